@@ -1,0 +1,5 @@
+"""Head solvers: each owns the curvature of one `nn.Linear` and sets its weights."""
+
+from sepsa.heads.rls import RLS
+
+__all__ = ["RLS"]

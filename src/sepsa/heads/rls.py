@@ -1,0 +1,534 @@
+"""Recursive least squares: the stochastic Newton method of the paper's equations 12-18.
+
+Symbols: Φ (n, p) features, with a last column of ones where the head has a bias; Y (n, m) targets; W (m, p)
+the head; A (p, p) the curvature, B = A⁻¹; λ the forgetting. State: Z = [T; W] and H with B = TᵀH⁻¹T, where H is
+the identity, so that T is a square root of B, except between large batches, which gather in H.
+
+The mathematics is written once, for arrays: tensors, or on a CPU with small p the NumPy arrays over the same
+memory, because there the price of a step is the price of its calls and NumPy's cost a third of torch's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sepsa.heads._border import affine_parameters, check_rows, explain_nonfinite, in_range
+
+Array = Any  # a torch.Tensor, or a numpy.ndarray over the same memory
+
+# Above this squared size the product FFᵀ swallows the identity it is added to; the QR route does not.
+_PRODUCT_LIMIT = 1e10
+# Above this p the arithmetic outweighs the calls, and torch's products in place save a p x p copy.
+_NUMPY_LIMIT = 256
+# Below so many rows, one after the other costs less than one block.
+_ROW_LIMIT = 4
+# H is absorbed into T when it has grown by this factor, or fallen by its inverse, or after so many updates.
+_GROWTH_LIMIT = 1e6
+_PENDING_LIMIT = 256
+
+
+class Posterior(NamedTuple):
+    """A prediction and its standard deviation, both (..., out_features)."""
+
+    mean: Tensor
+    std: Tensor
+
+
+class RLS:
+    """Linear head by recursive least squares: an exact Newton step per update.
+
+    Choose it for squared loss, whenever a p x p matrix is affordable. After any updates the head's weights
+    are the minimizer of
+
+        sum_i forgetting^age_i ||targets_i - W features_i||^2 + sum_j ridge_j ||W_j - prior_j||^2
+
+    where `prior` is what the head held when it was bound, age counts updates, and ridge_j is `ridge`, kept
+    alive however much is forgotten (see `restored_per_update`). So at forgetting 1 an `RLS` equals ridge
+    regression about the initial weights on all data seen, in any order and in any batches.
+
+    Features and targets may come in any floating dtype; the arithmetic runs in `dtype`, float64 unless given.
+    The state keeps a square root of the inverse curvature, which stays positive definite by construction.
+    """
+
+    _TENSORS = ("_Z", "_H", "_energy", "_ridge_left", "_prior")
+    _NUMBERS = ("ridge", "forgetting", "steps", "_cursor", "_mass", "_pending", "_growth")
+
+    def __init__(
+        self, *, ridge: float = 1.0, forgetting: float = 1.0, dtype: torch.dtype | None = None
+    ) -> None:
+        self.ridge = in_range("ridge", ridge, 0.0, math.inf)
+        self.forgetting = in_range("forgetting", forgetting, 0.0, 1.0)
+        if dtype not in (None, torch.float32, torch.float64):
+            raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}")
+        self.dtype = dtype
+        self.linear: nn.Linear | None = None
+
+    # ------------------------------------------------------------------ state
+
+    @torch.no_grad()
+    def bind(self, linear: nn.Linear) -> RLS:
+        """Own the curvature of `linear`; its present weights become the prior mean."""
+        affine_parameters(linear)
+        if self.linear is linear:
+            return self
+        if self.linear is not None:
+            raise ValueError(
+                "this RLS is already bound to another nn.Linear: a solver owns one head, so make a second RLS"
+            )
+        self.linear = linear
+        device = linear.weight.device
+        dtype = self.dtype or (torch.float32 if device.type == "mps" else torch.float64)
+        m, p = linear.out_features, linear.in_features + (linear.bias is not None)
+        self.steps = 0
+        self._cursor = 0  # the coordinate whose turn it is to get its ridge back
+        self._mass = 0.0  # the samples seen, less what was forgotten of them
+        self._Z = torch.zeros(p + m, p, dtype=dtype, device=device)
+        self._Z[:p].diagonal().fill_(1 / math.sqrt(self.ridge))
+        self._H = torch.eye(p, dtype=dtype, device=device)
+        self._pending, self._growth = 0, 0.0  # the updates gathered in H, and the trace they added
+        self._energy = torch.zeros(m, dtype=dtype, device=device)  # the objective at its minimum, per output
+        self._ridge_left = torch.full((p,), self.ridge, dtype=dtype, device=device)
+        self._prior = torch.zeros(m, p, dtype=dtype, device=device)
+        self._desk = Desk(self, linear)
+        self._desk.read()
+        self._prior.copy_(self._desk.weights)
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything beside the head itself, whose weights live in the `nn.Linear`."""
+        self._ready()
+        state: dict[str, Any] = {name.lstrip("_"): getattr(self, name).clone() for name in self._TENSORS}
+        return state | {name.lstrip("_"): getattr(self, name) for name in self._NUMBERS}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
+        self._ready()
+        keys = {name.lstrip("_") for name in self._TENSORS + self._NUMBERS}
+        if set(state_dict) != keys:
+            missing, extra = sorted(keys - set(state_dict)), sorted(set(state_dict) - keys)
+            raise ValueError(f"state_dict is not one of RLS: missing {missing}, unexpected {extra}")
+        for name in self._TENSORS:
+            key, shape = name.lstrip("_"), tuple(getattr(self, name).shape)
+            value = state_dict[key]
+            if not isinstance(value, Tensor) or value.shape != shape:
+                came = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(
+                    f"state_dict[{key!r}] must be a tensor of shape {shape}, got {came}: "
+                    "the checkpoint belongs to a head of another size"
+                )
+            if not bool(torch.isfinite(value).all()):
+                raise ValueError(f"state_dict[{key!r}] must be finite, got NaN or Inf: the checkpoint is damaged")
+        in_range("ridge", state_dict["ridge"], 0.0, math.inf)
+        in_range("forgetting", state_dict["forgetting"], 0.0, 1.0)
+        for name in self._NUMBERS:
+            setattr(self, name, state_dict[name.lstrip("_")])
+        for name in self._TENSORS:
+            getattr(self, name).copy_(state_dict[name.lstrip("_")])
+
+    def to(self, device: torch.device | str | int) -> RLS:
+        """Move the head and its curvature together."""
+        self._bound().to(device)
+        self._ready()
+        return self
+
+    @property
+    def samples(self) -> float:
+        """How many samples the head remembers: all it saw at forgetting 1, weighted by forgetting^age below."""
+        return self._mass
+
+    def covariance(self) -> Tensor:
+        """B (p, p), the inverse of the curvature A; the bias, if there is one, is the last coordinate."""
+        self._ready()
+        T = self._root()
+        B = T.T @ T
+        return (B + B.T) / 2
+
+    def _root(self) -> Tensor:
+        """T with TᵀT = B, whatever is pending; the state stays as it is."""
+        T = self._Z[: self._Z.shape[1]]
+        return torch.linalg.solve_triangular(torch.linalg.cholesky(self._H), T, upper=False) if self._pending else T
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_desk"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.linear is not None:
+            self._desk = Desk(self, self.linear)
+
+    def __repr__(self) -> str:
+        head = "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
+        return f"RLS(ridge={self.ridge:g}, forgetting={self.forgetting:g}{head})"
+
+    def _bound(self) -> nn.Linear:
+        if self.linear is None:
+            raise RuntimeError("this RLS owns no head yet: call bind(linear) first, or hand it to SepSA")
+        return self.linear
+
+    def _ready(self) -> Desk:
+        """The work space, laid out anew when the head has moved to another device, dtype or memory."""
+        linear = self._bound()
+        if not self._desk.fits(linear):
+            for name in self._TENSORS:
+                setattr(self, name, getattr(self, name).to(linear.weight.device))
+            self._desk = Desk(self, linear)
+        return self._desk
+
+    # ------------------------------------------------------------------ learning
+
+    @staticmethod
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss this head minimizes, for the body to follow: mean squared error."""
+        return functional.mse_loss(outputs, targets)
+
+    def restored_per_update(self, n: int) -> int:
+        """How many coordinates get their ridge back in an update of n samples: min(p, max(4n - 3, p log2(1/λ))).
+
+        Forgetting takes the share 1 - λ of the ridge too. An update gives it back to this many coordinates, in
+        rotation, as further rows of the same block. With n > p/4 samples these are all coordinates, so that
+        A <- λA + (1 - λ) ridge I + ΦᵀΦ to the letter. With one sample they are few, usually one, which keeps
+        the update at O(p²), and yet no coordinate ever falls under half of its ridge.
+        """
+        if self.forgetting == 1.0:
+            return 0
+        p = self._Z.shape[1]
+        return min(p, max(4 * n - 3, math.ceil(-p * math.log2(self.forgetting))))
+
+    def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
+        """Learn samples as one block: features (..., in_features), targets (..., out_features).
+
+        `sample_weight` (...) multiplies each sample's squared error. `forgetting` acts once per update,
+        however many samples it has. On bad input an error is raised and nothing changes.
+        """
+        desk = self._ready()
+        check_rows(desk.linear, features, targets, sample_weight)
+        if torch.is_autocast_enabled(desk.device):
+            with torch.autocast(desk.device, enabled=False):
+                self._learn(desk, features, targets, sample_weight)
+        else:
+            self._learn(desk, features, targets, sample_weight)
+
+    def _learn(self, desk: Desk, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> None:
+        Phi, Y, mass = desk.samples(features, targets, sample_weight)
+        n, p = Phi.shape
+        lam, c = self.forgetting, self.restored_per_update(n)
+        turn = [(self._cursor + i) % p for i in range(c)]
+        single = n == 1 and c < _ROW_LIMIT
+        if c and not single:
+            Phi, Y = desk.with_ridge(Phi, Y, turn, self.ridge, lam)
+        desk.read()
+        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is told below
+            F, E = desk.whiten(Phi, Y)
+            size, error = desk.square(F), desk.square(E)
+        if not math.isfinite(size + error):
+            raise explain_nonfinite(features, targets, desk.linear)
+
+        # From here on nothing can fail, so the state changes.
+        self.steps += 1
+        self._mass = lam * self._mass + mass
+        if c:
+            self._cursor = (self._cursor + c) % p
+            desk.H *= lam
+            desk.energy *= lam
+            desk.ridge_left *= lam
+            self._growth *= lam
+        if size > _PRODUCT_LIMIT:
+            self._absorb(desk, lam)
+            for i in range(0, Phi.shape[0], p):
+                few_rows(desk, *desk.whiten(Phi[i : i + p], Y[i : i + p]), large=True)
+        elif 2 * Phi.shape[0] >= p and not single:
+            many_rows(desk, F, E)
+            self._pending += 1
+            self._growth += size
+            fallen = lam**self._pending * _GROWTH_LIMIT < 1
+            if fallen or self._growth > _GROWTH_LIMIT * p or self._pending >= _PENDING_LIMIT:
+                self._absorb(desk, 1.0)
+        else:
+            if self._absorb(desk, lam):
+                F, E = desk.whiten(Phi, Y)
+            if single:
+                rank_one(desk, F[:, 0], E[0])
+                for j in turn:
+                    root = math.sqrt(max(0.0, self.ridge - float(desk.ridge_left[j])))
+                    rank_one(desk, root * desk.T[:, j], root * (desk.prior[:, j] - desk.W[:, j]))
+            else:
+                few_rows(desk, F, E)
+        if c:
+            desk.ridge_left[turn] = self.ridge
+        desk.write()
+
+    def _absorb(self, desk: Desk, lam: float) -> bool:
+        """Make T the root of B again, with H = I. True where T changed."""
+        if self._pending:
+            torch.linalg.solve_triangular(torch.linalg.cholesky(self._H), desk.root, upper=False, out=desk.root)
+        elif lam < 1.0:
+            desk.root.mul_(1 / math.sqrt(lam))
+        else:
+            return False
+        self._H.zero_()
+        self._H.diagonal().fill_(1)
+        self._pending, self._growth = 0, 0.0
+        return True
+
+    # ------------------------------------------------------------------ exact arithmetic on what was learned
+
+    @torch.no_grad()
+    def unlearn(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
+        """Remove samples learned before, exactly, as if they had never been seen (at forgetting 1).
+
+        Refused, with nothing changed, where it would leave less curvature than the prior alone has: such
+        samples were not learned by this head.
+        """
+        desk = self._ready()
+        self._remembers_all("unlearn")
+        check_rows(desk.linear, features, targets, sample_weight)
+        samples = desk.samples(features, targets, sample_weight)
+        Phi, Y, mass = as_tensor(samples[0]), as_tensor(samples[1]), samples[2]
+        desk.read()
+        T, W = self._root(), desk.weights
+        F, E = Phi @ T.T, Y - Phi @ W.T
+        if not math.isfinite(float(F.square().sum() + E.square().sum())):
+            raise explain_nonfinite(features, targets, desk.linear)
+        H = torch.eye(T.shape[0], dtype=T.dtype, device=T.device) - F.T @ F  # T(A - ΦᵀΦ)Tᵀ
+        beyond_prior = float(torch.linalg.eigvalsh(H - self.ridge * (T @ T.T))[0])
+        tolerance = math.sqrt(torch.finfo(T.dtype).eps)
+        C, info = torch.linalg.cholesky_ex(H)
+        if beyond_prior < -tolerance or int(info) or mass > (1 + tolerance) * self._mass:
+            raise ValueError(
+                f"features: removing these {Phi.shape[0]} samples would leave less curvature than the prior has "
+                f"(smallest relative eigenvalue {beyond_prior:.3g}; the head remembers {self._mass:g} samples): "
+                "unlearn only what this head learned, with the same features and weights"
+            )
+        T = torch.linalg.solve_triangular(C, T, upper=False)
+        self._replace_root(desk, T)
+        step = (T @ (Phi.T @ E)).T @ T
+        W.sub_(step)
+        self._energy.sub_((E * (E + Phi @ step.T)).sum(0)).clamp_(min=0)
+        self._mass = max(0.0, self._mass - mass)
+        desk.write()
+
+    @torch.no_grad()
+    def merge(self, other: RLS) -> None:
+        """Become the head that saw this one's data and `other`'s: exact at forgetting 1 and one common prior."""
+        mine, theirs = self._ready(), other._ready()
+        self._remembers_all("merge")
+        other._remembers_all("merge")
+        if other._prior.shape != self._prior.shape:
+            raise ValueError(
+                f"other must have a head of shape {tuple(self._prior.shape)}, got {tuple(other._prior.shape)}"
+            )
+        if other.ridge != self.ridge or not torch.equal(other._prior.to(self._prior), self._prior):
+            raise ValueError(
+                f"other must have started from the same prior, ridge {self.ridge:g} and the same initial weights, "
+                f"got ridge {other.ridge:g} and its own: bind both to copies of one head before they learn"
+            )
+        mine.read()
+        theirs.read()
+        T, W = self._root(), mine.weights
+        T2, W2 = other._root().to(T), theirs.weights.to(W)
+        R = torch.linalg.inv(T2).T  # A₂ = RᵀR
+        V = R @ T.T
+        H = V.T @ V - self.ridge * (T @ T.T)
+        H.diagonal().add_(1)  # T(A₁ + A₂ - ridge I)Tᵀ
+        root = torch.linalg.solve_triangular(torch.linalg.cholesky(H), T, upper=False)
+        pull = (W2 - W) @ R.T @ R + self.ridge * (W - self._prior)
+        merged = W + pull @ root.T @ root
+        # Both objectives at the common minimum, with the prior counted once.
+        rise = torch.linalg.solve(T.T, (merged - W).T).square().sum(0) + (R @ (merged - W2).T).square().sum(0)
+        self._energy.add_(other._energy.to(T)).add_(rise)
+        self._energy.sub_(self.ridge * (merged - self._prior).square().sum(1)).clamp_(min=0)
+        self._mass += other._mass
+        self.steps += other.steps
+        self._replace_root(mine, root)
+        W.copy_(merged)
+        mine.write()
+
+    def _replace_root(self, desk: Desk, T: Tensor) -> None:
+        self._absorb(desk, 1.0)
+        desk.root.copy_(T)
+
+    def _remembers_all(self, verb: str) -> None:
+        if self.forgetting != 1.0:
+            raise ValueError(f"{verb} is exact only at forgetting 1, got {self.forgetting:g}")
+
+    # ------------------------------------------------------------------ prediction
+
+    @torch.no_grad()
+    def predict(self, features: Tensor, return_std: bool = False) -> Tensor | Posterior:
+        """Predict (..., out_features); with `return_std` also the predictive standard deviation.
+
+        The variance is σ²(1 + hᵀBh), with σ² the noise that the errors made while learning show.
+        """
+        desk = self._ready()
+        linear = desk.linear
+        check_rows(linear, features)
+        Phi = as_tensor(desk.rows(features))
+        if not math.isfinite(float(Phi.square().sum())):
+            raise explain_nonfinite(features, None, linear)
+        shape = (*features.shape[:-1], linear.out_features)
+        desk.read()
+        mean = (Phi @ desk.weights.T).reshape(shape).to(linear.weight.dtype)
+        if not return_std:
+            return mean
+        if self._mass == 0:
+            raise ValueError("return_std needs at least one update: before it the noise is unknown")
+        spread = 1 + (Phi @ self._root().T).square().sum(1, keepdim=True)
+        std = (spread * (self._energy / self._mass)).sqrt().reshape(shape).to(linear.weight.dtype)
+        return Posterior(mean, std)
+
+
+class Desk:
+    """Work space between a head and the mathematics: the state as arrays, with views made once and kept."""
+
+    def __init__(self, solver: RLS, linear: nn.Linear) -> None:
+        self.linear = linear
+        weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+        k, p = linear.in_features, solver._Z.shape[1]
+        self.k, self.device = k, weight.device.type
+        self.home = (weight.data_ptr(), None if bias is None else bias.data_ptr(), weight.device, weight.dtype)
+        self.root, self.weights = solver._Z[:p], solver._Z[p:]
+        state: list[Array] = [solver._Z, solver._H, solver._energy, solver._ridge_left, solver._prior, weight, bias]
+        self.numpy = self.device == "cpu" and p <= _NUMPY_LIMIT and weight.dtype in (torch.float32, torch.float64)
+        if self.numpy:
+            state = [None if array is None else array.numpy() for array in state]
+        self.Z, self.H, self.energy, self.ridge_left, self.prior, self.weight, self.bias = state
+        self.T, self.W = self.Z[:p], self.Z[p:]
+        self.W_weight, self.W_bias = self.W[:, :k], self.W[:, -1]
+        self.Phi: Array = self.Z[:0]
+        self.Phi_features = self.Phi[:, :k]
+
+    def fits(self, linear: nn.Linear) -> bool:
+        weight, bias = linear._parameters["weight"], linear._parameters["bias"]
+        assert weight is not None
+        home = (weight.data_ptr(), None if bias is None else bias.data_ptr(), weight.device, weight.dtype)
+        return home == self.home
+
+    def read(self) -> None:
+        """W from the head. Where the head holds W rounded to its dtype, W keeps what the rounding lost."""
+        weight, bias = self.weight, self.bias
+        if self.numpy:
+            self.W_weight += weight - self.W_weight.astype(weight.dtype)
+            if bias is not None:
+                self.W_bias += bias - self.W_bias.astype(bias.dtype)
+        else:
+            self.W_weight += weight - self.W_weight.to(weight.dtype)
+            if bias is not None:
+                self.W_bias += bias - self.W_bias.to(bias.dtype)
+
+    def write(self) -> None:
+        """The head takes W."""
+        self.weight[...] = self.W_weight
+        if self.bias is not None:
+            self.bias[...] = self.W_bias
+        if self.numpy:  # past autograd's eyes, which must still see that a graph holds an older head
+            torch.autograd.graph.increment_version(self.linear.weight)
+
+    def rows(self, features: Tensor) -> Array:
+        """Φ (n, p); valid until the next call."""
+        x = features.detach()
+        if x.ndim != 2:
+            x = x.reshape(-1, self.k)
+        n = x.shape[0]
+        if self.Phi.shape[0] != n:
+            Phi = torch.ones(n, self.Z.shape[1], dtype=self.root.dtype, device=x.device)
+            self.Phi = Phi.numpy() if self.numpy else Phi
+            self.Phi_features = self.Phi[:, : self.k]
+        self.Phi_features[...] = as_numpy(x) if self.numpy else x
+        return self.Phi
+
+    def samples(
+        self, features: Tensor, targets: Tensor, sample_weight: Tensor | None
+    ) -> tuple[Array, Array, float]:
+        """Φ and Y, each row scaled by the root of its sample's weight, and the weights' sum."""
+        Phi = self.rows(features)
+        y = targets.detach()
+        if y.ndim != 2:
+            y = y.reshape(-1, self.W.shape[0])
+        Y: Array = as_numpy(y) if self.numpy else y.to(self.root.dtype)
+        if sample_weight is None:
+            return Phi, Y, float(Phi.shape[0])
+        omega = sample_weight.detach().reshape(-1, 1).to(self.root.dtype)
+        root: Array = omega.sqrt().numpy() if self.numpy else omega.sqrt()
+        return Phi * root, Y * root, float(omega.sum())
+
+    def with_ridge(self, Phi: Array, Y: Array, turn: list[int], ridge: float, lam: float) -> tuple[Array, Array]:
+        """Φ and Y with a row √r e_j for each coordinate whose turn it is: r the ridge it lacks, the prior its target."""
+        root = (ridge - lam * self.ridge_left[turn]).clip(0) ** 0.5
+        targets = self.prior[:, turn].T * root[:, None]
+        if self.numpy:
+            rows = np.zeros((len(turn), Phi.shape[1]), dtype=Phi.dtype)
+            rows[np.arange(len(turn)), turn] = root
+            return np.concatenate([Phi, rows]), np.concatenate([Y, targets])
+        rows = torch.zeros(len(turn), Phi.shape[1], dtype=Phi.dtype, device=Phi.device)
+        rows[torch.arange(len(turn)), turn] = root
+        return torch.cat([Phi, rows]), torch.cat([Y, targets])
+
+    def whiten(self, Phi: Array, Y: Array) -> tuple[Array, Array]:
+        """F = TΦᵀ (p, n), the rows as T sees them, and the residuals E = Y - ΦWᵀ (n, m)."""
+        P = self.Z @ Phi.T
+        p = self.Z.shape[1]
+        return P[:p], Y - P[p:].T
+
+    def square(self, x: Array) -> float:
+        return float(np.vdot(x, x)) if self.numpy else float(torch.linalg.vector_norm(x)) ** 2
+
+
+def as_numpy(x: Tensor) -> Array:
+    return x.float().numpy() if x.dtype == torch.bfloat16 else x.numpy()
+
+
+def as_tensor(x: Array) -> Tensor:
+    return x if isinstance(x, Tensor) else torch.from_numpy(x)
+
+
+def rank_one(desk: Desk, f: Array, e: Array) -> None:
+    """Equations 17 and 18 on the square root (Potter): f = Th (p,), e = y - Wh (m,).
+
+    T <- (I - βffᵀ)T gives TᵀT = B - BhhᵀB/(1 + hᵀBh) for β = 1/(g + √g), g = 1 + fᵀf.
+    """
+    g = 1.0 + float(f @ f)
+    u = f @ desk.T  # Bh
+    e_over_g = e / g
+    desk.T += (f * (-1 / (g + math.sqrt(g))))[:, None] * u  # (18)
+    desk.W += e_over_g[:, None] * u  # (17): B_k h = Bh/g
+    desk.energy += e * e_over_g
+
+
+def few_rows(desk: Desk, F: Array, E: Array, large: bool = False) -> None:
+    """The same for a block of r rows (Andrews): T <- (I - FXFᵀ)T with X = C⁻ᵀ(C + I)⁻¹ and CCᵀ = I + FᵀF.
+
+    Costs 6rp² operations in three products. `large` rows get C from a QR, which does not square them.
+    """
+    F, E = as_tensor(F), as_tensor(E)
+    p, r = F.shape
+    one = torch.eye(r, dtype=F.dtype, device=F.device)
+    if large:
+        R = torch.linalg.qr(torch.cat([one, F]), mode="r").R
+        C = (R * R.diagonal().sign()[:, None]).T.contiguous()
+    else:
+        C = torch.linalg.cholesky_ex(torch.addmm(one, F.T, F)).L
+    V = torch.linalg.solve_triangular(C, E, upper=False)
+    K = torch.linalg.solve_triangular(C + one, F.T, upper=False).neg_()
+    K = torch.linalg.solve_triangular(C.T, torch.cat([K, V], 1), upper=True)
+    as_tensor(desk.Z).addmm_(K.T, F.T @ desk.root)
+    as_tensor(desk.energy).add_(V.square().sum(0))
+
+
+def many_rows(desk: Desk, F: Array, E: Array) -> None:
+    """The same for a block of about p rows or more, where only H grows: H += FFᵀ, 4rp² + p³/3 operations."""
+    desk.H += F @ F.T
+    D = F @ E
+    if desk.numpy:
+        V = np.linalg.solve(desk.H, D)
+        desk.energy += np.vecdot(E.T, E.T) - np.vecdot(D.T, V.T)
+    else:
+        V = torch.cholesky_solve(D, torch.linalg.cholesky_ex(desk.H).L)
+        desk.energy += (E * E).sum(0) - (D * V).sum(0)
+    desk.W += V.T @ desk.T

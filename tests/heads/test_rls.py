@@ -1,0 +1,458 @@
+"""RLS against the closed form, and what it promises about its state."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import curvature, objective, ridge_left, ridge_regression, rls_step, with_ones
+from torch import nn
+
+from sepsa import RLS
+
+PATHS = pytest.mark.parametrize("path", ["numpy", "torch"])
+
+
+@pytest.fixture(params=["numpy", "torch"], autouse=True)
+def path(request, monkeypatch):
+    """Every test here runs on both kinds of arrays: a CPU with small p would only ever see NumPy's."""
+    if request.param == "torch":
+        monkeypatch.setattr("sepsa.heads.rls._NUMPY_LIMIT", 0)
+    return request.param
+
+
+def make(k, m, bias=True, dtype=torch.float64, seed=0, **options):
+    torch.manual_seed(seed)
+    linear = nn.Linear(k, m, bias=bias, dtype=dtype)
+    return RLS(**options).bind(linear), linear
+
+
+def weights(linear):
+    W = linear.weight.detach().double()
+    return (W if linear.bias is None else torch.cat([W, linear.bias.detach().double()[:, None]], 1)).numpy().copy()
+
+
+def relative(a, b):
+    a, b = np.asarray(a), np.asarray(b)
+    return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-300))
+
+
+problems = st.fixed_dictionaries(
+    {
+        "k": st.integers(1, 12),
+        "m": st.integers(1, 4),
+        "bias": st.booleans(),
+        "sizes": st.lists(st.integers(1, 20), min_size=1, max_size=6),
+        "seed": st.integers(0, 10**6),
+        "ridge": st.sampled_from([1e-2, 1.0, 30.0]),
+        "weighted": st.booleans(),
+    }
+)
+
+
+def draw(k, m, bias, sizes, seed, ridge, weighted, forgetting=1.0):
+    rng = np.random.default_rng(seed)
+    solver, linear = make(k, m, bias, seed=seed, ridge=ridge, forgetting=forgetting)
+    X = [rng.normal(size=(n, k)) for n in sizes]
+    Y = [rng.normal(size=(n, m)) for n in sizes]
+    omega = [rng.uniform(0, 2, size=n) if weighted else np.ones(n) for n in sizes]
+    return solver, linear, weights(linear), X, Y, omega
+
+
+def learn(solver, x, y, w, weighted=True):
+    solver.update(torch.as_tensor(x), torch.as_tensor(y), torch.as_tensor(w) if weighted else None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(problem=problems)
+def test_block_equals_loop_equals_ridge_regression(problem):
+    solver, linear, prior, X, Y, omega = draw(**problem)
+    loop, loop_linear, *_ = draw(**problem)
+    for x, y, w in zip(X, Y, omega, strict=True):
+        learn(solver, x, y, w, problem["weighted"])
+        for i in range(len(x)):
+            learn(loop, x[i : i + 1], y[i : i + 1], w[i : i + 1])
+    Phi, Yall, weight = with_ones(np.vstack(X), problem["bias"]), np.vstack(Y), np.concatenate(omega)
+    ridge = np.full(Phi.shape[1], problem["ridge"])
+    truth = ridge_regression(Phi, Yall, weight, ridge, prior)
+    assert relative(weights(linear), truth) <= 1e-9
+    assert relative(weights(loop_linear), truth) <= 1e-9
+    for one in (solver, loop):
+        assert relative(one.covariance(), np.linalg.inv(curvature(Phi, weight, ridge))) <= 1e-9
+        np.testing.assert_allclose(one._energy, objective(truth, Phi, Yall, weight, ridge, prior), rtol=1e-7, atol=1e-9)
+        assert one.samples == pytest.approx(weight.sum())
+
+
+@settings(max_examples=60, deadline=None)
+@given(problem=problems, forgetting=st.sampled_from([0.5, 0.9, 0.99]))
+def test_forgetting_keeps_the_ridge(problem, forgetting):
+    problem["sizes"] = problem["sizes"] * 3
+    solver, linear, prior, X, Y, omega = draw(**problem, forgetting=forgetting)
+    for x, y, w in zip(X, Y, omega, strict=True):
+        learn(solver, x, y, w, problem["weighted"])
+    sizes = problem["sizes"]
+    age = np.concatenate([np.full(n, len(sizes) - 1 - i) for i, n in enumerate(sizes)])
+    Phi, Yall = with_ones(np.vstack(X), problem["bias"]), np.vstack(Y)
+    weight = np.concatenate(omega) * forgetting**age
+    left = ridge_left(Phi.shape[1], problem["ridge"], forgetting, sizes)
+    truth = ridge_regression(Phi, Yall, weight, left, prior)
+    assert left.min() >= problem["ridge"] / 2 * (1 - 1e-12)
+    np.testing.assert_allclose(solver._ridge_left, left, rtol=1e-12)
+    assert relative(weights(linear), truth) <= 1e-8
+    assert relative(solver.covariance(), np.linalg.inv(curvature(Phi, weight, left))) <= 1e-8
+    np.testing.assert_allclose(solver._energy, objective(truth, Phi, Yall, weight, left, prior), rtol=1e-6, atol=1e-8)
+
+
+def test_one_sample_is_equations_17_and_18():
+    solver, linear = make(5, 3)
+    rng = np.random.default_rng(0)
+    B, alpha = np.eye(6), weights(linear).T
+    for _ in range(20):
+        x, y = rng.normal(size=(1, 5)), rng.normal(size=(1, 3))
+        solver.update(torch.as_tensor(x), torch.as_tensor(y))
+        B, alpha = rls_step(B, alpha, np.append(x, 1.0), y[0])
+        assert relative(weights(linear).T, alpha) <= 1e-12
+        assert relative(solver.covariance(), B) <= 1e-12
+
+
+def test_a_batch_forgets_by_the_letter():
+    """A <- λA + (1 - λ) ridge I + ΦᵀΦ."""
+    solver, _ = make(6, 2, ridge=3.0, forgetting=0.8)
+    rng = np.random.default_rng(1)
+    A = 3.0 * np.eye(7)
+    for _ in range(50):
+        x = rng.normal(size=(5, 6))
+        solver.update(torch.as_tensor(x), torch.zeros(5, 2, dtype=torch.float64))
+        Phi = with_ones(x, True)
+        A = 0.8 * A + 0.2 * 3.0 * np.eye(7) + Phi.T @ Phi
+    assert relative(torch.linalg.inv(solver.covariance()), A) <= 1e-10
+
+
+def test_recovers_the_truth():
+    true = torch.randn(3, 7, dtype=torch.float64)
+    solver, linear = make(6, 3, ridge=1e-8)
+    features = torch.randn(200, 6, dtype=torch.float64)
+    solver.update(features, features @ true[:, :6].T + true[:, 6])
+    torch.testing.assert_close(torch.as_tensor(weights(linear)), true, rtol=1e-7, atol=1e-7)
+
+
+def test_sequences_and_single_vectors_are_rows():
+    a, la = make(4, 2)
+    b, lb = make(4, 2)
+    x, y = torch.randn(3, 5, 4), torch.randn(3, 5, 2)
+    a.update(x, y)
+    b.update(x.reshape(15, 4), y.reshape(15, 2))
+    assert torch.equal(la.weight, lb.weight)
+    a.update(x[0, 0], y[0, 0])
+    b.update(x[0, :1], y[0, :1])
+    assert torch.equal(la.weight, lb.weight)
+    assert a.predict(x).shape == (3, 5, 2)
+    assert a.predict(x[0, 0]).shape == (2,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("head", [torch.bfloat16, torch.float32, torch.float64])
+def test_features_and_heads_of_any_floating_dtype(dtype, head):
+    """A head in low precision learns as if it were exact: what its rounding loses is carried on."""
+    solver, linear = make(5, 2, dtype=head)
+    prior = weights(linear)
+    X, Y = torch.randn(400, 5).to(dtype), torch.randn(400, 2).to(dtype)
+    for x, y in zip(X, Y, strict=True):
+        solver.update(x, y)
+    Phi = with_ones(X.double().numpy(), True)
+    truth = ridge_regression(Phi, Y.double().numpy(), np.ones(400), np.ones(6), prior)
+    assert linear.weight.dtype == head
+    eps = max(torch.finfo(head).eps, 1e-12)
+    np.testing.assert_allclose(weights(linear), truth, rtol=eps, atol=eps)
+
+
+def test_float32_arithmetic_is_an_option():
+    solver, linear = make(8, 2, dtype=torch.float32)
+    quick = RLS(dtype=torch.float32).bind(copy.deepcopy(linear))
+    x, y = torch.randn(300, 8), torch.randn(300, 2)
+    for i in range(0, 300, 3):
+        solver.update(x[i : i + 3], y[i : i + 3])
+        quick.update(x[i : i + 3], y[i : i + 3])
+    assert quick.covariance().dtype == torch.float32
+    torch.testing.assert_close(quick.linear.weight, linear.weight, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_that_somebody_else_set_are_respected():
+    solver, linear = make(4, 1, dtype=torch.float32)
+    solver.update(torch.randn(9, 4), torch.randn(9, 1))
+    linear.weight.data.zero_()
+    linear.bias.data.fill_(2.0)
+    solver.update(torch.zeros(1, 4), torch.full((1, 1), 2.0))  # agrees with the bias, so nothing moves
+    torch.testing.assert_close(linear.weight, torch.zeros(1, 4), atol=1e-6, rtol=0)
+    torch.testing.assert_close(linear.bias, torch.full((1,), 2.0), atol=1e-6, rtol=0)
+
+
+# ---------------------------------------------------------------------- merge, unlearn, predict
+
+
+@settings(max_examples=30, deadline=None)
+@given(problem=problems, cut=st.integers(0, 6))
+def test_merge_is_the_head_that_saw_both(problem, cut):
+    both, linear, _, X, Y, omega = draw(**problem)
+    left, left_linear, *_ = draw(**problem)
+    right, *_ = draw(**problem)
+    for i, (x, y, w) in enumerate(zip(X, Y, omega, strict=True)):
+        learn(both, x, y, w)
+        learn(left if i < cut else right, x, y, w)
+    left.merge(right)
+    assert relative(weights(left_linear), weights(linear)) <= 1e-8
+    assert relative(left.covariance(), both.covariance()) <= 1e-8
+    np.testing.assert_allclose(left._energy, both._energy, rtol=1e-6, atol=1e-7)
+    assert left.samples == pytest.approx(both.samples)
+
+
+@settings(max_examples=30, deadline=None)
+@given(problem=problems, which=st.integers(0, 5))
+def test_unlearn_is_never_having_learned(problem, which):
+    all_, linear, _, X, Y, omega = draw(**problem)
+    rest, rest_linear, *_ = draw(**problem)
+    which %= len(X)
+    for i, (x, y, w) in enumerate(zip(X, Y, omega, strict=True)):
+        learn(all_, x, y, w)
+        if i != which:
+            learn(rest, x, y, w)
+    all_.unlearn(torch.as_tensor(X[which]), torch.as_tensor(Y[which]), torch.as_tensor(omega[which]))
+    np.testing.assert_allclose(weights(linear), weights(rest_linear), rtol=1e-6, atol=1e-8)
+    assert relative(all_.covariance(), rest.covariance()) <= 1e-8
+    np.testing.assert_allclose(all_._energy, rest._energy, rtol=1e-5, atol=1e-6)
+
+
+def test_unlearn_refuses_what_was_never_learned():
+    solver, linear = make(4, 1)
+    x, y = torch.randn(10, 4, dtype=torch.float64), torch.randn(10, 1, dtype=torch.float64)
+    solver.update(x, y)
+    before = snapshot(solver, linear)
+    with pytest.raises(ValueError, match="less curvature than the prior"):
+        solver.unlearn(3 * x, y)
+    with pytest.raises(ValueError, match="less curvature than the prior"):
+        solver.unlearn(torch.randn(4, 4, dtype=torch.float64), y[:4])
+    with pytest.raises(ValueError, match="remembers 10 samples"):
+        solver.unlearn(torch.zeros(11, 4, dtype=torch.float64) + 0.0, torch.zeros(11, 1, dtype=torch.float64))
+    assert_unchanged(solver, linear, before)
+
+
+def test_merge_and_unlearn_need_a_whole_memory_and_one_prior():
+    a, _ = make(3, 1, forgetting=0.9)
+    b, _ = make(3, 1)
+    with pytest.raises(ValueError, match="exact only at forgetting 1, got 0.9"):
+        a.merge(b)
+    with pytest.raises(ValueError, match="exact only at forgetting 1, got 0.9"):
+        b.merge(a)
+    with pytest.raises(ValueError, match="exact only at forgetting 1"):
+        a.unlearn(torch.zeros(1, 3), torch.zeros(1, 1))
+    with pytest.raises(ValueError, match="same prior"):
+        b.merge(make(3, 1, seed=5)[0])
+    with pytest.raises(ValueError, match="same prior, ridge 1"):
+        b.merge(make(3, 1, ridge=2.0)[0])
+    with pytest.raises(ValueError, match=r"shape \(1, 4\), got \(1, 5\)"):
+        b.merge(make(4, 1)[0])
+
+
+def test_predictive_deviation_is_calibrated():
+    torch.manual_seed(3)
+    true = torch.randn(2, 8, dtype=torch.float64)
+    noise = torch.tensor([0.1, 2.0], dtype=torch.float64)
+    solver, _ = make(8, 2, bias=False, ridge=1e-3)
+    x = torch.randn(40, 8, dtype=torch.float64)
+    solver.update(x, x @ true.T + noise * torch.randn(40, 2, dtype=torch.float64))
+    x = torch.randn(20000, 8, dtype=torch.float64)
+    mean, std = solver.predict(x, return_std=True)
+    z = (x @ true.T + noise * torch.randn(20000, 2, dtype=torch.float64) - mean) / std
+    assert ((z.std(0) > 0.8) & (z.std(0) < 1.25)).all()  # 40 samples tell the noise to about 11 %
+    near, far = solver.predict(torch.stack([torch.zeros(8), torch.full((8,), 10.0)]).double(), return_std=True).std
+    assert (far > near).all()
+
+
+def test_deviation_before_learning_is_an_error():
+    solver, _ = make(3, 1)
+    with pytest.raises(ValueError, match="at least one update"):
+        solver.predict(torch.zeros(1, 3), return_std=True)
+
+
+# ---------------------------------------------------------------------- state
+
+
+def snapshot(solver, linear):
+    return copy.deepcopy(solver.state_dict()), weights(linear)
+
+
+def assert_unchanged(solver, linear, before):
+    state, W = before
+    now = solver.state_dict()
+    assert now.keys() == state.keys()
+    for key, value in state.items():
+        assert torch.equal(now[key], value) if isinstance(value, torch.Tensor) else now[key] == value, key
+    assert np.array_equal(weights(linear), W)
+
+
+def stream(n_batches=20, k=4, m=2, seed=9):
+    g = torch.Generator().manual_seed(seed)
+    for i in range(n_batches):
+        n = (1, 7, 3)[i % 3]
+        yield torch.randn(n, k, generator=g), torch.randn(n, m, generator=g)
+
+
+@pytest.mark.parametrize("forgetting", [1.0, 0.9])
+@pytest.mark.parametrize("how", ["state_dict", "torch.save", "deepcopy", "pickle"])
+def test_a_copied_state_continues_bit_for_bit(how, forgetting):
+    solver, linear = make(4, 2, dtype=torch.float32, forgetting=forgetting)
+    batches = list(stream())
+    for x, y in batches[:10]:
+        solver.update(x, y)
+    if how == "deepcopy":
+        twin = copy.deepcopy(solver)
+    elif how == "pickle":
+        twin = pickle.loads(pickle.dumps(solver))
+    else:
+        state = solver.state_dict()
+        if how == "torch.save":
+            file = io.BytesIO()
+            torch.save(state, file)
+            file.seek(0)
+            state = torch.load(file, weights_only=True)
+        twin = RLS().bind(copy.deepcopy(linear))
+        twin.load_state_dict(state)
+    for x, y in batches[10:]:
+        solver.update(x, y)
+        twin.update(x, y)
+    assert twin.linear is not linear
+    assert_unchanged(twin, twin.linear, snapshot(solver, linear))
+
+
+def test_looking_changes_nothing():
+    solver, linear = make(4, 2, dtype=torch.float32)
+    for x, y in stream():
+        solver.update(x, y)
+        before = snapshot(solver, linear)
+        solver.predict(x, return_std=True)
+        solver.covariance()
+        repr(solver)
+        assert_unchanged(solver, linear, before)
+
+
+def test_the_curvature_follows_the_head():
+    solver, linear = make(4, 2, dtype=torch.float32)
+    batches = list(stream())
+    for x, y in batches[:5]:
+        solver.update(x, y)
+    twin, twin_linear = copy.deepcopy((solver, linear))
+    assert twin.linear is twin_linear
+    twin_linear.double()
+    twin_linear.float()  # another memory, the same numbers
+    assert twin.to("cpu") is twin
+    for x, y in batches[5:]:
+        solver.update(x, y)
+        twin.update(x, y)
+    assert_unchanged(twin, twin_linear, snapshot(solver, linear))
+
+
+# ---------------------------------------------------------------------- bad input
+
+x, y = torch.zeros(3, 4), torch.zeros(3, 2)
+nan, inf = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("features", "targets", "weight", "error", "words"),
+    [
+        (x.index_fill(0, torch.tensor([1]), nan), y, None, ValueError, "features must be finite, got nan"),
+        (x.index_fill(0, torch.tensor([1]), inf), y, None, ValueError, "features must be finite, got inf"),
+        (x, y.index_fill(1, torch.tensor([0]), nan), None, ValueError, r"targets must be finite, got nan \(3 of 6"),
+        (x, y.index_fill(1, torch.tensor([0]), -inf), None, ValueError, "targets must be finite, got -inf"),
+        (x[0] * nan, y[0], None, ValueError, "features must be finite"),
+        (x.double() + 1e200, y, None, ValueError, r"small enough to square, got 1e\+200"),
+        (torch.zeros(3, 5), y, None, ValueError, r"shape \(..., 4\), the head's in_features, got \(3, 5\)"),
+        (torch.zeros(()), y, None, ValueError, r"shape \(..., 4\)"),
+        (torch.zeros(0, 4), torch.zeros(0, 2), None, ValueError, "at least one sample"),
+        (x, torch.zeros(3, 3), None, ValueError, r"targets must have shape \(3, 2\) .* got \(3, 3\)"),
+        (x, torch.zeros(2, 2), None, ValueError, r"targets must have shape \(3, 2\)"),
+        (x, torch.zeros(3), None, ValueError, r"unsqueeze\(-1\)"),
+        (x, torch.zeros(3, dtype=torch.long), None, TypeError, r"one_hot\(targets, 2\).float\(\)"),
+        (x, y.long(), None, TypeError, r"targets must be floating point, got torch.int64: call targets.float\(\)"),
+        (x.long(), y, None, TypeError, "features must be floating point, got torch.int64"),
+        (x + 0j, y, None, TypeError, "features must be floating point, got torch.complex64"),
+        (x.numpy(), y, None, TypeError, r"features must be a torch.Tensor, got ndarray"),
+        (x, y.tolist(), None, TypeError, "targets must be a torch.Tensor, got list"),
+        (x, y, torch.ones(2), ValueError, r"sample_weight must have shape \(3,\)"),
+        (x, y, torch.tensor([1.0, -1, 1]), ValueError, "sample_weight must be finite and at least 0, got -1"),
+        (x, y, torch.tensor([1.0, nan, 1]), ValueError, "sample_weight must be finite and at least 0, got nan"),
+        (x.to("meta"), y, None, ValueError, "features must be on cpu, where the head is, got meta"),
+    ],
+)
+@pytest.mark.parametrize("forgetting", [1.0, 0.9])
+def test_bad_samples_change_nothing(features, targets, weight, error, words, forgetting):
+    solver, linear = make(4, 2, dtype=torch.float32, forgetting=forgetting)
+    for a, b in stream():
+        solver.update(a, b)
+    before = snapshot(solver, linear)
+    with pytest.raises(error, match=words):
+        solver.update(features, targets, weight)
+    if forgetting == 1.0:
+        with pytest.raises(error, match=words):
+            solver.unlearn(features, targets, weight)
+    assert_unchanged(solver, linear, before)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"ridge": 0.0}, ValueError, r"ridge must be in \(0, inf\), got 0"),
+        ({"ridge": nan}, ValueError, "ridge must be in"),
+        ({"ridge": inf}, ValueError, "ridge must be in"),
+        ({"ridge": "1"}, TypeError, "ridge must be a number"),
+        ({"forgetting": 1.2}, ValueError, r"forgetting must be in \(0, 1\], got 1.2"),
+        ({"forgetting": 0.0}, ValueError, "forgetting must be in"),
+        ({"forgetting": True}, TypeError, "forgetting must be a number"),
+        ({"dtype": torch.float16}, ValueError, "dtype must be torch.float64 or torch.float32, got torch.float16"),
+    ],
+)
+def test_bad_hyperparameters(options, error, words):
+    with pytest.raises(error, match=words):
+        RLS(**options)
+
+
+def test_bad_heads():
+    with pytest.raises(TypeError, match="head must be an nn.Linear, got Conv2d"):
+        RLS().bind(nn.Conv2d(1, 1, 1))
+    with pytest.raises(ValueError, match="LazyLinear"):
+        RLS().bind(nn.LazyLinear(2))
+    with pytest.raises(ValueError, match="parametrization"):
+        RLS().bind(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))
+    with pytest.raises(RuntimeError, match="owns no head yet"):
+        RLS().update(x, y)
+    solver, linear = make(4, 2)
+    assert solver.bind(linear) is solver
+    with pytest.raises(ValueError, match="already bound to another"):
+        solver.bind(nn.Linear(4, 2))
+
+
+def test_a_checkpoint_of_another_shape_is_refused_whole():
+    solver, linear = make(4, 2, dtype=torch.float32)
+    for a, b in stream():
+        solver.update(a, b)
+    before = snapshot(solver, linear)
+    state = solver.state_dict()
+    for bad, words in [
+        (make(5, 2)[0].state_dict(), "another size"),
+        (make(4, 3)[0].state_dict(), "another size"),
+        (make(4, 2, bias=False)[0].state_dict(), "another size"),
+        ({k: v for k, v in state.items() if k != "prior"}, r"missing \['prior'\]"),
+        (state | {"surprise": 1}, r"unexpected \['surprise'\]"),
+        (state | {"prior": state["prior"] * nan}, "the checkpoint is damaged"),
+        (state | {"prior": 1.0}, "got float"),
+        (state | {"forgetting": 2.0}, r"forgetting must be in \(0, 1\]"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            solver.load_state_dict(bad)
+    assert_unchanged(solver, linear, before)

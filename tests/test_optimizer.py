@@ -1,0 +1,668 @@
+"""SepSA as a torch.optim.Optimizer: the contract, one user habit at a time."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import shutil
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from sepsa import RLS, SepSA
+
+
+def network(dtype=torch.float32, bias=True, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 9, bias=bias, dtype=dtype), nn.ReLU(), nn.Linear(9, 2, dtype=dtype))
+
+
+def batches(count=12, n=8, dtype=torch.float32, seed=1):
+    g = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randn(n, 6, generator=g).to(dtype), torch.randn(n, 2, generator=g).to(dtype)) for _ in range(count)
+    ]
+
+
+def train(model, optimizer, data):
+    """The contract's loop."""
+    for inputs, targets in data:
+        with optimizer.observe(targets):
+            loss = mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def by_hand(model, base, solver, data):
+    """The same without SepSA: features, head, loss at the new head, body."""
+    body, head = model[:-1], model[-1]
+    solver.bind(head)
+    for inputs, targets in data:
+        features = body(inputs)
+        solver.update(features.detach(), targets)
+        loss = mse_loss(nn.functional.linear(features, head.weight.detach(), head.bias.detach()), targets)
+        base.zero_grad()
+        loss.backward()
+        base.step()
+
+
+def same(a, b):
+    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+# Every optimizer of torch.optim that takes a list of parameters. Muon wants matrices, SparseAdam sparse gradients.
+BASES = {
+    name: kind
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+}
+DENSE = {name: kind for name, kind in BASES.items() if name not in ("LBFGS", "SparseAdam")}
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_every_base_equals_the_loop_by_hand(name):
+    model, twin = network(bias=name != "Muon"), network(bias=name != "Muon")
+    optimizer = SepSA(model, DENSE[name], lr=1e-2)
+    train(model, optimizer, batches())
+    body = [p for p in twin[0].parameters()]
+    by_hand(twin, DENSE[name](body, lr=1e-2), RLS(), batches())
+    assert same(model, twin)
+    assert not same(model, network(bias=name != "Muon"))
+
+
+def test_nesterov_and_momentum_options_reach_the_base():
+    model = network()
+    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2, momentum=0.9, nesterov=True, weight_decay=1e-5)
+    assert optimizer.param_groups[0]["nesterov"]
+    train(model, optimizer, batches())
+
+
+def test_sparse_gradients():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(20, 5, sparse=True), nn.Linear(5, 1))
+    optimizer = SepSA(model, torch.optim.SparseAdam, lr=1e-2)
+    before = model[0].weight.clone()
+    optimizer.learn(torch.arange(4), torch.randn(4, 1))
+    assert not torch.equal(model[0].weight[:4], before[:4])
+    assert torch.equal(model[0].weight[4:], before[4:])
+
+
+def test_lbfgs_is_refused():
+    with pytest.raises(ValueError, match="LBFGS evaluates the model several times"):
+        SepSA(network(), torch.optim.LBFGS)
+
+
+def test_the_body_sees_the_head_just_updated():
+    model = network(torch.float64)
+    inputs, targets = batches(1, dtype=torch.float64)[0]
+    optimizer = SepSA(model, torch.optim.SGD, lr=0.0)
+    twin = copy.deepcopy(model)
+    with optimizer.observe(targets):
+        loss = mse_loss(model(inputs), targets)
+    loss.backward()
+    RLS().bind(twin[-1]).update(twin[:-1](inputs).detach(), targets)
+    mse_loss(twin(inputs), targets).backward()
+    assert torch.equal(loss, mse_loss(model(inputs), targets))
+    torch.testing.assert_close(model[0].weight.grad, twin[0].weight.grad)
+
+
+def test_learn_is_the_four_lines():
+    model, twin = network(), network()
+    optimizer, other = SepSA(model, torch.optim.Adam, lr=1e-2), SepSA(twin, torch.optim.Adam, lr=1e-2)
+    train(model, optimizer, batches())
+    for inputs, targets in batches():
+        loss = other.learn(inputs, targets)
+    assert same(model, twin)
+    assert not loss.requires_grad
+    with torch.no_grad():
+        other.learn(*batches()[0], loss_fn=nn.functional.smooth_l1_loss)
+
+
+def test_forward_outside_observe_never_learns():
+    model = network()
+    optimizer = SepSA(model, torch.optim.Adam, lr=1e-2)
+    before = copy.deepcopy(model.state_dict())
+    mse_loss(model(batches()[0][0]), batches()[0][1]).backward()
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert optimizer.solver.steps == 0
+    assert model[-1].weight.grad is not None  # an ordinary model outside observe
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_observe_that_misses_the_head_or_meets_it_twice():
+    model = network()
+    optimizer = SepSA(model, torch.optim.Adam)
+    inputs, targets = batches()[0]
+    with pytest.raises(RuntimeError, match="never reached the head '2'"), optimizer.observe(targets):
+        model[0](inputs)
+    with pytest.raises(RuntimeError, match="reached the head '2' twice"), optimizer.observe(targets):
+        model(inputs)
+        model(inputs)
+    assert optimizer.solver.steps == 1
+    with pytest.raises(RuntimeError, match="observe is already active"), optimizer.observe(targets):
+        with optimizer.observe(targets):
+            pass
+    with pytest.raises(ZeroDivisionError), optimizer.observe(targets):  # the user's own error comes through
+        raise ZeroDivisionError
+    optimizer.learn(inputs, targets)
+    assert all(p.requires_grad for p in model.parameters())
+
+
+# ---------------------------------------------------------------------- heads
+
+
+class Nested(nn.Module):
+    """The head has a name, lies inside another module, and an auxiliary Linear is registered after it."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(6, 9)
+        self.decoder = nn.ModuleDict({"out": nn.Linear(9, 2)})
+        self.after = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.after(self.decoder["out"](torch.tanh(self.body(x)))) * 0 + self.decoder["out"].weight.sum()
+
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.readout = nn.Linear(9, 2)
+        self.body = nn.Linear(6, 9)  # registered last, but not the head
+
+    def forward(self, x):
+        return self.readout(torch.tanh(self.body(x)))
+
+
+def test_a_named_head_that_is_not_the_last_module():
+    torch.manual_seed(0)
+    model = Named()
+    optimizer = SepSA(model, torch.optim.Adam, head="readout", lr=1e-2)
+    assert optimizer.head is model.readout
+    train(model, optimizer, batches())
+    assert optimizer.solver.steps == 12
+    by_module = SepSA(Named(), torch.optim.Adam, head=None)
+    assert by_module.head_name == "body"  # None is the last registered, as documented
+
+
+def test_a_nested_head():
+    model = nn.Sequential(nn.Linear(6, 9), nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(9, 2))))
+    optimizer = SepSA(model, torch.optim.Adam, lr=1e-2)
+    assert optimizer.head_name == "1.1.0"
+    train(model, optimizer, batches())
+    assert SepSA(Nested(), torch.optim.Adam, head="decoder.out").head_name == "decoder.out"
+    nested = Nested()
+    assert SepSA(nested, torch.optim.Adam, head=nested.decoder["out"]).head_name == "decoder.out"
+
+
+@pytest.mark.parametrize("by", ["requires_grad", "detached"])
+def test_frozen_body(by):
+    """Pure online linear learning on an extractor: equals RLS on its features."""
+    model = network()
+    twin = copy.deepcopy(model)
+    if by == "requires_grad":
+        model[0].requires_grad_(False)
+    optimizer = SepSA(model, torch.optim.Adam, lr=1e-2)
+    solver = RLS().bind(twin[-1])
+    for inputs, targets in batches():
+        if by == "requires_grad":
+            with optimizer.observe(targets):
+                loss = mse_loss(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        else:
+            with torch.no_grad(), optimizer.observe(targets):
+                model(inputs)
+        solver.update(twin[:-1](inputs).detach(), targets)
+    assert same(model, twin)
+
+
+def test_a_lone_head_has_an_empty_body():
+    head = nn.Linear(6, 2)
+    optimizer = SepSA(head, torch.optim.Adam)
+    for inputs, targets in batches():
+        optimizer.learn(inputs, targets)
+    assert optimizer.solver.steps == 12
+
+
+def test_sample_weights_reach_the_head():
+    model, twin = network(), network()
+    optimizer, other = SepSA(model, torch.optim.SGD, lr=0.0), SepSA(twin, torch.optim.SGD, lr=0.0)
+    inputs, targets = batches()[0]
+    with optimizer.observe(targets, sample_weight=torch.tensor([1.0] * 5 + [0.0] * 3)):
+        model(inputs)
+    with other.observe(targets[:5]):
+        twin(inputs[:5])
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+# ---------------------------------------------------------------------- an optimizer as any other
+
+
+def test_parameter_groups():
+    model = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 9), nn.ReLU(), nn.Linear(9, 2))
+    base = torch.optim.SGD(
+        [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters(), "lr": 0.1}], lr=1.0
+    )
+    optimizer = SepSA(model, base)
+    still, moved = model[0].weight.clone(), model[2].weight.clone()
+    train(model, optimizer, batches())
+    assert torch.equal(model[0].weight, still)
+    assert not torch.equal(model[2].weight, moved)
+
+
+def test_add_param_group():
+    model = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 9), nn.ReLU(), nn.Linear(9, 2))
+    optimizer = SepSA(model, torch.optim.Adam([*model[0].parameters()], lr=1e-3))
+    optimizer.add_param_group({"params": [*model[2].parameters()], "lr": 0.5})
+    assert [group["lr"] for group in optimizer.param_groups] == [1e-3, 0.5]
+    assert optimizer.param_groups is optimizer.base.param_groups
+    train(model, optimizer, batches())
+    with pytest.raises(ValueError, match=r"base owns the head's parameter '4.weight'"):
+        optimizer.add_param_group({"params": model[4].weight})
+    assert len(optimizer.param_groups) == 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5),
+        lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 10),
+        lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=20),
+        lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda k: 0.9**k),
+        lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=0),
+    ],
+)
+def test_learning_rate_schedulers(make):
+    model, twin = network(), network()
+    optimizer = SepSA(model, torch.optim.Adam, lr=1e-2)
+    base = torch.optim.Adam(twin[0].parameters(), lr=1e-2)
+    solver = RLS()
+    ours, theirs = make(optimizer), make(base)
+    for k, batch in enumerate(batches()):
+        train(model, optimizer, [batch])
+        by_hand(twin, base, solver, [batch])
+        for scheduler in (ours, theirs):
+            scheduler.step(float(k)) if "Plateau" in type(scheduler).__name__ else scheduler.step()
+        assert optimizer.param_groups[0]["lr"] == base.param_groups[0]["lr"]
+    assert same(model, twin)
+
+
+def test_autocast_in_bfloat16():
+    model = network()
+    optimizer = SepSA(model, torch.optim.Adam, lr=1e-2, solver=RLS(dtype=torch.float32))
+    seen = []
+    original = optimizer.solver.update
+    optimizer.solver.update = lambda f, t, w=None: (seen.append(f.dtype), original(f, t, w))[1]
+    for inputs, targets in batches():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            with optimizer.observe(targets):
+                loss = mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert set(seen) == {torch.bfloat16}
+    # The head's own arithmetic did not run in bfloat16: it equals RLS on the same rounded features.
+    check = RLS(dtype=torch.float32).bind(copy.deepcopy(network()[-1]))
+    assert optimizer.solver.covariance().dtype == torch.float32
+    features = torch.randn(16, 9).bfloat16()
+    targets = torch.randn(16, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        check.update(features, targets)
+    plain = RLS(dtype=torch.float32).bind(copy.deepcopy(network()[-1]))
+    plain.update(features, targets)
+    assert torch.equal(check.linear.weight, plain.linear.weight)
+
+
+def test_gradient_scaler():
+    model = network()
+    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    twin = network()
+    plain = SepSA(twin, torch.optim.SGD, lr=1e-2)
+    for inputs, targets in batches():
+        with optimizer.observe(targets):
+            loss = mse_loss(model(inputs), targets)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        plain.learn(inputs, targets)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+def test_gradient_accumulation():
+    """Two half batches with one step: the head learns each as it comes, the body follows their sum."""
+    model = network(torch.float64)
+    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
+    twin = copy.deepcopy(model)
+    solver, base = RLS().bind(twin[-1]), torch.optim.SGD(twin[0].parameters(), lr=1e-2)
+    for inputs, targets in batches(dtype=torch.float64):
+        for half in (slice(0, 4), slice(4, 8)):
+            with optimizer.observe(targets[half]):
+                loss = mse_loss(model(inputs[half]), targets[half]) / 2
+            loss.backward()
+            solver.update(twin[:-1](inputs[half]).detach(), targets[half])
+            (mse_loss(twin(inputs[half]), targets[half]) / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        base.step()
+        twin.zero_grad()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+def test_backward_through_a_head_that_has_learned_since_is_noticed():
+    model = network()
+    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
+    losses = []
+    for inputs, targets in batches(2):
+        with optimizer.observe(targets):
+            losses.append(mse_loss(model(inputs), targets))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        sum(losses).backward()
+
+
+COMPILER = pytest.mark.skipif(
+    shutil.which("g++") is None and shutil.which("clang++") is None,
+    reason="torch.compile's default backend writes C++ and this machine has no C++ compiler",
+)
+
+
+@pytest.mark.parametrize("first", ["compile", "optimizer"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=COMPILER)])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_torch_compile(backend, first):
+    torch._dynamo.reset()
+    model, twin = network(), network()
+    if first == "compile":
+        compiled = torch.compile(model, backend=backend)
+        optimizer = SepSA(compiled, torch.optim.SGD, lr=1e-2)
+    else:
+        optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
+        compiled = torch.compile(model, backend=backend)
+    plain = SepSA(twin, torch.optim.SGD, lr=1e-2)
+    for inputs, targets in batches():
+        compiled(inputs)  # a look without learning in between
+        with optimizer.observe(targets):
+            loss = mse_loss(compiled(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        plain.learn(inputs, targets)
+    assert optimizer.solver.steps == 12
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+
+
+def test_hooks_run_on_it_as_on_any_optimizer():
+    model = network()
+    optimizer = SepSA(model, torch.optim.Adam, lr=1e-2)
+    seen = []
+    optimizer.register_step_pre_hook(lambda o, args, kwargs: seen.append(("before", o is optimizer)))
+    optimizer.register_step_post_hook(lambda o, args, kwargs: seen.append(("after", o is optimizer)))
+    optimizer.register_state_dict_pre_hook(lambda o: seen.append(("saving", o is optimizer)))
+    optimizer.register_state_dict_post_hook(lambda o, s: {**s, "mine": 1})
+    optimizer.register_load_state_dict_pre_hook(lambda o, s: {k: v for k, v in s.items() if k != "mine"})
+    optimizer.register_load_state_dict_post_hook(lambda o: seen.append(("loaded", o is optimizer)))
+    train(model, optimizer, batches(1))
+    state = optimizer.state_dict()
+    assert state["mine"] == 1
+    optimizer.load_state_dict(state)
+    assert seen == [("before", True), ("after", True), ("saving", True), ("loaded", True)]
+
+
+def test_closures():
+    model = network()
+    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
+    inputs, targets = batches()[0]
+
+    def closure():
+        optimizer.zero_grad()
+        with optimizer.observe(targets):
+            loss = mse_loss(model(inputs), targets)
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure) > 0
+    assert optimizer.solver.steps == 1
+
+
+def test_zero_grad_can_keep_the_tensors():
+    model = network()
+    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
+    mse_loss(model(batches()[0][0]), batches()[0][1]).backward()
+    optimizer.zero_grad(set_to_none=False)
+    assert not model[0].weight.grad.any()
+
+
+# ---------------------------------------------------------------------- the paper's mini-batch rule
+
+
+def test_head_fraction_feeds_a_random_share_rounded_up():
+    model = network()
+    optimizer = SepSA(model, torch.optim.SGD, lr=0.0)
+    sizes = []
+    original = optimizer.solver.update
+    optimizer.solver.update = lambda f, t, w=None: (sizes.append((len(f), len(t))), original(f, t, w))[1]
+    for epoch in range(5):
+        optimizer.head_fraction = 0.5**epoch
+        train(model, optimizer, batches(1))
+    assert sizes == [(8, 8), (4, 4), (2, 2), (1, 1), (1, 1)]
+
+
+def test_head_fraction_keeps_features_targets_and_weights_together():
+    model = nn.Sequential(nn.Identity(), nn.Linear(1, 1))
+    optimizer = SepSA(model, torch.optim.SGD, lr=0.0)
+    optimizer.head_fraction = 0.3
+    seen = []
+    optimizer.solver.update = lambda f, t, w=None: seen.append((f, t, w))
+    inputs = torch.arange(10.0).unsqueeze(1)
+    for _ in range(20):
+        with optimizer.observe(2 * inputs, sample_weight=3 * inputs[:, 0]):
+            model(inputs)
+    for f, t, w in seen:
+        assert torch.equal(t, 2 * f)
+        assert torch.equal(w, 3 * f[:, 0])
+        assert len(set(f[:, 0].tolist())) == 3
+    assert len({tuple(f[:, 0].tolist()) for f, _, _ in seen}) > 1
+
+
+def test_head_fraction_leaves_the_global_random_numbers_alone():
+    model = network()
+    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
+    optimizer.head_fraction = 0.5
+    state = torch.get_rng_state()
+    train(model, optimizer, batches())
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, 1.5, float("nan")])
+def test_head_fraction_out_of_range(value):
+    optimizer = SepSA(network(), torch.optim.SGD)
+    with pytest.raises(ValueError, match=r"head_fraction must be in \(0, 1\]"):
+        optimizer.head_fraction = value
+    assert optimizer.head_fraction == 1.0
+
+
+# ---------------------------------------------------------------------- checkpoints
+
+
+@pytest.mark.parametrize("base", [torch.optim.Adam, torch.optim.RMSprop])
+@pytest.mark.parametrize("forgetting", [1.0, 0.9])
+def test_resume_in_the_middle_is_bit_identical(base, forgetting):
+    def fresh():
+        model = network()
+        return model, SepSA(model, base, lr=1e-2, solver=RLS(forgetting=forgetting))
+
+    data = batches(20) + batches(20, n=1)
+    model, optimizer = fresh()
+    optimizer.head_fraction = 0.6
+    train(model, optimizer, data[:25])
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    train(model, optimizer, data[25:])
+
+    twin, resumed = fresh()
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    twin.load_state_dict(saved["model"])
+    resumed.load_state_dict(saved["optimizer"])
+    assert resumed.head_fraction == 0.6
+    assert resumed.param_groups is resumed.base.param_groups
+    assert resumed.solver.covariance().dtype == torch.float64
+    train(twin, resumed, data[25:])
+    assert same(model, twin)
+    ours, theirs = optimizer.solver.state_dict(), resumed.solver.state_dict()
+    assert all(torch.equal(v, theirs[k]) if isinstance(v, torch.Tensor) else v == theirs[k] for k, v in ours.items())
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_copies_of_model_and_optimizer_go_their_own_way(how):
+    model = network()
+    optimizer = SepSA(model, torch.optim.Adam, lr=1e-2)
+    optimizer.head_fraction = 0.5
+    train(model, optimizer, batches(6))
+    twin, other = how((model, optimizer))
+    assert other.head is twin[-1]
+    assert other.param_groups[0]["params"][0] is twin[0].weight
+    train(model, optimizer, batches(6, seed=3))
+    assert not same(model, twin)
+    train(twin, other, batches(6, seed=3))
+    assert same(model, twin)
+
+
+def test_a_copied_or_saved_model_is_free_of_the_optimizer():
+    model = network()
+    optimizer = SepSA(model, torch.optim.Adam, lr=1e-2)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with pytest.raises(RuntimeError, match="never reached"), optimizer.observe(batches()[0][1]):
+            twin(batches()[0][0])
+    assert optimizer.solver.steps == 0
+    del optimizer
+    model(batches()[0][0])
+
+
+def test_a_model_exports_as_if_we_were_not_there():
+    model = network()
+    optimizer = SepSA(model, torch.optim.Adam, lr=1e-2)
+    train(model, optimizer, batches())
+    inputs = batches()[0][0]
+    exported = torch.export.export(model, (inputs,)).module()
+    torch.testing.assert_close(exported(inputs), model(inputs))
+
+
+def test_a_second_optimizer_takes_the_head_over():
+    model = network()
+    first = SepSA(model, torch.optim.Adam)
+    second = SepSA(model, torch.optim.Adam)
+    second.learn(*batches()[0])
+    assert (first.solver.steps, second.solver.steps) == (0, 1)
+
+
+def test_a_checkpoint_of_another_shape_is_refused_whole():
+    model = network()
+    optimizer = SepSA(model, torch.optim.Adam, lr=1e-2)
+    train(model, optimizer, batches())
+    before = copy.deepcopy(optimizer.state_dict())
+
+    def other(body=9, out=2):
+        return nn.Sequential(nn.Linear(6, body), nn.ReLU(), nn.Linear(body, out))
+
+    wrong_head = SepSA(other(out=3), torch.optim.Adam)
+    wrong_body = SepSA(nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 2)), torch.optim.Adam)
+    for bad, words in [
+        (wrong_head.state_dict(), "another size"),
+        (wrong_body.state_dict(), "a body with parameter shapes"),
+        (torch.optim.Adam(model.parameters()).state_dict(), r"must come from SepSA.state_dict\(\)"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            optimizer.load_state_dict(bad)
+    after = optimizer.state_dict()
+    assert torch.equal(after["sepsa"]["head"]["Z"], before["sepsa"]["head"]["Z"])
+    assert torch.equal(after["state"][0]["exp_avg"], before["state"][0]["exp_avg"])
+    assert after["sepsa"]["head_fraction"] == before["sepsa"]["head_fraction"]
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", ["inputs", "targets"])
+def test_bad_batches_change_nothing(bad, where):
+    model = network()
+    optimizer = SepSA(model, torch.optim.Adam, lr=1e-2)
+    train(model, optimizer, batches())
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()["sepsa"]["head"]))
+    inputs, targets = (t.clone() for t in batches()[0])
+    (inputs if where == "inputs" else targets)[3, 1] = bad
+    with pytest.raises(ValueError, match="must be finite"):
+        optimizer.learn(inputs, targets)
+    after = model.state_dict(), optimizer.state_dict()["sepsa"]["head"]
+    for was, now in zip(before, after, strict=True):
+        for key, value in was.items():
+            assert torch.equal(now[key], value) if isinstance(value, torch.Tensor) else now[key] == value, key
+    optimizer.learn(*batches()[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda m: SepSA(m.parameters(), torch.optim.Adam), TypeError, "model must be an nn.Module, got generator"),
+        (lambda m: SepSA(m, torch.optim.Adam(m.parameters())), ValueError, "base owns the head's parameter '2.weight'"),
+        (lambda m: SepSA(m, torch.optim.Adam(m[0].parameters()), lr=1.0), ValueError, r"got \['lr'\] as well"),
+        (lambda m: SepSA(m, "adam"), TypeError, "base must be a torch.optim.Optimizer class or instance, got 'adam'"),
+        (lambda m: SepSA(m, nn.Linear), TypeError, "base must be a torch.optim.Optimizer"),
+        (lambda m: SepSA(m, SepSA), ValueError, "got a SepSA"),
+        (lambda m: SepSA(m, torch.optim.Adam, lr=-1.0), ValueError, "Invalid learning rate: -1.0"),
+        (lambda m: SepSA(m, torch.optim.Adam, head="7"), ValueError, r"'7' is no module .* are \['0', '2'\]"),
+        (lambda m: SepSA(m, torch.optim.Adam, head="1"), TypeError, "head '1' must be an nn.Linear, got ReLU"),
+        (lambda m: SepSA(m, torch.optim.Adam, head=m[1]), TypeError, "head must be an nn.Linear, its name, or None"),
+        (lambda m: SepSA(m, torch.optim.Adam, head=nn.Linear(9, 2)), ValueError, "head is not a module of the model"),
+        (lambda m: SepSA(m[1], torch.optim.Adam), ValueError, "model has no nn.Linear"),
+    ],
+)
+def test_bad_construction(make, error, words):
+    with pytest.raises(error, match=words):
+        make(network())
+
+
+def test_tied_heads_are_refused():
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
+    model[1].weight = model[0].weight
+    with pytest.raises(ValueError, match=r"shares a parameter with '0.weight'"):
+        SepSA(model, torch.optim.Adam)
+
+
+def test_a_solver_owns_one_head():
+    solver = RLS()
+    SepSA(network(), torch.optim.Adam, solver=solver)
+    with pytest.raises(ValueError, match="already bound to another"):
+        SepSA(network(), torch.optim.Adam, solver=solver)
+
+
+def test_targets_are_checked_where_they_enter():
+    optimizer = SepSA(network(), torch.optim.Adam)
+    with pytest.raises(TypeError, match=r"targets must be a torch.Tensor, got list"):
+        optimizer.observe([1.0])
+    with pytest.raises(ValueError, match=r"targets must have shape \(8, 2\)"):
+        optimizer.learn(batches()[0][0], torch.zeros(8, 3))
+    optimizer.head_fraction = 0.5
+    with pytest.raises(ValueError, match=r"targets must have shape \(8, 2\)"):
+        optimizer.learn(batches()[0][0], torch.zeros(8, 3))
+    with pytest.raises(ValueError, match=r"targets must have shape \(8, 2\)"):
+        optimizer.learn(batches()[0][0], torch.zeros(7, 2))
+
+
+def test_it_says_what_it_is():
+    text = repr(SepSA(network(), torch.optim.Adam, lr=1e-2))
+    assert text.startswith("SepSA(head='2', solver=RLS(ridge=1, forgetting=1, head=9->2), base=Adam (")
