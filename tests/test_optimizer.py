@@ -22,9 +22,7 @@ def network(dtype=torch.float32, bias=True, seed=0):
 
 def batches(count=12, n=8, dtype=torch.float32, seed=1):
     g = torch.Generator().manual_seed(seed)
-    return [
-        (torch.randn(n, 6, generator=g).to(dtype), torch.randn(n, 2, generator=g).to(dtype)) for _ in range(count)
-    ]
+    return [(torch.randn(n, 6, generator=g).to(dtype), torch.randn(n, 2, generator=g).to(dtype)) for _ in range(count)]
 
 
 def train(model, optimizer, data):
@@ -68,7 +66,7 @@ def test_every_base_equals_the_loop_by_hand(name):
     model, twin = network(bias=name != "Muon"), network(bias=name != "Muon")
     optimizer = SepSA(model, DENSE[name], lr=1e-2)
     train(model, optimizer, batches())
-    body = [p for p in twin[0].parameters()]
+    body = list(twin[0].parameters())
     by_hand(twin, DENSE[name](body, lr=1e-2), RLS(), batches())
     assert same(model, twin)
     assert not same(model, network(bias=name != "Muon"))
@@ -141,12 +139,11 @@ def test_observe_that_misses_the_head_or_meets_it_twice():
     with pytest.raises(RuntimeError, match="never reached the head '2'"), optimizer.observe(targets):
         model[0](inputs)
     with pytest.raises(RuntimeError, match="reached the head '2' twice"), optimizer.observe(targets):
-        model(inputs)
-        model(inputs)
+        _ = model(inputs), model(inputs)
     assert optimizer.solver.steps == 1
-    with pytest.raises(RuntimeError, match="observe is already active"), optimizer.observe(targets):
-        with optimizer.observe(targets):
-            pass
+    nested = optimizer.observe(targets), optimizer.observe(targets)
+    with pytest.raises(RuntimeError, match="observe is already active"), nested[0], nested[1]:
+        pass
     with pytest.raises(ZeroDivisionError), optimizer.observe(targets):  # the user's own error comes through
         raise ZeroDivisionError
     optimizer.learn(inputs, targets)
@@ -302,9 +299,8 @@ def test_autocast_in_bfloat16():
     original = optimizer.solver.update
     optimizer.solver.update = lambda f, t, w=None: (seen.append(f.dtype), original(f, t, w))[1]
     for inputs, targets in batches():
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            with optimizer.observe(targets):
-                loss = mse_loss(model(inputs), targets)
+        with torch.autocast("cpu", dtype=torch.bfloat16), optimizer.observe(targets):
+            loss = mse_loss(model(inputs), targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -86,9 +86,7 @@ class SepSA(Optimizer):
         """A context in which the model's forward teaches the head: as the data reach it, it learns first."""
         return observe(self, targets, sample_weight)
 
-    def learn(
-        self, inputs: Any, targets: Tensor, loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None
-    ) -> Tensor:
+    def learn(self, inputs: Any, targets: Tensor, loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None) -> Tensor:
         """One whole iteration: the head learns, the body follows. Returns the loss at the new head."""
         with torch.enable_grad():
             with observe(self, targets, None):
@@ -121,9 +119,9 @@ class SepSA(Optimizer):
                     parameter.grad = None
         else:
             self.base.zero_grad(set_to_none=False)
-        self.head.weight.grad = None
-        if self.head.bias is not None:
-            self.head.bias.grad = None
+        for parameter in self.head._parameters.values():
+            if parameter is not None:
+                parameter.grad = None
 
     def _teach(self, features: Tensor) -> None:
         lesson = self._lesson
@@ -134,9 +132,9 @@ class SepSA(Optimizer):
                 "use one observe for each pass through the model"
             )
         if self._head_fraction < 1.0:
-            self.solver.update(*self._share(features.detach(), lesson.targets, lesson.sample_weight))
+            self.solver.update(*self._share(features, lesson.targets, lesson.sample_weight))
         else:
-            self.solver.update(features.detach(), lesson.targets, lesson.sample_weight)
+            self.solver.update(features, lesson.targets, lesson.sample_weight)
         lesson.taught = True
         if features.requires_grad:  # the head's own gradient would be computed for nobody
             lesson.hush(self.head)
@@ -214,7 +212,7 @@ class SepSA(Optimizer):
             if isinstance(hook, Tap):
                 del self.head._forward_pre_hooks[key]
         if not hasattr(Tap.__call__, "_torchdynamo_disable"):  # here and not at import, where it would cost a second
-            Tap.__call__ = torch.compiler.disable(Tap.__call__)  # type: ignore[method-assign]
+            Tap.__call__ = torch.compiler.disable(Tap.__call__)  # type: ignore
         self.head.register_forward_pre_hook(Tap(self))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -247,7 +245,7 @@ class observe:
             raise TypeError(f"targets must be a torch.Tensor, got {type(targets).__name__}")
         self.optimizer, self.targets, self.sample_weight = optimizer, targets, sample_weight
         self.taught = False
-        self._hushed: tuple[nn.Parameter, ...] = ()
+        self._hushed: list[nn.Parameter] = []
 
     def __enter__(self) -> observe:
         if self.optimizer._lesson is not None:
@@ -263,15 +261,16 @@ class observe:
             parameter.requires_grad_(True)
         if kind is None and not self.taught:
             raise RuntimeError(
-                f"the forward inside observe never reached the head {self.optimizer.head_name!r}, so it learned nothing: "
+                f"the forward inside observe never reached the head {self.optimizer.head_name!r}: nothing was learned; "
                 "run the model inside the context, or name the right head in SepSA(model, base, head=...)"
             )
 
     def hush(self, head: nn.Linear) -> None:
         """No gradient for the head until the context ends."""
-        self._hushed = tuple(p for p in (head.weight, head.bias) if p is not None and p.requires_grad)
-        for parameter in self._hushed:
-            parameter.requires_grad_(False)
+        for parameter in head._parameters.values():
+            if parameter is not None and parameter.requires_grad:
+                parameter.requires_grad_(False)
+                self._hushed.append(parameter)
 
 
 class Tap:
@@ -339,7 +338,7 @@ def build_base(
         raise TypeError(f"base must be a torch.optim.Optimizer class or instance, got {base!r}")
     if issubclass(kind, torch.optim.LBFGS):
         raise ValueError(
-            "base LBFGS evaluates the model several times a step, and each would teach the head the same samples again: "
+            "base LBFGS evaluates the model several times a step, each time teaching the head the same samples: "
             "use Adam, SGD or another optimizer that evaluates it once"
         )
     if issubclass(kind, SepSA):

@@ -11,12 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import curvature, objective, ridge_left, ridge_regression, rls_step, with_ones
 from torch import nn
 
+from reference import curvature, objective, ridge_left, ridge_regression, rls_step, with_ones
 from sepsa import RLS
-
-PATHS = pytest.mark.parametrize("path", ["numpy", "torch"])
 
 
 @pytest.fixture(params=["numpy", "torch"], autouse=True)
@@ -245,9 +243,9 @@ def test_unlearn_refuses_what_was_never_learned():
 def test_merge_and_unlearn_need_a_whole_memory_and_one_prior():
     a, _ = make(3, 1, forgetting=0.9)
     b, _ = make(3, 1)
-    with pytest.raises(ValueError, match="exact only at forgetting 1, got 0.9"):
+    with pytest.raises(ValueError, match=r"exact only at forgetting 1, got 0\.9"):
         a.merge(b)
-    with pytest.raises(ValueError, match="exact only at forgetting 1, got 0.9"):
+    with pytest.raises(ValueError, match=r"exact only at forgetting 1, got 0\.9"):
         b.merge(a)
     with pytest.raises(ValueError, match="exact only at forgetting 1"):
         a.unlearn(torch.zeros(1, 3), torch.zeros(1, 1))
@@ -423,7 +421,7 @@ def test_bad_hyperparameters(options, error, words):
 
 
 def test_bad_heads():
-    with pytest.raises(TypeError, match="head must be an nn.Linear, got Conv2d"):
+    with pytest.raises(TypeError, match=r"head must be an nn\.Linear, got Conv2d"):
         RLS().bind(nn.Conv2d(1, 1, 1))
     with pytest.raises(ValueError, match="LazyLinear"):
         RLS().bind(nn.LazyLinear(2))

@@ -59,9 +59,7 @@ class RLS:
     _TENSORS = ("_Z", "_H", "_energy", "_ridge_left", "_prior")
     _NUMBERS = ("ridge", "forgetting", "steps", "_cursor", "_mass", "_pending", "_growth")
 
-    def __init__(
-        self, *, ridge: float = 1.0, forgetting: float = 1.0, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, *, ridge: float = 1.0, forgetting: float = 1.0, dtype: torch.dtype | None = None) -> None:
         self.ridge = in_range("ridge", ridge, 0.0, math.inf)
         self.forgetting = in_range("forgetting", forgetting, 0.0, 1.0)
         if dtype not in (None, torch.float32, torch.float64):
@@ -219,15 +217,16 @@ class RLS:
         Phi, Y, mass = desk.samples(features, targets, sample_weight)
         n, p = Phi.shape
         lam, c = self.forgetting, self.restored_per_update(n)
-        turn = [(self._cursor + i) % p for i in range(c)]
+        turn = [(self._cursor + i) % p for i in range(c)] if c else []
         single = n == 1 and c < _ROW_LIMIT
         if c and not single:
             Phi, Y = desk.with_ridge(Phi, Y, turn, self.ridge, lam)
+        if not math.isfinite(desk.square(Phi)):
+            raise explain_nonfinite(features, targets, desk.linear)
         desk.read()
-        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is told below
-            F, E = desk.whiten(Phi, Y)
-            size, error = desk.square(F), desk.square(E)
-        if not math.isfinite(size + error):
+        F, E = desk.whiten(Phi, Y)
+        size = desk.square(F)
+        if not math.isfinite(size + desk.square(E)):
             raise explain_nonfinite(features, targets, desk.linear)
 
         # From here on nothing can fail, so the state changes.
@@ -243,7 +242,7 @@ class RLS:
             self._absorb(desk, lam)
             for i in range(0, Phi.shape[0], p):
                 few_rows(desk, *desk.whiten(Phi[i : i + p], Y[i : i + p]), large=True)
-        elif 2 * Phi.shape[0] >= p and not single:
+        elif 4 * Phi.shape[0] >= p and not single:
             many_rows(desk, F, E)
             self._pending += 1
             self._growth += size
@@ -392,7 +391,8 @@ class Desk:
         weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
         k, p = linear.in_features, solver._Z.shape[1]
         self.k, self.device = k, weight.device.type
-        self.home = (weight.data_ptr(), None if bias is None else bias.data_ptr(), weight.device, weight.dtype)
+        # The views below keep this memory alive, so an equal address is the same tensor.
+        self.home = (weight.data_ptr(), None if bias is None else bias.data_ptr())
         self.root, self.weights = solver._Z[:p], solver._Z[p:]
         state: list[Array] = [solver._Z, solver._H, solver._energy, solver._ridge_left, solver._prior, weight, bias]
         self.numpy = self.device == "cpu" and p <= _NUMPY_LIMIT and weight.dtype in (torch.float32, torch.float64)
@@ -401,14 +401,15 @@ class Desk:
         self.Z, self.H, self.energy, self.ridge_left, self.prior, self.weight, self.bias = state
         self.T, self.W = self.Z[:p], self.Z[p:]
         self.W_weight, self.W_bias = self.W[:, :k], self.W[:, -1]
+        # NumPy writes behind autograd's back; a write to no element of the weight tells it that the head changed.
+        self.notice = linear.weight.detach()[:0]
         self.Phi: Array = self.Z[:0]
         self.Phi_features = self.Phi[:, :k]
 
     def fits(self, linear: nn.Linear) -> bool:
         weight, bias = linear._parameters["weight"], linear._parameters["bias"]
         assert weight is not None
-        home = (weight.data_ptr(), None if bias is None else bias.data_ptr(), weight.device, weight.dtype)
-        return home == self.home
+        return (weight.data_ptr(), None if bias is None else bias.data_ptr()) == self.home
 
     def read(self) -> None:
         """W from the head. Where the head holds W rounded to its dtype, W keeps what the rounding lost."""
@@ -427,8 +428,7 @@ class Desk:
         self.weight[...] = self.W_weight
         if self.bias is not None:
             self.bias[...] = self.W_bias
-        if self.numpy:  # past autograd's eyes, which must still see that a graph holds an older head
-            torch.autograd.graph.increment_version(self.linear.weight)
+        self.notice.zero_()
 
     def rows(self, features: Tensor) -> Array:
         """Φ (n, p); valid until the next call."""
@@ -443,9 +443,7 @@ class Desk:
         self.Phi_features[...] = as_numpy(x) if self.numpy else x
         return self.Phi
 
-    def samples(
-        self, features: Tensor, targets: Tensor, sample_weight: Tensor | None
-    ) -> tuple[Array, Array, float]:
+    def samples(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> tuple[Array, Array, float]:
         """Φ and Y, each row scaled by the root of its sample's weight, and the weights' sum."""
         Phi = self.rows(features)
         y = targets.detach()
@@ -459,11 +457,11 @@ class Desk:
         return Phi * root, Y * root, float(omega.sum())
 
     def with_ridge(self, Phi: Array, Y: Array, turn: list[int], ridge: float, lam: float) -> tuple[Array, Array]:
-        """Φ and Y with a row √r e_j for each coordinate whose turn it is: r the ridge it lacks, the prior its target."""
+        """Φ and Y with a row √r e_j for each coordinate whose turn it is; r is the ridge it lacks, its target the prior."""
         root = (ridge - lam * self.ridge_left[turn]).clip(0) ** 0.5
         targets = self.prior[:, turn].T * root[:, None]
         if self.numpy:
-            rows = np.zeros((len(turn), Phi.shape[1]), dtype=Phi.dtype)
+            rows: Array = np.zeros((len(turn), Phi.shape[1]), dtype=Phi.dtype)
             rows[np.arange(len(turn)), turn] = root
             return np.concatenate([Phi, rows]), np.concatenate([Y, targets])
         rows = torch.zeros(len(turn), Phi.shape[1], dtype=Phi.dtype, device=Phi.device)
@@ -507,7 +505,7 @@ def few_rows(desk: Desk, F: Array, E: Array, large: bool = False) -> None:
     Costs 6rp² operations in three products. `large` rows get C from a QR, which does not square them.
     """
     F, E = as_tensor(F), as_tensor(E)
-    p, r = F.shape
+    _p, r = F.shape
     one = torch.eye(r, dtype=F.dtype, device=F.device)
     if large:
         R = torch.linalg.qr(torch.cat([one, F]), mode="r").R
@@ -526,7 +524,7 @@ def many_rows(desk: Desk, F: Array, E: Array) -> None:
     desk.H += F @ F.T
     D = F @ E
     if desk.numpy:
-        V = np.linalg.solve(desk.H, D)
+        V: Array = np.linalg.solve(desk.H, D)
         desk.energy += np.vecdot(E.T, E.T) - np.vecdot(D.T, V.T)
     else:
         V = torch.cholesky_solve(D, torch.linalg.cholesky_ex(desk.H).L)

@@ -1,0 +1,1 @@
+"""The paper's data, networks, methods and experiments."""

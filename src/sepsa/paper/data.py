@@ -1,0 +1,341 @@
+"""The paper's four data sets, prepared as its experiments prepare them.
+
+Files lie in the layouts of their publishers, under one folder: `folder`, or the environment variable SEPSA_DATA, or
+the user's cache folder. What is missing is downloaded, and what is there is checked before it is used.
+
+    energy/ENB2012_data.csv
+    MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]
+    cifar-10-batches-bin/{data_batch_1..5,test_batch}.bin
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import importlib
+import io
+import os
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+NAMES = ("energy", "diabetes", "mnist", "cifar10")
+_CLASSES = 10
+
+# UCI's own csv form of the set. They publish no checksum and may write the numbers anew, so the content vouches for it.
+_ENERGY_URL = "https://archive.ics.uci.edu/static/public/242/data.csv"
+_ENERGY_COLUMNS = ["X1", "X2", "X3", "X4", "X5", "X6", "X7", "X8", "Y1", "Y2"]
+_ENERGY_ROWS = 768
+_ENERGY_MEANS = (
+    0.7641666667, 671.7083333, 318.5, 176.6041667, 5.25, 3.5, 0.234375, 2.8125, 22.30720052, 24.58776042,
+)  # fmt: skip
+# The means of row number times value: the same rows in another order would be split differently.
+_ENERGY_ORDER = (
+    291.6229167, 258812.8958, 122259.0833, 68276.90625, 1992.375, 1343.5, 118.0078125, 1236.09375, 9026.127214,
+    9746.294831,
+)  # fmt: skip
+
+_MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+# file: md5 of the publisher's .gz, md5 of the bytes inside, which stays the same whoever compressed them.
+_MNIST_MD5 = {
+    "train-images-idx3-ubyte": ("f68b3c2dcbeaaa9fbdd348bbdeb94873", "6bbc9ace898e44ae57da46a324031adb"),
+    "train-labels-idx1-ubyte": ("d53e105ee54ea40749a09fcbcd1e9432", "a25bea736e30d166cdddb491f175f624"),
+    "t10k-images-idx3-ubyte": ("9fb629c4189551a2d022fa330f9573f3", "2646ac647ad5339dbf082846283269ea"),
+    "t10k-labels-idx1-ubyte": ("ec29112dd5afa0611ce80d1b7f02629c", "27ae3e4e09519cfbb04c329615203637"),
+}
+_MNIST_MEAN, _MNIST_STD = 0.1307, 0.3081
+
+_CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+_CIFAR10_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
+_CIFAR10_FOLDER = "cifar-10-batches-bin"
+_CIFAR10_TRAIN = [f"data_batch_{i}.bin" for i in range(1, 6)]
+_CIFAR10_TEST = ["test_batch.bin"]
+_CIFAR10_IMAGES = 10_000  # in each file
+_CIFAR10_RECORD = 1 + 3 * 32 * 32  # bytes: the label, then the red, green and blue plane
+_CIFAR10_MEAN, _CIFAR10_STD = 0.5, 0.5
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """One data set in float32, split as in the paper.
+
+    Inputs are (n, features) or (n, channels, height, width), targets (n, n_outputs). Those of a classification are
+    one-hot: `targets.argmax(1)` gives the labels. The regressions have validation rows, which the paper leaves unused.
+    """
+
+    name: str
+    task: Literal["regression", "classification"]
+    train_inputs: Tensor
+    train_targets: Tensor
+    test_inputs: Tensor
+    test_targets: Tensor
+    validation_inputs: Tensor | None = None
+    validation_targets: Tensor | None = None
+
+    @property
+    def n_outputs(self) -> int:
+        return self.train_targets.shape[1]
+
+
+def load(name: str, folder: Path | None = None) -> Dataset:
+    """The data set `name`: "energy", "diabetes", "mnist" or "cifar10".
+
+    `folder` holds the files; without it the environment variable SEPSA_DATA names the folder, and without that it is
+    the user's cache folder. Missing files are downloaded into it; a file that is not what it should be is refused.
+    """
+    if name not in NAMES:
+        raise ValueError(f"name must be one of {', '.join(map(repr, NAMES))}, got {name!r}")
+    if name == "diabetes":
+        return _diabetes()
+    place = _data_folder(folder)
+    if name == "energy":
+        return _energy(place)
+    if name == "mnist":
+        return _mnist(place)
+    return _cifar10(place)
+
+
+# ---------------------------------------------------------------------- the four sets
+
+
+def _energy(folder: Path) -> Dataset:
+    path = folder / "energy" / "ENB2012_data.csv"
+    if not path.exists():
+        with _downloaded(_ENERGY_URL, None, path, check=lambda file: _energy_table(file.read_bytes())) as file:
+            os.replace(file, path)
+    try:
+        table = _energy_table(path.read_bytes())
+    except ValueError as error:
+        raise _refused(path, str(error)) from None
+    return _regression("energy", table[:, :8], table[:, 8:])
+
+
+def _energy_table(data: bytes) -> npt.NDArray[np.float64]:
+    """The 768 rows of X1..X8, Y1, Y2, or a ValueError that says why these bytes are not they."""
+    try:
+        header, *rows = filter(None, csv.reader(io.StringIO(data.decode("utf-8-sig"), newline="")))
+        table = np.array(rows, dtype=np.float64)
+    except (ValueError, csv.Error):
+        raise ValueError("it is no table of numbers under one line of names") from None
+    if header != _ENERGY_COLUMNS:
+        raise ValueError(f"its columns must be {','.join(_ENERGY_COLUMNS)}, got {','.join(header)[:80]}")
+    if table.shape != (_ENERGY_ROWS, len(header)):
+        raise ValueError(f"it must have {_ENERGY_ROWS} rows of {len(header)} numbers, got shape {table.shape}")
+    if not np.isfinite(table).all():
+        raise ValueError("it holds NaN or Inf")
+    for what, numbers, known in (
+        ("mean", table.mean(0), _ENERGY_MEANS),
+        ("mean of row number times value", np.arange(len(table)) @ table / len(table), _ENERGY_ORDER),
+    ):
+        # Tight enough that one load changed by 0.01 shows, wide enough for numbers that went through float32.
+        wrong = ~np.isclose(numbers, known, rtol=1e-7, atol=0)
+        if wrong.any():
+            j = int(wrong.argmax())
+            raise ValueError(f"the {what} of {header[j]} must be {known[j]:.10g}, got {numbers[j]:.10g}")
+    return table
+
+
+def _diabetes() -> Dataset:
+    inputs, targets = _extra("sklearn.datasets").load_diabetes(return_X_y=True)
+    return _regression("diabetes", inputs, targets[:, None])
+
+
+def _regression(name: str, inputs: npt.NDArray[np.float64], targets: npt.NDArray[np.float64]) -> Dataset:
+    """A fifth for testing, a fifth of the rest for validation, and inputs standardized by the training rows."""
+    split = _extra("sklearn.model_selection").train_test_split
+    x, x_test, y, y_test = split(inputs, targets, test_size=0.2, random_state=123)
+    x_train, x_validation, y_train, y_validation = split(x, y, test_size=0.2, random_state=123)
+    scaler = _extra("sklearn.preprocessing").StandardScaler().fit(x_train)
+
+    def tensor(values: npt.NDArray[np.float64]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32)
+
+    return Dataset(
+        name=name,
+        task="regression",
+        train_inputs=tensor(scaler.transform(x_train)),
+        train_targets=tensor(y_train),
+        test_inputs=tensor(scaler.transform(x_test)),
+        test_targets=tensor(y_test),
+        validation_inputs=tensor(scaler.transform(x_validation)),
+        validation_targets=tensor(y_validation),
+    )
+
+
+def _mnist(folder: Path) -> Dataset:
+    raw = folder / "MNIST" / "raw"
+
+    def inputs(file: str) -> Tensor:
+        pixels = _idx(_mnist_bytes(raw, file))
+        n, height, width = pixels.shape
+        values = np.empty((n, 1, height, width), np.float32)
+        _standardize(pixels[:, None], _MNIST_MEAN, _MNIST_STD, out=values)
+        return torch.from_numpy(values)
+
+    def targets(file: str) -> Tensor:
+        return _one_hot(_idx(_mnist_bytes(raw, file)))
+
+    return Dataset(
+        name="mnist",
+        task="classification",
+        train_inputs=inputs("train-images-idx3-ubyte"),
+        train_targets=targets("train-labels-idx1-ubyte"),
+        test_inputs=inputs("t10k-images-idx3-ubyte"),
+        test_targets=targets("t10k-labels-idx1-ubyte"),
+    )
+
+
+def _mnist_bytes(raw: Path, name: str) -> bytes:
+    published, known = _MNIST_MD5[name]
+    path = raw / name
+    if not path.exists():
+        path = raw / f"{name}.gz"
+    if not path.exists():
+        with _downloaded(_MNIST_URL + path.name, published, path) as file:
+            os.replace(file, path)
+    data = path.read_bytes()
+    if path.suffix == ".gz":
+        try:
+            data = gzip.decompress(data)
+        except (EOFError, OSError, zlib.error) as error:
+            raise _refused(path, f"it is no whole gzip file ({error})") from None
+    md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
+    if md5 != known:
+        raise _refused(path, f"its unpacked {len(data):,} bytes must have the md5 {known}, got {md5}")
+    return data
+
+
+def _idx(data: bytes) -> Bytes:
+    """The bytes of an IDX file in their shape: two zeros, type, number of dimensions, sizes, values."""
+    ndim = data[3]
+    shape = np.frombuffer(data, ">u4", count=ndim, offset=4)
+    return np.frombuffer(data, np.uint8, offset=4 + 4 * ndim).reshape(shape.tolist())
+
+
+def _cifar10(folder: Path) -> Dataset:
+    place = folder / _CIFAR10_FOLDER
+    files = _CIFAR10_TRAIN + _CIFAR10_TEST
+    missing = [name for name in files if not (place / name).exists()]
+    if missing:
+        with _downloaded(_CIFAR10_URL, _CIFAR10_MD5, place / missing[0]) as archive:
+            # All six, not the missing ones alone: files of two encodings or orders would make no set.
+            for file in _unpacked(archive, files):
+                os.replace(file, place / file.name)
+    train_inputs, train_targets = _cifar10_split([place / name for name in _CIFAR10_TRAIN])
+    test_inputs, test_targets = _cifar10_split([place / name for name in _CIFAR10_TEST])
+    return Dataset("cifar10", "classification", train_inputs, train_targets, test_inputs, test_targets)
+
+
+def _unpacked(archive: Path, names: list[str]) -> list[Path]:
+    """The files of these names, written beside the archive."""
+    with tarfile.open(archive) as tar:
+        for name in names:
+            source = tar.extractfile(f"{_CIFAR10_FOLDER}/{name}")
+            assert source is not None, name  # the archive's md5 vouches for what it holds
+            with source, (archive.parent / name).open("wb") as target:
+                shutil.copyfileobj(source, target)
+    return [archive.parent / name for name in names]
+
+
+def _cifar10_split(paths: list[Path]) -> tuple[Tensor, Tensor]:
+    n, pixels = _CIFAR10_IMAGES, _CIFAR10_RECORD - 1
+    values = np.empty((len(paths) * n, pixels), np.float32)
+    labels = np.empty(len(paths) * n, np.uint8)
+    for i, path in enumerate(paths):
+        size = path.stat().st_size
+        if size != n * _CIFAR10_RECORD:
+            raise _refused(path, f"it must have {n * _CIFAR10_RECORD:,} bytes, got {size:,}")
+        records = np.fromfile(path, np.uint8).reshape(n, _CIFAR10_RECORD)
+        rows = slice(i * n, (i + 1) * n)
+        labels[rows] = records[:, 0]
+        if labels[rows].max() >= _CLASSES:
+            raise _refused(path, f"its labels must be 0 to {_CLASSES - 1}, got {labels[rows].max()}")
+        _standardize(records[:, 1:], _CIFAR10_MEAN, _CIFAR10_STD, out=values[rows])
+    # No md5 here: copies that went through another image format are close enough, but every image must be there once.
+    counts, each = np.bincount(labels, minlength=_CLASSES), len(labels) // _CLASSES
+    if (counts != each).any():
+        c = int((counts != each).argmax())
+        names = paths[0] if len(paths) == 1 else f"{paths[0]} to {paths[-1].name}"
+        raise _refused(names, f"class {c} must have {each:,} images, got {counts[c]:,}")
+    return torch.from_numpy(values).reshape(-1, 3, 32, 32), _one_hot(labels)
+
+
+def _standardize(pixels: Bytes, mean: float, std: float, out: Floats) -> None:
+    """(pixels/255 - mean)/std, in float32 and in place: a set is larger than a modest machine wants to hold twice."""
+    np.divide(pixels, np.float32(255), out=out)
+    np.subtract(out, np.float32(mean), out=out)
+    np.divide(out, np.float32(std), out=out)
+
+
+def _one_hot(labels: Bytes) -> Tensor:
+    return torch.from_numpy(np.eye(_CLASSES, dtype=np.float32)[labels])
+
+
+# ---------------------------------------------------------------------- files and where they come from
+
+
+def _data_folder(folder: Path | None) -> Path:
+    given = folder or os.environ.get("SEPSA_DATA")
+    return Path(given).expanduser() if given else Path(_extra("pooch").os_cache("sepsa"))
+
+
+@contextmanager
+def _downloaded(
+    url: str, md5: str | None, wanted: Path, check: Callable[[Path], object] = lambda file: None
+) -> Iterator[Path]:
+    """What `url` holds, checked, in a temporary folder beside `wanted`.
+
+    From there it is one rename to its place, so that a killed download leaves no half file under a true name.
+    """
+    with ExitStack() as stack:
+        try:
+            pooch = _extra("pooch")
+            wanted.parent.mkdir(parents=True, exist_ok=True)
+            beside = stack.enter_context(tempfile.TemporaryDirectory(prefix=".download-", dir=wanted.parent))
+            known = None if md5 is None else f"md5:{md5}"
+            file = Path(pooch.retrieve(url, known_hash=known, fname=url.rsplit("/", 1)[1], path=beside))
+            check(file)
+            file.chmod(0o644)  # pooch leaves it readable to its owner alone, but data folders are shared
+        except (ImportError, OSError, ValueError) as error:
+            raise FileNotFoundError(
+                f"{wanted} is missing, and {url} cannot be downloaded ({_reason(error)}): try again with a network, "
+                "or put the file there, or set SEPSA_DATA to a folder that holds it"
+            ) from None
+        yield file
+
+
+def _reason(error: Exception) -> str:
+    """Why a download failed, without the layers of urllib3 under it."""
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return str(error).partition(". ")[0]
+
+
+def _refused(path: Path | str, why: str) -> ValueError:
+    return ValueError(f"{path} is damaged or another file: {why}; remove it, and the next load downloads it anew")
+
+
+def _extra(module: str) -> Any:
+    """A module that only the extra `paper` brings."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        if error.name != package:
+            raise
+        raise ModuleNotFoundError(f"{package} is not installed: pip install 'sepsa[paper]'", name=package) from None
