@@ -10,7 +10,7 @@ demo: $(STAMP)
 	$(BIN)/sepsa demo
 
 test: lint
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check

@@ -24,8 +24,8 @@ Array = Any  # a torch.Tensor, or a numpy.ndarray over the same memory
 
 # Above this squared size the product FFᵀ swallows the identity it is added to; the QR route does not.
 _PRODUCT_LIMIT = 1e10
-# Above this p the arithmetic outweighs the calls, and torch's products in place save a p x p copy.
-_NUMPY_LIMIT = 256
+# Above this p NumPy's BLAS starts threads, which then fight with torch's for the same cores.
+_NUMPY_LIMIT = 64
 # Below so many rows, one after the other costs less than one block.
 _ROW_LIMIT = 4
 # H is absorbed into T when it has grown by this factor, or fallen by its inverse, or after so many updates.
@@ -221,7 +221,7 @@ class RLS:
         single = n == 1 and c < _ROW_LIMIT
         if c and not single:
             Phi, Y = desk.with_ridge(Phi, Y, turn, self.ridge, lam)
-        if not math.isfinite(desk.square(Phi)):
+        if desk.numpy and not math.isfinite(desk.square(Phi)):  # NumPy would warn of it in words of its own
             raise explain_nonfinite(features, targets, desk.linear)
         desk.read()
         F, E = desk.whiten(Phi, Y)
@@ -457,7 +457,7 @@ class Desk:
         return Phi * root, Y * root, float(omega.sum())
 
     def with_ridge(self, Phi: Array, Y: Array, turn: list[int], ridge: float, lam: float) -> tuple[Array, Array]:
-        """Φ and Y with a row √r e_j for each coordinate whose turn it is; r is the ridge it lacks, its target the prior."""
+        """Φ and Y with a row √r e_j for each coordinate whose turn it is: r the ridge it lacks, the prior its aim."""
         root = (ridge - lam * self.ridge_left[turn]).clip(0) ** 0.5
         targets = self.prior[:, turn].T * root[:, None]
         if self.numpy:
@@ -521,12 +521,13 @@ def few_rows(desk: Desk, F: Array, E: Array, large: bool = False) -> None:
 
 def many_rows(desk: Desk, F: Array, E: Array) -> None:
     """The same for a block of about p rows or more, where only H grows: H += FFᵀ, 4rp² + p³/3 operations."""
-    desk.H += F @ F.T
     D = F @ E
     if desk.numpy:
+        desk.H += F @ F.T
         V: Array = np.linalg.solve(desk.H, D)
+        desk.W += V.T @ desk.T
         desk.energy += np.vecdot(E.T, E.T) - np.vecdot(D.T, V.T)
     else:
-        V = torch.cholesky_solve(D, torch.linalg.cholesky_ex(desk.H).L)
+        V = torch.cholesky_solve(D, torch.linalg.cholesky_ex(desk.H.addmm_(F, F.T)).L)
+        desk.W.addmm_(V.T, desk.T)
         desk.energy += (E * E).sum(0) - (D * V).sum(0)
-    desk.W += V.T @ desk.T
