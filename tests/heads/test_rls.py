@@ -402,6 +402,14 @@ def test_bad_samples_change_nothing(features, targets, weight, error, words, for
     assert_unchanged(solver, linear, before)
 
 
+@pytest.mark.parametrize("part", ["weight", "bias"])
+def test_a_head_that_somebody_broke_is_named(part):
+    solver, linear = make(4, 2)
+    getattr(linear, part).data.fill_(nan)
+    with pytest.raises(ValueError, match=f"the head's {part} must be finite, got nan"):
+        solver.update(x, y)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [

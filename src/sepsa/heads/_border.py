@@ -83,7 +83,8 @@ def _check_tensor(name: str, value: object, device: torch.device) -> None:
 
 def explain_nonfinite(features: Tensor, targets: Tensor | None, linear: nn.Linear) -> ValueError:
     """The error for numbers a head cannot learn from; called only once something is known to be wrong."""
-    for name, value in (("features", features), ("targets", targets), ("the head's weight", linear.weight)):
+    head = (("the head's weight", linear.weight), ("the head's bias", linear.bias))
+    for name, value in (("features", features), ("targets", targets), *head):
         if value is not None and not bool(torch.isfinite(value).all()):
             bad = value[~torch.isfinite(value)]
             return ValueError(

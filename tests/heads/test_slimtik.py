@@ -1,0 +1,489 @@
+"""SlimTik against dense solves of the problem it states, and what it promises about its state."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from sepsa import SepSA
+from sepsa.heads import slimtik
+from sepsa.heads.slimtik import SlimTik
+
+# ---------------------------------------------------------------------- the slow, obvious truth, in float64
+
+
+def block(x, y, bias):
+    """Z (p, n) and C (m, n): samples in columns, over the root of their number."""
+    Z = np.column_stack([x, np.ones(len(x))]) if bias else np.asarray(x)
+    return Z.T / np.sqrt(len(x)), np.asarray(y).T / np.sqrt(len(x))
+
+
+def dense_increment(Z, M, E, W, lam, tau):
+    """The step as one stacked least-squares problem in vec(s), Kronecker products spelled out."""
+    (m, p), N = W.shape, Z.shape[1] + M.shape[1]
+    A = np.vstack([np.kron(np.hstack([Z, M]).T, np.eye(m)), np.sqrt(tau) * np.eye(m * p)])
+    residual = np.hstack([E, np.zeros((m, M.shape[1]))])
+    b = np.concatenate([residual.ravel(order="F"), -lam / np.sqrt(tau) * W.ravel(order="F")])
+    assert A.shape == (m * (N + p), m * p)
+    return np.linalg.lstsq(A, b, rcond=None)[0].reshape((m, p), order="F")
+
+
+def dense_sgcv(Z, M, C, W, lam, tau):
+    """The criterion by its definition, with the influence matrix (nm, nm) formed."""
+    m, n = C.shape
+    A = np.kron(Z.T, np.eye(m))
+    curvature = np.kron(Z @ Z.T + M @ M.T, np.eye(m)) + tau * np.eye(W.size)
+    influence = A @ np.linalg.solve(curvature, A.T)
+    moved = W + dense_increment(Z, M, C - W @ Z, W, lam, tau)
+    return np.sum((C - moved @ Z) ** 2) / np.trace(np.eye(n * m) - influence) ** 2
+
+
+def ridge_regression(blocks, ridge, center):
+    """argmin_W sum ||WZ - C||^2 + ridge ||W - center||^2."""
+    p = center.shape[1]
+    A = np.hstack([Z for Z, _ in blocks] + [np.sqrt(ridge) * np.eye(p)])
+    b = np.hstack([C for _, C in blocks] + [np.sqrt(ridge) * center])
+    return np.linalg.lstsq(A.T, b.T, rcond=None)[0].T
+
+
+# ---------------------------------------------------------------------- tools
+
+
+def make(k, m, bias=True, dtype=torch.float64, seed=0, head_dtype=torch.float64, **options):
+    torch.manual_seed(seed)
+    linear = nn.Linear(k, m, bias=bias, dtype=head_dtype)
+    return SlimTik(dtype=dtype, **options).bind(linear), linear
+
+
+def weights(linear):
+    W = linear.weight.detach().double()
+    return (W if linear.bias is None else torch.cat([W, linear.bias.detach().double()[:, None]], 1)).numpy().copy()
+
+
+def data(n, k, m, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(n, size, generator=generator, dtype=torch.float64).to(dtype) for size in (k, m))
+
+
+def relative(a, b):
+    return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-300))
+
+
+problems = st.fixed_dictionaries(
+    {
+        "k": st.integers(1, 9),
+        "m": st.integers(1, 3),
+        "bias": st.booleans(),
+        "sizes": st.lists(st.integers(1, 12), min_size=1, max_size=7),
+        "memory": st.integers(0, 4),
+        "low": st.sampled_from([1e-7, 1e-4, 1e-2]),
+        "noise": st.sampled_from([0.0, 0.3, 3.0]),
+        "seed": st.integers(0, 10**6),
+    }
+)
+
+
+def stream(k, m, bias, sizes, memory, low, noise, seed):
+    """A solver, its head, and before every update what it is about to see: Z, M, C, W and the sum of Λ."""
+    rng = np.random.default_rng(seed)
+    solver, linear = make(k, m, bias, seed=seed, memory=memory, bounds=(low, 1e3))
+    truth, past = rng.normal(size=(k, m)), []
+    p = k + bias
+    for n in sizes:
+        x = rng.normal(size=(n, k))
+        y = x @ truth + noise * rng.normal(size=(n, m))
+        Z, C = block(x, y, bias)
+        M = np.hstack([np.zeros((p, 0)), *past[max(0, len(past) - memory) :]])
+        yield solver, linear, Z, M, C, weights(linear), solver.regularization_sum, (torch.tensor(x), torch.tensor(y))
+        past.append(Z)
+
+
+# ---------------------------------------------------------------------- the mathematics
+
+
+@settings(max_examples=80, deadline=None)
+@given(problem=problems)
+def test_a_step_equals_the_dense_solve(problem):
+    for solver, linear, Z, M, C, W, total, samples in stream(**problem):
+        solver.update(*samples)
+        tau = solver.regularization_sum
+        assert tau == pytest.approx(total + solver.chosen, rel=1e-12)
+        expected = W + dense_increment(Z, M, C - W @ Z, W, solver.chosen, tau)
+        assert relative(weights(linear), expected) <= 1e-9
+
+
+@settings(max_examples=60, deadline=None)
+@given(problem=problems)
+def test_the_chosen_parameter_minimizes_the_sampled_gcv_function(problem):
+    problem["low"] = max(problem["low"], 1e-4)  # below, the trace of the dense definition is all rounding
+    for solver, _, Z, M, C, W, total, samples in stream(**problem):
+        solver.candidates = 12
+        trials, sums = slimtik.trial_points(total, solver.bounds, solver.candidates, torch.finfo(torch.float64).eps)
+        slow = [dense_sgcv(Z, M, C, W, lam, tau) for lam, tau in zip(trials.tolist(), sums.tolist(), strict=True)]
+        tensors = [torch.tensor(a) for a in (Z, M, C - W @ Z, W)]
+        fast = slimtik.sgcv(slimtik.factorize(tensors[0], [tensors[1]], *tensors[2:]), trials, sums)
+        scale = np.sum((C - W @ Z) ** 2) + np.sum(W**2)  # an exact fit leaves rounding only
+        np.testing.assert_allclose(fast.numpy(), slow, rtol=1e-6, atol=1e-20 * scale)
+        solver.update(*samples)
+        assert solver.chosen in trials.tolist()
+        assert slow[trials.tolist().index(solver.chosen)] <= min(slow) * (1 + 1e-6) + 1e-20 * scale
+
+
+@settings(max_examples=40, deadline=None)
+@given(problem=problems)
+def test_with_all_blocks_in_memory_it_is_ridge_regression_on_all_data(problem):
+    problem["memory"] = 7
+    seen, initial = [], None
+    for solver, linear, Z, _, C, W, _, samples in stream(**problem):
+        initial = W if initial is None else initial
+        seen.append((Z, C))
+        solver.update(*samples)
+        ridge = solver.regularization_sum
+        center = solver.regularization / ridge * initial
+        assert relative(weights(linear), ridge_regression(seen, ridge, center)) <= 1e-6  # the dense side loses more
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    total=st.floats(1e-7, 1e3),
+    low=st.sampled_from([1e-7, 1e-3]),
+    count=st.integers(2, 100),
+    eps=st.sampled_from([1.2e-7, 2.3e-16]),
+)
+def test_trial_points_keep_the_sum_in_bounds(total, low, count, eps):
+    total = max(total, low)
+    trials, sums = slimtik.trial_points(total, (low, 1e3), count, eps)
+    assert trials[0] == 0
+    assert 1 <= len(trials) <= 2 * count + 1
+    assert float(sums.min()) >= max(low, total / 2)
+    assert float(sums.max()) <= 1e3
+    torch.testing.assert_close(sums, total + trials, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("start", [1e-4, 1e-3, 0.05, 1.0])
+def test_the_sum_stays_in_bounds_whatever_comes(start, dtype):
+    low, high = 1e-4, 1.0
+    solver, linear = make(4, 2, dtype=dtype, regularization=start, bounds=(low, high), memory=2)
+    signs = set()
+    for i in range(40):
+        x, y = data(1 + i % 5, 4, 2, seed=i)
+        before = solver.regularization_sum
+        solver.update(x, y * (100 if i % 3 else 0))
+        assert low <= solver.regularization_sum <= high
+        assert solver.regularization_sum == pytest.approx(before + solver.chosen, rel=1e-12)
+        assert np.isfinite(weights(linear)).all()
+        signs.add(np.sign(solver.chosen))
+    assert {-1.0, 1.0} <= signs  # it may fall as well as rise
+
+
+def test_memory_never_exceeds_its_depth():
+    for memory in (0, 1, 3):
+        solver, _ = make(3, 1, memory=memory)
+        for i in range(6):
+            solver.update(*data(2, 3, 1, seed=i))
+            assert len(solver.state_dict()["blocks"]) == min(i + 1, memory)
+        newest, _ = block(*data(2, 3, 1, seed=5), bias=True)
+        if memory:
+            np.testing.assert_allclose(solver.state_dict()["blocks"][-1].numpy(), newest, rtol=1e-12)
+
+
+def test_the_truth_comes_back():
+    x, _ = data(64, 5, 2)
+    truth = torch.randn(6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    solver, linear = make(5, 2)
+    for _ in range(30):
+        solver.update(x, x @ truth[:5] + truth[5])
+    assert relative(weights(linear), truth.T.numpy()) < 1e-4
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize(("n", "old"), [(1, 0), (1, 5), (3, 12), (40, 0), (30, 90)])
+def test_float32_keeps_its_digits_when_the_sum_is_tiny(n, old, scale):
+    """Where I/τ - U(...)Uᵀ/τ² and n - tr(ZᵀU(...)UᵀZ) would have none left."""
+    rng = np.random.default_rng(n)
+    Z, M, E, W = (rng.normal(size=size) for size in ((20, n), (20, old), (2, n), (2, 20)))
+    double = [torch.tensor(a) for a in (scale * Z, scale * M, E, W)]
+    single = [a.float() for a in double]
+    tau = torch.tensor([1e-7, 1e-5, 1e-3, 1e-1], dtype=torch.float64) * scale**2
+    problems = [slimtik.factorize(Z, [M], E, W) for Z, M, E, W in (double, single)]
+    for lam in (-tau / 2, tau / 2, 0 * tau):
+        exact, rounded = (slimtik.sgcv(p, lam.to(p.W), tau.to(p.W)).double() for p in problems)
+        torch.testing.assert_close(rounded, exact, rtol=1e-2, atol=0)
+        for one, sum_ in zip(lam.tolist(), tau.tolist(), strict=True):
+            exact, rounded = (slimtik.increment(p, one, sum_).double().numpy() for p in problems)
+            assert relative(rounded, exact) < 1e-3
+
+
+def test_zero_features_and_a_perfect_fit_leave_the_head_finite():
+    solver, linear = make(3, 2, bias=False, dtype=torch.float32)
+    before = weights(linear)
+    for _ in range(5):
+        solver.update(torch.zeros(4, 3), torch.ones(4, 2))
+        assert np.isfinite(weights(linear)).all()
+    assert relative(weights(linear), before * 0.05 / solver.regularization_sum) < 1e-5  # shrunk, never fitted
+    x, _ = data(8, 3, 2)
+    fitted, head = make(3, 2)
+    targets = head(x).detach()
+    before = weights(head)
+    fitted.update(x, targets)
+    assert fitted.chosen == 0.0
+    assert relative(weights(head), before) < 1e-12
+
+
+# ---------------------------------------------------------------------- the interface
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_any_leading_dimensions_and_dtypes(shape, dtype):
+    solver, linear = make(4, 2, dtype=torch.float32, head_dtype=torch.float32)
+    flat, head = make(4, 2, dtype=torch.float32, head_dtype=torch.float32)
+    n = int(np.prod(shape))
+    x, y = data(n, 4, 2, dtype=dtype)
+    solver.update(x.reshape(*shape, 4).requires_grad_(), y.reshape(*shape, 2))
+    flat.update(x, y)
+    assert np.array_equal(weights(linear), weights(head))
+    assert linear.weight.dtype == torch.float32
+    assert linear.weight.requires_grad
+    assert linear.weight.grad_fn is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_head_in_half_precision_learns(dtype):
+    solver, linear = make(4, 2, dtype=torch.float32, head_dtype=dtype)
+    x, y = data(16, 4, 2, dtype=dtype)
+    before = solver.loss(linear(x), y)
+    for _ in range(5):
+        solver.update(x, y)
+    assert linear.weight.dtype == dtype
+    assert solver.loss(linear(x), y) < before
+
+
+def test_autocast_does_not_reach_the_arithmetic():
+    plain, head = make(4, 2, dtype=torch.float32, head_dtype=torch.float32)
+    cast, cast_head = make(4, 2, dtype=torch.float32, head_dtype=torch.float32)
+    for i in range(3):
+        x, y = data(8, 4, 2, seed=i, dtype=torch.float32)
+        plain.update(x, y)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            cast.update(x, y)
+    assert np.array_equal(weights(head), weights(cast_head))
+
+
+def snapshot(solver, linear):
+    """All there is, bit for bit."""
+    return frozen(solver.state_dict()), weights(linear).tobytes()
+
+
+def frozen(state):
+    return {**state, "blocks": [(block.dtype, block.shape, block.numpy().tobytes()) for block in state["blocks"]]}
+
+
+def test_bad_input_changes_nothing(monkeypatch):
+    solver, linear = make(3, 2, dtype=torch.float32, head_dtype=torch.float32)
+    x, y = data(6, 3, 2, dtype=torch.float32)
+    solver.update(x, y)
+    before = snapshot(solver, linear)
+    nan, inf = x.clone(), y.clone()
+    nan[2, 1], inf[0, 0] = float("nan"), float("inf")
+    for features, targets, error, match in [
+        (nan, y, ValueError, "features must be finite"),
+        (x, inf, ValueError, "targets must be finite"),
+        (x * 1e30, y, ValueError, "small enough"),
+        (x, y * 1e30, ValueError, "small enough"),
+        (x.double() * 1e300, y, ValueError, "small enough"),
+        (x[:, :2], y, ValueError, "features must have shape"),
+        (x, y[:, :1], ValueError, "targets must have shape"),
+        (x, y[:, 0], ValueError, "targets must have shape"),
+        (x[:0], y[:0], ValueError, "at least one sample"),
+        (x.long(), y, TypeError, "features must be floating"),
+        (x, y[:, 0].long(), TypeError, "one_hot"),
+        (x.numpy(), y, TypeError, "torch.Tensor"),
+        (x.to("meta"), y, ValueError, "must be on"),
+    ]:
+        with pytest.raises(error, match=match):
+            solver.update(features, targets)
+        assert snapshot(solver, linear) == before
+    with pytest.raises(ValueError, match=r"sample_weight must be None.*RLS"):
+        solver.update(x, y, torch.ones(6))
+    assert snapshot(solver, linear) == before
+
+    def fail(*args, **options):
+        raise torch.linalg.LinAlgError("linalg.svd: The algorithm failed to converge")
+
+    monkeypatch.setattr(torch.linalg, "svd", fail)
+    with pytest.raises(RuntimeError, match=r"SVD of features and memory, \(4, 12\).*nothing was learned"):
+        solver.update(x, y)
+    assert snapshot(solver, linear) == before
+
+
+def test_a_head_that_would_overflow_is_left_alone():
+    solver, linear = make(3, 1, dtype=torch.float32, head_dtype=torch.float16)
+    x, _ = data(6, 3, 1, dtype=torch.float32)
+    before = snapshot(solver, linear)
+    with pytest.raises(ValueError, match="nothing was learned"):
+        solver.update(x, 1e7 * x[:, :1])  # needs a weight that float16 cannot hold
+    assert snapshot(solver, linear) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"memory": -1}, ValueError, "memory must be an integer of at least 0, got -1"),
+        ({"memory": 2.0}, TypeError, "memory must be an integer"),
+        ({"memory": True}, ValueError, "memory must be an integer"),
+        ({"candidates": 1}, ValueError, "candidates must be an integer of at least 2, got 1"),
+        ({"regularization": 0.0}, ValueError, "regularization must be in"),
+        ({"regularization": 1e4}, ValueError, "regularization must be within bounds"),
+        ({"regularization": "auto"}, TypeError, "regularization must be a number"),
+        ({"bounds": (1.0, 0.1)}, ValueError, "low < high"),
+        ({"bounds": (0.0, 0.1)}, ValueError, r"bounds\[0\] must be in"),
+        ({"bounds": 0.1}, TypeError, "bounds must be a pair"),
+        ({"dtype": torch.float16}, ValueError, "dtype must be torch.float32 or torch.float64"),
+    ],
+)
+def test_bad_settings_are_refused(options, error, match):
+    with pytest.raises(error, match=match):
+        SlimTik(**options)
+
+
+def test_one_solver_one_head():
+    solver, linear = make(3, 2)
+    assert solver.bind(linear) is solver
+    with pytest.raises(ValueError, match="already bound"):
+        solver.bind(nn.Linear(3, 2))
+    with pytest.raises(TypeError, match=r"nn\.Linear"):
+        SlimTik().bind(nn.Conv2d(1, 1, 1))
+    with pytest.raises(RuntimeError, match="owns no head yet"):
+        SlimTik().update(torch.ones(1, 3), torch.ones(1, 2))
+    assert "memory=5" in repr(solver)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("way", ["state_dict", "saved", "deepcopy", "pickle"])
+def test_a_copy_continues_bit_for_bit(way, dtype):
+    solver, linear = make(5, 2, dtype=dtype, memory=3)
+    for i in range(5):
+        solver.update(*data(4 + i, 5, 2, seed=i))
+    if way == "deepcopy":
+        twin = copy.deepcopy(solver)
+    elif way == "pickle":
+        twin = pickle.loads(pickle.dumps(solver))
+    else:
+        state = solver.state_dict()
+        if way == "saved":
+            buffer = io.BytesIO()
+            torch.save(state, buffer)
+            buffer.seek(0)
+            state = torch.load(buffer)
+        twin = SlimTik(dtype=dtype).bind(copy.deepcopy(linear))
+        twin.load_state_dict(state)
+    assert twin.linear is not linear
+    for i in range(5, 12):
+        for each in (solver, twin):
+            each.update(*data(4, 5, 2, seed=i))
+        assert snapshot(solver, linear) == snapshot(twin, twin.linear)
+
+
+def test_a_state_is_a_copy_both_ways():
+    solver, _ = make(3, 1)
+    solver.update(*data(4, 3, 1))
+    state = solver.state_dict()
+    kept = frozen(state)
+    solver.load_state_dict(state)
+    solver.update(*data(4, 3, 1, seed=1))
+    assert frozen(state) == kept
+    state["blocks"][0].zero_()
+    assert float(solver.state_dict()["blocks"][0].abs().sum()) > 0
+
+
+def test_a_state_of_another_shape_is_refused_whole():
+    solver, linear = make(3, 2, memory=2)
+    for i in range(3):
+        solver.update(*data(4, 3, 2, seed=i))
+    before, state = snapshot(solver, linear), solver.state_dict()
+    others = [make(3, 1)[0].state_dict(), make(4, 2)[0].state_dict(), make(3, 2, bias=False)[0].state_dict()]
+    for other in others:
+        with pytest.raises(ValueError, match="a head of another size"):
+            solver.load_state_dict(other)
+    nan = torch.full((4, 4), float("nan"))
+    for change, error in [
+        ({"blocks": state["blocks"][:1]}, ValueError),
+        ({"blocks": [*state["blocks"], state["blocks"][0]]}, ValueError),
+        ({"blocks": [state["blocks"][0], torch.zeros(3, 4)]}, ValueError),
+        ({"blocks": [state["blocks"][0], nan]}, ValueError),
+        ({"blocks": [state["blocks"][0], "no"]}, ValueError),
+        ({"blocks": None}, ValueError),
+        ({"regularization_sum": 1e9}, ValueError),
+        ({"regularization_sum": float("nan")}, ValueError),
+        ({"chosen": float("nan")}, ValueError),
+        ({"steps": -1}, ValueError),
+        ({"memory": 1.5}, TypeError),
+        ({"bounds": (1.0, 0.0)}, ValueError),
+        ({"surprise": 1}, ValueError),
+    ]:
+        with pytest.raises(error):
+            solver.load_state_dict({**state, **change})
+        assert snapshot(solver, linear) == before
+    with pytest.raises(ValueError, match=r"missing \['steps'\]"):
+        solver.load_state_dict({name: value for name, value in state.items() if name != "steps"})
+    assert snapshot(solver, linear) == before
+    solver.load_state_dict(state)
+    assert snapshot(solver, linear) == before
+
+
+def test_the_memory_follows_the_head_to_its_device():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    solver, linear = make(5, 2)
+    twin = copy.deepcopy(solver)
+    for i in range(6):
+        if i == 3:
+            linear.cuda()
+        x, y = data(4, 5, 2, seed=i)
+        solver.update(x.to(linear.weight.device), y.to(linear.weight.device))
+        twin.update(x, y)
+    assert relative(weights(linear.cpu()), weights(twin.linear)) < 1e-9
+
+
+# ---------------------------------------------------------------------- inside SepSA
+
+
+def train(batch, epochs, seed=0):
+    torch.manual_seed(seed)
+    x = torch.randn(256, 4)
+    y = torch.stack([torch.sin(2 * x[:, 0]) + x[:, 1] * x[:, 2], x[:, 3].abs()], 1) * 5 + 10
+    model = nn.Sequential(nn.Linear(4, 30), nn.ReLU(), nn.Linear(30, 2))
+    optimizer = SepSA(model, torch.optim.Adam, solver=SlimTik(), lr=1e-2)
+    losses = [nn.functional.mse_loss(model(x), y).item()]
+    for _ in range(epochs):
+        for rows in torch.randperm(256).split(batch):
+            optimizer.learn(x[rows], y[rows])
+        losses.append(nn.functional.mse_loss(model(x), y).item())
+    return losses, optimizer
+
+
+def test_it_drops_into_sepsa():
+    losses, optimizer = train(batch=32, epochs=20)
+    assert losses[1] < 0.5 * losses[0]
+    assert losses[-1] < 0.5 * losses[1]
+    assert optimizer.solver.steps == 160
+    twin_losses, twin = train(batch=32, epochs=0)
+    assert twin_losses[0] == losses[0]
+    twin.load_state_dict(optimizer.state_dict())
+    assert twin.solver.regularization_sum == optimizer.solver.regularization_sum
+
+
+def test_single_samples_stay_finite_though_they_make_it_oscillate():
+    losses, _ = train(batch=1, epochs=1)
+    assert np.isfinite(losses).all()
+    assert losses[-1] < losses[0]

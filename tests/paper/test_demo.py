@@ -1,0 +1,51 @@
+"""The demo, as a person meets it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sepsa.paper import demo
+from sepsa.paper.data import load
+
+
+@pytest.mark.parametrize("method", demo.METHODS)
+def test_online_curves_start_alike_and_end_where_they_should(method):
+    dataset = load("diabetes")
+    errors = demo.online(dataset, method, 1e-4, 233)
+    assert len(errors) == 283
+    assert errors[0] == demo.online(dataset, "SepSA", 1e-4, 233)[0]
+    if method == "NAG":
+        assert np.isnan(errors[-1])  # diverges, as in the paper
+    else:
+        assert errors[-1] < errors[0]
+
+
+def test_sepsa_beats_the_mean_at_every_learning_rate():
+    dataset = load("diabetes")
+    mean = ((dataset.train_targets.mean() - dataset.test_targets) ** 2).mean().item()
+    for lr in demo.LEARNING_RATES:
+        assert demo.online(dataset, "SepSA", lr, 233)[-1] < 0.7 * mean
+
+
+def test_the_command_prints_a_table_and_draws_a_figure(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(demo, "LEARNING_RATES", (1e-3, 1e-4))
+    demo.run(tmp_path / "new" / "figure.png", seeds=1)
+    said = capsys.readouterr().out
+    assert "SepSA" in said
+    assert "diverged" in said
+    assert "figure.png" in said.replace("\n", "")
+    with Image.open(tmp_path / "new" / "figure.png") as image:
+        assert image.width > 1000
+        assert len(image.convert("RGB").resize((200, 80)).getcolors(16000)) > 20
+
+
+def test_seeds_decide_everything():
+    dataset = load("diabetes")
+    torch.manual_seed(5)
+    first = demo.online(dataset, "Adam", 1e-2, 1)
+    torch.manual_seed(6)
+    assert np.array_equal(first, demo.online(dataset, "Adam", 1e-2, 1))
+    assert not np.array_equal(first, demo.online(dataset, "Adam", 1e-2, 2))
