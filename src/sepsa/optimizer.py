@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sepsa.capture import Step, capture
 from sepsa.heads import RLS
 from sepsa.heads._border import check_rows
 
@@ -64,7 +65,7 @@ class SepSA(Optimizer):
         self.solver.bind(self.head)
         self._head_fraction = 1.0
         self._generator = torch.Generator().manual_seed(torch.initial_seed())
-        self._lesson: observe | None = None
+        self._lesson: Observation | None = None
         super().__init__(self.base.param_groups, self.base.defaults)
         self._adopt_base()
         self._attach()
@@ -82,14 +83,17 @@ class SepSA(Optimizer):
             raise ValueError(f"head_fraction must be in (0, 1], got {value}")
         self._head_fraction = float(value)
 
-    def observe(self, targets: Tensor, sample_weight: Tensor | None = None) -> observe:
-        """A context in which the model's forward teaches the head: as the data reach it, it learns first."""
-        return observe(self, targets, sample_weight)
+    def observe(self, targets: Tensor, sample_weight: Tensor | None = None, *, on_device: bool = False) -> Observation:
+        """A context in which the model's forward teaches the head: as the data reach it, it learns first.
+
+        `on_device` is for `capture`: nothing is read back to the host, so bad samples are skipped, not refused.
+        """
+        return Observation(self, targets, sample_weight, on_device)
 
     def learn(self, inputs: Any, targets: Tensor, loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None) -> Tensor:
         """One whole iteration: the head learns, the body follows. Returns the loss at the new head."""
         with torch.enable_grad():
-            with observe(self, targets, None):
+            with self.observe(targets):
                 loss = (loss_fn or self.solver.loss)(self.model(inputs), targets)
             loss.backward()  # type: ignore[no-untyped-call]
         self.step()
@@ -131,13 +135,34 @@ class SepSA(Optimizer):
                 f"the forward inside observe reached the head {self.head_name!r} twice: "
                 "use one observe for each pass through the model"
             )
-        if self._head_fraction < 1.0:
+        if lesson.on_device:
+            self._teach_on_device(lesson, features)
+        elif self._head_fraction < 1.0:
             self.solver.update(*self._share(features, lesson.targets, lesson.sample_weight))
         else:
             self.solver.update(features, lesson.targets, lesson.sample_weight)
         lesson.taught = True
         if features.requires_grad:  # the head's own gradient would be computed for nobody
             lesson.hush(self.head)
+
+    def _teach_on_device(self, lesson: Observation, features: Tensor) -> None:
+        """The same inside a CUDA graph, where the host can neither draw rows nor look at numbers."""
+        rows, targets = features.detach().reshape(-1, features.shape[-1]), lesson.targets
+        targets = targets.reshape(len(rows), -1)
+        count = math.ceil(self._head_fraction * len(rows))
+        if count < len(rows):
+            chosen = torch.rand(len(rows), device=rows.device).topk(count).indices
+            rows, targets = rows[chosen], targets[chosen]
+        self.solver.update_on_device(rows, targets)  # type: ignore[attr-defined]
+
+    def capture(
+        self, inputs: Tensor, targets: Tensor, loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None
+    ) -> Step:
+        """A `learn` for batches like these that runs as one CUDA graph on a GPU, and plainly on a CPU.
+
+        Choose it where the step is so small that launching its kernels costs more than running them.
+        """
+        return capture(self.model, self, inputs, targets, loss_fn or self.solver.loss)
 
     def _share(
         self, features: Tensor, targets: Tensor, sample_weight: Tensor | None
@@ -235,19 +260,21 @@ class SepSA(Optimizer):
         return f"SepSA(head={self.head_name!r}, solver={self.solver!r}, base={self.base!r})"
 
 
-class observe:
+class Observation:
     """The context `SepSA.observe` returns."""
 
-    __slots__ = ("_hushed", "optimizer", "sample_weight", "targets", "taught")
+    __slots__ = ("_hushed", "on_device", "optimizer", "sample_weight", "targets", "taught")
 
-    def __init__(self, optimizer: SepSA, targets: Tensor, sample_weight: Tensor | None) -> None:
+    def __init__(
+        self, optimizer: SepSA, targets: Tensor, sample_weight: Tensor | None, on_device: bool = False
+    ) -> None:
         if not isinstance(targets, Tensor):
             raise TypeError(f"targets must be a torch.Tensor, got {type(targets).__name__}")
         self.optimizer, self.targets, self.sample_weight = optimizer, targets, sample_weight
-        self.taught = False
+        self.taught, self.on_device = False, on_device
         self._hushed: list[nn.Parameter] = []
 
-    def __enter__(self) -> observe:
+    def __enter__(self) -> Observation:
         if self.optimizer._lesson is not None:
             raise RuntimeError("observe is already active: one observe for each pass through the model")
         self.optimizer._lesson = self

@@ -11,6 +11,7 @@ memory, because there the price of a step is the price of its calls and NumPy's 
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,7 +58,7 @@ class RLS:
     """
 
     _TENSORS = ("_Z", "_H", "_energy", "_ridge_left", "_prior")
-    _NUMBERS = ("ridge", "forgetting", "steps", "_cursor", "_mass", "_pending", "_growth")
+    _NUMBERS = ("ridge", "forgetting", "_steps", "_cursor", "_mass", "_pending", "_growth")
 
     def __init__(self, *, ridge: float = 1.0, forgetting: float = 1.0, dtype: torch.dtype | None = None) -> None:
         self.ridge = in_range("ridge", ridge, 0.0, math.inf)
@@ -83,7 +84,8 @@ class RLS:
         device = linear.weight.device
         dtype = self.dtype or (torch.float32 if device.type == "mps" else torch.float64)
         m, p = linear.out_features, linear.in_features + (linear.bias is not None)
-        self.steps = 0
+        self._steps = 0
+        self._away = False  # whether steps, mass and cursor are counted on the device, in the desk's tally
         self._cursor = 0  # the coordinate whose turn it is to get its ridge back
         self._mass = 0.0  # the samples seen, less what was forgotten of them
         self._Z = torch.zeros(p + m, p, dtype=dtype, device=device)
@@ -137,8 +139,15 @@ class RLS:
         return self
 
     @property
+    def steps(self) -> int:
+        """How many updates the head has learned from."""
+        self._ready()
+        return self._steps
+
+    @property
     def samples(self) -> float:
         """How many samples the head remembers: all it saw at forgetting 1, weighted by forgetting^age below."""
+        self._ready()
         return self._mass
 
     def covariance(self) -> Tensor:
@@ -154,6 +163,8 @@ class RLS:
         return torch.linalg.solve_triangular(torch.linalg.cholesky(self._H), T, upper=False) if self._pending else T
 
     def __getstate__(self) -> dict[str, Any]:
+        if self.linear is not None:
+            self._ready()
         return {name: value for name, value in self.__dict__.items() if name != "_desk"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -173,6 +184,10 @@ class RLS:
     def _ready(self) -> Desk:
         """The work space, laid out anew when the head has moved to another device, dtype or memory."""
         linear = self._bound()
+        if self._away:
+            steps, self._mass, cursor = self._desk.tally.tolist()
+            self._steps, self._cursor = int(steps), int(cursor) % self._Z.shape[1]
+            self._away = False
         if not self._desk.fits(linear):
             for name in self._TENSORS:
                 setattr(self, name, getattr(self, name).to(linear.weight.device))
@@ -230,7 +245,7 @@ class RLS:
             raise explain_nonfinite(features, targets, desk.linear)
 
         # From here on nothing can fail, so the state changes.
-        self.steps += 1
+        self._steps += 1
         self._mass = lam * self._mass + mass
         if c:
             self._cursor = (self._cursor + c) % p
@@ -275,6 +290,54 @@ class RLS:
         self._H.diagonal().fill_(1)
         self._pending, self._growth = 0, 0.0
         return True
+
+    # ------------------------------------------------------------------ learning inside a CUDA graph
+
+    def prepare_on_device(self) -> None:
+        """Bring what `update_on_device` needs to the device: the host may have learned or set the head since."""
+        if not self._away or not self._desk.fits(self._bound()):
+            desk = self._ready()
+            self._absorb(desk, 1.0)
+            desk.tally.copy_(torch.tensor([self._steps, self._mass, self._cursor], dtype=torch.float64))
+            self._away = True
+        self._desk.read()
+
+    def update_on_device(self, features: Tensor, targets: Tensor) -> Tensor:
+        """`update` without a look from the host: samples that are not finite change nothing, and the flag says so."""
+        desk, lam, tally = self._desk, self.forgetting, self._desk.tally
+        Z, T = desk.Z, desk.T
+        p, dtype = Z.shape[1], Z.dtype
+        x, Y = features.detach().reshape(-1, desk.k), targets.detach().reshape(-1, desk.W.shape[0])
+        n = x.shape[0]
+        c = self.restored_per_update(n)
+        if n == 1 and c == 0 and desk.fused is not None:
+            fine: Tensor = desk.fused.rank_one(desk, x, Y)
+            return fine
+        x, Y = x.to(dtype), Y.to(dtype)
+        Phi = x if desk.k == p else torch.cat([x, x.new_ones(n, 1)], 1)
+        if c:
+            turn = (tally[2].long() + torch.arange(c, device=Z.device)) % p
+            root = (self.ridge - lam * desk.ridge_left[turn]).clamp(min=0).sqrt()[:, None]
+            Phi = torch.cat([Phi, Z.new_zeros(c, p).scatter_(1, turn[:, None], root)])
+            Y = torch.cat([Y, desk.prior[:, turn].T * root])
+        F, E = desk.whiten(Phi, Y)
+        fine = (F.square().sum() + E.square().sum()).isfinite()
+        F, E = F.where(fine, 0.0), E.where(fine, 0.0)  # rows of zeros teach nothing
+        if c:
+            fade = torch.where(fine, lam, 1.0).to(dtype)
+            tally[1].mul_(fade)
+            T.div_(fade.sqrt())
+            F = F / fade.sqrt()
+            desk.energy.mul_(fade)
+            faded = (desk.ridge_left * lam).index_fill(0, turn, self.ridge)
+            desk.ridge_left.copy_(faded.where(fine, desk.ridge_left))
+        if Phi.shape[0] == 1:
+            rank_one(desk, F[:, 0], E[0])
+        else:
+            few_rows(desk, F, E)
+        tally.add_(fine * desk.increment(n, c))
+        desk.write()
+        return fine
 
     # ------------------------------------------------------------------ exact arithmetic on what was learned
 
@@ -344,7 +407,7 @@ class RLS:
         self._energy.add_(other._energy.to(T)).add_(rise)
         self._energy.sub_(self.ridge * (merged - self._prior).square().sum(1)).clamp_(min=0)
         self._mass += other._mass
-        self.steps += other.steps
+        self._steps += other._steps
         self._replace_root(mine, root)
         W.copy_(merged)
         mine.write()
@@ -403,8 +466,17 @@ class Desk:
         self.W_weight, self.W_bias = self.W[:, :k], self.W[:, -1]
         # NumPy writes behind autograd's back; a write to no element of the weight tells it that the head changed.
         self.notice = linear.weight.detach()[:0]
+        self.fused = fused_kernels(solver._Z, weight)
+        self.tally = torch.zeros(3, dtype=torch.float64, device=weight.device)  # steps, mass, cursor inside a graph
+        self.increments: dict[tuple[int, int], Tensor] = {}
         self.Phi: Array = self.Z[:0]
         self.Phi_features = self.Phi[:, :k]
+
+    def increment(self, n: int, c: int) -> Tensor:
+        """What a good update adds to steps, mass and cursor; made before a graph is captured, which may not make it."""
+        if (n, c) not in self.increments:
+            self.increments[n, c] = torch.tensor([1.0, n, c], dtype=torch.float64, device=self.root.device)
+        return self.increments[n, c]
 
     def fits(self, linear: nn.Linear) -> bool:
         weight, bias = linear._parameters["weight"], linear._parameters["bias"]
@@ -478,6 +550,17 @@ class Desk:
         return float(np.vdot(x, x)) if self.numpy else float(torch.linalg.vector_norm(x)) ** 2
 
 
+def fused_kernels(Z: Tensor, weight: Tensor) -> ModuleType | None:
+    """The kernels for one sample on a GPU, where there are any for this head."""
+    if not Z.is_cuda or not weight.is_contiguous():
+        return None
+    try:
+        from sepsa.heads import _fused
+    except ModuleNotFoundError:  # a torch without Triton
+        return None
+    return _fused if Z.shape[0] <= _fused.MAX_ROWS else None
+
+
 def as_numpy(x: Tensor) -> Array:
     return x.float().numpy() if x.dtype == torch.bfloat16 else x.numpy()
 
@@ -491,10 +574,10 @@ def rank_one(desk: Desk, f: Array, e: Array) -> None:
 
     T <- (I - βffᵀ)T gives TᵀT = B - BhhᵀB/(1 + hᵀBh) for β = 1/(g + √g), g = 1 + fᵀf.
     """
-    g = 1.0 + float(f @ f)
+    g = 1.0 + f @ f
     u = f @ desk.T  # Bh
     e_over_g = e / g
-    desk.T += (f * (-1 / (g + math.sqrt(g))))[:, None] * u  # (18)
+    desk.T += (f * (-1 / (g + g**0.5)))[:, None] * u  # (18)
     desk.W += e_over_g[:, None] * u  # (17): B_k h = Bh/g
     desk.energy += e * e_over_g
 

@@ -1,0 +1,259 @@
+"""The whole step as one CUDA graph: at one sample a step, launching kernels is nearly all that a GPU's step costs.
+
+`SepSA.capture` and, for any other optimizer, `capture` return a `Step`. On a CPU it is the plain step. On a GPU the
+first calls run as they are, which is also the warm-up that CUDA graphs need; then the step is recorded and replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+WARM_UP = 3  # steps before a graph is recorded, as torch asks for
+
+
+class Step(Protocol):
+    """One training iteration on a batch, or many on batches of a data set."""
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Learn one batch of the captured shape. Returns the loss, valid until the next call."""
+        ...
+
+    def run(self, inputs: Tensor, targets: Tensor, order: Tensor) -> None:
+        """Learn the batches inputs[order[i]], targets[order[i]] for the rows of `order` (steps, batch), one by one.
+
+        On a GPU the data set and `order` lie on the device, and the host looks at nothing in between.
+        """
+        ...
+
+    @property
+    def skipped(self) -> int:
+        """How many batches were not finite and therefore changed nothing. A plain step raises instead."""
+        ...
+
+
+def capture(model: nn.Module, optimizer: Optimizer, inputs: Tensor, targets: Tensor, loss_fn: Loss) -> Step:
+    """A step for `model` and `optimizer` on batches shaped like `inputs` and `targets`."""
+    if inputs.device != targets.device:
+        raise ValueError(f"targets must be on {inputs.device}, where the inputs are, got {targets.device}")
+    if not inputs.is_cuda:
+        return PlainStep(model, optimizer, loss_fn)
+    solver = getattr(optimizer, "solver", None)
+    if solver is not None and not hasattr(solver, "update_on_device"):
+        raise ValueError(
+            f"solver {type(solver).__name__} decides on the host and cannot be captured: "
+            "use RLS, or optimizer.learn without a graph"
+        )
+    return GraphStep(model, optimizer, inputs, targets, loss_fn)
+
+
+class PlainStep:
+    """The step without a graph."""
+
+    skipped = 0
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, loss_fn: Loss) -> None:
+        self.model, self.optimizer, self.loss_fn = model, optimizer, loss_fn
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        learn = getattr(self.optimizer, "learn", None)
+        if learn is not None:
+            loss: Tensor = learn(inputs, targets, self.loss_fn)
+            return loss
+        loss = self.loss_fn(self.model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+    def run(self, inputs: Tensor, targets: Tensor, order: Tensor) -> None:
+        for rows in order:
+            self(inputs[rows], targets[rows])
+
+
+class GraphStep:
+    """The step as CUDA graphs, one for each data set, batch size and number of rows that feed the head."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, inputs: Tensor, targets: Tensor, loss_fn: Loss) -> None:
+        self.model, self.optimizer, self.loss_fn = model, optimizer, loss_fn
+        self.solver = getattr(optimizer, "solver", None)
+        self.base: Optimizer = getattr(optimizer, "base", optimizer)
+        self.inputs, self.targets = torch.zeros_like(inputs), torch.zeros_like(targets)
+        device = inputs.device
+        # One for warming up and recording alike, so that autograd's nodes stay on it.
+        self.stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._whole = torch.arange(len(inputs), device=device).unsqueeze(0)
+        self._skipped = torch.zeros((), dtype=torch.long, device=device)
+        self._loss = torch.zeros((), device=device)
+        self._recorded: dict[tuple[Any, ...], Recording] = {}
+        self._rates = [torch.tensor(float(group["lr"]), device=device) for group in self.base.param_groups]
+        for group in self.base.param_groups:
+            if "capturable" in group:
+                group["capturable"] = True
+        for state in self.base.state.values():
+            if isinstance(step := state.get("step"), Tensor):
+                state["step"] = step.to(device)
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        if inputs.shape != self.inputs.shape or targets.shape != self.targets.shape:
+            raise ValueError(
+                f"inputs and targets must have the captured shapes {tuple(self.inputs.shape)} and "
+                f"{tuple(self.targets.shape)}, got {tuple(inputs.shape)} and {tuple(targets.shape)}: capture again"
+            )
+        self.inputs.copy_(inputs)
+        self.targets.copy_(targets)
+        self.run(self.inputs, self.targets, self._whole)
+        return self._loss
+
+    def run(self, inputs: Tensor, targets: Tensor, order: Tensor) -> None:
+        if order.ndim != 2 or order.dtype != torch.long:
+            raise ValueError(f"order must be (steps, batch) of torch.long, got {tuple(order.shape)} of {order.dtype}")
+        if self.solver is not None:
+            self.solver.prepare_on_device()
+        for group, rate in zip(self.base.param_groups, self._rates, strict=True):
+            rate.fill_(float(group["lr"]))
+        key = (inputs.data_ptr(), targets.data_ptr(), order.shape[1], *self._fixed())
+        recording = self._recorded.get(key)
+        if recording is None:
+            recording = self._recorded[key] = Recording(self, inputs, targets, order.shape[1])
+        recording.run(order)
+
+    @property
+    def skipped(self) -> int:
+        return int(self._skipped)
+
+    def _fixed(self) -> tuple[Any, ...]:
+        """What a recording cannot follow: then there is one for each value."""
+        fraction = getattr(self.optimizer, "head_fraction", 1.0)
+        rates = tuple(None if follows_rate(group) else float(group["lr"]) for group in self.base.param_groups)
+        head = None if self.solver is None else self.solver._desk  # its memory is what a recording writes to
+        return fraction, rates, self.model.training, head
+
+    def iterate(self, inputs: Tensor, targets: Tensor) -> None:
+        """One iteration, all of it on the device. A batch whose loss is not finite leaves everything as it was."""
+        guard = Guard(self.model, self.base)
+        self._forget_gradients()
+        if self.solver is None:
+            loss = self.loss_fn(self.model(inputs), targets)
+        else:
+            with self.optimizer.observe(targets, on_device=True):  # type: ignore[attr-defined]
+                loss = self.loss_fn(self.model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        fine = loss.detach().isfinite()
+        guard.step(self.base, fine)
+        self._loss.copy_(loss.detach())
+        self._skipped.add_(~fine)
+        self._forget_gradients()  # an eager step after this one must not add to them
+
+    def _forget_gradients(self) -> None:
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
+
+class Recording:
+    """One graph over one data set in device memory, with its place in the order."""
+
+    def __init__(self, step: GraphStep, inputs: Tensor, targets: Tensor, batch: int) -> None:
+        self.step, self.inputs, self.targets = step, inputs, targets
+        self.order = torch.zeros(0, batch, dtype=torch.long, device=inputs.device)
+        self.place = torch.zeros(1, dtype=torch.long, device=inputs.device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.warm = 0
+
+    def run(self, order: Tensor) -> None:
+        if len(order) > len(self.order):
+            self.order = torch.empty_like(order)
+            self.graph = None  # it reads the order from where the old one lay
+        self.order[: len(order)].copy_(order)
+        self.place.zero_()
+        done = 0
+        while done < len(order) and self.warm < WARM_UP:
+            self._on_side_stream()
+            self.warm += 1
+            done += 1
+        if done < len(order) and self.graph is None:
+            self.graph = self._record()
+        for _ in range(len(order) - done):
+            assert self.graph is not None
+            self.graph.replay()
+
+    def _once(self) -> None:
+        rows = self.order.index_select(0, self.place)[0]
+        self.place.add_(1)
+        self.step.iterate(self.inputs.index_select(0, rows), self.targets.index_select(0, rows))
+
+    def _on_side_stream(self) -> None:
+        side = self.step.stream
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side), self._rates_as_tensors():
+            self._once()
+        torch.cuda.current_stream().wait_stream(side)
+
+    def _record(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.step.stream), self._rates_as_tensors():
+            self._once()
+        return graph
+
+    def _rates_as_tensors(self) -> Rates:
+        return Rates(self.step.base, self.step._rates)
+
+
+class Rates:
+    """Within it, learning rates are tensors on the device wherever the optimizer can read them there."""
+
+    def __init__(self, base: Optimizer, rates: list[Tensor]) -> None:
+        self.base, self.rates = base, rates
+
+    def __enter__(self) -> None:
+        self.before = [group["lr"] for group in self.base.param_groups]
+        for group, rate in zip(self.base.param_groups, self.rates, strict=True):
+            if follows_rate(group):
+                group["lr"] = rate
+
+    def __exit__(self, *error: object) -> None:
+        for group, lr in zip(self.base.param_groups, self.before, strict=True):
+            group["lr"] = lr
+
+
+def follows_rate(group: dict[str, Any]) -> bool:
+    return bool(group.get("capturable") or group.get("fused"))
+
+
+class Guard:
+    """What must be as it was after a bad batch: the model's buffers, and the body where its optimizer cannot skip."""
+
+    def __init__(self, model: nn.Module, base: Optimizer) -> None:
+        kept: list[Tensor] = list(model.buffers())
+        self.fused = all(group.get("fused") for group in base.param_groups)
+        if not self.fused:
+            kept += [p.detach() for group in base.param_groups for p in group["params"]]
+            kept += [v for state in base.state.values() for v in state.values() if isinstance(v, Tensor)]
+        self.groups: dict[torch.dtype, list[Tensor]] = {}
+        for tensor in kept:
+            if tensor.is_cuda:
+                self.groups.setdefault(tensor.dtype, []).append(tensor)
+        self.before = {dtype: flat(tensors) for dtype, tensors in self.groups.items()}
+
+    def step(self, base: Optimizer, fine: Tensor) -> None:
+        """The base's step, undone where `fine` is false."""
+        if self.fused:
+            base.found_inf = (~fine).float()  # type: ignore[attr-defined]
+            base.grad_scale = None  # type: ignore[attr-defined]
+            base.step()
+            del base.found_inf, base.grad_scale  # type: ignore[attr-defined]
+        else:
+            base.step()
+        for dtype, tensors in self.groups.items():
+            now = torch.where(fine, flat(tensors), self.before[dtype])
+            parts = torch.split_with_sizes(now, [tensor.numel() for tensor in tensors])
+            torch._foreach_copy_(tensors, [part.view_as(t) for part, t in zip(parts, tensors, strict=True)])
+
+
+def flat(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])

@@ -1,0 +1,83 @@
+"""`capture` where there is no GPU: the same call gives the plain step. What a graph does is tested in test_gpu.py."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss, smooth_l1_loss
+
+from sepsa import SepSA
+from sepsa.capture import capture
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 2))
+
+
+def data(n=40):
+    g = torch.Generator().manual_seed(1)
+    return torch.randn(n, 6, generator=g), torch.randn(n, 2, generator=g)
+
+
+def same(a, b):
+    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("loss_fn", [None, smooth_l1_loss])
+def test_a_captured_sepsa_is_learn(loss_fn):
+    model, twin = network(), network()
+    optimizer, other = SepSA(model, torch.optim.Adam, lr=1e-2), SepSA(twin, torch.optim.Adam, lr=1e-2)
+    x, y = data()
+    step = optimizer.capture(x[:8], y[:8], loss_fn)
+    order = torch.arange(40).reshape(5, 8)
+    assert torch.equal(step(x[order[0]], y[order[0]]), other.learn(x[order[0]], y[order[0]], loss_fn))
+    step.run(x, y, order[1:])
+    for rows in order[1:]:
+        other.learn(x[rows], y[rows], loss_fn)
+    assert same(model, twin)
+    assert step.skipped == 0
+
+
+def test_any_optimizer_can_be_captured():
+    model, twin = network(), network()
+    one, two = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(twin.parameters(), lr=0.1)
+    x, y = data()
+    capture(model, one, x[:8], y[:8], mse_loss).run(x, y, torch.arange(40).reshape(5, 8))
+    for i in range(0, 40, 8):
+        mse_loss(twin(x[i : i + 8]), y[i : i + 8]).backward()
+        two.step()
+        two.zero_grad()
+    assert same(model, twin)
+
+
+def test_scheduler_and_head_fraction_are_followed():
+    model = network()
+    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
+    x, y = data()
+    step = optimizer.capture(x[:8], y[:8])
+    step(x[:8], y[:8])
+    optimizer.param_groups[0]["lr"] = 0.0
+    optimizer.head_fraction = 0.25
+    still = copy.deepcopy(model[0].weight)
+    step(x[:8], y[:8])
+    assert torch.equal(model[0].weight, still)
+    assert optimizer.solver.samples == 8 + 2
+
+
+def test_a_bad_batch_raises_where_the_host_can_see_it():
+    optimizer = SepSA(network(), torch.optim.SGD, lr=1e-2)
+    x, y = data()
+    step = optimizer.capture(x[:8], y[:8])
+    with pytest.raises(ValueError, match="features must be finite"):
+        step(x[:8] * float("nan"), y[:8])
+    assert optimizer.solver.steps == 0
+
+
+def test_inputs_and_targets_must_lie_together():
+    optimizer = SepSA(network(), torch.optim.SGD, lr=1e-2)
+    with pytest.raises(ValueError, match="targets must be on cpu, where the inputs are, got meta"):
+        optimizer.capture(torch.zeros(8, 6), torch.zeros(8, 2, device="meta"))

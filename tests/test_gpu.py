@@ -1,0 +1,258 @@
+"""The head and the optimizer where the model lies on a GPU."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from reference import ridge_regression, with_ones
+from sepsa import RLS, SepSA
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [1, 3, 40])
+def test_rls_on_a_gpu_is_ridge_regression(dtype, n):
+    torch.manual_seed(0)
+    linear = nn.Linear(9, 2, device="cuda")
+    prior = torch.cat([linear.weight, linear.bias[:, None]], 1).detach().double().cpu().numpy()
+    solver = RLS().bind(linear)
+    x, y = torch.randn(120, 9, device="cuda").to(dtype), torch.randn(120, 2, device="cuda").to(dtype)
+    for i in range(0, 120, n):
+        solver.update(x[i : i + n], y[i : i + n])
+    Phi = with_ones(x.double().cpu().numpy(), True)
+    truth = ridge_regression(Phi, y.double().cpu().numpy(), np.ones(120), np.ones(10), prior)
+    got = torch.cat([linear.weight, linear.bias[:, None]], 1).detach().double().cpu().numpy()
+    np.testing.assert_allclose(got, truth, rtol=1e-6, atol=1e-6)
+    mean, std = solver.predict(x, return_std=True)
+    assert mean.is_cuda
+    assert std.is_cuda
+
+
+@pytest.mark.parametrize("forgetting", [1.0, 0.9])
+@pytest.mark.parametrize("n", [1, 16])
+def test_a_gpu_and_a_cpu_learn_the_same(n, forgetting):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 2)).double()
+    twin = copy.deepcopy(model).cuda()
+    options = {"lr": 1e-2}
+    one = SepSA(model, torch.optim.Adam, solver=RLS(forgetting=forgetting), **options)
+    two = SepSA(twin, torch.optim.Adam, solver=RLS(forgetting=forgetting), **options)
+    for _ in range(30):
+        x, y = torch.randn(n, 6).double(), torch.randn(n, 2).double()
+        torch.testing.assert_close(two.learn(x.cuda(), y.cuda()).cpu(), one.learn(x, y), rtol=1e-8, atol=1e-8)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(q.cpu(), p, rtol=1e-7, atol=1e-9)
+
+
+def test_the_curvature_moves_with_the_model():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 2)).double()
+    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
+    twin, other = copy.deepcopy((model, optimizer))
+    data = [(torch.randn(8, 6).double(), torch.randn(8, 2).double()) for _ in range(10)]
+    for x, y in data[:5]:
+        optimizer.learn(x, y)
+        other.learn(x, y)
+    model.cuda()
+    for x, y in data[5:]:
+        optimizer.learn(x.cuda(), y.cuda())
+        other.learn(x, y)
+    assert optimizer.solver.covariance().is_cuda
+    torch.testing.assert_close(model[2].weight.cpu(), twin[2].weight, rtol=1e-8, atol=1e-8)
+    with pytest.raises(ValueError, match="features must be on cuda:0, where the head is, got cpu"):
+        optimizer.solver.update(torch.zeros(1, 20), torch.zeros(1, 2))
+
+
+def test_autocast_and_scaler_in_float16():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 2)).cuda()
+    optimizer = SepSA(model, torch.optim.Adam, lr=1e-2)
+    scaler = torch.amp.GradScaler("cuda")
+    x, y = torch.randn(64, 6, device="cuda"), torch.randn(64, 2, device="cuda")
+    losses = []
+    for _ in range(20):
+        with torch.autocast("cuda", dtype=torch.float16), optimizer.observe(y):
+            loss = torch.nn.functional.mse_loss(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+# ---------------------------------------------------------------------- one CUDA graph
+
+CNN = nn.Sequential(
+    nn.Conv2d(1, 4, 3, bias=False),
+    nn.BatchNorm2d(4),
+    nn.ReLU(),
+    nn.Flatten(),
+    nn.Linear(4 * 36, 20),
+    nn.ReLU(),
+    nn.Linear(20, 3),
+)
+
+
+def images(steps, n, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(steps * n, 1, 8, 8, generator=g).cuda(), torch.randn(steps * n, 3, generator=g).cuda()
+
+
+BASES = {
+    "fused Adam": (torch.optim.Adam, {"lr": 1e-3, "fused": True}),
+    "Adam": (torch.optim.Adam, {"lr": 1e-3}),
+    "AdamW": (torch.optim.AdamW, {"lr": 1e-3}),
+    "RMSprop": (torch.optim.RMSprop, {"lr": 1e-3, "momentum": 0.9}),
+    "SGD": (torch.optim.SGD, {"lr": 1e-3}),
+    "NAG": (torch.optim.SGD, {"lr": 1e-3, "momentum": 0.9, "nesterov": True}),
+}
+
+
+def pair(base="fused Adam", forgetting=1.0):
+    torch.manual_seed(0)
+    kind, options = BASES[base]
+    models = [copy.deepcopy(CNN).cuda() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    return [(m, SepSA(m, kind, solver=RLS(forgetting=forgetting), **options)) for m in models]
+
+
+def assert_alike(one, two, tolerance=2e-4):
+    for (name, a), b in zip(one.state_dict().items(), two.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("n", [1, 8])
+@pytest.mark.parametrize("forgetting", [1.0, 0.95])
+def test_a_captured_step_is_the_eager_step(base, n, forgetting):
+    (model, optimizer), (twin, plain) = pair(base, forgetting)
+    if n == 1:
+        model.eval(), twin.eval()
+    x, y = images(20, n)
+    step = optimizer.capture(x[:n], y[:n])
+    for i in range(10):
+        loss = step(x[i * n : (i + 1) * n], y[i * n : (i + 1) * n])
+        torch.testing.assert_close(
+            loss, plain.learn(x[i * n : (i + 1) * n], y[i * n : (i + 1) * n]), rtol=1e-3, atol=1e-4
+        )
+    order = torch.arange(10 * n, 20 * n, device="cuda").reshape(10, n)
+    step.run(x, y, order)
+    for rows in order:
+        plain.learn(x[rows], y[rows])
+    assert_alike(model, twin)
+    assert optimizer.solver.steps == plain.solver.steps == 20
+    assert optimizer.solver.samples == pytest.approx(plain.solver.samples)
+    torch.testing.assert_close(optimizer.solver.covariance(), plain.solver.covariance(), rtol=1e-2, atol=1e-3)
+
+
+def test_a_captured_step_follows_scheduler_and_head_fraction():
+    (model, optimizer), _ = pair()
+    x, y = images(1, 8)
+    step = optimizer.capture(x, y)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.0)
+    for _ in range(6):
+        step(x, y)
+    moving = model[0].weight.detach().clone()
+    step(x, y)
+    assert not torch.equal(moving, model[0].weight)
+    optimizer.step()
+    scheduler.step()  # the rate is 0 now
+    still = model[0].weight.detach().clone()
+    samples = optimizer.solver.samples
+    optimizer.head_fraction = 0.25
+    for _ in range(6):
+        step(x, y)
+    assert torch.equal(still, model[0].weight)
+    assert optimizer.solver.samples == samples + 6 * 2
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", ["inputs", "targets"])
+def test_a_bad_batch_in_a_graph_changes_nothing_and_is_counted(base, bad, where):
+    (model, optimizer), _ = pair(base, forgetting=0.9)
+    x, y = images(8, 8)
+    step = optimizer.capture(x[:8], y[:8])
+    for _ in range(5):
+        step(x[:8], y[:8])
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    worse = (x if where == "inputs" else y)[8:16].clone()
+    worse.reshape(-1)[5] = bad
+    for _ in range(2):
+        step(worse if where == "inputs" else x[8:16], worse if where == "targets" else y[8:16])
+    assert step.skipped == 2
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[0][key]), key
+    state, now = before[1], optimizer.state_dict()
+    for key, value in state["sepsa"]["head"].items():
+        assert torch.equal(now["sepsa"]["head"][key], value) if isinstance(value, torch.Tensor) else True, key
+    for index, tensors in state["state"].items():
+        for key, value in tensors.items():
+            assert torch.equal(now["state"][index][key], value) if isinstance(value, torch.Tensor) else True, key
+    assert now["sepsa"]["head"]["steps"] == 5
+    step(x[16:24], y[16:24])
+    assert step.skipped == 2
+    assert optimizer.solver.steps == 6
+
+
+@pytest.mark.parametrize(
+    ("k", "m", "bias"), [(1, 1, True), (8, 2, False), (50, 1, True), (128, 10, True), (300, 3, True)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("features", [torch.float16, torch.float32, torch.float64])
+def test_one_sample_on_the_device_equals_update(k, m, bias, dtype, features):
+    torch.manual_seed(0)
+    linear = nn.Linear(k, m, bias=bias, device="cuda")
+    one, two = RLS(dtype=dtype).bind(linear), RLS(dtype=dtype).bind(copy.deepcopy(linear))
+    for i in range(20):
+        x, y = torch.randn(1, k, device="cuda").to(features), torch.randn(1, m, device="cuda")
+        if i == 10:
+            one.prepare_on_device()
+            assert not one.update_on_device(x * float("nan"), y)
+            assert not one.update_on_device(x, y / 0)
+        one.prepare_on_device()
+        assert one.update_on_device(x, y)
+        two.update(x, y)
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-3
+    torch.testing.assert_close(one.covariance(), two.covariance(), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(one._Z[-m:], two._Z[-m:], rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(one._energy, two._energy, rtol=1e-6 if dtype == torch.float64 else 1e-2, atol=1e-6)
+    torch.testing.assert_close(one.linear.weight, two.linear.weight, rtol=1e-3, atol=1e-5)
+    assert one.steps == two.steps == 20
+    assert one.samples == 20.0
+
+
+def test_eager_and_captured_steps_mix():
+    (model, optimizer), (twin, plain) = pair()
+    x, y = images(12, 8)
+    step = optimizer.capture(x[:8], y[:8])
+    for i in range(12):
+        rows = slice(8 * i, 8 * i + 8)
+        (optimizer.learn if i % 3 == 2 else step)(x[rows], y[rows])
+        plain.learn(x[rows], y[rows])
+    assert_alike(model, twin)
+
+
+def test_any_optimizer_can_be_captured():
+    from sepsa.capture import capture
+
+    torch.manual_seed(0)
+    model = copy.deepcopy(CNN).cuda()
+    twin = copy.deepcopy(model)
+    x, y = images(10, 8)
+    one = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=True)
+    two = torch.optim.Adam(twin.parameters(), lr=1e-3)
+    step = capture(model, one, x[:8], y[:8], nn.functional.mse_loss)
+    step.run(x, y, torch.arange(80, device="cuda").reshape(10, 8))
+    for i in range(0, 80, 8):
+        nn.functional.mse_loss(twin(x[i : i + 8]), y[i : i + 8]).backward()
+        two.step()
+        two.zero_grad()
+    assert_alike(model, twin)
