@@ -1,8 +1,12 @@
-"""The command line: `sepsa demo`."""
+"""The command line: `sepsa demo`, `sepsa reproduce` and `sepsa report`."""
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -20,10 +24,31 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+# What `sepsa reproduce all` does; "tuning" is asked for by name, because the others take its choices as given.
+ALL = ("fig1", "fig2", "fig3", "fig4", "table3", "convergence")
+REPRODUCIBLE = (*ALL, "tuning", "all")
+
 
 @app.callback()
 def sepsa() -> None:
     """Train models with a linear head: the head by a stochastic Newton method, the body as before."""
+
+
+@contextmanager
+def extras() -> Iterator[None]:
+    """Within it a package that only an extra brings may be missing, which takes one line to say."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] == "sepsa":
+            raise
+        sys.exit(NEEDS_EXTRA.format(missing=error.name))
+
+
+def refuse(message: str) -> typer.Exit:
+    """Say in one line what is wrong with the command."""
+    typer.echo(message, err=True)
+    return typer.Exit(2)
 
 
 @app.command()
@@ -32,13 +57,122 @@ def demo(
     seeds: Annotated[int, typer.Option(min=1, help="Runs per method and learning rate.")] = 3,
 ) -> None:
     """Train the paper's network online on Diabetes with five methods at three learning rates. No download."""
-    try:
+    with extras():
         from sepsa.paper import demo as demonstration
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] == "sepsa":
-            raise
-        sys.exit(NEEDS_EXTRA.format(missing=error.name))
     demonstration.run(out, seeds)
+
+
+@app.command()
+def reproduce(
+    experiment: Annotated[str, typer.Argument(help=f"One of {', '.join(REPRODUCIBLE)}.")],
+    datasets: Annotated[str, typer.Option(help="Of energy, diabetes, mnist, cifar10, with commas between.")] = "",
+    methods: Annotated[str, typer.Option(help="Such as sepsa,adam,slimtrain; a wrong name lists them all.")] = "",
+    seeds: Annotated[str, typer.Option(help="5: the first five of the paper's; 200-209 or 233,640: these.")] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:0.")] = "cpu",
+    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one a core on a CPU, one in all on a GPU.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="The folder of results; results, or results-quick if quick.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A small version: few seeds, epochs and images.")] = False,
+) -> None:
+    """Run an experiment of the paper, or all of them. What the results hold already is not run again."""
+    with extras():
+        from rich.console import Console
+
+        from sepsa.paper import convergence, experiments, runner, tuning
+        from sepsa.paper.data import NAMES as DATASETS
+        from sepsa.paper.methods import NAMES as METHODS
+        from sepsa.paper.methods import slug
+    if experiment not in REPRODUCIBLE:
+        raise refuse(f"experiment must be one of {', '.join(REPRODUCIBLE)}, got {experiment!r}")
+    try:
+        sets = chosen("--datasets", datasets, DATASETS, str)
+        names = chosen("--methods", methods, METHODS, slug)
+        wanted = parse_seeds(seeds)
+        check_device(device)
+        runs = [
+            run
+            for each in (ALL if experiment == "all" else (experiment,))
+            if each in experiments.EXPERIMENTS
+            for run in experiments.plan(each, sets, names, wanted, quick)
+        ]
+    except ValueError as error:
+        raise refuse(str(error)) from None
+    if experiment in (*experiments.EXPERIMENTS, "all") and not runs:
+        raise refuse(f"{experiment} has no runs for --datasets {datasets or 'all'} and --methods {methods or 'all'}")
+    console = Console()
+    out = out or Path("results-quick" if quick else "results")
+    jobs = jobs or (cores() if device == "cpu" else 1)
+    if quick:
+        console.print(f"a small version (--quick), into {out}: its numbers are not the paper's", highlight=False)
+    try:
+        if runs:
+            runner.reproduce(runs, out, device, jobs, console)
+        if experiment in ("convergence", "all"):
+            convergence.run(out, jobs, quick, console)
+        if experiment == "tuning":
+            tuning.tune(out, sets, device, jobs, quick, console)
+    except KeyboardInterrupt:
+        console.print(f"stopped; what was done is in {out}, and the same command goes on from there", highlight=False)
+        raise typer.Exit(130) from None
+    except (OSError, runner.Unusable) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+    console.print(f"the results are in {out}; `sepsa report --results {out}` draws them", highlight=False)
+
+
+@app.command()
+def report(
+    results: Annotated[Path, typer.Option(help="The folder that `sepsa reproduce` filled.")] = Path("results"),
+    out: Annotated[Path, typer.Option(help="The folder for the page and the figures.")] = Path("report"),
+    docs: Annotated[Path | None, typer.Option(help="A markdown file whose Table III is to be written anew.")] = None,
+) -> None:
+    """Draw the figures and tables from the results, beside the paper's, on one page that needs no network."""
+    with extras():
+        from sepsa.paper import report as reporting
+    try:
+        reporting.write(results, out, docs)
+    except (FileNotFoundError, ValueError) as error:
+        raise refuse(str(error)) from None
+    typer.echo(f"the page is {out / 'report.html'}")
+
+
+def chosen(option: str, given: str, valid: Sequence[str], short: Callable[[str], str]) -> list[str] | None:
+    """The names that an option lists, in full; None where it lists none."""
+    known = {short(name): name for name in valid}
+    names = [part.strip() for part in given.split(",") if part.strip()]
+    for name in names:
+        if short(name) not in known:
+            raise ValueError(f"{option} must be of {', '.join(known)}, got {name!r}")
+    return [known[short(name)] for name in names] or None
+
+
+def parse_seeds(given: str) -> int | list[int] | None:
+    """A number of seeds, or the seeds: "10", "200-219", "233,640"."""
+    text = given.replace(" ", "")
+    if not text:
+        return None
+    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
+        raise ValueError(f"--seeds must be a number such as 10, a range such as 200-219 or a list, got {given!r}")
+    if text.isdecimal():
+        return int(text)
+    ends = [part.partition("-") for part in text.split(",")]
+    seeds = [range(int(low), int(high or low) + 1) for low, _, high in ends]
+    if not all(seeds):
+        raise ValueError(f"--seeds must go up in each range, got {given!r}")
+    return [seed for several in seeds for seed in several]
+
+
+def check_device(name: str) -> None:
+    import torch
+
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(f"--device must be cpu, cuda or cuda:N, got {name!r}")
+    if name != "cpu" and not torch.cuda.is_available():
+        raise ValueError(f"--device {name} is not to be had: torch finds no GPU here; take --device cpu")
+
+
+def cores() -> int:
+    """Those this process may use, which can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def main() -> None:

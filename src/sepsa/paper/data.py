@@ -65,6 +65,11 @@ _CIFAR10_TEST = ["test_batch.bin"]
 _CIFAR10_IMAGES = 10_000  # in each file
 _CIFAR10_RECORD = 1 + 3 * 32 * 32  # bytes: the label, then the red, green and blue plane
 _CIFAR10_MEAN, _CIFAR10_STD = 0.5, 0.5
+_CIFAR10_SPREAD = 64.15 / 127.5  # of the publisher's training pixels, after the preparation
+_CIFAR10_NOTE = (
+    "The CIFAR-10 pixels are not the publisher's own: the same 60,000 images after a lossy re-encoding, "
+    "a little smoother than the originals."
+)
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -86,6 +91,7 @@ class Dataset:
     test_targets: Tensor
     validation_inputs: Tensor | None = None
     validation_targets: Tensor | None = None
+    note: str = ""  # what a reader of results on these files must know
 
     @property
     def n_outputs(self) -> int:
@@ -238,7 +244,8 @@ def _cifar10(folder: Path) -> Dataset:
                 os.replace(file, place / file.name)
     train_inputs, train_targets = _cifar10_split([place / name for name in _CIFAR10_TRAIN])
     test_inputs, test_targets = _cifar10_split([place / name for name in _CIFAR10_TEST])
-    return Dataset("cifar10", "classification", train_inputs, train_targets, test_inputs, test_targets)
+    note = "" if abs(float(train_inputs.std()) - _CIFAR10_SPREAD) < 1e-3 else _CIFAR10_NOTE
+    return Dataset("cifar10", "classification", train_inputs, train_targets, test_inputs, test_targets, note=note)
 
 
 def _unpacked(archive: Path, names: list[str]) -> list[Path]:

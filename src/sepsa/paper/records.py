@@ -1,0 +1,190 @@
+"""What runs gave, kept in files: results/<experiment>/<dataset>-<mode>-<method>.json, with all its runs inside.
+
+A file is replaced whole or not at all, so whoever is killed while writing leaves the one that was there; and several
+processes may write at the same time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import sepsa
+from sepsa.paper.experiments import Outcome, Run, metric
+from sepsa.paper.methods import slug
+
+_DIGITS = 6  # significant ones
+_KEYS = ("experiment", "dataset", "mode", "method", "metric", "runs")
+
+
+def path(results: Path, run: Run) -> Path:
+    """The file that holds this run."""
+    return results / run.experiment / f"{run.dataset}-{run.mode}-{slug(run.method)}.json"
+
+
+def record(run: Run, outcome: Outcome, device: str) -> dict[str, Any]:
+    """One entry of a file's "runs"."""
+    curve: dict[str, Any] = {"x": outcome.x}
+    if outcome.train_curve:
+        curve["train"] = [significant(value) for value in outcome.train_curve]
+    curve["test"] = [significant(value) for value in outcome.test_curve]
+    return {
+        "lr": run.lr,
+        "seed": run.seed,
+        "spec": asdict(run),
+        "device": device,
+        "versions": versions(),
+        "seconds": significant(outcome.seconds),
+        "final": {"train": significant(outcome.train), "test": significant(outcome.test)},
+        "diverged": outcome.diverged,
+        **({"note": outcome.note} if outcome.note else {}),
+        "curve": curve,
+    }
+
+
+def significant(value: float | None) -> float | None:
+    """The number with six digits; None for one that JSON cannot hold."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{_DIGITS}g}")
+
+
+def versions() -> dict[str, str]:
+    return {
+        "sepsa": sepsa.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two entries agree in everything but the time they took and the versions that made them."""
+    beside = ("seconds", "versions")
+    return {k: v for k, v in one.items() if k not in beside} == {k: v for k, v in other.items() if k not in beside}
+
+
+# ---------------------------------------------------------------------- files
+
+
+def read(file: Path) -> dict[str, Any]:
+    """A results file, checked; an error names what is no such file."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{file} is no results file ({error}): remove it, and `sepsa reproduce` makes it anew"
+        ) from None
+    if not isinstance(content, dict) or set(_KEYS) - set(content):
+        raise ValueError(f"{file} is no results file: it must hold {', '.join(_KEYS)}; remove it, or put it elsewhere")
+    return content
+
+
+def files(results: Path) -> list[Path]:
+    """All files of runs under a results folder, in order of name."""
+    return sorted(results.glob("*/*.json"))
+
+
+def missing(results: Path, runs: list[Run]) -> list[Run]:
+    """The runs not recorded yet, with exactly this specification."""
+    known: dict[Path, list[Any]] = {}
+    for file in {path(results, run) for run in runs}:
+        known[file] = [entry["spec"] for entry in read(file)["runs"]] if file.exists() else []
+    return [run for run in runs if asdict(run) not in known[path(results, run)]]
+
+
+def add(results: Path, run: Run, entry: dict[str, Any]) -> None:
+    """Put an entry into the file of its run; one of the same learning rate and seed makes room for it."""
+    file = path(results, run)
+    content = {
+        "experiment": run.experiment,
+        "dataset": run.dataset,
+        "mode": run.mode,
+        "method": run.method,
+        "metric": metric(run.dataset),
+        "runs": [],
+    }
+    with _alone_in(file.parent):
+        _store(file, read(file) if file.exists() else content, [entry])
+
+
+def merge(into: Path, other: Path) -> int:
+    """Join the results of another machine to those in `into`, and return how many runs came new.
+
+    A run that both have stays as `into` has it; one that both have with other specifications is an error.
+    """
+    came = 0
+    for theirs in files(other):
+        content, mine = read(theirs), into / theirs.relative_to(other)
+        with _alone_in(mine.parent):
+            present = read(mine) if mine.exists() else content | {"runs": []}
+            specs = {(entry["lr"], entry["seed"]): entry["spec"] for entry in present["runs"]}
+            fresh = []
+            for entry in content["runs"]:
+                spec = specs.get((entry["lr"], entry["seed"]))
+                if spec is None:
+                    fresh.append(entry)
+                elif spec != entry["spec"]:
+                    raise ValueError(
+                        f"{theirs} and {mine} disagree on the run with lr {entry['lr']:g} and seed {entry['seed']}: "
+                        f"{entry['spec']} and {spec}; remove the one that is out of date"
+                    )
+            if fresh:
+                came += len(fresh)
+                _store(mine, present, fresh)
+    return came
+
+
+def _store(file: Path, content: dict[str, Any], entries: list[dict[str, Any]]) -> None:
+    runs = {(entry["lr"], entry["seed"]): entry for entry in [*content["runs"], *entries]}
+    content = content | {"runs": [runs[key] for key in sorted(runs)]}
+    write(file, "".join(_lines(content)))
+
+
+def _lines(content: dict[str, Any]) -> Iterator[str]:
+    """JSON with one run in each line, so that a diff shows runs."""
+    yield "{\n"
+    for key in _KEYS[:-1]:
+        yield f" {json.dumps(key)}: {json.dumps(content[key])},\n"
+    yield ' "runs": [\n  '
+    yield ",\n  ".join(json.dumps(entry, separators=(",", ":"), allow_nan=False) for entry in content["runs"])
+    yield "\n ]\n}\n"
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """One writer at a time, where the system can lock a folder; a killed one holds no lock."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ModuleNotFoundError:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def write(file: Path, text: str) -> None:
+    """Replace a file by another content, on the disk before it has the name."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    beside = file.with_name(f"{file.name}.new")  # always the same: what a killed writer leaves, the next one takes
+    try:
+        with beside.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(beside, file)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,334 @@
+"""The experiments: the runs that each consists of, and the loop that trains them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from sepsa.paper import experiments, networks
+from sepsa.paper.data import Dataset, load
+from sepsa.paper.experiments import plan, train
+from sepsa.paper.methods import CROSS_ENTROPY, PAPER, STANDARDIZED, TUNED, Learner
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+beside = pytest.mark.skipif(not SHARED.exists(), reason="the data sets are not beside the repository")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def diabetes():
+    return load("diabetes")
+
+
+@pytest.fixture(scope="module")
+def energy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "energy").mkdir()
+    (folder / "energy" / "ENB2012_data.csv").write_bytes((SHARED / "ENB2012_data.csv").read_bytes())
+    return load("energy", folder)
+
+
+def images(n_train=70, n_test=40):
+    """A classification that can be learned: the class is the row of the bright line."""
+    generator = torch.Generator().manual_seed(0)
+
+    def part(n):
+        labels = torch.randint(10, (n,), generator=generator)
+        inputs = 0.1 * torch.randn(n, 1, 12, 12, generator=generator)
+        inputs[torch.arange(n), 0, labels] += 1
+        return inputs, torch.eye(10)[labels]
+
+    return Dataset("mnist", "classification", *part(n_train), *part(n_test))
+
+
+def one(experiment, dataset, method, **changes):
+    """The run of the experiment at lr 1e-3 and its first seed."""
+    mode = changes.pop("mode", None)
+    runs = plan(experiment, [dataset], [method], 1)
+    (run,) = (r for r in runs if r.lr == changes.get("lr", 1e-3) and mode in (None, r.mode))
+    return replace(run, **changes)
+
+
+# ---------------------------------------------------------------------- plans
+
+
+def test_the_figures_have_the_papers_runs():
+    fig1, fig2, fig3, fig4 = (plan(name) for name in ("fig1", "fig2", "fig3", "fig4"))
+    assert [len(runs) for runs in (fig1, fig2, fig3, fig4)] == [4 * 3 * 6, 2 * 3 * 6, 2 * 3 * 6, 7 * 6]
+    assert {(r.mode, r.seed, r.epochs, r.batch) for r in fig1} == {("online", 233, 1, 1)}
+    assert {(r.dataset, r.epochs, r.batch) for r in fig2} == {("energy", 50, 32), ("diabetes", 50, 32)}
+    assert {(r.dataset, r.epochs, r.batch) for r in fig3} == {("mnist", 20, 64), ("cifar10", 20, 64)}
+    assert sorted({r.lr for r in fig4}) == [1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0]
+    assert {r.dataset for r in fig4} == {"energy"}
+    assert {r.method for r in fig1} == set(PAPER)
+
+
+def test_the_table_has_the_papers_seeds_and_more_rows():
+    runs = plan("table3")
+    assert {r.lr for r in runs} == {1e-3}
+    seeds = defaultdict(list)
+    for run in runs:
+        if run.mode == "online":
+            seeds[run.dataset, run.method].append(run.seed)
+    for dataset in ("energy", "diabetes"):
+        for method in (*PAPER, TUNED, STANDARDIZED):
+            assert seeds.pop((dataset, method)) == list(range(200, 300))
+    for dataset in ("mnist", "cifar10"):
+        for method in ("SepSA", "Adam", TUNED, CROSS_ENTROPY):
+            assert seeds.pop((dataset, method)) == [699, 822, 644, 179, 538, 237, 820, 871, 496, 565]
+        assert seeds.pop((dataset, "slimTrain")) == [699, 822, 644]
+    assert not seeds
+    assert Counter(r.mode for r in runs) == {"online": len(runs) // 2, "mini-batch": len(runs) // 2}
+
+
+def test_no_two_runs_are_the_same():
+    runs = [run for name in experiments.EXPERIMENTS for run in plan(name)]
+    assert len(set(runs)) == len(runs)
+
+
+def test_seeds_are_a_number_or_the_seeds_themselves():
+    assert [r.seed for r in plan("fig4", methods=["SGD"], seeds=2)][:2] == [233, 234]
+    assert {r.seed for r in plan("table3", ["mnist"], ["slimTrain"], seeds=5)} == {699, 822, 644, 179, 538}
+    assert {r.seed for r in plan("table3", ["mnist"], seeds=[7, 8])} == {7, 8}
+
+
+def test_quick_is_smaller_everywhere():
+    for name in experiments.EXPERIMENTS:
+        small, whole = plan(name, quick=True), plan(name)
+        assert sum(r.epochs for r in small) < sum(r.epochs for r in whole) or name == "fig1"
+        assert all(r.quick for r in small)
+        assert not any(r.quick for r in whole)
+
+
+def test_methods_are_left_out_where_they_do_not_apply():
+    assert plan("table3", ["energy"], [CROSS_ENTROPY]) == []
+    assert plan("fig3", ["energy"]) == []
+    assert {r.dataset for r in plan("fig1", methods=[STANDARDIZED])} == {"energy", "diabetes"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("fig9",), "experiment must be one of 'fig1', .* got 'fig9'"),
+        (("fig1", ["iris"]), "dataset must be one of 'energy', .* got 'iris'"),
+        (("fig1", None, ["adam"]), "method must be one of 'SepSA', .* got 'adam'"),
+        (("table3", ["mnist"], ["SepSA"], 11), "seeds must be 1 to 10 for table3 on mnist, got 11"),
+    ],
+)
+def test_wrong_names_are_refused_with_the_right_ones(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        plan(*arguments)
+
+
+# ---------------------------------------------------------------------- training
+
+
+# Two of the paper's standard deviations over 100 seeds about its means, for means over 3.
+@pytest.mark.parametrize(
+    ("name", "mode", "train_range", "test_range"),
+    [
+        pytest.param("energy", "online", (7.0264, 8.4448), (7.2163, 9.3935), marks=beside),
+        ("diabetes", "online", (2351.1, 2611.5), (2681.0, 3199.4)),
+        pytest.param("energy", "mini-batch", (1.6973, 3.0765), (2.1596, 4.3956), marks=beside),
+        ("diabetes", "mini-batch", (1124.8, 1458.8), (2733.4, 3418.6)),
+    ],
+)
+def test_sepsa_comes_to_the_papers_errors(name, mode, train_range, test_range, request):
+    dataset = request.getfixturevalue(name)
+    outcomes = [train(r, dataset) for r in plan("table3", [name], ["SepSA"], 3) if r.mode == mode]
+    assert len(outcomes) == 3
+    assert train_range[0] < sum(o.train for o in outcomes) / 3 < train_range[1]
+    assert test_range[0] < sum(o.test for o in outcomes) / 3 < test_range[1]
+
+
+@pytest.mark.parametrize("method", [*PAPER, TUNED, STANDARDIZED])
+def test_a_run_is_decided_by_its_specification_alone(diabetes, method):
+    run = one("fig2", "diabetes", method, epochs=2)
+    torch.manual_seed(99)
+    first = train(run, diabetes)
+    train(one("fig1", "diabetes", "Adam", seed=5), diabetes)
+    second = train(run, diabetes)
+    assert replace(first, seconds=0) == replace(second, seconds=0)
+    assert replace(first, seconds=0) != replace(train(replace(run, seed=4), diabetes), seconds=0)
+
+
+def test_all_methods_start_alike_and_see_the_same_order(diabetes, monkeypatch):
+    seen = {}
+    for method in ("SepSA", "Adam", "slimTrain"):
+        orders = seen[method] = []
+        monkeypatch.setattr(experiments, "advance", lambda learner, x, y, order, to=orders: to.append(order))
+        start = train(one("fig1", "diabetes", method), diabetes).test_curve[0]
+        assert start == train(one("fig1", "diabetes", "SGD"), diabetes).test_curve[0]
+    for orders in zip(*seen.values(), strict=True):
+        assert all(torch.equal(orders[0], other) for other in orders)
+
+
+@pytest.mark.parametrize("mode", ["online", "mini-batch"])
+def test_every_epoch_shows_every_row_once_in_a_new_order(diabetes, monkeypatch, mode):
+    orders = []
+    monkeypatch.setattr(experiments, "advance", lambda learner, x, y, order: orders.append(order))
+    run = one("table3", "diabetes", "Adam", mode=mode)
+    train(replace(run, epochs=3) if mode == "mini-batch" else run, diabetes)
+    n = len(diabetes.train_inputs)
+    if mode == "online":
+        assert [tuple(o.shape) for o in orders] == [(n, 1)]
+        assert sorted(orders[0].flatten().tolist()) == list(range(n))
+    else:
+        assert [tuple(o.shape) for o in orders] == 3 * [(n // 32, 32), (1, n % 32)]
+        epochs = [
+            torch.cat([a.flatten(), b.flatten()]).tolist() for a, b in zip(orders[::2], orders[1::2], strict=True)
+        ]
+        assert all(sorted(rows) == list(range(n)) for rows in epochs)
+        assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_the_curves_have_a_point_where_they_should(diabetes):
+    online = train(one("fig1", "diabetes", "SepSA"), diabetes)
+    assert online.x == [*range(0, 283, 2)]
+    assert len(online.x) == len(online.test_curve) <= 150
+    assert online.train_curve == []
+    assert online.test_curve[-1] == online.test
+    epochs = train(one("fig2", "diabetes", "SepSA", epochs=3), diabetes)
+    assert epochs.x == [1, 2, 3]
+    assert epochs.train_curve[-1] == epochs.train
+    assert epochs.test_curve[-1] == epochs.test
+    table = train(one("table3", "diabetes", "SepSA", mode="online"), diabetes)
+    assert (table.x, table.test_curve) == ([], [])
+
+
+def test_curves_and_table_are_one_training(diabetes):
+    curve = train(one("fig1", "diabetes", "SepSA", seed=200), diabetes)
+    table = train(one("table3", "diabetes", "SepSA", mode="online"), diabetes)
+    assert (curve.train, curve.test) == (table.train, table.test)
+
+
+def test_evaluation_takes_no_part_in_the_training_time(diabetes, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(experiments.time, "perf_counter", lambda: clock[0])
+    advance, evaluate = experiments.advance, experiments.evaluate
+
+    def slow(function, seconds):
+        def call(*arguments):
+            clock[0] += seconds
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(experiments, "advance", slow(advance, 1.0))
+    monkeypatch.setattr(experiments, "evaluate", slow(evaluate, 100.0))
+    assert train(one("fig2", "diabetes", "SGD", epochs=3), diabetes).seconds == 6.0  # a ragged batch in each
+
+
+@pytest.mark.parametrize("experiment", ["fig1", "fig2"])
+def test_a_diverged_run_is_null_from_there_on(diabetes, experiment):
+    outcome = train(one(experiment, "diabetes", "NAG", lr=1e-2), diabetes)
+    assert outcome.diverged
+    assert outcome.train is None
+    assert outcome.test is None
+    assert outcome.test_curve[-1] is None
+    whole = one(experiment, "diabetes", "SepSA")
+    assert outcome.x == train(whole, diabetes).x
+    at = outcome.test_curve.index(None)
+    assert outcome.test_curve[at:] == [None] * (len(outcome.x) - at)
+    assert all(math.isfinite(value) for value in outcome.test_curve[:at])
+
+
+@pytest.mark.parametrize("method", ["SepSA", "slimTrain", TUNED])
+def test_a_head_that_meets_numbers_beyond_it_ends_the_run_and_nothing_else(diabetes, method):
+    outcome = train(replace(one("fig1", "diabetes", method), lr=1e36), diabetes)
+    assert outcome.diverged
+    assert outcome.test is None
+
+
+def test_other_errors_are_not_taken_for_divergence(diabetes, monkeypatch):
+    def broken(*arguments):
+        raise ValueError("targets must have shape (1, 1)")
+
+    monkeypatch.setattr(experiments, "advance", broken)
+    with pytest.raises(ValueError, match="targets must have shape"):
+        train(one("fig1", "diabetes", "SepSA"), diabetes)
+
+
+# ---------------------------------------------------------------------- images
+
+
+@pytest.mark.parametrize("method", ["SepSA", TUNED, CROSS_ENTROPY, "Adam"])
+def test_images_are_learned_and_measured_in_percent(method):
+    dataset = images(n_train=200)
+    run = one("table3", "mnist", method, mode="mini-batch", epochs=6, lr=1e-3)
+    outcome = train(run, dataset)
+    assert outcome.test > 60
+    assert 0 <= outcome.train <= 100
+
+
+def test_evaluation_leaves_batch_normalization_at_rest():
+    dataset = images()
+    torch.manual_seed(0)
+    model = networks.for_dataset(dataset)
+    learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    accuracy = experiments.evaluate(learner, dataset.test_inputs, dataset.test_targets, "classification")
+    assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
+    with torch.no_grad():
+        right = sum(
+            int(model.eval()(x[None]).argmax() == y.argmax())
+            for x, y in zip(dataset.test_inputs, dataset.test_targets, strict=True)
+        )
+    assert accuracy == pytest.approx(100 * right / len(dataset.test_inputs))
+
+
+def test_every_row_is_evaluated_beyond_one_forward_pass():
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2345, 3, generator=generator), torch.randn(2345, 2, generator=generator)
+    model = nn.Sequential(nn.Linear(3, 2))
+    learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    expected = (model(x).double() - y).square().mean().item()
+    assert experiments.evaluate(learner, x, y, "regression") == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "mode", "body", "memory", "halving"),
+    [
+        ("diabetes", "online", torch.optim.Adam, 5, False),
+        ("diabetes", "mini-batch", torch.optim.RMSprop, 5, True),
+        ("mnist", "online", torch.optim.Adam, 0, False),
+        ("mnist", "mini-batch", torch.optim.Adam, 5, True),
+    ],
+)
+def test_the_settings_that_differ_from_case_to_case(diabetes, dataset, mode, body, memory, halving):
+    data = diabetes if dataset == "diabetes" else images()
+    sepsa = experiments._learner(one("table3", dataset, "SepSA", mode=mode), data, torch.device("cpu"))
+    assert type(sepsa.optimizer.base) is body
+    assert sepsa.halving is halving
+    slimtrain = experiments._learner(one("table3", dataset, "slimTrain", mode=mode), data, torch.device("cpu"))
+    assert type(slimtrain.optimizer.base) is torch.optim.Adam
+    assert slimtrain.optimizer.solver.memory == memory
+
+
+def test_cross_entropy_starts_from_pytorchs_own_weights():
+    run = one("table3", "mnist", CROSS_ENTROPY, mode="mini-batch")
+    learner = experiments._learner(run, images(), torch.device("cpu"))
+    assert not torch.equal(learner.model[-1].bias, torch.full((10,), 0.01))
+
+
+def test_quick_takes_few_images_from_all_over_the_set(monkeypatch):
+    seen = []
+    monkeypatch.setattr(experiments, "advance", lambda learner, x, y, order: seen.append((x, order.numel())))
+    dataset = images(n_train=2500, n_test=20)
+    outcome = train(one("fig1", "mnist", "SGD", quick=True), dataset)
+    assert outcome.x == [0, 160, 320, 480, 640]
+    assert [steps for _, steps in seen] == [160] * 4
+    assert torch.equal(seen[0][0], dataset.train_inputs[:1920:3])

@@ -1,0 +1,136 @@
+"""The methods: each has the paper's settings, learns, and reports in the units of the data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from sepsa import SepSA
+from sepsa.heads.slimtik import SlimTik
+from sepsa.paper import methods
+from sepsa.paper.methods import CROSS_ENTROPY, NAMES, STANDARDIZED, TUNED, Learner, build
+
+TUNING = Path(__file__).resolve().parents[2] / "results" / "tuning.json"
+WITH_HEAD_SOLVER = ("SepSA", "slimTrain", TUNED)
+
+
+def network(outputs=2):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, outputs))
+
+
+def samples(n=64, classes=None):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(n, 3, generator=generator)
+    if classes:
+        return x, torch.eye(classes)[x[:, :classes].argmax(1)]
+    return x, 50 + 10 * torch.stack([x.sum(1), x[:, 0] * x[:, 1]], 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_method_learns_and_moves_all_its_weights(name):
+    task = "classification" if name == CROSS_ENTROPY else "regression"
+    assert methods.applies(name, task)
+    x, y = samples(classes=2 if name == CROSS_ENTROPY else None)
+    model = network()
+    learner = build(name, model, 1e-3 if name == "NAG" else 1e-2, train_targets=y)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    first = learner.loss_fn(model(x), y).item()
+    for _ in range(60):
+        learner.learn(x, y)
+    assert learner.loss_fn(model(x), y).item() < 0.9 * first
+    assert all(not torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weight_decay_acts_on_what_the_first_order_method_owns(name):
+    model = network()
+    learner = build(name, model, 1e-3, body="RMSprop", train_targets=torch.randn(9, 2))
+    (group,) = learner.optimizer.param_groups
+    assert group["weight_decay"] == 1e-5
+    assert group["lr"] == 1e-3
+    assert len(group["params"]) == (2 if name in WITH_HEAD_SOLVER else 4)
+
+
+def test_the_papers_settings():
+    of = {
+        name: build(name, network(), 1e-3).optimizer for name in ("SepSA", "slimTrain", "SGD", "NAG", "RMSprop", "Adam")
+    }
+    assert type(of["SGD"]) is type(of["NAG"]) is torch.optim.SGD
+    assert of["SGD"].param_groups[0]["momentum"] == 0
+    assert of["NAG"].param_groups[0]["momentum"] == 0.9
+    assert of["NAG"].param_groups[0]["nesterov"]
+    assert of["RMSprop"].param_groups[0]["momentum"] == 0.9
+    assert of["Adam"].param_groups[0]["betas"] == (0.9, 0.999)
+    assert (of["SepSA"].solver.ridge, of["SepSA"].solver.forgetting) == (1.0, 1.0)
+    assert isinstance(of["slimTrain"].solver, SlimTik)
+    assert of["slimTrain"].solver.memory == 5
+    assert isinstance(of["slimTrain"].base, torch.optim.Adam)
+    assert isinstance(build("SepSA", network(), 1e-3, body="RMSprop").optimizer.base, torch.optim.RMSprop)
+
+
+def test_the_head_sees_half_as_much_in_each_epoch_where_that_is_the_rule():
+    fractions = []
+    for name in ("SepSA", TUNED, "slimTrain"):
+        learner = build(name, network(), 1e-3, halving=True)
+        assert isinstance(learner.optimizer, SepSA)
+        learner.begin_epoch(3)
+        fractions.append(learner.optimizer.head_fraction)
+    assert fractions == [0.25, 1.0, 1.0]
+    build("Adam", network(), 1e-3, halving=True).begin_epoch(3)
+
+
+def test_standardized_targets_equal_a_training_on_targets_standardized_by_hand():
+    x, y = samples()
+    learner = build(STANDARDIZED, network(), 1e-2, train_targets=y)
+    other = network()
+    plain = Learner(other, torch.optim.Adam(other.parameters(), lr=1e-2, weight_decay=1e-5))
+    mean, std = y.mean(0), y.std(0, correction=0)
+    for _ in range(30):
+        learner.learn(x, y)
+        plain.learn(x, (y - mean) / std)
+    torch.testing.assert_close(learner.predict(x), other(x) * std + mean)
+    assert mse_loss(learner.predict(x), y) < 0.5 * y.var()
+
+
+def test_cross_entropy_is_that_of_the_labels():
+    x, y = samples(classes=2)
+    model = network()
+    learner = build(CROSS_ENTROPY, model, 1e-3)
+    expected = cross_entropy(model(x), y.argmax(1)).item()
+    assert learner.learn(x, y).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_learner_knows_when_it_is_not_finite():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    learner = build("SepSA", model, 1e-3)
+    assert learner.is_finite()
+    model[1].running_var[0] = torch.inf
+    assert not learner.is_finite()
+
+
+def test_slugs_are_distinct_and_fit_for_files():
+    slugs = [methods.slug(name) for name in NAMES]
+    assert len(set(slugs)) == len(NAMES)
+    assert all(set(slug) <= set("abcdefghijklmnopqrstuvwxyz-") for slug in slugs)
+    assert methods.slug(CROSS_ENTROPY) == "adam-cross-entropy"
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(ValueError, match=r"method must be one of 'SepSA', .*, got 'Adagrad'"):
+        build("Adagrad", network(), 1e-3)
+    with pytest.raises(ValueError, match="train_targets must be given"):
+        build(STANDARDIZED, network(), 1e-3)
+
+
+@pytest.mark.skipif(not TUNING.exists(), reason="results/tuning.json is not there: sepsa reproduce tuning")
+def test_the_tuned_settings_are_those_that_tuning_chose():
+    for key, found in json.loads(TUNING.read_text()).items():
+        dataset, mode = key.split()
+        chosen = found["chosen"]
+        assert methods.TUNED_SETTINGS[dataset, mode] == (chosen["ridge"], chosen["forgetting"]), key

@@ -1,0 +1,389 @@
+"""The report, from records made up here: what it counts, what it draws, and the page in a real browser."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import statistics
+import subprocess
+from collections import defaultdict
+from html.parser import HTMLParser
+
+import pytest
+from PIL import Image
+
+from sepsa.paper import records, report, table3
+from sepsa.paper.experiments import EXPERIMENTS, Outcome, metric, plan
+from sepsa.paper.methods import NAMES as METHOD_NAMES
+from sepsa.paper.methods import slug
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+ASKED_FOR = {
+    *("mode", "dataset", "method", "metric", "train_mean", "train_std", "test_mean", "test_std"),
+    *("seconds_mean", "seeds", "paper_train_mean", "paper_test_mean"),
+}
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+PAGE = "# Reproduction\n\nbefore\n\n<!-- table3 begin -->\nold\n<!-- table3 end -->\n\nafter\n"
+
+
+def made_up(run):
+    """What a run might have given: near the paper's number, a little further with every seed; NAG diverges at 0.01."""
+    good = metric(run.dataset) == "mse"
+    start, end = (500.0, 5.0) if good else (10.0, 98.5 if run.dataset == "mnist" else 40.0)
+    end += run.seed % 7 * 0.1 + METHOD_NAMES.index(run.method) * (1.0 if good else -1.0)
+    x = [0, 1, 2, 4, 8]
+    curve = [end + (start - end) * math.exp(-i) for i in x]
+    outcome = Outcome(seconds=0.25, train=end, test=curve[-1], x=x, train_curve=curve, test_curve=curve)
+    printed = table3.PAPER.get((run.mode, run.dataset, run.method))
+    if run.experiment == "table3" and printed:
+        step = (run.seed % 3 - 1) * 0.1
+        outcome.train = printed.train_mean + printed.train_std * step
+        outcome.test = printed.test_mean + printed.test_std * step
+    if run.method == "NAG" and run.lr >= 1e-2:
+        outcome.diverged, outcome.train, outcome.test = True, None, None
+        outcome.train_curve = outcome.test_curve = [start, 1e9]
+    return outcome
+
+
+def lay_out(results, runs, outcome=made_up, note=None):
+    """Records of these runs, in the files where `sepsa reproduce` would put them."""
+    files = defaultdict(list)
+    for run in runs:
+        files[records.path(results, run)].append((run, records.record(run, outcome(run), "cpu")))
+    for file, entries in files.items():
+        run = entries[0][0]
+        head = {key: getattr(run, key) for key in ("experiment", "dataset", "mode", "method")}
+        kept = [entry | ({"note": note} if note else {}) for _, entry in entries]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(head | {"metric": metric(run.dataset), "runs": kept}), encoding="utf-8")
+
+
+def lay_out_convergence(results):
+    k = [1, 10, 100, 1000]
+    problem = {
+        name: {"mean": [1 / i for i in k], "low": [0.8 / i for i in k], "high": [1.2 / i for i in k]}
+        for name in ("gradient_norm", "objective_gap")
+    }
+    slope = {"gradient": [-0.5, -0.6, -0.4], "objective": [-1.0, -1.1, -0.9]}
+    cost = {key: [{key: n, "seconds": n * 1e-5} for n in (10, 100)] for key in ("p", "q")}
+    content = {"k": k, **problem, "slope": slope, "seeds": 4, "cost": cost}
+    (results / "convergence.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A report on everything: (results, out, docs)."""
+    folder = tmp_path_factory.mktemp("whole")
+    results, out, docs = folder / "results", folder / "out", folder / "docs" / "reproduction.md"
+    for experiment in EXPERIMENTS:
+        lay_out(results, plan(experiment, seeds=3 if experiment == "table3" else 1))
+    lay_out_convergence(results)
+    docs.parent.mkdir()
+    docs.write_text(PAGE, encoding="utf-8")
+    report.write(results, out, docs)
+    return results, out, docs
+
+
+class Page(HTMLParser):
+    """The tags of a page, and whether they close as they opened."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.seen, self.ids, self.links, self.loads = [], [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.seen.append((tag, given))
+        if tag not in VOID:
+            self.open.append(tag)
+        if "id" in given:
+            self.ids.append(given["id"])
+        if tag == "a":
+            self.links.append(given["href"])
+        self.loads += [given[key] for key in ("src", "srcset", "data", "poster") if key in given]
+        if tag == "link":
+            self.loads.append(given["href"])
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def page(out):
+    return Page((out / "report.html").read_text(encoding="utf-8"))
+
+
+# ---------------------------------------------------------------------- Table III
+
+
+def test_a_row_per_mode_data_set_and_method_in_the_papers_order(whole):
+    rows = json.loads((whole[0] / "table3.json").read_text(encoding="utf-8"))
+    keys = [(row["mode"], row["dataset"], row["method"]) for row in rows]
+    assert len(set(keys)) == len(keys) == 2 * (8 + 8 + 5 + 5)
+    assert [key for key in keys if key in table3.PAPER] == list(table3.PAPER)
+    assert all(set(row) >= ASKED_FOR for row in rows)
+    row = rows[keys.index(("mini-batch", "diabetes", "SepSA"))]
+    assert row["metric"] == "mse"
+    assert row["seeds"] == 3
+    assert (row["paper_train_mean"], row["paper_train_std"]) == (1291.8, 83.5)
+    assert row["train_mean"] == pytest.approx(1291.8)
+    assert row["train_std"] == pytest.approx(8.35)  # of −0.1, 0, 0.1 of the paper's: n − 1, not n
+    lacks = rows[keys.index(("online", "mnist", "Adam, cross-entropy"))]
+    assert lacks["metric"] == "accuracy"
+    assert all(value is None for key, value in lacks.items() if key.startswith("paper_") or key.endswith("_difference"))
+
+
+def test_diverged_runs_are_counted_and_left_out(tmp_path):
+    runs = plan("table3", ["energy"], ["SepSA", "SGD"], seeds=4)
+
+    def outcome(run):
+        gone = run.seed == 200 or run.method == "SGD"
+        numbers = {} if gone else {"train": float(run.seed), "test": 1.0}
+        return Outcome(seconds=0.1 if gone else 3.0, diverged=gone, x=[0], test_curve=[5.0], **numbers)
+
+    lay_out(tmp_path, runs, outcome)
+    report.write(tmp_path, tmp_path / "out")
+    for row in json.loads((tmp_path / "table3.json").read_text(encoding="utf-8")):
+        if row["method"] == "SepSA":
+            assert (row["seeds"], row["diverged"]) == (4, 1)
+            assert row["train_mean"] == 202.0
+            assert row["train_std"] == statistics.stdev([201, 202, 203])
+            assert row["seconds_mean"] == 3.0
+        else:
+            assert (row["diverged"], row["train_mean"], row["test_std"]) == (4, None, None)
+    text = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "1 of 4 diverged, left out" in text
+    assert "all diverged" in text
+
+
+@pytest.mark.parametrize(
+    ("difference", "metric", "kind", "text"),
+    [
+        (0.4, "mse", "near", "0.4 σ"),
+        (-1.0, "accuracy", "near", "1.0 σ"),
+        (1.5, "mse", "mid worse", "1.5 σ worse"),
+        (1.5, "accuracy", "mid better", "1.5 σ better"),
+        (-3.21, "mse", "far better", "3.2 σ better"),
+        (-250.4, "accuracy", "far worse", "250 σ worse"),
+    ],
+)
+def test_verdicts_know_which_way_is_better(difference, metric, kind, text):
+    verdict = report.judge(difference, metric)
+    assert (verdict.kind, verdict.text) == (kind, text)
+
+
+def test_numbers_are_printed_as_the_paper_prints_them():
+    for printed, text in ((7.7356, "7.7356"), (29.926, "29.926"), (165.11, "165.11"), (26413.9, "26,413.9")):
+        assert report.number(printed, "mse") == text
+    assert report.number(98.4, "accuracy") == "98.40"
+    assert report.number(3e12, "mse") == "3e+12"
+    assert report.number(None, "mse") == "–"
+    assert report.mean_and_std(165.11, 21.64, "mse").split() == ["165.11", "±", "21.64"]
+
+
+# ---------------------------------------------------------------------- the page and what lies beside it
+
+
+def test_everything_is_there(whole):
+    _, out, _ = whole
+    names = {*EXPERIMENTS, "convergence"} - {"table3"}
+    wanted = {f"{name}.{suffix}" for name in names for suffix in ("svg", "png")}
+    assert {path.name for path in (out / "figures").iterdir()} == wanted
+    images = [given for tag, given in page(out).seen if tag == "img"]
+    assert len(images) == len(names)
+    assert all(len(given["alt"]) > 60 for given in images)
+    assert any("Diverged: NAG at 0.01, 0.1, 1, 10, 100" in given["alt"] for given in images)
+
+
+def test_links_lead_somewhere_and_nothing_is_loaded(whole):
+    found = page(whole[1])
+    assert len(found.ids) == len(set(found.ids))
+    assert all(link.startswith("#") for link in found.links)
+    assert {link[1:] for link in found.links} <= set(found.ids)
+    behind = {name for name in found.ids if name.startswith("runs-")}
+    assert behind <= {link[1:] for link in found.links}
+    assert len(behind) == 52
+    assert all(load.startswith("data:") for load in found.loads)
+    text = (whole[1] / "report.html").read_text(encoding="utf-8")
+    assert not re.search(r"https?://|@import|url\(", text)
+    assert '<html lang="en">' in text
+    assert all("scope" in given for tag, given in found.seen if tag == "th")
+
+
+def test_the_same_records_give_the_same_bytes(whole, tmp_path):
+    results, out, _ = whole
+    partial = tmp_path / "results"
+    for name in ("table3", "fig4"):
+        shutil.copytree(results / name, partial / name)
+    shutil.copy(results / "convergence.json", partial)
+    made = []
+    for i in ("one", "two"):
+        (tmp_path / f"{i}.md").write_text(PAGE, encoding="utf-8")
+        report.write(partial, tmp_path / i, tmp_path / f"{i}.md")
+        files = sorted(path for path in (tmp_path / i).rglob("*") if path.is_file())
+        named = {path.relative_to(tmp_path / i).as_posix(): path.read_bytes() for path in files}
+        made.append(named | {"md": (tmp_path / f"{i}.md").read_bytes(), "t": (partial / "table3.json").read_bytes()})
+    assert made[0] == made[1]
+    assert len(made[0]) == 7
+    assert made[0]["t"] == (results / "table3.json").read_bytes()
+    assert made[0]["figures/fig4.svg"] == (out / "figures" / "fig4.svg").read_bytes()
+
+
+def test_the_docs_keep_what_is_around_the_table(whole):
+    docs = whole[2]
+    text = docs.read_text(encoding="utf-8")
+    assert text.startswith("# Reproduction\n\nbefore\n\n<!-- table3 begin -->\n")
+    assert text.endswith("<!-- table3 end -->\n\nafter\n")
+    assert "old" not in text
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in lines} == {12, 9}
+    for way in re.findall(r"\]\((.*?)\)", text):
+        assert (docs.parent / way).exists()
+    assert "None." in text.partition("### Rows beyond two standard deviations")[2]
+
+
+def test_docs_without_the_marks_are_refused(tmp_path):
+    (tmp_path / "page.md").write_text("no marks", encoding="utf-8")
+    with pytest.raises(ValueError, match="docs must hold the lines <!-- table3 begin -->"):
+        report.write(tmp_path, tmp_path / "out", tmp_path / "page.md")
+    assert not (tmp_path / "out").exists()
+
+
+# ---------------------------------------------------------------------- what is missing, small or foreign
+
+
+def test_nothing_run_yet_says_how_to_run_it(tmp_path):
+    report.write(tmp_path, tmp_path / "out")
+    assert json.loads((tmp_path / "table3.json").read_text(encoding="utf-8")) == []
+    found = page(tmp_path / "out")
+    assert {link[1:] for link in found.links} <= set(found.ids)
+    text = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    for name in (*EXPERIMENTS, "convergence"):
+        assert f"sepsa reproduce {name}<" in text
+
+
+def test_what_is_missing_can_be_run_as_it_is_told(whole, tmp_path):
+    results = tmp_path / "results"
+    shutil.copytree(whole[0] / "fig1", results / "fig1")
+    (results / "fig1" / "energy-online-nag.json").unlink()
+    for file in (results / "fig1").glob("mnist*"):
+        file.unlink()
+    told = {gap.command: gap.what for gap in report.missing(results, table3.read(results))}
+    assert told["sepsa reproduce fig1 --datasets energy --methods nag"] == "Fig. 1, Energy: 3 runs of NAG"
+    assert told["sepsa reproduce fig1 --datasets mnist"] == "Fig. 1, MNIST: 18 runs of all methods"
+    assert "sepsa reproduce fig2" in told
+    report.write(results, tmp_path / "out")
+    assert (tmp_path / "out" / "figures" / "fig1.svg").exists()
+    assert not (tmp_path / "out" / "figures" / "fig2.svg").exists()
+
+
+def test_quick_runs_are_called_so_and_notes_are_told(tmp_path):
+    runs = plan("table3", ["energy"], ["SepSA"], quick=True)
+    lay_out(tmp_path, runs, note="<b>a copy</b> & no original")
+    report.write(tmp_path, tmp_path / "out")
+    text = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert f"quick runs</strong> ({len(runs)} of {len(runs)})" in text
+    assert text.count("<li>&lt;b&gt;a copy&lt;/b&gt; &amp; no original</li>") == 1
+    others = ",".join(slug(name) for name in table3.METHODS if name not in ("SepSA", "Adam, cross-entropy"))
+    assert f"sepsa reproduce table3 --datasets energy --methods {others} --quick" in text
+    page(tmp_path / "out")
+
+
+def test_several_seeds_in_a_figure_are_told_as_such(tmp_path):
+    lay_out(tmp_path, plan("fig2", ["energy"], ["SepSA", "NAG"], seeds=3))
+    plates = report.draw(table3.read(tmp_path), tmp_path / "convergence.json")
+    assert set(plates) == {"fig2"}
+    assert "median of up to 3 runs" in plates["fig2"].caption
+    assert "Diverged: NAG in 2 panels" in plates["fig2"].caption
+    assert "SepSA ends ahead in 6 of 6 panels" in plates["fig2"].caption
+
+
+def test_errors_that_stay_finite_but_leave_the_panel_are_told(tmp_path):
+    def outcome(run):
+        high = run.method == "Adam" and run.lr >= 10
+        curve = [1e12, 1e11] if high else [500.0, 5.0]
+        return Outcome(train=curve[-1], test=1.0, x=[1, 2], train_curve=curve, test_curve=curve)
+
+    lay_out(tmp_path, plan("fig4", None, ["SepSA", "Adam"]), outcome)
+    caption = report.draw(table3.read(tmp_path), tmp_path / "convergence.json")["fig4"].caption
+    assert "SepSA's largest training error over 7 learning rates is 5 (at" in caption
+    assert "Diverged: none. Ended above the panels: Adam at 10, 100." in caption
+
+
+def test_no_results_is_one_line(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"results must be a folder of records, got .*nowhere"):
+        report.write(tmp_path / "nowhere", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("method", "Lion", r"method must be one of .*'SepSA'.*, got 'Lion' in .*energy-online-sepsa.json"),
+        ("runs", [{"lr": 1}], r"energy-online-sepsa\.json holds a run that is none"),
+    ],
+)
+def test_foreign_records_are_refused_by_name(tmp_path, key, value, message):
+    lay_out(tmp_path, plan("table3", ["energy"], ["SepSA"], seeds=1))
+    file = tmp_path / "table3" / "energy-online-sepsa.json"
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | {key: value}), encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        report.write(tmp_path, tmp_path / "out")
+
+
+# ---------------------------------------------------------------------- in a browser
+
+LOOK = """<script>
+addEventListener("load", () => {
+  const broken = [...document.images].filter(image => !image.complete || image.naturalWidth < 500);
+  for (const image of broken) console.error("no figure: " + image.alt.slice(0, 40));
+  const first = document.querySelector('td a[href^="#runs-"]');
+  addEventListener("hashchange", () => {
+    if (!document.getElementById(first.hash.slice(1)).open) console.error("the runs stay closed");
+    if (document.documentElement.scrollWidth > innerWidth) console.error("wider than the window");
+    scrollTo(0, 0);
+    console.info(`looked at ${document.images.length} figures`);
+  });
+  first.click();
+});
+</script></body>"""
+
+
+def browse(text, folder, width=1280):
+    """What the page says on its console in a real browser, and what it looks like there."""
+    (folder / "page.html").write_text(text.replace("</body>", LOOK), encoding="utf-8")
+    shot = folder / "page.png"
+    options = (
+        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+        f"--disable-component-update --disable-sync --hide-scrollbars --window-size={width},6000 "
+        "--virtual-time-budget=10000 --enable-logging=stderr --v=0"
+    ).split()
+    command = [CHROMIUM, *options, f"--user-data-dir={folder / 'profile'}", f"--screenshot={shot}"]
+    done = subprocess.run(
+        [*command, (folder / "page.html").as_uri()], capture_output=True, text=True, timeout=180, check=True
+    )
+    return [line.partition("CONSOLE")[2] for line in done.stderr.splitlines() if "CONSOLE" in line], shot
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize("width", [1280, 600])
+def test_the_page_in_a_browser(whole, tmp_path, width):
+    said, shot = browse((whole[1] / "report.html").read_text(encoding="utf-8"), tmp_path, width)
+    assert len(said) == 1, said
+    assert "looked at 5 figures" in said[0]
+    with Image.open(shot) as image:
+        assert image.width == width
+        colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 24)}
+    assert len(colours) > 500
+    if width == 1280:
+        assert (0xD5, 0x5E, 0x00) in colours  # SepSA's line
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_the_browser_would_see_a_missing_figure(whole, tmp_path):
+    text = (whole[1] / "report.html").read_text(encoding="utf-8")
+    said, _ = browse(text.replace("data:image/svg+xml;base64,PD94", "data:image/svg+xml;base64,AAAA", 1), tmp_path)
+    assert sum("no figure" in line for line in said) == 1

@@ -1,0 +1,228 @@
+"""Many runs: in one process or several, killed, interrupted, and foreseen."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from sepsa.paper import records, runner
+from sepsa.paper.experiments import plan
+
+QUIET = Console(quiet=True)
+linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are found under /proc")
+
+
+def command(out, *arguments):
+    return [sys.executable, "-m", "sepsa", "reproduce", *arguments, "--out", str(out)]
+
+
+def contents(results):
+    return {file.name: records.read(file)["runs"] for file in records.files(results)}
+
+
+def assert_same(one, other):
+    one, other = contents(one), contents(other)
+    assert list(one) == list(other)
+    for name in one:
+        assert len(one[name]) == len(other[name])
+        assert all(records.same(a, b) for a, b in zip(one[name], other[name], strict=True)), name
+
+
+def recorded(results):
+    return sum(len(runs) for runs in contents(results).values())
+
+
+def children(pid):
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def wait_until(condition, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def gone(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+# ---------------------------------------------------------------------- work, here and elsewhere
+
+
+# The work is `eval`, because other processes cannot import this file.
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_each_item_is_done_once_on_one_thread(jobs):
+    begun = []
+    before = torch.get_num_threads()
+    items = [f"({i}, __import__('torch').get_num_threads())" for i in range(7)]
+    results = list(runner.each(eval, items, jobs, begun.append))
+    assert sorted((i, result) for i, result, _ in results) == [(i, (i, 1)) for i in range(7)]
+    assert sorted(begun) == list(range(7))
+    assert all(seconds >= 0 for _, _, seconds in results)
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("item", "error", "words"),
+    [
+        ("{}['key']", RuntimeError, "KeyError: 'key'"),
+        ("open('absent.csv')", FileNotFoundError, "absent.csv"),
+        ("__import__('os')._exit(3)", RuntimeError, "died without a word"),
+    ],
+)
+def test_an_error_in_another_process_is_an_error_here(item, error, words):
+    with pytest.raises(error, match=words):
+        list(runner.each(eval, ["1", item], 2))
+
+
+@linux
+def test_whoever_stops_listening_leaves_no_process():
+    before = set(children(os.getpid()))
+    work = runner.each(time.sleep, [0.0, 600.0, 600.0], 2)
+    next(work)
+    started = set(children(os.getpid())) - before
+    work.close()
+    assert len([pid for pid in started if gone(pid)]) == 2  # the third, if there is one, serves multiprocessing itself
+
+
+def test_an_interrupt_ends_all(tmp_path, monkeypatch):
+    add, count = records.add, []
+
+    def interrupted(*arguments):
+        add(*arguments)
+        count.append(1)
+        if len(count) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(records, "add", interrupted)
+    runs = plan("table3", ["diabetes"], ["Adam"], 4, quick=True)
+    with pytest.raises(KeyboardInterrupt):
+        runner.reproduce(runs, tmp_path, console=QUIET)
+    assert recorded(tmp_path) == 3
+    monkeypatch.undo()
+    assert runner.reproduce(runs, tmp_path, console=QUIET) == len(runs) - 3
+    assert runner.reproduce(runs, tmp_path, console=QUIET) == 0
+    assert recorded(tmp_path) == len(runs)
+
+
+def test_the_number_of_jobs_and_the_order_change_no_bit(tmp_path):
+    runs = plan("fig2", ["diabetes"], ["SepSA", "slimTrain", "NAG"], quick=True)
+    runner.reproduce(runs, tmp_path / "one", jobs=1, console=QUIET)
+    shuffled = random.Random(0).sample(runs, len(runs))
+    runner.reproduce(shuffled, tmp_path / "two", jobs=2, console=QUIET)
+    assert_same(tmp_path / "one", tmp_path / "two")
+
+
+# ---------------------------------------------------------------------- violence
+
+
+@linux
+def test_killed_five_times_it_ends_where_it_would_have_ended(tmp_path):
+    what = ("fig2", "--datasets", "diabetes", "--methods", "sepsa,adam,nag", "--seeds", "7", "--quick")
+    runs = plan("fig2", ["diabetes"], ["SepSA", "Adam", "NAG"], 7, quick=True)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    chance = random.Random()  # other moments every time
+    at = [0]
+    for jobs in ("2", "1", "1", "1", "1"):
+        process = subprocess.Popen(command(killed, *what, "--jobs", jobs), stdout=subprocess.DEVNULL)
+        wait_until(lambda process=process: recorded(killed) > at[-1] or process.poll() is not None)
+        time.sleep(chance.uniform(0, 0.15))
+        workers = children(process.pid)
+        process.kill()
+        process.wait()
+        wait_until(lambda workers=workers: all(gone(pid) for pid in workers))
+        at.append(recorded(killed))
+    assert at == sorted(set(at)), at  # each time some runs stayed
+    assert at[-1] < len(runs), "all was done before the last kill"
+    subprocess.run(command(killed, *what, "--jobs", "1"), check=True, stdout=subprocess.DEVNULL)
+    runner.reproduce(runs, whole, console=QUIET)
+    assert recorded(whole) == len(runs)
+    assert_same(whole, killed)
+    assert not [file for file in killed.rglob("*") if file.suffix == ".new"]
+
+
+@linux
+def test_ctrl_c_leaves_whole_files_and_says_how_to_go_on(tmp_path):
+    what = ("fig2", "--datasets", "diabetes", "--methods", "sepsa", "--seeds", "20", "--jobs", "2")
+    process = subprocess.Popen(command(tmp_path, *what), stdout=subprocess.PIPE, text=True, start_new_session=True)
+    wait_until(lambda: recorded(tmp_path) > 0)
+    workers = children(process.pid)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "the same command goes on from there" in " ".join(said.split())
+    wait_until(lambda: all(gone(pid) for pid in workers))
+    assert 0 < recorded(tmp_path) < 60
+    assert not [file for file in tmp_path.rglob("*") if file.suffix == ".new"]
+
+
+# ---------------------------------------------------------------------- foresight
+
+
+def test_the_forecast_follows_what_was_measured():
+    now = [0.0]
+    runs = plan("table3", ["diabetes"], ["SepSA", "Adam"], 5)
+    forecast = runner.Forecast(runs, jobs=1, now=lambda: now[0])
+    truth = {
+        ("online", "SepSA"): 3.0,
+        ("online", "Adam"): 2.0,
+        ("mini-batch", "SepSA"): 7.0,
+        ("mini-batch", "Adam"): 5.0,
+    }
+    cost = [truth[run.mode, run.method] for run in runs]
+    shares = []
+    for i, seconds in enumerate(cost):
+        forecast.begin(i)
+        now[0] += seconds
+        forecast.end(i, seconds)
+        shares.append(forecast.share())
+        if all(any(runs[j].mode == m and runs[j].method == k for j in range(i + 1)) for m, k in truth):
+            assert forecast.left() == pytest.approx(sum(cost[i + 1 :]))
+    assert shares[-1] == 1.0
+    assert forecast.left() == 0.0
+
+
+def test_a_kind_not_seen_yet_is_guessed_in_proportion():
+    runs = plan("fig2", ["diabetes", "energy"], ["Adam"])
+    forecast = runner.Forecast(runs, jobs=2)
+    first = forecast.left()
+    forecast.begin(0)
+    forecast.end(0, 10 * runner.guess(runs[0]))
+    assert forecast.left() == pytest.approx(10 * (first - runner.guess(runs[0]) / 2))
+
+
+def test_a_run_in_hand_counts_less_and_less():
+    now = [0.0]
+    forecast = runner.Forecast([replace(plan("fig4", seeds=1)[0])], now=lambda: now[0])
+    forecast.begin(0)
+    whole = forecast.left()
+    now[0] = whole / 2
+    assert forecast.left() == pytest.approx(whole / 2)
+    now[0] = 10 * whole
+    assert forecast.left() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(4.2, "4 s"), (89, "89 s"), (100, "2 min"), (3600, "60 min"), (12000, "3 h 20 min")]
+)
+def test_times_are_said_in_words(seconds, said):
+    assert runner.words(seconds) == said

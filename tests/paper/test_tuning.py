@@ -1,0 +1,66 @@
+"""The choice of ridge and forgetting: by rows that nothing else sees, and the best of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from rich.console import Console
+
+from sepsa.paper import experiments, tuning
+from sepsa.paper.data import Dataset, load
+
+QUIET = Console(quiet=True)
+
+
+def test_the_regressions_validate_on_the_rows_the_paper_leaves():
+    dataset = load("diabetes")
+    held_out = tuning.held_out(dataset)
+    assert held_out.test_inputs is dataset.validation_inputs
+    assert held_out.train_inputs is dataset.train_inputs
+
+
+def test_the_classifications_hold_out_the_last_images():
+    rows = torch.arange(6000.0)[:, None]
+    dataset = tuning.held_out(Dataset("mnist", "classification", rows, rows, rows[:9], rows[:9]))
+    assert torch.equal(dataset.train_inputs, rows[:1000])
+    assert torch.equal(dataset.test_targets, rows[1000:])
+
+
+@pytest.mark.parametrize("name", ["energy", "diabetes", "mnist", "cifar10"])
+@pytest.mark.parametrize("mode", tuning.MODES)
+def test_no_reported_seed_takes_part(name, mode):
+    reported = {run.seed for each in experiments.EXPERIMENTS for run in experiments.plan(each)}
+    runs = tuning.grid(name, mode, quick=False)
+    assert not reported & {run.seed for run in runs}
+    assert len(set(runs)) == len(runs)
+    assert {run.mode for run in runs} == {mode}
+
+
+def test_the_best_mean_wins_and_a_diverged_setting_never():
+    runs = tuning.grid("diabetes", "online", quick=False)
+    scores = {run: 100.0 + run.seed for run in runs}
+    for run in runs:
+        if (run.ridge, run.forgetting) == (10.0, 0.99):
+            scores[run] -= 5
+        if (run.ridge, run.forgetting) == (1.0, 0.9):
+            scores[run] = None if run.seed == 102 else 0.0
+    for metric, ridge, forgetting in (("mse", 10.0, 0.99), ("accuracy", 0.01, 1.0)):
+        chosen = tuning.verdict(scores, metric)["chosen"]
+        assert (chosen["ridge"], chosen["forgetting"]) == (ridge, forgetting)
+    with pytest.raises(RuntimeError, match="every setting of the grid diverged"):
+        tuning.verdict(dict.fromkeys(runs), "mse")
+
+
+def test_choices_are_recorded_and_made_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "RIDGES", {"regression": (1.0, 1000.0)})
+    monkeypatch.setattr(tuning, "FORGETTINGS", {"regression": (1.0,)})
+    tuning.tune(tmp_path, ["diabetes"], quick=True, console=QUIET)
+    found = json.loads((tmp_path / "tuning.json").read_text())
+    assert sorted(found) == ["diabetes mini-batch", "diabetes online"]
+    for entry in found.values():
+        assert len(entry["tried"]) == 2
+        assert entry["chosen"]["mean"] == min(tried["mean"] for tried in entry["tried"])
+    monkeypatch.setattr(experiments, "train", None)
+    tuning.tune(tmp_path, ["diabetes"], quick=True, console=QUIET)
