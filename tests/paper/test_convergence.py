@@ -89,3 +89,29 @@ def test_the_file_holds_what_the_report_draws(tmp_path, monkeypatch):
     before = file.stat().st_mtime_ns
     convergence.run(tmp_path, 1, True, console)
     assert file.stat().st_mtime_ns == before
+
+
+def test_stopped_on_the_way_it_goes_on_from_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(convergence, "QUICK_STEPS", 30)
+    monkeypatch.setattr(convergence, "QUICK_SEEDS", 2)
+    monkeypatch.setattr(convergence, "cost", lambda seconds: {"p": [], "q": []})
+    console = Console(quiet=True)
+    convergence.run(tmp_path / "whole", 1, True, console)
+    follow, walked = convergence.follow, []
+
+    def stopped(walk):
+        if len(walked) == 2:
+            raise KeyboardInterrupt
+        walked.append(walk)
+        return follow(walk)
+
+    monkeypatch.setattr(convergence, "follow", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        convergence.run(tmp_path / "parts", 1, True, console)
+    assert not (tmp_path / "parts" / "convergence.json").exists()
+    monkeypatch.setattr(convergence, "follow", lambda walk: walked.append(walk) or follow(walk))
+    convergence.run(tmp_path / "parts", 1, True, console)
+    assert len(walked) == len(set(walked)) == 4
+    whole, parts = (tmp_path / name / "convergence.json" for name in ("whole", "parts"))
+    assert whole.read_bytes() == parts.read_bytes()
+    assert [file.name for file in (tmp_path / "parts").iterdir()] == ["convergence.json"]

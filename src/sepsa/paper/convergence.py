@@ -23,7 +23,8 @@ import json
 import math
 import statistics
 import time
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,15 @@ from sepsa.optimizer import SepSA
 from sepsa.paper import records, runner
 
 Floats = NDArray[np.float64]
+Curves = tuple[list[float], list[float]]  # gradient norms and objective gaps, at the marks
 
 APART, OVERLAPPING = 3.1, 1.8  # the distance from bump to bump, of width 1
 BUMPS, POINTS, NOISE = 4, 256, 0.5
 D, K0 = 16.0, 50.0
-STEPS, SEEDS = 20_000, 16
+STEPS, SEEDS = 10_000, 16
 QUICK_STEPS, QUICK_SEEDS = 2_000, 4
 MARKS = 31  # places along k, equally far on a logarithmic scale, where f is looked at
-TAIL = 100  # slopes are fitted to k >= steps/TAIL
+TAIL = 30  # slopes are fitted to k >= steps/TAIL
 RESAMPLES = 2_000  # of the seeds, for the intervals
 HEAD_SIZES = (32, 64, 128, 256, 512, 1024)
 BODY_INPUTS = (10, 100, 1_000, 10_000, 100_000)
@@ -86,7 +88,7 @@ def marks(steps: int) -> list[int]:
     return sorted({round(steps ** (i / (MARKS - 1))) for i in range(MARKS)})
 
 
-def follow(walk: Walk) -> tuple[list[float], list[float]]:
+def follow(walk: Walk) -> Curves:
     """The norm of the true gradient of f, and f less its minimum, at each of the marks."""
     generator = torch.Generator().manual_seed(walk.seed)
     x, body, head = optimum(walk.spacing)
@@ -199,10 +201,16 @@ def run(results: Path, jobs: int, quick: bool, console: Console) -> None:
         console.print(f"{file} is there already", highlight=False)
         return
     walks = [Walk(spacing, steps, seed) for spacing in (APART, OVERLAPPING) for seed in range(seeds)]
-    found: dict[Walk, tuple[list[float], list[float]]] = {}
-    each = runner.each(follow, walks, jobs)
-    for i, curves, _ in track(each, "convergence", total=len(walks), console=console):
-        found[walks[i]] = curves
+    part = results / "convergence.part.json"  # the walks so far, for whoever is stopped on the way
+    found: dict[Walk, Curves] = {}
+    if part.exists():
+        found = {Walk(*walk): curves for walk, curves in json.loads(part.read_text(encoding="utf-8"))}
+    left = [walk for walk in walks if walk not in found]
+    work = runner.each(follow, left, jobs)
+    with closing(work):
+        for i, curves, _ in track(work, "convergence", total=len(left), console=console):
+            found[left[i]] = curves
+            records.write(part, json.dumps([(astuple(walk), curves) for walk, curves in found.items()]))
 
     def summarized(spacing: float) -> dict[str, Any]:
         norms, gaps = (np.array([found[w][i] for w in walks if w.spacing == spacing]) for i in (0, 1))
@@ -219,6 +227,7 @@ def run(results: Path, jobs: int, quick: bool, console: Console) -> None:
     }
     lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items())
     records.write(file, f"{{\n{lines}\n}}\n")
+    part.unlink(missing_ok=True)
     for name, at in (("apart", content), ("overlapping", content["overlapping"])):
         for what, (middle, low, high) in at["slope"].items():
             console.print(
