@@ -253,7 +253,9 @@ class RLS:
             desk.energy *= lam
             desk.ridge_left *= lam
             self._growth *= lam
-        if size > _PRODUCT_LIMIT:
+        precise = desk.root.dtype == torch.float64
+        growth_limit = _GROWTH_LIMIT if precise else _GROWTH_LIMIT**0.5
+        if size > (_PRODUCT_LIMIT if precise else _PRODUCT_LIMIT**0.5):
             self._absorb(desk, lam)
             for i in range(0, Phi.shape[0], p):
                 few_rows(desk, *desk.whiten(Phi[i : i + p], Y[i : i + p]), large=True)
@@ -261,8 +263,8 @@ class RLS:
             many_rows(desk, F, E)
             self._pending += 1
             self._growth += size
-            fallen = lam**self._pending * _GROWTH_LIMIT < 1
-            if fallen or self._growth > _GROWTH_LIMIT * p or self._pending >= _PENDING_LIMIT:
+            fallen = lam**self._pending * growth_limit < 1
+            if fallen or self._growth > growth_limit * p or self._pending >= _PENDING_LIMIT:
                 self._absorb(desk, 1.0)
         else:
             if self._absorb(desk, lam):
