@@ -575,6 +575,7 @@ def test_a_checkpoint_of_another_shape_is_refused_whole():
         return nn.Sequential(nn.Linear(6, body), nn.ReLU(), nn.Linear(body, out))
 
     wrong_head = SepSA(other(out=3), torch.optim.Adam)
+    wrong_head.head_fraction = 0.5
     wrong_body = SepSA(nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 2)), torch.optim.Adam)
     for bad, words in [
         (wrong_head.state_dict(), "another size"),

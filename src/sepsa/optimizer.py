@@ -216,8 +216,8 @@ class SepSA(Optimizer):
             raise ValueError(
                 f"state_dict belongs to a body with parameter shapes {own['body']}, this one has {self._body_shapes()}"
             )
-        self.head_fraction = own["head_fraction"]
         self.solver.load_state_dict(own["head"])  # checks before it changes anything
+        self.head_fraction = own["head_fraction"]
         self._generator.set_state(own["generator"].cpu())
         self.base.load_state_dict(state_dict)
         self._adopt_base()

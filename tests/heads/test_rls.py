@@ -181,6 +181,17 @@ def test_float32_arithmetic_is_an_option():
     torch.testing.assert_close(quick.linear.weight, linear.weight, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e3, 1e4])
+def test_float32_arithmetic_stands_large_features(scale):
+    torch.manual_seed(0)
+    solver = RLS(dtype=torch.float32).bind(nn.Linear(50, 2))
+    for _ in range(100):
+        features = scale * torch.relu(torch.randn(32, 8) @ torch.randn(8, 50))
+        solver.update(features, torch.randn(32, 2))
+    assert torch.isfinite(solver.covariance()).all()
+    assert torch.isfinite(solver.linear.weight).all()
+
+
 def test_weights_that_somebody_else_set_are_respected():
     solver, linear = make(4, 1, dtype=torch.float32)
     solver.update(torch.randn(9, 4), torch.randn(9, 1))

@@ -253,9 +253,7 @@ class RLS:
             desk.energy *= lam
             desk.ridge_left *= lam
             self._growth *= lam
-        precise = desk.root.dtype == torch.float64
-        growth_limit = _GROWTH_LIMIT if precise else _GROWTH_LIMIT**0.5
-        if size > (_PRODUCT_LIMIT if precise else _PRODUCT_LIMIT**0.5):
+        if size > desk.product_limit:
             self._absorb(desk, lam)
             for i in range(0, Phi.shape[0], p):
                 few_rows(desk, *desk.whiten(Phi[i : i + p], Y[i : i + p]), large=True)
@@ -263,8 +261,8 @@ class RLS:
             many_rows(desk, F, E)
             self._pending += 1
             self._growth += size
-            fallen = lam**self._pending * growth_limit < 1
-            if fallen or self._growth > growth_limit * p or self._pending >= _PENDING_LIMIT:
+            fallen = lam**self._pending * desk.growth_limit < 1
+            if fallen or self._growth > desk.growth_limit * p or self._pending >= _PENDING_LIMIT:
                 self._absorb(desk, 1.0)
         else:
             if self._absorb(desk, lam):
@@ -444,7 +442,8 @@ class RLS:
         if self._mass == 0:
             raise ValueError("return_std needs at least one update: before it the noise is unknown")
         spread = 1 + (Phi @ self._root().T).square().sum(1, keepdim=True)
-        std = (spread * (self._energy / self._mass)).sqrt().reshape(shape).to(linear.weight.dtype)
+        noise = self._energy.clamp(min=0) / self._mass  # rounding can leave a fit without error below zero
+        std = (spread * noise).sqrt().reshape(shape).to(linear.weight.dtype)
         return Posterior(mean, std)
 
 
@@ -459,6 +458,8 @@ class Desk:
         # The views below keep this memory alive, so an equal address is the same tensor.
         self.home = (weight.data_ptr(), None if bias is None else bias.data_ptr())
         self.root, self.weights = solver._Z[:p], solver._Z[p:]
+        digits = 1.0 if self.root.dtype == torch.float64 else 0.5  # float32 has half of them
+        self.product_limit, self.growth_limit = _PRODUCT_LIMIT**digits, _GROWTH_LIMIT**digits
         state: list[Array] = [solver._Z, solver._H, solver._energy, solver._ridge_left, solver._prior, weight, bias]
         self.numpy = self.device == "cpu" and p <= _NUMPY_LIMIT and weight.dtype in (torch.float32, torch.float64)
         if self.numpy:
