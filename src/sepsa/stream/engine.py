@@ -1,0 +1,246 @@
+"""The one-sample engine: SepSA for multilayer perceptrons in compiled code, without torch in the loop."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sepsa.heads._border import in_range
+from sepsa.stream import kernels
+
+Floats = NDArray[np.float64]
+
+ACTIVATIONS = {
+    "identity": kernels.IDENTITY,
+    "relu": kernels.RELU,
+    "tanh": kernels.TANH,
+    "sigmoid": kernels.SIGMOID,
+    "gelu": kernels.GELU,
+}
+# The options each optimizer takes beside lr and weight_decay, with torch.optim's defaults; momentum is Adam's β1.
+OPTIMIZERS: dict[str, tuple[int, dict[str, float]]] = {
+    "sgd": (kernels.SGD, {}),
+    "momentum": (kernels.SGD, {"momentum": 0.9}),
+    "nag": (kernels.SGD, {"momentum": 0.9, "nesterov": 1.0}),
+    "rmsprop": (kernels.RMSPROP, {"momentum": 0.0, "beta2": 0.99, "eps": 1e-8}),
+    "adam": (kernels.ADAM, {"momentum": 0.9, "beta2": 0.999, "eps": 1e-8}),
+}
+
+
+class Engine:
+    """A multilayer perceptron with a recursive-least-squares head, learned sample by sample in compiled code.
+
+    Choose it where samples come one at a time and the network is small; behind it stand `SepSARegressor` and
+    `SepSAClassifier`. It equals `SepSA` with `RLS(ridge=..., forgetting=...)` on the same network in float64, step by
+    step; `learn` returns the prediction made before each update.
+
+    `skip` lets the head see the inputs beside the last layer. `standardize` keeps the running mean and deviation of
+    each input, by which the body sees it, and divides each output's part in the body's loss by its target's variance.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        hidden: tuple[int, ...] = (50,),
+        *,
+        activation: str = "relu",
+        optimizer: str = "adam",
+        lr: float = 1e-3,
+        weight_decay: float = 0.0,
+        ridge: float = 1.0,
+        forgetting: float = 1.0,
+        batch: int = 1,
+        skip: bool = False,
+        standardize: bool = False,
+        seed: int = 0,
+        **optimizer_options: float,
+    ) -> None:
+        self.layout = Layout(inputs, outputs, tuple(hidden), skip)
+        code, defaults = OPTIMIZERS[one_of("optimizer", optimizer, OPTIMIZERS)]
+        unknown = sorted(set(optimizer_options) - set(defaults))
+        if unknown:
+            raise TypeError(f"optimizer {optimizer!r} takes {sorted(defaults) or 'no options'}, got {unknown}")
+        options = defaults | optimizer_options
+        self.options: Floats = np.array(
+            [
+                in_range("lr", lr, 0.0, math.inf),
+                not_negative("weight_decay", weight_decay),
+                options.get("momentum", 0.0),
+                options.get("beta2", 0.0),
+                options.get("eps", 0.0),
+                options.get("nesterov", 0.0),
+                in_range("forgetting", forgetting, 0.0, 1.0),
+                in_range("ridge", ridge, 0.0, math.inf),
+            ]
+        )
+        L = self.layout.numbers
+        L[kernels.L_ACTIVATION] = ACTIVATIONS[one_of("activation", activation, ACTIVATIONS)]
+        L[kernels.L_OPTIMIZER] = code
+        L[kernels.L_STANDARDIZE] = standardize
+        L[kernels.L_BATCH] = at_least("batch", batch, 1)
+        self.state = np.zeros(self.layout.size)
+        self.scratch = np.zeros(self.layout.room(batch))
+        self.part("D")[:] = 1 / ridge
+        self.part("RIDGE")[:] = ridge
+        self.part("GAIN")[:] = 0.0 if standardize else 1.0
+        self.part("SCALE")[:] = 0.0 if standardize else 1.0
+        self._initialize(np.random.default_rng(seed))
+
+    def _initialize(self, chance: np.random.Generator) -> None:
+        """Kaiming-uniform weights and biases of 0.01, as the paper's; the head starts at zero."""
+        for weight, bias in self.layers():
+            bound = math.sqrt(6 / weight.shape[1])
+            weight[:] = chance.uniform(-bound, bound, weight.shape)
+            bias[:] = 0.01
+
+    # ------------------------------------------------------------------ state
+
+    def part(self, name: str) -> Floats:
+        """A part of the state by its name in `Layout`, as a view."""
+        start, length = self.layout.parts[name]
+        return self.state[start : start + length]
+
+    def layers(self) -> list[tuple[Floats, Floats]]:
+        """Weight (width, inputs) and bias (width,) of each hidden layer, as views shaped like torch's."""
+        views, at, theta = [], 0, self.part("THETA")
+        width = self.layout.inputs
+        for h in self.layout.hidden:
+            weight = theta[at : at + width * h].reshape(width, h).T
+            at += width * h
+            views.append((weight, theta[at : at + h]))
+            at, width = at + h, h
+        return views
+
+    @property
+    def head(self) -> Floats:
+        """W (outputs, features), the bias its last column, as a view."""
+        return self.part("W").reshape(self.layout.outputs, -1)
+
+    def start_head(self, weights: Floats) -> None:
+        """Set the head and with it the prior that the ridge pulls to."""
+        self.head[:] = weights
+        self.part("PRIOR")[:] = self.part("W")
+
+    def covariance(self) -> Floats:
+        """B (p, p), the inverse of the curvature."""
+        p = self.layout.features
+        U = np.eye(p)
+        for j in range(1, p):
+            U[:j, j] = self.part("U")[j * (j - 1) // 2 : j * (j - 1) // 2 + j]
+        return (U * self.part("D")) @ U.T
+
+    @property
+    def samples(self) -> float:
+        """How many samples the head remembers, as `RLS.samples`."""
+        return float(self.part("COUNTS")[kernels.C_MASS])
+
+    # ------------------------------------------------------------------ learning
+
+    def learn(self, X: Floats, Y: Floats, sample_weight: Floats | None = None) -> Floats:
+        """Learn the rows of X (n, inputs) and Y (n, outputs) in order; returns the predictions made before (n, outputs).
+
+        The arrays are C-contiguous float64 and finite; the faces see to that. Where the body has diverged an error
+        is raised and nothing changes.
+        """
+        announce_compilation()
+        weights = np.ones(len(X)) if sample_weight is None else sample_weight
+        out = np.empty((len(X), self.layout.outputs))
+        before = self.state.copy() if len(X) > self.layout.numbers[kernels.L_BATCH] else None
+        done = kernels.learn(self.state, self.layout.numbers, self.options, X, Y, weights, out, self.scratch)
+        if done < len(X):
+            if before is not None:
+                self.state[:] = before
+            raise FloatingPointError(
+                f"the network's output for sample {done} of this call is not finite: nothing was learned; "
+                "lower lr, or rescale the inputs"
+            )
+        return out
+
+    def predict(self, X: Floats) -> Floats:
+        """The predictions (n, outputs)."""
+        return self._predict(X, np.empty(0))
+
+    def predict_with_spread(self, X: Floats) -> tuple[Floats, Floats]:
+        """The predictions (n, outputs) and φᵀBφ (n,), by which the variance of a prediction exceeds the noise's."""
+        spread = np.empty(len(X))
+        return self._predict(X, spread), spread
+
+    def _predict(self, X: Floats, spread: Floats) -> Floats:
+        announce_compilation()
+        out = np.empty((len(X), self.layout.outputs))
+        kernels.predict(self.state, self.layout.numbers, X, out, spread, self.scratch)
+        return out
+
+
+class Layout:
+    """Where each part of a learner's state lies in its one vector."""
+
+    def __init__(self, inputs: int, outputs: int, hidden: tuple[int, ...], skip: bool) -> None:
+        self.inputs, self.outputs = at_least("inputs", inputs, 1), at_least("outputs", outputs, 1)
+        self.hidden = tuple(at_least("hidden", width, 1) for width in hidden)
+        self.features = (hidden[-1] if hidden else inputs) + (inputs if skip and hidden else 0) + 1
+        d, m, p = inputs, outputs, self.features
+        widths = (inputs, *hidden)
+        q = sum((below + 1) * width for below, width in zip(widths, hidden, strict=False))
+        lengths = {
+            "THETA": q, "FIRST": q, "SECOND": q, "U": p * (p - 1) // 2, "D": p, "W": m * p, "PRIOR": m * p,
+            "ENERGY": m, "RIDGE": p, "MEAN": d, "SQUARES": d, "SCALE": d, "Y_MEAN": m, "Y_SQUARES": m, "GAIN": m,
+            "COUNTS": kernels.COUNTS,
+        }  # fmt: skip
+        self.parts: dict[str, tuple[int, int]] = {}
+        self.size = 0
+        for name, length in lengths.items():
+            self.parts[name] = (self.size, length)
+            self.size += length
+        self.trace = d + sum(hidden) + (d if skip and hidden else 0) + 1
+        self.numbers = np.zeros(kernels.L_SIZES + len(hidden), dtype=np.int64)
+        for name, (start, _) in self.parts.items():
+            self.numbers[getattr(kernels, f"L_{name}")] = start
+        for name, value in {"DEPTH": len(hidden), "INPUTS": d, "OUTPUTS": m, "FEATURES": p, "BODY": q}.items():
+            self.numbers[getattr(kernels, f"L_{name}")] = value
+        self.numbers[kernels.L_SKIP], self.numbers[kernels.L_TRACE] = skip, self.trace
+        self.numbers[kernels.L_SIZES :] = hidden
+        self._beside = q + 2 * p + m + 2 * max(hidden, default=0)
+
+    def room(self, batch: int) -> int:
+        """The scratch a batch needs: traces and slopes of its samples, gradient, unit row, b, residuals, deltas."""
+        return 2 * batch * self.trace + self._beside
+
+
+def one_of(name: str, value: str, valid: dict[str, Any]) -> str:
+    if value not in valid:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, valid))}, got {value!r}")
+    return value
+
+
+def at_least(name: str, value: int, low: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if value < low:
+        raise ValueError(f"{name} must be at least {low}, got {value}")
+    return int(value)
+
+
+def not_negative(name: str, value: float) -> float:
+    return 0.0 if value == 0 else in_range(name, value, 0.0, math.inf)
+
+
+_announced = False
+
+
+def announce_compilation() -> None:
+    """Say, once, that the first call compiles; a warm cache needs no word."""
+    global _announced
+    if _announced:
+        return
+    _announced = True
+    source = Path(kernels.__file__)
+    indices = Path(kernels.learn.stats.cache_path).glob(f"{source.stem}.learn-*.nbi")
+    if not any(index.stat().st_mtime >= source.stat().st_mtime for index in indices):
+        print("sepsa: compiling the stream engine, once on this machine, some seconds", file=sys.stderr, flush=True)
