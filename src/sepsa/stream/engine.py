@@ -39,8 +39,9 @@ class Engine:
     `SepSAClassifier`. It equals `SepSA` with `RLS(ridge=..., forgetting=...)` on the same network in float64, step by
     step; `learn` returns the prediction made before each update.
 
-    `skip` lets the head see the inputs beside the last layer. `standardize` keeps the running mean and deviation of
-    each input, by which the body sees it, and divides each output's part in the body's loss by its target's variance.
+    `skip` lets the head see the inputs beside the last layer. With `standardize` the parts MEAN and SCALE of the state
+    say how the network sees each input, GAIN how much each output counts in the body's loss; a scale or gain of zero
+    stands for what has been constant so far, and is set by the first value that differs.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Engine:
         **optimizer_options: float,
     ) -> None:
         self.layout = Layout(inputs, outputs, tuple(hidden), skip)
+        self._chance = np.random.default_rng(seed)
         code, defaults = OPTIMIZERS[one_of("optimizer", optimizer, OPTIMIZERS)]
         unknown = sorted(set(optimizer_options) - set(defaults))
         if unknown:
@@ -90,13 +92,10 @@ class Engine:
         self.part("RIDGE")[:] = ridge
         self.part("GAIN")[:] = 0.0 if standardize else 1.0
         self.part("SCALE")[:] = 0.0 if standardize else 1.0
-        self._initialize(np.random.default_rng(seed))
-
-    def _initialize(self, chance: np.random.Generator) -> None:
-        """Kaiming-uniform weights and biases of 0.01, as the paper's; the head starts at zero."""
+        # Kaiming-uniform weights and biases of 0.01, as the paper's; the head starts at zero.
         for weight, bias in self.layers():
             bound = math.sqrt(6 / weight.shape[1])
-            weight[:] = chance.uniform(-bound, bound, weight.shape)
+            weight[:] = self._chance.uniform(-bound, bound, weight.shape)
             bias[:] = 0.01
 
     # ------------------------------------------------------------------ state
@@ -139,6 +138,43 @@ class Engine:
     def samples(self) -> float:
         """How many samples the head remembers, as `RLS.samples`."""
         return float(self.part("COUNTS")[kernels.C_MASS])
+
+    def grow(self, inputs: int, outputs: int) -> None:
+        """Make room for more inputs or outputs, as if they had been there, at zero, from the start.
+
+        That is exact: an input at zero never moved the body or the head, and the head that fits a target of zero
+        from a prior of zero is zero.
+        """
+        old, state = self.layout, self.state
+        parts = {name: state[start : start + length] for name, (start, length) in old.parts.items()}
+        new = Layout(inputs, outputs, old.hidden, old.skip)
+        new.numbers[kernels.L_SETTINGS] = old.numbers[kernels.L_SETTINGS]
+        self.layout, self.state = new, np.zeros(new.size)
+        self.scratch = np.zeros(new.room(int(new.numbers[kernels.L_BATCH])))
+        ridge = self.options[kernels.O_RIDGE]
+        more = inputs - old.inputs
+        place = new.features - 1 - more if old.skip or not old.hidden else new.features - 1  # of new features in φ
+        keep = np.r_[0:place, new.features - 1] if new.features > old.features else np.arange(new.features)
+        self.part("D")[:] = 1 / ridge
+        self.part("RIDGE")[:] = ridge
+        for name in ("D", "RIDGE"):
+            self.part(name)[keep] = parts[name]
+        for name in ("W", "PRIOR"):
+            rows = self.part(name).reshape(outputs, -1)
+            rows[: old.outputs, keep] = parts[name].reshape(old.outputs, -1)
+        U = self.part("U")
+        for j, column in enumerate(keep):
+            U[column * (column - 1) // 2 + keep[:j]] = parts["U"][j * (j - 1) // 2 : j * (j - 1) // 2 + j]
+        cut = old.inputs * old.hidden[0] if old.hidden else 0  # the first layer's weights, input by input
+        grown = more * old.hidden[0] if old.hidden else 0
+        for name in ("THETA", "FIRST", "SECOND"):
+            self.part(name)[:cut], self.part(name)[cut + grown :] = parts[name][:cut], parts[name][cut:]
+        bound = math.sqrt(6 / inputs)
+        self.part("THETA")[cut : cut + grown] = self._chance.uniform(-bound, bound, grown)
+        for name in ("ENERGY", "MEAN", "SCALE", "GAIN", "COUNTS"):
+            self.part(name)[: parts[name].size] = parts[name]
+        if not new.numbers[kernels.L_STANDARDIZE]:
+            self.part("SCALE")[:] = self.part("GAIN")[:] = 1.0
 
     # ------------------------------------------------------------------ learning
 
@@ -183,6 +219,7 @@ class Layout:
 
     def __init__(self, inputs: int, outputs: int, hidden: tuple[int, ...], skip: bool) -> None:
         self.inputs, self.outputs = at_least("inputs", inputs, 1), at_least("outputs", outputs, 1)
+        self.skip = bool(skip)
         self.hidden = tuple(at_least("hidden", width, 1) for width in hidden)
         self.features = (hidden[-1] if hidden else inputs) + (inputs if skip and hidden else 0) + 1
         d, m, p = inputs, outputs, self.features
@@ -190,8 +227,7 @@ class Layout:
         q = sum((below + 1) * width for below, width in zip(widths, hidden, strict=False))
         lengths = {
             "THETA": q, "FIRST": q, "SECOND": q, "U": p * (p - 1) // 2, "D": p, "W": m * p, "PRIOR": m * p,
-            "ENERGY": m, "RIDGE": p, "MEAN": d, "SQUARES": d, "SCALE": d, "Y_MEAN": m, "Y_SQUARES": m, "GAIN": m,
-            "COUNTS": kernels.COUNTS,
+            "ENERGY": m, "RIDGE": p, "MEAN": d, "SCALE": d, "GAIN": m, "COUNTS": kernels.COUNTS,
         }  # fmt: skip
         self.parts: dict[str, tuple[int, int]] = {}
         self.size = 0

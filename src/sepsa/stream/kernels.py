@@ -21,22 +21,27 @@ from numba import njit
 # The orders of sums may change, NaN and Inf keep their meaning: they are what tells a diverged body.
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
 
+# A value this close to a constant, relatively, is that constant.
+_ROUNDING = 1e-12
+
 IDENTITY, RELU, TANH, SIGMOID, GELU = range(5)
 SGD, RMSPROP, ADAM = range(3)
 
 # Where L says what: sizes first, then the start of each part of S.
 (
     L_DEPTH, L_INPUTS, L_OUTPUTS, L_FEATURES, L_BODY, L_ACTIVATION, L_OPTIMIZER, L_SKIP, L_STANDARDIZE, L_BATCH,
-    L_THETA, L_FIRST, L_SECOND, L_U, L_D, L_W, L_PRIOR, L_ENERGY, L_RIDGE, L_MEAN, L_SQUARES, L_SCALE,
-    L_Y_MEAN, L_Y_SQUARES, L_GAIN, L_COUNTS, L_TRACE, L_SIZES,
-) = range(28)  # fmt: skip
+    L_THETA, L_FIRST, L_SECOND, L_U, L_D, L_W, L_PRIOR, L_ENERGY, L_RIDGE, L_MEAN, L_SCALE, L_GAIN, L_COUNTS, L_TRACE,
+    L_SIZES,
+) = range(25)  # fmt: skip
+
+L_SETTINGS = [L_ACTIVATION, L_OPTIMIZER, L_STANDARDIZE, L_BATCH]  # the numbers that are no sizes
 
 # Where the options O say what.
 O_LR, O_DECAY, O_MOMENTUM, O_BETA2, O_EPS, O_NESTEROV, O_FORGETTING, O_RIDGE = range(8)
 
 # Where the counts in S say what.
-C_STEPS, C_MASS, C_CURSOR, C_SEEN = range(4)
-COUNTS = 4
+C_STEPS, C_MASS, C_CURSOR = range(3)
+COUNTS = 3
 
 
 @njit(cache=True, fastmath=_FAST, error_model="numpy", nogil=True)
@@ -268,22 +273,22 @@ def move(S, L, O, gradient):
 
 
 @njit(cache=True, fastmath=_FAST, error_model="numpy", nogil=True)
-def watch(S, L, x, y):
-    """Welford's running mean and variance of inputs and targets, and what follows: the scale and the gain."""
-    d, m = L[L_INPUTS], L[L_OUTPUTS]
-    n = S[L[L_COUNTS] + C_SEEN]
-    for j in range(d):
-        off = x[j] - S[L[L_MEAN] + j]
-        S[L[L_MEAN] + j] += off / n
-        S[L[L_SQUARES] + j] += off * (x[j] - S[L[L_MEAN] + j])
-        variance = S[L[L_SQUARES] + j] / n
-        S[L[L_SCALE] + j] = 1.0 / math.sqrt(variance) if variance > 0.0 else 0.0
-    for k in range(m):
-        off = y[k] - S[L[L_Y_MEAN] + k]
-        S[L[L_Y_MEAN] + k] += off / n
-        S[L[L_Y_SQUARES] + k] += off * (y[k] - S[L[L_Y_MEAN] + k])
-        variance = S[L[L_Y_SQUARES] + k] / n
-        S[L[L_GAIN] + k] = 1.0 / variance if variance > 0.0 else 0.0
+def wake(S, L, x, y):
+    """Give a scale to an input or a target that was constant and now is not; True where an input got one.
+
+    All rows learned so far had the constant, which stands for zero, so what was learned from them stays exact.
+    """
+    woken = False
+    for j in range(L[L_INPUTS]):
+        if S[L[L_SCALE] + j] == 0.0:
+            off = abs(x[j] - S[L[L_MEAN] + j])
+            if off > _ROUNDING * abs(x[j]):
+                S[L[L_SCALE] + j] = 1.0 / off
+                woken = True
+    for k in range(L[L_OUTPUTS]):
+        if S[L[L_GAIN] + k] == 0.0 and y[k] != 0.0:
+            S[L[L_GAIN] + k] = 1.0 / (y[k] * y[k])
+    return woken
 
 
 @njit(cache=True, fastmath=_FAST, error_model="numpy", nogil=True)
@@ -297,7 +302,13 @@ def learn(S, L, O, X, Y, weights, out, scratch):
     room = L[L_TRACE]  # of one sample's trace
     traces, slopes = scratch[: batch * room], scratch[batch * room : 2 * batch * room]
     rest = scratch[2 * batch * room :]
-    gradient, unit, b, e, delta = rest[:q], rest[q : q + p], rest[q + p : q + 2 * p], rest[q + 2 * p : q + 2 * p + m], rest[q + 2 * p + m :]
+    gradient, unit, b, e, delta = (
+        rest[:q],
+        rest[q : q + p],
+        rest[q + p : q + 2 * p],
+        rest[q + 2 * p : q + 2 * p + m],
+        rest[q + 2 * p + m :],
+    )
     lam = O[O_FORGETTING]
     at = 0
     while at < n:
@@ -315,6 +326,10 @@ def learn(S, L, O, X, Y, weights, out, scratch):
             total += weights[at + i]
         if not math.isfinite(size_of_all):
             return at
+        if L[L_STANDARDIZE]:
+            for i in range(size):
+                if weights[at + i] > 0.0 and wake(S, L, X[at + i], Y[at + i]):
+                    forward(S, L, X[at + i], traces[i * room : (i + 1) * room], slopes[i * room : (i + 1) * room])
         if total > 0.0:
             S[L[L_COUNTS] + C_STEPS] += 1.0
             if lam < 1.0:
@@ -340,11 +355,6 @@ def learn(S, L, O, X, Y, weights, out, scratch):
                     backward(S, L, trace, slopes[i * room : (i + 1) * room], e, delta, gradient, fresh)
                     fresh = False
                 move(S, L, O, gradient)
-            if L[L_STANDARDIZE]:
-                for i in range(size):
-                    if weights[at + i] > 0.0:
-                        S[L[L_COUNTS] + C_SEEN] += 1.0
-                        watch(S, L, X[at + i], Y[at + i])
         at += size
     return n
 
