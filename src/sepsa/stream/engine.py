@@ -32,6 +32,9 @@ OPTIMIZERS: dict[str, tuple[int, dict[str, float]]] = {
 }
 
 
+BODY = ("THETA", "FIRST", "SECOND")  # the parts in the body's dtype
+
+
 class Engine:
     """A multilayer perceptron with a recursive-least-squares head, learned sample by sample in compiled code.
 
@@ -59,10 +62,14 @@ class Engine:
         batch: int = 1,
         skip: bool = False,
         standardize: bool = False,
+        dtype: type[np.floating[Any]] = np.float32,
         seed: int = 0,
         **optimizer_options: float,
     ) -> None:
-        self.layout = Layout(inputs, outputs, tuple(hidden), skip)
+        if dtype not in (np.float32, np.float64):
+            raise ValueError(f"dtype must be numpy.float32 or numpy.float64, got {dtype!r}")
+        self.kind = np.empty(0, dtype)
+        self.layout = Layout(inputs, outputs, tuple(hidden), skip, self.kind.itemsize)
         self._chance = np.random.default_rng(seed)
         code, defaults = OPTIMIZERS[one_of("optimizer", optimizer, OPTIMIZERS)]
         unknown = sorted(set(optimizer_options) - set(defaults))
@@ -90,6 +97,7 @@ class Engine:
         self.scratch = np.zeros(self.layout.room(batch))
         self.part("D")[:] = 1 / ridge
         self.part("RIDGE")[:] = ridge
+        self.part("COUNTS")[[kernels.C_POWER1, kernels.C_POWER2]] = 1.0
         self.part("GAIN")[:] = 0.0 if standardize else 1.0
         self.part("SCALE")[:] = 0.0 if standardize else 1.0
         # Kaiming-uniform weights and biases of 0.01, as the paper's; the head starts at zero.
@@ -103,7 +111,8 @@ class Engine:
     def part(self, name: str) -> Floats:
         """A part of the state by its name in `Layout`, as a view."""
         start, length = self.layout.parts[name]
-        return self.state[start : start + length]
+        part = self.state[start : start + length]
+        return part.view(self.kind.dtype)[: self.layout.body] if name in BODY else part
 
     def layers(self) -> list[tuple[Floats, Floats]]:
         """Weight (width, inputs) and bias (width,) of each hidden layer, as views shaped like torch's."""
@@ -145,9 +154,9 @@ class Engine:
         That is exact: an input at zero never moved the body or the head, and the head that fits a target of zero
         from a prior of zero is zero.
         """
-        old, state = self.layout, self.state
-        parts = {name: state[start : start + length] for name, (start, length) in old.parts.items()}
-        new = Layout(inputs, outputs, old.hidden, old.skip)
+        old = self.layout
+        parts = {name: self.part(name) for name in old.parts}
+        new = Layout(inputs, outputs, old.hidden, old.skip, self.kind.itemsize)
         new.numbers[kernels.L_SETTINGS] = old.numbers[kernels.L_SETTINGS]
         self.layout, self.state = new, np.zeros(new.size)
         self.scratch = np.zeros(new.room(int(new.numbers[kernels.L_BATCH])))
@@ -179,16 +188,16 @@ class Engine:
     # ------------------------------------------------------------------ learning
 
     def learn(self, X: Floats, Y: Floats, sample_weight: Floats | None = None) -> Floats:
-        """Learn the rows of X (n, inputs) and Y (n, outputs) in order; returns the predictions made before (n, outputs).
+        """Learn the rows of X (n, inputs) and Y (n, outputs) in order; returns the predictions made before.
 
         The arrays are C-contiguous float64 and finite; the faces see to that. Where the body has diverged an error
         is raised and nothing changes.
         """
-        announce_compilation()
+        announce_compilation(kernels.learn)
         weights = np.ones(len(X)) if sample_weight is None else sample_weight
         out = np.empty((len(X), self.layout.outputs))
         before = self.state.copy() if len(X) > self.layout.numbers[kernels.L_BATCH] else None
-        done = kernels.learn(self.state, self.layout.numbers, self.options, X, Y, weights, out, self.scratch)
+        done = kernels.learn(self.state, self.layout.numbers, self.options, self.kind, X, Y, weights, out, self.scratch)
         if done < len(X):
             if before is not None:
                 self.state[:] = before
@@ -208,16 +217,16 @@ class Engine:
         return self._predict(X, spread), spread
 
     def _predict(self, X: Floats, spread: Floats) -> Floats:
-        announce_compilation()
+        announce_compilation(kernels.predict)
         out = np.empty((len(X), self.layout.outputs))
-        kernels.predict(self.state, self.layout.numbers, X, out, spread, self.scratch)
+        kernels.predict(self.state, self.layout.numbers, self.kind, X, out, spread, self.scratch)
         return out
 
 
 class Layout:
     """Where each part of a learner's state lies in its one vector."""
 
-    def __init__(self, inputs: int, outputs: int, hidden: tuple[int, ...], skip: bool) -> None:
+    def __init__(self, inputs: int, outputs: int, hidden: tuple[int, ...], skip: bool, itemsize: int) -> None:
         self.inputs, self.outputs = at_least("inputs", inputs, 1), at_least("outputs", outputs, 1)
         self.skip = bool(skip)
         self.hidden = tuple(at_least("hidden", width, 1) for width in hidden)
@@ -225,8 +234,9 @@ class Layout:
         d, m, p = inputs, outputs, self.features
         widths = (inputs, *hidden)
         q = sum((below + 1) * width for below, width in zip(widths, hidden, strict=False))
+        slots = (q * itemsize + 7) // 8  # of float64, for what is in the body's dtype
         lengths = {
-            "THETA": q, "FIRST": q, "SECOND": q, "U": p * (p - 1) // 2, "D": p, "W": m * p, "PRIOR": m * p,
+            "THETA": slots, "FIRST": slots, "SECOND": slots, "U": p * (p - 1) // 2, "D": p, "W": m * p, "PRIOR": m * p,
             "ENERGY": m, "RIDGE": p, "MEAN": d, "SCALE": d, "GAIN": m, "COUNTS": kernels.COUNTS,
         }  # fmt: skip
         self.parts: dict[str, tuple[int, int]] = {}
@@ -234,19 +244,21 @@ class Layout:
         for name, length in lengths.items():
             self.parts[name] = (self.size, length)
             self.size += length
-        self.trace = d + sum(hidden) + (d if skip and hidden else 0) + 1
+        self.body, self.itemsize = q, itemsize
+        sizes = {
+            "DEPTH": len(hidden), "INPUTS": d, "OUTPUTS": m, "FEATURES": p, "BODY": q, "TRACE": d + sum(hidden),
+            "WIDEST": max(hidden, default=0), "SKIP": skip,
+        }  # fmt: skip
         self.numbers = np.zeros(kernels.L_SIZES + len(hidden), dtype=np.int64)
-        for name, (start, _) in self.parts.items():
-            self.numbers[getattr(kernels, f"L_{name}")] = start
-        for name, value in {"DEPTH": len(hidden), "INPUTS": d, "OUTPUTS": m, "FEATURES": p, "BODY": q}.items():
+        for name, value in (sizes | {name: start for name, (start, _) in self.parts.items()}).items():
             self.numbers[getattr(kernels, f"L_{name}")] = value
-        self.numbers[kernels.L_SKIP], self.numbers[kernels.L_TRACE] = skip, self.trace
         self.numbers[kernels.L_SIZES :] = hidden
-        self._beside = q + 2 * p + m + 2 * max(hidden, default=0)
 
     def room(self, batch: int) -> int:
-        """The scratch a batch needs: traces and slopes of its samples, gradient, unit row, b, residuals, deltas."""
-        return 2 * batch * self.trace + self._beside
+        """The scratch a batch needs: unit row, b, residuals and φ; gradient, deltas, traces and slopes of the body."""
+        high = 2 * self.features + self.outputs + batch * self.features
+        low = self.body + 2 * max(self.hidden, default=0) + 2 * batch * (self.inputs + sum(self.hidden))
+        return high + (low * self.itemsize + 7) // 8
 
 
 def one_of(name: str, value: str, valid: dict[str, Any]) -> str:
@@ -267,16 +279,15 @@ def not_negative(name: str, value: float) -> float:
     return 0.0 if value == 0 else in_range(name, value, 0.0, math.inf)
 
 
-_announced = False
+_announced: set[Any] = set()
 
 
-def announce_compilation() -> None:
-    """Say, once, that the first call compiles; a warm cache needs no word."""
-    global _announced
-    if _announced:
+def announce_compilation(kernel: Any) -> None:
+    """Say that the first call of this kernel compiles it; a warm cache needs no word."""
+    if kernel in _announced:
         return
-    _announced = True
+    _announced.add(kernel)
     source = Path(kernels.__file__)
-    indices = Path(kernels.learn.stats.cache_path).glob(f"{source.stem}.learn-*.nbi")
+    indices = Path(kernel.stats.cache_path).glob(f"{source.stem}.{kernel.py_func.__name__}-*.nbi")
     if not any(index.stat().st_mtime >= source.stat().st_mtime for index in indices):
         print("sepsa: compiling the stream engine, once on this machine, some seconds", file=sys.stderr, flush=True)

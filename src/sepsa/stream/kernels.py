@@ -2,14 +2,15 @@
 
 Symbols as in `sepsa.heads.rls`: φ (p,) the features the head sees, W (m, p) the head, B = A⁻¹ the inverse curvature, λ
 the forgetting. B is held as UDUᵀ, U unit upper triangular with its columns one after the other in memory, D diagonal.
-A sample costs one pass over U (Bierman), 3p²/2 multiply-adds, and leaves D positive by construction:
+A row that stands for ω samples costs one pass over U (Bierman), 3p²/2 multiply-adds, and leaves D positive:
 
-    f = Uᵀφ,  v = Df,  α_j = α_{j-1} + v_j f_j,  α_{-1} = 1
-    D_j <- D_j α_{j-1}/α_j,   U_ij <- U_ij - (f_j/α_{j-1}) b_i,   b_i <- b_i + U_ij v_j  for i < j,   b_j = v_j
-    W <- W + (y - Wφ) bᵀ/α_{p-1},   since b ends as Bφ and α as 1 + φᵀBφ                                   (17), (18)
+    f = Uᵀφ,  v = Df,  α_j = α_{j-1} + ω v_j f_j,  α_{-1} = 1
+    D_j <- D_j α_{j-1}/α_j,   U_ij <- U_ij - ω (f_j/α_{j-1}) b_i,   b_i <- b_i + U_ij v_j  for i < j,   b_j = v_j
+    W <- W + ω (y - Wφ) bᵀ/α_{p-1},   since b ends as Bφ and α as 1 + ωφᵀBφ                               (17), (18)
 
-All state of a learner is one float64 vector S, all sizes one integer vector L (see `engine.Layout`), so a call hands
-over few arguments, a copy is one copy and nothing can grow.
+All state of a learner is one float64 vector S and all sizes are one integer vector L (see `engine.Layout`), so a call
+hands over few arguments, a copy is one copy and nothing can grow. The body may be float32: its parts of S are then
+read as that, and `kind`, an array of no elements, says which.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import math
 
 from numba import njit
 
-# The orders of sums may change, NaN and Inf keep their meaning: they are what tells a diverged body.
-_FAST = {"reassoc", "contract", "nsz", "arcp"}
+# The order of sums may change; NaN and Inf keep their meaning, for they tell of a diverged body.
+_OPTIONS = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy", "nogil": True}
+_part = njit(**_OPTIONS)
+_whole = njit(cache=True, **_OPTIONS)
 
 # A value this close to a constant, relatively, is that constant.
 _ROUNDING = 1e-12
@@ -27,353 +30,409 @@ _ROUNDING = 1e-12
 IDENTITY, RELU, TANH, SIGMOID, GELU = range(5)
 SGD, RMSPROP, ADAM = range(3)
 
-# Where L says what: sizes first, then the start of each part of S.
+# Where L says what: sizes and settings, then where in S each part starts, then the width of each hidden layer.
 (
-    L_DEPTH, L_INPUTS, L_OUTPUTS, L_FEATURES, L_BODY, L_ACTIVATION, L_OPTIMIZER, L_SKIP, L_STANDARDIZE, L_BATCH,
-    L_THETA, L_FIRST, L_SECOND, L_U, L_D, L_W, L_PRIOR, L_ENERGY, L_RIDGE, L_MEAN, L_SCALE, L_GAIN, L_COUNTS, L_TRACE,
-    L_SIZES,
-) = range(25)  # fmt: skip
+    L_DEPTH, L_INPUTS, L_OUTPUTS, L_FEATURES, L_BODY, L_TRACE, L_WIDEST, L_SKIP, L_ACTIVATION, L_OPTIMIZER,
+    L_STANDARDIZE, L_BATCH, L_THETA, L_FIRST, L_SECOND, L_U, L_D, L_W, L_PRIOR, L_ENERGY, L_RIDGE, L_MEAN, L_SCALE,
+    L_GAIN, L_COUNTS, L_SIZES,
+) = range(26)  # fmt: skip
+L_SETTINGS = [L_ACTIVATION, L_OPTIMIZER, L_STANDARDIZE, L_BATCH]
 
-L_SETTINGS = [L_ACTIVATION, L_OPTIMIZER, L_STANDARDIZE, L_BATCH]  # the numbers that are no sizes
-
-# Where the options O say what.
+# Where the options say what.
 O_LR, O_DECAY, O_MOMENTUM, O_BETA2, O_EPS, O_NESTEROV, O_FORGETTING, O_RIDGE = range(8)
 
 # Where the counts in S say what.
-C_STEPS, C_MASS, C_CURSOR = range(3)
-COUNTS = 3
+C_STEPS, C_MASS, C_CURSOR, C_POWER1, C_POWER2 = range(5)  # the powers: β1^steps and β2^steps
+COUNTS = 5
 
 
-@njit(cache=True, fastmath=_FAST, error_model="numpy", nogil=True)
-def activate(kind, a, slope):
+@_part
+def activate(code, a, slope):
     """a <- σ(a) and slope <- σ'(a), in place."""
-    if kind == RELU:
+    one = a.dtype.type(1.0)
+    zero = a.dtype.type(0.0)
+    if code == RELU:
         for i in range(a.size):
-            slope[i] = 1.0 if a[i] > 0.0 else 0.0
-            a[i] = a[i] if not a[i] <= 0.0 else 0.0  # a NaN stays one
-    elif kind == TANH:
+            slope[i] = one if a[i] > zero else zero
+            a[i] = zero if a[i] <= zero else a[i]  # a NaN stays one
+    elif code == TANH:
         for i in range(a.size):
             a[i] = math.tanh(a[i])
-            slope[i] = 1.0 - a[i] * a[i]
-    elif kind == SIGMOID:
+            slope[i] = one - a[i] * a[i]
+    elif code == SIGMOID:
         for i in range(a.size):
-            a[i] = 1.0 / (1.0 + math.exp(-a[i]))
-            slope[i] = a[i] * (1.0 - a[i])
-    elif kind == GELU:
+            a[i] = one / (one + math.exp(-a[i]))
+            slope[i] = a[i] * (one - a[i])
+    elif code == GELU:
         for i in range(a.size):
-            x = a[i]
+            x = float(a[i])
             below = 0.5 * (1.0 + math.erf(x * math.sqrt(0.5)))
             slope[i] = below + x * math.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)
             a[i] = x * below
     else:
         for i in range(a.size):
-            slope[i] = 1.0
+            slope[i] = one
 
 
-@njit(cache=True, fastmath=_FAST, error_model="numpy", nogil=True)
-def forward(S, L, x, trace, slope):
-    """trace: the standardized input, then each layer's output, then, where the head sees the input too, that; then 1.
-
-    So its last p entries are φ.
-    """
-    d, at = L[L_INPUTS], L[L_THETA]
-    mean, scale = S[L[L_MEAN] : L[L_MEAN] + d], S[L[L_SCALE] : L[L_SCALE] + d]
+@_part
+def forward(theta, sizes, code, skip, mean, scale, x, trace, slope, phi):
+    """trace: the standardized input, then each layer's output, with their slopes; φ: what the head sees of it."""
+    d = x.size
     for j in range(d):
         trace[j] = (x[j] - mean[j]) * scale[j]
-    below, width = 0, d
-    for layer in range(L[L_DEPTH]):
-        h = L[L_SIZES + layer]
+    at, below, width = 0, 0, d
+    for layer in range(sizes.size):
+        h = sizes[layer]
         start = below + width
-        a = trace[start : start + h]
-        bias = S[at + width * h : at + width * h + h]
+        a, z = trace[start : start + h], trace[below:start]
+        bias = theta[at + width * h : at + width * h + h]
         for i in range(h):
             a[i] = bias[i]
-        for j in range(width):
-            z, row = trace[below + j], S[at + j * h : at + j * h + h]
+        j = 0
+        while j + 4 <= width:  # four inputs at a time: a passes through the registers once for all four
+            rows = theta[at + j * h : at + (j + 4) * h]
+            row0, row1, row2, row3 = rows[:h], rows[h : 2 * h], rows[2 * h : 3 * h], rows[3 * h :]
+            z0, z1, z2, z3 = z[j], z[j + 1], z[j + 2], z[j + 3]
             for i in range(h):
-                a[i] += z * row[i]
-        activate(L[L_ACTIVATION], a, slope[start : start + h])
+                a[i] += z0 * row0[i] + z1 * row1[i] + z2 * row2[i] + z3 * row3[i]
+            j += 4
+        while j < width:
+            row0, z0 = theta[at + j * h : at + j * h + h], z[j]
+            for i in range(h):
+                a[i] += z0 * row0[i]
+            j += 1
+        activate(code, a, slope[start : start + h])
         at += (width + 1) * h
         below, width = start, h
-    end = below + width
-    if L[L_SKIP] and L[L_DEPTH]:
+    top = trace[below : below + width]
+    for i in range(width):
+        phi[i] = top[i]
+    if skip and sizes.size:
         for j in range(d):
-            trace[end + j] = trace[j]
-        end += d
-    trace[end] = 1.0
+            phi[width + j] = trace[j]
+    phi[phi.size - 1] = 1.0
 
 
-@njit(cache=True, fastmath=_FAST, error_model="numpy", nogil=True)
-def respond(S, L, phi, out):
+@_part
+def respond(W, phi, out):
     """out = Wφ."""
-    p = phi.size
     for k in range(out.size):
-        row = S[L[L_W] + k * p : L[L_W] + (k + 1) * p]
+        row = W[k]
         total = 0.0
-        for j in range(p):
+        for j in range(phi.size):
             total += row[j] * phi[j]
         out[k] = total
 
 
-@njit(cache=True, fastmath=_FAST, error_model="numpy", nogil=True)
-def rank_one(S, L, phi, start, weight, b):
-    """B <- B - ωBφφᵀB/(1 + ωφᵀBφ), ω the weight, φ zero before `start`. Leaves b = Bφ; returns 1 + ωφᵀBφ."""
+@_part
+def rank_one(U, D, phi, start, omega, b):
+    """B <- B - ωBφφᵀB/(1 + ωφᵀBφ) for a φ that is zero before `start`. Leaves b = Bφ; returns 1 + ωφᵀBφ.
+
+    Four columns at a time after the first few: b passes through the registers once for all four.
+    """
     p = phi.size
-    U, D = S[L[L_U] : L[L_U] + p * (p - 1) // 2], S[L[L_D] : L[L_D] + p]
     alpha, inverse = 1.0, 1.0
     for j in range(start):
         b[j] = 0.0
-    for j in range(start, p):
-        row = U[j * (j - 1) // 2 : j * (j - 1) // 2 + j]
+    j = start
+    while j < p and (p - j) % 4:
+        column = U[j * (j - 1) // 2 : j * (j - 1) // 2 + j]
         f = phi[j]
         for i in range(start, j):
-            f += row[i] * phi[i]
+            f += column[i] * phi[i]
         v = D[j] * f
-        s = -weight * f * inverse
+        s = -omega * f * inverse
         before = alpha
-        alpha += weight * v * f
+        alpha += omega * v * f
         inverse = 1.0 / alpha
         D[j] *= before * inverse
         b[j] = v
         for i in range(j):
-            u = row[i]
-            row[i] = u + s * b[i]
+            u = column[i]
+            column[i] = u + s * b[i]
             b[i] += u * v
+        j += 1
+    while j < p:
+        at0 = j * (j - 1) // 2
+        at1, at2, at3 = at0 + j, at0 + 2 * j + 1, at0 + 3 * j + 3
+        column0, column1, column2, column3 = U[at0 : at0 + j], U[at1 : at1 + j], U[at2 : at2 + j], U[at3 : at3 + j]
+        f0, f1, f2, f3 = 0.0, 0.0, 0.0, 0.0
+        for i in range(start, j):
+            f0 += column0[i] * phi[i]
+            f1 += column1[i] * phi[i]
+            f2 += column2[i] * phi[i]
+            f3 += column3[i] * phi[i]
+        # The corner where the four columns meet the diagonal.
+        u10, u20, u21 = U[at1 + j], U[at2 + j], U[at2 + j + 1]
+        u30, u31, u32 = U[at3 + j], U[at3 + j + 1], U[at3 + j + 2]
+        f0 += phi[j]
+        f1 += phi[j + 1] + u10 * phi[j]
+        f2 += phi[j + 2] + u20 * phi[j] + u21 * phi[j + 1]
+        f3 += phi[j + 3] + u30 * phi[j] + u31 * phi[j + 1] + u32 * phi[j + 2]
+        v0, v1, v2, v3 = D[j] * f0, D[j + 1] * f1, D[j + 2] * f2, D[j + 3] * f3
+        alpha0 = alpha + omega * v0 * f0
+        alpha1 = alpha0 + omega * v1 * f1
+        alpha2 = alpha1 + omega * v2 * f2
+        alpha3 = alpha2 + omega * v3 * f3
+        inverse0, inverse1, inverse2, inverse3 = 1.0 / alpha0, 1.0 / alpha1, 1.0 / alpha2, 1.0 / alpha3
+        s0, s1, s2, s3 = -omega * f0 * inverse, -omega * f1 * inverse0, -omega * f2 * inverse1, -omega * f3 * inverse2
+        D[j] *= alpha * inverse0
+        D[j + 1] *= alpha0 * inverse1
+        D[j + 2] *= alpha1 * inverse2
+        D[j + 3] *= alpha2 * inverse3
+        for i in range(j):
+            u0, u1, u2, u3, c = column0[i], column1[i], column2[i], column3[i], b[i]
+            column0[i] = u0 + s0 * c
+            c += u0 * v0
+            column1[i] = u1 + s1 * c
+            c += u1 * v1
+            column2[i] = u2 + s2 * c
+            c += u2 * v2
+            column3[i] = u3 + s3 * c
+            b[i] = c + u3 * v3
+        U[at1 + j] = u10 + s1 * v0
+        c = v0 + u10 * v1
+        U[at2 + j] = u20 + s2 * c
+        c += u20 * v2
+        U[at3 + j] = u30 + s3 * c
+        b[j] = c + u30 * v3
+        U[at2 + j + 1] = u21 + s2 * v1
+        c = v1 + u21 * v2
+        U[at3 + j + 1] = u31 + s3 * c
+        b[j + 1] = c + u31 * v3
+        U[at3 + j + 2] = u32 + s3 * v2
+        b[j + 2] = v2 + u32 * v3
+        b[j + 3] = v3
+        alpha, inverse = alpha3, inverse3
+        j += 4
     return alpha
 
 
-@njit(cache=True, fastmath=_FAST, error_model="numpy", nogil=True)
-def learn_row(S, L, phi, start, e, weight, b):
-    """Equations 17 and 18 on a row that stands for `weight` samples, with residuals e (m,)."""
-    p = phi.size
-    g = rank_one(S, L, phi, start, weight, b)
+@_part
+def learn_row(U, D, W, energy, phi, start, e, omega, b):
+    """Equations 17 and 18 on a row that stands for ω samples, with residuals e (m,)."""
+    g = rank_one(U, D, phi, start, omega, b)
     for k in range(e.size):
-        row, step = S[L[L_W] + k * p : L[L_W] + (k + 1) * p], weight * e[k] / g
-        for j in range(p):
+        row, step = W[k], omega * e[k] / g
+        for j in range(phi.size):
             row[j] += step * b[j]
-        S[L[L_ENERGY] + k] += e[k] * step
+        energy[k] += e[k] * step
 
 
-@njit(cache=True, fastmath=_FAST, error_model="numpy", nogil=True)
-def forget(S, L, O):
-    """λ on all that is remembered; the ridge comes back in `restore`."""
-    p, m = L[L_FEATURES], L[L_OUTPUTS]
-    lam = O[O_FORGETTING]
-    for j in range(p):
-        S[L[L_D] + j] /= lam
-        S[L[L_RIDGE] + j] *= lam
-    for k in range(m):
-        S[L[L_ENERGY] + k] *= lam
-    S[L[L_COUNTS] + C_MASS] *= lam
-
-
-@njit(cache=True, fastmath=_FAST, error_model="numpy", nogil=True)
-def restore(S, L, O, count, unit, e, b):
-    """The ridge back to `count` coordinates in rotation, each a row √r e_j that aims at the prior."""
-    p, m = L[L_FEATURES], L[L_OUTPUTS]
-    cursor = int(S[L[L_COUNTS] + C_CURSOR])
+@_part
+def restore(U, D, W, energy, prior, ridge_left, ridge, cursor, count, unit, e, b):
+    """The ridge back to `count` coordinates, each a row √r e_j that aims at the prior; returns whose turn is next."""
     for _ in range(count):
-        r = O[O_RIDGE] - S[L[L_RIDGE] + cursor]
+        r = ridge - ridge_left[cursor]
         if r > 0.0:
             unit[cursor] = 1.0
-            for k in range(m):
-                e[k] = S[L[L_PRIOR] + k * p + cursor] - S[L[L_W] + k * p + cursor]
-            learn_row(S, L, unit, cursor, e, r, b)
+            for k in range(e.size):
+                e[k] = prior[k, cursor] - W[k, cursor]
+            learn_row(U, D, W, energy, unit, cursor, e, r, b)
             unit[cursor] = 0.0
-        S[L[L_RIDGE] + cursor] = O[O_RIDGE]
-        cursor = cursor + 1 if cursor + 1 < p else 0
-    S[L[L_COUNTS] + C_CURSOR] = cursor
+        ridge_left[cursor] = ridge
+        cursor = cursor + 1 if cursor + 1 < D.size else 0
+    return cursor
 
 
-@njit(cache=True, fastmath=_FAST, error_model="numpy", nogil=True)
-def backward(S, L, trace, slope, e, delta, gradient, fresh):
+@_part
+def backward(theta, sizes, W, trace, slope, e, delta, gradient, first):
     """Add to the body's gradient what one sample gives: e (m,) is the loss's derivative by the outputs.
 
-    `fresh` overwrites instead.
+    The `first` sample of a batch overwrites it.
     """
-    depth, p = L[L_DEPTH], L[L_FEATURES]
-    h = L[L_SIZES + depth - 1]
+    h = sizes[sizes.size - 1]
     for i in range(h):
         delta[i] = 0.0
     for k in range(e.size):
-        row = S[L[L_W] + k * p : L[L_W] + k * p + h]
+        head, pull = W[k], e[k]
         for i in range(h):
-            delta[i] += e[k] * row[i]
-    top, at = L[L_INPUTS], L[L_BODY]  # the ends of the layers in trace and in theta
-    for layer in range(depth):
-        top += L[L_SIZES + layer]
-    for back in range(depth):
-        layer = depth - 1 - back
-        h = L[L_SIZES + layer]
-        width = L[L_SIZES + layer - 1] if layer else L[L_INPUTS]
+            delta[i] += pull * head[i]
+    top, at = trace.size, theta.size  # the ends of the layers in trace and in theta
+    for layer in range(sizes.size - 1, -1, -1):
+        h = sizes[layer]
+        width = sizes[layer - 1] if layer else trace.size - sizes.sum()
         top -= h
         at -= (width + 1) * h
-        steep, a = slope[top : top + h], trace[top - width : top]
+        steep, z = slope[top : top + h], trace[top - width : top]
         for i in range(h):
             delta[i] *= steep[i]
-        if fresh:
-            for j in range(width):
-                g = gradient[at + j * h : at + j * h + h]
+        for j in range(width + 1):
+            g, zj = gradient[at + j * h : at + j * h + h], z[j] if j < width else delta.dtype.type(1.0)
+            if first:
                 for i in range(h):
-                    g[i] = a[j] * delta[i]
-            g = gradient[at + width * h : at + width * h + h]
-            for i in range(h):
-                g[i] = delta[i]
-        else:
-            for j in range(width):
-                g = gradient[at + j * h : at + j * h + h]
+                    g[i] = zj * delta[i]
+            else:
                 for i in range(h):
-                    g[i] += a[j] * delta[i]
-            g = gradient[at + width * h : at + width * h + h]
-            for i in range(h):
-                g[i] += delta[i]
+                    g[i] += zj * delta[i]
         if layer:
             below = delta[h : h + width]
-            theta = S[L[L_THETA] + at : L[L_THETA] + at + width * h]
             for j in range(width):
-                total = 0.0
+                row = theta[at + j * h : at + j * h + h]
+                total = delta.dtype.type(0.0)
                 for i in range(h):
-                    total += theta[j * h + i] * delta[i]
+                    total += row[i] * delta[i]
                 below[j] = total
             for j in range(width):
                 delta[j] = below[j]
 
 
-@njit(cache=True, fastmath=_FAST, error_model="numpy", nogil=True)
-def move(S, L, O, gradient):
+@_part
+def move(theta, first, second, gradient, code, opt, counts):
     """One step of the body's optimizer, as `torch.optim` takes it."""
-    q = L[L_BODY]
-    theta, first, second = (
-        S[L[L_THETA] : L[L_THETA] + q],
-        S[L[L_FIRST] : L[L_FIRST] + q],
-        S[L[L_SECOND] : L[L_SECOND] + q],
-    )
-    lr, decay, momentum, beta2, eps = O[O_LR], O[O_DECAY], O[O_MOMENTUM], O[O_BETA2], O[O_EPS]
-    t = S[L[L_COUNTS] + C_STEPS]
-    if L[L_OPTIMIZER] == ADAM:
-        step = lr / (1.0 - momentum**t)
-        shrink = 1.0 / math.sqrt(1.0 - beta2**t)
-        for i in range(q):
+    real = gradient.dtype.type
+    lr, decay, eps, nesterov = real(opt[O_LR]), real(opt[O_DECAY]), real(opt[O_EPS]), real(opt[O_NESTEROV])
+    momentum, beta2 = real(opt[O_MOMENTUM]), real(opt[O_BETA2])
+    new, new2 = real(1.0 - opt[O_MOMENTUM]), real(1.0 - opt[O_BETA2])
+    if code == ADAM:
+        counts[C_POWER1] *= opt[O_MOMENTUM]
+        counts[C_POWER2] *= opt[O_BETA2]
+        step = real(opt[O_LR] / (1.0 - counts[C_POWER1]))
+        shrink = real(1.0 / math.sqrt(1.0 - counts[C_POWER2]))
+        for i in range(theta.size):
             g = gradient[i] + decay * theta[i]
-            first[i] += (1.0 - momentum) * (g - first[i])
-            second[i] = beta2 * second[i] + (1.0 - beta2) * g * g
+            first[i] += new * (g - first[i])
+            second[i] = beta2 * second[i] + new2 * g * g
             theta[i] -= step * first[i] / (math.sqrt(second[i]) * shrink + eps)
-    elif L[L_OPTIMIZER] == RMSPROP:
-        for i in range(q):
+    elif code == RMSPROP:
+        for i in range(theta.size):
             g = gradient[i] + decay * theta[i]
-            second[i] = beta2 * second[i] + (1.0 - beta2) * g * g
+            second[i] = beta2 * second[i] + new2 * g * g
             first[i] = momentum * first[i] + g / (math.sqrt(second[i]) + eps)
             theta[i] -= lr * first[i]
     else:
-        nesterov = O[O_NESTEROV]
-        for i in range(q):
+        for i in range(theta.size):
             g = gradient[i] + decay * theta[i]
             first[i] = momentum * first[i] + g
-            theta[i] -= lr * (first[i] + nesterov * (g + (momentum - 1.0) * first[i]))
+            theta[i] -= lr * (first[i] + nesterov * (g - new * first[i]))
 
 
-@njit(cache=True, fastmath=_FAST, error_model="numpy", nogil=True)
-def wake(S, L, x, y):
+@_part
+def wake(mean, scale, gain, x, y):
     """Give a scale to an input or a target that was constant and now is not; True where an input got one.
 
     All rows learned so far had the constant, which stands for zero, so what was learned from them stays exact.
     """
     woken = False
-    for j in range(L[L_INPUTS]):
-        if S[L[L_SCALE] + j] == 0.0:
-            off = abs(x[j] - S[L[L_MEAN] + j])
+    for j in range(x.size):
+        if scale[j] == 0.0:
+            off = abs(x[j] - mean[j])
             if off > _ROUNDING * abs(x[j]):
-                S[L[L_SCALE] + j] = 1.0 / off
+                scale[j] = 1.0 / off
                 woken = True
-    for k in range(L[L_OUTPUTS]):
-        if S[L[L_GAIN] + k] == 0.0 and y[k] != 0.0:
-            S[L[L_GAIN] + k] = 1.0 / (y[k] * y[k])
+    for k in range(y.size):
+        if gain[k] == 0.0 and y[k] != 0.0:
+            gain[k] = 1.0 / (y[k] * y[k])
     return woken
 
 
-@njit(cache=True, fastmath=_FAST, error_model="numpy", nogil=True)
-def learn(S, L, O, X, Y, weights, out, scratch):
+@_part
+def part(S, start, length):
+    return S[start : start + length]
+
+
+@_part
+def body_part(S, start, q, kind):
+    """One of theta, first and second, (q,) in the body's dtype."""
+    return S[start : start + (q * kind.itemsize + 7) // 8].view(kind.dtype)[:q]
+
+
+@_whole
+def learn(S, L, opt, kind, X, Y, weights, out, scratch):
     """Learn the rows of X (n, d) and Y (n, m) in batches, in order; out (n, m) takes the predictions made before.
 
     Returns how many rows were learned: fewer than n where a prediction is not finite, and there nothing changes.
+    `scratch` is zero where `unit` lies, and left so.
     """
     n, d, m, p, q = X.shape[0], L[L_INPUTS], L[L_OUTPUTS], L[L_FEATURES], L[L_BODY]
-    batch, depth = L[L_BATCH], L[L_DEPTH]
-    room = L[L_TRACE]  # of one sample's trace
-    traces, slopes = scratch[: batch * room], scratch[batch * room : 2 * batch * room]
-    rest = scratch[2 * batch * room :]
-    gradient, unit, b, e, delta = (
-        rest[:q],
-        rest[q : q + p],
-        rest[q + p : q + 2 * p],
-        rest[q + 2 * p : q + 2 * p + m],
-        rest[q + 2 * p + m :],
-    )
-    lam = O[O_FORGETTING]
+    batch, room, standardize, skip = L[L_BATCH], L[L_TRACE], L[L_STANDARDIZE], L[L_SKIP]
+    code, optimizer, sizes = L[L_ACTIVATION], L[L_OPTIMIZER], L[L_SIZES:]
+    lam, ridge = opt[O_FORGETTING], opt[O_RIDGE]
+    theta = body_part(S, L[L_THETA], q, kind)
+    first, second = body_part(S, L[L_FIRST], q, kind), body_part(S, L[L_SECOND], q, kind)
+    U, D, ridge_left = part(S, L[L_U], p * (p - 1) // 2), part(S, L[L_D], p), part(S, L[L_RIDGE], p)
+    W, prior = part(S, L[L_W], m * p).reshape(m, p), part(S, L[L_PRIOR], m * p).reshape(m, p)
+    energy, gain, counts = part(S, L[L_ENERGY], m), part(S, L[L_GAIN], m), part(S, L[L_COUNTS], COUNTS)
+    mean, scale = part(S, L[L_MEAN], d), part(S, L[L_SCALE], d)
+    unit, b, e = scratch[:p], scratch[p : 2 * p], scratch[2 * p : 2 * p + m]
+    phis = scratch[2 * p + m : 2 * p + m + batch * p].reshape(batch, p)
+    low = scratch[2 * p + m + batch * p :].view(kind.dtype)
+    gradient, delta = low[:q], low[q : q + 2 * L[L_WIDEST]]
+    low = low[q + 2 * L[L_WIDEST] :]
+    traces, slopes = low[: batch * room].reshape(batch, room), low[batch * room : 2 * batch * room].reshape(batch, room)
     at = 0
     while at < n:
         size = min(batch, n - at)
-        total, size_of_all = 0.0, 0.0
+        total, magnitude = 0.0, 0.0
         for i in range(size):
-            trace = traces[i * room : (i + 1) * room]
-            forward(S, L, X[at + i], trace, slopes[i * room : (i + 1) * room])
-            phi = trace[room - p :]
-            respond(S, L, phi, out[at + i])
+            phi, before = phis[i], out[at + i]
+            forward(theta, sizes, code, skip, mean, scale, X[at + i], traces[i], slopes[i], phi)
+            respond(W, phi, before)
             for j in range(p):
-                size_of_all += phi[j] * phi[j]
+                magnitude += phi[j] * phi[j]
             for k in range(m):
-                size_of_all += out[at + i, k] * out[at + i, k]
+                magnitude += before[k] * before[k]
             total += weights[at + i]
-        if not math.isfinite(size_of_all):
+        if not math.isfinite(magnitude):
             return at
-        if L[L_STANDARDIZE]:
-            for i in range(size):
-                if weights[at + i] > 0.0 and wake(S, L, X[at + i], Y[at + i]):
-                    forward(S, L, X[at + i], traces[i * room : (i + 1) * room], slopes[i * room : (i + 1) * room])
         if total > 0.0:
-            S[L[L_COUNTS] + C_STEPS] += 1.0
+            if standardize:
+                for i in range(size):
+                    if weights[at + i] > 0.0 and wake(mean, scale, gain, X[at + i], Y[at + i]):
+                        forward(theta, sizes, code, skip, mean, scale, X[at + i], traces[i], slopes[i], phis[i])
             if lam < 1.0:
-                forget(S, L, O)
-            S[L[L_COUNTS] + C_MASS] += total
+                for j in range(p):
+                    D[j] /= lam
+                    ridge_left[j] *= lam
+                for k in range(m):
+                    energy[k] *= lam
+                counts[C_MASS] *= lam
+            counts[C_STEPS] += 1.0
+            counts[C_MASS] += total
             for i in range(size):
                 if weights[at + i] > 0.0:
-                    phi = traces[(i + 1) * room - p : (i + 1) * room]
-                    respond(S, L, phi, e)
+                    respond(W, phis[i], e)
                     for k in range(m):
                         e[k] = Y[at + i, k] - e[k]
-                    learn_row(S, L, phi, 0, e, weights[at + i], b)
-            if lam < 1.0:
-                count = min(p, max(4 * size - 3, int(math.ceil(-p * math.log2(lam)))))
-                restore(S, L, O, count, unit, e, b)
-            if depth > 0:
-                fresh = True
+                    learn_row(U, D, W, energy, phis[i], 0, e, weights[at + i], b)
+            if lam < 1.0:  # RLS.restored_per_update
+                count = min(p, max(4 * size - 3, math.ceil(-p * math.log2(lam))))
+                cursor = int(counts[C_CURSOR])
+                counts[C_CURSOR] = restore(U, D, W, energy, prior, ridge_left, ridge, cursor, count, unit, e, b)
+            if q > 0:
                 for i in range(size):
-                    trace = traces[i * room : (i + 1) * room]
-                    respond(S, L, trace[room - p :], e)
+                    respond(W, phis[i], e)
                     for k in range(m):
-                        e[k] = 2.0 * weights[at + i] * S[L[L_GAIN] + k] * (e[k] - Y[at + i, k]) / (size * m)
-                    backward(S, L, trace, slopes[i * room : (i + 1) * room], e, delta, gradient, fresh)
-                    fresh = False
-                move(S, L, O, gradient)
+                        e[k] = 2.0 * weights[at + i] * gain[k] * (e[k] - Y[at + i, k]) / (size * m)
+                    backward(theta, sizes, W, traces[i], slopes[i], e, delta, gradient, i == 0)
+                move(theta, first, second, gradient, optimizer, opt, counts)
         at += size
     return n
 
 
-@njit(cache=True, fastmath=_FAST, error_model="numpy", nogil=True)
-def predict(S, L, X, out, spread, scratch):
+@_whole
+def predict(S, L, kind, X, out, spread, scratch):
     """out (n, m) = Wφ for each row, and, where spread (n,) has room, φᵀBφ."""
-    p, room = L[L_FEATURES], L[L_TRACE]
-    trace, slope = scratch[:room], scratch[room : 2 * room]
-    phi = trace[room - p :]
+    d, p, m, room = L[L_INPUTS], L[L_FEATURES], L[L_OUTPUTS], L[L_TRACE]
+    theta, W = body_part(S, L[L_THETA], L[L_BODY], kind), part(S, L[L_W], m * p).reshape(m, p)
+    U, D, mean, scale = (
+        part(S, L[L_U], p * (p - 1) // 2),
+        part(S, L[L_D], p),
+        part(S, L[L_MEAN], d),
+        part(S, L[L_SCALE], d),
+    )
+    phi = scratch[2 * p + m : 3 * p + m]
+    low = scratch[3 * p + m :].view(kind.dtype)
+    trace, slope = low[:room], low[room : 2 * room]
     for i in range(X.shape[0]):
-        forward(S, L, X[i], trace, slope)
-        respond(S, L, phi, out[i])
+        forward(theta, L[L_SIZES:], L[L_ACTIVATION], L[L_SKIP], mean, scale, X[i], trace, slope, phi)
+        respond(W, phi, out[i])
         if spread.size:
             total = 0.0
             for j in range(p):
-                row = S[L[L_U] + j * (j - 1) // 2 : L[L_U] + j * (j - 1) // 2 + j]
+                column = U[j * (j - 1) // 2 : j * (j - 1) // 2 + j]
                 f = phi[j]
                 for k in range(j):
-                    f += row[k] * phi[k]
-                total += S[L[L_D] + j] * f * f
+                    f += column[k] * phi[k]
+                total += D[j] * f * f
             spread[i] = total

@@ -12,12 +12,13 @@ times the fit to y. Only the body's loss is divided by the targets' variance.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from sepsa.stream import kernels
-from sepsa.stream.engine import Engine, Floats
+from sepsa.stream.engine import Engine, Floats, announce_compilation
 
 WARM_UP = 256
 
@@ -36,6 +37,13 @@ class Learner:
         self._X: Floats = np.empty((0, inputs))  # the first rows, while the scales are not settled
         self._Y: Floats = np.empty((0, outputs))
         self._weight: Floats = np.empty(0)
+        self._seat_row()
+
+    def _seat_row(self) -> None:
+        """The places through which one row goes into the kernels and out, so that a call makes no arrays."""
+        layout = self.engine.layout
+        self._x, self._y, self._w = np.zeros((1, layout.inputs)), np.zeros((1, layout.outputs)), np.ones(1)
+        self._out, self._no_spread = np.zeros((1, layout.outputs)), np.empty(0)
 
     def _new_engine(self, inputs: int, outputs: int) -> Engine:
         engine = Engine(inputs, outputs, standardize=True, **self.options)
@@ -102,13 +110,53 @@ class Learner:
         if self.regression:
             self.engine.part("GAIN")[:] = reciprocal(moments(Y, weight)[1])
 
-    def fit(self, X: Floats, Y: Floats, weight: Floats, passes: list[Floats]) -> None:
-        """Learn from scratch with the scales of all rows, once for each order of rows in `passes`."""
-        self.offset = Y[0].copy() if self.regression else self.offset
+    def start(self, X: Floats, Y: Floats, weight: Floats) -> None:
+        """Settle on the scales of all these rows before any is learned; `learn` then takes them in any order."""
         self.rows = max(WARM_UP, len(X))
+        if self.regression:
+            self.offset = moments(Y, weight)[0]
         self.take_scales(X, Y, weight)
-        for order in passes:
-            self._engine_learn(X[order], Y[order], weight[order])
+
+    def recount(self, samples: float, noise: Floats) -> None:
+        """Let what the head knows stand for so many samples, and their errors for this noise (outputs,).
+
+        Rows that were learned in N passes count N times: A <- A/N sets that right and leaves the head as it is.
+        """
+        passes = max(1.0, self.engine.samples / samples)
+        self.engine.part("D")[:] *= passes
+        self.engine.part("RIDGE")[:] /= passes
+        self.engine.part("COUNTS")[kernels.C_MASS] /= passes
+        self.engine.part("ENERGY")[:] = noise * self.engine.samples
+
+    def noise(self) -> Floats:
+        """The variance (outputs,) of a target about its prediction, beside what the prediction itself does not know.
+
+        It is the mean of e²/(1 + φᵀBφ) over the errors e made before learning, so that it is honest.
+        """
+        return self.engine.part("ENERGY") / max(self.engine.samples, np.finfo(float).tiny)
+
+    def learn_row(self, x: Sequence[float], y: Sequence[float], weight: float = 1.0) -> None:
+        """`learn` for one row with nothing missing and a positive weight, at the price of the kernel."""
+        if not self.settled:
+            self.learn(np.array([x], dtype=np.float64), np.array([y], dtype=np.float64), np.array([weight]))
+            return
+        engine = self.engine
+        self._x[0] = x
+        self._y[0] = [target - zero for target, zero in zip(y, self.offset.tolist(), strict=True)]
+        self._w[0] = weight
+        announce_compilation(kernels.learn)
+        places = (engine.kind, self._x, self._y, self._w, self._out, engine.scratch)
+        if not kernels.learn(engine.state, engine.layout.numbers, engine.options, *places):
+            engine.learn(self._x, self._y, self._w)  # refused again, and says why
+
+    def predict_row(self, x: Sequence[float]) -> list[float]:
+        """`predict` for one row with nothing missing, at the price of the kernel."""
+        engine = self.engine
+        self._x[0] = x
+        announce_compilation(kernels.predict)
+        places = (engine.kind, self._x, self._out, self._no_spread, engine.scratch)
+        kernels.predict(engine.state, engine.layout.numbers, *places)
+        return [value + zero for value, zero in zip(self._out[0].tolist(), self.offset.tolist(), strict=True)]
 
     def _engine_learn(self, X: Floats, Y: Floats, weight: Floats) -> Floats:
         return self.engine.learn(self._complete(X), Y - self.offset, weight) + self.offset
@@ -137,6 +185,7 @@ class Learner:
         self.engine.grow(old.inputs + len(values), old.outputs)
         self.engine.part("MEAN")[old.inputs :] = values
         self._X = np.concatenate([self._X, np.full((len(self._X), len(values)), np.nan)], 1)
+        self._seat_row()
 
     def add_outputs(self, count: int) -> None:
         """Make room for more outputs, whose targets were zero in all rows so far."""
@@ -146,6 +195,7 @@ class Learner:
             self.engine.part("GAIN")[:] = 1.0
         self.offset = np.concatenate([self.offset, np.zeros(count)])
         self._Y = np.concatenate([self._Y, np.zeros((len(self._Y), count))], 1)
+        self._seat_row()
 
 
 def moments(X: Floats, weight: Floats) -> tuple[Floats, Floats]:

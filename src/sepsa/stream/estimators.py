@@ -1,0 +1,438 @@
+"""scikit-learn's interface: a neural network with a Newton head for tables and for streams of rows.
+
+`partial_fit` learns rows once, in order. `fit` starts anew and learns them in shuffled passes. How many passes is found
+on rows left out: up to ten learners each miss a tenth of the rows and learn pass by pass beside each other, until
+their error on what they miss no longer falls; then one learner takes as many passes over all rows.
+
+**Intervals.** A target is taken to lie about its prediction with variance
+
+    σ² (1 + φᵀBφ),      σ² = mean of e²/(1 + φᵀBφ),
+
+φ the features that the head sees, B its inverse curvature, e errors on rows that were not yet learned: after `fit`
+those on the rows left out, in `partial_fit` those made one step ahead, of which the former are then the first. So
+mean ± 1.645 std holds nine in ten targets of the same source, on average over inputs, where errors are about normal.
+
+**Probabilities.** The head fits the indicator of each class by least squares. Its scores s estimate P(class | x) but may
+leave the simplex; p is the point of it nearest to s, and a softmax of p the probability:
+
+    p = max(s - τ, 0)  with τ such that Σ p = 1,      P(k | x) = Σ_β π_β softmax(β p)_k,   π_β ∝ exp(-L_β),
+
+L_β being the log-loss of softmax(β p) on rows not yet learned. This mixture of G sharpnesses β loses at most log G, in
+all and not per row, against the best of them, so nothing is to be tuned.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.signal import lfilter
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from sepsa.heads._border import in_range
+from sepsa.stream.engine import ACTIVATIONS, OPTIMIZERS, Floats, at_least, not_negative, one_of
+from sepsa.stream.learner import Learner, moments, reciprocal
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Labels = NDArray[Any]
+
+FOLDS = 10
+ENOUGH = 250  # rows left out tell σ to 4 %, so that large data need no further folds
+SHARPNESS = 2.0 ** np.arange(-1.0, 7.5, 0.5)
+
+
+class _SepSA(BaseEstimator):  # type: ignore[misc]
+    """What the regressor and the classifier share: rows of numbers, and a learner of them."""
+
+    _learner: Any  # a Learner
+
+    def __init__(
+        self,
+        hidden_layer_sizes: int | Sequence[int] = (50,),
+        activation: str = "relu",
+        *,
+        optimizer: str = "adam",
+        learning_rate: float = 1e-3,
+        weight_decay: float = 0.0,
+        ridge: float = 10.0,
+        forgetting: float = 1.0,
+        batch_size: int | Literal["auto"] = "auto",
+        max_iter: int = 100,
+        early_stopping: bool = True,
+        n_iter_no_change: int = 10,
+        random_state: int | np.random.RandomState | None = None,
+        module: nn.Module | None = None,
+    ) -> None:
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.activation = activation
+        self.optimizer = optimizer
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.ridge = ridge
+        self.forgetting = forgetting
+        self.batch_size = batch_size
+        self.max_iter = max_iter
+        self.early_stopping = early_stopping
+        self.n_iter_no_change = n_iter_no_change
+        self.random_state = random_state
+        self.module = module
+
+    def _new_learner(self, inputs: int, outputs: int, seed: int) -> Learner:
+        """A learner of these options, which are checked here under their own names."""
+        sizes = self.hidden_layer_sizes
+        options: dict[str, Any] = {
+            "optimizer": one_of("optimizer", self.optimizer, OPTIMIZERS),
+            "lr": in_range("learning_rate", self.learning_rate, 0.0, np.inf),
+            "weight_decay": not_negative("weight_decay", self.weight_decay),
+            "ridge": in_range("ridge", self.ridge, 0.0, np.inf),
+            "forgetting": in_range("forgetting", self.forgetting, 0.0, 1.0),
+            "seed": seed,
+        }
+        regression = isinstance(self, RegressorMixin)
+        if self.module is not None:
+            from sepsa.stream.torch_body import TorchLearner
+
+            options["batch"] = 32 if self.batch_size == "auto" else at_least("batch_size", self.batch_size, 1)
+            return TorchLearner(inputs, outputs, regression=regression, module=self.module, **options)
+        options["batch"] = 1 if self.batch_size == "auto" else at_least("batch_size", self.batch_size, 1)
+        options["activation"] = one_of("activation", self.activation, ACTIVATIONS)
+        options["hidden"] = tuple(
+            at_least("hidden_layer_sizes", width, 1) for width in (sizes if np.iterable(sizes) else [sizes])
+        )
+        return Learner(inputs, outputs, regression=regression, skip=True, **options)
+
+    # ------------------------------------------------------------------ learning
+
+    @contextmanager
+    def _unchanged_on_error(self) -> Iterator[None]:
+        before = dict(vars(self))
+        try:
+            yield
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
+
+    def _fit(self, X: Floats, Y: Floats, weight: Floats) -> tuple[NDArray[np.intp], Floats]:
+        """Learn from scratch; returns the rows that were left out once, and the predictions of them then."""
+        there = np.flatnonzero(weight > 0)
+        if not there.size:
+            raise ValueError("sample_weight must be positive for at least one sample, got zeros alone")
+        X, Y, weight = X[there], Y[there], weight[there]
+        chance = check_random_state(self.random_state)
+        seed = chance.randint(2**31 - 1)
+        at_least("max_iter", self.max_iter, 1), at_least("n_iter_no_change", self.n_iter_no_change, 1)
+        rows, means, noise = self._leave_out(X, Y, weight, seed, chance)
+        learner = self._start(X, Y, weight, seed)
+        for _ in range(self.n_iter_):
+            order = chance.permutation(len(X))
+            learner.learn(X[order], Y[order], weight[order])
+        learner.recount(weight.sum(), learner.noise() if noise is None else noise)
+        self._learner = learner
+        return there[rows], means
+
+    def _start(self, X: Floats, Y: Floats, weight: Floats, seed: int) -> Learner:
+        learner = self._new_learner(X.shape[1], Y.shape[1], seed)
+        learner.start(X, Y, weight)
+        return learner
+
+    def _leave_out(
+        self, X: Floats, Y: Floats, weight: Floats, seed: int, chance: np.random.RandomState
+    ) -> tuple[NDArray[np.intp], Floats, Floats | None]:
+        """Find `n_iter_`; returns some rows, their predictions by learners without them, and the noise these show."""
+        n = len(X)
+        if n == 1:
+            self.n_iter_ = 1
+            return np.empty(0, np.intp), np.empty((0, Y.shape[1])), None
+        folds = np.array_split(chance.permutation(n), min(FOLDS, n))
+        folds = folds[: -(-ENOUGH // len(folds[-1]))]
+        rests = [np.setdiff1d(np.arange(n), fold) for fold in folds]
+        learners = [self._start(X[rest], Y[rest], weight[rest], seed) for rest in rests]
+        rows = np.concatenate(folds)
+        gain = reciprocal(moments(Y, weight)[1]) if isinstance(self, RegressorMixin) else np.ones(Y.shape[1])
+        lowest, best, noise = np.inf, np.empty(0), np.empty(0)
+        for count in range(1, self.max_iter + 1):
+            means, spreads = [], []
+            for learner, rest, fold in zip(learners, rests, folds, strict=True):
+                order = chance.permutation(rest)
+                learner.learn(X[order], Y[order], weight[order])
+                mean, spread = learner.predict_with_spread(X[fold])
+                means.append(mean)
+                spreads.append(spread * max(1.0, learner.engine.samples / weight[rest].sum()))  # as after `recount`
+            squares = (Y[rows] - np.concatenate(means)) ** 2
+            error = np.average(squares @ gain, weights=weight[rows])
+            if error < lowest or not self.early_stopping:
+                lowest, best, self.n_iter_ = error, np.concatenate(means), count
+                noise = np.average(squares / (1 + np.concatenate(spreads))[:, None], axis=0, weights=weight[rows])
+            elif count - self.n_iter_ >= self.n_iter_no_change:
+                break
+        return rows, best, noise
+
+    def _learn(self, X: Floats, Y: Floats, weight: Floats) -> Floats:
+        """Learn rows in order, as the first ones where none were before; returns the predictions made before."""
+        learner = self.__dict__.get("_learner")
+        if learner is None:
+            seed = check_random_state(self.random_state).randint(2**31 - 1)
+            learner = self._new_learner(X.shape[1], Y.shape[1], seed)
+        before: Floats = learner.learn(X, Y, weight)
+        self._learner = learner
+        return before
+
+    def _check_rows(self, X: ArrayLike) -> Floats:
+        check_is_fitted(self)
+        rows: Floats = validate_data(self, X, reset=False, dtype=np.float64, order="C")
+        return rows
+
+    def _weights(self, sample_weight: ArrayLike | None, X: Floats) -> Floats:
+        weights: Floats = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        return weights
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_learner")
+
+    # As bytes, because joblib may map plain arrays read-only, and a learner writes to its own even to predict.
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = dict(super().__getstate__())
+        if "_learner" in state:
+            state["_learner"] = pickle.dumps(state["_learner"])
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "_learner" in state:
+            state = state | {"_learner": pickle.loads(state["_learner"])}
+        super().__setstate__(state)
+
+
+class SepSARegressor(RegressorMixin, _SepSA):  # type: ignore[misc]
+    """A neural network with a recursive-least-squares head, for tables and streams, with intervals.
+
+    Choose it where rows come one after another, where data are too few for plain training of a network, or where an
+    interval is wanted; targets may have several columns. Inputs and targets are taken raw: `fit` standardizes by all
+    its rows, `partial_fit` by the first 256 it is given.
+
+    `optimizer` ("adam", "sgd", "momentum", "nag", "rmsprop"), `learning_rate` and `weight_decay` are the body's;
+    `ridge` and `forgetting` the head's, as in `sepsa.RLS`: below 1 it follows what drifts. `batch_size` rows make one
+    step, 1 where it is "auto". `fit` makes at most `max_iter` passes, and with `early_stopping` as many as are best for
+    rows left out, none better in `n_iter_no_change` further ones. `n_iter_` says how many.
+
+    `module` takes any torch body, an `nn.Module` from (n, features) to (n, k), instead of the hidden layers. A copy of
+    it is trained, from the weights it has, by `sepsa.SepSA` in PyTorch; "auto" is then a batch of 32.
+    """
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> SepSARegressor:
+        """Learn from scratch, in shuffled passes. A sample's weight multiplies its squared error."""
+        with self._unchanged_on_error():
+            rows, Y, weight = self._check(X, y, sample_weight, reset=True)
+            self._fit(rows, Y, weight)
+        return self
+
+    def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> SepSARegressor:
+        """Learn rows once, in the order given."""
+        self.prequential(X, y, sample_weight)
+        return self
+
+    def prequential(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Floats:
+        """Learn as `partial_fit` does; returns the prediction made for each row before it was learned."""
+        with self._unchanged_on_error():
+            rows, Y, weight = self._check(X, y, sample_weight, reset=not hasattr(self, "_learner"))
+            return self._shaped(self._learn(rows, Y, weight))
+
+    def predict(self, X: ArrayLike, return_std: bool = False) -> Floats | tuple[Floats, Floats]:
+        """The predictions; with `return_std` also the standard deviation of targets about them (see the module)."""
+        rows = self._check_rows(X)
+        if not return_std:
+            return self._shaped(self._learner.predict(rows))
+        mean, spread = self._learner.predict_with_spread(rows)
+        std = np.sqrt(self._learner.noise() * (1 + spread)[:, None])
+        return self._shaped(mean), self._shaped(std)
+
+    def _check(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool
+    ) -> tuple[Floats, Floats, Floats]:
+        rows, targets = validate_data(
+            self, X, y, reset=reset, dtype=np.float64, order="C", multi_output=True, y_numeric=True
+        )
+        weights = self._weights(sample_weight, rows)
+        shape = targets.shape[1:]
+        if reset:
+            self._target_shape = shape
+        elif shape != self._target_shape:
+            raise ValueError(
+                f"y must have shape (n, {', '.join(map(str, self._target_shape))}) as before, got {targets.shape}"
+            )
+        return rows, np.ascontiguousarray(targets.reshape(len(rows), -1), dtype=np.float64), weights
+
+    def _shaped(self, outputs: Floats) -> Floats:
+        return outputs.reshape(len(outputs), *self._target_shape)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+
+class SepSAClassifier(ClassifierMixin, _SepSA):  # type: ignore[misc]
+    """A neural network with a recursive-least-squares head on class indicators, for tables and streams.
+
+    Choose it where rows come one after another, or where classes may appear late: the head then grows and keeps what it
+    knows. The arguments are those of `SepSARegressor`. `classes_` are sorted, in the dtype of the labels.
+    """
+
+    _loss: Floats  # of each sharpness, on rows not yet learned
+    _columns: NDArray[np.intp]  # the learner's output for each of classes_
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> SepSAClassifier:
+        """Learn from scratch, in shuffled passes. A sample's weight multiplies its squared error."""
+        with self._unchanged_on_error():
+            rows, labels, weight = self._check(X, y, sample_weight, reset=True)
+            self.classes_, codes = np.unique(labels[weight > 0], return_inverse=True)
+            self._columns = np.arange(len(self.classes_))
+            places = np.zeros(len(labels), np.intp)
+            places[weight > 0] = codes
+            out, scores = self._fit(rows, np.eye(len(self.classes_))[places], weight)
+            self._loss = (weight[out, None] * losses(nearest(scores), places[out])).sum(0)
+        return self
+
+    def partial_fit(
+        self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> SepSAClassifier:
+        """Learn rows once, in the order given. `classes` tells of classes to come; others are met when they come."""
+        self._learn_labels(X, y, classes, sample_weight)
+        return self
+
+    def prequential(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        classes: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        *,
+        method: Literal["predict", "predict_proba"] = "predict",
+    ) -> Labels:
+        """Learn as `partial_fit` does; returns the prediction made for each row before it was learned.
+
+        With `method="predict_proba"` the columns are `classes_` as they are afterwards. A class not met before a row
+        is never predicted for it, except for the first row of all, for which there is no other.
+        """
+        if method not in ("predict", "predict_proba"):
+            raise ValueError(f"method must be 'predict' or 'predict_proba', got {method!r}")
+        scores, loss, known = self._learn_labels(X, y, classes, sample_weight)
+        if method == "predict":
+            best: Labels = self.classes_[np.where(known, scores, -np.inf).argmax(1)]
+            return best
+        proba = np.where(known, blend(nearest(scores), loss), 0.0)
+        return proba / proba.sum(1, keepdims=True)
+
+    def predict(self, X: ArrayLike) -> Labels:
+        """The likeliest class of each row."""
+        scores = self._scores(X)
+        best: Labels = self.classes_[scores.argmax(1)]
+        return best
+
+    def predict_proba(self, X: ArrayLike) -> Floats:
+        """The probability (n, classes) of each class."""
+        scores = self._scores(X)
+        return blend(nearest(scores), self._loss)
+
+    def predict_log_proba(self, X: ArrayLike) -> Floats:
+        """The logarithm of `predict_proba`."""
+        return np.log(self.predict_proba(X))
+
+    def _scores(self, X: ArrayLike) -> Floats:
+        rows = self._check_rows(X)
+        scores: Floats = self._learner.predict(rows)[:, self._columns]
+        return scores
+
+    def _learn_labels(
+        self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None, sample_weight: ArrayLike | None
+    ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+        """Learn; returns for each row the scores before it, the losses before it, and which classes it could know."""
+        with self._unchanged_on_error():
+            first = not hasattr(self, "_learner")
+            rows, labels, weight = self._check(X, y, sample_weight, reset=first)
+            if first:
+                self.classes_, self._columns, self._loss = labels[:0], np.empty(0, np.intp), np.zeros(SHARPNESS.size)
+            if classes is not None:
+                self._meet(np.asarray(classes))
+            told = self.classes_
+            self._meet(labels)
+            if not first and len(self._columns) > self._learner.engine.layout.outputs:
+                self._learner = deepcopy(self._learner)  # the old one stays as it is, should learning fail
+                self._learner.add_outputs(len(self._columns) - self._learner.engine.layout.outputs)
+            places = np.searchsorted(self.classes_, labels)
+            Y = np.eye(len(self.classes_))[:, np.argsort(self._columns)][places]
+            scores = self._learn(rows, Y, weight)[:, self._columns]
+            steps = weight[:, None] * losses(nearest(scores), places)
+            sums = lfilter([1.0], [1.0, -self.forgetting], np.vstack([self._loss, steps]), axis=0)
+            self._loss = sums[-1]
+            met = np.full(len(self.classes_), len(rows))
+            np.minimum.at(met, places, np.arange(len(rows)))
+            met[np.isin(self.classes_, told)] = -1
+            known = met < np.arange(len(rows))[:, None]
+            known[~known.any(1)] = True
+            return scores, sums[:-1], known
+
+    def _meet(self, labels: Labels) -> None:
+        """Widen `classes_` by these; the learner's outputs stay where they are and new ones come last."""
+        if len(self.classes_) and (self.classes_.dtype.kind in "biuf") != (labels.dtype.kind in "biuf"):
+            raise ValueError(
+                f"y has labels of dtype {labels.dtype} where classes_ has {self.classes_.dtype}: "
+                "numbers and strings are not mixed"
+            )
+        wider = np.union1d(self.classes_, labels)
+        columns = np.empty(len(wider), np.intp)
+        old = np.isin(wider, self.classes_)
+        columns[old] = self._columns
+        columns[~old] = np.arange(len(self._columns), len(wider))
+        self.classes_, self._columns = wider, columns
+
+    def _check(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool
+    ) -> tuple[Floats, Labels, Floats]:
+        rows, labels = validate_data(self, X, y, reset=reset, dtype=np.float64, order="C")
+        check_classification_targets(labels)
+        return rows, labels, self._weights(sample_weight, rows)
+
+
+# ---------------------------------------------------------------------- from scores to probabilities
+
+
+def nearest(scores: Floats) -> Floats:
+    """The point of the probability simplex that is nearest to each row."""
+    falling = -np.sort(-scores, axis=1)
+    excess = (np.cumsum(falling, axis=1) - 1) / np.arange(1, scores.shape[1] + 1)
+    last = np.count_nonzero(falling > excess, axis=1) - 1  # of those that stay above zero
+    return np.maximum(scores - np.take_along_axis(excess, last[:, None], axis=1), 0.0)
+
+
+def softmax(p: Floats, beta: float) -> Floats:
+    e = np.exp(beta * (p - p.max(1, keepdims=True)))
+    return e / e.sum(1, keepdims=True)
+
+
+def losses(p: Floats, places: NDArray[np.intp]) -> Floats:
+    """The log-loss (n, G) of each row at each sharpness."""
+    rows = np.arange(len(p))
+    return np.stack([-np.log(softmax(p, beta)[rows, places]) for beta in SHARPNESS], axis=1)
+
+
+def blend(p: Floats, loss: Floats) -> Floats:
+    """The softmaxes of p, weighted by exp(-loss); loss is (G,), or (n, G) for one of each row."""
+    share = np.exp(loss.min(-1, keepdims=True) - loss)
+    share /= share.sum(-1, keepdims=True)
+    out = np.zeros_like(p)
+    for g, beta in enumerate(SHARPNESS):
+        part = share[..., g, None]
+        if part.max() > 1e-12:
+            out += part * softmax(p, beta)
+    return out

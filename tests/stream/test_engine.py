@@ -1,0 +1,402 @@
+"""The compiled engine against SepSA in PyTorch, step by step, and what a stream may do to it."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from sepsa import RLS, SepSA
+from sepsa.stream import kernels
+from sepsa.stream.engine import ACTIVATIONS, OPTIMIZERS, Engine
+from sepsa.stream.learner import WARM_UP, Learner
+
+MODULES = {"identity": nn.Identity, "relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "gelu": nn.GELU}
+BASES = {
+    "sgd": (torch.optim.SGD, {}),
+    "momentum": (torch.optim.SGD, {"momentum": 0.9}),
+    "nag": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+    "rmsprop": (torch.optim.RMSprop, {}),
+    "adam": (torch.optim.Adam, {}),
+}
+
+
+def stream(n, d=5, m=2, seed=0):
+    chance = np.random.default_rng(seed)
+    X = chance.standard_normal((n, d))
+    return X, np.sin(X[:, :m]) + X[:, m : 2 * m] ** 2 + 0.1 * chance.standard_normal((n, m))
+
+
+class Twin(nn.Module):
+    """The engine's network in torch, float64, from the same weights."""
+
+    def __init__(self, engine, activation, skip):
+        super().__init__()
+        layers = []
+        for weight, bias in engine.layers():
+            layers += [linear(weight, bias), MODULES[activation]()]
+        self.body, self.skip = nn.Sequential(*layers), skip and bool(layers)
+        self.head = linear(engine.head[:, :-1], engine.head[:, -1])
+
+    def forward(self, x):
+        h = self.body(x)
+        return self.head(torch.cat([h, x], -1) if self.skip else h)
+
+
+def linear(weight, bias):
+    layer = nn.Linear(weight.shape[1], weight.shape[0], dtype=torch.float64)
+    layer.load_state_dict({"weight": torch.tensor(weight), "bias": torch.tensor(bias)})
+    return layer
+
+
+def twins(hidden=(12,), activation="relu", optimizer="adam", batch=1, skip=False, ridge=1.0, forgetting=1.0):
+    options = {"lr": 3e-3, "weight_decay": 1e-3}
+    engine = Engine(
+        5, 2, hidden, activation=activation, optimizer=optimizer, batch=batch, skip=skip, ridge=ridge,
+        forgetting=forgetting, dtype=np.float64, seed=3, **options,
+    )  # fmt: skip
+    engine.start_head(np.random.default_rng(4).standard_normal(engine.head.shape))
+    model = Twin(engine, activation, skip)
+    if not hidden:
+        return engine, model, RLS(ridge=ridge, forgetting=forgetting).bind(model.head), None
+    base, more = BASES[optimizer]
+    solver = RLS(ridge=ridge, forgetting=forgetting)
+    return engine, model, solver, SepSA(model, base, solver=solver, **options, **more)
+
+
+def torch_learn(model, solver, optimizer, X, Y, batch):
+    """What the engine must do, in the library's own words; returns the predictions made before each batch."""
+    before = []
+    for x, y in zip(torch.tensor(X).split(batch), torch.tensor(Y).split(batch), strict=True):
+        before.append(model(x).detach())
+        if optimizer is None:
+            solver.update(x, y)
+        else:
+            optimizer.learn(x, y)
+    return torch.cat(before).numpy()
+
+
+def assert_same(engine, model, solver, got, wanted):
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-8)
+    for (weight, bias), layer in zip(engine.layers(), [m for m in model.body if isinstance(m, nn.Linear)], strict=True):
+        np.testing.assert_allclose(weight, layer.weight.detach(), rtol=0, atol=1e-8)
+        np.testing.assert_allclose(bias, layer.bias.detach(), rtol=0, atol=1e-8)
+    np.testing.assert_allclose(engine.head[:, :-1], model.head.weight.detach(), rtol=0, atol=1e-8)
+    np.testing.assert_allclose(engine.head[:, -1], model.head.bias.detach(), rtol=0, atol=1e-8)
+    np.testing.assert_allclose(engine.covariance(), solver.covariance(), rtol=0, atol=1e-8)
+    np.testing.assert_allclose(engine.part("ENERGY"), solver.state_dict()["energy"], rtol=1e-8)
+    assert engine.samples == pytest.approx(solver.samples)
+
+
+OPTIONS = [
+    *({"activation": name} for name in ACTIVATIONS),
+    *({"optimizer": name} for name in OPTIMIZERS),
+    *({"optimizer": name, "activation": "tanh", "batch": 8} for name in OPTIMIZERS),
+    *({"forgetting": lam, "batch": batch} for lam in (0.999, 0.9, 0.5) for batch in (1, 3, 32)),
+    *({"hidden": hidden, "activation": "tanh"} for hidden in ((), (1,), (7, 6), (5, 4, 9, 3))),
+    *({"hidden": hidden, "skip": True} for hidden in ((), (6,), (4, 8))),
+    {"ridge": 1e-3},
+    {"ridge": 1e3, "forgetting": 0.95},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(f"{k}={v}" for k, v in o.items()))
+def test_equals_sepsa_in_torch(options):
+    X, Y = stream(100)
+    engine, model, solver, optimizer = twins(**options)
+    wanted = torch_learn(model, solver, optimizer, X, Y, options.get("batch", 1))
+    assert_same(engine, model, solver, engine.learn(X, Y), wanted)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.integers(1, 9), max_size=3),
+    st.sampled_from(sorted(ACTIVATIONS)),
+    st.sampled_from(sorted(OPTIMIZERS)),
+    st.integers(1, 5),
+    st.booleans(),
+    st.floats(0.3, 1.0),
+)
+def test_equals_sepsa_in_torch_for_any_options(hidden, activation, optimizer, batch, skip, forgetting):
+    X, Y = stream(23)
+    options = (tuple(hidden), activation, optimizer, batch, skip, 2.0, forgetting)
+    engine, model, solver, base = twins(*options)
+    wanted = torch_learn(model, solver, base, X, Y, batch)
+    assert_same(engine, model, solver, engine.learn(X, Y), wanted)
+
+
+def test_a_float32_body_follows_the_float64_one():
+    X, Y = stream(300)
+    single, double = (Engine(5, 2, (20,), skip=True, dtype=dtype, seed=1) for dtype in (np.float32, np.float64))
+    np.testing.assert_allclose(single.learn(X, Y), double.learn(X, Y), rtol=0, atol=1e-3)
+    assert single.layers()[0][0].dtype == np.float32
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_sample_weights_are_those_of_rls(batch):
+    X, Y = stream(40)
+    weight = np.random.default_rng(1).uniform(0, 2, 40)
+    engine, model, solver, _ = twins(hidden=(), batch=batch, forgetting=0.9)
+    engine.learn(X, Y, weight)
+    for rows in torch.arange(40).split(batch):
+        solver.update(torch.tensor(X)[rows], torch.tensor(Y)[rows], torch.tensor(weight)[rows])
+    np.testing.assert_allclose(engine.head[:, :-1], model.head.weight.detach(), atol=1e-8)
+    assert engine.samples == pytest.approx(solver.samples)
+
+
+def test_a_weight_of_zero_is_no_sample():
+    X, Y = stream(40)
+    weight = np.ones(40)
+    weight[::3] = 0
+    engine, other = (Engine(5, 2, (6,), forgetting=0.99, seed=2) for _ in range(2))
+    engine.learn(X, Y, weight)
+    other.learn(X[weight > 0].copy(), Y[weight > 0].copy())
+    assert np.array_equal(engine.state, other.state)
+
+
+def test_one_call_equals_many():
+    X, Y = stream(60)
+    whole, pieces = (Engine(5, 2, (6,), forgetting=0.99, seed=2) for _ in range(2))
+    before = whole.learn(X, Y)
+    assert np.array_equal(before, np.concatenate([pieces.learn(X[i : i + 1], Y[i : i + 1]) for i in range(60)]))
+    assert np.array_equal(whole.state, pieces.state)
+
+
+def test_returns_what_predict_said_before():
+    X, Y = stream(30)
+    engine = Engine(5, 2, (6,), seed=2)
+    for i in range(30):
+        said = engine.predict(X[i : i + 1])
+        assert np.array_equal(engine.learn(X[i : i + 1], Y[i : i + 1]), said)
+
+
+def test_spread_is_the_quadratic_form_of_the_covariance():
+    X, Y = stream(30)
+    engine = Engine(5, 2, (), dtype=np.float64)
+    engine.learn(X, Y)
+    mean, spread = engine.predict_with_spread(X)
+    phi = np.c_[X, np.ones(30)]
+    np.testing.assert_allclose(spread, ((phi @ engine.covariance()) * phi).sum(1), rtol=1e-10)
+    np.testing.assert_allclose(mean, phi @ engine.head.T, rtol=1e-10)
+
+
+@pytest.mark.parametrize("n", [1, 7])
+def test_a_body_that_diverged_is_refused_and_nothing_changes(n):
+    X, Y = stream(n)
+    engine = Engine(5, 2, (6,), seed=2)
+    engine.learn(*stream(20))
+    engine.layers()[0][0][:] = 1e38
+    before = engine.state.copy()
+    with pytest.raises(FloatingPointError, match="nothing was learned; lower lr"):
+        engine.learn(X * 1e3, Y)
+    assert np.array_equal(engine.state, before)
+
+
+def test_the_curvature_stays_positive_where_features_are_huge_and_nearly_dependent():
+    chance = np.random.default_rng(0)
+    line = chance.standard_normal((3000, 1)) * 1e6
+    X = np.c_[line, line + 1e-3 * chance.standard_normal((3000, 1)), line * 1e3, chance.standard_normal((3000, 2))]
+    engine = Engine(5, 1, (), ridge=1e-6, dtype=np.float64)
+    engine.learn(X, X[:, :1] - X[:, 3:4])
+    assert (engine.part("D") > 0).all()
+    assert np.isfinite(engine.state).all()
+
+
+def test_memory_stays_as_it_is():
+    engine = Engine(5, 2, (6,), seed=2)
+    X, Y = stream(500)
+    places = [a.__array_interface__["data"] for a in (engine.state, engine.scratch)]
+    size = len(pickle.dumps(engine))
+    for _ in range(10):
+        engine.learn(X, Y)
+    assert places == [a.__array_interface__["data"] for a in (engine.state, engine.scratch)]
+    assert len(pickle.dumps(engine)) == size
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda engine: pickle.loads(pickle.dumps(engine))])
+def test_a_copy_goes_on_alike(again):
+    X, Y = stream(60)
+    engine = Engine(5, 2, (6,), forgetting=0.99, seed=2)
+    engine.learn(X, Y)
+    other = again(engine)
+    assert np.array_equal(engine.learn(X, Y), other.learn(X, Y))
+    assert np.array_equal(engine.state, other.state)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"inputs": 0}, ValueError, "inputs must be at least 1, got 0"),
+        ({"hidden": (4, 0)}, ValueError, "hidden must be at least 1, got 0"),
+        ({"hidden": (4.5,)}, TypeError, "hidden must be an integer, got 4.5"),
+        ({"activation": "swish"}, ValueError, "activation must be one of 'identity', .*, got 'swish'"),
+        ({"optimizer": "lion"}, ValueError, "optimizer must be one of 'sgd', .*, got 'lion'"),
+        ({"optimizer": "sgd", "beta2": 0.9}, TypeError, r"'sgd' takes no options, got \['beta2'\]"),
+        ({"lr": 0}, ValueError, r"lr must be in \(0, inf\), got 0"),
+        ({"weight_decay": -1.0}, ValueError, "weight_decay must be"),
+        ({"forgetting": 1.2}, ValueError, r"forgetting must be in \(0, 1\], got 1.2"),
+        ({"batch": 0}, ValueError, "batch must be at least 1, got 0"),
+        ({"dtype": int}, ValueError, "dtype must be numpy.float32 or numpy.float64"),
+    ],
+)
+def test_says_what_is_wrong_with_its_settings(options, error, words):
+    with pytest.raises(error, match=words):
+        Engine(**{"inputs": 5, "outputs": 2} | options)
+
+
+# ---------------------------------------------------------------------- growth
+
+
+@pytest.mark.parametrize(("hidden", "skip"), [((), False), ((6,), False), ((6, 4), True)])
+def test_a_new_output_is_as_if_its_targets_had_been_zero(hidden, skip):
+    X, Y = stream(50)
+    Y[:, 1] = 0
+    grown, whole = Engine(5, 1, hidden, skip=skip, seed=2), Engine(5, 2, hidden, skip=skip, seed=2)
+    # The body's loss is a mean over outputs, so its gradient halves; without a body the two are the same.
+    grown.part("GAIN")[:] = 0.5
+    grown.learn(X, Y[:, :1].copy())
+    whole.learn(X, Y)
+    grown.grow(5, 2)
+    np.testing.assert_allclose(grown.predict(X), whole.predict(X), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(grown.covariance(), whole.covariance(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("hidden", "skip"), [((), False), ((6,), False), ((6, 4), True)])
+def test_a_new_input_is_as_if_it_had_been_zero(hidden, skip):
+    X, Y = stream(50)
+    X[:, 4] = 0
+    grown, whole = (Engine(d, 2, hidden, skip=skip, seed=2) for d in (4, 5))
+    if hidden:
+        whole.layers()[0][0][:, :4] = grown.layers()[0][0]
+        for (weight, _), (other, _) in zip(whole.layers()[1:], grown.layers()[1:], strict=True):
+            weight[:] = other
+    grown.learn(X[:, :4].copy(), Y)
+    whole.learn(X, Y)
+    grown.grow(5, 2)
+    np.testing.assert_allclose(grown.predict(X), whole.predict(X), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(grown.covariance(), whole.covariance(), rtol=0, atol=1e-5)
+    assert grown.learn(X, Y).shape == (50, 2)
+
+
+# ---------------------------------------------------------------------- raw data
+
+
+def raw(n=WARM_UP + 150, seed=0):
+    X, Y = stream(n, seed=seed)
+    return 50 + X * np.array([1e-3, 1.0, 1e3, 10.0, 1.0]), 1e4 + 200 * Y
+
+
+def learner(**options):
+    return Learner(5, 2, **{"regression": True, "hidden": (8,), "skip": True, "ridge": 10.0} | options)
+
+
+def test_raw_data_are_learned_as_standardized_ones():
+    X, Y = raw()
+    before = learner(hidden=(50,)).learn(X, Y)
+    error = np.abs(before - Y)[WARM_UP:].mean(0)
+    assert (error < 0.7 * np.abs(Y - Y.mean(0)).mean(0)).all()
+
+
+def test_the_scale_of_the_data_changes_nothing():
+    X, Y = raw()
+    plain, scaled = learner(dtype=np.float64), learner(dtype=np.float64)
+    a, b = plain.learn(X, Y), scaled.learn(X * 1024 + 3, Y * 2048)
+    np.testing.assert_allclose(b / 2048, a, rtol=1e-6)
+
+
+def test_rows_one_by_one_equal_rows_at_once():
+    X, Y = raw()
+    whole, pieces = learner(), learner()
+    before = whole.learn(X, Y)
+    cuts = [slice(0, 1), slice(1, 2), slice(2, 9), slice(9, 300), slice(300, len(X))]
+    assert np.array_equal(before, np.concatenate([pieces.learn(X[cut], Y[cut]) for cut in cuts]))
+    assert np.array_equal(whole.engine.state, pieces.engine.state)
+
+
+def test_scales_stand_once_settled():
+    X, Y = raw()
+    settled = learner()
+    settled.learn(X[:WARM_UP], Y[:WARM_UP])
+    assert settled.settled
+    np.testing.assert_allclose(settled.engine.part("MEAN"), X[:WARM_UP].mean(0))
+    np.testing.assert_allclose(settled.engine.part("SCALE"), 1 / X[:WARM_UP].std(0))
+    scales = settled.engine.part("SCALE").copy()
+    settled.learn(X[WARM_UP:], Y[WARM_UP:])
+    assert np.array_equal(settled.engine.part("SCALE"), scales)
+
+
+def test_a_constant_input_counts_for_nothing_until_it_moves():
+    X, Y = raw()
+    X[:, 1] = 0.1 + 0.2  # no binary fraction
+    one = learner()
+    one.learn(X, Y)
+    assert one.engine.part("SCALE")[1] == 0
+    X[:, 1] = 7.3
+    before = one.predict(X[:1])
+    assert np.isfinite(one.learn(X[:3], Y[:3])).all()
+    assert one.engine.part("SCALE")[1] == pytest.approx(1 / 7.0)
+    assert np.isfinite(before).all()
+
+
+def test_a_missing_value_is_the_mean():
+    X, Y = raw()
+    one = learner()
+    one.learn(X, Y)
+    hole = X[:1].copy()
+    hole[0, 2] = np.nan
+    filled = hole.copy()
+    filled[0, 2] = one.engine.part("MEAN")[2]
+    assert np.array_equal(one.predict(hole), one.predict(filled))
+
+
+@pytest.mark.parametrize("rows", [10, WARM_UP + 10])
+def test_what_appears_late_is_learned(rows):
+    X, Y = raw()
+    late = Learner(4, 1, regression=True, hidden=(8,), skip=True, ridge=10.0)
+    late.learn(X[:rows, :4], Y[:rows, :1])
+    late.add_inputs(X[rows, 4:])
+    late.add_outputs(1)
+    before = late.learn(X[rows:], Y[rows:])
+    assert before.shape == Y[rows:].shape
+    assert np.isfinite(late.engine.state).all()
+
+
+def test_what_diverges_while_settling_changes_nothing():
+    X, Y = raw(40)
+    one = learner()
+    one.learn(X[:20], Y[:20])
+    before, rows = one.engine.state.copy(), one.rows
+    with pytest.raises(FloatingPointError):
+        one.learn(np.full((5, 5), 1e300), Y[20:25])
+    assert np.array_equal(one.engine.state, before)
+    assert one.rows == rows
+
+
+def test_says_that_it_compiles_where_the_cache_is_cold(tmp_path):
+    code = "import numpy as np; from sepsa.stream.engine import Engine; Engine(2, 1, (2,)).predict(np.ones((1, 2)))"
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stderr
+        for _ in range(2)
+    ]
+    assert "compiling the stream engine" in said[0]
+    assert said[1] == ""
+
+
+def test_names_of_the_layout_are_those_of_the_kernels():
+    parts = Engine(2, 1).layout.parts
+    assert all(hasattr(kernels, f"L_{name}") for name in parts)
