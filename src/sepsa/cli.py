@@ -1,4 +1,4 @@
-"""The command line: `sepsa demo`, `sepsa reproduce` and `sepsa report`."""
+"""The command line: `sepsa demo`, `sepsa reproduce`, `sepsa report` and `sepsa bench`."""
 
 from __future__ import annotations
 
@@ -133,6 +133,48 @@ def report(
     except (FileNotFoundError, ValueError) as error:
         raise refuse(str(error)) from None
     typer.echo(f"the page is {out / 'report.html'}")
+
+
+@app.command()
+def bench(
+    what: Annotated[str, typer.Argument(help="stream: the price of one sample, beside whichever peers are installed.")],
+    rounds: Annotated[int, typer.Option(min=1, help="Turns that each contestant takes.")] = 15,
+    out: Annotated[Path | None, typer.Option(help="A .json for the raw numbers; a .png is drawn beside it.")] = None,
+) -> None:
+    """Measure the compiled engine beside its peers on the same stream, in one process, in turns."""
+    if what != "stream":
+        raise refuse(f"bench must be of stream, got {what!r}")
+    if out is not None and out.suffix != ".json":
+        raise refuse(f"--out must end in .json, got {out}")
+    with extras():
+        from rich.console import Console
+        from rich.progress import track
+        from rich.table import Table
+
+        from sepsa import bench as benchmark
+
+        console = Console()
+        X, Y = benchmark.stream()
+        rate = benchmark.attainable()
+        turns = benchmark.compare(X, Y, rounds)
+        for _ in track(range(rounds + 1), "turns", console=console, transient=True):
+            next(turns)
+        results = dict(item for item in turns if isinstance(item, tuple))
+    table = Table("", "µs a sample", "samples a second", "mean absolute error", f"time / {benchmark.OURS}")
+    for name, result in sorted(results.items(), key=lambda item: item[1]["microseconds"]["median"]):
+        us, times = result["microseconds"], result["times_ours"]
+        table.add_row(
+            name,
+            f"{us['median']:.2f} [{us['q25']:.2f}, {us['q75']:.2f}]",
+            f"{result['samples_per_second']:,.0f}",
+            f"{result['mean_absolute_error']:.3g}",
+            f"{times['median']:.2f} [{times['q25']:.2f}, {times['q75']:.2f}]",
+        )
+    console.print(table)
+    if out is not None:
+        benchmark.write(out, results, rate)
+        benchmark.draw(results, out.with_suffix(".png"))
+        console.print(f"written to {out} and {out.with_suffix('.png')}", highlight=False)
 
 
 def chosen(option: str, given: str, valid: Sequence[str], short: Callable[[str], str]) -> list[str] | None:

@@ -1,0 +1,369 @@
+"""`sepsa bench`: contestants take turns in one process, and ratios carry their spread.
+
+The stream is Energy's 491 training rows, 8 inputs, in the paper's first order, raw targets; inputs are standardized
+beforehand, for everybody. Networks are 8 -> 50 -> 2 and learn both targets; who has one output learns the first, the
+heating load, on which all are judged: the mean absolute error of predictions made before learning.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import platform
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn.functional import mse_loss
+
+Array = NDArray[Any]
+Run = Callable[[], Array]  # learns the stream once; gives the predictions (n,) of the first target made before learning
+
+
+# ---------------------------------------------------------------------- turns
+
+
+def alternate(contestants: dict[str, Callable[[], object]], rounds: int, seconds: float = 0.05) -> dict[str, Any]:
+    """Seconds per call of each, `rounds` times in turn; each turn runs about `seconds`."""
+    calls = {}
+    for name, run in contestants.items():
+        for _ in range(3):
+            run()
+        start = time.perf_counter()
+        run()
+        calls[name] = max(1, int(seconds / (time.perf_counter() - start)))
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, run in contestants.items():
+            start = time.perf_counter()
+            for _ in range(calls[name]):
+                run()
+            times[name].append((time.perf_counter() - start) / calls[name])
+    return times
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median and quartiles."""
+    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
+    return {"median": float(middle), "q25": float(low), "q75": float(high)}
+
+
+def ratio(times: dict[str, list[float]], one: str, other: str) -> dict[str, float]:
+    """one / other, turn by turn, so that what slows the machine slows both."""
+    return spread([a / b for a, b in zip(times[one], times[other], strict=True)])
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+# ---------------------------------------------------------------------- contestants
+
+HIDDEN, LR, DECAY = 50, 1e-3, 1e-5
+
+
+class Contestant(NamedTuple):
+    """`fresh` makes a learner that has seen nothing, outside the time that is taken, and how it runs the stream."""
+
+    name: str
+    package: str  # who brings it
+    fresh: Callable[[Array, Array], Run]
+
+
+def engine(dtype: Any) -> Callable[[Array, Array], Run]:
+    def fresh(X: Array, Y: Array) -> Run:
+        from sepsa.stream.engine import Engine
+
+        one = Engine(X.shape[1], Y.shape[1], (HIDDEN,), lr=LR, weight_decay=DECAY, dtype=dtype)
+        return lambda: one.learn(X, Y)[:, 0]
+
+    return fresh
+
+
+def river_face(X: Array, Y: Array) -> Run:
+    from sepsa.river import SepSARegressor
+
+    one = SepSARegressor(hidden=(HIDDEN,), lr=LR, weight_decay=DECAY)
+    _one_by_one(one, X, Y)()  # its scales settle on the first rows: that is start-up, not the price of a sample
+    return _one_by_one(one, X, Y)
+
+
+def _one_by_one(model: Any, X: Array, Y: Array) -> Run:
+    samples = [
+        (dict(zip("abcdefgh", row, strict=True)), y) for row, y in zip(X.tolist(), Y[:, 0].tolist(), strict=True)
+    ]
+
+    def run() -> Array:
+        before = []
+        for x, y in samples:
+            before.append(model.predict_one(x))
+            model.learn_one(x, y)
+        return np.array(before)
+
+    return run
+
+
+def river_model(name: str) -> Callable[[Array, Array], Run]:
+    def fresh(X: Array, Y: Array) -> Run:
+        from river import linear_model
+
+        return _one_by_one(getattr(linear_model, name)(), X, Y)
+
+    return fresh
+
+
+def network(d: int, m: int) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(d, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, m))
+
+
+def torch_adam(X: Array, Y: Array) -> Run:
+    model = network(X.shape[1], Y.shape[1])
+    optimizer = torch.optim.Adam(model.parameters(), lr=LR, weight_decay=DECAY)
+    samples = _rows(X, Y)
+
+    def run() -> Array:
+        before = []
+        for x, y in samples:
+            outputs = model(x)
+            loss = mse_loss(outputs, y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            before.append(float(outputs[0, 0].detach()))
+        return np.array(before)
+
+    return run
+
+
+def torch_sepsa(X: Array, Y: Array) -> Run:
+    from sepsa.optimizer import SepSA
+
+    model = network(X.shape[1], Y.shape[1])
+    optimizer = SepSA(model, torch.optim.Adam, lr=LR, weight_decay=DECAY)
+    samples = _rows(X, Y)
+
+    def run() -> Array:
+        before = []
+        for x, y in samples:
+            with torch.no_grad():
+                before.append(float(model(x)[0, 0]))
+            optimizer.learn(x, y)
+        return np.array(before)
+
+    return run
+
+
+def _rows(X: Array, Y: Array) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    x, y = torch.tensor(X, dtype=torch.float32), torch.tensor(Y, dtype=torch.float32)
+    return list(zip(x.split(1), y.split(1), strict=True))
+
+
+def sklearn_mlp(X: Array, Y: Array) -> Run:
+    from sklearn.neural_network import MLPRegressor
+
+    model = MLPRegressor(hidden_layer_sizes=(HIDDEN,), learning_rate_init=LR, alpha=DECAY, random_state=0)
+
+    def run() -> Array:
+        before = []
+        for i in range(len(X)):
+            before.append(model.predict(X[i : i + 1])[0, 0] if hasattr(model, "coefs_") else 0.0)
+            model.partial_fit(X[i : i + 1], Y[i : i + 1])
+        return np.array(before)
+
+    return run
+
+
+def vowpal_wabbit(X: Array, Y: Array) -> Run:
+    from vowpalwabbit import Workspace
+
+    workspace = Workspace(f"--nn {HIDDEN} --quiet")
+    lines = [
+        f"{y} | " + " ".join(f"{name}:{value}" for name, value in zip("abcdefgh", row, strict=True))
+        for row, y in zip(X.tolist(), Y[:, 0].tolist(), strict=True)
+    ]
+
+    def run() -> Array:
+        before = []
+        for line in lines:
+            example = workspace.example(line)
+            before.append(workspace.predict(example))
+            workspace.learn(example)
+            workspace.finish_example(example)
+        return np.array(before)
+
+    return run
+
+
+def padasip_rls(X: Array, Y: Array) -> Run:
+    from padasip.filters import FilterRLS
+
+    model = FilterRLS(X.shape[1], mu=1.0, w="zeros")
+
+    def run() -> Array:
+        before = []
+        for x, y in zip(X, Y[:, 0], strict=True):
+            before.append(model.predict(x))
+            model.adapt(y, x)
+        return np.array(before)
+
+    return run
+
+
+def jax_scan(X: Array, Y: Array) -> Run:
+    """The same iteration as one jitted scan in float32, its gradient written out."""
+    import jax
+    from jax import numpy as jnp
+
+    d, m, p = X.shape[1], Y.shape[1], HIDDEN + 1
+
+    def step(state: Any, sample: Any) -> Any:
+        theta, first, second, power1, power2, B, W = state
+        x, y = sample
+        x = jnp.append(x, 1.0)
+        h = jnp.maximum(theta @ x, 0.0)
+        phi = jnp.append(h, 1.0)
+        before = W @ phi
+        u = B @ phi
+        g = 1.0 + phi @ u
+        B = B - jnp.outer(u, u / g)
+        W = W + jnp.outer((y - before) / g, u)
+        e = (2.0 / m) * (W @ phi - y)
+        gradient = jnp.outer(jnp.where(h > 0, e @ W[:, :-1], 0.0), x) + DECAY * theta
+        power1, power2 = 0.9 * power1, 0.999 * power2
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.999 * second + 0.001 * gradient * gradient
+        theta = theta - (LR / (1 - power1)) * first / (jnp.sqrt(second / (1 - power2)) + 1e-8)
+        return (theta, first, second, power1, power2, B, W), before[0]
+
+    scan = jax.jit(lambda state, X, Y: jax.lax.scan(step, state, (X, Y)))
+    bound = np.sqrt(6 / d)
+    theta = jnp.array(np.random.default_rng(0).uniform(-bound, bound, (HIDDEN, d + 1)), dtype=jnp.float32)
+    zeros, one = jnp.zeros_like(theta), jnp.float32(1)
+    state = (theta, zeros, zeros, one, one, jnp.eye(p, dtype=jnp.float32), jnp.zeros((m, p), dtype=jnp.float32))
+    x, y = jnp.array(X, dtype=jnp.float32), jnp.array(Y, dtype=jnp.float32)
+    scan(state, x, y)[1].block_until_ready()  # compiles
+    return lambda: np.asarray(scan(state, x, y)[1])
+
+
+CONTESTANTS = (
+    Contestant("sepsa engine", "numba", engine(np.float32)),
+    Contestant("sepsa engine, float64", "numba", engine(np.float64)),
+    Contestant("sepsa in River", "river", river_face),
+    Contestant("PyTorch SepSA, eager", "torch", torch_sepsa),
+    Contestant("PyTorch Adam, eager", "torch", torch_adam),
+    Contestant("JAX scan of the same step", "jax", jax_scan),
+    Contestant("River LinearRegression", "river", river_model("LinearRegression")),
+    Contestant("River BayesianLinearRegression", "river", river_model("BayesianLinearRegression")),
+    Contestant("scikit-learn MLPRegressor", "sklearn", sklearn_mlp),
+    Contestant("Vowpal Wabbit --nn 50", "vowpalwabbit", vowpal_wabbit),
+    Contestant("padasip RLS", "padasip", padasip_rls),
+)
+OURS = CONTESTANTS[0].name
+
+
+def stream() -> tuple[Array, Array]:
+    """Energy's training rows with standardized inputs (n, 8), and its targets (n, 2), as float64."""
+    from sepsa.paper.data import load
+
+    energy = load("energy")
+    return energy.train_inputs.double().numpy(), energy.train_targets.double().numpy()
+
+
+def compare(X: Array, Y: Array, rounds: int) -> Iterator[tuple[str, dict[str, Any]] | int]:
+    """Each round's number as it is done, at the end each contestant that is installed with its times and error."""
+    there = [c for c in CONTESTANTS if importlib.util.find_spec(c.package)]
+    times: dict[str, list[float]] = {c.name: [] for c in there}
+    errors: dict[str, float] = {}
+    for turn in range(-1, rounds):  # the turn -1 warms up
+        for c in there:
+            run = c.fresh(X, Y)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of overflow: padasip and an MLP at work on raw targets
+                start = time.perf_counter()
+                before = run()
+                took = (time.perf_counter() - start) / len(X)
+            errors[c.name] = float(np.abs(before - Y[:, 0]).mean())
+            if turn >= 0:
+                times[c.name].append(took)
+        yield turn
+    for name, taken in times.items():
+        yield (
+            name,
+            {
+                "microseconds": spread([1e6 * t for t in taken]),
+                "samples_per_second": 1 / float(np.median(taken)),
+                "mean_absolute_error": errors[name],
+                "times_ours": ratio(times, name, OURS),
+                "rounds": [round(1e6 * t, 3) for t in taken],
+            },
+        )
+
+
+def multiply_adds(d: int, h: int, m: int) -> dict[str, int]:
+    """What one sample needs at the least, for a network d -> h -> m with Adam: float64 in the head, float32 below."""
+    p = h + 1
+    return {
+        "head_float64": 3 * p * p // 2 + 4 * m * p,  # rank one on half a matrix; three responses and W's update
+        "body_float32": 2 * d * h + 8 * (d + 1) * h + m * h,  # forward and gradient, Adam, the pull of the head
+    }
+
+
+def attainable() -> float:
+    """Multiply-adds a second of this machine in float64, measured: eight independent vectors of them."""
+    from numba import njit
+
+    @njit(fastmath=True)
+    def spin(a: Array, n: int) -> float:
+        for _ in range(n):
+            for i in range(a.size):
+                a[i] = a[i] * 0.999 + 0.001
+        return float(a[0])
+
+    a, n = np.ones(16), 200_000
+    spin(a, 1)
+    best = np.inf
+    for _ in range(5):
+        start = time.perf_counter()
+        spin(a, n)
+        best = min(best, time.perf_counter() - start)
+    return n * a.size / best
+
+
+def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
+    """Microseconds a sample, shortest first, with quartiles."""
+    from matplotlib import pyplot as plt
+
+    names = sorted(results, key=lambda name: -results[name]["microseconds"]["median"])
+    fig, ax = plt.subplots(figsize=(8, 0.42 * len(names) + 1), layout="constrained")
+    for i, name in enumerate(names):
+        us, error = results[name]["microseconds"], results[name]["mean_absolute_error"]
+        ax.barh(i, us["median"], color="C0" if name.startswith("sepsa") else "0.7")
+        ax.plot([us["q25"], us["q75"]], [i, i], color="k", lw=1)
+        ax.text(us["median"] * 1.1, i, f"{us['median']:.1f} µs, error {error:.3g}", va="center", fontsize=8)
+    ax.set_yticks(range(len(names)), names)
+    ax.set_xscale("log")
+    ax.set_xlim(right=ax.get_xlim()[1] * 12)
+    ax.set_xlabel("µs a sample (predict, then learn); error: mean absolute, before learning")
+    ax.spines[["top", "right"]].set_visible(False)
+    fig.savefig(path, dpi=150)
+    plt.close(fig)
+
+
+def write(out: Path, results: dict[str, dict[str, Any]], rate: float) -> None:
+    needed = multiply_adds(8, HIDDEN, 2)
+    head, body = needed["head_float64"] / rate, needed["body_float32"] / (2 * rate)
+    limit = {"multiply_adds": needed, "float64_multiply_adds_per_second": rate, "microseconds": 1e6 * (head + body)}
+    out.write_text(json.dumps(machine() | {"limit": limit, "contestants": results}, indent=1) + "\n")

@@ -1,0 +1,61 @@
+"""`sepsa bench`: who takes part, and that what is timed is what is judged."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from sepsa import bench
+
+
+@pytest.fixture
+def rows():
+    chance = np.random.default_rng(0)
+    X = chance.standard_normal((40, 8))
+    return X, 20 + X[:, :2] + X[:, 2:4]
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """The contestants that the test extras bring; the others come with the extra `bench`."""
+    mine = [c for c in bench.CONTESTANTS if c.package in ("numba", "river", "torch", "sklearn")]
+    monkeypatch.setattr(bench, "CONTESTANTS", tuple(mine))
+    return mine
+
+
+def test_every_contestant_learns_the_stream(rows, installed):
+    X, Y = rows
+    for contestant in installed:
+        before = contestant.fresh(X, Y)()
+        assert before.shape == (40,), contestant.name
+        assert np.isfinite(before).all(), contestant.name
+        assert before[0] != before[-1], contestant.name
+
+
+def test_results_have_times_errors_and_ratios(rows, installed, tmp_path):
+    items = list(bench.compare(*rows, rounds=2))
+    assert items[:3] == [-1, 0, 1]
+    results = dict(items[3:])
+    assert set(results) == {c.name for c in installed}
+    assert results[bench.OURS]["times_ours"]["median"] == 1.0
+    assert all(len(result["rounds"]) == 2 for result in results.values())
+    bench.write(tmp_path / "stream.json", results, rate=1e9)
+    bench.draw(results, tmp_path / "stream.png")
+    written = json.loads((tmp_path / "stream.json").read_text())
+    assert written["limit"]["microseconds"] == pytest.approx(4.309 + 4.5 / 2)
+    assert (tmp_path / "stream.png").stat().st_size > 10_000
+
+
+def test_a_contestant_that_is_not_installed_stays_away(rows, monkeypatch):
+    absent = bench.Contestant("nobody", "no_such_package", bench.torch_adam)
+    monkeypatch.setattr(bench, "CONTESTANTS", (bench.CONTESTANTS[0], absent))
+    assert [item[0] for item in bench.compare(*rows, rounds=1) if isinstance(item, tuple)] == [bench.OURS]
+
+
+def test_turns_are_taken_by_all():
+    calls = []
+    times = bench.alternate({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=3, seconds=0.0)
+    assert calls[-6:] == ["a", "b"] * 3
+    assert bench.ratio(times, "a", "a") == {"median": 1.0, "q25": 1.0, "q75": 1.0}
