@@ -229,6 +229,59 @@ def test_one_sample_on_the_device_equals_update(k, m, bias, dtype, features):
     assert one.samples == 20.0
 
 
+@pytest.mark.parametrize(
+    ("k", "m", "bias", "n", "features"),
+    [
+        (1, 1, False, 2, torch.float32),
+        (8, 2, False, 5, torch.float16),
+        (50, 1, True, 16, torch.bfloat16),
+        (128, 10, True, 31, torch.float64),
+        (128, 10, True, 33, torch.float32),
+        (128, 10, True, 64, torch.float32),
+        (128, 10, True, 65, torch.float32),  # beyond the kernels
+        (300, 3, True, 32, torch.float32),
+        (700, 64, True, 50, torch.float32),
+        (40, 65, True, 8, torch.float32),  # beyond the kernels
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("finish", [True, False])
+def test_a_block_on_the_device_equals_update(k, m, bias, n, features, dtype, finish):
+    torch.manual_seed(0)
+    linear = nn.Linear(k, m, bias=bias, device="cuda").to(torch.float64 if dtype == torch.float64 else torch.float32)
+    one, two = RLS(dtype=dtype).bind(linear), RLS(dtype=dtype).bind(copy.deepcopy(linear))
+    for i in range(6):
+        x, y = torch.randn(n, k, device="cuda").to(features), torch.randn(n, m, device="cuda")
+        one.prepare_on_device()
+        if i == 3:
+            worse, wrong = x.clone(), y.clone()
+            worse[n // 2, 0], wrong[-1, -1] = float("nan"), float("inf")
+            assert not one.update_on_device(worse, y)
+            assert not one.update_on_device(x, wrong)
+        assert one.update_on_device(x, y)
+        if finish:
+            one.finish_on_device()
+        two.update(x, y)
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-3
+    torch.testing.assert_close(one.covariance(), two.covariance(), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(one._Z[-m:], two._Z[-m:], rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(one._energy, two._energy, rtol=1e-9 if dtype == torch.float64 else 1e-2, atol=1e-6)
+    torch.testing.assert_close(one.linear.weight, two.linear.weight, rtol=tolerance, atol=tolerance)
+    assert one.steps == two.steps == 6
+    assert one.samples == two.samples == 6.0 * n
+
+
+def test_a_large_block_on_the_device_keeps_its_digits():
+    torch.manual_seed(0)
+    linear = nn.Linear(30, 2, device="cuda", dtype=torch.float64)
+    one, two = RLS(ridge=1e-6).bind(linear), RLS(ridge=1e-6).bind(copy.deepcopy(linear))
+    x, y = 100 * torch.randn(16, 30, device="cuda").double(), torch.randn(16, 2, device="cuda").double()
+    one.prepare_on_device()
+    assert one.update_on_device(x, y)
+    two.update(x, y)
+    torch.testing.assert_close(one.linear.weight, two.linear.weight, rtol=1e-9, atol=1e-9)
+
+
 def test_eager_and_captured_steps_mix():
     (model, optimizer), (twin, plain) = pair()
     x, y = images(12, 8)

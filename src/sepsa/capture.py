@@ -82,11 +82,13 @@ class GraphStep:
     def __init__(self, model: nn.Module, optimizer: Optimizer, inputs: Tensor, targets: Tensor, loss_fn: Loss) -> None:
         self.model, self.optimizer, self.loss_fn = model, optimizer, loss_fn
         self.solver = getattr(optimizer, "solver", None)
+        self.finish: Callable[[], None] | None = getattr(self.solver, "finish_on_device", None)
         self.base: Optimizer = getattr(optimizer, "base", optimizer)
         self.inputs, self.targets = torch.zeros_like(inputs), torch.zeros_like(targets)
         device = inputs.device
         # One for warming up and recording alike, so that autograd's nodes stay on it.
         self.stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.aside: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._whole = torch.arange(len(inputs), device=device).unsqueeze(0)
         self._skipped = torch.zeros((), dtype=torch.long, device=device)
         self._loss = torch.zeros((), device=device)
@@ -143,12 +145,18 @@ class GraphStep:
         else:
             with self.optimizer.observe(targets, on_device=True):  # type: ignore[attr-defined]
                 loss = self.loss_fn(self.model(inputs), targets)
+            if self.finish is not None:  # beside the backward pass, which does not wait for it
+                self.aside.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(self.aside):
+                    self.finish()
         loss.backward()  # type: ignore[no-untyped-call]
         fine = loss.detach().isfinite()
         guard.step(self.base, fine)
         self._loss.copy_(loss.detach())
         self._skipped.add_(~fine)
         self._forget_gradients()  # an eager step after this one must not add to them
+        if self.finish is not None:
+            torch.cuda.current_stream().wait_stream(self.aside)
 
     def _forget_gradients(self) -> None:
         for parameter in self.model.parameters():

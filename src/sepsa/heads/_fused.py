@@ -1,4 +1,15 @@
-"""Equations 17 and 18 for one sample as two Triton kernels, where each further launch would cost as much as the update.
+"""Equations 17 and 18 as a few Triton kernels, where each further launch would cost as much as the update.
+
+One sample: f = Th, then all the rest in the columns of T and W, two kernels.
+
+A block of n samples, in the letters of `rls`: C = I + FᵀF is inverted by sweeping its pivots two at a time. With Q the
+pivots, D = C_QQ and V = C_Q., after which V_Q is replaced by -I, a sweep is
+
+    C <- C with the rows and columns Q set to zero, minus VᵀD⁻¹V
+
+and when all pivots are swept C holds minus its inverse. No entry is a difference that should have been a product, and
+nothing is left to substitute back. The new W = W + (C⁻¹E)ᵀFᵀT is all that the forward pass waits for: three kernels.
+T's own update, which nothing reads before the next block, is left to `rls`, to run beside the backward pass.
 
 Triton comes with torch's CUDA builds; this module is imported only when a head on a GPU learns inside a graph.
 """
@@ -15,6 +26,12 @@ from torch import Tensor
 MAX_ROWS = 1024
 _COLUMNS = 8
 _ROWS = 16
+# A block's C is swept in halves of at most so many rows, in the registers of one program, its E beside it.
+_HALF = 32
+MAX_OUTPUTS = 64
+_TILE = 16
+_DEPTH = 32
+_WARPS = 4
 
 
 @triton.jit
@@ -83,3 +100,180 @@ def rank_one(desk: Any, features: Tensor, targets: Tensor) -> Tensor:
         HAS_BIAS=desk.bias is not None, BLOCK_R=block_r, BLOCK_C=_COLUMNS,
     )  # fmt: skip
     return fine
+
+
+@triton.jit
+def _see(Z, x, y, P, sizes, rows, n, p, m, k, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr):
+    """P = [F; Eᵀ] (p + m, n): the rows of TΦᵀ, and by how much the targets exceed those of WΦᵀ; and their squares."""
+    r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    i = tl.arange(0, BLOCK_N)
+    product = tl.zeros((BLOCK_R, BLOCK_N), dtype=Z.dtype.element_ty)
+    for start in range(0, p, BLOCK_K):
+        c = start + tl.arange(0, BLOCK_K)
+        tile = tl.load(Z + r[:, None] * p + c[None, :], mask=(r < rows)[:, None] & (c < p)[None, :], other=0.0)
+        h = tl.load(x + i[None, :] * k + c[:, None], mask=(c < k)[:, None] & (i < n)[None, :], other=0.0)
+        h = tl.where(((c >= k) & (c < p))[:, None], 1.0, h.to(tile.dtype))
+        product = tl.dot(tile, h, product, input_precision="ieee", out_dtype=Z.dtype.element_ty)
+    of_W = (r >= p) & (r < rows)
+    inside = (i < n)[None, :]
+    target = tl.load(y + i[None, :] * m + (r - p)[:, None], mask=of_W[:, None] & inside, other=0.0)
+    product = tl.where(of_W[:, None], target.to(product.dtype) - product, product)
+    product = tl.where((r < rows)[:, None] & inside, product, 0.0)
+    tl.store(P + r[:, None] * n + i[None, :], product, mask=(r < rows)[:, None] & inside)
+    tl.store(sizes + tl.program_id(0), tl.sum(product * product))
+
+
+@triton.jit
+def _meet(
+    P, Z, CUF, sizes, fine_out, n, p, parts,
+    BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """CUF = [I + FᵀF, FᵀT, Fᵀ] (n, n + 2p) in these columns, with F = 0 where anything is not finite."""
+    tiles = tl.cdiv(n, BLOCK_C)
+    of_F = tl.program_id(0) < tiles
+    c = tl.where(of_F, tl.program_id(0), tl.program_id(0) - tiles) * BLOCK_C + tl.arange(0, BLOCK_C)
+    in_F, in_T = of_F & (c < n), (of_F == 0) & (c < p)
+    i, part = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_S)
+    total = tl.sum(tl.load(sizes + part, mask=part < parts, other=0.0))
+    fine = total * total < float("inf")  # nor NaN; squared, because the sweeps multiply two entries of C
+    inside = (i < n)[:, None] & in_T[None, :]
+    f = tl.load(P + c[None, :] * n + i[:, None], mask=inside, other=0.0)
+    product = tl.zeros((BLOCK_N, BLOCK_C), dtype=Z.dtype.element_ty)
+    for start in range(0, p, BLOCK_K):
+        j = start + tl.arange(0, BLOCK_K)
+        left = tl.load(P + j[None, :] * n + i[:, None], mask=(j < p)[None, :] & (i < n)[:, None], other=0.0)
+        right = tl.load(P + j[:, None] * n + c[None, :], mask=(j < p)[:, None] & in_F[None, :], other=0.0)
+        right += tl.load(Z + j[:, None] * p + c[None, :], mask=(j < p)[:, None] & in_T[None, :], other=0.0)
+        product = tl.dot(left, right, product, input_precision="ieee", out_dtype=Z.dtype.element_ty)
+    product = tl.where(fine, product, 0.0)
+    product = tl.where((i[:, None] == c[None, :]) & in_F[None, :], product + 1.0, product)
+    place = CUF + i[:, None] * (n + 2 * p) + tl.where(in_F, c, n + c)[None, :]
+    tl.store(place, product, mask=(i < n)[:, None] & (in_F | in_T)[None, :])
+    tl.store(place + p, tl.where(fine, f, 0.0), mask=inside)
+    if tl.program_id(0) == 0:
+        tl.store(fine_out, fine)
+
+
+@triton.jit
+def _part(C, stride, n, row, column, SIZE: tl.constexpr):
+    """A square of C, which goes on as the identity."""
+    i, j = row + tl.arange(0, SIZE), column + tl.arange(0, SIZE)
+    part = tl.load(C + i[:, None] * stride + j[None, :], mask=(i < n)[:, None] & (j < n)[None, :], other=0.0)
+    return tl.where((i[:, None] == j[None, :]) & (i >= n)[:, None], 1.0, part)
+
+
+@triton.jit
+def _sweep(A, room, count, SIZE: tl.constexpr):
+    """-A⁻¹ of a symmetric A whose rows from `count` on are the identity's, or the same with those of them unswept."""
+    i, j = tl.arange(0, SIZE), tl.arange(0, SIZE)
+    for q in range(0, count, 2):
+        swept = (i == q) | (i == q + 1)
+        # The pivots' rows pass through memory: read back they are rows, columns and numbers at one latency.
+        tl.store(room + i[:, None] * SIZE + j[None, :], A, mask=swept[:, None])
+        tl.debug_barrier()
+        u, v = room + q * SIZE, room + (q + 1) * SIZE
+        a = tl.load(u + q, cache_modifier=".cg")
+        b = tl.load(u + q + 1, cache_modifier=".cg")
+        d = tl.load(v + q + 1, cache_modifier=".cg")
+        over = 1.0 / (a * d - b * b)  # D = [a b; b d]
+        u_i, v_i = tl.load(u + i, cache_modifier=".cg"), tl.load(v + i, cache_modifier=".cg")
+        u_j, v_j = tl.load(u + j, cache_modifier=".cg"), tl.load(v + j, cache_modifier=".cg")
+        u_i = tl.where(i == q, -1.0, tl.where(i == q + 1, 0.0, u_i))
+        v_i = tl.where(i == q + 1, -1.0, tl.where(i == q, 0.0, v_i))
+        u_j = tl.where(j == q, -1.0, tl.where(j == q + 1, 0.0, u_j))
+        v_j = tl.where(j == q + 1, -1.0, tl.where(j == q, 0.0, v_j))
+        A = tl.where(swept[:, None] | ((j == q) | (j == q + 1))[None, :], 0.0, A)
+        A -= u_i[:, None] * ((d * u_j - b * v_j) * over)[None, :] + v_i[:, None] * ((a * v_j - b * u_j) * over)[None, :]
+    return A
+
+
+@triton.jit
+def _solve(
+    P, CUF, W, weight, bias, energy, tally, fine_in, room, n, p, m, k,
+    HAS_BIAS: tl.constexpr, TWO: tl.constexpr, SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """X = C⁻¹E in every program alike, then W += XᵀU in these columns, and the head takes W.
+
+    Where C has two halves, C = [A B; Bᵀ D], the second to be swept is S = D - BᵀA⁻¹B.
+    """
+    kind: tl.constexpr = CUF.dtype.element_ty
+    i, o = tl.arange(0, SIZE), tl.arange(0, BLOCK_M)
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    wide = n + 2 * p
+    room += tl.program_id(0) * 2 * SIZE * SIZE
+    fine = tl.load(fine_in)
+    of_E = P + (p + o)[None, :] * n
+    of_U = CUF + n + c[None, :]
+    E = tl.load(of_E + i[:, None], mask=(i < n)[:, None] & (o < m)[None, :], other=0.0)
+    E = tl.where(fine, E, 0.0)  # rows of zeros teach nothing
+    U = tl.load(of_U + i[:, None] * wide, mask=(i < n)[:, None] & (c < p)[None, :], other=0.0)
+    A = _sweep(_part(CUF, wide, n, 0, 0, SIZE), room, tl.minimum(n, SIZE), SIZE)
+    X = tl.dot(A, -E, input_precision="ieee", out_dtype=kind)
+    if TWO:
+        e = tl.load(of_E + SIZE + i[:, None], mask=(SIZE + i < n)[:, None] & (o < m)[None, :], other=0.0)
+        e = tl.where(fine, e, 0.0)
+        B = _part(CUF, wide, n, 0, SIZE, SIZE)
+        AB = tl.dot(A, B, input_precision="ieee", out_dtype=kind)  # -A⁻¹B
+        D = _part(CUF, wide, n, SIZE, SIZE, SIZE)
+        D += tl.dot(tl.trans(B), AB, input_precision="ieee", out_dtype=kind)
+        D = _sweep(D, room + SIZE * SIZE, n - SIZE, SIZE)
+        rest = e + tl.dot(tl.trans(AB), E, input_precision="ieee", out_dtype=kind)
+        x = tl.dot(D, -rest, input_precision="ieee", out_dtype=kind)
+        X += tl.dot(AB, x, input_precision="ieee", out_dtype=kind)
+        u = tl.load(of_U + (SIZE + i)[:, None] * wide, mask=(SIZE + i < n)[:, None] & (c < p)[None, :], other=0.0)
+        step = tl.dot(tl.trans(x), u, input_precision="ieee", out_dtype=kind)
+        step += tl.dot(tl.trans(X), U, input_precision="ieee", out_dtype=kind)
+        fall = tl.sum(E * X, axis=0) + tl.sum(e * x, axis=0)
+    else:
+        step = tl.dot(tl.trans(X), U, input_precision="ieee", out_dtype=kind)
+        fall = tl.sum(E * X, axis=0)
+
+    inside = (o < m)[:, None] & (c < p)[None, :]
+    place = W + o[:, None] * p + c[None, :]
+    new = tl.load(place, mask=inside, other=0.0) + step
+    tl.store(place, new, mask=inside)
+    tl.store(weight + o[:, None] * k + c[None, :], new, mask=inside & (c < k)[None, :])
+    if HAS_BIAS:
+        tl.store(bias + o[:, None] + 0 * c[None, :], new, mask=inside & (c == k)[None, :])
+    if tl.program_id(0) == 0:
+        tl.store(energy + o, tl.load(energy + o, mask=o < m, other=0.0) + fall, mask=o < m)
+        good = fine.to(tl.float64)
+        tl.store(tally, tl.load(tally) + good)
+        tl.store(tally + 1, tl.load(tally + 1) + good * n)
+
+
+def takes_block(n: int, m: int) -> bool:
+    return n <= 2 * _HALF and m <= MAX_OUTPUTS
+
+
+def block(desk: Any, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Teach W and the head a block at forgetting 1; T is as it was.
+
+    Returns what T needs, [I + FᵀF, FᵀT, Fᵀ] (n, n + 2p), valid until the next block of this size, and the flag (0-d)
+    that says whether all was finite.
+    """
+    Z, W, k = desk.Z, desk.W, desk.k
+    (rows, p), m, n = Z.shape, W.shape[0], features.shape[0]
+    parts, programs = triton.cdiv(rows, _TILE), triton.cdiv(p, _TILE)
+    if n not in desk.blocks:  # kept: a graph's other streams still read them when their names are gone
+        room = Z.new_empty(programs, 2 * _HALF, _HALF)
+        P, CUF, sizes = Z.new_empty(rows, n), Z.new_empty(n, n + 2 * p), Z.new_empty(parts)
+        desk.blocks[n] = P, CUF, sizes, Z.new_empty((), dtype=bool), room
+    P, CUF, sizes, fine, room = desk.blocks[n]
+    tiles = {"BLOCK_N": max(_HALF, triton.next_power_of_2(n)), "BLOCK_K": _DEPTH}
+    _see[(parts,)](Z, wide(features), wide(targets), P, sizes, rows, n, p, m, k, BLOCK_R=_TILE, **tiles)
+    _meet[(triton.cdiv(n, _TILE) + programs,)](
+        P, Z, CUF, sizes, fine, n, p, parts, BLOCK_S=max(_TILE, triton.next_power_of_2(parts)), BLOCK_C=_TILE, **tiles
+    )
+    bias = desk.weight if desk.bias is None else desk.bias  # a pointer must be given, used or not
+    _solve[(programs,)](
+        P, CUF, W, desk.weight, bias, desk.energy, desk.tally, fine, room, n, p, m, k,
+        HAS_BIAS=desk.bias is not None, TWO=n > _HALF, SIZE=_HALF, BLOCK_M=max(_TILE, triton.next_power_of_2(m)),
+        BLOCK_C=_TILE, num_warps=_WARPS,
+    )  # fmt: skip
+    return CUF, fine
+
+
+def wide(rows: Tensor) -> Tensor:
+    """Rows that the kernels can read: Triton's float64 products take no operand that comes from 16 bits."""
+    return (rows.float() if rows.element_size() < 4 else rows).contiguous()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ _ROW_LIMIT = 4
 # H is absorbed into T when it has grown by this factor, or fallen by its inverse, or after so many updates.
 _GROWTH_LIMIT = 1e6
 _PENDING_LIMIT = 256
+# How many of the last updates `health` knows.
+_RECENT = 32
 
 
 class Posterior(NamedTuple):
@@ -53,16 +55,31 @@ class RLS:
     alive however much is forgotten (see `restored_per_update`). So at forgetting 1 an `RLS` equals ridge
     regression about the initial weights on all data seen, in any order and in any batches.
 
+    Either setting, or both, may be "auto": then the solver is a `SelfTuningRLS`, which chooses by the errors it makes.
+
     Features and targets may come in any floating dtype; the arithmetic runs in `dtype`, float64 unless given.
     The state keeps a square root of the inverse curvature, which stays positive definite by construction.
     """
 
-    _TENSORS = ("_Z", "_H", "_energy", "_ridge_left", "_prior")
-    _NUMBERS = ("ridge", "forgetting", "_steps", "_cursor", "_mass", "_pending", "_growth")
+    _TENSORS: tuple[str, ...] = ("_Z", "_H", "_energy", "_ridge_left", "_prior")
+    _NUMBERS: tuple[str, ...] = ("ridge", "forgetting", "_steps", "_cursor", "_mass", "_pending", "_growth")
 
-    def __init__(self, *, ridge: float = 1.0, forgetting: float = 1.0, dtype: torch.dtype | None = None) -> None:
-        self.ridge = in_range("ridge", ridge, 0.0, math.inf)
-        self.forgetting = in_range("forgetting", forgetting, 0.0, 1.0)
+    def __new__(cls, **settings: Any) -> RLS:
+        if cls is RLS and "auto" in (settings.get("ridge"), settings.get("forgetting")):
+            from sepsa.heads.bank import SelfTuningRLS
+
+            return object.__new__(SelfTuningRLS)
+        return object.__new__(cls)
+
+    def __init__(
+        self,
+        *,
+        ridge: float | Literal["auto"] = 1.0,
+        forgetting: float | Literal["auto"] = 1.0,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.ridge = in_range("ridge", cast(float, ridge), 0.0, math.inf)
+        self.forgetting = in_range("forgetting", cast(float, forgetting), 0.0, 1.0)
         if dtype not in (None, torch.float32, torch.float64):
             raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}")
         self.dtype = dtype
@@ -85,6 +102,7 @@ class RLS:
         dtype = self.dtype or (torch.float32 if device.type == "mps" else torch.float64)
         m, p = linear.out_features, linear.in_features + (linear.bias is not None)
         self._steps = 0
+        self._unfinished: Tensor | None = None  # a block of which the head has learned, but not yet the curvature
         self._away = False  # whether steps, mass and cursor are counted on the device, in the desk's tally
         self._cursor = 0  # the coordinate whose turn it is to get its ridge back
         self._mass = 0.0  # the samples seen, less what was forgotten of them
@@ -185,6 +203,7 @@ class RLS:
         """The work space, laid out anew when the head has moved to another device, dtype or memory."""
         linear = self._bound()
         if self._away:
+            self.finish_on_device()
             steps, self._mass, cursor = self._desk.tally.tolist()
             self._steps, self._cursor = int(steps), int(cursor) % self._Z.shape[1]
             self._away = False
@@ -209,10 +228,7 @@ class RLS:
         A <- λA + (1 - λ) ridge I + ΦᵀΦ to the letter. With one sample they are few, usually one, which keeps
         the update at O(p²), and yet no coordinate ever falls under half of its ridge.
         """
-        if self.forgetting == 1.0:
-            return 0
-        p = self._Z.shape[1]
-        return min(p, max(4 * n - 3, math.ceil(-p * math.log2(self.forgetting))))
+        return restored(self._Z.shape[1], n, self.forgetting)
 
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
         """Learn samples as one block: features (..., in_features), targets (..., out_features).
@@ -245,6 +261,7 @@ class RLS:
             raise explain_nonfinite(features, targets, desk.linear)
 
         # From here on nothing can fail, so the state changes.
+        desk.remember(Phi)
         self._steps += 1
         self._mass = lam * self._mass + mass
         if c:
@@ -295,6 +312,7 @@ class RLS:
 
     def prepare_on_device(self) -> None:
         """Bring what `update_on_device` needs to the device: the host may have learned or set the head since."""
+        self.finish_on_device()
         if not self._away or not self._desk.fits(self._bound()):
             desk = self._ready()
             self._absorb(desk, 1.0)
@@ -303,7 +321,11 @@ class RLS:
         self._desk.read()
 
     def update_on_device(self, features: Tensor, targets: Tensor) -> Tensor:
-        """`update` without a look from the host: samples that are not finite change nothing, and the flag says so."""
+        """`update` without a look from the host: samples that are not finite change nothing, and the flag says so.
+
+        Part of it may be left for `finish_on_device`, which comes first where nobody called it in between.
+        """
+        self.finish_on_device()
         desk, lam, tally = self._desk, self.forgetting, self._desk.tally
         Z, T = desk.Z, desk.T
         p, dtype = Z.shape[1], Z.dtype
@@ -312,6 +334,9 @@ class RLS:
         c = self.restored_per_update(n)
         if n == 1 and c == 0 and desk.fused is not None:
             fine: Tensor = desk.fused.rank_one(desk, x, Y)
+            return fine
+        if c == 0 and desk.fused is not None and desk.fused.takes_block(n, Y.shape[1]):
+            self._unfinished, fine = desk.fused.block(desk, x, Y)
             return fine
         x, Y = x.to(dtype), Y.to(dtype)
         Phi = x if desk.k == p else torch.cat([x, x.new_ones(n, 1)], 1)
@@ -338,6 +363,19 @@ class RLS:
         tally.add_(fine * desk.increment(n, c))
         desk.write()
         return fine
+
+    def finish_on_device(self) -> None:
+        """What the last `update_on_device` left, if anything: the curvature, which no forward or backward reads."""
+        if self._unfinished is None:
+            return
+        n, p = len(self._unfinished), self._Z.shape[1]
+        gram, U, Ft = torch.split_with_sizes(self._unfinished, [n, p, p], 1)
+        C = torch.linalg.cholesky_ex(gram).L
+        V = torch.linalg.solve_triangular(C, U, upper=False)
+        C.diagonal().add_(1)
+        V = torch.linalg.solve_triangular(C.T, V, upper=True)
+        self._desk.root.addmm_(Ft.T, V, alpha=-1)  # as in `few_rows`
+        self._unfinished = None
 
     # ------------------------------------------------------------------ exact arithmetic on what was learned
 
@@ -446,6 +484,53 @@ class RLS:
         std = (spread * noise).sqrt().reshape(shape).to(linear.weight.dtype)
         return Posterior(mean, std)
 
+    @torch.no_grad()
+    def health(self) -> dict[str, float]:
+        """What to look at when a run goes wrong, as numbers to log every hundred steps or so.
+
+        - `condition`, the curvature's largest over its smallest eigenvalue, estimated. Above 1e10 in float64, or 1e5
+          in float32, digits are lost: raise `ridge`, or normalize the features.
+        - `smallest_eigenvalue` of the curvature. Near `ridge`: some direction was never seen, and there the ridge alone
+          decides. That is harmless, unless predictions must hold in that direction.
+        - `effective_samples`, what the head remembers. Below the number of features it cannot tell signal from noise:
+          raise `forgetting` or `ridge`.
+        - `last_step`, the norm of the last change of the weights. It should fall as the run goes on; if it does not,
+          the body moves too fast: lower its learning rate. If it jumps, look at that batch.
+        - `feature_drift`, how far the features of the last updates exceed those the curvature was built from: near 1
+          they are alike, far above they are new to it, far below the curvature is of larger ones. Lower `forgetting`.
+        - `dead_features`, those that never fired as far as the curvature remembers, and `silent_features`, those that
+          did not in the last updates. They cost and give nothing: lower the body's learning rate, or make it narrower.
+
+        Those of the last updates know up to 32 of them, one sample of each, and are NaN before an update, and inside
+        a captured step, which the host does not see.
+        """
+        desk = self._ready()
+        T = self._root()
+        p = T.shape[1]
+        v = T.new_ones(p)
+        for _ in range(16):  # the power method for B's largest eigenvalue
+            v = T.T @ (T @ (v / torch.linalg.vector_norm(v)))
+        smallest = 1 / float(torch.linalg.vector_norm(v))
+        variance = T.square().sum(0)  # B's diagonal: 1/ridge where no data came, and less elsewhere
+        recent = as_tensor(desk.recent[: desk.remembered])
+        largest = drift = step = silent = math.nan
+        if desk.remembered:
+            mean_square = float(torch.linalg.matrix_norm(recent, 2)) ** 2 / desk.remembered
+            largest = smallest + self._mass * mean_square
+            known = self._mass / p if self._mass > p else 1.0
+            drift = float((recent @ T.T).square().sum(1).mean()) * known
+            step = float(torch.linalg.vector_norm(desk.weights - as_tensor(desk.before)))
+            silent = float((recent == 0).all(0).sum())
+        return {
+            "condition": largest / smallest,
+            "smallest_eigenvalue": smallest,
+            "effective_samples": self._mass,
+            "last_step": step,
+            "feature_drift": drift,
+            "dead_features": float((variance * self._ridge_left > 1 - 1e-9).sum()),
+            "silent_features": silent,
+        }
+
 
 class Desk:
     """Work space between a head and the mathematics: the state as arrays, with views made once and kept."""
@@ -472,6 +557,15 @@ class Desk:
         self.fused = fused_kernels(solver._Z, weight)
         self.tally = torch.zeros(3, dtype=torch.float64, device=weight.device)  # steps, mass, cursor inside a graph
         self.increments: dict[tuple[int, int], Tensor] = {}
+        self.blocks: dict[int, tuple[Tensor, ...]] = {}  # room for the fused kernels, by the size of a block
+        # For health alone: the last update's start, and a row of each of the last updates.
+        before, recent = (
+            torch.zeros_like(self.weights),
+            torch.zeros(_RECENT, p, dtype=self.root.dtype, device=weight.device),
+        )
+        self.before: Array = before.numpy() if self.numpy else before
+        self.recent: Array = recent.numpy() if self.numpy else recent
+        self.turn, self.remembered = 0, 0
         self.Phi: Array = self.Z[:0]
         self.Phi_features = self.Phi[:, :k]
 
@@ -549,8 +643,20 @@ class Desk:
         p = self.Z.shape[1]
         return P[:p], Y - P[p:].T
 
+    def remember(self, Phi: Array) -> None:
+        """Note, for `RLS.health`, where the update starts and one row of it."""
+        self.before[...] = self.W
+        self.recent[self.turn] = Phi[0]
+        self.turn = (self.turn + 1) % _RECENT
+        self.remembered = max(self.remembered, self.turn or _RECENT)
+
     def square(self, x: Array) -> float:
         return float(np.vdot(x, x)) if self.numpy else float(torch.linalg.vector_norm(x)) ** 2
+
+
+def restored(p: int, n: int, forgetting: float) -> int:
+    """`RLS.restored_per_update` of p coordinates."""
+    return 0 if forgetting == 1.0 else min(p, max(4 * n - 3, math.ceil(-p * math.log2(forgetting))))
 
 
 def fused_kernels(Z: Tensor, weight: Tensor) -> ModuleType | None:
@@ -586,7 +692,7 @@ def rank_one(desk: Desk, f: Array, e: Array) -> None:
 
 
 def few_rows(desk: Desk, F: Array, E: Array, large: bool = False) -> None:
-    """The same for a block of r rows (Andrews): T <- (I - FXFᵀ)T with X = C⁻ᵀ(C + I)⁻¹ and CCᵀ = I + FᵀF.
+    """The same for a block of r rows (Andrews): T <- (I - FXFᵀ)T with X = (C + I)⁻ᵀC⁻¹ and CCᵀ = I + FᵀF.
 
     Costs 6rp² operations in three products. `large` rows get C from a QR, which does not square them.
     """
