@@ -16,6 +16,9 @@ it, except that blocks older than M are forgotten.
 
 All outputs share one thin SVD [Z M] = USVᵀ, in which (*) and the criterion for Λ are diagonal. Both are written without
 the differences I - ZᵀU(...)UᵀZ and I/τ - U(...)Uᵀ/τ², which lose every digit of float32 when τ is small.
+
+The arithmetic runs on the CPU wherever the head lies: the choice of Λ is read there anyway, and so a step waits for the
+head's device once, for what it needs of it, instead of at each number that is looked at.
 """
 
 from __future__ import annotations
@@ -138,8 +141,7 @@ class SlimTik:
         self.memory, self.regularization, self.candidates = memory, float(regularization), state_dict["candidates"]
         self.bounds = (float(bounds[0]), float(bounds[1]))
         self.steps, self.chosen, self.regularization_sum = steps, chosen, total
-        device = self._bound().weight.device
-        self._blocks = [block.detach().to(device=device, dtype=self.dtype, copy=True) for block in blocks]
+        self._blocks = [block.detach().to(device="cpu", dtype=self.dtype, copy=True) for block in blocks]
 
     def __repr__(self) -> str:
         head = "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
@@ -174,25 +176,23 @@ class SlimTik:
                 "slimTik weighs all samples of a batch alike; RLS takes weights"
             )
         check_rows(linear, features, targets)
-        with torch.autocast(linear.weight.device.type, enabled=False):
+        with torch.autocast("cpu", enabled=False):
             self._learn(linear, features, targets)
 
     def _learn(self, linear: nn.Linear, features: Tensor, targets: Tensor) -> None:
         weight, bias, k = linear.weight, linear.bias, linear.in_features
-        x = features.reshape(-1, k).to(self.dtype)
-        n = x.shape[0]
-        W = weight.to(self.dtype)
+        columns = [weight] if bias is None else [weight, bias[:, None]]
+        x, y, *columns = on_host(self.dtype, features.reshape(-1, k), targets.reshape(-1, len(weight)), *columns)
+        n, W = len(x), torch.cat(columns, 1)
         if bias is not None:
             x = torch.cat([x, x.new_ones(n, 1)], 1)
-            W = torch.cat([W, bias.to(self.dtype)[:, None]], 1)
         Z = x.T / math.sqrt(n)
-        C = targets.reshape(n, -1).to(self.dtype).T / math.sqrt(n)
+        C = y.T / math.sqrt(n)
         E = C - W @ Z
         if not math.isfinite(float(Z.square().sum() + E.square().sum())):
             raise explain_nonfinite(features, targets, linear)
 
-        blocks = [block.to(weight.device) for block in self._blocks]
-        problem = factorize(Z, blocks, E, W)
+        problem = factorize(Z, self._blocks, E, W)
         eps = torch.finfo(self.dtype).eps
         trials, sums = trial_points(self.regularization_sum, self.bounds, self.candidates, eps)
         values = sgcv(problem, trials.to(W), sums.to(W))
@@ -206,9 +206,16 @@ class SlimTik:
         weight.copy_(W[:, :k])
         if bias is not None:
             bias.copy_(W[:, k])
-        self._blocks = [*blocks, Z][-self.memory :] if self.memory else []
+        self._blocks = [*self._blocks, Z][-self.memory :] if self.memory else []
         self.chosen, self.regularization_sum = lam, tau
         self.steps += 1
+
+
+def on_host(dtype: torch.dtype, *tensors: Tensor) -> list[Tensor]:
+    """The tensors on the CPU in one transfer, where each of their own would wait for the device."""
+    flat = torch.cat([tensor.detach().to(dtype).reshape(-1) for tensor in tensors]).cpu()
+    parts = torch.split_with_sizes(flat, [tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def at_least(name: str, value: object, low: int) -> None:
@@ -247,7 +254,7 @@ def factorize(Z: Tensor, blocks: list[Tensor], E: Tensor, W: Tensor) -> Problem:
     """One SVD for all outputs, all trial points and the step."""
     M = torch.cat([Z, *blocks], 1)
     try:
-        U, S, Vt = torch.linalg.svd(M, full_matrices=False)
+        U, S, Vt = one_column(M) if M.shape[1] == 1 else torch.linalg.svd(M, full_matrices=False)
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
         raise RuntimeError(
             f"the SVD of features and memory, {tuple(M.shape)} in {M.dtype}, did not converge: nothing was learned; "
@@ -261,6 +268,12 @@ def factorize(Z: Tensor, blocks: list[Tensor], E: Tensor, W: Tensor) -> Problem:
     else:
         rest, freedom = E - EV @ V.T, (n - V.square().sum()).clamp(min=0)
     return Problem(W, U, S, V, EV, W @ U, rest, freedom)
+
+
+def one_column(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The SVD of a single column, (z/|z|)|z| 1; a column of zeros has a U of zeros, which serves (*) as well."""
+    length = torch.linalg.vector_norm(z)
+    return z / length.clamp(min=torch.finfo(z.dtype).tiny), length[None], z.new_ones(1, 1)
 
 
 def trial_points(total: float, bounds: tuple[float, float], count: int, eps: float) -> tuple[Tensor, Tensor]:
