@@ -113,3 +113,56 @@ def test_a_missing_extra_is_one_line(monkeypatch):
         raise ModuleNotFoundError("No module named 'rich'", name="rich")
     with pytest.raises(ModuleNotFoundError, match="absent"), cli.extras():
         raise ModuleNotFoundError("No module named 'sepsa.absent'", name="sepsa.absent")
+
+
+# ---------------------------------------------------------------------- streams
+
+
+def stream(text, *arguments):
+    return CliRunner().invoke(cli.app, ["stream", "--target", "y", *arguments], input=text)
+
+
+def test_a_table_is_predicted_row_by_row_before_it_is_learned():
+    rows = [(x, ("red", "blue")[x % 2], 3.0 * x + 10 * (x % 2)) for x in range(200)]
+    result = stream("a,colour,y\n" + "\n".join(f"{x},{colour},{y}" for x, colour, y in rows))
+    assert result.exit_code == 0
+    before = [float(line) for line in result.stdout.split()]
+    assert len(before) == 200
+    assert sum(abs(said - y) for said, (_, _, y) in zip(before[100:], rows[100:], strict=True)) < 100 * 10
+    assert "200 rows, mean absolute error" in result.stderr
+
+
+def test_a_table_of_classes():
+    text = "a,y\n" + "\n".join(f"{x % 7},{'high' if x % 7 > 3 else 'low'}" for x in range(300))
+    result = stream(text, "--classify")
+    assert result.stdout.split("\n")[0] == ""  # before the first row no class is known
+    assert float(result.stderr.split("accuracy ")[1].split(",")[0]) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a,b\n1,2\n", "--target must be a column of the table, a, b, got 'y'"),
+        ("a,y\n1\n", "line 2 must have 2 cells, as the header has"),
+        ("a,y\n1,\n", "line 2 has no y: drop the row"),
+        ("a,y\n1,abc\n", "y must be a number in every row, got 'abc': or is it --classify?"),
+        ("a,y\ninf,1\n", "must be a finite number, got inf"),
+        ("a,y\n", "holds no rows"),
+    ],
+)
+def test_a_bad_table_takes_one_line_to_refuse(text, words):
+    result = stream(text)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert len(result.stderr.strip().split("\n")) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(("bench", "heads"), "bench must be of stream, got 'heads'"),
+     (("bench", "stream", "--out", "x.csv"), "--out must end in .json, got x.csv")],
+)  # fmt: skip
+def test_bench_says_what_is_wrong(arguments, words):
+    result = sepsa(*arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr

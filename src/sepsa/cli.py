@@ -1,7 +1,8 @@
-"""The command line: `sepsa demo`, `sepsa reproduce`, `sepsa report` and `sepsa bench`."""
+"""The command line: `sepsa demo`, `sepsa reproduce`, `sepsa report`, `sepsa stream` and `sepsa bench`."""
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import sys
@@ -133,6 +134,66 @@ def report(
     except (FileNotFoundError, ValueError) as error:
         raise refuse(str(error)) from None
     typer.echo(f"the page is {out / 'report.html'}")
+
+
+@app.command()
+def stream(
+    target: Annotated[str, typer.Option(help="The column to predict.")],
+    source: Annotated[Path, typer.Argument(help="A .csv file with a header; - is what comes in.")] = Path("-"),
+    classify: Annotated[bool, typer.Option("--classify", help="The target is a class, not a number.")] = False,
+    forgetting: Annotated[float, typer.Option(help="Below 1 the learner follows what drifts, as 0.999.")] = 1.0,
+) -> None:
+    """Predict each row of a table as it comes, then learn it. Text becomes indicators, an empty cell is missing."""
+    with extras():
+        from sepsa.river import SepSAClassifier, SepSARegressor
+    try:
+        learner = (SepSAClassifier if classify else SepSARegressor)(forgetting=forgetting)
+        with sys.stdin if str(source) == "-" else source.open(newline="") as lines:
+            seen, wrong = 0, 0.0
+            for label, x in samples(csv.DictReader(lines), target):
+                before = learner.predict_one(x)
+                y = label if classify else number(label)
+                if y is None:
+                    raise ValueError(f"{target} must be a number in every row, got {label!r}: or is it --classify?")
+                learner.learn_one(x, y)
+                typer.echo("" if before is None else before)
+                seen, wrong = seen + 1, wrong + (before != y if classify else abs(before - y))
+    except (OSError, ValueError) as error:
+        raise refuse(str(error)) from None
+    if not seen:
+        raise refuse(f"{source} holds no rows below its header")
+    score = f"accuracy {1 - wrong / seen:.4f}" if classify else f"mean absolute error {wrong / seen:.6g}"
+    typer.echo(f"{seen} rows, {score}, each predicted before it was learned", err=True)
+
+
+def samples(rows: csv.DictReader[str], target: str) -> Iterator[tuple[str, dict[str, float | None]]]:
+    """Each row's target and features: numbers as they are, text as an indicator, an empty cell as None."""
+    if target not in (rows.fieldnames or ()):
+        raise ValueError(f"--target must be a column of the table, {', '.join(rows.fieldnames or ())}, got {target!r}")
+    known: dict[str, float] = {}  # the indicators met so far, at zero
+    for row in rows:
+        if None in row or None in row.values():
+            raise ValueError(f"line {rows.line_num} must have {len(rows.fieldnames or ())} cells, as the header has")
+        label = row.pop(target)
+        if not label:
+            raise ValueError(f"line {rows.line_num} has no {target}: drop the row, there is nothing to learn from it")
+        x: dict[str, float | None] = {**known}
+        for name, cell in row.items():
+            if not cell:
+                x[name] = None
+            elif (value := number(cell)) is not None:
+                x[name] = value
+            else:
+                x[f"{name}={cell}"] = 1.0
+                known[f"{name}={cell}"] = 0.0
+        yield label, x
+
+
+def number(cell: str) -> float | None:
+    try:
+        return float(cell)
+    except ValueError:
+        return None
 
 
 @app.command()
