@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -251,6 +252,30 @@ def test_a_copy_goes_on_alike(again):
 def test_says_what_is_wrong_with_its_settings(options, error, words):
     with pytest.raises(error, match=words):
         Engine(**{"inputs": 5, "outputs": 2} | options)
+
+
+def test_many_threads_may_predict_at_once():
+    engine = Engine(5, 2, (40,), seed=2)
+    engine.learn(*stream(50))
+    X, _ = stream(4000, seed=1)
+    wanted = engine.predict(X)
+    with ThreadPoolExecutor(4) as pool:
+        for said in pool.map(engine.predict, [X] * 16):
+            assert np.array_equal(said, wanted)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_an_input_that_wakes_is_seen_by_all_rows_of_its_batch(batch):
+    X, Y = stream(16)
+    late, awake = (Engine(5, 2, (6,), batch=batch, standardize=True, dtype=np.float64, seed=2) for _ in range(2))
+    for engine in (late, awake):
+        engine.part("SCALE")[:] = engine.part("GAIN")[:] = 1.0
+    late.part("SCALE")[4] = 0.0
+    X[0, 4] = 2.0
+    awake.part("SCALE")[4] = 0.5
+    late.learn(X, Y)
+    awake.learn(X, Y)
+    assert np.array_equal(late.state, awake.state)
 
 
 # ---------------------------------------------------------------------- growth

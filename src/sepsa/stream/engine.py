@@ -219,7 +219,8 @@ class Engine:
     def _predict(self, X: Floats, spread: Floats) -> Floats:
         announce_compilation(kernels.predict)
         out = np.empty((len(X), self.layout.outputs))
-        kernels.predict(self.state, self.layout.numbers, self.kind, X, out, spread, self.scratch)
+        scratch = np.empty_like(self.scratch)  # its own: many threads may predict at once
+        kernels.predict(self.state, self.layout.numbers, self.kind, X, out, spread, scratch)
         return out
 
 

@@ -377,9 +377,12 @@ def learn(S, L, opt, kind, X, Y, weights, out, scratch):
             return at
         if total > 0.0:
             if standardize:
+                woken = False
                 for i in range(size):
                     if weights[at + i] > 0.0 and wake(mean, scale, gain, X[at + i], Y[at + i]):
-                        forward(theta, sizes, code, skip, mean, scale, X[at + i], traces[i], slopes[i], phis[i])
+                        woken = True
+                for i in range(size if woken else 0):
+                    forward(theta, sizes, code, skip, mean, scale, X[at + i], traces[i], slopes[i], phis[i])
             if lam < 1.0:
                 for j in range(p):
                     D[j] /= lam
