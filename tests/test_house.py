@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import sepsa
 
 OUTSIDE = """
@@ -27,5 +29,29 @@ def test_import_needs_torch_and_numpy_alone():
 
 
 def test_the_public_names():
-    assert set(sepsa.__all__) == {"RLS", "SepSA", "__version__"}
+    assert set(sepsa.__all__) == {"RLS", "STORM", "OnlineLBFGS", "SepSA", "SoftmaxNewton", "__version__"}
     assert all(hasattr(sepsa, name) for name in sepsa.__all__)
+
+
+WITHOUT = """
+import sys
+sys.modules[{missing!r}] = None
+import sepsa
+try:
+    sepsa.SepSARegressor
+except ModuleNotFoundError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("missing", ["numba", "sklearn"])
+def test_what_an_extra_brings_is_imported_when_asked_for(missing):
+    assert {"SepSAClassifier", "SepSARegressor"} <= set(dir(sepsa))
+    assert sepsa.SepSARegressor.__name__ == "SepSARegressor"
+    said = python(WITHOUT.format(missing=missing))
+    assert said == f"sepsa.SepSARegressor needs {missing}, which is not installed: pip install 'sepsa[stream]'"
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(AttributeError, match="module 'sepsa' has no attribute 'SepSATransformer'"):
+        sepsa.SepSATransformer  # noqa: B018

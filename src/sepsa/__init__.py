@@ -1,7 +1,38 @@
 """sepsa: train models with a linear head, the head by a stochastic Newton method, the body as before."""
 
-from sepsa.heads import RLS
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sepsa.heads import RLS, OnlineLBFGS, SoftmaxNewton
 from sepsa.optimizer import SepSA
+from sepsa.storm import STORM
 
 __version__ = "0.1.0"
-__all__ = ["RLS", "SepSA", "__version__"]
+__all__ = ["RLS", "STORM", "OnlineLBFGS", "SepSA", "SoftmaxNewton", "__version__"]
+
+if TYPE_CHECKING:
+    from sepsa.stream.estimators import SepSAClassifier as SepSAClassifier
+    from sepsa.stream.estimators import SepSARegressor as SepSARegressor
+
+# Behind the extra `stream`, so imported when first asked for, and not for `import *`.
+_STREAM = ("SepSAClassifier", "SepSARegressor")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _STREAM:
+        raise AttributeError(f"module 'sepsa' has no attribute {name!r}")
+    try:
+        from sepsa.stream import estimators
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing == "sepsa":
+            raise
+        raise ModuleNotFoundError(
+            f"sepsa.{name} needs {missing}, which is not installed: pip install 'sepsa[stream]'", name=missing
+        ) from None
+    return getattr(estimators, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_STREAM})

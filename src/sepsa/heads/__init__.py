@@ -1,6 +1,8 @@
 """Head solvers: each owns the curvature of one `nn.Linear` and sets its weights."""
 
+from sepsa.heads.lbfgs import OnlineLBFGS
 from sepsa.heads.rls import RLS
 from sepsa.heads.slimtik import SlimTik
+from sepsa.heads.softmax import SoftmaxNewton
 
-__all__ = ["RLS", "SlimTik"]
+__all__ = ["RLS", "OnlineLBFGS", "SlimTik", "SoftmaxNewton"]
