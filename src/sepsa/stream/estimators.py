@@ -4,16 +4,13 @@
 on rows left out: up to ten learners each miss a tenth of the rows and learn pass by pass beside each other, until
 their error on what they miss no longer falls; then one learner takes as many passes over all rows.
 
-**Intervals.** A target is taken to lie about its prediction with variance
-
-    σ² (1 + φᵀBφ),      σ² = mean of e²/(1 + φᵀBφ),
-
-φ the features that the head sees, B its inverse curvature, e errors on rows that were not yet learned: after `fit`
-those on the rows left out, in `partial_fit` those made one step ahead, of which the former are then the first. So
+**Intervals.** A target is taken to lie about its prediction with variance σ² (1 + φᵀBφ), φ the features that the head
+sees and B its inverse curvature. After `fit`, σ² is the mean of e²/(1 + φᵀBφ) over the errors e on rows left out; in
+`partial_fit` it comes from the errors made one step ahead (`Learner.noise`), after those of `fit` if there was one. So
 mean ± 1.645 std holds nine in ten targets of the same source, on average over inputs, where errors are about normal.
 
-**Probabilities.** The head fits the indicator of each class by least squares. Its scores s estimate P(class | x) but may
-leave the simplex; p is the point of it nearest to s, and a softmax of p the probability:
+**Probabilities.** The head fits the indicator of each class by least squares. Its scores s estimate P(class | x) but
+may leave the simplex; p is the point of it nearest to s, and a softmax of p the probability:
 
     p = max(s - τ, 0)  with τ such that Σ p = 1,      P(k | x) = Σ_β π_β softmax(β p)_k,   π_β ∝ exp(-L_β),
 
@@ -31,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.signal import lfilter
+from scipy.signal import lfilter  # type: ignore[import-untyped]
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
@@ -115,12 +112,12 @@ class _SepSA(BaseEstimator):  # type: ignore[misc]
 
     @contextmanager
     def _unchanged_on_error(self) -> Iterator[None]:
-        before = dict(vars(self))
+        before = dict(self.__dict__)
         try:
             yield
         except BaseException:
-            vars(self).clear()
-            vars(self).update(before)
+            self.__dict__.clear()
+            self.__dict__.update(before)
             raise
 
     def _fit(self, X: Floats, Y: Floats, weight: Floats) -> tuple[NDArray[np.intp], Floats]:
@@ -248,7 +245,10 @@ class SepSARegressor(RegressorMixin, _SepSA):  # type: ignore[misc]
             return self._shaped(self._learn(rows, Y, weight))
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> Floats | tuple[Floats, Floats]:
-        """The predictions; with `return_std` also the standard deviation of targets about them (see the module)."""
+        """The predictions; with `return_std` also the standard deviation of targets about them.
+
+        Mean ± 1.645 std holds about nine in ten targets not yet seen, over all inputs together, not for each alone.
+        """
         rows = self._check_rows(X)
         if not return_std:
             return self._shaped(self._learner.predict(rows))
@@ -330,8 +330,7 @@ class SepSAClassifier(ClassifierMixin, _SepSA):  # type: ignore[misc]
         if method == "predict":
             best: Labels = self.classes_[np.where(known, scores, -np.inf).argmax(1)]
             return best
-        proba = np.where(known, blend(nearest(scores), loss), 0.0)
-        return proba / proba.sum(1, keepdims=True)
+        return normalized(np.where(known, blend(nearest(scores), loss), 0.0))
 
     def predict(self, X: ArrayLike) -> Labels:
         """The likeliest class of each row."""
@@ -415,9 +414,14 @@ def nearest(scores: Floats) -> Floats:
     return np.maximum(scores - np.take_along_axis(excess, last[:, None], axis=1), 0.0)
 
 
+def normalized(shares: Floats) -> Floats:
+    """Each row, to the sum of 1."""
+    proba: Floats = shares / shares.sum(-1, keepdims=True)
+    return proba
+
+
 def softmax(p: Floats, beta: float) -> Floats:
-    e = np.exp(beta * (p - p.max(1, keepdims=True)))
-    return e / e.sum(1, keepdims=True)
+    return normalized(np.exp(beta * (p - p.max(1, keepdims=True))))
 
 
 def losses(p: Floats, places: NDArray[np.intp]) -> Floats:
@@ -428,8 +432,7 @@ def losses(p: Floats, places: NDArray[np.intp]) -> Floats:
 
 def blend(p: Floats, loss: Floats) -> Floats:
     """The softmaxes of p, weighted by exp(-loss); loss is (G,), or (n, G) for one of each row."""
-    share = np.exp(loss.min(-1, keepdims=True) - loss)
-    share /= share.sum(-1, keepdims=True)
+    share = normalized(np.exp(loss.min(-1, keepdims=True) - loss))
     out = np.zeros_like(p)
     for g, beta in enumerate(SHARPNESS):
         part = share[..., g, None]

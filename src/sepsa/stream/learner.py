@@ -12,7 +12,9 @@ times the fit to y. Only the body's loss is divided by the targets' variance.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
+from operator import add, sub
 from typing import Any
 
 import numpy as np
@@ -37,13 +39,7 @@ class Learner:
         self._X: Floats = np.empty((0, inputs))  # the first rows, while the scales are not settled
         self._Y: Floats = np.empty((0, outputs))
         self._weight: Floats = np.empty(0)
-        self._seat_row()
-
-    def _seat_row(self) -> None:
-        """The places through which one row goes into the kernels and out, so that a call makes no arrays."""
-        layout = self.engine.layout
-        self._x, self._y, self._w = np.zeros((1, layout.inputs)), np.zeros((1, layout.outputs)), np.ones(1)
-        self._out, self._no_spread = np.zeros((1, layout.outputs)), np.empty(0)
+        self._row = Row(inputs, outputs)
 
     def _new_engine(self, inputs: int, outputs: int) -> Engine:
         engine = Engine(inputs, outputs, standardize=True, **self.options)
@@ -126,37 +122,56 @@ class Learner:
         self.engine.part("D")[:] *= passes
         self.engine.part("RIDGE")[:] /= passes
         self.engine.part("COUNTS")[kernels.C_MASS] /= passes
-        self.engine.part("ENERGY")[:] = noise * self.engine.samples
+        penalty, left = self._balance()
+        self.engine.part("ENERGY")[:] = noise * left + penalty
 
     def noise(self) -> Floats:
-        """The variance (outputs,) of a target about its prediction, beside what the prediction itself does not know.
+        """The variance (outputs,) of targets about what the head could say at best: that of ridge regression,
 
-        It is the mean of e²/(1 + φᵀBφ) over the errors e made before learning, so that it is honest.
+            σ² = (Σ e²/(1 + φᵀBφ) - Σ_j ridge_j |W_j - prior_j|²) / (n - tr BΦᵀΦ),
+
+        since the errors e made before learning sum to the objective at its minimum, and BΦᵀΦ = I - B ridge.
         """
-        return self.engine.part("ENERGY") / max(self.engine.samples, np.finfo(float).tiny)
+        penalty, left = self._balance()
+        return np.maximum(self.engine.part("ENERGY") - penalty, 0.0) / left
 
-    def learn_row(self, x: Sequence[float], y: Sequence[float], weight: float = 1.0) -> None:
-        """`learn` for one row with nothing missing and a positive weight, at the price of the kernel."""
-        if not self.settled:
-            self.learn(np.array([x], dtype=np.float64), np.array([y], dtype=np.float64), np.array([weight]))
-            return
+    def _balance(self) -> tuple[Floats, float]:
+        """What the ridge adds to the energy (outputs,), and by how much the samples exceed the degrees of freedom."""
         engine = self.engine
-        self._x[0] = x
-        self._y[0] = [target - zero for target, zero in zip(y, self.offset.tolist(), strict=True)]
-        self._w[0] = weight
-        announce_compilation(kernels.learn)
-        places = (engine.kind, self._x, self._y, self._w, self._out, engine.scratch)
-        if not kernels.learn(engine.state, engine.layout.numbers, engine.options, *places):
-            engine.learn(self._x, self._y, self._w)  # refused again, and says why
+        p = engine.layout.features
+        ridge, D = engine.part("RIDGE"), engine.part("D")
+        column, row = np.tril_indices(p, -1)  # U's columns lie one after the other
+        free = p - float(D @ ridge + (engine.part("U") ** 2 * ridge[row]) @ D[column])
+        penalty = (engine.head - engine.part("PRIOR").reshape(engine.head.shape)) ** 2 @ ridge
+        return balance(penalty, engine.samples, free)
+
+    def learn_row(self, x: Sequence[float], y: Sequence[float], weight: float = 1.0) -> Floats:
+        """`learn` for one row with nothing missing and a positive weight, at the price of the kernel.
+
+        Returns the prediction (1, outputs) made before, measured from `offset`, which the next row overwrites.
+        """
+        if self.rows < WARM_UP:
+            rows = np.array([x], np.float64), np.array([y], np.float64), np.array([weight], np.float64)
+            return self.learn(*rows) - self.offset
+        row, engine = self._row, self.engine
+        row.put(row.desk, 0, *x, *map(sub, y, self.offset.tolist()), weight)
+        if not kernels.learn.overloads:
+            announce_compilation(kernels.learn)
+        if not kernels.learn(
+            engine.state, engine.layout.numbers, engine.options, engine.kind,
+            row.x, row.y, row.weight, row.out, engine.scratch,
+        ):  # fmt: skip
+            engine.learn(row.x, row.y, row.weight)  # refused again, and says why
+        return row.out
 
     def predict_row(self, x: Sequence[float]) -> list[float]:
         """`predict` for one row with nothing missing, at the price of the kernel."""
-        engine = self.engine
-        self._x[0] = x
-        announce_compilation(kernels.predict)
-        places = (engine.kind, self._x, self._out, self._no_spread, engine.scratch)
-        kernels.predict(engine.state, engine.layout.numbers, *places)
-        return [value + zero for value, zero in zip(self._out[0].tolist(), self.offset.tolist(), strict=True)]
+        row, engine = self._row, self.engine
+        row.put_x(row.desk, 0, *x)
+        if not kernels.predict.overloads:
+            announce_compilation(kernels.predict)
+        kernels.predict(engine.state, engine.layout.numbers, engine.kind, row.x, row.out, row.spread, engine.scratch)
+        return list(map(add, row.out.ravel().tolist(), self.offset.tolist()))
 
     def _engine_learn(self, X: Floats, Y: Floats, weight: Floats) -> Floats:
         return self.engine.learn(self._complete(X), Y - self.offset, weight) + self.offset
@@ -185,7 +200,7 @@ class Learner:
         self.engine.grow(old.inputs + len(values), old.outputs)
         self.engine.part("MEAN")[old.inputs :] = values
         self._X = np.concatenate([self._X, np.full((len(self._X), len(values)), np.nan)], 1)
-        self._seat_row()
+        self._row = Row(old.inputs + len(values), old.outputs)
 
     def add_outputs(self, count: int) -> None:
         """Make room for more outputs, whose targets were zero in all rows so far."""
@@ -195,7 +210,22 @@ class Learner:
             self.engine.part("GAIN")[:] = 1.0
         self.offset = np.concatenate([self.offset, np.zeros(count)])
         self._Y = np.concatenate([self._Y, np.zeros((len(self._Y), count))], 1)
-        self._seat_row()
+        self._row = Row(old.inputs, old.outputs + count)
+
+
+class Row:
+    """The places through which one row goes into the kernels and out, so that a call makes no arrays."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        self.sizes = inputs, outputs
+        desk = np.zeros(inputs + outputs + 1)
+        self.desk = desk.data
+        self.x, self.y = desk[:inputs].reshape(1, inputs), desk[inputs:-1].reshape(1, outputs)
+        self.weight, self.out, self.spread = desk[-1:], np.zeros((1, outputs)), np.empty(0)
+        self.put, self.put_x = struct.Struct(f"{desk.size}d").pack_into, struct.Struct(f"{inputs}d").pack_into
+
+    def __reduce__(self) -> tuple[type[Row], tuple[int, int]]:
+        return Row, self.sizes
 
 
 def moments(X: Floats, weight: Floats) -> tuple[Floats, Floats]:
@@ -207,6 +237,12 @@ def moments(X: Floats, weight: Floats) -> tuple[Floats, Floats]:
     off = np.where(there, X - first, 0.0)  # from the first value, so that a constant has exactly no deviation
     shift = (w * off).sum(0) / total
     return first + shift, (w * np.where(there, off - shift, 0.0) ** 2).sum(0) / total
+
+
+def balance(penalty: Floats, samples: float, free: float) -> tuple[Floats, float]:
+    """`penalty` and samples - free; where small weights leave next to nothing of that, no penalty and the samples."""
+    left = samples - free
+    return (penalty, left) if left > 0.1 * samples else (0 * penalty, max(samples, np.finfo(float).tiny))
 
 
 def reciprocal(x: Floats) -> Floats:

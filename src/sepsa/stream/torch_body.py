@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from sepsa.heads import RLS
 from sepsa.optimizer import SepSA
 from sepsa.stream import kernels
 from sepsa.stream.engine import Floats
-from sepsa.stream.learner import Learner
+from sepsa.stream.learner import Learner, balance
 
 BASES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {}),
@@ -62,12 +63,24 @@ class TorchLearner(Learner):
         state["Z"][: state["Z"].shape[1]] *= math.sqrt(passes)
         state["ridge_left"] /= passes
         state["mass"] /= passes
-        state["energy"].copy_(torch.from_numpy(noise * state["mass"]))
+        solver.load_state_dict(state)
+        penalty, left = self._balance()
+        state["energy"].copy_(torch.from_numpy(noise * left + penalty))
         solver.load_state_dict(state)
 
     def noise(self) -> Floats:
-        energy: Floats = self.engine.solver.state_dict()["energy"].clamp(min=0).numpy(force=True)
-        return energy / max(self.engine.samples, np.finfo(float).tiny)
+        penalty, left = self._balance()
+        energy: Floats = self.engine.solver.state_dict()["energy"].numpy(force=True)
+        return np.maximum(energy - penalty, 0.0) / left
+
+    def _balance(self) -> tuple[Floats, float]:
+        solver, head = self.engine.solver, self.engine.optimizer.head
+        state = solver.state_dict()
+        ridge = state["ridge_left"].numpy(force=True)
+        W = torch.cat([head.weight.detach(), head.bias.detach()[:, None]], 1).to(state["prior"])
+        penalty: Floats = (W - state["prior"]).square().numpy(force=True) @ ridge
+        free = len(ridge) - float(solver.covariance().diagonal().numpy(force=True) @ ridge)
+        return balance(penalty, solver.samples, free)
 
 
 class TorchEngine:
@@ -96,9 +109,7 @@ class TorchEngine:
         if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
             came = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
             raise ValueError(f"module must map ({2}, {inputs}) to (2, k) features, got {came}")
-        head = nn.Linear(features.shape[1], outputs, device=like.device, dtype=like.dtype)
-        nn.init.zeros_(head.weight)
-        nn.init.zeros_(head.bias)
+        head = zero_head(features.shape[1], outputs, like)
         base, options = BASES[optimizer]
         self.solver = RLS(ridge=ridge, forgetting=forgetting)
         self.optimizer = SepSA(
@@ -136,12 +147,13 @@ class TorchEngine:
         if not seen.any():
             return before
         self._wake(X[seen], Y[seen])
-        body, head = self.optimizer.model.train()  # type: ignore[misc]
+        body: nn.Module = self.optimizer.model.train()[0]  # type: ignore[index]
         features, y, w = body(self._tensor(X, scaled=True)), self._tensor(Y), self._tensor(weight)
         with self.optimizer.observe(y, w):
-            outputs = head(features)
+            outputs = self.optimizer.head(features)
         if features.requires_grad:
-            (w[:, None] * self._tensor(self.parts["GAIN"]) * (outputs - y) ** 2).mean().backward()  # type: ignore[no-untyped-call]
+            loss = (w[:, None] * self._tensor(self.parts["GAIN"]) * (outputs - y) ** 2).mean()
+            loss.backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
         return before
@@ -182,10 +194,8 @@ class TorchEngine:
     def grow(self, inputs: int, outputs: int) -> None:
         """Make room for more outputs, as if they had been there, at zero, from the start."""
         old, more = self.optimizer.head, outputs - self.layout.outputs
-        head = nn.Linear(old.in_features, outputs, device=old.weight.device, dtype=old.weight.dtype)
-        for new, given in ((head.weight, old.weight), (head.bias, old.bias)):
-            nn.init.zeros_(new)
-            new.data[: self.layout.outputs] = given.data
+        head = zero_head(old.in_features, outputs, old.weight)
+        head.weight.data[: self.layout.outputs], head.bias.data[: self.layout.outputs] = old.weight.data, old.bias.data
         state = self.solver.state_dict()
         for name in ("Z", "energy", "prior"):
             state[name] = torch.cat([state[name], state[name].new_zeros(more, *state[name].shape[1:])])
@@ -195,3 +205,11 @@ class TorchEngine:
         self.solver.load_state_dict(state)
         self.layout.outputs = outputs
         self.parts["GAIN"] = np.concatenate([self.parts["GAIN"], np.zeros(more)])
+
+
+def zero_head(features: int, outputs: int, like: Tensor) -> nn.Linear:
+    """A head at zero, where and in what `like` is; nothing is drawn from torch's random numbers for it."""
+    head: nn.Linear = skip_init(nn.Linear, features, outputs, device=like.device, dtype=like.dtype)  # type: ignore
+    for parameter in head.parameters():
+        nn.init.zeros_(parameter)
+    return head

@@ -1,0 +1,572 @@
+"""The faces for scikit-learn: its own checks, and what we promise beyond them."""
+
+from __future__ import annotations
+
+import pickle
+import runpy
+from pathlib import Path
+
+import joblib
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from sklearn.base import clone
+from sklearn.datasets import load_iris, make_classification
+from sklearn.linear_model import LinearRegression, Ridge
+from sklearn.metrics import log_loss
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import nn
+
+from sepsa import SepSAClassifier, SepSARegressor
+from sepsa.stream import estimators
+from sepsa.stream.engine import Engine
+from sepsa.stream.learner import Learner
+from sepsa.stream.torch_body import TorchLearner
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+NOT_REPEATED = {
+    "check_sample_weight_equivalence_on_dense_data": "a sample of weight 3 makes one step of the body, with three "
+    "times the gradient; three copies make three steps. A weight of 0 is a sample that is not there: see test_weights"
+}
+
+
+@parametrize_with_checks(
+    [SepSARegressor(), SepSAClassifier(), SepSARegressor(hidden_layer_sizes=(), max_iter=1)],
+    expected_failed_checks=lambda estimator: NOT_REPEATED if estimator.hidden_layer_sizes else {},
+)
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)
+
+
+# ---------------------------------------------------------------------- data, and what a learner holds
+
+
+def regression(n=400, noise=0.5, seed=0, outputs=()):
+    """Raw, badly scaled inputs; targets far from zero, with noise of a known size."""
+    chance = np.random.default_rng(seed)
+    Z = chance.standard_normal((n, 4))
+    clean = 3 * np.sin(Z[:, 0]) + Z[:, 1] * Z[:, 2]
+    clean = clean if not outputs else np.stack([clean, 10 * Z[:, 3]], 1)
+    y = 100 + clean + noise * chance.standard_normal(clean.shape)
+    return Z * [1e-3, 1.0, 50.0, 1e4] + [5.0, 0.0, -300.0, 1e5], y
+
+
+def classification(n=400, classes=3, seed=0):
+    X, y = make_classification(n, 6, n_informative=4, n_classes=classes, class_sep=1.5, random_state=seed)
+    return X * [1, 10, 100, 1e-3, 1, 1], y
+
+
+def body(inputs, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(inputs, 16), nn.ReLU())
+
+
+class Beside(nn.Module):
+    """The inputs beside what a body makes of them, as the engine's head sees them."""
+
+    def __init__(self, inputs):
+        super().__init__()
+        self.body = body(inputs)
+
+    def forward(self, x):
+        return torch.cat([x, self.body(x)], 1)
+
+
+def content(value):
+    """Arrays and tensors, however nested, as what can be compared bit by bit."""
+    if isinstance(value, torch.Tensor):
+        value = value.numpy()
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, dict):
+        return {name: content(inner) for name, inner in value.items()}
+    return [content(inner) for inner in value] if isinstance(value, (list, tuple, np.ndarray)) else value
+
+
+def held(model):
+    """All that a model holds, bit by bit."""
+    everything = {name: value for name, value in model.__dict__.items() if name not in ("_learner", "module")}
+    learner = model.__dict__.get("_learner")
+    if learner is not None:
+        everything |= {name: vars(learner)[name] for name in ("offset", "rows", "_X", "_Y", "_weight")}
+        engine = learner.engine
+        if isinstance(learner, TorchLearner):
+            everything["body"] = engine.optimizer.model.state_dict(), engine.optimizer.state_dict()
+            everything["more"] = engine.parts, engine._chance
+        else:
+            everything["state"] = engine.state, engine.layout.numbers
+    return content(everything)
+
+
+# ---------------------------------------------------------------------- learning
+
+
+def test_without_hidden_layers_and_in_one_pass_it_is_ridge_regression():
+    X, y = regression(outputs=(2,))
+    mine = SepSARegressor(hidden_layer_sizes=(), max_iter=1).fit(X, y)
+    true = make_pipeline(StandardScaler(), Ridge(alpha=10.0)).fit(X, y)
+    np.testing.assert_allclose(mine.predict(X), true.predict(X), rtol=1e-6)
+
+
+def test_fit_learns_what_a_linear_model_cannot_and_follows_its_random_state():
+    X, y = regression(600)
+    model = SepSARegressor(random_state=0).fit(X[:400], y[:400])
+    assert model.score(X[400:], y[400:]) > LinearRegression().fit(X[:400], y[:400]).score(X[400:], y[400:]) + 0.1
+    assert held(model) == held(clone(model).fit(X[:400], y[:400]))
+    assert held(model) != held(SepSARegressor(random_state=1).fit(X[:400], y[:400]))
+
+
+def test_passes_end_where_rows_left_out_say_so():
+    X, y = regression(200)
+    noise = np.random.default_rng(0).standard_normal(200)
+    assert SepSARegressor(random_state=0).fit(X, noise).n_iter_ < 10
+    assert SepSARegressor(random_state=0, max_iter=20).fit(X, y).n_iter_ > 10
+    assert SepSARegressor(random_state=0, max_iter=7, early_stopping=False).fit(X, noise).n_iter_ == 7
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"forgetting": 0.99}, {"module": body(4)}], ids=["engine", "forgets", "module"]
+)
+def test_prequential_is_predict_then_partial_fit(options):
+    X, y = regression(70 if "module" in options else 300)
+    options = options | {"random_state": 0, "batch_size": 1}
+    before = SepSARegressor(**options).prequential(X, y)
+    single = SepSARegressor(**options)
+    one_by_one = []
+    for i in range(len(X)):
+        one_by_one.append(single.predict(X[i : i + 1])[0] if i else 0.0)
+        single.partial_fit(X[i : i + 1], y[i : i + 1])
+    np.testing.assert_allclose(before, one_by_one, rtol=1e-9)
+    chunks = SepSARegressor(**options)
+    for some in np.array_split(np.arange(len(X)), 7):
+        chunks.partial_fit(X[some], y[some])
+    np.testing.assert_allclose(chunks.predict(X), single.predict(X), rtol=1e-9)
+
+
+@pytest.mark.parametrize("forgetting", [1.0, 0.99])
+def test_a_classifier_predicts_before_it_learns(forgetting):
+    X, y = classification(300)
+    options = {"random_state": 0, "forgetting": forgetting}
+    proba = SepSAClassifier(**options).prequential(X, y, classes=[0, 1, 2], method="predict_proba")
+    labels = SepSAClassifier(**options).prequential(X, y, classes=[0, 1, 2])
+    single = SepSAClassifier(**options).partial_fit(X[:1], y[:1], classes=[0, 1, 2])
+    for i in range(1, 300):
+        np.testing.assert_allclose(proba[i], single.predict_proba(X[i : i + 1])[0], rtol=1e-8)
+        assert labels[i] == single.predict(X[i : i + 1])[0]
+        single.partial_fit(X[i : i + 1], y[i : i + 1])
+    assert (labels[100:] == y[100:]).mean() > 0.7
+
+
+def test_fit_then_partial_fit_goes_on_from_there():
+    X, y = regression(600)
+    model = SepSARegressor(random_state=0).fit(X[:300], y[:300])
+    known = np.abs(model.predict(X[300:]) - y[300:]).mean()
+    cold = np.abs(SepSARegressor(random_state=0).prequential(X[300:], y[300:]) - y[300:]).mean()
+    warm = np.abs(model.prequential(X[300:], y[300:]) - y[300:]).mean()
+    assert warm < 1.05 * known < cold
+    assert model._learner.engine.samples == 600
+
+
+@pytest.mark.parametrize("how", ["fit", "partial_fit"])
+@pytest.mark.parametrize("kind", ["engine", "module"])
+def test_weights(how, kind):
+    X, y = regression(40 if kind == "module" else 300)
+    weight = np.random.default_rng(1).integers(0, 2, len(X)).astype(float)
+    options = {"random_state": 0, "max_iter": 3}
+    options |= {"module": body(4), "batch_size": 1} if kind == "module" else {}
+    weighted = getattr(SepSARegressor(**options), how)(X, y, sample_weight=weight)
+    removed = getattr(SepSARegressor(**options), how)(X[weight > 0], y[weight > 0])
+    np.testing.assert_allclose(weighted.predict(X), removed.predict(X), rtol=1e-9)
+    heavy = getattr(SepSARegressor(**options), how)(X, y, sample_weight=np.where(X[:, 0] > 5, 100.0, 0.01))
+    error = np.abs(heavy.predict(X) - y)
+    assert error[X[:, 0] > 5].mean() < error[X[:, 0] <= 5].mean()
+
+
+def test_a_class_with_no_weight_is_not_there():
+    X, y = classification()
+    model = SepSAClassifier(random_state=0, max_iter=2).fit(X, y, sample_weight=(y != 1).astype(float))
+    assert model.classes_.tolist() == [0, 2]
+    with pytest.raises(ValueError, match="zero"):
+        model.fit(X, y, sample_weight=np.zeros(len(y)))
+
+
+# ---------------------------------------------------------------------- intervals
+
+
+@pytest.mark.parametrize("how", ["fit", "partial_fit"])
+@pytest.mark.parametrize("kind", ["engine", "module"])
+def test_intervals_tell_the_noise(how, kind):
+    chance = np.random.default_rng(0)
+    X = chance.standard_normal((1500, 3))
+    Y = X @ [[1.0, 2.0], [0.5, -1.0], [3.0, 0.0]] + chance.standard_normal((1500, 2)) * [0.5, 20.0]
+    options = {"module": Beside(3), "max_iter": 20} if kind == "module" else {}
+    model = getattr(SepSARegressor(random_state=0, **options), how)(X[:500], Y[:500])
+    mean, std = model.predict(X[500:], return_std=True)
+    assert mean.shape == std.shape == (1000, 2)
+    np.testing.assert_allclose(np.median(std, 0), [0.5, 20.0], rtol=0.1)
+    np.testing.assert_allclose((np.abs(Y[500:] - mean) < 1.645 * std).mean(0), 0.9, atol=0.04)
+    _, far = model.predict(100 * X[500:510], return_std=True)
+    assert (far > 2 * std[:10]).all()
+
+
+def test_noise_is_the_unbiased_one_of_ridge_regression():
+    X, Y = regression(80, outputs=(2,))
+    weight = np.random.default_rng(0).integers(1, 4, 80).astype(float)
+    learner = Learner(4, 2, regression=True, hidden=(), ridge=2.0, dtype=np.float64)
+    learner.start(X, Y, weight)
+    learner.learn(X, Y, weight)
+    mean = np.average(X, axis=0, weights=weight)
+    std = np.sqrt(np.average((X - mean) ** 2, axis=0, weights=weight))
+    Phi = np.column_stack([(X - mean) / std, np.ones(80)])
+    gram = Phi.T @ (Phi * weight[:, None])
+    target = Y - np.average(Y, axis=0, weights=weight)
+    W = np.linalg.solve(gram + 2.0 * np.eye(5), Phi.T @ (target * weight[:, None]))
+    free = np.trace(np.linalg.solve(gram + 2.0 * np.eye(5), gram))
+    expected = weight @ (target - Phi @ W) ** 2 / (weight.sum() - free)
+    np.testing.assert_allclose(learner.noise(), expected, rtol=1e-6)
+    before = learner.predict(X)
+    learner.recount(weight.sum() / 3, expected)  # as after three passes
+    np.testing.assert_array_equal(learner.predict(X), before)
+    np.testing.assert_allclose(learner.noise(), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        learner.engine.covariance(), 3 * np.linalg.inv(gram + 2.0 * np.eye(5)), rtol=1e-5, atol=1e-9
+    )
+    assert learner.engine.samples == pytest.approx(weight.sum() / 3)
+
+
+def test_one_sample_has_no_interval_to_tell():
+    model = SepSARegressor(random_state=0).fit([[1.0, 2.0]], [3.0])
+    assert model.predict([[1.0, 2.0]], return_std=True)[0] == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2,)])
+def test_predictions_have_the_shape_of_targets(shape):
+    X, y = regression(60)
+    Y = np.broadcast_to(y.reshape(-1, *(1 for _ in shape)), (60, *shape))
+    model = SepSARegressor(random_state=0, max_iter=2).fit(X, Y)
+    assert model.predict(X).shape == model.predict(X, return_std=True)[1].shape == Y.shape
+    assert model.prequential(X, Y).shape == Y.shape
+    with pytest.raises(ValueError, match="y must have shape"):
+        model.partial_fit(X, np.zeros((60, 3)))
+
+
+# ---------------------------------------------------------------------- classes and probabilities
+
+LABELS = [
+    np.array([-7, 0, 300]),
+    np.array([0.0, 1.0, 2.0]),
+    np.array(["red", "green", "a longer name"]),
+    np.array(["x", "y", "z"], dtype=object),
+    np.array([False, True]),
+]
+
+
+@pytest.mark.parametrize("names", LABELS, ids=lambda names: str(names.dtype))
+def test_classes_in_any_dtype(names):
+    X, y = classification(200, len(names))
+    y = names[y]
+    for model in (SepSAClassifier(random_state=0).fit(X, y), SepSAClassifier(random_state=0).partial_fit(X, y)):
+        assert model.classes_.tolist() == sorted(names.tolist())
+        assert model.predict(X).dtype == model.classes_.dtype
+        assert model.score(X, y) > 0.7
+        proba = model.predict_proba(X)
+        np.testing.assert_allclose(proba.sum(1), 1.0)
+        assert (proba > 0).all()
+        np.testing.assert_array_equal(model.classes_[proba.argmax(1)], model.predict(X))
+        np.testing.assert_allclose(np.exp(model.predict_log_proba(X)), proba)
+
+
+@pytest.mark.parametrize("kind", ["engine", "module"])
+@pytest.mark.parametrize("start", [100, 300])
+def test_a_class_seen_late_takes_nothing_away(kind, start):
+    X, y = classification(600)
+    y = np.array(["m", "z", "a"])[y]  # the new one, "a", comes first in order
+    late = np.flatnonzero(y[:start] != "a")
+    model = SepSAClassifier(random_state=0, **({"module": body(6)} if kind == "module" else {}))
+    model.partial_fit(X[late], y[late])
+    assert model.classes_.tolist() == ["m", "z"]
+    before = model._learner.predict(X)
+    model._learner.add_outputs(1)
+    np.testing.assert_allclose(model._learner.predict(X), np.pad(before, [(0, 0), (0, 1)]), atol=1e-6)
+    labels = model.prequential(X[start:], y[start:])
+    assert model.classes_.tolist() == ["a", "m", "z"]
+    assert model.score(X, y) > 0.8
+    first = np.flatnonzero(y[start:] == "a")[0]
+    assert "a" not in labels[: first + 1]
+    assert "a" in labels[first + 1 :]
+
+
+def test_classes_told_are_known_from_the_start():
+    X, y = classification(100)
+    model = SepSAClassifier(random_state=0).partial_fit(X[:5], np.zeros(5, int), classes=[2, 0, 1])
+    assert model.predict_proba(X).shape == (100, 3)
+    model.partial_fit(X, y, classes=[0, 9])  # and further ones may be told later
+    assert model.classes_.tolist() == [0, 1, 2, 9]
+    assert model.prequential(X, y, method="predict_proba").shape == (100, 4)
+
+
+def test_probabilities_are_calibrated_without_tuning():
+    X, y = classification(3000)
+    y = np.where(np.random.default_rng(0).random(3000) < 0.2, (y + 1) % 3, y)  # a fifth of the labels is wrong
+    for how in ("fit", "partial_fit"):
+        model = getattr(SepSAClassifier(random_state=0, max_iter=10), how)(X[:1000], y[:1000])
+        proba = model.predict_proba(X[1000:])
+        assert log_loss(y[1000:], proba) < 0.9 * np.log(3)
+        sure = proba.max(1)
+        assert sure.mean() == pytest.approx((model.predict(X[1000:]) == y[1000:]).mean(), abs=0.05)
+
+
+def nearest_slowly(s):
+    """The τ at which Σ max(s - τ, 0) = 1, by halving."""
+    low, high = s.min() - 1, s.max()
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.maximum(s - middle, 0).sum() > 1 else (low, middle)
+    return np.maximum(s - low, 0)
+
+
+@given(hnp.arrays(float, st.tuples(st.integers(1, 5), st.integers(1, 6)), elements=st.floats(-100, 100)))
+def test_nearest_point_of_the_simplex(scores):
+    expected = np.array([nearest_slowly(row) for row in scores])
+    np.testing.assert_allclose(estimators.nearest(scores), expected, atol=1e-10)
+
+
+@given(st.integers(0, 1000), st.integers(1, 200), st.integers(2, 6), st.floats(0.0, 3.0))
+@settings(max_examples=30)
+def test_the_mixture_loses_no_more_than_log_g(seed, n, classes, noise):
+    chance = np.random.default_rng(seed)
+    y = chance.integers(0, classes, n)
+    p = estimators.nearest(np.eye(classes)[y] + noise * chance.standard_normal((n, classes)))
+    loss = estimators.losses(p, y)
+    before = np.cumsum(loss, 0) - loss
+    mine = -np.log(estimators.blend(p, before)[np.arange(n), y]).sum()
+    assert mine <= loss.sum(0).min() + np.log(estimators.SHARPNESS.size) + 1e-9
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+def good(model):
+    if isinstance(model, SepSARegressor):
+        return regression(300)
+    return classification(300)
+
+
+MODELS = {
+    "regressor": SepSARegressor(random_state=0),
+    "classifier": SepSAClassifier(random_state=0),
+    "regressor-module": SepSARegressor(random_state=0, module=body(4)),
+    "classifier-module": SepSAClassifier(random_state=0, module=body(6)),
+}
+
+
+BAD = {
+    "NaN": lambda X, y: (np.where(np.arange(len(X))[:, None] == 7, np.nan, X), y),
+    "Inf": lambda X, y: (np.where(np.arange(len(X))[:, None] == 7, np.inf, X), y),
+    "strings": lambda X, y: (np.full(X.shape, "word", dtype=object), y),
+    "width": lambda X, y: (X[:, 1:], y),
+    "one dimension": lambda X, y: (X[:, 0], y),
+    "empty": lambda X, y: (X[:0], y[:0]),
+    "lengths": lambda X, y: (X, y[1:]),
+    "target NaN": lambda X, y: (X, np.where(np.arange(len(y)) == 7, np.nan, y)),
+    "target None": lambda X, y: (X, None),
+    "too large to learn": lambda X, y: (np.where(np.arange(len(X))[:, None] == 270, 1e300, X), y),
+    "negative weight": lambda X, y: (X, y, -np.ones(len(X))),
+    "weights of another length": lambda X, y: (X, y, np.ones(3)),
+    "text for a number": lambda X, y: (X, np.array([f"label {v:.0f}" for v in y])),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+@pytest.mark.parametrize("rows", [0, 20, 300])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_bad_input_changes_nothing(model, rows, what):
+    X, y = good(model)
+    model = clone(model)
+    if rows:
+        model.partial_fit(X[:rows], y[:rows])
+    bad_X, bad_y, *weight = BAD[what](X, y)
+    if not rows and what in ("width", "text for a number"):
+        return  # nothing is known yet that they could contradict
+    before = held(model)
+    weight = {"sample_weight": weight[0]} if weight else {}
+    with pytest.raises((ValueError, FloatingPointError)):
+        model.partial_fit(bad_X, bad_y, **weight)
+    assert held(model) == before
+    with pytest.raises((ValueError, FloatingPointError)):
+        model.prequential(bad_X, bad_y, **weight)
+    assert held(model) == before
+    if what not in ("width", "text for a number", "too large to learn"):  # a new start may take these
+        with pytest.raises(ValueError, match=r".+"):
+            model.fit(bad_X, bad_y, **weight)
+        assert held(model) == before
+    if rows and what in ("NaN", "Inf", "strings", "width", "one dimension", "empty"):
+        with pytest.raises(ValueError, match=r".+"):
+            model.predict(bad_X)
+        assert held(model) == before
+
+
+def test_a_failed_growth_leaves_the_classes_as_they_were():
+    X, y = classification(300)
+    model = SepSAClassifier(random_state=0).partial_fit(X, y)
+    before = held(model)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        model.partial_fit(np.full((2, 6), 1e300), [7, 8])
+    assert held(model) == before
+    assert model.classes_.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"ridge": 0.0}, "ridge must be in"),
+        ({"forgetting": 1.2}, "forgetting must be in"),
+        ({"learning_rate": -1.0}, "learning_rate must be in"),
+        ({"weight_decay": -1.0}, "weight_decay must be in"),
+        ({"optimizer": "lbfgs"}, "optimizer must be one of"),
+        ({"activation": "cubic"}, "activation must be one of"),
+        ({"hidden_layer_sizes": (5, 0)}, "hidden_layer_sizes must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"module": nn.Conv1d(1, 1, 1)}, "."),
+        ({"module": nn.Unflatten(1, (2, 2))}, "module must map"),
+    ],
+)
+def test_a_wrong_argument_is_named(options, words):
+    X, y = regression(20)
+    model = SepSARegressor(**options)
+    for learn in (model.fit, model.partial_fit):
+        with pytest.raises((ValueError, RuntimeError), match=words):
+            learn(X, y)
+        assert not hasattr(model, "n_features_in_")
+
+
+@pytest.mark.parametrize("options", [{"max_iter": 0}, {"n_iter_no_change": 0}])
+def test_wrong_numbers_of_passes_are_named(options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))} must be at least 1"):
+        SepSARegressor(**options).fit(*regression(20))
+
+
+def test_a_module_must_be_one():
+    with pytest.raises(TypeError, match=r"module must be a torch.nn.Module, got str"):
+        SepSARegressor(module="resnet").fit(*regression(20))
+    with pytest.raises(ValueError, match="method must be"):
+        SepSAClassifier().prequential(*classification(20), method="decision_function")
+
+
+# ---------------------------------------------------------------------- a torch body
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "nag", "rmsprop", "adam"])
+@pytest.mark.parametrize("forgetting", [1.0, 0.98])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_torch_body_takes_the_engines_steps(optimizer, forgetting, batch):
+    X, Y = regression(140, outputs=(2,))  # twice this is more than the rows on which the scales settle
+    X[:40, 2] = X[0, 2]  # constant for a while
+    weight = np.random.default_rng(0).uniform(0.5, 2.0, 140)
+    options = {"optimizer": optimizer, "lr": 1e-3, "weight_decay": 1e-4, "ridge": 2.0, "forgetting": forgetting}
+    options |= {"batch": batch, "seed": 3}
+    module = nn.Sequential(nn.Linear(4, 8), nn.Tanh()).double()
+    ((first, bias),) = Engine(4, 2, (8,), seed=3, dtype=np.float64).layers()
+    module[0].weight.data[:], module[0].bias.data[:] = torch.tensor(first), torch.tensor(bias)
+    mine = TorchLearner(4, 2, regression=True, module=module, **options)
+    engine = Learner(4, 2, regression=True, hidden=(8,), activation="tanh", dtype=np.float64, **options)
+    for learner in (mine, engine) if batch > 1 else ():
+        learner.start(X, Y, weight)
+    for some in (slice(0, 32), slice(32, 140)):
+        np.testing.assert_allclose(
+            mine.learn(X[some], Y[some], weight[some]), engine.learn(X[some], Y[some], weight[some]), rtol=1e-7
+        )
+    for one, other in zip(mine.predict_with_spread(X), engine.predict_with_spread(X), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+    for learner in (mine, engine):
+        learner.recount(150.0, np.array([2.0, 3.0]))
+    np.testing.assert_allclose(mine.noise(), [2.0, 3.0])
+    np.testing.assert_allclose(engine.noise(), [2.0, 3.0])
+    np.testing.assert_allclose(mine.learn(X, Y, weight), engine.learn(X, Y, weight), rtol=1e-6)
+
+
+def test_the_argument_stays_untrained():
+    X, y = regression(200)
+    module = body(4)
+    start = {name: value.clone() for name, value in module.state_dict().items()}
+    model = SepSARegressor(module=module, random_state=0, max_iter=5)
+    model.fit(X, y)
+    model.partial_fit(X, y)
+    assert model.module is module
+    assert module.training
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, start[name])
+    assert clone(model).module is not module
+    np.testing.assert_array_equal(clone(model).fit(X, y).predict(X), model.fit(X, y).predict(X))
+
+
+def test_dropout_follows_the_random_state_and_leaves_torchs_alone():
+    X, y = regression(200)
+    model = SepSARegressor(module=nn.Sequential(body(4), nn.Dropout(0.5)), random_state=0, max_iter=3)
+    state = torch.get_rng_state()
+    first = model.fit(X, y).predict(X)
+    assert torch.equal(state, torch.get_rng_state())
+    torch.manual_seed(99)
+    np.testing.assert_array_equal(model.fit(X, y).predict(X), first)
+    np.testing.assert_array_equal(model.predict(X), first)
+    assert not np.array_equal(model.set_params(random_state=1).fit(X, y).predict(X), first)
+
+
+def test_a_body_without_parameters():
+    X, y = regression(100)
+    model = SepSARegressor(module=nn.Identity(), max_iter=1, batch_size=100).fit(X, y)
+    true = make_pipeline(StandardScaler(), Ridge(alpha=10.0)).fit(X, y)
+    np.testing.assert_allclose(model.predict(X), true.predict(X), rtol=1e-5)
+
+
+# ---------------------------------------------------------------------- in scikit-learn's company
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_a_saved_model_goes_on_as_the_first_would(model, tmp_path):
+    X, y = good(model)
+    model = clone(model).partial_fit(X[:100], y[:100])
+    joblib.dump(model, tmp_path / "model")
+    copies = [pickle.loads(pickle.dumps(model)), joblib.load(tmp_path / "model", mmap_mode="r")]
+    model.partial_fit(X[100:], y[100:])
+    for copy in copies:
+        assert held(copy.partial_fit(X[100:], y[100:])) == held(model)
+        np.testing.assert_array_equal(copy.predict(X), model.predict(X))
+
+
+def test_frames_pipelines_and_searches():
+    X, y = regression(120)
+    frame = pd.DataFrame(X, columns=list("abcd"), index=np.arange(120)[::-1])
+    target = pd.Series(y, index=frame.index)
+    model = SepSARegressor(random_state=0, max_iter=2).fit(frame, target)
+    assert model.feature_names_in_.tolist() == list("abcd")
+    with pytest.raises(ValueError, match="feature names"):
+        model.predict(frame[list("dcba")])
+    np.testing.assert_array_equal(model.prequential(frame, target).shape, (120,))
+    search = GridSearchCV(
+        make_pipeline(StandardScaler(), SepSARegressor(random_state=0, max_iter=2)),
+        {"sepsaregressor__ridge": [0.1, 10.0], "sepsaregressor__hidden_layer_sizes": [(), 5, (8, 8)]},
+        cv=2,
+    )
+    assert search.fit(frame, target).best_score_ > 0.2
+    frame = load_iris(as_frame=True)
+    assert (
+        SepSAClassifier(random_state=0)
+        .fit(frame.data, frame.target_names[frame.target])
+        .score(frame.data, frame.target_names[frame.target])
+        > 0.9
+    )
+
+
+@pytest.mark.parametrize("name", ["sklearn_pipeline", "torch_body"])
+def test_examples(name, capsys):
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert "%" in capsys.readouterr().out
