@@ -25,7 +25,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 from sepsa import SepSAClassifier, SepSARegressor
-from sepsa.stream import estimators
+from sepsa.stream import chances
 from sepsa.stream.engine import Engine
 from sepsa.stream.learner import Learner
 from sepsa.stream.torch_body import TorchLearner
@@ -336,7 +336,7 @@ def nearest_slowly(s):
 @given(hnp.arrays(float, st.tuples(st.integers(1, 5), st.integers(1, 6)), elements=st.floats(-100, 100)))
 def test_nearest_point_of_the_simplex(scores):
     expected = np.array([nearest_slowly(row) for row in scores])
-    np.testing.assert_allclose(estimators.nearest(scores), expected, atol=1e-10)
+    np.testing.assert_allclose(chances.nearest(scores), expected, atol=1e-10)
 
 
 @given(st.integers(0, 1000), st.integers(1, 200), st.integers(2, 6), st.floats(0.0, 3.0))
@@ -344,11 +344,11 @@ def test_nearest_point_of_the_simplex(scores):
 def test_the_mixture_loses_no_more_than_log_g(seed, n, classes, noise):
     chance = np.random.default_rng(seed)
     y = chance.integers(0, classes, n)
-    p = estimators.nearest(np.eye(classes)[y] + noise * chance.standard_normal((n, classes)))
-    loss = estimators.losses(p, y)
+    p = chances.nearest(np.eye(classes)[y] + noise * chance.standard_normal((n, classes)))
+    loss = chances.losses(p, y)
     before = np.cumsum(loss, 0) - loss
-    mine = -np.log(estimators.blend(p, before)[np.arange(n), y]).sum()
-    assert mine <= loss.sum(0).min() + np.log(estimators.SHARPNESS.size) + 1e-9
+    mine = -np.log(chances.blend(p, before)[np.arange(n), y]).sum()
+    assert mine <= loss.sum(0).min() + np.log(chances.SHARPNESS.size) + 1e-9
 
 
 # ---------------------------------------------------------------------- bad input

@@ -9,13 +9,8 @@ sees and B its inverse curvature. After `fit`, σ² is the mean of e²/(1 + φ�
 `partial_fit` it comes from the errors made one step ahead (`Learner.noise`), after those of `fit` if there was one. So
 mean ± 1.645 std holds nine in ten targets of the same source, on average over inputs, where errors are about normal.
 
-**Probabilities.** The head fits the indicator of each class by least squares. Its scores s estimate P(class | x) but
-may leave the simplex; p is the point of it nearest to s, and a softmax of p the probability:
-
-    p = max(s - τ, 0)  with τ such that Σ p = 1,      P(k | x) = Σ_β π_β softmax(β p)_k,   π_β ∝ exp(-L_β),
-
-L_β being the log-loss of softmax(β p) on rows not yet learned. This mixture of G sharpnesses β loses at most log G, in
-all and not per row, against the best of them, so nothing is to be tuned.
+**Probabilities.** The head fits the indicator of each class by least squares; `sepsa.stream.chances` makes its scores
+probabilities, by the losses they would have made on rows not yet learned.
 """
 
 from __future__ import annotations
@@ -35,6 +30,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from sepsa.heads._border import in_range
+from sepsa.stream.chances import SHARPNESS, blend, losses, nearest
 from sepsa.stream.engine import ACTIVATIONS, OPTIMIZERS, Floats, at_least, not_negative, one_of
 from sepsa.stream.learner import Learner, moments, reciprocal
 
@@ -45,7 +41,6 @@ Labels = NDArray[Any]
 
 FOLDS = 10
 ENOUGH = 250  # rows left out tell σ to 4 %, so that large data need no further folds
-SHARPNESS = 2.0 ** np.arange(-1.0, 7.5, 0.5)
 
 
 class _SepSA(BaseEstimator):  # type: ignore[misc]
@@ -330,7 +325,9 @@ class SepSAClassifier(ClassifierMixin, _SepSA):  # type: ignore[misc]
         if method == "predict":
             best: Labels = self.classes_[np.where(known, scores, -np.inf).argmax(1)]
             return best
-        return normalized(np.where(known, blend(nearest(scores), loss), 0.0))
+        chances = np.where(known, blend(nearest(scores), loss), 0.0)
+        proba: Floats = chances / chances.sum(1, keepdims=True)
+        return proba
 
     def predict(self, X: ArrayLike) -> Labels:
         """The likeliest class of each row."""
@@ -401,41 +398,3 @@ class SepSAClassifier(ClassifierMixin, _SepSA):  # type: ignore[misc]
         rows, labels = validate_data(self, X, y, reset=reset, dtype=np.float64, order="C")
         check_classification_targets(labels)
         return rows, labels, self._weights(sample_weight, rows)
-
-
-# ---------------------------------------------------------------------- from scores to probabilities
-
-
-def nearest(scores: Floats) -> Floats:
-    """The point of the probability simplex that is nearest to each row."""
-    falling = -np.sort(-scores, axis=1)
-    excess = (np.cumsum(falling, axis=1) - 1) / np.arange(1, scores.shape[1] + 1)
-    last = np.count_nonzero(falling > excess, axis=1) - 1  # of those that stay above zero
-    return np.maximum(scores - np.take_along_axis(excess, last[:, None], axis=1), 0.0)
-
-
-def normalized(shares: Floats) -> Floats:
-    """Each row, to the sum of 1."""
-    proba: Floats = shares / shares.sum(-1, keepdims=True)
-    return proba
-
-
-def softmax(p: Floats, beta: float) -> Floats:
-    return normalized(np.exp(beta * (p - p.max(1, keepdims=True))))
-
-
-def losses(p: Floats, places: NDArray[np.intp]) -> Floats:
-    """The log-loss (n, G) of each row at each sharpness."""
-    rows = np.arange(len(p))
-    return np.stack([-np.log(softmax(p, beta)[rows, places]) for beta in SHARPNESS], axis=1)
-
-
-def blend(p: Floats, loss: Floats) -> Floats:
-    """The softmaxes of p, weighted by exp(-loss); loss is (G,), or (n, G) for one of each row."""
-    share = normalized(np.exp(loss.min(-1, keepdims=True) - loss))
-    out = np.zeros_like(p)
-    for g, beta in enumerate(SHARPNESS):
-        part = share[..., g, None]
-        if part.max() > 1e-12:
-            out += part * softmax(p, beta)
-    return out

@@ -16,11 +16,12 @@ read as that, and `kind`, an array of no elements, says which.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from numba import njit
 
 # The order of sums may change; NaN and Inf keep their meaning, for they tell of a diverged body.
-_OPTIONS = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy", "nogil": True}
+_OPTIONS: Any = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy", "nogil": True}
 _part = njit(**_OPTIONS)
 _whole = njit(cache=True, **_OPTIONS)
 
