@@ -39,7 +39,10 @@ class Learner:
         self._X: Floats = np.empty((0, inputs))  # the first rows, while the scales are not settled
         self._Y: Floats = np.empty((0, outputs))
         self._weight: Floats = np.empty(0)
-        self._row = Row(inputs, outputs)
+        self._spare: list[Row] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_spare": []}
 
     def _new_engine(self, inputs: int, outputs: int) -> Engine:
         engine = Engine(inputs, outputs, standardize=True, **self.options)
@@ -145,15 +148,16 @@ class Learner:
         penalty = (engine.head - engine.part("PRIOR").reshape(engine.head.shape)) ** 2 @ ridge
         return balance(penalty, engine.samples, free)
 
-    def learn_row(self, x: Sequence[float], y: Sequence[float], weight: float = 1.0) -> Floats:
+    def learn_row(self, x: Sequence[float], y: Sequence[float], weight: float = 1.0) -> list[float]:
         """`learn` for one row with nothing missing and a positive weight, at the price of the kernel.
 
-        Returns the prediction (1, outputs) made before, measured from `offset`, which the next row overwrites.
+        Returns the prediction made before, measured from `offset`.
         """
         if self.rows < WARM_UP:
             rows = np.array([x], np.float64), np.array([y], np.float64), np.array([weight], np.float64)
-            return self.learn(*rows) - self.offset
-        row, engine = self._row, self.engine
+            return list((self.learn(*rows) - self.offset)[0].tolist())
+        engine, spare = self.engine, self._spare
+        row = spare.pop() if spare else Row(engine)
         row.put(row.desk, 0, *x, *map(sub, y, self.offset.tolist()), weight)
         if not kernels.learn.overloads:
             announce_compilation(kernels.learn)
@@ -162,16 +166,23 @@ class Learner:
             row.x, row.y, row.weight, row.out, engine.scratch,
         ):  # fmt: skip
             engine.learn(row.x, row.y, row.weight)  # refused again, and says why
-        return row.out
+        spare.append(row)
+        return list(row.out.ravel().tolist())
 
     def predict_row(self, x: Sequence[float]) -> list[float]:
-        """`predict` for one row with nothing missing, at the price of the kernel."""
-        row, engine = self._row, self.engine
+        """`predict` for one row with nothing missing, at the price of the kernel; many threads may at once."""
+        engine, spare = self.engine, self._spare
+        try:
+            row = spare.pop()
+        except IndexError:
+            row = Row(engine)
         row.put_x(row.desk, 0, *x)
         if not kernels.predict.overloads:
             announce_compilation(kernels.predict)
-        kernels.predict(engine.state, engine.layout.numbers, engine.kind, row.x, row.out, row.spread, engine.scratch)
-        return list(map(add, row.out.ravel().tolist(), self.offset.tolist()))
+        kernels.predict(engine.state, engine.layout.numbers, engine.kind, row.x, row.out, row.spread, row.scratch)
+        out = list(map(add, row.out.ravel().tolist(), self.offset.tolist()))
+        spare.append(row)
+        return out
 
     def _engine_learn(self, X: Floats, Y: Floats, weight: Floats) -> Floats:
         return self.engine.learn(self._complete(X), Y - self.offset, weight) + self.offset
@@ -200,7 +211,7 @@ class Learner:
         self.engine.grow(old.inputs + len(values), old.outputs)
         self.engine.part("MEAN")[old.inputs :] = values
         self._X = np.concatenate([self._X, np.full((len(self._X), len(values)), np.nan)], 1)
-        self._row = Row(old.inputs + len(values), old.outputs)
+        self._spare = []
 
     def add_outputs(self, count: int) -> None:
         """Make room for more outputs, whose targets were zero in all rows so far."""
@@ -210,22 +221,20 @@ class Learner:
             self.engine.part("GAIN")[:] = 1.0
         self.offset = np.concatenate([self.offset, np.zeros(count)])
         self._Y = np.concatenate([self._Y, np.zeros((len(self._Y), count))], 1)
-        self._row = Row(old.inputs, old.outputs + count)
+        self._spare = []
 
 
 class Row:
     """The places through which one row goes into the kernels and out, so that a call makes no arrays."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
-        self.sizes = inputs, outputs
+    def __init__(self, engine: Engine) -> None:
+        inputs, outputs = engine.layout.inputs, engine.layout.outputs
         desk = np.zeros(inputs + outputs + 1)
         self.desk = desk.data
         self.x, self.y = desk[:inputs].reshape(1, inputs), desk[inputs:-1].reshape(1, outputs)
         self.weight, self.out, self.spread = desk[-1:], np.zeros((1, outputs)), np.empty(0)
+        self.scratch = np.empty_like(engine.scratch)
         self.put, self.put_x = struct.Struct(f"{desk.size}d").pack_into, struct.Struct(f"{inputs}d").pack_into
-
-    def __reduce__(self) -> tuple[type[Row], tuple[int, int]]:
-        return Row, self.sizes
 
 
 def moments(X: Floats, weight: Floats) -> tuple[Floats, Floats]:

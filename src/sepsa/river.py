@@ -1,0 +1,460 @@
+"""River's interface: a neural network with a Newton head that learns dicts of features, one at a time.
+
+A sample is x ∈ Rᵈ, one coordinate for each feature seen so far. What x does not hold, or holds as None or NaN, is
+missing and stands at the feature's mean, which the network sees as zero. A feature that appears in mid-stream enters
+as if it had been there, missing, from the start; that is exact, since an input at zero moves neither body nor head
+(`Engine.grow`). Once the learner's scales stand it enters with its `PATIENCE`th value, so that these tell its scale: in
+a sensor's first two values there is little of how far it will go. A class first seen late enters at once and exactly,
+since its indicator was zero until then. The state grows with the features as d², with the samples not at all.
+
+A classifier fits the indicator of each class by least squares; `sepsa.stream.chances` makes its scores probabilities.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+try:
+    from river import base
+    from river.utils import dataframe
+
+    from sepsa.stream.chances import SHARPNESS, blend, losses, nearest
+    from sepsa.stream.engine import Engine, Floats
+    from sepsa.stream.learner import WARM_UP, Learner, moments, reciprocal
+except ModuleNotFoundError as error:
+    if (error.name or "").split(".")[0] == "sepsa":
+        raise
+    raise ModuleNotFoundError(
+        f"sepsa.river needs {error.name}, which is not installed: pip install 'sepsa[river]'", name=error.name
+    ) from None
+
+__all__ = ["SepSAClassifier", "SepSAMultiTargetRegressor", "SepSARegressor"]
+
+Frame = Any  # a frame or series of any library that River takes: pandas, polars, ...
+Series = Any
+Names = dict[Hashable, int]  # each with its place
+TOGETHER = 256  # a classifier's rows wait for each other until so many, or until probabilities are wanted
+PATIENCE = 32
+NOTHING = "sepsa: always missing"  # the one feature of a stream whose first sample has none
+
+
+class Arrival(NamedTuple):
+    """A feature that enters at this row; its values so far tell its scale."""
+
+    row: int
+    name: Hashable
+    values: list[float]
+
+
+class _Stream(base.Estimator):
+    """What the three faces share: features and outputs by name, over one learner of rows."""
+
+    _regression = True
+
+    def __init__(
+        self,
+        hidden: Sequence[int] = (50,),
+        activation: str = "relu",
+        optimizer: str = "adam",
+        lr: float = 1e-3,
+        weight_decay: float = 0.0,
+        ridge: float = 10.0,
+        forgetting: float = 1.0,
+        skip: bool = True,
+        seed: int | None = None,
+        **optimizer_options: float,
+    ) -> None:
+        if not isinstance(hidden, Sequence):
+            raise TypeError(f"hidden must be a sequence of widths such as (50,), got {hidden!r}")
+        self.hidden = hidden or []  # River takes a tuple for a class with its parameters, and trips over an empty one
+        self.activation = activation
+        self.optimizer = optimizer
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.ridge = ridge
+        self.forgetting = forgetting
+        self.skip = skip
+        self.seed = seed
+        self.optimizer_options = optimizer_options
+        self._learner: Learner | None = None
+        self._features: Names = {}
+        self._newcomers: dict[Hashable, list[float]] = {}  # features that wait, with their values
+        self._outputs: Names = {}
+        self._target_name: str | None = None
+        self._loss = np.zeros(SHARPNESS.size)  # this and the next are a classifier's
+        self._waiting: list[tuple[list[float], int, float]] = []  # scores, class and weight of the last rows
+        Engine(1, 1, **self._get_params())  # refuses what is wrong
+
+    @classmethod
+    def _unit_test_params(cls) -> Iterator[dict[str, Any]]:
+        yield {}
+        yield {"hidden": (8, 4), "activation": "tanh", "optimizer": "momentum", "forgetting": 0.99, "skip": False}
+        yield {"hidden": ()}
+
+    def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
+        """All outputs after these targets, the new ones last in order of appearance, and their values (n, outputs)."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ one sample
+
+    def _learn_row(self, x: dict[Any, Any], target: Any, w: float) -> None:
+        names, X = read_row(x)
+        if read_weight(w) > 0:
+            self._learn(names, X, *self._read_targets([target]), np.array([float(w)]))
+
+    def _predict_row(self, x: dict[Any, Any]) -> list[float] | None:
+        """The outputs for x; None where nothing has been learned."""
+        values = take(x, self._features, 0.0, self._learner)
+        if values is not None and self._learner is not None:
+            return self._learner.predict_row(values)
+        rows = self._predict(*read_row(x))
+        return None if rows is None else list(rows[0].tolist())
+
+    # ------------------------------------------------------------------ rows
+
+    def _learn(self, names: Sequence[Hashable], X: Floats, outputs: Names, Y: Floats, w: Floats) -> list[Floats]:
+        """Learn rows in order, growing at each row that holds what was never seen, as one row after the other would.
+
+        Returns the predictions made before, in blocks between growths.
+        """
+        new, waiting = self._arrivals(names, X)
+        d, m = len(self._features), len(self._outputs)
+        arrivals = [arrival.row for arrival in new]
+        births = [0] * (len(outputs) - m) if self._regression else (Y[:, m:] > 0).argmax(0).tolist()
+        before = self._learner, self._features, self._outputs
+        if arrivals or births:
+            self._learner = copy.deepcopy(self._learner)
+        self._features = self._features | {arrival.name: d + j for j, arrival in enumerate(new)}
+        self._outputs = outputs
+        table = self._table(names, X)
+        cuts, told = sorted({0, *arrivals, *births}), []
+        try:
+            for start, stop in zip(cuts, [*cuts[1:], len(X)], strict=True):
+                inputs = d + sum(row <= start for row in arrivals)
+                seen = m + sum(row <= start for row in births)
+                learner = self._grow(new[: inputs - d], inputs, seen)
+                rows = np.ascontiguousarray(table[start:stop, :inputs])
+                told.append(learner.learn(rows, np.ascontiguousarray(Y[start:stop, :seen]), w[start:stop]))
+        except FloatingPointError:
+            self._learner, self._features, self._outputs = before
+            raise
+        self._newcomers = waiting
+        return told
+
+    def _arrivals(self, names: Sequence[Hashable], X: Floats) -> tuple[list[Arrival], dict[Hashable, list[float]]]:
+        """Which features enter with these rows, in order, and which wait from then on."""
+        new, waiting = [], dict(self._newcomers)
+        stands = max(0, WARM_UP - (0 if self._learner is None else self._learner.rows))  # from this row on
+        for j, name in enumerate(names):
+            rows = np.flatnonzero(~np.isnan(X[:, j]))
+            if name in self._features or not len(rows):
+                continue
+            if rows[0] < stands:
+                new.append(Arrival(int(rows[0]), name, [float(X[rows[0], j])]))
+                continue
+            values = waiting.pop(name, [])
+            lacking = PATIENCE - len(values)
+            values = values + X[rows[:lacking], j].tolist()
+            if len(values) == PATIENCE:
+                new.append(Arrival(int(rows[lacking - 1]), name, values))
+            else:
+                waiting[name] = values
+        if not self._features and not any(arrival.row == 0 for arrival in new):
+            new.append(Arrival(0, NOTHING, [0.0]))
+        return sorted(new, key=lambda arrival: (arrival.row, repr(arrival.name))), waiting
+
+    def _grow(self, new: list[Arrival], inputs: int, outputs: int) -> Learner:
+        """The learner with so many inputs, the last of which are new, and so many outputs."""
+        if self._learner is None:
+            self._learner = Learner(inputs, outputs, regression=self._regression, **self._get_params())
+        engine = self._learner.engine
+        more, births = inputs - engine.layout.inputs, outputs - engine.layout.outputs
+        if more:
+            scales = [moments(np.array([arrival.values]).T, np.ones(len(arrival.values))) for arrival in new[-more:]]
+            mean, variance = (np.concatenate(part) for part in zip(*scales, strict=True))
+            self._learner.add_inputs(mean)
+            engine.part("SCALE")[-more:] = reciprocal(np.sqrt(variance))
+        if births:
+            self._learner.add_outputs(births)
+        return self._learner
+
+    def _table(self, names: Sequence[Hashable], X: Floats) -> Floats:
+        """The columns of X (n, len(names)) in the learner's order, NaN where there is none."""
+        table = np.full((len(X), len(self._features)), np.nan)
+        for j, name in enumerate(names):
+            if name in self._features:
+                table[:, self._features[name]] = X[:, j]
+        return table
+
+    def _learn_table(self, X: Frame, targets: Sequence[Any], w: float | Series) -> None:
+        names, rows = read_frame(X)
+        if not len(rows):
+            raise ValueError("X must have at least one row, got an empty frame")
+        if len(targets) != len(rows):
+            raise ValueError(f"y must have one target for each of the {len(rows)} rows of X, got {len(targets)}")
+        weights = np.full(len(rows), read_weight(w)) if np.isscalar(w) else read_weights(w, len(rows))
+        outputs, Y = self._read_targets(targets)
+        there = weights > 0
+        if not there.all():  # what has no weight was not seen: no feature and no class comes from it
+            outputs, Y = self._read_targets([target for target, kept in zip(targets, there, strict=True) if kept])
+        if there.any():
+            self._learn(names, rows[there], outputs, Y, weights[there])
+
+    def _predict(self, names: Sequence[Hashable], X: Floats) -> Floats | None:
+        return None if self._learner is None else self._learner.predict(self._table(names, X))
+
+    def _output_frame(self, values: Floats | None, X: Frame) -> Frame:
+        """values (n, outputs) under the outputs' names, a frame like X; without a column where nothing was learned."""
+        columns = {} if values is None else dict(zip(self._outputs, values.T, strict=True))
+        return dataframe.to_native_frame(columns, like=dataframe.into_frame(X))
+
+
+class SepSARegressor(_Stream, base.MiniBatchRegressor):
+    """A neural network with a Newton head, for one numeric target.
+
+    Choose it where a linear model is too stiff: raw features of any scale, no tuning, about the price of a linear
+    model. `forgetting` below 1 follows a target that drifts. Before anything is learned it predicts 0.
+    """
+
+    def learn_one(self, x: dict[Any, Any], y: float, w: float = 1.0) -> None:
+        learner = self._learner
+        values = take(x, self._features, y, learner)
+        if values is None or learner is None or (w != 1.0 and not read_weight(w)):
+            self._learn_row(x, y, w)
+        else:
+            learner.learn_row(values, (float(y),), w)
+
+    def predict_one(self, x: dict[Any, Any]) -> float:
+        row = self._predict_row(x)
+        return 0.0 if row is None else row[0]
+
+    def learn_many(self, X: Frame, y: Series, w: float | Series = 1.0) -> None:
+        """As `learn_one` row by row."""
+        targets = dataframe.into_series(y)
+        self._learn_table(X, targets.to_list(), w)
+        self._target_name = targets.name
+
+    def predict_many(self, X: Frame) -> Series:
+        frame = dataframe.into_frame(X)
+        out = self._predict(*read_frame(X))
+        values = np.zeros(len(frame)) if out is None else out[:, 0]
+        return dataframe.to_native_series(values, name=self._target_name, like=frame)
+
+    def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
+        return {"y": 0}, np.array([[read_target("y", y)] for y in targets])
+
+
+class SepSAMultiTargetRegressor(_Stream, base.MultiTargetRegressor):
+    """A neural network with a Newton head, for several numeric targets at once, given as a dict.
+
+    Choose it where targets depend on the same features: they share the body and the curvature, so that many cost
+    little more than one. The first sample says which targets there are.
+    """
+
+    def learn_one(self, x: dict[Any, Any], y: dict[Any, float], w: float = 1.0) -> None:  # type: ignore[override]
+        learner = self._learner
+        values, targets = take(x, self._features, 0.0, learner), take(y, self._outputs)
+        if values is None or targets is None or learner is None or (w != 1.0 and not read_weight(w)):
+            self._learn_row(x, y, w)
+        else:
+            learner.learn_row(values, list(map(float, targets)), w)
+
+    def predict_one(self, x: dict[Any, Any]) -> dict[Any, float]:
+        row = self._predict_row(x)
+        return {} if row is None else dict(zip(self._outputs, row, strict=True))
+
+    def learn_many(self, X: Frame, y: Frame, w: float | Series = 1.0) -> None:
+        """As `learn_one` row by row; y is a frame with a column for each target."""
+        self._learn_table(X, dataframe.into_frame(y).rows(named=True), w)
+
+    def predict_many(self, X: Frame) -> Frame:
+        return self._output_frame(self._predict(*read_frame(X)), X)
+
+    def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
+        outputs = self._outputs
+        for y in targets:
+            if not isinstance(y, Mapping) or not y or (outputs and y.keys() != outputs.keys()):
+                raise ValueError(f"y must be a dict of the targets{f' {list(outputs)}' if outputs else ''}, got {y!r}")
+            outputs = outputs or {name: j for j, name in enumerate(sorted(y, key=repr))}
+        return outputs, np.array([[read_target(f"y[{name!r}]", y[name]) for name in outputs] for y in targets])
+
+
+class SepSAClassifier(_Stream, base.MiniBatchClassifier):
+    """A neural network with a Newton head on the indicators of the classes, two or more.
+
+    Choose it where logistic or softmax regression is too stiff. Labels may be anything hashable, and a class may appear
+    at any time. Before anything is learned it predicts None.
+    """
+
+    _regression = False
+
+    @property
+    def _multiclass(self) -> bool:
+        return True
+
+    def learn_one(self, x: dict[Any, Any], y: Hashable, w: float = 1.0) -> None:
+        learner = self._learner
+        values = take(x, self._features, 0.0, learner)
+        place = find(y, self._outputs)
+        if values is None or place is None or learner is None or (w != 1.0 and not read_weight(w)):
+            self._learn_row(x, y, w)
+        else:
+            indicators = [0.0] * len(self._outputs)
+            indicators[place] = 1.0
+            self._waiting.append((learner.learn_row(values, indicators, w), place, w))
+            if len(self._waiting) == TOGETHER:
+                self._judge()
+
+    def predict_one(self, x: dict[Any, Any], **kwargs: Any) -> Any:
+        row = self._predict_row(x)
+        return None if row is None else list(self._outputs)[row.index(max(row))]
+
+    def predict_proba_one(self, x: dict[Any, Any], **kwargs: Any) -> dict[Any, float]:
+        row = self._predict_row(x)
+        return {} if row is None else dict(zip(self._outputs, self._chances(np.array([row]))[0].tolist(), strict=True))
+
+    def learn_many(self, X: Frame, y: Series, w: float | Series = 1.0) -> None:
+        """As `learn_one` row by row."""
+        targets = dataframe.into_series(y)
+        self._learn_table(X, targets.to_list(), w)
+        self._target_name = targets.name
+
+    def predict_many(self, X: Frame) -> Series:
+        frame = dataframe.into_frame(X)
+        out, labels = self._predict(*read_frame(X)), list(self._outputs)
+        values = [None] * len(frame) if out is None else [labels[k] for k in out.argmax(1)]
+        return dataframe.to_native_series(values, name=self._target_name, like=frame)
+
+    def predict_proba_many(self, X: Frame) -> Frame:
+        out = self._predict(*read_frame(X))
+        return self._output_frame(None if out is None else self._chances(out), X)
+
+    def _learn(self, names: Sequence[Hashable], X: Floats, outputs: Names, Y: Floats, w: Floats) -> list[Floats]:
+        told = super()._learn(names, X, outputs, Y, w)
+        at = 0
+        self._judge()
+        for scores in told:
+            rows = slice(at, at + len(scores))
+            self._waiting = list(zip(scores.tolist(), Y[rows].argmax(1).tolist(), w[rows].tolist(), strict=True))
+            self._judge()
+            at = rows.stop
+        return told
+
+    def _judge(self) -> None:
+        """Take the waiting rows into the losses by which sharpnesses are weighted."""
+        if self._waiting:
+            scores, places, w = (np.array(part) for part in zip(*self._waiting, strict=True))
+            fade = self.forgetting ** np.arange(len(w), -1, -1)
+            self._loss = fade[0] * self._loss + (w * fade[1:]) @ losses(nearest(scores), places)
+            self._waiting = []
+
+    def _chances(self, scores: Floats) -> Floats:
+        self._judge()
+        return blend(nearest(scores), self._loss)
+
+    def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
+        outputs = dict(self._outputs)
+        for y in targets:
+            if y is None or not isinstance(y, Hashable) or y != y:
+                raise ValueError(f"y must be a class label, something hashable, got {y!r}: leave the sample out")
+            outputs.setdefault(y, len(outputs))
+        Y = np.zeros((len(targets), len(outputs)))
+        Y[np.arange(len(targets)), [outputs[y] for y in targets]] = 1.0
+        return outputs, Y
+
+
+# ---------------------------------------------------------------------- the border
+
+
+def take(x: Any, names: Names, beside: Any = 0.0, learner: Learner | None = None) -> list[Any] | None:
+    """The values of x in order, where x holds just these names, and finite numbers, as `beside` must be; else None.
+
+    With a learner whose scales stand some may be missing: they are its means.
+    """
+    if type(x) is not dict:  # another mapping may make up what it is asked for
+        return None
+    try:
+        if len(x) == len(names) and x:
+            values = list(map(x.__getitem__, names))
+            if math.isfinite(sum(values, beside)):
+                return values
+    except (KeyError, TypeError, OverflowError):
+        pass
+    try:
+        if learner is not None and learner.settled and x.keys() <= names.keys():
+            pairs = zip(map(x.get, names), learner.engine.part("MEAN").tolist(), strict=True)
+            values = [mean if value is None or value != value else value for value, mean in pairs]
+            if math.isfinite(sum(values, beside)):
+                return values
+    except (TypeError, ValueError, OverflowError):
+        pass
+    return None
+
+
+def find(name: Any, names: Names) -> int | None:
+    try:
+        return names.get(name)
+    except TypeError:  # a list, say, which no name is
+        return None
+
+
+def read_number(what: str, value: Any) -> float:
+    """A number, NaN for a missing value; ±Inf and what is no number are refused."""
+    if value is None or value is getattr(sys.modules.get("pandas"), "NA", None):
+        return math.nan
+    try:
+        number = math.inf if isinstance(value, (str, bytes, bytearray)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.inf
+    if math.isinf(number):
+        raise ValueError(f"{what} must be a finite number, got {value!r}: encode it, or leave it out")
+    return number
+
+
+def read_target(what: str, value: Any) -> float:
+    number = read_number(what, value)
+    if math.isnan(number):
+        raise ValueError(f"{what} must be a finite number, got {value!r}: leave the sample out")
+    return number
+
+
+def read_weight(w: Any) -> float:
+    weight = read_target("w", w)
+    if weight < 0:
+        raise ValueError(f"w must not be negative, got {w!r}")
+    return weight
+
+
+def read_weights(w: Series, n: int) -> Floats:
+    weights = np.array([read_weight(value) for value in dataframe.into_series(w).to_list()])
+    if len(weights) != n:
+        raise ValueError(f"w must have one weight for each of the {n} rows of X, got {len(weights)}")
+    return weights
+
+
+def read_row(x: Any) -> tuple[list[Hashable], Floats]:
+    """Names and values (1, len(names)) of a sample."""
+    if not isinstance(x, Mapping):
+        raise TypeError(f"x must be a dict of features, got {type(x).__name__}")
+    return list(x), np.array([[read_number(f"x[{name!r}]", value) for name, value in x.items()]])
+
+
+def read_frame(X: Frame) -> tuple[list[Hashable], Floats]:
+    """Names and values (n, len(names)) of a frame."""
+    frame = dataframe.into_frame(X)
+    columns = []
+    for name, series in zip(frame.columns, frame.iter_columns(), strict=True):
+        if series.dtype.is_float() or series.dtype.is_integer():
+            column = np.asarray(series.to_numpy(), dtype=np.float64)
+            if np.isinf(column).any():
+                read_number(f"X[{name!r}]", column[np.isinf(column)][0])
+        else:
+            column = np.array([read_number(f"X[{name!r}]", value) for value in series.to_list()])
+        columns.append(column)
+    return list(frame.columns), np.stack(columns, 1) if columns else np.empty((len(frame), 0))

@@ -1,0 +1,484 @@
+"""The River face: River's own battery, frames equal single samples bit by bit, and what is missing, late or wrong."""
+
+from __future__ import annotations
+
+import collections
+import decimal
+import math
+import pickle
+import random
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from river import checks, compose, datasets, drift, evaluate, linear_model, metrics, preprocessing, stats
+
+from sepsa.river import PATIENCE, SepSAClassifier, SepSAMultiTargetRegressor, SepSARegressor
+from sepsa.stream.chances import SHARPNESS, nearest
+from sepsa.stream.learner import WARM_UP, Learner
+
+FACES = (SepSARegressor, SepSAClassifier, SepSAMultiTargetRegressor)
+SMALL = {"hidden": (5,), "seed": 0}
+
+
+def stream(n, face=SepSARegressor, seed=0, names="abc"):
+    """n samples whose target is a function of the features."""
+    rng = np.random.default_rng(seed)
+    for _ in range(n):
+        x = {name: float(value) for name, value in zip(names, rng.normal(5, 3, len(names)), strict=True)}
+        total = math.sin(x["a"]) + x["b"]
+        y = {SepSARegressor: total, SepSAClassifier: "high" if total > 5 else "low"}
+        yield x, y.get(face, {"sum": total, "a": 2 * x["a"]})
+
+
+def trained(face, n=WARM_UP + 20, **options):
+    model = face(**SMALL | options)
+    for x, y in stream(n, face):
+        model.learn_one(x, y)
+    return model
+
+
+def inside(model):
+    """All that a model knows, bit by bit."""
+    learner = model._learner
+    rest = (model._features, model._newcomers, model._outputs, model._target_name)
+    if learner is None:
+        return (*rest, None)
+    arrays = (learner.engine.state, learner.offset, learner._X, learner._Y, learner._weight)
+    return (*rest, learner.rows, *(array.tobytes() for array in arrays))
+
+
+# ---------------------------------------------------------------------- River's battery
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("case", range(3))
+def test_river_accepts_it(face, case):
+    random.seed(0)  # the checks shuffle features
+    model = face(**list(face._unit_test_params())[case])
+    assert model._unit_test_skips() == set()
+    checks.check_estimator(model)
+
+
+def test_evaluation_in_a_pipeline_beats_the_linear_model():
+    def error(model):
+        return evaluate.progressive_val_score(datasets.TrumpApproval(), model, metrics.MAE()).get()
+
+    select = compose.SelectType(int, float)
+    ours = error(select | SepSARegressor(seed=0))
+    assert ours < 0.5 * error(preprocessing.StandardScaler() | linear_model.LinearRegression())
+    assert ours == error(SepSARegressor(seed=0))
+
+
+def test_a_drift_detector_beside_it_finds_the_drift():
+    model, detector, found = SepSARegressor(**SMALL), drift.ADWIN(), []
+    for t, (x, y) in enumerate(stream(2000)):
+        target = y if t < 1000 else -y
+        detector.update(abs(target - model.predict_one(x)))
+        if detector.drift_detected:
+            found.append(t)
+        model.learn_one(x, target)
+    assert any(1000 <= t < 1100 for t in found)
+    assert not any(800 <= t < 1000 for t in found)
+
+
+# ---------------------------------------------------------------------- one by one, and many
+
+
+@pytest.mark.parametrize("face", [SepSARegressor, SepSAMultiTargetRegressor])
+def test_single_samples_equal_the_learner_on_the_rows(face):
+    data = list(stream(WARM_UP + 50, face))
+    model = face(**SMALL)
+    told = []
+    for x, y in data:
+        told.append(model.predict_one(x))
+        model.learn_one(x, y)
+    X = np.array([list(x.values()) for x, _ in data])
+    Y = np.array([[y[name] for name in sorted(y)] if isinstance(y, dict) else [y] for _, y in data])
+    options = {name: value for name, value in model._get_params().items() if name != "seed"}
+    expected = Learner(3, Y.shape[1], regression=True, seed=0, **options).learn(X, Y)
+    told = [[y[name] for name in sorted(y)] if isinstance(y, dict) else [y] for y in told[1:]]
+    np.testing.assert_array_equal(told, expected[1:])
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_a_frame_equals_its_rows_bit_by_bit(data):
+    """Whatever is missing, whenever features and classes appear, whichever way the rows are cut into frames."""
+    face = data.draw(st.sampled_from(FACES))
+    warm = data.draw(st.sampled_from([0, 3, WARM_UP - 2, WARM_UP]))
+    n = data.draw(st.integers(1, 12) | st.just(3 * PATIENCE))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    names = [*"abcd", 5]
+    X = rng.normal(3, 2, (n, len(names)))
+    X[rng.random(X.shape) < data.draw(st.sampled_from([0.0, 0.3, 0.8]))] = np.nan
+    weights = rng.choice([0.0, 1.0, 2.5], n, p=[0.2, 0.6, 0.2])
+    targets = {
+        SepSARegressor: pd.Series(rng.normal(size=n), name="load"),
+        SepSAClassifier: pd.Series(rng.choice(["high", "low", "new", "newer"], n), name="level"),
+        SepSAMultiTargetRegressor: pd.DataFrame(rng.normal(size=(n, 2)), columns=["sum", "a"]),
+    }[face]
+    one, many = trained(face, warm), trained(face, warm)
+    for x, y, w in zip(X, targets.to_dict("records") if face is FACES[2] else targets, weights, strict=True):
+        one.learn_one(dict(zip(names, x.tolist(), strict=True)), y, w=float(w))
+    cut = data.draw(st.integers(0, n))
+    for rows in (slice(0, cut), slice(cut, n)):
+        if len(X[rows]):
+            many.learn_many(pd.DataFrame(X[rows], columns=names), targets[rows], w=pd.Series(weights[rows]))
+    one._target_name = many._target_name
+    assert inside(one) == inside(many)
+    frame = pd.DataFrame(X, columns=names, index=range(100, 100 + n))
+    told = many.predict_many(frame)
+    assert list(told.index) == list(frame.index)
+    singles = [one.predict_one(dict(zip(names, x.tolist(), strict=True))) for x in X]
+    assert (told.to_dict("records") if face is FACES[2] else told.tolist()) == singles
+    if face is SepSAClassifier:
+        chances = many.predict_proba_many(frame)
+        singles = [list(one.predict_proba_one(dict(zip(names, x.tolist(), strict=True))).values()) for x in X]
+        np.testing.assert_allclose(chances, singles, rtol=1e-12)
+
+
+def test_frames_of_other_dtypes():
+    plain = pd.DataFrame({"a": [1.0, 2.0, np.nan], "b": [3.0, 0.0, 1.0]})
+    other = pd.DataFrame(
+        {"a": pd.array([1, 2, None], dtype="Int64"), "b": pd.Series([3, False, decimal.Decimal(1)], dtype=object)}
+    )
+    y = pd.Series([1.0, 2.0, 3.0])
+    models = [SepSARegressor(**SMALL) for _ in range(2)]
+    for model, X in zip(models, (plain, other), strict=True):
+        model.learn_many(X, y)
+    assert inside(models[0]) == inside(models[1])
+
+
+def test_before_anything_is_learned():
+    X = pd.DataFrame({"a": [1.0, 2.0]}, index=[7, 8])
+    assert SepSARegressor().predict_one({"a": 1.0}) == 0.0
+    assert SepSARegressor().predict_many(X).to_dict() == {7: 0.0, 8: 0.0}
+    assert SepSAClassifier().predict_one({"a": 1.0}) is None
+    assert SepSAClassifier().predict_proba_one({"a": 1.0}) == {}
+    assert SepSAClassifier().predict_many(X).to_dict() == {7: None, 8: None}
+    assert SepSAClassifier().predict_proba_many(X).empty
+    assert SepSAMultiTargetRegressor().predict_one({"a": 1.0}) == {}
+
+
+# ---------------------------------------------------------------------- what is missing, or comes late
+
+
+@pytest.mark.parametrize("n", [40, WARM_UP + 20])
+def test_what_is_missing_stands_at_its_mean(n):
+    data = list(stream(n))
+    model = trained(SepSARegressor, n)
+    settled = 1 << n.bit_length() - 1  # the scales were last taken from so many rows
+    mean = np.mean([x["b"] for x, _ in data[: min(settled, WARM_UP)]])
+    x = data[0][0]
+    told = [model.predict_one(x | {"b": value}) for value in (None, math.nan, pd.NA, float(mean))]
+    told.append(model.predict_one({name: x[name] for name in "ac"}))
+    assert told == pytest.approx([told[-1]] * 5, rel=1e-12)
+    assert told[0] != model.predict_one(x)
+
+
+def test_a_sample_without_features_is_learned():
+    model = SepSARegressor(**SMALL)
+    for _ in range(100):
+        model.learn_one({}, 7.0)
+    assert model.predict_one({}) == pytest.approx(7.0)
+    for x, y in stream(500):
+        model.learn_one(x, y)
+    error = stats.Mean()
+    for x, y in stream(100, seed=1):
+        error.update(abs(y - model.predict_one(x)))
+    assert error.get() < 1.0
+
+
+def test_a_feature_that_appears_enters_exactly():
+    """With a head alone: ridge regression on rows that have a zero where the feature was not there or not known."""
+    model, data = SepSARegressor(hidden=[], seed=0), list(stream(WARM_UP + 200, names="abz"))
+    late = WARM_UP + 20
+    rows = np.array([[x[name] for name in "abz"] for x, _ in data])
+    mean, std = rows[:WARM_UP].mean(0), rows[:WARM_UP].std(0)
+    watched = rows[late : late + PATIENCE, 2]
+    mean[2], std[2] = watched.mean(), watched.std()
+    Phi = np.column_stack([(rows - mean) / std, np.ones(len(rows))])
+    Phi[: late + PATIENCE - 1, 2] = 0.0
+    y = np.array([target + x["z"] for x, target in data])
+    for t, (x, _) in enumerate(data):
+        if t >= WARM_UP:
+            A = Phi[:t].T @ Phi[:t] + 10.0 * np.eye(4)
+            expected = y[0] + Phi[t] @ np.linalg.solve(A, Phi[:t].T @ (y[:t] - y[0]))
+            if t != late + PATIENCE - 1:  # then the feature is known only after the prediction
+                assert model.predict_one(x) == pytest.approx(expected, rel=1e-5)  # inputs are float32
+        model.learn_one(x if t >= late else {name: x[name] for name in "ab"}, float(y[t]))
+
+
+def test_a_late_feature_that_starts_slowly_does_no_harm():
+    """A sensor's first values lie close together; their difference is not its scale."""
+    rng, error = np.random.default_rng(0), []
+    model, sensor = SepSARegressor(seed=0), 0.0
+    for t in range(4000):
+        sensor = 0.99 * sensor + 0.14 * rng.normal()
+        x = {"a": rng.normal()} | ({"sensor": sensor} if t >= 300 else {})
+        y = x["a"] + sensor * abs(sensor)
+        error.append(abs(y - model.predict_one(x)))
+        model.learn_one(x, y)
+    assert np.mean(error[2000:]) < 0.5 * np.mean(error[100:300])
+
+
+def test_what_was_never_seen_is_left_out_of_a_prediction():
+    model = trained(SepSARegressor)
+    x, _ = next(stream(1))
+    assert model.predict_one(x | {"new": 1e6}) == pytest.approx(model.predict_one(x), rel=1e-12)
+    assert "new" not in model._features
+
+
+@pytest.mark.parametrize("late", [20, WARM_UP + 20])
+def test_a_class_that_comes_late_equals_one_known_from_the_start(late):
+    """With a head alone, because the body's loss is a mean over the classes there are."""
+    model = SepSAClassifier(hidden=[], seed=0)
+    X, Y = [], []
+    for t, (x, y) in enumerate(stream(WARM_UP + 100, SepSAClassifier)):
+        label = "new" if t >= late and x["c"] > 5 else y
+        model.learn_one(x, label)
+        X.append(list(x.values()))
+        Y.append([float(label == name) for name in ("high", "low", "new")])
+    known = Learner(3, 3, regression=False, hidden=(), ridge=10.0)
+    known.learn(np.array(X), np.array(Y))
+    scores = dict(zip(("high", "low", "new"), known.predict(np.array(X[:1]))[0], strict=True))
+    told = dict(zip(model._outputs, model._predict_row(dict(zip("abc", X[0], strict=True))), strict=True))
+    assert told == pytest.approx(scores, rel=1e-9)
+
+
+def test_a_weight_of_zero_teaches_nothing_and_two_is_twice():
+    model = trained(SepSARegressor)
+    before = inside(model)
+    model.learn_one({"never": 1.0}, 5.0, w=0)
+    model.learn_one({"a": 1.0, "b": 2.0, "c": 3.0}, 5.0, w=0)
+    assert inside(model) == before
+    twice, double = (trained(SepSARegressor, hidden=[]) for _ in range(2))
+    x = {"a": 1.0, "b": 2.0, "c": 3.0}
+    twice.learn_one(x, 50.0)
+    twice.learn_one(x, 50.0)
+    double.learn_one(x, 50.0, w=2)
+    assert double.predict_one(x) == pytest.approx(twice.predict_one(x), rel=1e-9)
+
+
+@pytest.mark.parametrize("face", [SepSARegressor, SepSAMultiTargetRegressor])
+def test_numbers_of_other_types_are_the_same_numbers(face):
+    plain, other = trained(face), trained(face)
+    for x, y in stream(20, face, seed=1):
+        x32 = {name: np.float32(value) for name, value in x.items()}
+        y32 = {name: np.float32(value) for name, value in y.items()} if isinstance(y, dict) else np.float32(y)
+        other.learn_one(x32, y32)
+        plain.learn_one(
+            {name: float(value) for name, value in x32.items()},
+            {name: float(value) for name, value in y32.items()} if isinstance(y, dict) else float(y32),
+        )
+    assert inside(other) == inside(plain)
+
+
+def test_a_defaultdict_is_not_written_to():
+    model = trained(SepSARegressor)
+    x = collections.defaultdict(float, a=1.0, b=2.0, other=3.0)
+    model.predict_one(x)
+    model.learn_one(x, 1.0)
+    assert set(x) == {"a", "b", "other"}
+
+
+def test_many_threads_predict_at_once():
+    model, probes = trained(SepSARegressor), [x for x, _ in stream(3000, seed=1)]
+    expected = [model.predict_one(x) for x in probes]
+    with ThreadPoolExecutor(4) as pool:
+        for told in pool.map(lambda _: [model.predict_one(x) for x in probes], range(4)):
+            assert told == expected
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_pickled_model_goes_on_as_if_it_had_not_been(face):
+    model = trained(face)
+    copy = pickle.loads(pickle.dumps(model))
+    for x, y in stream(20, face, seed=1):
+        model.learn_one(x, y)
+        copy.learn_one(x, y)
+    assert inside(copy) == inside(model)
+
+
+# ---------------------------------------------------------------------- probabilities
+
+
+def slow_projection(scores):
+    """By bisection on τ."""
+    low, high = min(scores) - 1.0, max(scores)
+    for _ in range(200):
+        tau = (low + high) / 2
+        low, high = (tau, high) if sum(max(s - tau, 0.0) for s in scores) > 1 else (low, tau)
+    return [max(s - high, 0.0) for s in scores]
+
+
+@given(st.lists(st.floats(-3, 3), min_size=1, max_size=6))
+def test_the_nearest_point_of_the_simplex(scores):
+    np.testing.assert_allclose(nearest(np.array([scores]))[0], slow_projection(scores), atol=1e-9)
+
+
+@pytest.mark.parametrize("forgetting", [1.0, 0.99])
+def test_probabilities_are_a_mixture_weighted_by_the_losses_made(forgetting):
+    model = SepSAClassifier(**SMALL, forgetting=forgetting)
+    loss = [0.0] * len(SHARPNESS)
+    for t, (x, y) in enumerate(stream(WARM_UP + 300, SepSAClassifier)):
+        scores = model._predict_row(x) or []
+        p = slow_projection(scores if y in model._outputs else [*scores, 0.0])
+        parts = []
+        for beta in SHARPNESS:
+            shares = [math.exp(beta * value) for value in p]
+            parts.append([share / sum(shares) for share in shares])
+        if t % 100 == 50:  # rows wait for each other between two such questions
+            weights = [math.exp(min(loss) - value) for value in loss]
+            mixed = [sum(w * part[k] for w, part in zip(weights, parts, strict=True)) for k in range(len(p))]
+            expected = [value / sum(weights) for value in mixed]
+            assert list(model.predict_proba_one(x).values()) == pytest.approx(expected, abs=1e-9)
+        place = model._outputs.get(y, len(model._outputs))
+        loss = [forgetting * old - math.log(part[place]) for old, part in zip(loss, parts, strict=True)]
+        model.learn_one(x, y)
+
+
+def test_probabilities_are_honest():
+    """Where classes overlap, what is called probable at p happens at rate p."""
+    rng, model, told = np.random.default_rng(0), SepSAClassifier(seed=0), []
+    for _ in range(3000):
+        x = {"a": rng.uniform(), "b": rng.uniform()}
+        y = bool(rng.uniform() < x["a"])
+        told.append((model.predict_proba_one(x).get(True, 0.5), y))
+        model.learn_one(x, y)
+    for low in (0.1, 0.3, 0.5, 0.7):
+        some = [(p, y) for p, y in told[500:] if low <= p < low + 0.2]
+        assert np.mean([y for _, y in some]) == pytest.approx(np.mean([p for p, _ in some]), abs=0.07)
+
+
+# ---------------------------------------------------------------------- bad input
+
+BAD_X = [
+    ({"a": "1.5", "b": 1.0, "c": 1.0}, r"x\['a'\] must be a finite number, got '1.5'"),
+    ({"a": math.inf, "b": 1.0, "c": 1.0}, r"x\['a'\] must be a finite number, got inf"),
+    ({"a": -math.inf, "b": math.inf, "c": 1.0}, r"x\['a'\] must be a finite number, got -inf"),
+    ({"a": 1.0, "b": 10**400, "c": 1.0}, r"x\['b'\] must be a finite number"),
+    ({"a": 1.0, "b": [2.0], "c": 1.0}, r"x\['b'\] must be a finite number, got \[2.0\]"),
+    ({"a": 1.0, "b": np.ones(2), "c": 1.0}, r"x\['b'\] must be a finite number, got array"),
+    ({"a": 1.0, "new": "red"}, r"x\['new'\] must be a finite number, got 'red'"),
+    ([1.0, 2.0, 3.0], "x must be a dict of features, got list"),
+]
+GOOD = {"a": 1.0, "b": 1.0, "c": 1.0}
+
+
+@pytest.mark.parametrize("n", [0, 20, WARM_UP + 20])
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize(("x", "message"), BAD_X)
+def test_bad_features_change_nothing(face, n, x, message):
+    model = trained(face, n)
+    before, y = inside(model), next(stream(1, face))[1]
+    with pytest.raises((ValueError, TypeError), match=message):
+        model.learn_one(x, y)
+    with pytest.raises((ValueError, TypeError), match=message):
+        model.predict_one(x)
+    assert inside(model) == before
+
+
+@pytest.mark.parametrize("n", [0, WARM_UP + 20])
+@pytest.mark.parametrize(
+    ("face", "y"),
+    [(SepSARegressor, y) for y in (None, math.nan, math.inf, "1", [1.0])]
+    + [(SepSAClassifier, y) for y in (None, math.nan, ["high"])]
+    + [
+        (SepSAMultiTargetRegressor, y)
+        for y in (None, 1.0, {}, {"sum": 1.0, "a": None}, {"sum": math.nan, "a": 1.0}, {"sum": 1.0, "a": "2"})
+    ],
+)
+def test_bad_targets_change_nothing(face, n, y):
+    model = trained(face, n)
+    before = inside(model)
+    with pytest.raises(ValueError, match=r"^y(\['\w+'\])? must be "):
+        model.learn_one({"new": 1.0} | GOOD, y)
+    with pytest.raises(ValueError, match=r"^y(\['\w+'\])? must be "):
+        model.learn_one(GOOD, y)
+    assert inside(model) == before
+
+
+def test_other_targets_than_before_are_refused():
+    model = trained(SepSAMultiTargetRegressor)
+    before = inside(model)
+    for y in ({"sum": 1.0}, {"sum": 1.0, "b": 1.0}, {"sum": 1.0, "a": 1.0, "b": 1.0}):
+        with pytest.raises(ValueError, match=r"y must be a dict of the targets \['a', 'sum'\]"):
+            model.learn_one(GOOD, y)
+    assert inside(model) == before
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("w", [-1.0, math.nan, math.inf, "2", None])
+def test_bad_weights_change_nothing(face, w):
+    model = trained(face)
+    before, y = inside(model), next(stream(1, face))[1]
+    with pytest.raises(ValueError, match=r"^w must "):
+        model.learn_one(GOOD, y, w=w)
+    assert inside(model) == before
+
+
+@pytest.mark.parametrize("n", [0, 20, WARM_UP + 20])
+def test_a_bad_row_refuses_the_frame(n):
+    model = trained(SepSARegressor, n)
+    before = inside(model)
+    X, y = pd.DataFrame([GOOD, GOOD | {"new": 2.0}]), pd.Series([1.0, 2.0])
+    for frame, targets, w, message in (
+        (X.assign(a=[1.0, math.inf]), y, 1.0, r"X\['a'\] must be a finite number, got .*inf"),
+        (X.assign(a=["1", "2"]), y, 1.0, r"X\['a'\] must be a finite number, got '1'"),
+        (X, pd.Series([1.0, math.nan]), 1.0, "y must be a finite number, got nan"),
+        (X, pd.Series(["1", "2"]), 1.0, "y must be a finite number, got '1'"),
+        (X, y[:1], 1.0, "y must have one target for each of the 2 rows of X, got 1"),
+        (X, y, pd.Series([1.0]), "w must have one weight for each of the 2 rows of X, got 1"),
+        (X, y, pd.Series([1.0, -1.0]), "w must not be negative, got -1.0"),
+        (X[:0], y[:0], 1.0, "X must have at least one row"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.learn_many(frame, targets, w=w)
+        assert inside(model) == before
+
+
+@pytest.mark.parametrize("n", [20, WARM_UP + 20])
+def test_a_body_that_diverges_is_said_and_nothing_changes(n):
+    model = trained(SepSARegressor, n)
+    before = inside(model)
+    for x in ({"a": 1e300, "b": 1.0, "c": 1.0}, {"a": 1e300, "b": 1.0, "c": 1.0, "new": 1.0}):
+        with pytest.raises(FloatingPointError, match="nothing was learned"):
+            model.learn_one(x, 1.0)
+        assert inside(model) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"forgetting": 1.2}, r"forgetting must be in \(0, 1\], got 1.2"),
+        ({"optimizer": "lbfgs"}, "optimizer must be one of .* got 'lbfgs'"),
+        ({"hidden": (0,)}, "hidden must be at least 1, got 0"),
+        ({"hidden": 50}, r"hidden must be a sequence of widths such as \(50,\), got 50"),
+        ({"beta3": 0.1}, r"got \['beta3'\]"),
+    ],
+)
+def test_bad_options_are_refused_at_once(options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        SepSARegressor(**options)
+
+
+def test_options_of_the_optimizer_survive_a_clone():
+    model = SepSARegressor(optimizer="momentum", momentum=0.5, hidden=())
+    copy = model.clone()
+    assert copy.optimizer_options == {"momentum": 0.5}
+    assert list(copy.hidden) == []
+
+
+@pytest.mark.parametrize("package", ["river", "numba"])
+def test_without_the_extra_one_line_says_so(package):
+    code = f"import sys; sys.modules[{package!r}] = None; import sepsa.river"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.endswith(f"sepsa.river needs {package}, which is not installed: pip install 'sepsa[river]'")
