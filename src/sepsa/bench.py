@@ -139,7 +139,7 @@ def torch_adam(X: Array, Y: Array) -> Run:
         for x, y in samples:
             outputs = model(x)
             loss = mse_loss(outputs, y)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
             before.append(float(outputs[0, 0].detach()))
@@ -168,7 +168,7 @@ def torch_sepsa(X: Array, Y: Array) -> Run:
 
 def _rows(X: Array, Y: Array) -> list[tuple[torch.Tensor, torch.Tensor]]:
     x, y = torch.tensor(X, dtype=torch.float32), torch.tensor(Y, dtype=torch.float32)
-    return list(zip(x.split(1), y.split(1), strict=True))
+    return list(zip(torch.split(x, 1), torch.split(y, 1), strict=True))
 
 
 def sklearn_mlp(X: Array, Y: Array) -> Run:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 NEEDS_EXTRA = "the command line needs {missing}, which is not installed: pip install 'sepsa[paper]'"
 
@@ -146,15 +146,15 @@ def stream(
     """Predict each row of a table as it comes, then learn it. Text becomes indicators, an empty cell is missing."""
     with extras():
         from sepsa.river import SepSAClassifier, SepSARegressor
+    seen, wrong = 0, 0.0
     try:
-        learner = (SepSAClassifier if classify else SepSARegressor)(forgetting=forgetting)
+        learner: Any = (SepSAClassifier if classify else SepSARegressor)(forgetting=forgetting)
         with sys.stdin if str(source) == "-" else source.open(newline="") as lines:
-            seen, wrong = 0, 0.0
             for label, x in samples(csv.DictReader(lines), target):
-                before = learner.predict_one(x)
-                y = label if classify else number(label)
+                y: Any = label if classify else number(label)
                 if y is None:
                     raise ValueError(f"{target} must be a number in every row, got {label!r}: or is it --classify?")
+                before = learner.predict_one(x)
                 learner.learn_one(x, y)
                 typer.echo("" if before is None else before)
                 seen, wrong = seen + 1, wrong + (before != y if classify else abs(before - y))
