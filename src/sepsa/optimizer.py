@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from sepsa.capture import Step, capture
 from sepsa.heads import RLS
 from sepsa.heads._border import check_rows
+from sepsa.heads.bank import SelfTuningRLS
 
 
 class HeadSolver(Protocol):
@@ -127,7 +128,8 @@ class SepSA(Optimizer):
             if parameter is not None:
                 parameter.grad = None
 
-    def _teach(self, features: Tensor) -> None:
+    def _teach(self, features: Tensor) -> Tensor:
+        """Let the head learn. Returns the features as the head is to see them."""
         lesson = self._lesson
         assert lesson is not None
         if lesson.taught:
@@ -137,13 +139,38 @@ class SepSA(Optimizer):
             )
         if lesson.on_device:
             self._teach_on_device(lesson, features)
+        elif isinstance(self.solver, SelfTuningRLS):
+            features = self._teach_and_hold_out(self.solver, lesson, features)
         elif self._head_fraction < 1.0:
-            self.solver.update(*self._share(features, lesson.targets, lesson.sample_weight))
+            rows, targets, weight, _ = self._share(features, lesson.targets, lesson.sample_weight)
+            self.solver.update(rows, targets, weight)
         else:
             self.solver.update(features, lesson.targets, lesson.sample_weight)
         lesson.taught = True
         if features.requires_grad:  # the head's own gradient would be computed for nobody
             lesson.hush(self.head)
+        return features
+
+    def _teach_and_hold_out(self, solver: SelfTuningRLS, lesson: Observation, features: Tensor) -> Tensor:
+        """The same where the solver judges itself by samples it knows again: those must not teach the body either."""
+        n = features.numel() // features.shape[-1]
+        identity = next((x for x in lesson.inputs if x.ndim and len(x) and n % len(x) == 0), None)
+        if self._head_fraction < 1.0:
+            rows, targets, weight, chosen = self._share(features, lesson.targets, lesson.sample_weight)
+            solver.update(
+                rows, targets, weight, identity=None if identity is None else identity[chosen // (n // len(identity))]
+            )
+            held = solver.held_out
+            if held is not None:
+                held = torch.zeros(n, dtype=torch.bool, device=held.device).index_put(
+                    (chosen[held],), held.new_ones(())
+                )
+        else:
+            solver.update(features, lesson.targets, lesson.sample_weight, identity=identity)
+            held = solver.held_out
+        if held is None or not features.requires_grad:
+            return features
+        return torch.where(held.view(*features.shape[:-1], 1), features.detach(), features)
 
     def _teach_on_device(self, lesson: Observation, features: Tensor) -> None:
         """The same inside a CUDA graph, where the host can neither draw rows nor look at numbers."""
@@ -166,14 +193,14 @@ class SepSA(Optimizer):
 
     def _share(
         self, features: Tensor, targets: Tensor, sample_weight: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The rows drawn for the head, at `head_fraction` of them."""
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """The rows drawn for the head, at `head_fraction` of them, and which they are."""
         check_rows(self.head, features, targets, sample_weight)
         rows = features.reshape(-1, features.shape[-1])
         count = math.ceil(self._head_fraction * len(rows))
         chosen = torch.randperm(len(rows), generator=self._generator)[:count].to(rows.device)
         weight = None if sample_weight is None else sample_weight.reshape(-1)[chosen]
-        return rows[chosen], targets.reshape(len(rows), -1)[chosen], weight
+        return rows[chosen], targets.reshape(len(rows), -1)[chosen], weight, chosen
 
     # ------------------------------------------------------------------ an Optimizer as any other
 
@@ -233,12 +260,17 @@ class SepSA(Optimizer):
         self.state = self.base.state
 
     def _attach(self) -> None:
-        for key, hook in list(self.head._forward_pre_hooks.items()):
-            if isinstance(hook, Tap):
-                del self.head._forward_pre_hooks[key]
-        if not hasattr(Tap.__call__, "_torchdynamo_disable"):  # here and not at import, where it would cost a second
-            Tap.__call__ = torch.compiler.disable(Tap.__call__)  # type: ignore
+        for module in (self.head, self.model):
+            for key, hook in list(module._forward_pre_hooks.items()):
+                if isinstance(hook, Tap):
+                    del module._forward_pre_hooks[key]
+                    module._forward_pre_hooks_with_kwargs.pop(key, None)
+        for kind in (Tap, InputTap):
+            if not hasattr(kind.__call__, "_torchdynamo_disable"):  # here, not at import, where it would cost a second
+                kind.__call__ = torch.compiler.disable(kind.__call__)  # type: ignore
         self.head.register_forward_pre_hook(Tap(self))
+        if isinstance(self.solver, SelfTuningRLS) and self.model is not self.head:
+            self.model.register_forward_pre_hook(InputTap(self), with_kwargs=True)
 
     def __getstate__(self) -> dict[str, Any]:
         derived = ("param_groups", "state", "_generator")
@@ -263,7 +295,7 @@ class SepSA(Optimizer):
 class Observation:
     """The context `SepSA.observe` returns."""
 
-    __slots__ = ("_hushed", "on_device", "optimizer", "sample_weight", "targets", "taught")
+    __slots__ = ("_hushed", "inputs", "on_device", "optimizer", "sample_weight", "targets", "taught")
 
     def __init__(
         self, optimizer: SepSA, targets: Tensor, sample_weight: Tensor | None, on_device: bool = False
@@ -272,6 +304,7 @@ class Observation:
             raise TypeError(f"targets must be a torch.Tensor, got {type(targets).__name__}")
         self.optimizer, self.targets, self.sample_weight = optimizer, targets, sample_weight
         self.taught, self.on_device = False, on_device
+        self.inputs: list[Tensor] = []  # the model's, where the solver asks for them
         self._hushed: list[nn.Parameter] = []
 
     def __enter__(self) -> Observation:
@@ -309,13 +342,24 @@ class Tap:
     def __init__(self, optimizer: SepSA | None = None) -> None:
         self.optimizer = (lambda: None) if optimizer is None else weakref.ref(optimizer)
 
-    def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+    def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         optimizer = self.optimizer()
-        if optimizer is not None and optimizer._lesson is not None:
-            optimizer._teach(args[0])
+        if optimizer is None or optimizer._lesson is None:
+            return None
+        features = optimizer._teach(args[0])
+        return None if features is args[0] else (features, *args[1:])
 
     def __reduce__(self) -> tuple[type[Tap], tuple[()]]:
-        return Tap, ()
+        return type(self), ()
+
+
+class InputTap(Tap):
+    """The forward pre-hook on the model, for a solver that asks which samples these are."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # type: ignore[override]
+        optimizer = self.optimizer()
+        if optimizer is not None and optimizer._lesson is not None:
+            optimizer._lesson.inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
 
 
 def find_head(model: nn.Module, head: nn.Linear | str | None) -> tuple[str, nn.Linear]:

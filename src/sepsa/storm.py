@@ -27,8 +27,9 @@ class STORM(Optimizer):
     """Stochastic gradient descent along a gradient estimate of reduced variance; two evaluations of the model a step.
 
     Choose it where the noise of the gradient, and not the curvature, limits the body, and where a model evaluates the
-    same samples alike twice (no dropout, no batch normalization). With mixing 1, or with all samples in every batch, it
-    equals plain `torch.optim.SGD`.
+    same samples alike twice (no dropout, no batch normalization). Measure first: in benchmarks/variance_reduction.py it
+    was not worth its second evaluation beside an `RLS` head, and Adam helped the body more. With mixing 1, or with all
+    samples in every batch, it equals plain `torch.optim.SGD`.
 
         optimizer = SepSA(model, STORM, lr=1e-2, mixing=0.1)
         with optimizer.observe(targets):

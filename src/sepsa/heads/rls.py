@@ -11,6 +11,7 @@ memory, because there the price of a step is the price of its calls and NumPy's 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Literal, NamedTuple, cast
 
@@ -32,8 +33,8 @@ _ROW_LIMIT = 4
 # H is absorbed into T when it has grown by this factor, or fallen by its inverse, or after so many updates.
 _GROWTH_LIMIT = 1e6
 _PENDING_LIMIT = 256
-# How many of the last updates `health` knows.
-_RECENT = 32
+# `health` knows one update in so many, up to so many rows of it, and of those rows the last so many.
+_EVERY, _RECENT = 8, 32
 
 
 class Posterior(NamedTuple):
@@ -261,7 +262,8 @@ class RLS:
             raise explain_nonfinite(features, targets, desk.linear)
 
         # From here on nothing can fail, so the state changes.
-        desk.remember(Phi)
+        if self._steps % _EVERY == 0:
+            desk.remember(Phi[:n], self._steps)  # without the rows of the ridge
         self._steps += 1
         self._mass = lam * self._mass + mass
         if c:
@@ -494,15 +496,16 @@ class RLS:
           decides. That is harmless, unless predictions must hold in that direction.
         - `effective_samples`, what the head remembers. Below the number of features it cannot tell signal from noise:
           raise `forgetting` or `ridge`.
-        - `last_step`, the norm of the last change of the weights. It should fall as the run goes on; if it does not,
-          the body moves too fast: lower its learning rate. If it jumps, look at that batch.
+        - `last_step`, the norm of the weights' change in an update, on average over the last one to eight. It should
+          fall as the run goes on; if it does not, the body moves too fast: lower its learning rate. If it jumps, look
+          at those batches.
         - `feature_drift`, how far the features of the last updates exceed those the curvature was built from: near 1
           they are alike, far above they are new to it, far below the curvature is of larger ones. Lower `forgetting`.
         - `dead_features`, those that never fired as far as the curvature remembers, and `silent_features`, those that
           did not in the last updates. They cost and give nothing: lower the body's learning rate, or make it narrower.
 
-        Those of the last updates know up to 32 of them, one sample of each, and are NaN before an update, and inside
-        a captured step, which the host does not see.
+        Those of the last updates know one update in eight, eight samples of each and 32 in all, and are NaN before an
+        update, and inside a captured step, which the host does not see.
         """
         desk = self._ready()
         T = self._root()
@@ -519,7 +522,7 @@ class RLS:
             largest = smallest + self._mass * mean_square
             known = self._mass / p if self._mass > p else 1.0
             drift = float((recent @ T.T).square().sum(1).mean()) * known
-            step = float(torch.linalg.vector_norm(desk.weights - as_tensor(desk.before)))
+            step = float(torch.linalg.vector_norm(desk.weights - as_tensor(desk.before))) / (self._steps - desk.since)
             silent = float((recent == 0).all(0).sum())
         return {
             "condition": largest / smallest,
@@ -558,14 +561,14 @@ class Desk:
         self.tally = torch.zeros(3, dtype=torch.float64, device=weight.device)  # steps, mass, cursor inside a graph
         self.increments: dict[tuple[int, int], Tensor] = {}
         self.blocks: dict[int, tuple[Tensor, ...]] = {}  # room for the fused kernels, by the size of a block
-        # For health alone: the last update's start, and a row of each of the last updates.
+        # For health alone: where one of the last updates started, and rows of some of them.
         before, recent = (
             torch.zeros_like(self.weights),
             torch.zeros(_RECENT, p, dtype=self.root.dtype, device=weight.device),
         )
         self.before: Array = before.numpy() if self.numpy else before
         self.recent: Array = recent.numpy() if self.numpy else recent
-        self.turn, self.remembered = 0, 0
+        self.turn, self.remembered, self.since = 0, 0, 0
         self.Phi: Array = self.Z[:0]
         self.Phi_features = self.Phi[:, :k]
 
@@ -643,12 +646,22 @@ class Desk:
         p = self.Z.shape[1]
         return P[:p], Y - P[p:].T
 
-    def remember(self, Phi: Array) -> None:
-        """Note, for `RLS.health`, where the update starts and one row of it."""
+    def remember(self, Phi: Array, steps: int) -> None:
+        """Note, for `RLS.health`, where the update starts and a few rows of it."""
+        self.since = steps
         self.before[...] = self.W
-        self.recent[self.turn] = Phi[0]
-        self.turn = (self.turn + 1) % _RECENT
-        self.remembered = max(self.remembered, self.turn or _RECENT)
+        end = min(self.turn + min(len(Phi), _EVERY), _RECENT)
+        self.recent[self.turn : end] = Phi[: end - self.turn]
+        self.remembered = max(self.remembered, end)
+        self.turn = end % _RECENT
+
+    def arrays(self, *tensors: Tensor) -> list[Array]:
+        """Tensors as arrays over the same memory."""
+        return [tensor.numpy() for tensor in tensors] if self.numpy else list(tensors)
+
+    def constant(self, values: Sequence[Any]) -> Array:
+        """Numbers as an array."""
+        return self.arrays(torch.tensor(values, dtype=self.root.dtype, device=self.root.device))[0]
 
     def square(self, x: Array) -> float:
         return float(np.vdot(x, x)) if self.numpy else float(torch.linalg.vector_norm(x)) ** 2

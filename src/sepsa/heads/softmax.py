@@ -53,6 +53,7 @@ class SoftmaxNewton:
     """
 
     _TENSORS = ("_T", "_W", "_prior", "_shares", "_ridge_left", "_tally")
+    _CHANGING = ("_T", "_W", "_shares", "_ridge_left", "_tally")  # by an update
     _NUMBERS = ("ridge", "forgetting", "label_smoothing")
 
     def __init__(
@@ -249,8 +250,6 @@ class SoftmaxNewton:
         new, fine = self._learned(features, targets, None)
         self._take([value.where(fine, getattr(self, name)) for name, value in zip(self._CHANGING, new, strict=True)])
         return fine
-
-    _CHANGING = ("_T", "_W", "_shares", "_ridge_left", "_tally")
 
     def _take(self, new: Sequence[Tensor]) -> None:
         for name, value in zip(self._CHANGING, new, strict=True):

@@ -1,0 +1,93 @@
+"""`health()` against what the whole curvature says."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from sepsa import RLS
+
+AUTO = {"ridge": "auto", "forgetting": "auto"}
+
+
+@pytest.fixture(params=["numpy", "torch"], autouse=True)
+def path(request, monkeypatch):
+    if request.param == "torch":
+        monkeypatch.setattr("sepsa.heads.rls._NUMPY_LIMIT", 0)
+
+
+def trained(k=6, n=500, dead=(), batch=1, **options):
+    torch.manual_seed(0)
+    linear = nn.Linear(k, 2, dtype=torch.float64)
+    solver = RLS(**options).bind(linear)
+    x = torch.randn(n, k, dtype=torch.float64).relu()
+    x[:, list(dead)] = 0
+    for rows in x.split(batch):
+        solver.update(rows, torch.randn(len(rows), 2, dtype=torch.float64))
+    return solver, linear, x
+
+
+@pytest.mark.parametrize("batch", [1, 50])
+@pytest.mark.parametrize("options", [{"ridge": 2.0}, {"ridge": 2.0, "forgetting": 0.97}, AUTO])
+def test_the_numbers_are_those_of_the_curvature(options, batch):
+    solver, _, _ = trained(batch=batch, **options)
+    health = solver.health()
+    eigenvalues = 1 / torch.linalg.eigvalsh(solver.covariance())
+    assert health["smallest_eigenvalue"] == pytest.approx(float(eigenvalues.min()), rel=0.05)
+    assert health["condition"] == pytest.approx(float(eigenvalues.max() / eigenvalues.min()), rel=0.5)
+    assert health["effective_samples"] == solver.samples
+    assert health["dead_features"] == health["silent_features"] == 0
+    assert all(isinstance(value, float) and math.isfinite(value) for value in health.values())
+
+
+@pytest.mark.parametrize("options", [{}, AUTO])
+def test_the_last_step_is_the_change_of_the_head(options):
+    solver, linear, x = trained(n=496, **options)  # a number of updates after which one is noted
+    before = torch.cat([linear.weight, linear.bias[:, None]], 1).detach().clone()
+    solver.update(torch.randn_like(x[:3]), torch.randn(3, 2, dtype=torch.float64))
+    after = torch.cat([linear.weight, linear.bias[:, None]], 1).detach()
+    assert solver.health()["last_step"] == pytest.approx(float((after - before).norm()), rel=1e-9)
+
+
+@pytest.mark.parametrize("options", [{}, {"forgetting": 0.98}, AUTO])
+def test_dead_and_silent_features_are_counted(options):
+    solver, _, x = trained(dead=(1, 4), **options)
+    assert solver.health()["dead_features"] == solver.health()["silent_features"] == 2
+    later = x.clone()
+    later[:, 0] = 0
+    for rows in later.repeat(6, 1).split(10):
+        solver.update(rows, torch.randn(len(rows), 2, dtype=torch.float64))
+    assert solver.health()["dead_features"] == 2
+    assert solver.health()["silent_features"] == 3
+
+
+def test_drift_tells_new_features_from_those_the_curvature_knows():
+    solver, _, x = trained(k=20, n=2000)
+    assert solver.health()["feature_drift"] == pytest.approx(1, abs=0.4)
+    for rows in (5 * x.flip(1)).split(1)[:64]:
+        solver.update(rows, torch.randn(len(rows), 2, dtype=torch.float64))
+    assert solver.health()["feature_drift"] > 3
+
+
+def test_before_the_first_update_there_is_nothing_to_say():
+    solver = RLS(ridge=3.0).bind(nn.Linear(4, 1))
+    health = solver.health()
+    assert health["smallest_eigenvalue"] == pytest.approx(3)
+    assert health["effective_samples"] == 0
+    assert health["dead_features"] == 5
+    assert math.isnan(health["feature_drift"])
+    assert math.isnan(health["last_step"])
+
+
+def test_a_look_changes_nothing():
+    one, linear, x = trained(batch=50)
+    other, same, _ = trained(batch=50)
+    for _ in range(3):
+        one.health()
+    y = torch.randn(50, 2, dtype=torch.float64)
+    for solver in (one, other):
+        solver.update(x[:50], y)
+    assert torch.equal(linear.weight, same.weight)
