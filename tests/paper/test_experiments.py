@@ -14,7 +14,7 @@ from torch import nn
 from sepsa.paper import experiments, networks
 from sepsa.paper.data import Dataset, load
 from sepsa.paper.experiments import plan, train
-from sepsa.paper.methods import CROSS_ENTROPY, PAPER, STANDARDIZED, TUNED, Learner
+from sepsa.paper.methods import CROSS_ENTROPY, PAPER, SELF_TUNING, STANDARDIZED, TUNED, Learner
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 beside = pytest.mark.skipif(not SHARED.exists(), reason="the data sets are not beside the repository")
@@ -84,7 +84,7 @@ def test_the_table_has_the_papers_seeds_and_more_rows():
         if run.mode == "online":
             seeds[run.dataset, run.method].append(run.seed)
     for dataset in ("energy", "diabetes"):
-        for method in (*PAPER, TUNED, STANDARDIZED):
+        for method in (*PAPER, TUNED, SELF_TUNING, STANDARDIZED):
             assert seeds.pop((dataset, method)) == list(range(200, 300))
     for dataset in ("mnist", "cifar10"):
         for method in ("SepSA", "Adam", TUNED, CROSS_ENTROPY):

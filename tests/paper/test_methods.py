@@ -10,13 +10,14 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from sepsa import SepSA
+from sepsa import SepSA, SoftmaxNewton
 from sepsa.heads.slimtik import SlimTik
 from sepsa.paper import methods
-from sepsa.paper.methods import CROSS_ENTROPY, NAMES, STANDARDIZED, TUNED, Learner, build
+from sepsa.paper.methods import CROSS_ENTROPY, NAMES, NEWTON, SELF_TUNING, STANDARDIZED, TUNED, Learner, build
 
 TUNING = Path(__file__).resolve().parents[2] / "results" / "tuning.json"
-WITH_HEAD_SOLVER = ("SepSA", "slimTrain", TUNED)
+WITH_HEAD_SOLVER = ("SepSA", "slimTrain", TUNED, SELF_TUNING, NEWTON)
+WITH_LABELS = (CROSS_ENTROPY, NEWTON)
 
 
 def network(outputs=2):
@@ -34,9 +35,9 @@ def samples(n=64, classes=None):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_method_learns_and_moves_all_its_weights(name):
-    task = "classification" if name == CROSS_ENTROPY else "regression"
+    task = "classification" if name in WITH_LABELS else "regression"
     assert methods.applies(name, task)
-    x, y = samples(classes=2 if name == CROSS_ENTROPY else None)
+    x, y = samples(classes=2 if name in WITH_LABELS else None)
     model = network()
     learner = build(name, model, 1e-3 if name == "NAG" else 1e-2, train_targets=y)
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -76,12 +77,12 @@ def test_the_papers_settings():
 
 def test_the_head_sees_half_as_much_in_each_epoch_where_that_is_the_rule():
     fractions = []
-    for name in ("SepSA", TUNED, "slimTrain"):
+    for name in ("SepSA", NEWTON, TUNED, "slimTrain"):
         learner = build(name, network(), 1e-3, halving=True)
         assert isinstance(learner.optimizer, SepSA)
         learner.begin_epoch(3)
         fractions.append(learner.optimizer.head_fraction)
-    assert fractions == [0.25, 1.0, 1.0]
+    assert fractions == [0.25, 0.25, 1.0, 1.0]
     build("Adam", network(), 1e-3, halving=True).begin_epoch(3)
 
 
@@ -104,6 +105,18 @@ def test_cross_entropy_is_that_of_the_labels():
     learner = build(CROSS_ENTROPY, model, 1e-3)
     expected = cross_entropy(model(x), y.argmax(1)).item()
     assert learner.learn(x, y).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_sepsa_with_cross_entropy_follows_the_loss_of_its_head():
+    x, y = samples(classes=2)
+    learner = build(NEWTON, network(), 1e-3, ridge=7.0)
+    assert isinstance(learner.optimizer, SepSA)
+    assert isinstance(learner.optimizer.solver, SoftmaxNewton)
+    assert learner.optimizer.solver.ridge == 7.0
+    loss = learner.learn(x, y)
+    assert loss.item() < 0.69
+    assert methods.head_settings(NEWTON, "mnist", "online") == (1000.0, 1.0)
+    assert not methods.applies(NEWTON, "regression")
 
 
 def test_a_learner_knows_when_it_is_not_finite():

@@ -19,7 +19,18 @@ from torch.nn.functional import mse_loss
 from sepsa.paper import networks
 from sepsa.paper.data import NAMES as DATASETS
 from sepsa.paper.data import Dataset
-from sepsa.paper.methods import CROSS_ENTROPY, PAPER, STANDARDIZED, TUNED, Learner, applies, build, head_settings
+from sepsa.paper.methods import (
+    CROSS_ENTROPY,
+    NEWTON,
+    PAPER,
+    SELF_TUNING,
+    STANDARDIZED,
+    TUNED,
+    Learner,
+    applies,
+    build,
+    head_settings,
+)
 from sepsa.paper.methods import NAMES as METHODS
 
 Mode = Literal["online", "mini-batch"]
@@ -132,7 +143,7 @@ def _default_methods(experiment: str, dataset: str) -> tuple[str, ...]:
     if experiment != "table3":
         return PAPER
     if dataset in REGRESSIONS:
-        return (*PAPER, TUNED, STANDARDIZED)
+        return (*PAPER, TUNED, SELF_TUNING, STANDARDIZED)
     return ("SepSA", "slimTrain", "Adam", TUNED, CROSS_ENTROPY)
 
 
@@ -214,7 +225,7 @@ def train(run: Run, dataset: Dataset, device: torch.device | str = "cpu") -> Out
 def _learner(run: Run, dataset: Dataset, device: torch.device) -> Learner:
     torch.manual_seed(run.seed)
     # Built on the CPU and then moved: the weights are the same on every device.
-    model = networks.for_dataset(dataset, default_init=run.method == CROSS_ENTROPY).to(device)
+    model = networks.for_dataset(dataset, default_init=run.method in (CROSS_ENTROPY, NEWTON)).to(device)
     return build(
         run.method,
         model,

@@ -13,13 +13,16 @@ import numpy as np
 from sepsa.paper.data import NAMES
 from sepsa.paper.experiments import EXPERIMENTS
 from sepsa.paper.figures import Metric
-from sepsa.paper.methods import CROSS_ENTROPY, STANDARDIZED, TUNED, slug
+from sepsa.paper.methods import CROSS_ENTROPY, NEWTON, SELF_TUNING, STANDARDIZED, TUNED, slug
 from sepsa.paper.records import read as read_file
 from sepsa.paper.records import significant
 
 MODES = ("online", "mini-batch")
 # The paper's rows first, in its order; then its other methods; then those it lacks.
-METHODS = ("SepSA", "slimTrain", "Adam", "RMSprop", "NAG", "SGD", STANDARDIZED, CROSS_ENTROPY, TUNED)
+METHODS = (
+    *("SepSA", "slimTrain", "Adam", "RMSprop", "NAG", "SGD"),
+    *(STANDARDIZED, CROSS_ENTROPY, NEWTON, TUNED, SELF_TUNING),
+)
 
 
 class Printed(NamedTuple):
