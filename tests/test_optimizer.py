@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from sepsa import RLS, SepSA
+from sepsa import RLS, SepSA, SoftmaxNewton
 
 
 def network(dtype=torch.float32, bias=True, seed=0):
@@ -471,6 +471,16 @@ def test_head_fraction_keeps_features_targets_and_weights_together():
         assert torch.equal(w, 3 * f[:, 0])
         assert len(set(f[:, 0].tolist())) == 3
     assert len({tuple(f[:, 0].tolist()) for f, _, _ in seen}) > 1
+
+
+def test_head_fraction_takes_class_labels_where_the_solver_does():
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4))
+    optimizer = SepSA(model, torch.optim.SGD, lr=0.01, solver=SoftmaxNewton())
+    optimizer.head_fraction = 0.5
+    optimizer.learn(torch.randn(8, 3), torch.randint(0, 4, (8,)))
+    assert optimizer.solver.steps == 1
+    with pytest.raises(ValueError, match="sample_weight"), optimizer.observe(torch.randint(0, 4, (8,)), torch.ones(7)):
+        model(torch.randn(8, 3))
 
 
 def test_head_fraction_leaves_the_global_random_numbers_alone():

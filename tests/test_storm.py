@@ -161,3 +161,12 @@ def test_bad_use_is_refused_and_the_parameters_are_back():
         STORM(model.parameters(), mixing=0)
     with pytest.raises(ValueError, match="lr must be at least 0, got -1"):
         STORM(model.parameters(), lr=-1)
+
+
+def test_learn_evaluates_again_where_the_base_asks():
+    one, by_hand = together(lr=0.1, mixing=0.3), together(lr=0.1, mixing=0.3)
+    for x, y in batches(5):
+        one[1].learn(x, y)
+        teach(by_hand[1], by_hand[0], x, y)
+    for a, b in zip(one[0].parameters(), by_hand[0].parameters(), strict=True):
+        assert torch.equal(a, b)

@@ -47,7 +47,7 @@ def capture(model: nn.Module, optimizer: Optimizer, inputs: Tensor, targets: Ten
     if solver is not None and not hasattr(solver, "update_on_device"):
         raise ValueError(
             f"solver {type(solver).__name__} decides on the host and cannot be captured: "
-            "use RLS, or optimizer.learn without a graph"
+            "use RLS or SoftmaxNewton, or optimizer.learn without a graph"
         )
     return GraphStep(model, optimizer, inputs, targets, loss_fn)
 

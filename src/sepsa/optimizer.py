@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from sepsa.capture import Step, capture
 from sepsa.heads import RLS
-from sepsa.heads._border import check_rows
+from sepsa.heads._border import check_rows, check_weight
 from sepsa.heads.bank import SelfTuningRLS
 
 
@@ -97,7 +97,10 @@ class SepSA(Optimizer):
             with self.observe(targets):
                 loss = (loss_fn or self.solver.loss)(self.model(inputs), targets)
             loss.backward()  # type: ignore[no-untyped-call]
-        self.step()
+        if getattr(self.base, "evaluates_again", False):
+            self.step(lambda: (loss_fn or self.solver.loss)(self.model(inputs), targets))  # type: ignore[arg-type,return-value]
+        else:
+            self.step()
         self.zero_grad()
         return loss.detach()
 
@@ -195,12 +198,17 @@ class SepSA(Optimizer):
         self, features: Tensor, targets: Tensor, sample_weight: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """The rows drawn for the head, at `head_fraction` of them, and which they are."""
-        check_rows(self.head, features, targets, sample_weight)
+        labels = (
+            isinstance(targets, Tensor) and not targets.is_floating_point() and targets.shape == features.shape[:-1]
+        )
+        check_rows(self.head, features, None if labels else targets)
+        check_weight(self.head, features, sample_weight)
         rows = features.reshape(-1, features.shape[-1])
         count = math.ceil(self._head_fraction * len(rows))
         chosen = torch.randperm(len(rows), generator=self._generator)[:count].to(rows.device)
         weight = None if sample_weight is None else sample_weight.reshape(-1)[chosen]
-        return rows[chosen], targets.reshape(len(rows), -1)[chosen], weight, chosen
+        few = targets.reshape(-1) if labels else targets.reshape(len(rows), -1)
+        return rows[chosen], few[chosen], weight, chosen
 
     # ------------------------------------------------------------------ an Optimizer as any other
 

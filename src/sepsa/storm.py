@@ -37,9 +37,12 @@ class STORM(Optimizer):
         loss.backward()
         optimizer.step(lambda: mse_loss(model(inputs), targets))
 
-    The closure computes the loss of the same samples again, without `backward` and, so that the head does not learn
-    them twice, outside `observe`: `step` calls it with the parameters of the step before put back.
+    or `optimizer.learn(inputs, targets)`. The closure computes the loss of the same samples again, without `backward`
+    and, so that the head does not learn them twice, outside `observe`: `step` calls it with the parameters of the step
+    before put back.
     """
+
+    evaluates_again = True  # what `SepSA.learn` asks
 
     def __init__(
         self, params: Iterable[Tensor] | Iterable[dict[str, Any]], lr: float = 1e-2, mixing: float = 0.1

@@ -60,9 +60,15 @@ def check_rows(
         raise ValueError(
             f"targets must have shape {(*shape[:-1], m)} for these features, got {tuple(targets.shape)}{cure}"
         )
+    check_weight(linear, features, sample_weight)
+
+
+def check_weight(linear: nn.Linear, features: Tensor, sample_weight: Tensor | None) -> None:
+    """The weights of samples whose features are good."""
     if sample_weight is None:
         return
-    _check_tensor("sample_weight", sample_weight, device)
+    shape = features.shape
+    _check_tensor("sample_weight", sample_weight, linear.weight.device)
     if sample_weight.shape != shape[:-1]:
         raise ValueError(
             f"sample_weight must have shape {tuple(shape[:-1])}, one number a sample, got {tuple(sample_weight.shape)}"

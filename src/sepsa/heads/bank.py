@@ -76,7 +76,8 @@ class SelfTuningRLS(RLS):
 
     Choose it where nobody knows how fast the body makes old curvature stale, or how noisy the targets are. Each member
     of the bank equals the `RLS` of its settings; the one with the smallest recent error at samples before it learns
-    them sets the head's weights. `chosen` tells which, over time; `forgetting` and `ridge` are those of now.
+    them sets the head's weights, and where errors differ by chance, the one that remembers most. `chosen` tells which,
+    over time; `forgetting` and `ridge` are those of now. An update costs a Cholesky factor of A a member.
 
     Ridges of the grid are relative to the squared size (root mean square) of the features in the first update, rounded
     to a power of ten.
@@ -195,7 +196,7 @@ class SelfTuningRLS(RLS):
 
     @property
     def scores(self) -> dict[tuple[float, float], float]:
-        """The recent mean squared error of each member at samples it had not learned."""
+        """The recent mean squared error of each member at samples it had not learned, outliers cut off."""
         self._ready()
         return dict(zip(self.members, (self._score[:-1, -1] / self._score[-1, -1]).tolist(), strict=True))
 

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa.heads._border import affine_parameters, check_rows, explain_nonfinite, in_range
+from sepsa.heads._border import affine_parameters, check_rows, check_weight, explain_nonfinite, in_range
 
 _FADE = 7.0  # curvature fades as if each sample pushed out so many; benchmarks/softmax_newton.py compares
 _TOLERANCE = 1e-3  # of the sum of a sample's class probabilities: float16 and bfloat16 round them
@@ -228,8 +228,8 @@ class SoftmaxNewton:
         linear = self._ready()
         labels = isinstance(targets, Tensor) and not targets.is_floating_point() and targets.dtype != torch.bool
         if labels and isinstance(features, Tensor) and targets.shape == features.shape[:-1]:
-            stand_in = features.new_zeros(()).expand(*targets.shape, linear.out_features)
-            check_rows(linear, features, stand_in, sample_weight)
+            check_rows(linear, features)
+            check_weight(linear, features, sample_weight)
         else:
             check_rows(linear, features, targets, sample_weight)
         with torch.autocast(linear.weight.device.type, enabled=False):
