@@ -153,10 +153,8 @@ def test_leading_dimensions_and_dtypes_are_the_callers_affair(row):
 
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("name", BATTERY)
-def test_finite_under_the_adversarial_battery(row, name, batch, request):
+def test_finite_under_the_adversarial_battery(row, name, batch):
     solver, linear = start(row, dtype=torch.float32, k=BATTERY_WIDTH)
-    if isinstance(solver, SoftmaxNewton) and (name, batch) == ("features x 1e6", 1):
-        request.applymarker(pytest.mark.xfail(raises=ValueError, reason="it refuses finite samples there"))
     features = rows_of(name)
     generator = torch.Generator().manual_seed(1)
     if row.task == "regression":

@@ -163,7 +163,13 @@ def test_killed_five_times_it_ends_where_it_would_have_ended(tmp_path):
 @linux
 def test_ctrl_c_leaves_whole_files_and_says_how_to_go_on(tmp_path):
     what = ("fig2", "--datasets", "diabetes", "--methods", "sepsa", "--seeds", "20", "--jobs", "2")
-    process = subprocess.Popen(command(tmp_path, *what), stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command(tmp_path, *what),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what runs in the background ignores it
+    )
     wait_until(lambda: recorded(tmp_path) > 0)
     workers = children(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
