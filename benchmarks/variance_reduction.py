@@ -14,7 +14,6 @@ and Adam at three learning rates each, for two heads. STORM evaluates the model 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,11 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from measure import write
-from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from sepsa import RLS, STORM, SepSA
 from sepsa.paper import convergence
-from sepsa.paper.convergence import APART, BUMPS, NOISE, OVERLAPPING, POINTS, half_square, marks, optimum, slope
+from sepsa.paper.convergence import APART, BUMPS, NOISE, OVERLAPPING, half_square, marks, slope
 from sepsa.paper.data import Dataset, load
 from sepsa.paper.networks import for_dataset
 
@@ -43,30 +41,9 @@ HEADS = {"ridge 1, forgetting 1": (1.0, 1.0), "ridge 0.1, forgetting 0.8": (0.1,
 STYLES = {"SGD": ("#000000", ":"), "STORM": ("#D55E00", "-"), "Adam": ("#0072B2", "--")}
 
 
-def learn(optimizer: SepSA, x: Tensor, y: Tensor, loss_fn: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """One iteration; STORM wants the loss of the same samples again."""
-    with optimizer.observe(y):
-        loss = loss_fn(optimizer.model(x), y)
-    loss.backward()
-    if isinstance(optimizer.base, STORM):
-        optimizer.step(lambda: loss_fn(optimizer.model(x), y))
-    else:
-        optimizer.step()
-    optimizer.zero_grad()
-
-
 def follow(spacing: float, base: Any, d: float, seed: int) -> list[float]:
     """The objective above its minimum at each of the marks."""
-    generator = torch.Generator().manual_seed(seed)
-    x, body, head = optimum(spacing)
-    model = nn.Sequential(body, head)
-    clean = model(x).detach()
-    with torch.no_grad():
-        body.places.add_(0.3 * torch.randn(BUMPS, dtype=torch.float64, generator=generator))
-        head.weight.zero_()
-        head.bias.zero_()
-    drawn = torch.randint(POINTS, (STEPS,), generator=generator)
-    noise = NOISE * torch.randn(STEPS, 1, 1, dtype=torch.float64, generator=generator)
+    x, model, clean, drawn, noise = convergence.away_from_optimum(spacing, seed, STEPS)
     optimizer = SepSA(model, base, solver=RLS(), lr=1.0)
     looked_at, gaps = set(marks(STEPS)), []
     for k in range(1, STEPS + 1):
@@ -74,7 +51,7 @@ def follow(spacing: float, base: Any, d: float, seed: int) -> list[float]:
         optimizer.param_groups[0]["lr"] = d / (convergence.K0 + k)
         if base is STORM:
             optimizer.param_groups[0]["mixing"] = min(1.0, 3 / k)
-        learn(optimizer, x[row], clean[row] + noise[k - 1], half_square)
+        optimizer.learn(x[row], clean[row] + noise[k - 1], half_square)
         if k in looked_at:
             gaps.append(half_square(model(x), clean).item())
     return gaps
@@ -90,7 +67,7 @@ def energy(data: Dataset, method: str, lr: float, head: tuple[float, float], see
     for epoch in range(EPOCHS):
         try:
             for rows in torch.randperm(len(data.train_inputs)).split(BATCH):
-                learn(optimizer, data.train_inputs[rows], data.train_targets[rows], mse_loss)
+                optimizer.learn(data.train_inputs[rows], data.train_targets[rows], mse_loss)
         except ValueError:  # the body diverged, and the head refuses its features
             break
         with torch.no_grad():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -90,3 +92,9 @@ class PaperLoop:
         ds = (self.alpha[:-1] @ (2 * error / len(y))) * (s > 0)
         self.body.step([np.outer(ds, x), ds])
         return float((error**2).mean())
+
+
+def weights(linear: Any) -> Matrix:
+    """[weight, bias] of an `nn.Linear` as one array (m, p), a copy in float64."""
+    parts = [linear.weight] if linear.bias is None else [linear.weight, linear.bias[:, None]]
+    return np.hstack([part.detach().double().numpy() for part in parts]).copy()

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from reference import curvature, objective, ridge_left, ridge_regression, rls_step, with_ones
+from reference import curvature, objective, ridge_left, ridge_regression, rls_step, weights, with_ones
 from sepsa import RLS
 
 
@@ -29,11 +29,6 @@ def make(k, m, bias=True, dtype=torch.float64, seed=0, **options):
     torch.manual_seed(seed)
     linear = nn.Linear(k, m, bias=bias, dtype=dtype)
     return RLS(**options).bind(linear), linear
-
-
-def weights(linear):
-    W = linear.weight.detach().double()
-    return (W if linear.bias is None else torch.cat([W, linear.bias.detach().double()[:, None]], 1)).numpy().copy()
 
 
 def relative(a, b):

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from reference import weights
 from sepsa import SepSA
 from sepsa.heads import slimtik
 from sepsa.heads.slimtik import SlimTik
@@ -61,11 +62,6 @@ def make(k, m, bias=True, dtype=torch.float64, seed=0, head_dtype=torch.float64,
     torch.manual_seed(seed)
     linear = nn.Linear(k, m, bias=bias, dtype=head_dtype)
     return SlimTik(dtype=dtype, **options).bind(linear), linear
-
-
-def weights(linear):
-    W = linear.weight.detach().double()
-    return (W if linear.bias is None else torch.cat([W, linear.bias.detach().double()[:, None]], 1)).numpy().copy()
 
 
 def data(n, k, m, seed=0, dtype=torch.float64):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
+from reference import weights
 from sepsa import SepSA, SoftmaxNewton
 
 # ---------------------------------------------------------------------- the slow, obvious truth, in float64
@@ -97,11 +98,6 @@ def make(k, K, bias=True, dtype=torch.float64, seed=0, **options):
     torch.manual_seed(seed)
     linear = nn.Linear(k, K, bias=bias, dtype=dtype)
     return SoftmaxNewton(**options).bind(linear), linear
-
-
-def weights(linear):
-    W = linear.weight.detach().double()
-    return (W if linear.bias is None else torch.cat([W, linear.bias.detach().double()[:, None]], 1)).numpy().copy()
 
 
 def samples(n, k, K, seed=0, sharpness=2.0):

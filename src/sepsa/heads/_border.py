@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,13 @@ def in_range(name: str, value: float, low: float, high: float) -> float:
     return float(value)
 
 
+def at_least(name: str, value: object, low: int) -> None:
+    """An integer that is not smaller than `low`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        kind: type[Exception] = ValueError if isinstance(value, int) else TypeError
+        raise kind(f"{name} must be an integer of at least {low}, got {value!r}")
+
+
 def affine_parameters(linear: object) -> None:
     """Refuse what is not a plain nn.Linear with parameters of its own."""
     if not isinstance(linear, nn.Linear):
@@ -31,6 +39,42 @@ def affine_parameters(linear: object) -> None:
         )
     if not linear.weight.is_floating_point():
         raise TypeError(f"head must have real floating weights, got {linear.weight.dtype}")
+
+
+def is_new_head(name: str, owned: nn.Linear | None, linear: nn.Linear) -> bool:
+    """Whether the solver `name`, which owns `owned` so far, is to start on `linear`; a second head is refused."""
+    affine_parameters(linear)
+    if owned is not None and owned is not linear:
+        raise ValueError(
+            f"this {name} is already bound to another nn.Linear: a solver owns one head, so make a second {name}"
+        )
+    return owned is None
+
+
+def owned_head(name: str, owned: nn.Linear | None) -> nn.Linear:
+    """The head of the solver `name`, which must have one by now."""
+    if owned is None:
+        raise RuntimeError(f"this {name} owns no head yet: call bind(linear) first, or hand it to SepSA")
+    return owned
+
+
+def check_keys(name: str, state_dict: dict[str, Any], keys: set[str]) -> None:
+    """Refuse what is not a state of the solver `name`."""
+    if set(state_dict) != keys:
+        missing, extra = sorted(keys - set(state_dict)), sorted(set(state_dict) - keys)
+        raise ValueError(f"state_dict is not one of {name}: missing {missing}, unexpected {extra}")
+
+
+def check_state_tensor(key: str, value: object, shape: tuple[int, ...]) -> None:
+    """Refuse a state's entry that is no finite tensor of this shape."""
+    if not isinstance(value, Tensor) or value.shape != shape:
+        came = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(
+            f"state_dict[{key!r}] must be a tensor of shape {shape}, got {came}: "
+            "the checkpoint belongs to a head of another size"
+        )
+    if not bool(torch.isfinite(value).all()):
+        raise ValueError(f"state_dict[{key!r}] must be finite, got NaN or Inf: the checkpoint is damaged")
 
 
 def check_rows(

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads._border import affine_parameters, check_rows, explain_nonfinite, in_range
+from sepsa.heads._border import check_rows, explain_nonfinite, in_range, is_new_head
 from sepsa.heads.rls import _EVERY, RLS, Array, Desk, Posterior, as_tensor, restored
 
 # The grid, by evidence: benchmarks/self_tuning.py. A ridge is relative to the squared size of the first features.
@@ -118,8 +118,7 @@ class SelfTuningRLS(RLS):
     @torch.no_grad()
     def bind(self, linear: nn.Linear) -> SelfTuningRLS:
         """Own the curvature of `linear`; its present weights become the prior mean of every member."""
-        affine_parameters(linear)
-        if self.linear is linear:
+        if not is_new_head("RLS", self.linear, linear):
             return self
         super().bind(linear)
         L, J, (m, p) = len(self._lambdas), len(self._grid), self._prior.shape

@@ -39,8 +39,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa.heads._border import affine_parameters, check_rows, explain_nonfinite, in_range
-from sepsa.heads.slimtik import at_least
+from sepsa.heads._border import (
+    at_least,
+    check_keys,
+    check_rows,
+    check_state_tensor,
+    explain_nonfinite,
+    in_range,
+    is_new_head,
+    owned_head,
+)
 
 _LOSSES = ("squared", "cross-entropy")
 _BETA = 0.8  # any value from 0.5 to 0.95 does as well
@@ -89,14 +97,8 @@ class OnlineLBFGS:
     @torch.no_grad()
     def bind(self, linear: nn.Linear) -> OnlineLBFGS:
         """Own the curvature pairs of `linear`; its present weights become the prior mean."""
-        affine_parameters(linear)
-        if self.linear is linear:
+        if not is_new_head("OnlineLBFGS", self.linear, linear):
             return self
-        if self.linear is not None:
-            raise ValueError(
-                "this OnlineLBFGS is already bound to another nn.Linear: "
-                "a solver owns one head, so make a second OnlineLBFGS"
-            )
         self.linear = linear
         W = joined(linear).to(self.dtype)
         self._W, self._Z, self._prior = W, W.clone(), W.clone()
@@ -120,23 +122,13 @@ class OnlineLBFGS:
         """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
         linear = self._ready()
         keys = {name.lstrip("_") for name in self._TENSORS + self._SETTINGS + self._COUNTS + self._SUMS}
-        if set(state_dict) != keys:
-            missing, extra = sorted(keys - set(state_dict)), sorted(set(state_dict) - keys)
-            raise ValueError(f"state_dict is not one of OnlineLBFGS: missing {missing}, unexpected {extra}")
+        check_keys("OnlineLBFGS", state_dict, keys)
         check_settings(*(state_dict[name] for name in self._SETTINGS))
         memory, size = state_dict["memory"], self._W.numel()
         shapes = {"_A": (2, memory, size), "_SY": (memory, memory), "_YY": (memory, memory)}
         for name in self._TENSORS:
             key, shape = name.lstrip("_"), shapes.get(name, tuple(self._W.shape))
-            value = state_dict[key]
-            if not isinstance(value, Tensor) or value.shape != shape:
-                came = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                raise ValueError(
-                    f"state_dict[{key!r}] must be a tensor of shape {shape}, got {came}: "
-                    "the checkpoint belongs to a head of another size"
-                )
-            if not bool(torch.isfinite(value).all()):
-                raise ValueError(f"state_dict[{key!r}] must be finite, got NaN or Inf: the checkpoint is damaged")
+            check_state_tensor(key, state_dict[key], shape)
         for name in self._COUNTS:
             at_least(f"state_dict[{name.lstrip('_')!r}]", state_dict[name.lstrip("_")], 0)
         if state_dict["pairs"] > memory:
@@ -175,12 +167,11 @@ class OnlineLBFGS:
 
     def _ready(self) -> nn.Linear:
         """The head, with the state where it is."""
-        if self.linear is None:
-            raise RuntimeError("this OnlineLBFGS owns no head yet: call bind(linear) first, or hand it to SepSA")
-        if self.linear.weight.device != self._W.device:
+        linear = owned_head("OnlineLBFGS", self.linear)
+        if linear.weight.device != self._W.device:
             for name in ("_W", "_Z", "_prior", "_A", "_s", "_y", "_M"):
-                setattr(self, name, getattr(self, name).to(self.linear.weight.device))
-        return self.linear
+                setattr(self, name, getattr(self, name).to(linear.weight.device))
+        return linear
 
     # ------------------------------------------------------------------ learning
 

@@ -20,7 +20,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa.heads._border import affine_parameters, check_rows, explain_nonfinite, in_range
+from sepsa.heads._border import (
+    check_keys,
+    check_rows,
+    check_state_tensor,
+    explain_nonfinite,
+    in_range,
+    is_new_head,
+    owned_head,
+)
 
 Array = Any  # a torch.Tensor, or a numpy.ndarray over the same memory
 
@@ -91,13 +99,8 @@ class RLS:
     @torch.no_grad()
     def bind(self, linear: nn.Linear) -> RLS:
         """Own the curvature of `linear`; its present weights become the prior mean."""
-        affine_parameters(linear)
-        if self.linear is linear:
+        if not is_new_head("RLS", self.linear, linear):
             return self
-        if self.linear is not None:
-            raise ValueError(
-                "this RLS is already bound to another nn.Linear: a solver owns one head, so make a second RLS"
-            )
         self.linear = linear
         device = linear.weight.device
         dtype = self.dtype or (torch.float32 if device.type == "mps" else torch.float64)
@@ -130,20 +133,10 @@ class RLS:
         """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
         self._ready()
         keys = {name.lstrip("_") for name in self._TENSORS + self._NUMBERS}
-        if set(state_dict) != keys:
-            missing, extra = sorted(keys - set(state_dict)), sorted(set(state_dict) - keys)
-            raise ValueError(f"state_dict is not one of RLS: missing {missing}, unexpected {extra}")
+        check_keys("RLS", state_dict, keys)
         for name in self._TENSORS:
             key, shape = name.lstrip("_"), tuple(getattr(self, name).shape)
-            value = state_dict[key]
-            if not isinstance(value, Tensor) or value.shape != shape:
-                came = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                raise ValueError(
-                    f"state_dict[{key!r}] must be a tensor of shape {shape}, got {came}: "
-                    "the checkpoint belongs to a head of another size"
-                )
-            if not bool(torch.isfinite(value).all()):
-                raise ValueError(f"state_dict[{key!r}] must be finite, got NaN or Inf: the checkpoint is damaged")
+            check_state_tensor(key, state_dict[key], shape)
         in_range("ridge", state_dict["ridge"], 0.0, math.inf)
         in_range("forgetting", state_dict["forgetting"], 0.0, 1.0)
         for name in self._NUMBERS:
@@ -196,9 +189,7 @@ class RLS:
         return f"RLS(ridge={self.ridge:g}, forgetting={self.forgetting:g}{head})"
 
     def _bound(self) -> nn.Linear:
-        if self.linear is None:
-            raise RuntimeError("this RLS owns no head yet: call bind(linear) first, or hand it to SepSA")
-        return self.linear
+        return owned_head("RLS", self.linear)
 
     def _ready(self) -> Desk:
         """The work space, laid out anew when the head has moved to another device, dtype or memory."""

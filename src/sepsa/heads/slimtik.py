@@ -30,7 +30,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa.heads._border import affine_parameters, check_rows, explain_nonfinite, in_range
+from sepsa.heads._border import (
+    at_least,
+    check_keys,
+    check_rows,
+    explain_nonfinite,
+    in_range,
+    is_new_head,
+    owned_head,
+)
 
 
 class SlimTik:
@@ -74,13 +82,8 @@ class SlimTik:
 
     def bind(self, linear: nn.Linear) -> SlimTik:
         """Own the memory and the regularization of `linear`; its present weights are the start."""
-        affine_parameters(linear)
-        if self.linear is linear:
+        if not is_new_head("SlimTik", self.linear, linear):
             return self
-        if self.linear is not None:
-            raise ValueError(
-                "this SlimTik is already bound to another nn.Linear: a solver owns one head, so make a second SlimTik"
-            )
         self.linear = linear
         self.steps = 0
         self.chosen = self.regularization  # the last Λ
@@ -106,9 +109,7 @@ class SlimTik:
         """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
         shape = self._shape()
         keys = set(self.state_dict())
-        if set(state_dict) != keys:
-            missing, extra = sorted(keys - set(state_dict)), sorted(set(state_dict) - keys)
-            raise ValueError(f"state_dict is not one of SlimTik: missing {missing}, unexpected {extra}")
+        check_keys("SlimTik", state_dict, keys)
         if state_dict["shape"] not in (shape, list(shape)):
             raise ValueError(
                 f"state_dict['shape'] must be {shape}, got {state_dict['shape']}: "
@@ -148,9 +149,7 @@ class SlimTik:
         return f"SlimTik(memory={self.memory}, regularization={self.regularization:g}{head})"
 
     def _bound(self) -> nn.Linear:
-        if self.linear is None:
-            raise RuntimeError("this SlimTik owns no head yet: call bind(linear) first, or hand it to SepSA")
-        return self.linear
+        return owned_head("SlimTik", self.linear)
 
     def _shape(self) -> tuple[int, int]:
         linear = self._bound()
@@ -216,12 +215,6 @@ def on_host(dtype: torch.dtype, *tensors: Tensor) -> list[Tensor]:
     flat = torch.cat([tensor.detach().to(dtype).reshape(-1) for tensor in tensors]).cpu()
     parts = torch.split_with_sizes(flat, [tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
-
-
-def at_least(name: str, value: object, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        kind: type[Exception] = ValueError if isinstance(value, int) else TypeError
-        raise kind(f"{name} must be an integer of at least {low}, got {value!r}")
 
 
 def check_settings(memory: int, regularization: float, bounds: tuple[float, float], candidates: int) -> None:

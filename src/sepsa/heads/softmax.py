@@ -30,7 +30,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa.heads._border import affine_parameters, check_rows, check_weight, explain_nonfinite, in_range
+from sepsa.heads._border import (
+    check_keys,
+    check_rows,
+    check_state_tensor,
+    check_weight,
+    explain_nonfinite,
+    in_range,
+    is_new_head,
+    owned_head,
+)
 
 _FADE = 7.0  # curvature fades as if each sample pushed out so many; benchmarks/softmax_newton.py compares
 _TOLERANCE = 1e-3  # of the sum of a sample's class probabilities: float16 and bfloat16 round them
@@ -77,14 +86,8 @@ class SoftmaxNewton:
     @torch.no_grad()
     def bind(self, linear: nn.Linear) -> SoftmaxNewton:
         """Own the curvature of `linear`; its present weights become the prior mean."""
-        affine_parameters(linear)
-        if self.linear is linear:
+        if not is_new_head("SoftmaxNewton", self.linear, linear):
             return self
-        if self.linear is not None:
-            raise ValueError(
-                "this SoftmaxNewton is already bound to another nn.Linear: "
-                "a solver owns one head, so make a second SoftmaxNewton"
-            )
         K, p = linear.out_features, linear.in_features + (linear.bias is not None)
         classes = max(K, 2)
         if self.class_weight is not None and len(self.class_weight) != classes:
@@ -116,20 +119,10 @@ class SoftmaxNewton:
         """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
         self._ready()
         keys = {name.lstrip("_") for name in (*self._TENSORS, *self._NUMBERS, "class_weight")}
-        if set(state_dict) != keys:
-            missing, extra = sorted(keys - set(state_dict)), sorted(set(state_dict) - keys)
-            raise ValueError(f"state_dict is not one of SoftmaxNewton: missing {missing}, unexpected {extra}")
+        check_keys("SoftmaxNewton", state_dict, keys)
         for name in self._TENSORS:
             key, shape = name.lstrip("_"), tuple(getattr(self, name).shape)
-            value = state_dict[key]
-            if not isinstance(value, Tensor) or value.shape != shape:
-                came = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                raise ValueError(
-                    f"state_dict[{key!r}] must be a tensor of shape {shape}, got {came}: "
-                    "the checkpoint belongs to a head of another size"
-                )
-            if not bool(torch.isfinite(value).all()):
-                raise ValueError(f"state_dict[{key!r}] must be finite, got NaN or Inf: the checkpoint is damaged")
+            check_state_tensor(key, state_dict[key], shape)
         options = {name: state_dict[name] for name in (*self._NUMBERS, "class_weight")}
         fresh = SoftmaxNewton(**options).bind(self._bound())  # refuses what the constructor would
         self.__dict__.update({name: getattr(fresh, name) for name in (*options, "_weights")})
@@ -161,9 +154,7 @@ class SoftmaxNewton:
         return f"SoftmaxNewton(ridge={self.ridge:g}, forgetting={self.forgetting:g}{more}{head})"
 
     def _bound(self) -> nn.Linear:
-        if self.linear is None:
-            raise RuntimeError("this SoftmaxNewton owns no head yet: call bind(linear) first, or hand it to SepSA")
-        return self.linear
+        return owned_head("SoftmaxNewton", self.linear)
 
     def _ready(self) -> nn.Linear:
         """The head, with the state where it is."""

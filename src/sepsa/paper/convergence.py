@@ -88,18 +88,24 @@ def marks(steps: int) -> list[int]:
     return sorted({round(steps ** (i / (MARKS - 1))) for i in range(MARKS)})
 
 
-def follow(walk: Walk) -> Curves:
-    """The norm of the true gradient of f, and f less its minimum, at each of the marks."""
-    generator = torch.Generator().manual_seed(walk.seed)
-    x, body, head = optimum(walk.spacing)
+def away_from_optimum(spacing: float, seed: int, steps: int) -> tuple[Tensor, nn.Sequential, Tensor, Tensor, Tensor]:
+    """The points and the model, moved from its optimum; the clean targets, which point each step draws, its noise."""
+    generator = torch.Generator().manual_seed(seed)
+    x, body, head = optimum(spacing)
     model = nn.Sequential(body, head)
     clean = model(x).detach()
     with torch.no_grad():
         body.places.add_(0.3 * torch.randn(BUMPS, dtype=torch.float64, generator=generator))
         head.weight.zero_()
         head.bias.zero_()
-    drawn = torch.randint(POINTS, (walk.steps,), generator=generator)
-    noise = NOISE * torch.randn(walk.steps, 1, 1, dtype=torch.float64, generator=generator)
+    drawn = torch.randint(POINTS, (steps,), generator=generator)
+    noise = NOISE * torch.randn(steps, 1, 1, dtype=torch.float64, generator=generator)
+    return x, model, clean, drawn, noise
+
+
+def follow(walk: Walk) -> Curves:
+    """The norm of the true gradient of f, and f less its minimum, at each of the marks."""
+    x, model, clean, drawn, noise = away_from_optimum(walk.spacing, walk.seed, walk.steps)
     optimizer = SepSA(model, torch.optim.SGD, solver=RLS(), lr=1.0)
     looked_at, norms, gaps = set(marks(walk.steps)), [], []
     for k in range(1, walk.steps + 1):
