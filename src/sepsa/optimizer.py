@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from sepsa.capture import Step, capture
 from sepsa.heads import RLS
-from sepsa.heads._border import check_rows, check_weight
+from sepsa.heads._checks import check_rows, check_weight
 from sepsa.heads.bank import SelfTuningRLS
 
 

@@ -4,5 +4,6 @@ from sepsa.heads.lbfgs import OnlineLBFGS
 from sepsa.heads.rls import RLS
 from sepsa.heads.slimtik import SlimTik
 from sepsa.heads.softmax import SoftmaxNewton
+from sepsa.heads.solver import Capturable, HeadSolver, HoldsOut, NotFinite
 
-__all__ = ["RLS", "OnlineLBFGS", "SlimTik", "SoftmaxNewton"]
+__all__ = ["RLS", "Capturable", "HeadSolver", "HoldsOut", "NotFinite", "OnlineLBFGS", "SlimTik", "SoftmaxNewton"]

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads._border import check_rows, explain_nonfinite, in_range, is_new_head
+from sepsa.heads._checks import check_rows, explain_nonfinite, in_range, is_new_head
 from sepsa.heads.rls import _EVERY, RLS, Array, Desk, Posterior, as_tensor, restored
 
 # The grid, by evidence: benchmarks/self_tuning.py. A ridge is relative to the squared size of the first features.

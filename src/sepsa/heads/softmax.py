@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa.heads._border import (
+from sepsa.heads._checks import (
     check_keys,
     check_rows,
     check_state_tensor,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.heads._border import in_range
+from sepsa.heads._checks import in_range
 from sepsa.stream import kernels
 
 Floats = NDArray[np.float64]

@@ -29,7 +29,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from sepsa.heads._border import in_range
+from sepsa.heads._checks import in_range
 from sepsa.stream.chances import SHARPNESS, blend, losses, nearest
 from sepsa.stream.engine import ACTIVATIONS, OPTIMIZERS, Floats, at_least, not_negative, one_of
 from sepsa.stream.learner import Learner, moments, reciprocal

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sepsa.heads.solver import NotFinite
+
 
 def in_range(name: str, value: float, low: float, high: float) -> float:
     """A number in (low, high], or in (low, inf)."""
@@ -131,17 +133,17 @@ def _check_tensor(name: str, value: object, device: torch.device) -> None:
         raise ValueError(f"{name} must be on {device}, where the head is, got {value.device}")
 
 
-def explain_nonfinite(features: Tensor, targets: Tensor | None, linear: nn.Linear) -> ValueError:
+def explain_nonfinite(features: Tensor, targets: Tensor | None, linear: nn.Linear) -> NotFinite:
     """The error for numbers a head cannot learn from; called only once something is known to be wrong."""
     head = (("the head's weight", linear.weight), ("the head's bias", linear.bias))
     for name, value in (("features", features), ("targets", targets), *head):
         if value is not None and not bool(torch.isfinite(value).all()):
             bad = value[~torch.isfinite(value)]
-            return ValueError(
+            return NotFinite(
                 f"{name} must be finite, got {bad[0].item()} ({bad.numel()} of {value.numel()} values are NaN or Inf): "
                 "nothing was learned; drop or repair these samples, or lower the body's learning rate if it diverged"
             )
     largest = max(float(v.abs().max()) for v in (features, targets) if v is not None)
-    return ValueError(
+    return NotFinite(
         f"features and targets must be small enough to square, got {largest:g}: nothing was learned; rescale them"
     )
