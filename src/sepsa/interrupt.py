@@ -7,9 +7,13 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-# The functions of the C module: signal.signal turns its numbers into enums both ways, at ten times the price.
-_getsignal: Any = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
-_signal: Any = getattr(signal.signal, "__wrapped__", signal.signal)
+try:  # Python's own signal module turns numbers into enums and back, which takes ten times as long.
+    from _signal import getsignal as _getsignal  # type: ignore[import-not-found]
+    from _signal import signal as _signal
+except ImportError:  # another Python than CPython
+    from signal import getsignal as _getsignal
+    from signal import signal as _signal
+
 _SIGINT = int(signal.SIGINT)
 
 
