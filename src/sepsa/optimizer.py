@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -12,7 +13,7 @@ from torch.optim import Optimizer
 from sepsa.capture import PlainStep, Step, capture, check_devices
 from sepsa.heads import RLS, HeadSolver
 from sepsa.interrupt import DeferredInterrupt
-from sepsa.observe import Observation, Observer
+from sepsa.observe import Detached, Observation, Observer, observers_of
 
 S = TypeVar("S", bound=HeadSolver)
 
@@ -69,11 +70,13 @@ class SepSA(Optimizer, Generic[S]):
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module, got {type(model).__name__}: SepSA finds the head in it")
         self.head_name, self.head = find_head(model, head)
+        check_head(self.head_name, self.head)
         self.base = build_base(model, self.head_name, self.head, base, base_options)
         self.model = model
         self.solver = cast(S, RLS()) if solver is None else solver
         self.solver.bind(self.head)
         self._observer = Observer(model, self.head_name, self.head, self.solver)
+        self._dtype = self.head.weight.dtype
         super().__init__(self.base.param_groups, self.base.defaults)
         self._adopt_base()
 
@@ -94,23 +97,36 @@ class SepSA(Optimizer, Generic[S]):
         """A context in which the model's forward teaches the head: as the data reach it, it learns first."""
         return Observation(self._observer, targets, sample_weight)
 
-    def learn(self, inputs: Any, targets: Tensor, loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None) -> Tensor:
+    def learn(
+        self,
+        inputs: Any,
+        targets: Tensor,
+        loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None,
+        sample_weight: Tensor | None = None,
+    ) -> Tensor:
         """One whole iteration: the head learns, the body follows. Returns the loss at the new head.
+
+        The loss is the solver's own, a mean over the samples that have a target, by `sample_weight`; a `loss_fn` is
+        called with all outputs and targets as they are.
 
         Ctrl-C waits until it is over; a second one does not. After an error before the body has moved, in the loss or
         for lack of memory, the head (of a solver that is `Revertible`) and the running statistics of the model's
         normalization layers are as they were before.
         """
         with DeferredInterrupt():
-            observer, criterion = self._observer, loss_fn or self.solver.loss
-            observation, before = Observation(observer, targets), observer.checkpoint()
+            observer = self._observer
+            observation, before = Observation(observer, targets, sample_weight), observer.checkpoint()
+
+            def loss_of(outputs: Tensor) -> Tensor:
+                return observation.loss(outputs) if loss_fn is None else loss_fn(outputs, targets)
+
             try:
                 with torch.enable_grad():
                     with observation:
-                        loss = criterion(self.model(inputs), targets)
+                        loss = loss_of(self.model(inputs))
                     loss.backward()  # type: ignore[no-untyped-call]
                 if getattr(self.base, "evaluates_again", False):
-                    self.step(lambda: criterion(self.model(inputs), targets))  # type: ignore[arg-type,return-value]
+                    self.step(lambda: loss_of(self.model(inputs)))  # type: ignore[arg-type,return-value]
                 else:
                     self.step()
             except BaseException:
@@ -120,16 +136,25 @@ class SepSA(Optimizer, Generic[S]):
             self.zero_grad()
             return loss.detach()
 
+    def detach(self) -> Detached:
+        """Leave the model as if we had never been there: for torch.jit.script, or to save it whole.
+
+        Within `with optimizer.detach():` it is free of us for a while; after a plain call it stays so.
+        """
+        return Detached(self._observer)
+
     @overload
     def step(self, closure: None = None) -> None: ...
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Let the base optimizer move the body."""
+        if self.head.weight.dtype is not self._dtype:
+            self._follow_dtype()
         for before in self._optimizer_step_pre_hooks.values():
             before(self, (closure,), {})
         result = self.base.step() if closure is None else self.base.step(closure)
-        self._observer.body_steps += 1
+        self._observer.body_moved()
         for after in self._optimizer_step_post_hooks.values():
             after(self, (closure,), {})
         return result
@@ -212,6 +237,14 @@ class SepSA(Optimizer, Generic[S]):
     def _body_shapes(self) -> list[list[list[int]]]:
         return [[list(p.shape) for p in group["params"]] for group in self.base.param_groups]
 
+    def _follow_dtype(self) -> None:
+        """After `model.double()` and the like, which change parameters and leave their moments behind."""
+        self._dtype = self.head.weight.dtype
+        for parameter, state in self.base.state.items():
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape:
+                    state[name] = value.to(parameter.dtype)
+
     def _adopt_base(self) -> None:
         # One list and one dict for both, so a scheduler on either is a scheduler on both.
         self.param_groups = self.base.param_groups
@@ -253,6 +286,24 @@ def find_head(model: nn.Module, head: nn.Linear | str | None) -> tuple[str, nn.L
     raise ValueError("head is not a module of the model: pass model's own nn.Linear or its name")
 
 
+def check_head(name: str, head: nn.Linear) -> None:
+    """Refuse a head whose weights nobody could set, or nobody wanted set."""
+    weight = head._parameters.get("weight")
+    if weight is None or isinstance(weight, nn.parameter.UninitializedParameter):
+        return  # the solver refuses it, in words of its own
+    if weight.is_meta:
+        raise ValueError(
+            f"head {name!r} is on the meta device and has no weights: load the model first, "
+            "as by model.to_empty(device=...) and load_state_dict, then make the SepSA"
+        )
+    for key, parameter in head._parameters.items():
+        if parameter is not None and not parameter.requires_grad:
+            raise ValueError(
+                f"head parameter {name + '.' + key!r} has requires_grad=False, and the head solver would change it all "
+                "the same: call head.requires_grad_(True), or name another head by SepSA(model, base, head=...)"
+            )
+
+
 def build_base(
     model: nn.Module,
     head_name: str,
@@ -284,10 +335,31 @@ def build_base(
     if isinstance(base, Optimizer):
         if options:
             raise ValueError(f"base is an instance, so it has its options already, got {sorted(options)} as well")
-        refuse_head_parameters(head_name, head, (p for group in base.param_groups for p in group["params"]))
+        given = [p for group in base.param_groups for p in group["params"]]
+        refuse_head_parameters(head_name, head, given)
+        refuse_other_heads(model, head, given)
         return base
+    misplaced = sorted({"ridge", "forgetting"} & set(options) - set(inspect.signature(kind).parameters))
+    if misplaced:
+        settings = ", ".join(f"{name}={options[name]!r}" for name in misplaced)
+        raise TypeError(
+            f"{misplaced[0]} is a setting of the head solver and not of {kind.__name__}: "
+            f"write SepSA(model, {kind.__name__}, solver=RLS({settings}))"
+        )
     body = [parameter for parameter in model.parameters() if id(parameter) not in of_head]
+    refuse_other_heads(model, head, body)
     return kind([{"params": body}], **options)
+
+
+def refuse_other_heads(model: nn.Module, head: nn.Linear, parameters: Iterable[Tensor]) -> None:
+    """What another SepSA teaches, its solver alone moves."""
+    moved = {id(parameter) for parameter in parameters}
+    for observer in observers_of(model):
+        if observer.head is not head and any(id(p) in moved for p in observer.head.parameters()):
+            raise ValueError(
+                f"another SepSA teaches the head {observer.name!r} of this model, and base would move it too: "
+                "pass base an optimizer without its parameters, or call detach() on the other SepSA"
+            )
 
 
 def refuse_head_parameters(head_name: str, head: nn.Linear, parameters: Iterable[Tensor]) -> None:
