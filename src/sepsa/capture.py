@@ -44,7 +44,7 @@ def capture(model: nn.Module, optimizer: Optimizer, inputs: Tensor, targets: Ten
     if not inputs.is_cuda:
         return PlainStep(model, optimizer, loss_fn)
     solver = getattr(optimizer, "solver", None)
-    if solver is not None and not hasattr(solver, "update_on_device"):
+    if solver is not None and not hasattr(solver, "update_captured"):
         raise ValueError(
             f"solver {type(solver).__name__} decides on the host and cannot be captured: "
             "use RLS or SoftmaxNewton, or optimizer.learn without a graph"
@@ -82,7 +82,7 @@ class GraphStep:
     def __init__(self, model: nn.Module, optimizer: Optimizer, inputs: Tensor, targets: Tensor, loss_fn: Loss) -> None:
         self.model, self.optimizer, self.loss_fn = model, optimizer, loss_fn
         self.solver = getattr(optimizer, "solver", None)
-        self.finish: Callable[[], None] | None = getattr(self.solver, "finish_on_device", None)
+        self.finish: Callable[[], None] | None = getattr(self.solver, "finish_captured", None)
         self.base: Optimizer = getattr(optimizer, "base", optimizer)
         self.inputs, self.targets = torch.zeros_like(inputs), torch.zeros_like(targets)
         device = inputs.device
@@ -116,7 +116,7 @@ class GraphStep:
         if order.ndim != 2 or order.dtype != torch.long:
             raise ValueError(f"order must be (steps, batch) of torch.long, got {tuple(order.shape)} of {order.dtype}")
         if self.solver is not None:
-            self.solver.prepare_on_device()
+            self.solver.prepare_capture()
         for group, rate in zip(self.base.param_groups, self._rates, strict=True):
             rate.fill_(float(group["lr"]))
         key = (inputs.data_ptr(), targets.data_ptr(), order.shape[1], *self._fixed())

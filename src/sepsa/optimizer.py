@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from sepsa.capture import Step, capture
 from sepsa.heads import RLS
 from sepsa.heads._checks import check_rows, check_weight
-from sepsa.heads.bank import SelfTuningRLS
+from sepsa.heads.self_tuning import SelfTuningRLS
 
 
 class HeadSolver(Protocol):
@@ -183,7 +183,7 @@ class SepSA(Optimizer):
         if count < len(rows):
             chosen = torch.rand(len(rows), device=rows.device).topk(count).indices
             rows, targets = rows[chosen], targets[chosen]
-        self.solver.update_on_device(rows, targets)  # type: ignore[attr-defined]
+        self.solver.update_captured(rows, targets)  # type: ignore[attr-defined]
 
     def capture(
         self, inputs: Tensor, targets: Tensor, loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None

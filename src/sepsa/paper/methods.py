@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from sepsa.capture import PlainStep, Step, capture
 from sepsa.heads import RLS, SlimTik, SoftmaxNewton
-from sepsa.heads.bank import SelfTuningRLS
+from sepsa.heads.self_tuning import SelfTuningRLS
 from sepsa.optimizer import HeadSolver, SepSA
 
 Loss = Callable[[Tensor, Tensor], Tensor]
