@@ -235,7 +235,7 @@ def _check_tensor(name: str, value: object, device: torch.device) -> None:
     if value.layout is not torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got layout {value.layout}: call {name}.to_dense()")
     if value.is_complex():
-        raise TypeError(f"{name} must be real, got {value.dtype}: pass its real and imaginary parts as two columns")
+        raise TypeError(f"{name} must be floating point, got {value.dtype}: call torch.view_as_real({name})")
     if not value.is_floating_point():
         raise TypeError(f"{name} must be floating point, got {value.dtype}: call {name}.float()")
     if value.device != device:
