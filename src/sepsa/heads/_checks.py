@@ -120,7 +120,7 @@ def check_state_tensor(
         )
     if value.layout is not torch.strided or value.is_meta or value.dtype not in (torch.float32, torch.float64):
         raise damaged(key, "a dense tensor of float32 or float64", kind_of(value))
-    copy = value.detach().to(dtype=dtype or value.dtype, copy=True)
+    copy = value.detach().to(dtype=dtype or value.dtype, copy=True, memory_format=torch.contiguous_format)
     if not bool(torch.isfinite(copy).all()):
         came = "NaN or Inf" if copy.dtype == value.dtype else f"what {copy.dtype} cannot hold"
         raise damaged(key, "finite", came)
@@ -192,8 +192,7 @@ def is_integer(targets: object) -> bool:
 
 
 def check_labels(linear: nn.Linear, features: Tensor, labels: Tensor, sample_weight: Tensor | None = None) -> None:
-    """`check_rows` for integer labels that have the features' leading shape, except for the range of the labels."""
-    check_rows(linear, features)
+    """Integer labels in the leading shape of features that are good, and weights; not yet the labels' range."""
     if labels.device != features.device:
         raise ValueError(f"targets must be on {features.device}, where the head is, got {labels.device}")
     check_weight(linear, features, sample_weight)
