@@ -340,8 +340,10 @@ def check_settings(loss: str, memory: int, ridge: float, forgetting: float) -> N
 
 
 def check_probabilities(targets: Tensor) -> None:
-    """What the cross-entropy can be taken with; NaN is left to the check of the numbers."""
+    """What the cross-entropy can be taken with; NaN and Inf are left to the check of the numbers."""
     low, high = float(targets.min()), float(targets.max())
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return
     if low < 0 or (targets.shape[-1] == 1 and high > 1):
         raise ValueError(
             f"targets must be probabilities for loss 'cross-entropy', got {low if low < 0 else high:g}: "
