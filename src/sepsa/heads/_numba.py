@@ -346,10 +346,8 @@ class Workspace:
         if sample_weight is None:
             return self.Phi, self.Y, float(n)
         omega = sample_weight.detach().reshape(-1, 1).to(self.Y.dtype)
-        self.Phi.mul_(omega.sqrt())
-        self.Y.mul_(omega.sqrt())
-        scaled, self.Phi = self.Phi, self.Phi[:0]  # the next call wants ones again
-        return scaled, self.Y, float(omega.sum())
+        Phi, self.Phi = self.Phi, self.Phi[:0]  # the next call wants ones again
+        return Phi.mul_(omega.sqrt()), self.Y.mul_(omega.sqrt()), float(omega.sum())
 
     def update(self, lam: float, samples: float) -> bool | None:
         """Learn the rows that `rows` returned last. False: they are not finite; None: too large for this form."""
