@@ -156,7 +156,7 @@ def test_updates_equal_the_equations_spelled_out(problem):
         solver.update(torch.tensor(x), torch.tensor(t[:, C - K :]), torch.tensor(omega) if weighted else None)
         dense.update(np.column_stack([x, np.ones(n)]) if bias else x, t, omega)
         np.testing.assert_allclose(weights(linear), dense.W, rtol=1e-7, atol=1e-8)
-    B = (solver._T.T @ solver._T).numpy()
+    B = solver.covariance().numpy()
     np.testing.assert_allclose(B @ dense.A, np.eye(len(B)), atol=1e-6)
     assert solver.steps == len(sizes)
     assert solver.samples == pytest.approx(dense.seen)
@@ -196,7 +196,7 @@ def test_on_a_full_batch_it_converges_to_the_optimum_of_what_it_remembers(ridge)
         solver.update(x, y)
     # At forgetting 1/2 it remembers the batch twice, which is the batch against half of the ridge; each class has its
     # ridge by its share of the curvature.
-    share = 3 * solver._shares[:, None] / solver._shares.sum()
+    share = 1.5 * solver.class_shares()[:, None]
     Phi, hot = torch.cat([x, torch.ones(300, 1)], 1), one_hot(y, 3).double()
     _, W = minimum(Phi, hot, ridge / 2 * share, prior)
     # What all classes have in common moves no probability, and only the ridge moves it.
@@ -324,7 +324,7 @@ def test_finite_under_what_breaks_a_curvature(kind, forgetting, batch):
     for i in range(0, 600, batch):
         solver.update(x[i : i + batch], y[i : i + batch])
     assert np.isfinite(weights(linear)).all()
-    assert bool(solver._T.isfinite().all())
+    assert bool(solver.covariance().isfinite().all())
     assert solver.loss(linear(x.float()), y).isfinite()
     if kind == "half dead, then alive":
         assert (linear(x.float()).argmax(1) == y).double().mean() > 0.6
@@ -362,12 +362,12 @@ def test_on_a_device_bad_input_is_skipped_and_good_input_is_learned_as_ever(what
     solver, linear = make(4, 3, forgetting=0.97)
     other, other_linear = make(4, 3, forgetting=0.97)
     for i in (0, 10, 20):
-        solver.prepare_on_device()
-        assert bool(solver.update_on_device(x[i : i + 10], y[i : i + 10, None]))
+        solver.prepare_capture()
+        assert bool(solver.update_captured(x[i : i + 10], y[i : i + 10, None]))
         other.update(x[i : i + 10], y[i : i + 10])
     assert_same(all_of(solver, linear), all_of(other, other_linear))
     features, targets, _ = bad_input[what](x[:6], torch.tensor([0, 1, 2, 0, 1, 2]))
-    assert not bool(solver.update_on_device(features, targets))
+    assert not bool(solver.update_captured(features, targets))
     assert_same(all_of(solver, linear), all_of(other, other_linear))
 
 
@@ -410,7 +410,7 @@ def test_a_coarse_head_keeps_what_rounding_loses_and_what_the_user_sets():
         coarse.update(x[i], y[i])
         fine.update(x[i], y[i])
     np.testing.assert_allclose(weights(head), weights(reference), rtol=0.02, atol=0.02)
-    np.testing.assert_allclose(coarse._W.numpy(), weights(reference), rtol=0.01, atol=0.01)
+    np.testing.assert_allclose(coarse.state_dict()["W"].numpy(), weights(reference), rtol=0.01, atol=0.01)
     with torch.no_grad():
         reference.weight.zero_()
     fine.update(x[:1], y[:1])
@@ -468,7 +468,8 @@ def test_the_state_follows_the_head():
     solver, _ = make(4, 3)
     solver.update(x, y)
     solver.to("meta")
-    assert {getattr(solver, name).device.type for name in (*solver._TENSORS, "_weights")} == {"meta"}
+    tensors = [value for value in solver.state_dict().values() if isinstance(value, torch.Tensor)]
+    assert {tensor.device.type for tensor in (*tensors, solver.covariance())} == {"meta"}
 
 
 # ---------------------------------------------------------------------- in SepSA

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+
+class Posterior(NamedTuple):
+    """A prediction and its standard deviation, both (..., out_features)."""
+
+    mean: Tensor
+    std: Tensor
 
 
 def width(linear: nn.Linear) -> int:

@@ -7,7 +7,7 @@ holds it to what they promise.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -16,6 +16,13 @@ Solver = TypeVar("Solver", bound="HeadSolver")
 
 class NotFinite(ValueError):
     """Numbers that a head cannot learn from: NaN, Inf, or too large for its arithmetic. Nothing was learned."""
+
+
+class Posterior(NamedTuple):
+    """A prediction and its standard deviation, both (..., out_features)."""
+
+    mean: Tensor
+    std: Tensor
 
 
 @runtime_checkable

@@ -15,17 +15,17 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from sepsa import RLS, SepSA
-from sepsa.heads import bank
-from sepsa.heads.bank import SelfTuningRLS
+from sepsa.heads import self_tuning
+from sepsa.heads.self_tuning import SelfTuningRLS
 
 AUTO = {"ridge": "auto", "forgetting": "auto"}
 
 
-@pytest.fixture(params=["numpy", "torch"], autouse=True)
+@pytest.fixture(params=["numba", "torch"], autouse=True)
 def path(request, monkeypatch):
     """Both kinds of arrays: a CPU with small p would only ever see NumPy's."""
     if request.param == "torch":
-        monkeypatch.setattr("sepsa.heads.rls._NUMPY_LIMIT", 0)
+        monkeypatch.setattr("sepsa.heads.rls._NUMBA_LIMIT", 0)
 
 
 def make(k, m=1, bias=True, seed=0, dtype=torch.float64, **options):
@@ -35,8 +35,8 @@ def make(k, m=1, bias=True, seed=0, dtype=torch.float64, **options):
 
 
 def weights(solver):
-    solver._desk.read()
-    return solver._desk.weights.clone()
+    linear = solver.linear
+    return torch.cat([linear.weight, linear.bias[:, None]], 1) if linear.bias is not None else linear.weight
 
 
 def bits(solver, linear):
@@ -69,8 +69,8 @@ def test_every_member_is_the_rls_of_its_settings(k, m, bias, sizes, weighted, sc
         for one in plain:
             one.update(x, y, omega)
     for j, one in enumerate(plain):
-        torch.testing.assert_close(solver._W[j], weights(one), rtol=1e-8, atol=1e-8)
-    driving = plain[solver._member]
+        torch.testing.assert_close(solver.weights()[j], weights(one), rtol=1e-8, atol=1e-8)
+    driving = plain[solver._state.active]
     torch.testing.assert_close(weights(solver), weights(driving), rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(solver.covariance(), driving.covariance(), rtol=1e-7, atol=1e-12)
     assert (solver.ridge, solver.forgetting) == (driving.ridge, driving.forgetting)
@@ -114,7 +114,7 @@ def test_a_moved_head_moves_every_member():
     solver.update(x, y)
     for j, one in enumerate(plain):
         one.update(x, y)
-        torch.testing.assert_close(solver._W[j], weights(one), rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(solver.weights()[j], weights(one), rtol=1e-8, atol=1e-8)
 
 
 def test_the_ridge_follows_the_size_of_the_features():
@@ -192,14 +192,14 @@ def noise_passes(honest, monkeypatch, seed=0, n=60, k=30, epochs=40):
         for rows in order.split(10):
             solver.update(x[rows], y[rows])
     # The noise has variance 1, so W errs by 1 + ||W||² at a new sample.
-    return solver, 1 + solver._W.square().sum((1, 2))
+    return solver, 1 + solver.weights().square().sum((1, 2))
 
 
 def test_epochs_over_noise_do_not_flatter_the_members_that_remember_it(monkeypatch):
     solver, truth = noise_passes(True, monkeypatch)
     scores = list(solver.scores.values())
     assert solver.ridge == 1000.0
-    assert float(truth[solver._member]) <= 1.1 * float(truth.min())
+    assert float(truth[solver._state.active]) <= 1.1 * float(truth.min())
     assert rank_correlation(scores, truth.tolist()) > 0.5
 
 
@@ -208,7 +208,7 @@ def test_the_error_before_learning_alone_would_flatter_them(monkeypatch):
     solver, truth = noise_passes(False, monkeypatch)
     scores = list(solver.scores.values())
     assert solver.ridge < 1000.0
-    assert float(truth[solver._member]) > 1.5 * float(truth.min())
+    assert float(truth[solver._state.active]) > 1.5 * float(truth.min())
     assert rank_correlation(scores, truth.tolist()) < 0
 
 
@@ -224,7 +224,7 @@ def test_a_held_out_sample_is_scored_as_if_it_had_never_been_learned():
         met = solver._meet(x[:1], y[:1], 1)
         assert met.held == [0]
         assert met.ages == [1]
-        before = solver._score * bank._FADING
+        before = solver._score * self_tuning._FADING
         Phi, Y, _ = solver._desk.samples(x[:1], y[:1], None)
         after = solver._judge(solver._desk, Phi, Y, met)
         for j, (_, r) in enumerate(solver.members):
@@ -232,7 +232,7 @@ def test_a_held_out_sample_is_scored_as_if_it_had_never_been_learned():
             without.update(x[:1], y[:1], torch.zeros(1, dtype=torch.float64))
             without.update(x[1:], y[1:])
             error = (without.predict(x[:1]) - y[:1]).square()
-            cap = bank._OUTLIER * min(solver.scores.values())
+            cap = self_tuning._OUTLIER * min(solver.scores.values())
             assert float((after - before)[j, -1]) == pytest.approx(min(float(error), cap), rel=1e-8)
 
 
@@ -253,7 +253,7 @@ def test_what_is_held_out_and_what_is_remembered(monkeypatch):
     state = {k: v.clone() for k, v in solver.state_dict().items() if k == "M"}
     solver.update(x[held], y[held])  # nothing but held-out samples: nothing is learned
     assert all(torch.equal(state[k], solver.state_dict()[k]) for k in state)
-    monkeypatch.setattr(bank, "_SEEN_LIMIT", known)
+    monkeypatch.setattr(self_tuning, "_SEEN_LIMIT", known)
     solver.update(torch.randn(300, 3, dtype=torch.float64), y)
     assert len(solver._seen) == known
     with pytest.raises(ValueError, match="identity must have one row a sample"):
