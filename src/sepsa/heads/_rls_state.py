@@ -172,15 +172,10 @@ def read_candidates(state: Any, like: Candidates, settings: Tuned) -> tuple[Cand
         and not steps
     ):
         raise damaged("N", "the prior's before the first update", "another")
-    new = like._replace(
-        **{name: tensors[name] for name in _TENSORS},
-        **{name: state[name] for name in ("active", "steps", "first", "unrepeated")},
-        scale=scale,
-        samples=tuple(map(float, samples)),
-        cursors=tuple(cursors),
-        history=history,
-        seen=len(seen),
-    )
+    changes: dict[str, Any] = {name: tensors[name] for name in _TENSORS}
+    changes |= {name: state[name] for name in ("active", "steps", "first", "unrepeated")}
+    changes |= {"scale": scale, "samples": tuple(map(float, samples)), "cursors": tuple(cursors)}
+    new = like._replace(**changes, history=history, seen=len(seen))
     if steps:
         W, (factor, aim) = tensors["W"], factors(grid, M, N, scale)
         WA = W @ factor @ factor.mT

@@ -133,8 +133,8 @@ def square_root(root: Root) -> Tensor:
     """T with TᵀT = B, whatever is gathered in H."""
     if root.H is None:
         return root.T
-    C = torch.linalg.cholesky_ex(root.H).L
-    return torch.linalg.solve_triangular(C, root.T, upper=False).contiguous()  # so that a copy has the same bits
+    T: Tensor = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(root.H).L, root.T, upper=False)
+    return T.contiguous()  # so that a copy has the same bits
 
 
 def fade(root: Root, lam: float | Tensor) -> Root:
