@@ -149,6 +149,25 @@ def test_the_inverse_curvature_is_positive_definite(memory, steps, loss, seed):
     assert torch.linalg.eigvalsh((H + H.T) / 2)[0] > 0
 
 
+@pytest.mark.parametrize("memory", [1, 3, 9])
+def test_health_is_that_of_the_inverse_curvature(memory):
+    solver, linear = make(3, 2, memory=memory)
+    assert solver.health()["condition"] == 1
+    for i in range(30):
+        solver.update(*draw("squared", 5, 3, 2, i))
+    H = torch.stack([solver.inverse_curvature(e.reshape(2, 4)).reshape(-1) for e in torch.eye(8).double()])
+    eigenvalues = torch.linalg.eigvalsh((H + H.T) / 2)
+    health = solver.health()
+    assert health["condition"] == pytest.approx(float(eigenvalues[-1] / eigenvalues[0]), rel=1e-6)
+    assert health["smallest_eigenvalue"] == pytest.approx(150 / float(eigenvalues[-1]), rel=1e-6)
+    assert health["effective_samples"] == solver.samples == 150
+    assert health["pairs"] == solver.pairs <= memory
+    x, _ = draw("squared", 4, 3, 2)
+    torch.testing.assert_close(solver.predict(x.reshape(2, 2, 3)), linear(x).detach().reshape(2, 2, 2))
+    with pytest.raises(ValueError, match=r"vector must have shape \(2, 4\), got \(8,\)"):
+        solver.inverse_curvature(torch.ones(8))
+
+
 def test_many_passes_approach_ridge_regression():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(400, 20)) @ np.diag(np.geomspace(1, 0.1, 20))
@@ -312,6 +331,15 @@ def test_it_owns_one_head():
         ("ridge", -1.0, "ridge must be in"),
         ("steps", -1, r"state_dict\['steps'\] must be an integer of at least 0"),
         ("pairs", 11, r"state_dict\['pairs'\] must be at most the memory, 10, got 11"),
+        ("samples", True, r"state_dict\['samples'\] must be a number of at least 0"),
+        ("steps", True, r"state_dict\['steps'\] must be an integer of at least 0"),
+        ("steps", 1, r"state_dict\['pairs'\] must be an integer in \[0, 1\]"),
+        ("pair_samples", 1e9, r"state_dict\['pair_samples'\] must be a number in \[0, 20\]"),
+        ("memory", 2.5, "memory must be an integer of at least 1"),
+        ("SY", torch.eye(10), r"state_dict\['SY'\] must be the inner products of the pairs in A"),
+        ("YY", torch.eye(10), r"state_dict\['YY'\] must be the inner products of the pairs in A"),
+        ("A", torch.ones(2, 10, 8), r"state_dict\['A'\] must be zero where none of its \d+ pairs is"),
+        ("W", torch.full((2, 4), 1e300, dtype=torch.float64), None),
         ("samples", math.inf, r"state_dict\['samples'\] must be a number of at least 0"),
     ],
 )
@@ -321,6 +349,10 @@ def test_a_damaged_checkpoint_is_refused_whole(key, value, words):
     for i in range(5):
         other.update(*draw("squared", 4, 3, 2, i))
     before = solver.state_dict()
+    if words is None:  # what float64 holds and float32 does not
+        solver, _ = make(3, 2, dtype=torch.float32)
+        solver = OnlineLBFGS(dtype=torch.float32).bind(solver.linear)
+        before, words = solver.state_dict(), r"state_dict\['W'\] must be finite, got what torch.float32 cannot hold"
     with pytest.raises(ValueError, match=words):
         solver.load_state_dict(other.state_dict() | {key: value})
     with pytest.raises(ValueError, match=r"not one of OnlineLBFGS: missing \['A'\], unexpected \['B'\]"):

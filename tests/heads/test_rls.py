@@ -78,7 +78,9 @@ def test_block_equals_loop_equals_ridge_regression(problem):
     assert relative(weights(loop_linear), truth) <= 1e-9
     for one in (solver, loop):
         assert relative(one.covariance(), np.linalg.inv(curvature(Phi, weight, ridge))) <= 1e-9
-        np.testing.assert_allclose(one.objective(), objective(truth, Phi, Yall, weight, ridge, prior), rtol=1e-7, atol=1e-9)
+        np.testing.assert_allclose(
+            one.objective(), objective(truth, Phi, Yall, weight, ridge, prior), rtol=1e-7, atol=1e-9
+        )
         assert one.samples == pytest.approx(weight.sum())
 
 
@@ -99,7 +101,9 @@ def test_forgetting_keeps_the_ridge(problem, forgetting):
     np.testing.assert_allclose(solver.ridge_left, left, rtol=1e-12)
     assert relative(weights(linear), truth) <= 1e-8
     assert relative(solver.covariance(), np.linalg.inv(curvature(Phi, weight, left))) <= 1e-8
-    np.testing.assert_allclose(solver.objective(), objective(truth, Phi, Yall, weight, left, prior), rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(
+        solver.objective(), objective(truth, Phi, Yall, weight, left, prior), rtol=1e-6, atol=1e-8
+    )
 
 
 def test_one_sample_is_equations_17_and_18():

@@ -15,17 +15,18 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from sepsa import RLS, SepSA
-from sepsa.heads import self_tuning
+from sepsa.heads import _candidates, self_tuning
+from sepsa.heads._repeats import Lookup, look_up
 from sepsa.heads.self_tuning import SelfTuningRLS
 
 AUTO = {"ridge": "auto", "forgetting": "auto"}
 
 
-@pytest.fixture(params=["numba", "torch"], autouse=True)
+@pytest.fixture(params=["numpy", "torch"], autouse=True)
 def path(request, monkeypatch):
-    """Both kinds of arrays: a CPU with small p would only ever see NumPy's."""
+    """Both ways to factorize: a CPU with small p would only ever see NumPy's."""
     if request.param == "torch":
-        monkeypatch.setattr("sepsa.heads.rls._NUMBA_LIMIT", 0)
+        monkeypatch.setattr("sepsa.heads._candidates._NUMPY_LIMIT", 0)
 
 
 def make(k, m=1, bias=True, seed=0, dtype=torch.float64, **options):
@@ -180,7 +181,7 @@ def rank_correlation(one, other):
 def noise_passes(honest, monkeypatch, seed=0, n=60, k=30, epochs=40):
     """Epochs over targets that are all noise, where the largest ridge is right; and the true errors at new samples."""
     if not honest:
-        monkeypatch.setattr(SelfTuningRLS, "_meet", lambda self, x, y, n: bank.Meeting(None, [], [], [], 0, 50))
+        monkeypatch.setattr(self_tuning, "look_up", lambda *_: Lookup(None, [], [], [], 0, 50))
     rng = np.random.default_rng(seed)
     x, y = torch.as_tensor(rng.normal(size=(n, k))), torch.as_tensor(rng.normal(size=(n, 1)))
     head = nn.Linear(k, 1, dtype=torch.float64)
@@ -221,18 +222,19 @@ def test_a_held_out_sample_is_scored_as_if_it_had_never_been_learned():
         start = copy.deepcopy(head)
         solver.update(x[:1], y[:1])  # the first sample of all is in the fold
         solver.update(x[1:], y[1:])
-        met = solver._meet(x[:1], y[:1], 1)
-        assert met.held == [0]
-        assert met.ages == [1]
-        before = solver._score * self_tuning._FADING
-        Phi, Y, _ = solver._desk.samples(x[:1], y[:1], None)
-        after = solver._judge(solver._desk, Phi, Y, met)
+        state = solver._state
+        found = look_up(solver._seen, state.steps, state.first, state.unrepeated, solver._salt, x[:1], y[:1], 1)
+        assert found.held == [0]
+        assert found.ages == [1]
+        before = state.score * _candidates._FADING
+        Phi = torch.cat([x[:1], torch.ones_like(x[:1, :1])], 1)
+        after = _candidates.scored(solver._grid, state, Phi, y[:1], float(y[:1].square().sum()), found)
         for j, (_, r) in enumerate(solver.members):
             without = RLS(ridge=r, forgetting=lam).bind(copy.deepcopy(start))
             without.update(x[:1], y[:1], torch.zeros(1, dtype=torch.float64))
             without.update(x[1:], y[1:])
             error = (without.predict(x[:1]) - y[:1]).square()
-            cap = self_tuning._OUTLIER * min(solver.scores.values())
+            cap = _candidates._OUTLIER * min(solver.scores.values())
             assert float((after - before)[j, -1]) == pytest.approx(min(float(error), cap), rel=1e-8)
 
 
@@ -337,12 +339,10 @@ def test_what_it_refuses():
     solver, _ = make(3)
     x, y = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, 1, dtype=torch.float64)
     solver.update(x, y)
-    with pytest.raises(ValueError, match="unlearn needs one head"):
-        solver.unlearn(x, y)
-    with pytest.raises(ValueError, match="merge needs one head"):
-        solver.merge(solver)
-    with pytest.raises(ValueError, match="cannot be captured"):
-        solver.prepare_on_device()
+    for beyond in ("unlearn", "merge", "prepare_capture"):
+        assert not hasattr(solver, beyond)
+    with pytest.raises(TypeError, match=r"other must be an RLS, got SelfTuningRLS"):
+        make(3, ridge=1.0)[0].merge(solver)
 
 
 # ---------------------------------------------------------------------- inside SepSA

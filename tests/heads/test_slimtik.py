@@ -423,6 +423,13 @@ def test_a_state_of_another_shape_is_refused_whole():
         ({"regularization_sum": float("nan")}, ValueError),
         ({"last_regularization": float("nan")}, ValueError),
         ({"steps": -1}, ValueError),
+        ({"steps": True}, ValueError),
+        ({"steps": 0, "blocks": []}, ValueError),
+        ({"last_regularization": "0.1"}, ValueError),
+        ({"last_regularization": 1e9}, ValueError),
+        ({"regularization_sum": True}, ValueError),
+        ({"blocks": [state["blocks"][0], torch.zeros(4, 4, dtype=torch.long)]}, ValueError),
+        ({"blocks": [state["blocks"][0], torch.zeros(4, 0)]}, ValueError),
         ({"memory": 1.5}, ValueError),
         ({"bounds": (1.0, 0.0)}, ValueError),
         ({"surprise": 1}, ValueError),
@@ -435,6 +442,23 @@ def test_a_state_of_another_shape_is_refused_whole():
     assert snapshot(solver, linear) == before
     solver.load_state_dict(state)
     assert snapshot(solver, linear) == before
+
+
+def test_health_and_covariance_are_those_of_the_memory():
+    solver, linear = make(3, 2, memory=2)
+    assert solver.health()["condition"] == 1
+    blocks = [block(*data(4, 3, 2, seed=i), bias=True)[0] for i in range(3)]
+    for i in range(3):
+        solver.update(*data(4, 3, 2, seed=i))
+    A = sum(Z @ Z.T for Z in blocks[1:]) + solver.regularization_sum * np.eye(4)
+    assert relative(solver.covariance().numpy(), np.linalg.inv(A)) < 1e-9
+    values, health = np.linalg.eigvalsh(A), solver.health()
+    assert health["condition"] == pytest.approx(values[-1] / values[0], rel=1e-9)
+    assert health["smallest_eigenvalue"] == pytest.approx(values[0], rel=1e-9)
+    assert health["effective_samples"] == solver.samples == 8
+    assert health["regularization_sum"] == solver.regularization_sum
+    x, _ = data(6, 3, 2)
+    torch.testing.assert_close(solver.predict(x.reshape(2, 3, 3)), linear(x).detach().reshape(2, 3, 2))
 
 
 def test_the_memory_follows_the_head_to_its_device():

@@ -1,9 +1,22 @@
 """Head solvers: each owns the curvature of one `nn.Linear` and sets its weights."""
 
+from sepsa.heads._affine import commit
+from sepsa.heads._checks import check_rows
 from sepsa.heads.lbfgs import OnlineLBFGS
 from sepsa.heads.rls import RLS
 from sepsa.heads.slimtik import SlimTik
 from sepsa.heads.softmax import SoftmaxNewton
 from sepsa.heads.solver import Capturable, HeadSolver, HoldsOut, NotFinite
 
-__all__ = ["RLS", "Capturable", "HeadSolver", "HoldsOut", "NotFinite", "OnlineLBFGS", "SlimTik", "SoftmaxNewton"]
+__all__ = [
+    "RLS",
+    "Capturable",
+    "HeadSolver",
+    "HoldsOut",
+    "NotFinite",
+    "OnlineLBFGS",
+    "SlimTik",
+    "SoftmaxNewton",
+    "check_rows",
+    "commit",
+]

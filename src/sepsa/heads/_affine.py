@@ -46,7 +46,7 @@ def store(linear: nn.Linear, head: Tensor) -> None:
         linear.bias.detach().copy_(head[:, -1])
 
 
-def commit(write: Callable[[], None]) -> None:
+def commit(write: Callable[[], object]) -> None:
     """Run `write`, which stores what was computed before and may run twice; an interrupt in it is raised after it."""
     try:
         write()

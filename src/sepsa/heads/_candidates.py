@@ -76,6 +76,11 @@ class Candidates(NamedTuple):
     history: tuple[tuple[int, int], ...]  # (update, candidate)
 
 
+def basis_of(prior: Tensor) -> Tensor:
+    """Of this (1 + 2m, p) a coordinate with all of its ridge has one in N: 1, the prior and its square."""
+    return torch.cat([torch.ones_like(prior[:1]), prior, prior.square()])
+
+
 def best(grid: Grid, state: Candidates) -> int:
     """Of the candidates whose errors exceed the smallest by no more than chance, the best that remembers most."""
     *products, (*losses, n) = state.score.tolist()
@@ -132,6 +137,12 @@ def grown(grid: Grid, state: Candidates, basis: Tensor, X: Tensor) -> tuple[Tens
 
 def solve(grid: Grid, M: Tensor, N: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """W (J, m, p) of all candidates, and the Cholesky factors of their A."""
+    factor, aim = factors(grid, M, N, scale)
+    return torch.cholesky_solve(aim.mT, factor).mT, factor
+
+
+def factors(grid: Grid, M: Tensor, N: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """The Cholesky factors (J, p, p) of every A, and C + r G (J, m, p), which is WA."""
     of, p = grid.of, N.shape[2]
     m = M.shape[1] - p
     ridge = N[of, : m + 1] * (scale * M.new_tensor([r for _, r in grid.settings])[:, None, None])
@@ -144,7 +155,7 @@ def solve(grid: Grid, M: Tensor, N: Tensor, scale: float) -> tuple[Tensor, Tenso
         factor = cholesky(A)
     if factor is None:
         factor = torch.full_like(A, math.nan)  # too large to square
-    return torch.cholesky_solve(aim.mT, factor).mT, factor
+    return factor, aim
 
 
 def moved(state: Candidates, delta: Tensor) -> Candidates:

@@ -18,6 +18,7 @@ from sepsa.heads._square_root import (
     andrews,
     fade,
     learn_rows,
+    restored,
     turn,
     whiten,
 )

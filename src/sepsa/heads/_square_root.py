@@ -7,8 +7,8 @@ Z = [T; W] and H with
     B = TᵀH⁻¹T,
 
 where H is the identity, so that T is a square root of B, except between large blocks, which gather in H while T rests.
-All but `gather`, `learn`, which chooses the route, and the exact arithmetic at the end run on the host and inside a
-CUDA graph alike: they look at no number.
+All but `gather`, `learn`, which chooses the route, and `predict` run on the host and inside a CUDA graph alike: they
+look at no number.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def square_root(root: Root) -> Tensor:
     if root.H is None:
         return root.T
     T: Tensor = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(root.H).L, root.T, upper=False)
-    return T
+    return T.contiguous()  # so that a copy has the same bits
 
 
 def fade(root: Root, lam: float | Tensor) -> Root:
@@ -215,40 +215,6 @@ def learn(
         root = learn_rows(faded, F, E, ridge, at, prior)
         pending = growth = 0.0
     return root, [steps + 1, lam * seen + samples, (cursor + count) % p, pending, growth]
-
-
-def unlearn(root: Root, Phi: Tensor, Y: Tensor, ridge: Tensor) -> tuple[Root, float]:
-    """The state without rows that were learned, H = I; and the smallest eigenvalue of T(A - ΦᵀΦ - diag ridge)Tᵀ.
-
-    Where that is negative, or NaN, less would be left than the ridge alone: the rows were never learned.
-    """
-    T, W = square_root(root), root.W
-    F, E = Phi @ T.T, Y - Phi @ W.T
-    H = torch.eye(len(T), dtype=T.dtype, device=T.device) - F.T @ F
-    left = float(torch.linalg.eigvalsh(H - (T * ridge) @ T.T)[0])
-    C, info = torch.linalg.cholesky_ex(H)
-    if int(info):
-        return root, math.nan
-    T = torch.linalg.solve_triangular(C, T, upper=False)
-    step = (T @ (Phi.T @ E)).T @ T
-    energy = (root.energy - (E * (E + Phi @ step.T)).sum(0)).clamp(min=0)
-    return Root(T, W - step, None, energy, root.left), left
-
-
-def merge(root: Root, other: Root, ridge: Tensor, prior: Tensor) -> Root:
-    """The state that saw the data of both, which had one prior, H = I."""
-    T, W = square_root(root), root.W
-    R = torch.linalg.inv(square_root(other)).T  # the other's A = RᵀR
-    V = R @ T.T
-    H = V.T @ V - (T * ridge) @ T.T
-    H.diagonal().add_(1)  # T(A₁ + A₂ - diag ridge)Tᵀ
-    both = torch.linalg.solve_triangular(torch.linalg.cholesky(H), T, upper=False)
-    pull = (other.W - W) @ R.T @ R + ridge * (W - prior)
-    merged = W + pull @ both.T @ both
-    # Both objectives at the common minimum, with the prior counted once.
-    rise = torch.linalg.solve(T.T, (merged - W).T).square().sum(0) + (R @ (merged - other.W).T).square().sum(0)
-    energy = root.energy + other.energy + rise - (ridge * (merged - prior).square()).sum(1)
-    return Root(both, merged, None, energy.clamp(min=0), root.left)
 
 
 @overload

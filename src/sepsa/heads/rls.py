@@ -17,18 +17,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa.heads import _health, _square_root
+from sepsa.heads import _exact, _health, _square_root
 from sepsa.heads._affine import commit, follow, join, rows, store, width
 from sepsa.heads._captured import CapturedState
 from sepsa.heads._checks import (
-    check_keys,
     check_rows,
-    check_state_tensor,
     explain_nonfinite,
     in_range,
     is_new_head,
     owned_head,
 )
+from sepsa.heads._rls_state import Settings, read_root, write_root
 from sepsa.heads._square_root import GROWTH, PENDING, SAMPLES, STEPS, Root
 from sepsa.heads.self_tuning import SelfTuningRLS
 from sepsa.heads.solver import Posterior
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 
 # Up to this p one compiled call costs less than torch's calls for the same arithmetic.
 _NUMBA_LIMIT = 256
-_TENSORS = ("T", "W", "H", "energy", "left", "prior")
-_COUNTERS = ("steps", "samples", "cursor", "pending", "growth")  # in the order of their places
 
 
 class RLS:
@@ -92,7 +89,7 @@ class RLS:
         self._ridge = torch.full((p,), self.ridge, dtype=dtype, device=device)
         T = torch.eye(p, dtype=dtype, device=device) / math.sqrt(self.ridge)
         self._root = Root(T, self._prior.clone(), None, T.new_zeros(len(self._prior)), self._ridge.clone())
-        self._counters = np.zeros(len(_COUNTERS))
+        self._counters = np.zeros(5)
         self._recent = _health.Recent(self._prior)
         self._workspace: Workspace | None = None
         self._captured: CapturedState | None = None
@@ -104,40 +101,19 @@ class RLS:
     def state_dict(self) -> dict[str, Any]:
         """Everything beside the head itself, whose weights live in the `nn.Linear`."""
         root = self._state()
-        tensors = (*root, self._prior)
-        state: dict[str, Any] = {
-            name: None if value is None else value.clone() for name, value in zip(_TENSORS, tensors, strict=True)
-        }
-        counters = self._counters.tolist()
-        state |= {
-            name: v if name in ("samples", "growth") else int(v) for name, v in zip(_COUNTERS, counters, strict=True)
-        }
-        return state | {"ridge": self.ridge, "forgetting": self.forgetting}
+        return write_root(root, self._counters, Settings(self._prior, self.ridge, self.forgetting))
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
-        root = self._state()
-        check_keys("RLS", state_dict, {*_TENSORS, *_COUNTERS, "ridge", "forgetting"})
-        m, p = self._prior.shape
-        shapes = {"T": (p, p), "W": (m, p), "H": (p, p), "energy": (m,), "left": (p,), "prior": (m, p)}
-        for name, shape in shapes.items():
-            if name != "H" or state_dict["H"] is not None:
-                check_state_tensor(name, state_dict[name], shape)
-        ridge = in_range("ridge", state_dict["ridge"], 0.0, math.inf)
-        forgetting = in_range("forgetting", state_dict["forgetting"], 0.0, 1.0)
-        counters = np.array([float(state_dict[name]) for name in _COUNTERS])
-        copies = [
-            None if state_dict[name] is None else state_dict[name].detach().to(root.T, copy=True) for name in shapes
-        ]
+        self._state()
+        root, counters, settings = read_root(state_dict, self._prior)
+        ridge = torch.full_like(self._ridge, settings.ridge)
 
         def write() -> None:
-            self.ridge, self.forgetting = ridge, forgetting
-            self._prior = copies[-1]
-            self._ridge = torch.full_like(self._ridge, ridge)
-            self._root, self._counters = Root(*copies[:-1]), counters
-            self._workspace = self._captured = None
-            self._on_device = False
+            self._prior, self.ridge, self.forgetting = settings
+            self._ridge, self._root, self._counters = ridge, root, counters
+            self._workspace, self._captured, self._place, self._on_device = None, None, (), False
             self._recent = _health.Recent(self._prior)
 
         commit(write)
@@ -373,14 +349,8 @@ class RLS:
         Phi, Y, samples = self._rows(linear, features, targets, sample_weight)
         if not math.isfinite(float(Phi.square().sum() + Y.square().sum())):
             raise explain_nonfinite(features, targets, linear)
-        new, left = _square_root.unlearn(root._replace(W=follow(linear, root.W)), Phi, Y, self._ridge)
-        tolerance, seen = math.sqrt(torch.finfo(Phi.dtype).eps), float(self._counters[SAMPLES])
-        if not left >= -tolerance or samples > (1 + tolerance) * seen:
-            raise ValueError(
-                f"features: removing these {len(Phi)} samples would leave less curvature than the prior has "
-                f"(smallest relative eigenvalue {left:.3g}; the head remembers {seen:g} samples): "
-                "unlearn only what this head learned, with the same features and weights"
-            )
+        seen = float(self._counters[SAMPLES])
+        new = _exact.unlearn(root._replace(W=follow(linear, root.W)), Phi, Y, samples, seen, self._ridge)
         steps, _, cursor, _, _ = self._counters
         counters = np.array([steps, max(0.0, seen - samples), cursor, 0.0, 0.0])
         self._take(new, counters, new.W.to(linear.weight.dtype))
@@ -388,6 +358,8 @@ class RLS:
     @torch.no_grad()
     def merge(self, other: RLS) -> None:
         """Become the head that saw this one's data and `other`'s: exact at forgetting 1 and one common prior."""
+        if not isinstance(other, RLS):
+            raise TypeError(f"other must be an RLS, got {type(other).__name__}")
         mine, theirs = self._state(), other._state()
         linear, head = owned_head("RLS", self.linear), owned_head("RLS", other.linear)
         self._remembers_all("merge")
@@ -403,7 +375,7 @@ class RLS:
             )
         mine, theirs = mine._replace(W=follow(linear, mine.W)), theirs._replace(W=follow(head, theirs.W))
         theirs = theirs.map(lambda part: part.to(mine.T))
-        new = _square_root.merge(mine, theirs, self._ridge, self._prior)
+        new = _exact.merge(mine, theirs, self._ridge, self._prior)
         counters = self._counters + other._counters * [1, 1, 0, 0, 0]
         counters[[PENDING, GROWTH]] = 0.0
         self._take(new, counters, new.W.to(linear.weight.dtype))
@@ -438,8 +410,8 @@ class RLS:
     def health(self) -> dict[str, float]:
         """What to look at when a run goes wrong, as numbers to log every hundred steps or so.
 
-        - `condition`, the curvature's largest over its smallest eigenvalue, estimated. Above 1e10 in float64, or 1e5
-          in float32, digits are lost: raise `ridge`, or normalize the features.
+        - `condition` of the curvature, estimated. Above 1e10 in float64, or 1e5 in float32, digits are lost: raise
+          `ridge`, or normalize the features.
         - `smallest_eigenvalue` of the curvature. Near `ridge`: some direction was never seen, and there the ridge alone
           decides. That is harmless, unless predictions must hold in that direction.
         - `effective_samples`, what the head remembers. Below the number of features it cannot tell signal from noise:
@@ -452,8 +424,7 @@ class RLS:
         - `dead_features`, those that never fired as far as the curvature remembers, and `silent_features`, those that
           did not in the last updates. They cost and give nothing: lower the body's learning rate, or make it narrower.
 
-        Those of the last updates know one update in eight, eight samples of each and 32 in all, and are NaN before an
-        update, and inside a captured step, which the host does not see.
+        Those of the last updates know one update in eight, and are NaN before one and inside a captured step.
         """
         root = self._state()
         T, W = _square_root.square_root(root), root.W

@@ -15,17 +15,16 @@ from torch.nn import functional
 
 from sepsa.heads import _candidates, _health, _square_root
 from sepsa.heads._affine import commit, follow, join, rows, store
-from sepsa.heads._candidates import Candidates, Grid
+from sepsa.heads._candidates import Candidates, Grid, basis_of
 from sepsa.heads._checks import (
-    check_keys,
     check_rows,
-    check_state_tensor,
     explain_nonfinite,
     in_range,
     is_new_head,
     owned_head,
 )
 from sepsa.heads._repeats import UNREPEATED, Lookup, look_up
+from sepsa.heads._rls_state import Tuned, read_candidates, write_candidates
 from sepsa.heads._square_root import restored
 from sepsa.heads.solver import Posterior
 
@@ -43,10 +42,6 @@ class Choice(NamedTuple):
     step: int
     forgetting: float
     ridge: float
-
-
-_TENSORS = ("M", "N", "W", "score")
-_NUMBERS = ("scale", "active", "steps", "samples", "cursors", "first", "unrepeated", "history")
 
 
 class SelfTuningRLS:
@@ -96,8 +91,7 @@ class SelfTuningRLS:
         dtype = self.dtype or (torch.float32 if linear.weight.device.type == "mps" else torch.float64)
         self._prior = prior = join(linear).to(dtype)
         L, J, (m, p) = len(self._grid.lambdas), len(self._grid.settings), prior.shape
-        # Of this a coordinate with all of its ridge has one in N: 1, the prior and its square.
-        self._basis = torch.cat([torch.ones_like(prior[:1]), prior, prior.square()])
+        self._basis = basis_of(prior)
         self._seen: dict[int, int] = {}  # hash of a sample in the fold: the update that learned it
         self._salt = zlib.crc32(prior.cpu().numpy().tobytes())  # another fold with another seed
         self._recent = _health.Recent(prior)
@@ -123,43 +117,19 @@ class SelfTuningRLS:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything beside the head itself: all candidates, their scores, and which samples they know."""
-        state = self._ready()
-        seen = torch.tensor([*self._seen.keys(), *self._seen.values()], dtype=torch.int64).reshape(2, -1)
-        tensors = {name: getattr(state, name).clone() for name in _TENSORS}
-        numbers = {name: getattr(state, name) for name in _NUMBERS}
-        return (
-            tensors
-            | numbers
-            | {"prior": self._prior.clone(), "grid": self._grid.settings, "salt": self._salt, "seen": seen}
-        )
+        return write_candidates(self._ready(), Tuned(self._grid, self._prior, self._salt, self._seen))
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state of the same shape, grid included; anything else is refused whole."""
-        old = self._ready()
-        check_keys("RLS with settings to choose", state_dict, {*_TENSORS, *_NUMBERS, "prior", "grid", "salt", "seen"})
-        for name in (*_TENSORS, "prior"):
-            shape = tuple(self._prior.shape if name == "prior" else getattr(old, name).shape)
-            check_state_tensor(name, state_dict[name], shape)
-        seen, history = state_dict["seen"], state_dict["history"]
-        if not isinstance(seen, Tensor) or seen.dtype != torch.int64 or seen.ndim != 2 or len(seen) != 2:
-            raise ValueError(f"state_dict['seen'] must be an int64 tensor of shape (2, n), got {seen!r}")
-        if not isinstance(history, (tuple, list)) or not all(len(entry) == 2 for entry in history):
-            raise ValueError(f"state_dict['history'] must be pairs of update and candidate, got {history!r}")
-        grid = Grid(tuple((float(lam), float(ridge)) for lam, ridge in state_dict["grid"]))
-        known = dict(zip(*seen.tolist(), strict=True))
-        prior = state_dict["prior"].detach().to(self._prior, copy=True)
-        numbers = {name: state_dict[name] for name in _NUMBERS}
-        for name in ("samples", "cursors", "history"):
-            numbers[name] = tuple(tuple(v) if isinstance(v, (list, tuple)) else v for v in numbers[name])
-        tensors = {name: state_dict[name].detach().to(self._prior, copy=True) for name in _TENSORS}
-        new = old._replace(**tensors, **numbers, seen=len(known))
-        if new.scale:
-            new = new._replace(factor=_candidates.solve(grid, new.M, new.N, new.scale)[1])
+        state = self._ready()
+        new, tuned = read_candidates(state_dict, state, Tuned(self._grid, self._prior, self._salt, self._seen))
+        basis = basis_of(tuned.prior)
 
         def write() -> None:
-            self._grid, self._prior, self._salt, self._seen, self._state = grid, prior, state_dict["salt"], known, new
-            self._basis = torch.cat([torch.ones_like(prior[:1]), prior, prior.square()])
+            self._grid, self._prior, self._salt, self._seen = tuned
+            self._state, self._basis = new, basis
+            self._recent = _health.Recent(self._prior)
 
         commit(write)
 
@@ -198,7 +168,7 @@ class SelfTuningRLS:
         device = owned_head("RLS", self.linear).weight.device
         if self._prior.device != device:
             self._prior, self._basis = self._prior.to(device), self._basis.to(device)
-            moved = {name: getattr(self._state, name).to(device) for name in (*_TENSORS, "factor")}
+            moved = {name: getattr(self._state, name).to(device) for name in ("M", "N", "W", "factor", "score")}
             self._state = self._state._replace(**moved)
         return self._state
 
