@@ -8,6 +8,7 @@ to that of one process with the whole batch.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -40,29 +41,36 @@ class Rows(NamedTuple):
     identity: Tensor | None = None
 
 
-def active_group(model: nn.Module, setting: Any) -> Any:
-    """The process group whose ranks learn together: that of the DistributedDataParallel or fully_shard in use.
+def has_ranks() -> bool:
+    """Whether there are other processes to learn with."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
-    `setting` is a group, None for no exchange, or "auto". Returns None where this rank learns alone.
+
+def active_group(setting: Any, sharded: Any) -> Any:
+    """The process group whose ranks learn together, or None where this rank learns alone.
+
+    `setting` is a group, None for no exchange, or "auto": that of the DistributedDataParallel whose forward this is, or
+    `sharded`, that of fully_shard.
     """
-    if setting is None or not dist.is_available() or not dist.is_initialized():
-        return None
-    group = setting
     if setting == "auto":
         ddp = DistributedDataParallel._active_ddp_module
-        group = sharded_group(model) if ddp is None else ddp.process_group
-    return group if group is None or dist.get_world_size(group) > 1 else None
+        group = sharded if ddp is None else ddp.process_group
+    else:
+        group = setting
+    return group if group is not None and dist.get_world_size(group) > 1 else None
+
+
+def is_sharded(parameter: Tensor) -> bool:
+    """Whether a parameter is a DTensor, as fully_shard and tensor parallelism make it."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(parameter, module.DTensor)
 
 
 def sharded_group(model: nn.Module) -> Any:
     """The group over which `fully_shard` has sharded parameters of the model, if it has."""
-    if "torch.distributed.tensor" not in __import__("sys").modules:
-        return None
-    from torch.distributed.tensor import DTensor
-
     for parameter in model.parameters():
-        if isinstance(parameter, DTensor):
-            mesh = parameter.device_mesh
+        if is_sharded(parameter):
+            mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
             return mesh.get_group() if mesh.ndim == 1 else dist.group.WORLD
     return None
 
@@ -70,20 +78,9 @@ def sharded_group(model: nn.Module) -> Any:
 def takes_gradients(head: nn.Linear) -> bool:
     """Whether a DistributedDataParallel waits for gradients of the head, which must then be computed all the same."""
     ddp = DistributedDataParallel._active_ddp_module
-    if ddp is None:
-        return False
+    if ddp is None or not ddp.parameters_to_ignore:
+        return ddp is not None
     return any(p is head.weight and name not in ddp.parameters_to_ignore for name, p in ddp.module.named_parameters())
-
-
-def is_alone(setting: Any) -> bool:
-    """Whether there are other ranks, of which nothing is known here."""
-    return (
-        setting == "auto"
-        and dist.is_available()
-        and dist.is_initialized()
-        and dist.get_world_size() > 1
-        and DistributedDataParallel._active_ddp_module is None
-    )
 
 
 def warn_alone(name: str) -> None:
@@ -102,10 +99,12 @@ def share_start(group: Any, head: nn.Linear, state: dict[str, Any]) -> dict[str,
     box: list[Any] = [None]
     if dist.get_rank(group) == 0:
         box[0] = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in state.items()}
-    dist.broadcast_object_list(box, src=first, group=group, device=_device(group, head.weight))
+    dist.broadcast_object_list(box, src=first, group=group, device=_device(group))
     for parameter in head._parameters.values():
         if parameter is not None:
-            dist.broadcast(parameter.detach(), src=first, group=group)
+            value = parameter.detach().to(_device(group))
+            dist.broadcast(value, src=first, group=group)
+            parameter.detach().copy_(value)
     shared: dict[str, Any] = box[0]
     return shared
 
@@ -117,7 +116,7 @@ def gather(group: Any, rows: Rows | None, error: Exception | None, moments: bool
     that second moments are enough.
     """
     size, rank = dist.get_world_size(group), dist.get_rank(group)
-    device = _device(group, None if rows is None else rows.features)
+    device = _device(group)
     said = _gather_tensor(group, _say(rows).to(device), size).tolist()
     refused = [k for k, words in enumerate(said) if words[_REFUSED]]
     if refused:
@@ -138,8 +137,8 @@ def gather(group: Any, rows: Rows | None, error: Exception | None, moments: bool
             )
     if not counts[rank]:
         rows = _empty_like(spoken[0], rows.features.device)
-    if any(words[_WEIGHTED] for words in spoken) and rows.sample_weight is None:
-        rows = rows._replace(sample_weight=rows.features.new_ones(len(rows.features), dtype=torch.float64))
+    if any(words[_WEIGHTED] for words in spoken):
+        rows = rows._replace(sample_weight=_wide_weight(rows))
     if moments and rows.identity is None and worth_compressing(most, rows):
         rows = compress(rows) if counts[rank] > moment_rows(rows) else _wide(rows)
         counts = [min(count, moment_rows(rows)) for count in counts]
@@ -153,15 +152,16 @@ def gather(group: Any, rows: Rows | None, error: Exception | None, moments: bool
     padded[: len(flat)] = flat
     everyone = _gather_tensor(group, padded.to(device), size).to(flat.device)
     joined = torch.cat([everyone[k, :count] for k, count in enumerate(counts)])
-    found, at = [], 0
+    at = 0
+    found: list[Any] = []
     for part in rows:
         if part is None:
             found.append(None)
             continue
-        width = _bytes(part[:0]).shape[1]
+        width = _width(part) * part.element_size()
         found.append(joined[:, at : at + width].clone().view(part.dtype).reshape(-1, *part.shape[1:]))
         at += width
-    return Rows(*found), own  # type: ignore[arg-type]
+    return Rows(*found), own
 
 
 def moment_rows(rows: Rows) -> int:
@@ -202,9 +202,13 @@ def compress(rows: Rows) -> Rows:
 
 def _wide(rows: Rows) -> Rows:
     """In float64, with weights, as compressed rows are."""
-    x, y, w, _ = rows
-    weight = torch.ones(len(x), dtype=torch.float64, device=x.device) if w is None else w.double()
-    return Rows(x.double(), y.double(), weight)
+    return Rows(rows.features.double(), rows.targets.double(), _wide_weight(rows))
+
+
+def _wide_weight(rows: Rows) -> Tensor:
+    if rows.sample_weight is not None:
+        return rows.sample_weight.double()
+    return torch.ones(len(rows.features), dtype=torch.float64, device=rows.features.device)
 
 
 def _say(rows: Rows | None) -> Tensor:
@@ -213,7 +217,7 @@ def _say(rows: Rows | None) -> Tensor:
         x, y, w, z = rows
         labels = y.ndim == 1
         words = [len(x), 0, int(w is not None), x.shape[1], -1 if labels else y.shape[1]]
-        words += [-1 if z is None else z[:1].numel() // max(1, len(z[:1]))]
+        words += [-1 if z is None else _width(z)]
         words += [_DTYPES.index(t.dtype) if t is not None else -1 for t in (x, y, z)]
     return torch.tensor(words)
 
@@ -225,15 +229,16 @@ def _empty_like(words: list[int], device: torch.device) -> Rows:
     return Rows(
         none.new_zeros(0, width, dtype=_DTYPES[x]),
         none.new_zeros((0,) if target < 0 else (0, target), dtype=_DTYPES[y]),
-        none.new_zeros(0, dtype=torch.float64) if words[_WEIGHTED] else None,
+        None,
         None if identity < 0 else none.new_zeros(0, identity, dtype=_DTYPES[z]),
     )
 
 
 def _bytes(part: Tensor) -> Tensor:
     """A part's rows as bytes (n, width), whatever their dtype."""
-    flat = part.detach().reshape(len(part), part[:1].numel() // max(1, len(part[:1])) if len(part) else _width(part))
-    return flat.contiguous().view(torch.uint8)
+    if not len(part):
+        return torch.zeros(0, _width(part) * part.element_size(), dtype=torch.uint8, device=part.device)
+    return part.detach().reshape(len(part), _width(part)).contiguous().view(torch.uint8)
 
 
 def _width(part: Tensor) -> int:
@@ -250,8 +255,8 @@ def _gather_tensor(group: Any, value: Tensor, size: int) -> Tensor:
     return out
 
 
-def _device(group: Any, like: Tensor | None) -> torch.device:
+def _device(group: Any) -> torch.device:
     """Where the group's collectives run: NCCL takes device memory alone."""
     if "nccl" in dist.get_backend(group):
         return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu") if like is None or like.device.type != "cpu" else like.device
+    return torch.device("cpu")

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from sepsa import distributed
 from sepsa.heads import Capturable, HeadSolver, HoldsOut
 from sepsa.heads._checks import check_rows, check_weight
 
@@ -72,20 +73,25 @@ class Checkpoint(NamedTuple):
 class Observer:
     """One head, its solver and the observation in progress, shared by the hook on the head and the optimizer."""
 
-    def __init__(self, model: nn.Module, name: str, head: nn.Linear, solver: HeadSolver) -> None:
+    def __init__(
+        self, model: nn.Module, name: str, head: nn.Linear, solver: HeadSolver, process_group: Any = "auto"
+    ) -> None:
         self.model, self.name, self.head, self.solver = model, name, head, solver
+        self.process_group = process_group
+        self.started_together = False  # whether all ranks have had one start
         self.head_fraction = 1.0
         self.generator = torch.Generator().manual_seed(torch.initial_seed())
         self.current: Observation | None = None
         self.body_steps = 0
         self.observed = False  # whether the head has learned since the body's last step
-        self.warned = False
+        self.warned = self.warned_alone = False
         self.probe: OutputProbe | None = OutputProbe()
         self.attach()
 
     def attach(self) -> None:
         """Put the hooks on head and model, in place of those of another observer."""
         self.holds_out = isinstance(self.solver, HoldsOut)
+        self.sharded = distributed.sharded_group(self.model)
         self.revertible = isinstance(self.solver, Revertible)
         self.normalizations = [module for module in self.model.modules() if hasattr(module, "track_running_stats")]
         for module in (self.head, self.model):
@@ -132,11 +138,19 @@ class Observer:
         if features.requires_grad:
             if hidden is not None:
                 features = torch.where(hidden.view(*features.shape[:-1], 1), features.detach(), features)
-            observation.freeze(self.head)  # the head's own gradient would be computed for nobody
+            if not distributed.takes_gradients(self.head):
+                observation.freeze(self.head)  # the head's own gradient would be computed for nobody
         return features
 
     def _update(self, observation: Observation, features: Tensor) -> Tensor | None:
         """Let the solver learn what was observed. Returns which rows (n,) must not teach the body, if any."""
+        if self.process_group is not None and distributed.has_ranks():
+            group = distributed.active_group(self.process_group, self.sharded)
+            if group is not None:
+                return self._update_together(group, observation, features)
+            if not self.warned_alone:
+                self.warned_alone = True
+                distributed.warn_alone(self.name)
         try:
             return self._update_rows(observation, features)
         except ValueError:  # what is not observed is looked for only where it has been in the way
@@ -168,6 +182,55 @@ class Observer:
         if held is None or rows is None:
             return held
         return torch.zeros(n, dtype=torch.bool, device=held.device).index_put((rows[held],), held.new_ones(()))
+
+    def _update_together(self, group: Any, observation: Observation, features: Tensor) -> Tensor | None:
+        """The same with the rows of all ranks, on every rank."""
+        own, chosen, error = None, None, None
+        try:
+            own, chosen = self._own_rows(observation, features)
+        except Exception as refused:  # raised once the other ranks, which wait, have been told
+            error = refused
+        moments = isinstance(self.solver, distributed.LearnsMoments) and self.solver.learns_moments
+        rows, mine = distributed.gather(group, own, error, moments)
+        if not self.started_together:
+            self.solver.load_state_dict(distributed.share_start(group, self.head, self.solver.state_dict()))
+            self.started_together = True
+        hidden = None if observation.observed is None else ~observation.observed
+        if rows is None:
+            return hidden
+        if not self.holds_out:
+            self.solver.update(rows.features, rows.targets, rows.sample_weight)
+            return hidden
+        solver = cast(HoldsOut, self.solver)
+        solver.update(rows.features, rows.targets, rows.sample_weight, identity=rows.identity)
+        if solver.held_out is None:
+            return hidden
+        held = solver.held_out[mine]
+        if chosen is not None:
+            n = features.numel() // features.shape[-1]
+            held = held.new_zeros(n).index_put((chosen[held],), held.new_ones(()))
+        return held if hidden is None else held | hidden
+
+    def _own_rows(self, observation: Observation, features: Tensor) -> tuple[distributed.Rows, Tensor | None]:
+        """What this rank has to share, and which of its rows they are; None: all."""
+        targets, weight, rows = observation.targets, observation.sample_weight, None
+        flat = features.detach().reshape(-1, self.head.in_features)
+        labels = not targets.is_floating_point() and targets.shape == features.shape[:-1]
+        if len(flat):
+            observation.observed = observed_rows(features, targets)
+            check_rows(self.head, features, None if labels else targets)
+            check_weight(self.head, features, weight)
+        n = len(flat)
+        identity = None
+        if self.holds_out:
+            given = next((x for x in observation.inputs if x.ndim and len(x) and n % len(x) == 0), None)
+            if given is not None and n:
+                identity = given.detach().reshape(len(given), -1).repeat_interleave(n // len(given), 0)
+        if len(flat) and (observation.observed is not None or self.head_fraction < 1.0):
+            flat, targets, weight, rows = self._draw(observation, features)
+            flat, identity = flat.detach(), None if identity is None else identity[rows]
+        targets = targets.detach().reshape((len(flat),) if labels else (len(flat), targets.shape[-1]))
+        return distributed.Rows(flat, targets, None if weight is None else weight.reshape(-1), identity), rows
 
     def _draw(self, observation: Observation, features: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """What was observed, at `head_fraction` of the rows, drawn at random, and which rows they are."""
@@ -234,7 +297,9 @@ class Observer:
             buffer.copy_(before)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"generator": self.generator.get_state(), "current": None}
+        own = {"generator": self.generator.get_state(), "current": None, "sharded": None}
+        group = {"process_group": self.process_group if self.process_group in ("auto", None) else "auto"}
+        return self.__dict__ | own | group
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

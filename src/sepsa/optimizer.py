@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import io
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sepsa.capture import PlainStep, Step, capture, check_devices
+from sepsa.distributed import is_sharded
 from sepsa.heads import RLS, HeadSolver
 from sepsa.interrupt import DeferredInterrupt
 from sepsa.observe import Detached, Observation, Observer, observers_of
@@ -34,6 +37,9 @@ class SepSA(Optimizer, Generic[S]):
     an instance built on such parameters. `head` is the `nn.Linear` or its name in the model; None takes the
     last one that the model registers. `solver` (an `RLS()` by default) becomes bound to that head.
 
+    Inside DistributedDataParallel, or beside fully_shard, all ranks learn one head from the samples of all;
+    `process_group` names their group where it cannot be told, and None lets each rank learn its own.
+
     `head_fraction` in (0, 1], 1 unless set, is the share of each batch that feeds the head, drawn at random
     and rounded up. The paper's mini-batch rule is `optimizer.head_fraction = 0.5**epoch`.
     """
@@ -46,6 +52,7 @@ class SepSA(Optimizer, Generic[S]):
         *,
         head: nn.Linear | str | None = None,
         solver: None = None,
+        process_group: Any = "auto",
         **base_options: Any,
     ) -> None: ...
     @overload
@@ -56,6 +63,7 @@ class SepSA(Optimizer, Generic[S]):
         *,
         head: nn.Linear | str | None = None,
         solver: S,
+        process_group: Any = "auto",
         **base_options: Any,
     ) -> None: ...
     def __init__(
@@ -65,6 +73,7 @@ class SepSA(Optimizer, Generic[S]):
         *,
         head: nn.Linear | str | None = None,
         solver: S | None = None,
+        process_group: Any = "auto",
         **base_options: Any,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -75,7 +84,7 @@ class SepSA(Optimizer, Generic[S]):
         self.model = model
         self.solver = cast(S, RLS()) if solver is None else solver
         self.solver.bind(self.head)
-        self._observer = Observer(model, self.head_name, self.head, self.solver)
+        self._observer = Observer(model, self.head_name, self.head, self.solver, process_group)
         self._dtype = self.head.weight.dtype
         super().__init__(self.base.param_groups, self.base.defaults)
         self._adopt_base()
@@ -201,12 +210,17 @@ class SepSA(Optimizer, Generic[S]):
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         state = self.base.state_dict()
-        state["sepsa"] = {
+        own = {
             "head": self.solver.state_dict(),
             "head_fraction": self.head_fraction,
             "generator": self._observer.generator.get_state(),
             "body": self._body_shapes(),
         }
+        state["sepsa"] = own
+        if "torch.distributed.checkpoint.state_dict" in sys.modules and state["param_groups"]:
+            # Its get_optimizer_state_dict keeps what belongs to a parameter, and drops the rest.
+            first = state["param_groups"][0]["params"][:1]
+            state["state"] = state["state"] | {k: state["state"].get(k, {}) | {"sepsa": packed(own)} for k in first}
         for after in self._optimizer_state_dict_post_hooks.values():
             state = after(self, state) or state
         return state
@@ -217,6 +231,12 @@ class SepSA(Optimizer, Generic[S]):
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         own = state_dict.pop("sepsa", None)
+        under = [key for key, value in state_dict.get("state", {}).items() if "sepsa" in value]
+        for key in under:
+            entry = dict(state_dict["state"][key])
+            carried = unpacked(entry.pop("sepsa"))
+            own = carried if own is None else own
+            state_dict["state"] = state_dict["state"] | {key: entry}
         if own is None:
             raise ValueError(
                 f"state_dict must come from SepSA.state_dict(), got the keys {sorted(state_dict)}: "
@@ -262,6 +282,18 @@ class SepSA(Optimizer, Generic[S]):
         return f"SepSA(head={self.head_name!r}, solver={self.solver!r}, base={self.base!r})"
 
 
+def packed(own: dict[str, Any]) -> bytes:
+    """As one object of any size, which torch.distributed.checkpoint neither splits nor casts."""
+    file = io.BytesIO()
+    torch.save(own, file)
+    return file.getvalue()
+
+
+def unpacked(carried: bytes) -> dict[str, Any]:
+    own: dict[str, Any] = torch.load(io.BytesIO(carried), weights_only=True)
+    return own
+
+
 def find_head(model: nn.Module, head: nn.Linear | str | None) -> tuple[str, nn.Linear]:
     """The head and its name in the model."""
     if isinstance(head, str):
@@ -291,6 +323,11 @@ def check_head(name: str, head: nn.Linear) -> None:
     weight = head._parameters.get("weight")
     if weight is None or isinstance(weight, nn.parameter.UninitializedParameter):
         return  # the solver refuses it, in words of its own
+    if is_sharded(weight):
+        raise ValueError(
+            f"head {name!r} is sharded over ranks, and its solver needs it whole: leave it out, as by "
+            "fully_shard(model, ignored_params=set(head.parameters())), or name another head"
+        )
     if weight.is_meta:
         raise ValueError(
             f"head {name!r} is on the meta device and has no weights: load the model first, "

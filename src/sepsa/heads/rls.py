@@ -57,6 +57,8 @@ class RLS:
     The state keeps a square root of the inverse curvature, which stays positive definite by construction.
     """
 
+    learns_moments = True  # rows with equal second moments are equal to it: see sepsa.distributed
+
     def __new__(cls, **settings: Any) -> Any:
         if "auto" in (settings.get("ridge"), settings.get("forgetting")):
             return SelfTuningRLS(**({"ridge": 1.0, "forgetting": 1.0} | settings))
