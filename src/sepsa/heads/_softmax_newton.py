@@ -101,8 +101,8 @@ def learned(
     T, step = absorb(state.T / lam.sqrt(), rows, residuals, inflation.sqrt())
     T, W = T.contiguous(), (W - step).contiguous()  # in one layout however made, as BLAS rounds by the layout
     counters = torch.stack([updates + 1, seen + m.sum(), (cursor + c) % p])
-    fine = valid & Phi.square().sum().isfinite() & T.isfinite().all() & W.to(head_dtype).isfinite().all()
-    fine = fine & (shares.sum() + counters.sum()).isfinite()
+    sums = Phi.square().sum() + shares.sum() + counters[1]
+    fine = valid & sums.isfinite() & T.isfinite().all() & W.to(head_dtype).isfinite().all()
     left = left.index_fill(0, turn, ridge)
     return State(T, W, state.prior, shares, left, counters, state.weights), fine
 
