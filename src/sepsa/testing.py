@@ -38,6 +38,7 @@ class Case:
     too_large: float = 1e300
     outputs: int = 3
     weighted: bool = True
+    falls_to: float = 0.7
     interrupts: int = 20
 
     def start(
@@ -83,6 +84,7 @@ def check_solver(
     too_large: float = 1e300,
     outputs: int = 3,
     weighted: bool = True,
+    falls_to: float = 0.7,
     interrupts: int = 20,
     only: Iterable[str] | None = None,
 ) -> None:
@@ -93,6 +95,7 @@ def check_solver(
     - `block`: how near an update of n samples is to n updates of one, or None where they are not alike.
     - `too_large`: a factor at which features cannot be squared in the solver's dtype.
     - `outputs`: the head's out_features. `weighted`: whether it takes sample_weight, or refuses any.
+    - `falls_to`: what is left of the loss of a small network after 300 steps in SepSA.
     - `interrupts`: at how many random instants of `update` it is interrupted.
     - `only`: names of `CHECKS`, for some of them.
 
@@ -100,7 +103,7 @@ def check_solver(
     """
     if task not in ("regression", "classification"):
         raise ValueError(f"task must be 'regression' or 'classification', got {task!r}")
-    case = Case(make, task, recovers, block, too_large, outputs, weighted, interrupts)
+    case = Case(make, task, recovers, block, too_large, outputs, weighted, falls_to, interrupts)
     names = list(CHECKS) if only is None else list(only)
     for name in names:
         if name not in CHECKS:
@@ -543,8 +546,8 @@ def drops_into_sepsa(case: Case) -> None:
             with torch.no_grad():
                 last = float(solver.loss(model(x), y))
             expect(
-                last <= 0.7 * first,
-                f"in SepSA with {base.__name__} the loss falls by 30% in 300 steps",
+                last <= case.falls_to * first,
+                f"in SepSA with {base.__name__} the loss falls to {case.falls_to:g} of the first in 300 steps",
                 f"it went from {first:.4g} to {last:.4g}",
             )
             expect(not torch.equal(layer.weight, body), "the body learns too", "it did not move")
@@ -605,13 +608,13 @@ def captured_updates_equal_update(case: Case) -> None:
     solver.finish_captured()
     for name, parameter in linear.named_parameters():
         off = float((parameter - other.get_parameter(name)).detach().abs().max())
-        expect(off <= 1e-5, "update_captured learns what update does", f"the head's {name} is {off:.3g} off")
+        expect(off <= 1e-4, "update_captured learns what update does", f"the head's {name} is {off:.3g} off")
     x, y = next(case.stream(1, seed=2))
     both: list[Any] = [solver, plain]  # a plain update may follow captured ones
     for one in both:
         one.update(x, y)
     off = float((linear.weight - other.weight).detach().abs().max())
-    expect(off <= 1e-5, "update goes on after update_captured", f"the head's weight is {off:.3g} off")
+    expect(off <= 1e-4, "update goes on after update_captured", f"the head's weight is {off:.3g} off")
 
 
 CHECKS: dict[str, Callable[[Case], None]] = {

@@ -264,7 +264,8 @@ class OnlineLBFGS:
         N = self.forgetting * state.samples + n
         lam = self.ridge / N if N else 0.0
 
-        start = _affine.follow(linear, state.W)
+        # A head of the solver's dtype holds W itself; in another, W keeps what rounding took from the head.
+        start = _affine.join(linear) if linear.weight.dtype == self.dtype else _affine.follow(linear, state.W)
         W, Z = start, state.Z + (start - state.W)  # zero, unless somebody set the head
         V = torch.lerp(Z, W, _BETA)
         both = Phi @ torch.cat([V, state.s]).T
@@ -279,6 +280,7 @@ class OnlineLBFGS:
         D, length, slope = direction(state.A, self._compact, G)
         along = Phi @ D.T
         bend = max(0.0, float((along * curve(P, along) * omega).sum())) + lam * float(D.square().sum())
+        y = state.y + n * y
         if not math.isfinite(N + length + slope + bend + float(torch.linalg.vector_norm(y))):
             raise explain_nonfinite(features, targets, linear)
         total, bent, eta = state.slope_sum, state.curvature_sum, 0.0
@@ -293,8 +295,7 @@ class OnlineLBFGS:
         if n:
             W = W + (3 * n / (N + 2 * n)) * (Z - W)
         head = W.to(linear.weight.dtype)
-        y = state.y + n * y
-        if not (math.isfinite(total + bent) and bool(torch.isfinite(head).all() & torch.isfinite(Z.sum() + y.sum()))):
+        if not (math.isfinite(total + bent) and bool(torch.isfinite(head).all())):
             raise explain_nonfinite(features, targets, linear, W)
 
         new = state._replace(

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sepsa.heads import _affine
-from sepsa.heads._affine import Posterior
 from sepsa.heads._checks import (
     check_keys,
     check_labels,
@@ -34,6 +33,7 @@ from sepsa.heads._softmax_newton import (
     learned,
     probabilities_of,
 )
+from sepsa.heads.solver import Posterior
 
 _SETTINGS = ("ridge", "forgetting", "label_smoothing", "class_weight")
 
@@ -101,7 +101,8 @@ class SoftmaxNewton:
         """Everything beside the head itself, whose weights live in the `nn.Linear`."""
         self._ready()
         state: dict[str, Any] = {key: getattr(self._state, key).clone() for key in _KEYS}
-        return state | {name: getattr(self, name) for name in _SETTINGS}
+        settings = {name: getattr(self, name) for name in _SETTINGS}
+        return state | settings | {"class_weight": self.class_weight and list(self.class_weight)}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
