@@ -6,12 +6,13 @@ wrappers copy an optimizer (Lightning) or hide it (accelerate), and the head lea
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +21,18 @@ from sepsa import distributed
 from sepsa.heads import Capturable, HeadSolver, HoldsOut, Revertible
 from sepsa.heads._checks import check_rows, check_weight
 
+Collection: TypeAlias = Mapping[str, Tensor] | Sequence[Tensor]
 # The class index that torch's losses ignore unless told otherwise.
 IGNORE_INDEX = -100
 
 
-def observe(model: nn.Module, targets: Tensor, sample_weight: Tensor | None = None) -> Observation:
+@overload
+def observe(model: nn.Module, targets: Tensor, sample_weight: Tensor | None = None) -> Observation: ...
+@overload
+def observe(
+    model: nn.Module, targets: Collection, sample_weight: Tensor | Collection | None = None
+) -> Observations: ...
+def observe(model: nn.Module, targets: Any, sample_weight: Any = None) -> Observation | Observations:
     """A context in which `model`'s forward teaches its head, as `SepSA.observe`.
 
     Choose it where the optimizer is not at hand, or is wrapped: the head is found in the model.
@@ -35,10 +43,9 @@ def observe(model: nn.Module, targets: Tensor, sample_weight: Tensor | None = No
             f"no SepSA teaches a head of this {type(model).__name__}: make SepSA(model, base) first and keep it alive, "
             "and pass that model or one around it"
         )
-    if len(observers) > 1:
-        names = [observer.name for observer in observers]
-        raise ValueError(f"model holds several heads that are taught, {names}: pass the part that holds one")
-    return Observation(observers[0], targets, sample_weight)
+    if len(observers) == 1 and isinstance(targets, Tensor):
+        return Observation(observers[0], targets, sample_weight)
+    return Observations(observers, targets, sample_weight)
 
 
 def observers_of(model: nn.Module) -> Iterator[Observer]:
@@ -81,8 +88,10 @@ class Observer:
         self.sharded = distributed.sharded_group(self.model)
         self.revertible = isinstance(self.solver, Revertible)
         self.normalizations = [module for module in self.model.modules() if hasattr(module, "track_running_stats")]
-        for module in (self.head, self.model):
-            remove_hooks(module)
+        for hook in list(self.head._forward_pre_hooks.values()):
+            if isinstance(hook, HeadHook):  # of an earlier one, or a copy's
+                for module in (self.head, self.model):
+                    remove_hooks(module, hook.observer())
         for kind in (HeadHook, InputHook, OutputHook):
             if not hasattr(kind.__call__, "_torchdynamo_disable"):  # here, not at import, where it would cost a second
                 kind.__call__ = torch.compiler.disable(kind.__call__)  # type: ignore
@@ -274,11 +283,11 @@ class Observer:
         state = cast(Revertible, self.solver).checkpoint() if self.revertible else None
         return Checkpoint(state, statistics, self.body_steps)
 
-    def rollback(self, checkpoint: Checkpoint, observation: Observation) -> None:
-        """Come back to `checkpoint` from a failed `observation`, unless the body has already followed it."""
+    def rollback(self, checkpoint: Checkpoint, learned: bool) -> None:
+        """Come back to `checkpoint` from a step that failed, after the head had `learned` or before the body."""
         if self.body_steps != checkpoint.body_steps:
             return
-        if self.revertible and observation.learned:
+        if self.revertible and learned:
             cast(Revertible, self.solver).rollback(checkpoint.state)
         for buffer, before in checkpoint.statistics:
             buffer.copy_(before)
@@ -363,18 +372,77 @@ class Observation:
                 self._frozen.append(parameter)
 
 
+class Observations:
+    """The same for several heads in one pass, each with targets of its own."""
+
+    def __init__(self, observers: Sequence[Observer], targets: Any, sample_weight: Any = None) -> None:
+        names = [observer.name for observer in observers]
+        self.targets = by_name("targets", targets, names)
+        weights = by_name("sample_weight", sample_weight, names) if is_collection(sample_weight) else {}
+        one = None if is_collection(sample_weight) else sample_weight
+        self.each = {
+            observer.name: Observation(observer, self.targets[observer.name], weights.get(observer.name, one))
+            for observer in observers
+            if observer.name in self.targets
+        }
+        self._entered = contextlib.ExitStack()
+
+    @property
+    def learned(self) -> bool:
+        """Whether some head has."""
+        return any(observation.learned for observation in self.each.values())
+
+    def __enter__(self) -> Observations:
+        with contextlib.ExitStack() as entered:
+            for observation in self.each.values():
+                entered.enter_context(observation)
+            self._entered = entered.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered.__exit__(kind, error, trace)
+
+    def loss(self, outputs: Any) -> Tensor:
+        """The sum of the heads' losses; outputs as a dict by the heads' names, or in their order."""
+        named = by_name("the model's outputs", outputs, list(self.each))
+        return torch.stack([observation.loss(named[name]) for name, observation in self.each.items()]).sum()
+
+
+def is_collection(value: Any) -> bool:
+    return isinstance(value, (tuple, list, Mapping))
+
+
+def by_name(what: str, values: Any, names: list[str]) -> dict[str, Any]:
+    """Values by the heads' names, from a dict of some of them or a sequence in their order."""
+    if isinstance(values, Mapping):
+        unknown = [name for name in values if name not in names]
+        if (unknown and what != "the model's outputs") or not any(name in values for name in names):
+            raise ValueError(f"{what} must be a dict with names of heads, of {names}, got {list(values)}")
+        return {name: values[name] for name in names if name in values}
+    if not is_collection(values) or len(values) != len(names):
+        came = f"{len(values)} of them" if is_collection(values) else type(values).__name__
+        raise ValueError(
+            f"{what} must be a dict or tuple with one tensor for each of several heads, {names}, got {came}"
+        )
+    return dict(zip(names, values, strict=True))
+
+
 class Detached:
     """What `SepSA.detach` returns: a context after which the hooks are back."""
 
-    def __init__(self, observer: Observer) -> None:
-        self.observer = observer
-        observer.detach()
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self.observers = observers
+        for observer in observers:
+            observer.detach()
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *error: object) -> None:
-        self.observer.attach()
+        for observer in self.observers:
+            observer.attach()
 
 
 class HeadHook:
@@ -470,14 +538,14 @@ def of(hook: object, observer: Observer) -> bool:
     return isinstance(hook, HeadHook) and hook.observer() is observer
 
 
-def remove_hooks(module: nn.Module, observer: Observer | None = None, kind: type[HeadHook] | None = None) -> None:
-    """Take our hooks off `module`: all, or those of one observer or kind."""
+def remove_hooks(module: nn.Module, observer: Observer | None, kind: type[HeadHook] | None = None) -> None:
+    """Take off `module` the hooks of an observer, all or of one kind; those of None are copies that serve nobody."""
     for hooks, others in (
         (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),
         (module._forward_hooks, (module._forward_hooks_with_kwargs, module._forward_hooks_always_called)),
     ):
         for key, hook in list(hooks.items()):
-            if isinstance(hook, kind or HeadHook) and (observer is None or hook.observer() is observer):
+            if isinstance(hook, kind or HeadHook) and hook.observer() is observer:
                 del hooks[key]
                 for other in others:
                     other.pop(key, None)
