@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -41,9 +42,13 @@ class Rows(NamedTuple):
     identity: Tensor | None = None
 
 
-def has_ranks() -> bool:
-    """Whether there are other processes to learn with."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+# Whether there is a process group: asked at every step, and always answered.
+is_initialized: Callable[[], bool] = dist.is_initialized if dist.is_available() else lambda: False
+
+
+def has_ranks(setting: Any) -> bool:
+    """Whether there are other ranks, of which a `setting` says nothing."""
+    return setting == "auto" and dist.get_world_size() > 1
 
 
 def active_group(setting: Any, sharded: Any) -> Any:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sepsa import distributed
+from sepsa.distributed import is_initialized
 from sepsa.heads import Capturable, HeadSolver, HoldsOut, Revertible
 from sepsa.heads._checks import check_rows, check_weight
 
@@ -120,44 +121,58 @@ class Observer:
                 f"the forward inside observe reached the head {self.name!r} twice: "
                 "use one observe for each pass through the model"
             )
-        check_dense("features", features)
+        ranks = is_initialized()
+        hidden = None
         self.current = None  # so that the solver may call its head
         try:
             if observation.captured:
                 self._update_captured(observation, features)
-                hidden = None
+            elif ranks and self.process_group is not None and (group := self._group()) is not None:
+                hidden = self._update_together(group, observation, features)
             else:
-                hidden = self._update(observation, features)
+                try:
+                    if self.holds_out or self.head_fraction < 1.0:
+                        hidden = self._update_rows(observation, features)
+                    else:
+                        self.solver.update(features, observation.targets, observation.sample_weight)
+                except Exception as error:
+                    hidden = self._update_observed(observation, features, error)
         finally:
             self.current = observation
         observation.learned = self.observed = True
         if features.requires_grad:
             if hidden is not None:
                 features = torch.where(hidden.view(*features.shape[:-1], 1), features.detach(), features)
-            if not distributed.takes_gradients(self.head):
+            if not (ranks and distributed.takes_gradients(self.head)):
                 observation.freeze(self.head)  # the head's own gradient would be computed for nobody
         return features
 
-    def _update(self, observation: Observation, features: Tensor) -> Tensor | None:
-        """Let the solver learn what was observed. Returns which rows (n,) must not teach the body, if any."""
-        if self.process_group is not None and distributed.has_ranks():
-            group = distributed.active_group(self.process_group, self.sharded)
-            if group is not None:
-                return self._update_together(group, observation, features)
-            if not self.warned_alone:
-                self.warned_alone = True
-                distributed.warn_alone(self.name)
-        try:
-            return self._update_rows(observation, features)
-        except ValueError:  # what is not observed is looked for only where it has been in the way
+    def _group(self) -> Any:
+        """The ranks to learn with; a warning, once, where there are others, and they cannot be told."""
+        group = distributed.active_group(self.process_group, self.sharded)
+        if group is None and not self.warned_alone and distributed.has_ranks(self.process_group):
+            self.warned_alone = True
+            distributed.warn_alone(self.name)
+        return group
+
+    def _update_observed(self, observation: Observation, features: Tensor, error: Exception) -> Tensor | None:
+        """What was refused, again without the samples that have no target, which are looked for only here.
+
+        Returns which rows (n,) must not teach the body.
+        """
+        for name, value in (("features", features), ("targets", observation.targets)):
+            check_dense(name, value)
+        if observation.sample_weight is not None:
+            check_dense("sample_weight", observation.sample_weight)
+        if isinstance(error, ValueError):
             observation.observed = observed_rows(features, observation.targets)
-            if observation.observed is None:
-                raise
+        if observation.observed is None:
+            raise error
         held = self._update_rows(observation, features)
         return ~observation.observed if held is None else held | ~observation.observed
 
     def _update_rows(self, observation: Observation, features: Tensor) -> Tensor | None:
-        """The same for the rows that are known to be observed. Returns which were held out."""
+        """Let the solver learn a share of the rows that are known to be observed. Returns which were held out."""
         if observation.observed is None and self.head_fraction == 1.0:
             targets, weight, rows = observation.targets, observation.sample_weight, None
             drawn = features
@@ -307,22 +322,17 @@ class Observer:
 class Observation:
     """The context that `observe` returns: one pass through the model, from which the head learns first."""
 
-    __slots__ = (
-        *("_frozen", "captured", "finite", "inputs", "learned", "observed", "observer", "sample_weight", "targets"),
-    )
+    # Not set in __init__, which runs at every step.
+    learned = captured = False
+    observed: Tensor | None = None  # which rows (n,) were, where some were not
+    finite: Tensor | None = None  # what `update_captured` returned
+    inputs: Sequence[Tensor] = ()  # the model's, where the solver asks for them
+    frozen: Sequence[nn.Parameter] = ()
 
-    def __init__(
-        self, observer: Observer, targets: Tensor, sample_weight: Tensor | None = None, *, captured: bool = False
-    ) -> None:
-        check_dense("targets", targets)
-        if sample_weight is not None:
-            check_dense("sample_weight", sample_weight)
+    def __init__(self, observer: Observer, targets: Tensor, sample_weight: Tensor | None = None) -> None:
+        if not isinstance(targets, Tensor):
+            raise TypeError(f"targets must be a torch.Tensor, got {type(targets).__name__}")
         self.observer, self.targets, self.sample_weight = observer, targets, sample_weight
-        self.learned, self.captured = False, captured
-        self.finite: Tensor | None = None  # what `update_captured` returned
-        self.observed: Tensor | None = None  # which rows (n,) were, where some were not
-        self.inputs: list[Tensor] = []  # the model's, where the solver asks for them
-        self._frozen: list[nn.Parameter] = []
 
     def __enter__(self) -> Observation:
         if self.observer.current is not None:
@@ -334,7 +344,7 @@ class Observation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.observer.current = None
-        for parameter in self._frozen:
+        for parameter in self.frozen:
             parameter.requires_grad_(True)
         if kind is not None:
             return
@@ -366,10 +376,9 @@ class Observation:
 
     def freeze(self, head: nn.Linear) -> None:
         """No gradient for the head until the context ends."""
-        for parameter in head._parameters.values():
-            if parameter is not None and parameter.requires_grad:
-                parameter.requires_grad_(False)
-                self._frozen.append(parameter)
+        self.frozen = [p for p in head._parameters.values() if p is not None and p.requires_grad]
+        for parameter in self.frozen:
+            parameter.requires_grad_(False)
 
 
 class Observations:
