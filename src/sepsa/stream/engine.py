@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import sys
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,19 @@ class Engine:
     def set_output_weights(self, weights: Floats | float) -> None:
         """Let each output's squared error count so much in the body's loss; zero waits for a value."""
         self._view("GAIN")[:] = weights
+
+    def schedule(self) -> tuple[float, float, int]:
+        """The body's rate, the head's forgetting and the rows of a batch."""
+        return float(self._options[kernels.O_LR]), float(self._options[kernels.O_FORGETTING]), self.batch_size
+
+    def set_schedule(self, lr: float, forgetting: float, batch: int) -> None:
+        """Learn by these from now on."""
+        self._options, numbers = self._options.copy(), self._layout.numbers.copy()  # a copy of the engine shares them
+        self._options[[kernels.O_LR, kernels.O_FORGETTING]] = lr, forgetting
+        numbers[kernels.L_BATCH] = batch
+        self._layout = copy(self._layout)
+        self._layout.numbers = numbers
+        self._workspace = np.zeros(self._layout.workspace(batch))
 
     def noise_variance(self) -> Floats:
         """The variance (outputs,) of targets about what the head could say at best: that of ridge regression,
