@@ -30,13 +30,14 @@ from sepsa.stream.learner import Learner, moments, reciprocal
 FOLDS = 10
 FEWER_FOLDS = 5  # from MANY_ROWS on, where a fifth of the rows is hardly missed
 MANY_ROWS = 2500
-VISITS = 1_200_000  # of rows, over all learners and passes: some seconds
+VISITS = 800_000  # of rows, over all learners and passes: some seconds
+ENOUGH = 250  # rows left out tell σ to 4 %, where the folds are of no other use
 TRIALS = (64, 16, 4, 1)  # the most passes divided by this
 INFLATIONS: Floats = 2.0 ** np.arange(0, 13)
 
 RATE = 0.01
 FORGETTING = 0.98
-BATCH = 32
+BATCHES = (8, 32)
 
 
 class Schedule(NamedTuple):
@@ -45,7 +46,8 @@ class Schedule(NamedTuple):
     passes: int
     rate: float = RATE
     forgetting: float = FORGETTING
-    batch: int = BATCH
+    batch: int | None = None  # None: by the number of rows
+    visits: int = VISITS
 
 
 class Committee:
@@ -139,7 +141,7 @@ def fit(
     """A committee trained on the rows of X (n, inputs) and Y (n, outputs), all of positive weight.
 
     `new_learner` makes one from a seed, with the options by which it will go on after the fit. `together` trains one
-    learner on all rows, for a model without a body, where nothing is random and the folds tell the noise alone.
+    learner on all rows once the folds have told passes and noise: for a body that is none, or too dear to have many.
     """
     n = len(X)
     if n == 1:
@@ -147,9 +149,13 @@ def fit(
         learner.set_effective_samples(float(weight.sum()), learner.noise_variance())
         return Fit(Committee([learner]), 1, np.empty(0, np.intp), np.empty((0, Y.shape[1])))
     folds = np.array_split(rng.permutation(n), min(n, FEWER_FOLDS if n >= MANY_ROWS else FOLDS))
+    share = float(weight.sum()) * (1.0 if together else 1 - 1 / len(folds))
+    if together:
+        folds = folds[: math.ceil(ENOUGH / len(folds[-1]))]
     rows = np.concatenate(folds)
     best: tuple[Any, ...] | None = None
-    for passes in trials(schedule.passes, n * (len(folds) - 1)) if early_stopping else [schedule.passes]:
+    most = min(schedule.passes, math.ceil(schedule.visits / (n * (len(folds) + together) * sum(1 / t for t in TRIALS))))
+    for passes in sorted({math.ceil(most / t) for t in TRIALS}) if early_stopping else [schedule.passes]:
         try:
             members = []
             for fold in folds:
@@ -172,7 +178,6 @@ def fit(
     _, passes, members, means, leverages = best
     if together:
         members = [train(new_learner, X, Y, weight, schedule._replace(passes=passes), rng)]
-    share = float(weight.sum()) * (1.0 if together else 1 - 1 / len(folds))
     # `set_effective_samples` makes one pass of many, and B larger by as much.
     noise, inflation = likeliest(Y[rows] - means, leverages * max(1.0, members[0].engine.samples / share), weight[rows])
     for member in members:
@@ -180,10 +185,10 @@ def fit(
     return Fit(Committee(members, inflation), passes, rows, means)
 
 
-def trials(passes: int, rows: int) -> list[int]:
-    """How many passes are tried, of at most so many, over so many rows in one pass of all learners."""
-    most = max(1, min(passes, math.ceil(VISITS / (rows * sum(1 / part for part in TRIALS)))))
-    return sorted({math.ceil(most / part) for part in TRIALS})
+def batch_of(rows: int) -> int:
+    """A power of two near a thirty-second of the rows: few rows need many steps in a pass."""
+    least, most = BATCHES
+    return min(most, max(least, 1 << (rows // 32 + 1).bit_length() - 1))
 
 
 def train(
@@ -198,9 +203,10 @@ def train(
     learner = new_learner(rng.randint(2**31 - 1))
     learner.fit_scales(X, Y, weight)
     after = learner.engine.schedule()
+    batch = batch_of(len(X)) if schedule.batch is None else schedule.batch
     for done in range(schedule.passes):
         rate = schedule.rate * 0.5 * (1 + math.cos(math.pi * done / schedule.passes))
-        learner.engine.set_schedule(rate, schedule.forgetting, schedule.batch)
+        learner.engine.set_schedule(rate, schedule.forgetting, batch)
         order = rng.permutation(len(X))
         learner.learn(X[order], Y[order], weight[order])
     learner.engine.set_schedule(*after)

@@ -1,14 +1,14 @@
 """scikit-learn's interface: a neural network with a Newton head for tables and for streams of rows.
 
-`partial_fit` learns rows once, in order. `fit` starts anew and learns them in shuffled passes. How many passes is found
-on rows left out: up to ten learners each miss a tenth of the rows and learn pass by pass beside each other, until
-their error on what they miss no longer falls; then one learner takes as many passes over all rows.
+`partial_fit` learns rows once, in order. `fit` starts anew and learns them in shuffled passes: a committee of networks,
+each of which leaves out a fold of the rows; what they predict for rows left out says how many passes are made
+(`sepsa.stream.batch_fit`). After `fit`, `partial_fit` teaches them all.
 
-**Intervals.** A target is taken to lie about its prediction with variance σ² (1 + φᵀBφ), φ the features that the head
-sees and B its inverse curvature. After `fit`, σ² is the mean of e²/(1 + φᵀBφ) over the errors e on rows left out; in
-`partial_fit` it comes from the errors made one step ahead (`Learner.noise_variance`), after those of `fit` if there was
-one. So mean ± 1.645 std holds nine in ten targets of the same source, on average over inputs, where errors are about
-normal.
+**Intervals.** A target is taken to lie about its prediction with variance σ² (1 + c φᵀBφ), φ the features that the head
+sees and B its inverse curvature. After `fit`, σ² and c are those that make the errors on rows left out most likely; in
+`partial_fit` c is 1 and σ² comes from the errors made one step ahead (`Learner.noise_variance`), after those of `fit`
+if there was one. So mean ± 1.645 std holds nine in ten targets of the same source, on average over inputs, where errors
+are about normal.
 
 **Probabilities.** The head fits the indicator of each class by least squares; `sepsa.stream.calibration` makes its
 scores probabilities, by the losses they would have made on rows not yet learned.
@@ -136,7 +136,8 @@ class _SepSA(BaseEstimator):  # type: ignore[misc]
             raise ValueError("sample_weight must be positive for at least one sample, got zeros alone")
         X, Y, weight = X[there], Y[there], weight[there]
         rate, forgetting = self.learning_rate, self.forgetting
-        linear = self.module is None and np.iterable(self.hidden_layer_sizes) and not len(self.hidden_layer_sizes)
+        sizes, module = self.hidden_layer_sizes, self.module is not None
+        linear = not module and np.iterable(sizes) and not len(sizes)
         if forgetting == "auto":
             forgetting = 1.0 if linear else batch_fit.FORGETTING  # features that do not move need none
         done = batch_fit.fit(
@@ -148,10 +149,11 @@ class _SepSA(BaseEstimator):  # type: ignore[misc]
                 passes=at_least("max_iter", self.max_iter, 1),
                 rate=batch_fit.RATE if rate == "auto" else rate,
                 forgetting=forgetting,
-                batch=batch_fit.BATCH if self.batch_size == "auto" else at_least("batch_size", self.batch_size, 1),
+                batch=None if self.batch_size == "auto" else at_least("batch_size", self.batch_size, 1),
+                visits=batch_fit.VISITS // (100 if module else 1),  # as a row costs a hundred times the engine's
             ),
             early_stopping=self.early_stopping,
-            together=linear,
+            together=linear or module,
             rng=check_random_state(self.random_state),
         )
         self._learner, self.n_iter_ = done.learner, done.passes
@@ -248,8 +250,10 @@ class SepSARegressor(RegressorMixin, _SepSA):  # type: ignore[misc]
 
     `optimizer` ("adam", "sgd", "momentum", "nag", "rmsprop"), `learning_rate` and `weight_decay` are the body's;
     `ridge` and `forgetting` the head's, as in `sepsa.RLS`: below 1 it follows what drifts. `batch_size` rows make one
-    step, 1 where it is "auto". `fit` makes at most `max_iter` passes, and with `early_stopping` as many as are best for
-    rows left out, none better in `n_iter_no_change` further ones. `n_iter_` says how many.
+    step. What is "auto" differs: `partial_fit` has one layer of 50 rectifiers, a rate of 1e-3 and single rows; `fit`
+    has two layers of 50 GELUs, a rate that falls from 1e-2 to 0, mini-batches and a forgetting of 0.98 for each. `fit`
+    makes at most `max_iter` passes, with `early_stopping` as many as are best for rows left out, and fewer where the
+    rows are many; `n_iter_` says how many.
 
     `module` takes any torch body, an `nn.Module` from (n, features) to (n, k), instead of the hidden layers. A copy of
     it is trained, from the weights it has, by `sepsa.SepSA` in PyTorch; "auto" is then a batch of 32.
@@ -448,7 +452,8 @@ class SepSAClassifier(ClassifierMixin, _SepSA):  # type: ignore[misc]
             Y = np.eye(len(self.classes_))[:, np.argsort(self._columns)][codes_of_rows]
             scores = self._learn(rows, Y, weight)[:, self._columns]
             steps = weight[:, None] * log_losses(project_to_simplex(scores), codes_of_rows)
-            sums = lfilter([1.0], [1.0, -self.forgetting], np.vstack([self._loss, steps]), axis=0)
+            forgetting = 1.0 if self.forgetting == "auto" else self.forgetting
+            sums = lfilter([1.0], [1.0, -forgetting], np.vstack([self._loss, steps]), axis=0)
             self._loss = sums[-1]
             first_row = np.full(len(self.classes_), len(rows))
             np.minimum.at(first_row, codes_of_rows, np.arange(len(rows)))
