@@ -6,6 +6,7 @@ import math
 import struct
 import sys
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,21 @@ class Engine:
     def set_output_weights(self, weights: Floats | float) -> None:
         """Let each output's squared error count so much in the body's loss; zero waits for a value."""
         self._view("GAIN")[:] = weights
+
+    def schedule(self) -> tuple[float, float, int]:
+        """The body's rate, the first head's forgetting and the rows of a batch."""
+        forgetting = float(self._view("NUMBERS", 0)[kernels.H_FORGETTING])
+        return float(self._options[kernels.O_LR]), forgetting, self.batch_size
+
+    def set_schedule(self, lr: float, forgetting: float, batch: int) -> None:
+        """Learn by these from now on."""
+        self._options, numbers = self._options.copy(), self._layout.numbers.copy()  # a copy of the engine shares them
+        self._options[kernels.O_LR] = lr
+        self._view("NUMBERS", 0)[kernels.H_FORGETTING] = forgetting
+        numbers[kernels.L_BATCH] = batch
+        self._layout = copy(self._layout)
+        self._layout.numbers = numbers
+        self._workspace = np.zeros(self._layout.workspace(batch))
 
     def noise_variance(self) -> Floats:
         """The variance (outputs,) of targets about predictions, where φᵀBφ is small.
