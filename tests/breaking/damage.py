@@ -18,6 +18,8 @@ NEVER_NEGATIVE = {
     "scale", "shares", "step", "steps", "tally", "unrepeated", "weight_decay",
 }  # fmt: skip
 
+FRACTIONS = {"dampening", "lr", "momentum", "weight_decay"}  # options that may be given as integers
+
 Path = tuple[Any, ...]
 
 
@@ -122,7 +124,8 @@ def of_number(path: Path, value: float) -> Iterator[tuple[str, Any]]:
     yield "a list", [value]
     yield "a tensor of two", torch.tensor([1.0, 2.0])
     if isinstance(value, int):
-        yield "a fraction", value + 0.5
+        if name_of(path) not in FRACTIONS:
+            yield "a fraction", value + 0.5
         yield "a flag", bool(value)
         yield "huge", 10**30
     if name_of(path) in NEVER_NEGATIVE:

@@ -89,6 +89,13 @@ class Run(Head):
             self.solver.learn(x, y)
 
 
+def damages_of_a_run(state):
+    """All but those after which the state is another lawful one: a parameter without a gradient has no moments yet."""
+    lawful = ["['state']: empty", *(f"['state'][{i}]: empty" for i in range(2))]
+    lawful += [f"['state']: without {i}" for i in range(2)]
+    return ((what, damaged) for what, damaged in damages(state) if what not in lawful)
+
+
 def judge(make, cases):
     """What became of each damaged state: the number of cases, and those that did harm."""
     trained = make()
@@ -143,7 +150,7 @@ def test_damaged_states_of_a_solver_are_refused_whole(name, tally):
 
 @pytest.mark.parametrize("name", [(base, "RLS") for base in BASES] + [("Adam", "RLS, self-tuning")], ids="-".join)
 def test_damaged_states_of_sepsa_are_refused_whole(name, tally):
-    count, harm = judge(lambda: Run(name), damages)
+    count, harm = judge(lambda: Run(name), damages_of_a_run)
     tally("damaged SepSA states", count, len(harm))
     assert count > 100
     assert not harm, report(harm)
