@@ -17,7 +17,7 @@ from measure import write
 from river import datasets, linear_model, preprocessing
 
 from sepsa import SepSAClassifier
-from sepsa.stream.chances import losses, nearest
+from sepsa.stream.calibration import log_losses, project_to_simplex
 
 SEEDS = 5
 
@@ -31,13 +31,13 @@ def ours(X: Any, y: Any, seed: int) -> dict[str, float]:
     proba = SepSAClassifier(random_state=seed).prequential(X, y, classes, method="predict_proba")
     model = SepSAClassifier(random_state=seed)
     scores, _, _ = model._learn_labels(X, y, classes, None)
-    n, p, clipped = np.arange(len(y))[:, None], nearest(scores), np.clip(scores, 0.01, None)
+    n, p, clipped = np.arange(len(y))[:, None], project_to_simplex(scores), np.clip(scores, 0.01, None)
     return {
         "accuracy": float((proba.argmax(1) == y).mean()),
         "mixture": log_loss(proba, y),
         "nearest point": log_loss((n * p + 1) / (n + len(classes)), y),
         "clipped at 0.01": log_loss(clipped / clipped.sum(1, keepdims=True), y),
-        "best sharpness in hindsight": float(losses(p, y).mean(0).min()),
+        "best sharpness in hindsight": float(log_losses(p, y).mean(0).min()),
     }
 
 

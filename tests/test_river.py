@@ -18,8 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from river import checks, compose, datasets, drift, evaluate, linear_model, metrics, preprocessing, stats
 
-from sepsa.river import PATIENCE, SepSAClassifier, SepSAMultiTargetRegressor, SepSARegressor
-from sepsa.stream.chances import SHARPNESS, nearest
+from sepsa import NotFinite
+from sepsa.river import ROWS_FOR_SCALE, SepSAClassifier, SepSAMultiTargetRegressor, SepSARegressor
+from sepsa.stream.calibration import INVERSE_TEMPERATURES, project_to_simplex
 from sepsa.stream.learner import WARM_UP, Learner
 
 FACES = (SepSARegressor, SepSAClassifier, SepSAMultiTargetRegressor)
@@ -46,10 +47,10 @@ def trained(face, n=WARM_UP + 20, **options):
 def inside(model):
     """All that a model knows, bit by bit."""
     learner = model._learner
-    rest = (model._features, model._newcomers, model._outputs, model._target_name)
+    rest = (model._features, model._pending_features, model._outputs, model._target_name)
     if learner is None:
         return (*rest, None)
-    arrays = (learner.engine.state, learner.offset, learner._X, learner._Y, learner._weight)
+    arrays = (learner.engine._state, learner.offset, learner._X, learner._Y, learner._weight)
     return (*rest, learner.rows, *(array.tobytes() for array in arrays))
 
 
@@ -112,7 +113,7 @@ def test_a_frame_equals_its_rows_bit_by_bit(data):
     """Whatever is missing, whenever features and classes appear, whichever way the rows are cut into frames."""
     face = data.draw(st.sampled_from(FACES))
     warm = data.draw(st.sampled_from([0, 3, WARM_UP - 2, WARM_UP]))
-    n = data.draw(st.integers(1, 12) | st.just(3 * PATIENCE))
+    n = data.draw(st.integers(1, 12) | st.just(3 * ROWS_FOR_SCALE))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     names = [*"abcd", 5]
     X = rng.normal(3, 2, (n, len(names)))
@@ -138,9 +139,9 @@ def test_a_frame_equals_its_rows_bit_by_bit(data):
     singles = [one.predict_one(dict(zip(names, x.tolist(), strict=True))) for x in X]
     assert (told.to_dict("records") if face is FACES[2] else told.tolist()) == singles
     if face is SepSAClassifier:
-        chances = many.predict_proba_many(frame)
+        probabilities = many.predict_proba_many(frame)
         singles = [list(one.predict_proba_one(dict(zip(names, x.tolist(), strict=True))).values()) for x in X]
-        np.testing.assert_allclose(chances, singles, rtol=1e-12)
+        np.testing.assert_allclose(probabilities, singles, rtol=1e-12)
 
 
 def test_frames_of_other_dtypes():
@@ -201,16 +202,16 @@ def test_a_feature_that_appears_enters_exactly():
     late = WARM_UP + 20
     rows = np.array([[x[name] for name in "abz"] for x, _ in data])
     mean, std = rows[:WARM_UP].mean(0), rows[:WARM_UP].std(0)
-    watched = rows[late : late + PATIENCE, 2]
+    watched = rows[late : late + ROWS_FOR_SCALE, 2]
     mean[2], std[2] = watched.mean(), watched.std()
     Phi = np.column_stack([(rows - mean) / std, np.ones(len(rows))])
-    Phi[: late + PATIENCE - 1, 2] = 0.0
+    Phi[: late + ROWS_FOR_SCALE - 1, 2] = 0.0
     y = np.array([target + x["z"] for x, target in data])
     for t, (x, _) in enumerate(data):
         if t >= WARM_UP:
             A = Phi[:t].T @ Phi[:t] + 10.0 * np.eye(4)
             expected = y[0] + Phi[t] @ np.linalg.solve(A, Phi[:t].T @ (y[:t] - y[0]))
-            if t != late + PATIENCE - 1:  # then the feature is known only after the prediction
+            if t != late + ROWS_FOR_SCALE - 1:  # then the feature is known only after the prediction
                 assert model.predict_one(x) == pytest.approx(expected, rel=1e-5)  # inputs are float32
         model.learn_one(x if t >= late else {name: x[name] for name in "ab"}, float(y[t]))
 
@@ -320,18 +321,18 @@ def slow_projection(scores):
 
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=6))
 def test_the_nearest_point_of_the_simplex(scores):
-    np.testing.assert_allclose(nearest(np.array([scores]))[0], slow_projection(scores), atol=1e-9)
+    np.testing.assert_allclose(project_to_simplex(np.array([scores]))[0], slow_projection(scores), atol=1e-9)
 
 
 @pytest.mark.parametrize("forgetting", [1.0, 0.99])
 def test_probabilities_are_a_mixture_weighted_by_the_losses_made(forgetting):
     model = SepSAClassifier(**SMALL, forgetting=forgetting)
-    loss = [0.0] * len(SHARPNESS)
+    loss = [0.0] * len(INVERSE_TEMPERATURES)
     for t, (x, y) in enumerate(stream(WARM_UP + 300, SepSAClassifier)):
         scores = model._predict_row(x) or []
         p = slow_projection(scores if y in model._outputs else [*scores, 0.0])
         parts = []
-        for beta in SHARPNESS:
+        for beta in INVERSE_TEMPERATURES:
             shares = [math.exp(beta * value) for value in p]
             parts.append([share / sum(shares) for share in shares])
         if t % 100 == 50:  # rows wait for each other between two such questions
@@ -449,7 +450,7 @@ def test_a_body_that_diverges_is_said_and_nothing_changes(n):
     model = trained(SepSARegressor, n)
     before = inside(model)
     for x in ({"a": 1e300, "b": 1.0, "c": 1.0}, {"a": 1e300, "b": 1.0, "c": 1.0, "new": 1.0}):
-        with pytest.raises(FloatingPointError, match="nothing was learned"):
+        with pytest.raises(NotFinite, match="nothing was learned"):
             model.learn_one(x, 1.0)
         assert inside(model) == before
 
@@ -459,7 +460,7 @@ def test_a_body_that_diverges_is_said_and_nothing_changes(n):
     [
         ({"forgetting": 1.2}, r"forgetting must be in \(0, 1\], got 1.2"),
         ({"optimizer": "lbfgs"}, "optimizer must be one of .* got 'lbfgs'"),
-        ({"hidden": (0,)}, "hidden must be at least 1, got 0"),
+        ({"hidden": (0,)}, "hidden must be an integer of at least 1, got 0"),
         ({"hidden": 50}, r"hidden must be a sequence of widths such as \(50,\), got 50"),
         ({"beta3": 0.1}, r"got \['beta3'\]"),
     ],

@@ -3,18 +3,20 @@
 A sample is x ∈ Rᵈ, one coordinate for each feature seen so far. What x does not hold, or holds as None or NaN, is
 missing and stands at the feature's mean, which the network sees as zero. A feature that appears in mid-stream enters
 as if it had been there, missing, from the start; that is exact, since an input at zero moves neither body nor head
-(`Engine.grow`). Once the learner's scales stand it enters with its `PATIENCE`th value, so that these tell its scale: in
-a sensor's first two values there is little of how far it will go. A class first seen late enters at once and exactly,
-since its indicator was zero until then. The state grows with the features as d², with the samples not at all.
+(`Engine.resize`). Once the learner's scales are fixed it enters with its `ROWS_FOR_SCALE`th value, so that these tell
+its scale: in a sensor's first two values there is little of how far it will go. A class first seen late enters at once
+and exactly, since its indicator was zero until then. The state grows with the features as d², with the samples not at
+all.
 
-A classifier fits the indicator of each class by least squares; `sepsa.stream.chances` makes its scores probabilities.
+A classifier fits the indicator of each class by least squares; `sepsa.stream.calibration` makes its scores
+probabilities.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 import sys
+import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,7 +26,8 @@ try:
     from river import base
     from river.utils import dataframe
 
-    from sepsa.stream.chances import SHARPNESS, blend, losses, nearest
+    from sepsa.stream import _state
+    from sepsa.stream.calibration import INVERSE_TEMPERATURES, log_losses, mixture, project_to_simplex
     from sepsa.stream.engine import Engine, Floats
     from sepsa.stream.learner import WARM_UP, Learner, moments, reciprocal
 except ModuleNotFoundError as error:
@@ -39,12 +42,12 @@ __all__ = ["SepSAClassifier", "SepSAMultiTargetRegressor", "SepSARegressor"]
 Frame = Any  # a frame or series of any library that River takes: pandas, polars, ...
 Series = Any
 Names = dict[Hashable, int]  # each with its place
-TOGETHER = 256  # a classifier's rows wait for each other until so many, or until probabilities are wanted
-PATIENCE = 32
-NOTHING = "sepsa: always missing"  # the one feature of a stream whose first sample has none
+CALIBRATION_ROWS = 256  # a classifier's scores are kept until so many, or until probabilities are asked for
+ROWS_FOR_SCALE = 32
+PLACEHOLDER = "sepsa: always missing"  # the one feature of a stream whose first sample has none
 
 
-class Arrival(NamedTuple):
+class NewFeature(NamedTuple):
     """A feature that enters at this row; its values so far tell its scale."""
 
     row: int
@@ -84,11 +87,12 @@ class _Stream(base.Estimator):
         self.optimizer_options = optimizer_options
         self._learner: Learner | None = None
         self._features: Names = {}
-        self._newcomers: dict[Hashable, list[float]] = {}  # features that wait, with their values
+        self._pending_features: dict[Hashable, list[float]] = {}  # features not yet entered, with their values
         self._outputs: Names = {}
         self._target_name: str | None = None
-        self._loss = np.zeros(SHARPNESS.size)  # this and the next are a classifier's
-        self._waiting: list[tuple[list[float], int, float]] = []  # scores, class and weight of the last rows
+        self._loss = np.zeros(INVERSE_TEMPERATURES.size)  # this and the next are a classifier's
+        self._uncalibrated: list[tuple[list[float], int, float]] = []  # scores, class and weight of the last rows
+        self._lock = threading.RLock()
         Engine(1, 1, **self._get_params())  # refuses what is wrong
 
     @classmethod
@@ -101,16 +105,86 @@ class _Stream(base.Estimator):
         """All outputs after these targets, the new ones last in order of appearance, and their values (n, outputs)."""
         raise NotImplementedError
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.RLock())
+
+    # ------------------------------------------------------------------ saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has been learned, as nested dicts and lists of arrays, numbers and strings.
+
+        A model of the same parameters that loads it goes on bit for bit.
+        """
+        with self._lock:
+            if not self._regression:
+                self._update_calibration()  # type: ignore[attr-defined]
+            return {
+                "model": type(self).__name__,
+                "features": [_state.pack_label(name) for name in self._features],
+                "pending_features": [
+                    [_state.pack_label(name), list(values)] for name, values in self._pending_features.items()
+                ],
+                "outputs": [_state.pack_label(name) for name in self._outputs],
+                "target_name": self._target_name,
+                "calibration_loss": self._loss.copy(),
+                "learner": None if self._learner is None else self._learner.state_dict(),
+            }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from such a state. Whole, or ValueError naming the entry and nothing."""
+        keys = {"model", "features", "pending_features", "outputs", "target_name", "calibration_loss", "learner"}
+        new = _state.mapping("state_dict", state_dict, keys)
+        _state.equal("state_dict['model']", new["model"], type(self).__name__)
+        features = _state.unpack_labels("state_dict['features']", new["features"])
+        outputs = _state.unpack_labels("state_dict['outputs']", new["outputs"])
+        pending: dict[Hashable, list[float]] = {}
+        for i, pair in enumerate(_state.sequence("state_dict['pending_features']", new["pending_features"])):
+            entry = f"state_dict['pending_features'][{i}]"
+            if len(_state.sequence(entry, pair)) != 2 or not 0 < len(_state.sequence(entry, pair[1])) < ROWS_FOR_SCALE:
+                raise ValueError(f"{entry} must be a name and fewer than {ROWS_FOR_SCALE} values, got {pair!r}")
+            pending[_state.unpack_label(entry, pair[0])] = [_state.number(entry, value) for value in pair[1]]
+        if new["target_name"] is not None and not isinstance(new["target_name"], str):
+            raise ValueError(f"state_dict['target_name'] must be a string or None, got {new['target_name']!r}")
+        entry = "state_dict['calibration_loss']"
+        loss = _state.array(entry, new["calibration_loss"], INVERSE_TEMPERATURES.shape, low=0.0)
+        learner = None
+        if new["learner"] is not None:
+            if not features or not outputs:
+                raise ValueError("state_dict['features'] and ['outputs'] must not be empty where there is a learner")
+            learner = Learner(len(features), len(outputs), regression=self._regression, **self._get_params())
+            learner.load_state_dict(new["learner"], "state_dict['learner']")
+            for name, known, count in (
+                ("features", features, learner.engine.inputs), ("outputs", outputs, learner.engine.outputs)
+            ):  # fmt: skip
+                if len(known) != count:
+                    raise ValueError(f"state_dict[{name!r}] must hold {count} names, as the learner, got {len(known)}")
+        elif features or outputs:
+            raise ValueError("state_dict['learner'] must not be None where there are features")
+        with self._lock:
+            self.__dict__.update(
+                _features=features,
+                _outputs=outputs,
+                _pending_features=pending,
+                _target_name=new["target_name"],
+                _loss=loss,
+                _uncalibrated=[],
+                _learner=learner,
+            )
+
     # ------------------------------------------------------------------ one sample
 
     def _learn_row(self, x: dict[Any, Any], target: Any, w: float) -> None:
         names, X = read_row(x)
         if read_weight(w) > 0:
-            self._learn(names, X, *self._read_targets([target]), np.array([float(w)]))
+            with self._lock:
+                self._learn(names, X, *self._read_targets([target]), np.array([float(w)]))
 
     def _predict_row(self, x: dict[Any, Any]) -> list[float] | None:
         """The outputs for x; None where nothing has been learned."""
-        values = take(x, self._features, 0.0, self._learner)
+        values = values_in_order(x, self._features, 0.0, self._learner)
         if values is not None and self._learner is not None:
             return self._learner.predict_row(values)
         rows = self._predict(*read_row(x))
@@ -118,79 +192,63 @@ class _Stream(base.Estimator):
 
     # ------------------------------------------------------------------ rows
 
-    def _learn(self, names: Sequence[Hashable], X: Floats, outputs: Names, Y: Floats, w: Floats) -> list[Floats]:
+    def _learn(self, names: Sequence[Hashable], X: Floats, outputs: Names, Y: Floats, w: Floats) -> None:
         """Learn rows in order, growing at each row that holds what was never seen, as one row after the other would.
 
-        Returns the predictions made before, in blocks between growths.
+        All is computed on copies and taken over in one assignment.
         """
-        new, waiting = self._arrivals(names, X)
+        new, pending = self._new_features(names, X)
         d, m = len(self._features), len(self._outputs)
-        arrivals = [arrival.row for arrival in new]
-        births = [0] * (len(outputs) - m) if self._regression else (Y[:, m:] > 0).argmax(0).tolist()
-        before = self._learner, self._features, self._outputs
-        if arrivals or births:
-            self._learner = copy.deepcopy(self._learner)
-        self._features = self._features | {arrival.name: d + j for j, arrival in enumerate(new)}
-        self._outputs = outputs
-        table = self._table(names, X)
-        cuts, told = sorted({0, *arrivals, *births}), []
-        try:
-            for start, stop in zip(cuts, [*cuts[1:], len(X)], strict=True):
-                inputs = d + sum(row <= start for row in arrivals)
-                seen = m + sum(row <= start for row in births)
-                learner = self._grow(new[: inputs - d], inputs, seen)
-                rows = np.ascontiguousarray(table[start:stop, :inputs])
-                told.append(learner.learn(rows, np.ascontiguousarray(Y[start:stop, :seen]), w[start:stop]))
-        except FloatingPointError:
-            self._learner, self._features, self._outputs = before
-            raise
-        self._newcomers = waiting
-        return told
+        entry_rows = [feature.row for feature in new]
+        output_rows = [0] * (len(outputs) - m) if self._regression else (Y[:, m:] > 0).argmax(0).tolist()
+        features = self._features | {feature.name: d + j for j, feature in enumerate(new)}
+        table = in_columns(names, X, features)
+        cuts, blocks = sorted({0, *entry_rows, *output_rows}), []
+        learner = None if self._learner is None else self._learner.copy()
+        for start, stop in zip(cuts, [*cuts[1:], len(X)], strict=True):
+            inputs = d + sum(row <= start for row in entry_rows)
+            seen = m + sum(row <= start for row in output_rows)
+            if learner is None:
+                learner = Learner(inputs, seen, regression=self._regression, **self._get_params())
+            grow(learner, new[: inputs - d], inputs, seen)
+            rows = np.ascontiguousarray(table[start:stop, :inputs])
+            blocks.append(learner.learn(rows, np.ascontiguousarray(Y[start:stop, :seen]), w[start:stop]))
+        self.__dict__.update(
+            _learner=learner,
+            _features=features,
+            _outputs=outputs,
+            _pending_features=pending,
+            **self._calibrated(blocks, Y, w),
+        )
 
-    def _arrivals(self, names: Sequence[Hashable], X: Floats) -> tuple[list[Arrival], dict[Hashable, list[float]]]:
+    def _calibrated(self, blocks: list[Floats], Y: Floats, w: Floats) -> dict[str, Any]:
+        """What the predictions made before learning, in blocks of rows, change beside the learner."""
+        return {}
+
+    def _new_features(
+        self, names: Sequence[Hashable], X: Floats
+    ) -> tuple[list[NewFeature], dict[Hashable, list[float]]]:
         """Which features enter with these rows, in order, and which wait from then on."""
-        new, waiting = [], dict(self._newcomers)
-        stands = max(0, WARM_UP - (0 if self._learner is None else self._learner.rows))  # from this row on
+        new, pending = [], dict(self._pending_features)
+        # Scales are fixed from this row on.
+        fixed = max(0, WARM_UP - (0 if self._learner is None else self._learner.rows))
         for j, name in enumerate(names):
             rows = np.flatnonzero(~np.isnan(X[:, j]))
             if name in self._features or not len(rows):
                 continue
-            if rows[0] < stands:
-                new.append(Arrival(int(rows[0]), name, [float(X[rows[0], j])]))
+            if rows[0] < fixed:
+                new.append(NewFeature(int(rows[0]), name, [float(X[rows[0], j])]))
                 continue
-            values = waiting.pop(name, [])
-            lacking = PATIENCE - len(values)
-            values = values + X[rows[:lacking], j].tolist()
-            if len(values) == PATIENCE:
-                new.append(Arrival(int(rows[lacking - 1]), name, values))
+            values = pending.pop(name, [])
+            wanted = ROWS_FOR_SCALE - len(values)
+            values = values + X[rows[:wanted], j].tolist()
+            if len(values) == ROWS_FOR_SCALE:
+                new.append(NewFeature(int(rows[wanted - 1]), name, values))
             else:
-                waiting[name] = values
-        if not self._features and not any(arrival.row == 0 for arrival in new):
-            new.append(Arrival(0, NOTHING, [0.0]))
-        return sorted(new, key=lambda arrival: (arrival.row, repr(arrival.name))), waiting
-
-    def _grow(self, new: list[Arrival], inputs: int, outputs: int) -> Learner:
-        """The learner with so many inputs, the last of which are new, and so many outputs."""
-        if self._learner is None:
-            self._learner = Learner(inputs, outputs, regression=self._regression, **self._get_params())
-        engine = self._learner.engine
-        more, births = inputs - engine.layout.inputs, outputs - engine.layout.outputs
-        if more:
-            scales = [moments(np.array([arrival.values]).T, np.ones(len(arrival.values))) for arrival in new[-more:]]
-            mean, variance = (np.concatenate(part) for part in zip(*scales, strict=True))
-            self._learner.add_inputs(mean)
-            engine.part("SCALE")[-more:] = reciprocal(np.sqrt(variance))
-        if births:
-            self._learner.add_outputs(births)
-        return self._learner
-
-    def _table(self, names: Sequence[Hashable], X: Floats) -> Floats:
-        """The columns of X (n, len(names)) in the learner's order, NaN where there is none."""
-        table = np.full((len(X), len(self._features)), np.nan)
-        for j, name in enumerate(names):
-            if name in self._features:
-                table[:, self._features[name]] = X[:, j]
-        return table
+                pending[name] = values
+        if not self._features and not any(feature.row == 0 for feature in new):
+            new.append(NewFeature(0, PLACEHOLDER, [0.0]))
+        return sorted(new, key=lambda feature: (feature.row, repr(feature.name))), pending
 
     def _learn_table(self, X: Frame, targets: Sequence[Any], w: float | Series) -> None:
         names, rows = read_frame(X)
@@ -204,10 +262,11 @@ class _Stream(base.Estimator):
         if not there.all():  # what has no weight was not seen: no feature and no class comes from it
             outputs, Y = self._read_targets([target for target, kept in zip(targets, there, strict=True) if kept])
         if there.any():
-            self._learn(names, rows[there], outputs, Y, weights[there])
+            with self._lock:
+                self._learn(names, rows[there], outputs, Y, weights[there])
 
     def _predict(self, names: Sequence[Hashable], X: Floats) -> Floats | None:
-        return None if self._learner is None else self._learner.predict(self._table(names, X))
+        return None if self._learner is None else self._learner.predict(in_columns(names, X, self._features))
 
     def _output_frame(self, values: Floats | None, X: Frame) -> Frame:
         """values (n, outputs) under the outputs' names, a frame like X; without a column where nothing was learned."""
@@ -224,11 +283,12 @@ class SepSARegressor(_Stream, base.MiniBatchRegressor):
 
     def learn_one(self, x: dict[Any, Any], y: float, w: float = 1.0) -> None:
         learner = self._learner
-        values = take(x, self._features, y, learner)
+        values = values_in_order(x, self._features, y, learner)
         if values is None or learner is None or (w != 1.0 and not read_weight(w)):
             self._learn_row(x, y, w)
         else:
-            learner.learn_row(values, (float(y),), w)
+            with self._lock:
+                learner.learn_row(values, (float(y),), w)
 
     def predict_one(self, x: dict[Any, Any]) -> float:
         row = self._predict_row(x)
@@ -259,11 +319,12 @@ class SepSAMultiTargetRegressor(_Stream, base.MultiTargetRegressor):
 
     def learn_one(self, x: dict[Any, Any], y: dict[Any, float], w: float = 1.0) -> None:  # type: ignore[override]
         learner = self._learner
-        values, targets = take(x, self._features, 0.0, learner), take(y, self._outputs)
+        values, targets = values_in_order(x, self._features, 0.0, learner), values_in_order(y, self._outputs)
         if values is None or targets is None or learner is None or (w != 1.0 and not read_weight(w)):
             self._learn_row(x, y, w)
         else:
-            learner.learn_row(values, list(map(float, targets)), w)
+            with self._lock:
+                learner.learn_row(values, list(map(float, targets)), w)
 
     def predict_one(self, x: dict[Any, Any]) -> dict[Any, float]:
         row = self._predict_row(x)
@@ -300,16 +361,17 @@ class SepSAClassifier(_Stream, base.MiniBatchClassifier):
 
     def learn_one(self, x: dict[Any, Any], y: Hashable, w: float = 1.0) -> None:
         learner = self._learner
-        values = take(x, self._features, 0.0, learner)
-        place = find(y, self._outputs)
+        values = values_in_order(x, self._features, 0.0, learner)
+        place = position(y, self._outputs)
         if values is None or place is None or learner is None or (w != 1.0 and not read_weight(w)):
             self._learn_row(x, y, w)
         else:
             indicators = [0.0] * len(self._outputs)
             indicators[place] = 1.0
-            self._waiting.append((learner.learn_row(values, indicators, w), place, w))
-            if len(self._waiting) == TOGETHER:
-                self._judge()
+            with self._lock:
+                self._uncalibrated.append((learner.learn_row(values, indicators, w), place, w))
+                if len(self._uncalibrated) == CALIBRATION_ROWS:
+                    self._update_calibration()
 
     def predict_one(self, x: dict[Any, Any], **kwargs: Any) -> Any:
         row = self._predict_row(x)
@@ -317,7 +379,9 @@ class SepSAClassifier(_Stream, base.MiniBatchClassifier):
 
     def predict_proba_one(self, x: dict[Any, Any], **kwargs: Any) -> dict[Any, float]:
         row = self._predict_row(x)
-        return {} if row is None else dict(zip(self._outputs, self._chances(np.array([row]))[0].tolist(), strict=True))
+        if row is None:
+            return {}
+        return dict(zip(self._outputs, self._probabilities(np.array([row]))[0].tolist(), strict=True))
 
     def learn_many(self, X: Frame, y: Series, w: float | Series = 1.0) -> None:
         """As `learn_one` row by row."""
@@ -333,30 +397,31 @@ class SepSAClassifier(_Stream, base.MiniBatchClassifier):
 
     def predict_proba_many(self, X: Frame) -> Frame:
         out = self._predict(*read_frame(X))
-        return self._output_frame(None if out is None else self._chances(out), X)
+        return self._output_frame(None if out is None else self._probabilities(out), X)
 
-    def _learn(self, names: Sequence[Hashable], X: Floats, outputs: Names, Y: Floats, w: Floats) -> list[Floats]:
-        told = super()._learn(names, X, outputs, Y, w)
-        at = 0
-        self._judge()
-        for scores in told:
+    def _calibrated(self, blocks: list[Floats], Y: Floats, w: Floats) -> dict[str, Any]:
+        loss, at = self._discounted_loss(self._loss, self._uncalibrated), 0
+        for scores in blocks:
             rows = slice(at, at + len(scores))
-            self._waiting = list(zip(scores.tolist(), Y[rows].argmax(1).tolist(), w[rows].tolist(), strict=True))
-            self._judge()
-            at = rows.stop
-        return told
+            kept = list(zip(scores.tolist(), Y[rows].argmax(1).tolist(), w[rows].tolist(), strict=True))
+            loss, at = self._discounted_loss(loss, kept), rows.stop
+        return {"_loss": loss, "_uncalibrated": []}
 
-    def _judge(self) -> None:
-        """Take the waiting rows into the losses by which sharpnesses are weighted."""
-        if self._waiting:
-            scores, places, w = (np.array(part) for part in zip(*self._waiting, strict=True))
-            fade = self.forgetting ** np.arange(len(w), -1, -1)
-            self._loss = fade[0] * self._loss + (w * fade[1:]) @ losses(nearest(scores), places)
-            self._waiting = []
+    def _discounted_loss(self, loss: Floats, rows: list[tuple[list[float], int, float]]) -> Floats:
+        """The loss of each inverse temperature after these rows: scores, class and weight."""
+        if not rows:
+            return loss
+        scores, labels, w = (np.array(part) for part in zip(*rows, strict=True))
+        discount = self.forgetting ** np.arange(len(w), -1, -1)
+        total: Floats = discount[0] * loss + (w * discount[1:]) @ log_losses(project_to_simplex(scores), labels)
+        return total
 
-    def _chances(self, scores: Floats) -> Floats:
-        self._judge()
-        return blend(nearest(scores), self._loss)
+    def _update_calibration(self) -> None:
+        self.__dict__.update(_loss=self._discounted_loss(self._loss, self._uncalibrated), _uncalibrated=[])
+
+    def _probabilities(self, scores: Floats) -> Floats:
+        self._update_calibration()
+        return mixture(project_to_simplex(scores), self._loss)
 
     def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
         outputs = dict(self._outputs)
@@ -369,35 +434,55 @@ class SepSAClassifier(_Stream, base.MiniBatchClassifier):
         return outputs, Y
 
 
+def grow(learner: Learner, new: list[NewFeature], inputs: int, outputs: int) -> None:
+    """Let the learner have so many inputs, the last of which are new, and so many outputs."""
+    more, added = inputs - learner.engine.inputs, outputs - learner.engine.outputs
+    if more:
+        scales = [moments(np.array([feature.values]).T, np.ones(len(feature.values))) for feature in new[-more:]]
+        mean, variance = (np.concatenate(part) for part in zip(*scales, strict=True))
+        learner.add_inputs(mean, reciprocal(np.sqrt(variance)))
+    if added:
+        learner.add_outputs(added)
+
+
+def in_columns(names: Sequence[Hashable], X: Floats, features: Names) -> Floats:
+    """The columns of X (n, len(names)) in the learner's order, NaN where there is none."""
+    table = np.full((len(X), len(features)), np.nan)
+    for j, name in enumerate(names):
+        if name in features:
+            table[:, features[name]] = X[:, j]
+    return table
+
+
 # ---------------------------------------------------------------------- the border
 
 
-def take(x: Any, names: Names, beside: Any = 0.0, learner: Learner | None = None) -> list[Any] | None:
-    """The values of x in order, where x holds just these names, and finite numbers, as `beside` must be; else None.
+def values_in_order(x: Any, names: Names, plus: Any = 0.0, learner: Learner | None = None) -> list[Any] | None:
+    """The values of x in order, where x holds just these names, and finite numbers, as `plus` must be; else None.
 
-    With a learner whose scales stand some may be missing: they are its means.
+    With a learner whose scales are fixed some may be missing: they are its means.
     """
     if type(x) is not dict:  # another mapping may make up what it is asked for
         return None
     try:
         if len(x) == len(names) and x:
             values = list(map(x.__getitem__, names))
-            if math.isfinite(sum(values, beside)):
+            if math.isfinite(sum(values, plus)):
                 return values
     except (KeyError, TypeError, OverflowError):
         pass
     try:
-        if learner is not None and learner.settled and x.keys() <= names.keys():
-            pairs = zip(map(x.get, names), learner.engine.part("MEAN").tolist(), strict=True)
+        if learner is not None and learner.warm and x.keys() <= names.keys():
+            pairs = zip(map(x.get, names), learner.engine.scaling()[0].tolist(), strict=True)
             values = [mean if value is None or value != value else value for value, mean in pairs]
-            if math.isfinite(sum(values, beside)):
+            if math.isfinite(sum(values, plus)):
                 return values
     except (TypeError, ValueError, OverflowError):
         pass
     return None
 
 
-def find(name: Any, names: Names) -> int | None:
+def position(name: Any, names: Names) -> int | None:
     try:
         return names.get(name)
     except TypeError:  # a list, say, which no name is

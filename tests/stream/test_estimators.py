@@ -24,8 +24,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
-from sepsa import SepSAClassifier, SepSARegressor
-from sepsa.stream import chances
+from sepsa import NotFinite, SepSAClassifier, SepSARegressor
+from sepsa.stream import calibration
 from sepsa.stream.engine import Engine
 from sepsa.stream.learner import Learner
 from sepsa.stream.torch_body import TorchLearner
@@ -51,11 +51,11 @@ def test_scikit_learn_checks(estimator, check):
 
 def regression(n=400, noise=0.5, seed=0, outputs=()):
     """Raw, badly scaled inputs; targets far from zero, with noise of a known size."""
-    chance = np.random.default_rng(seed)
-    Z = chance.standard_normal((n, 4))
+    rng = np.random.default_rng(seed)
+    Z = rng.standard_normal((n, 4))
     clean = 3 * np.sin(Z[:, 0]) + Z[:, 1] * Z[:, 2]
     clean = clean if not outputs else np.stack([clean, 10 * Z[:, 3]], 1)
-    y = 100 + clean + noise * chance.standard_normal(clean.shape)
+    y = 100 + clean + noise * rng.standard_normal(clean.shape)
     return Z * [1e-3, 1.0, 50.0, 1e4] + [5.0, 0.0, -300.0, 1e5], y
 
 
@@ -93,16 +93,16 @@ def content(value):
 
 def held(model):
     """All that a model holds, bit by bit."""
-    everything = {name: value for name, value in model.__dict__.items() if name not in ("_learner", "module")}
+    everything = {name: value for name, value in model.__dict__.items() if name not in ("_learner", "module", "_lock")}
     learner = model.__dict__.get("_learner")
     if learner is not None:
         everything |= {name: vars(learner)[name] for name in ("offset", "rows", "_X", "_Y", "_weight")}
         engine = learner.engine
         if isinstance(learner, TorchLearner):
             everything["body"] = engine.optimizer.model.state_dict(), engine.optimizer.state_dict()
-            everything["more"] = engine.parts, engine._chance
+            everything["more"] = engine.scaling(), engine._rng_state
         else:
-            everything["state"] = engine.state, engine.layout.numbers
+            everything["state"] = engine._state, engine._layout.numbers
     return content(everything)
 
 
@@ -204,9 +204,9 @@ def test_a_class_with_no_weight_is_not_there():
 @pytest.mark.parametrize("how", ["fit", "partial_fit"])
 @pytest.mark.parametrize("kind", ["engine", "module"])
 def test_intervals_tell_the_noise(how, kind):
-    chance = np.random.default_rng(0)
-    X = chance.standard_normal((1500, 3))
-    Y = X @ [[1.0, 2.0], [0.5, -1.0], [3.0, 0.0]] + chance.standard_normal((1500, 2)) * [0.5, 20.0]
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((1500, 3))
+    Y = X @ [[1.0, 2.0], [0.5, -1.0], [3.0, 0.0]] + rng.standard_normal((1500, 2)) * [0.5, 20.0]
     options = {"module": Beside(3), "max_iter": 20} if kind == "module" else {}
     model = getattr(SepSARegressor(random_state=0, **options), how)(X[:500], Y[:500])
     mean, std = model.predict(X[500:], return_std=True)
@@ -221,7 +221,7 @@ def test_noise_is_the_unbiased_one_of_ridge_regression():
     X, Y = regression(80, outputs=(2,))
     weight = np.random.default_rng(0).integers(1, 4, 80).astype(float)
     learner = Learner(4, 2, regression=True, hidden=(), ridge=2.0, dtype=np.float64)
-    learner.start(X, Y, weight)
+    learner.fit_scales(X, Y, weight)
     learner.learn(X, Y, weight)
     mean = np.average(X, axis=0, weights=weight)
     std = np.sqrt(np.average((X - mean) ** 2, axis=0, weights=weight))
@@ -231,11 +231,11 @@ def test_noise_is_the_unbiased_one_of_ridge_regression():
     W = np.linalg.solve(gram + 2.0 * np.eye(5), Phi.T @ (target * weight[:, None]))
     free = np.trace(np.linalg.solve(gram + 2.0 * np.eye(5), gram))
     expected = weight @ (target - Phi @ W) ** 2 / (weight.sum() - free)
-    np.testing.assert_allclose(learner.noise(), expected, rtol=1e-6)
+    np.testing.assert_allclose(learner.noise_variance(), expected, rtol=1e-6)
     before = learner.predict(X)
-    learner.recount(weight.sum() / 3, expected)  # as after three passes
+    learner.set_effective_samples(weight.sum() / 3, expected)  # as after three passes
     np.testing.assert_array_equal(learner.predict(X), before)
-    np.testing.assert_allclose(learner.noise(), expected, rtol=1e-6)
+    np.testing.assert_allclose(learner.noise_variance(), expected, rtol=1e-6)
     np.testing.assert_allclose(
         learner.engine.covariance(), 3 * np.linalg.inv(gram + 2.0 * np.eye(5)), rtol=1e-5, atol=1e-9
     )
@@ -336,19 +336,19 @@ def nearest_slowly(s):
 @given(hnp.arrays(float, st.tuples(st.integers(1, 5), st.integers(1, 6)), elements=st.floats(-100, 100)))
 def test_nearest_point_of_the_simplex(scores):
     expected = np.array([nearest_slowly(row) for row in scores])
-    np.testing.assert_allclose(chances.nearest(scores), expected, atol=1e-10)
+    np.testing.assert_allclose(calibration.project_to_simplex(scores), expected, atol=1e-10)
 
 
 @given(st.integers(0, 1000), st.integers(1, 200), st.integers(2, 6), st.floats(0.0, 3.0))
 @settings(max_examples=30)
 def test_the_mixture_loses_no_more_than_log_g(seed, n, classes, noise):
-    chance = np.random.default_rng(seed)
-    y = chance.integers(0, classes, n)
-    p = chances.nearest(np.eye(classes)[y] + noise * chance.standard_normal((n, classes)))
-    loss = chances.losses(p, y)
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, classes, n)
+    p = calibration.project_to_simplex(np.eye(classes)[y] + noise * rng.standard_normal((n, classes)))
+    loss = calibration.log_losses(p, y)
     before = np.cumsum(loss, 0) - loss
-    mine = -np.log(chances.blend(p, before)[np.arange(n), y]).sum()
-    assert mine <= loss.sum(0).min() + np.log(chances.SHARPNESS.size) + 1e-9
+    mine = -np.log(calibration.mixture(p, before)[np.arange(n), y]).sum()
+    assert mine <= loss.sum(0).min() + np.log(calibration.INVERSE_TEMPERATURES.size) + 1e-9
 
 
 # ---------------------------------------------------------------------- bad input
@@ -398,10 +398,10 @@ def test_bad_input_changes_nothing(model, rows, what):
         return  # nothing is known yet that they could contradict
     before = held(model)
     weight = {"sample_weight": weight[0]} if weight else {}
-    with pytest.raises((ValueError, FloatingPointError)):
+    with pytest.raises(ValueError, match=r".+"):
         model.partial_fit(bad_X, bad_y, **weight)
     assert held(model) == before
-    with pytest.raises((ValueError, FloatingPointError)):
+    with pytest.raises(ValueError, match=r".+"):
         model.prequential(bad_X, bad_y, **weight)
     assert held(model) == before
     if what not in ("width", "text for a number", "too large to learn"):  # a new start may take these
@@ -418,7 +418,7 @@ def test_a_failed_growth_leaves_the_classes_as_they_were():
     X, y = classification(300)
     model = SepSAClassifier(random_state=0).partial_fit(X, y)
     before = held(model)
-    with pytest.raises(FloatingPointError, match="not finite"):
+    with pytest.raises(NotFinite, match="not finite"):
         model.partial_fit(np.full((2, 6), 1e300), [7, 8])
     assert held(model) == before
     assert model.classes_.tolist() == [0, 1, 2]
@@ -433,8 +433,8 @@ def test_a_failed_growth_leaves_the_classes_as_they_were():
         ({"weight_decay": -1.0}, "weight_decay must be in"),
         ({"optimizer": "lbfgs"}, "optimizer must be one of"),
         ({"activation": "cubic"}, "activation must be one of"),
-        ({"hidden_layer_sizes": (5, 0)}, "hidden_layer_sizes must be at least 1"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"hidden_layer_sizes": (5, 0)}, "hidden_layer_sizes must be an integer of at least 1"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
         ({"module": nn.Conv1d(1, 1, 1)}, "."),
         ({"module": nn.Unflatten(1, (2, 2))}, "module must map"),
     ],
@@ -450,7 +450,7 @@ def test_a_wrong_argument_is_named(options, words):
 
 @pytest.mark.parametrize("options", [{"max_iter": 0}, {"n_iter_no_change": 0}])
 def test_wrong_numbers_of_passes_are_named(options):
-    with pytest.raises(ValueError, match=f"{next(iter(options))} must be at least 1"):
+    with pytest.raises(ValueError, match=f"{next(iter(options))} must be an integer of at least 1"):
         SepSARegressor(**options).fit(*regression(20))
 
 
@@ -479,17 +479,17 @@ def test_a_torch_body_takes_the_engines_steps(optimizer, forgetting, batch):
     mine = TorchLearner(4, 2, regression=True, module=module, **options)
     engine = Learner(4, 2, regression=True, hidden=(8,), activation="tanh", dtype=np.float64, **options)
     for learner in (mine, engine) if batch > 1 else ():
-        learner.start(X, Y, weight)
+        learner.fit_scales(X, Y, weight)
     for some in (slice(0, 32), slice(32, 140)):
         np.testing.assert_allclose(
             mine.learn(X[some], Y[some], weight[some]), engine.learn(X[some], Y[some], weight[some]), rtol=1e-7
         )
-    for one, other in zip(mine.predict_with_spread(X), engine.predict_with_spread(X), strict=True):
+    for one, other in zip(mine.predict_with_leverage(X), engine.predict_with_leverage(X), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
     for learner in (mine, engine):
-        learner.recount(150.0, np.array([2.0, 3.0]))
-    np.testing.assert_allclose(mine.noise(), [2.0, 3.0])
-    np.testing.assert_allclose(engine.noise(), [2.0, 3.0])
+        learner.set_effective_samples(150.0, np.array([2.0, 3.0]))
+    np.testing.assert_allclose(mine.noise_variance(), [2.0, 3.0])
+    np.testing.assert_allclose(engine.noise_variance(), [2.0, 3.0])
     np.testing.assert_allclose(mine.learn(X, Y, weight), engine.learn(X, Y, weight), rtol=1e-6)
 
 

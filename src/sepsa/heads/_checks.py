@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,11 +22,13 @@ def in_range(name: str, value: float, low: float, high: float) -> float:
     return float(value)
 
 
-def at_least(name: str, value: object, low: int) -> None:
+def at_least(name: str, value: object, low: int) -> int:
     """An integer that is not smaller than `low`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        kind: type[Exception] = ValueError if isinstance(value, int) else TypeError
-        raise kind(f"{name} must be an integer of at least {low}, got {value!r}")
+    integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not integer or value < low:  # type: ignore[operator]
+        error: type[Exception] = ValueError if integer else TypeError
+        raise error(f"{name} must be an integer of at least {low}, got {value!r}")
+    return int(value)  # type: ignore[call-overload, no-any-return]
 
 
 def affine_parameters(linear: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.heads._checks import in_range
-from sepsa.stream import kernels
+from sepsa.heads._checks import at_least, in_range
+from sepsa.heads.solver import NotFinite
+from sepsa.stream import _state, kernels
 
 Floats = NDArray[np.float64]
 
@@ -31,8 +33,9 @@ OPTIMIZERS: dict[str, tuple[int, dict[str, float]]] = {
     "adam": (kernels.ADAM, {"momentum": 0.9, "beta2": 0.999, "eps": 1e-8}),
 }
 
-
-BODY = ("THETA", "FIRST", "SECOND")  # the parts in the body's dtype
+_BODY_PARTS = ("THETA", "FIRST", "SECOND")  # in the body's dtype
+_POSITIVE = ("D", "RIDGE")
+_NOT_NEGATIVE = ("SECOND", "ENERGY", "SCALE", "GAIN", "COUNTS")
 
 
 class Engine:
@@ -42,9 +45,10 @@ class Engine:
     `SepSAClassifier`. It equals `SepSA` with `RLS(ridge=..., forgetting=...)` on the same network in float64, step by
     step; `learn` returns the prediction made before each update.
 
-    `skip` lets the head see the inputs beside the last layer. With `standardize` the parts MEAN and SCALE of the state
-    say how the network sees each input, GAIN how much each output counts in the body's loss; a scale or gain of zero
-    stands for what has been constant so far, and is set by the first value that differs.
+    `skip` lets the head see the inputs beside the last layer. With `standardize` the network sees (x - mean) · scale
+    (`set_scaling`), and each output's squared error counts in the body's loss with its own weight
+    (`set_output_weights`); a scale or weight of zero stands for what has been constant so far, and is set by the first
+    value that differs.
     """
 
     def __init__(
@@ -63,20 +67,20 @@ class Engine:
         skip: bool = False,
         standardize: bool = False,
         dtype: type[np.floating[Any]] = np.float32,
-        seed: int = 0,
+        seed: int | None = 0,
         **optimizer_options: float,
     ) -> None:
         if dtype not in (np.float32, np.float64):
             raise ValueError(f"dtype must be numpy.float32 or numpy.float64, got {dtype!r}")
-        self.kind = np.empty(0, dtype)
-        self.layout = Layout(inputs, outputs, tuple(hidden), skip, self.kind.itemsize)
-        self._chance = np.random.default_rng(seed)
+        self._dtype_of_body = np.empty(0, dtype)  # tells the kernels, which read a dtype off an array
+        self._layout = Layout(inputs, outputs, tuple(hidden), skip, self._dtype_of_body.itemsize)
+        self._rng = np.random.default_rng(seed)
         code, defaults = OPTIMIZERS[one_of("optimizer", optimizer, OPTIMIZERS)]
         unknown = sorted(set(optimizer_options) - set(defaults))
         if unknown:
             raise TypeError(f"optimizer {optimizer!r} takes {sorted(defaults) or 'no options'}, got {unknown}")
         options = defaults | optimizer_options
-        self.options: Floats = np.array(
+        self._options: Floats = np.array(
             [
                 in_range("lr", lr, 0.0, math.inf),
                 not_negative("weight_decay", weight_decay),
@@ -88,37 +92,49 @@ class Engine:
                 in_range("ridge", ridge, 0.0, math.inf),
             ]
         )
-        L = self.layout.numbers
+        L = self._layout.numbers
         L[kernels.L_ACTIVATION] = ACTIVATIONS[one_of("activation", activation, ACTIVATIONS)]
         L[kernels.L_OPTIMIZER] = code
         L[kernels.L_STANDARDIZE] = standardize
         L[kernels.L_BATCH] = at_least("batch", batch, 1)
-        self.state = np.zeros(self.layout.size)
-        self.scratch = np.zeros(self.layout.room(batch))
-        self.part("D")[:] = 1 / ridge
-        self.part("RIDGE")[:] = ridge
-        self.part("COUNTS")[[kernels.C_POWER1, kernels.C_POWER2]] = 1.0
-        self.part("GAIN")[:] = 0.0 if standardize else 1.0
-        self.part("SCALE")[:] = 0.0 if standardize else 1.0
+        self._state = np.zeros(self._layout.size)
+        self._workspace = np.zeros(self._layout.workspace(batch))
+        self._view("D")[:] = 1 / ridge
+        self._view("RIDGE")[:] = ridge
+        self._view("COUNTS")[[kernels.C_BETA1_POWER, kernels.C_BETA2_POWER]] = 1.0
+        self._view("GAIN")[:] = 0.0 if standardize else 1.0
+        self._view("SCALE")[:] = 0.0 if standardize else 1.0
         # Kaiming-uniform weights and biases of 0.01, as the paper's; the head starts at zero.
         for weight, bias in self.layers():
             bound = math.sqrt(6 / weight.shape[1])
-            weight[:] = self._chance.uniform(-bound, bound, weight.shape)
+            weight[:] = self._rng.uniform(-bound, bound, weight.shape)
             bias[:] = 0.01
 
-    # ------------------------------------------------------------------ state
+    # ------------------------------------------------------------------ what it is
 
-    def part(self, name: str) -> Floats:
-        """A part of the state by its name in `Layout`, as a view."""
-        start, length = self.layout.parts[name]
-        part = self.state[start : start + length]
-        return part.view(self.kind.dtype)[: self.layout.body] if name in BODY else part
+    @property
+    def inputs(self) -> int:
+        return self._layout.inputs
+
+    @property
+    def outputs(self) -> int:
+        return self._layout.outputs
+
+    @property
+    def batch_size(self) -> int:
+        """How many rows make one step of the body."""
+        return int(self._layout.numbers[kernels.L_BATCH])
+
+    @property
+    def samples(self) -> float:
+        """How many samples the head remembers, as `RLS.samples`."""
+        return float(self._view("COUNTS")[kernels.C_SAMPLES])
 
     def layers(self) -> list[tuple[Floats, Floats]]:
         """Weight (width, inputs) and bias (width,) of each hidden layer, as views shaped like torch's."""
-        views, at, theta = [], 0, self.part("THETA")
-        width = self.layout.inputs
-        for h in self.layout.hidden:
+        views, at, theta = [], 0, self._view("THETA")
+        width = self.inputs
+        for h in self._layout.hidden:
             weight = theta[at : at + width * h].reshape(width, h).T
             at += width * h
             views.append((weight, theta[at : at + h]))
@@ -128,104 +144,253 @@ class Engine:
     @property
     def head(self) -> Floats:
         """W (outputs, features), the bias its last column, as a view."""
-        return self.part("W").reshape(self.layout.outputs, -1)
+        return self._view("W").reshape(self.outputs, -1)
 
-    def start_head(self, weights: Floats) -> None:
+    def set_head(self, weights: Floats) -> None:
         """Set the head and with it the prior that the ridge pulls to."""
         self.head[:] = weights
-        self.part("PRIOR")[:] = self.part("W")
+        self._view("PRIOR")[:] = self._view("W")
 
     def covariance(self) -> Floats:
         """B (p, p), the inverse of the curvature."""
-        p = self.layout.features
+        p = self._layout.features
         U = np.eye(p)
         for j in range(1, p):
-            U[:j, j] = self.part("U")[j * (j - 1) // 2 : j * (j - 1) // 2 + j]
-        return (U * self.part("D")) @ U.T
+            U[:j, j] = self._view("U")[j * (j - 1) // 2 : j * (j - 1) // 2 + j]
+        return (U * self._view("D")) @ U.T
 
-    @property
-    def samples(self) -> float:
-        """How many samples the head remembers, as `RLS.samples`."""
-        return float(self.part("COUNTS")[kernels.C_MASS])
+    def objective(self) -> Floats:
+        """The least value (outputs,) of Σ ω e² + ridge |W - prior|² over all that the head remembers."""
+        return self._view("ENERGY").copy()
 
-    def grow(self, inputs: int, outputs: int) -> None:
-        """Make room for more inputs or outputs, as if they had been there, at zero, from the start.
+    def scaling(self) -> tuple[Floats, Floats]:
+        """Mean and scale (inputs,) by which the network sees (x - mean) · scale, as copies."""
+        return self._view("MEAN").copy(), self._view("SCALE").copy()
+
+    def set_scaling(self, mean: Floats, scale: Floats, first: int = 0) -> None:
+        """Let the network see (x - mean) · scale, from input `first` on; a scale of zero waits for a value."""
+        self._view("MEAN")[first:], self._view("SCALE")[first:] = mean, scale
+
+    def output_weights(self) -> Floats:
+        """How much each output's squared error counts in the body's loss (outputs,), a copy."""
+        return self._view("GAIN").copy()
+
+    def set_output_weights(self, weights: Floats | float) -> None:
+        """Let each output's squared error count so much in the body's loss; zero waits for a value."""
+        self._view("GAIN")[:] = weights
+
+    def noise_variance(self) -> Floats:
+        """The variance (outputs,) of targets about what the head could say at best: that of ridge regression,
+
+            σ² = (Σ e²/(1 + φᵀBφ) - Σ_j ridge_j |W_j - prior_j|²) / (n - tr BΦᵀΦ),
+
+        since the errors e made before learning sum to the objective at its minimum, and BΦᵀΦ = I - B ridge.
+        """
+        penalty, left = self._penalty_and_degrees_left()
+        return np.maximum(self._view("ENERGY") - penalty, 0.0) / left
+
+    def set_effective_samples(self, samples: float, noise: Floats) -> None:
+        """Let what the head knows stand for so many samples, and their errors for this noise variance (outputs,).
+
+        Rows that were learned in N passes count N times: A <- A/N sets that right and leaves the head as it is.
+        """
+        passes = max(1.0, self.samples / samples)
+        self._view("D")[:] *= passes
+        self._view("RIDGE")[:] /= passes
+        self._view("COUNTS")[kernels.C_SAMPLES] /= passes
+        penalty, left = self._penalty_and_degrees_left()
+        self._view("ENERGY")[:] = noise * left + penalty
+
+    def _penalty_and_degrees_left(self) -> tuple[Floats, float]:
+        """What the ridge adds to the objective (outputs,), and the samples less the degrees of freedom."""
+        p = self._layout.features
+        ridge, D = self._view("RIDGE"), self._view("D")
+        column, row = np.tril_indices(p, -1)  # U's columns lie one after the other
+        free = p - float(D @ ridge + (self._view("U") ** 2 * ridge[row]) @ D[column])
+        penalty = (self.head - self._view("PRIOR").reshape(self.head.shape)) ** 2 @ ridge
+        return residual_degrees(penalty, self.samples, free)
+
+    def _view(self, name: str) -> Floats:
+        """A part of the state by its name in `Layout`."""
+        start, length = self._layout.parts[name]
+        part = self._state[start : start + length]
+        return part.view(self._dtype_of_body.dtype)[: self._layout.body] if name in _BODY_PARTS else part
+
+    def copy(self) -> Engine:
+        """Another engine in the same state."""
+        other = object.__new__(Engine)
+        other.__dict__.update(self.__dict__)
+        other._state, other._workspace = self._state.copy(), np.zeros_like(self._workspace)
+        other._rng = _state.generator("generator", _state.generator_state(self._rng))
+        return other
+
+    # ------------------------------------------------------------------ saving
+
+    def _settings(self) -> dict[str, Any]:
+        """What a state depends on and does not change: the network's form and the options of learning."""
+        L = self._layout.numbers
+        return {
+            "hidden": list(self._layout.hidden),
+            "skip": self._layout.skip,
+            "dtype": self._dtype_of_body.dtype.name,
+            "activation": next(name for name, code in ACTIVATIONS.items() if code == L[kernels.L_ACTIVATION]),
+            "optimizer": int(L[kernels.L_OPTIMIZER]),
+            "standardize": bool(L[kernels.L_STANDARDIZE]),
+            "batch": self.batch_size,
+            "options": self._options.tolist(),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a further step depends on, as plain data; a learner that loads it goes on bit for bit."""
+        return {
+            "settings": self._settings(),
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+            "arrays": {name: self._view(name).copy() for name in self._layout.parts},
+            "generator": _state.generator_state(self._rng),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
+        """Continue from such a state. Whole, or ValueError naming the entry and nothing."""
+        new = _state.mapping(entry, state_dict, {"settings", "inputs", "outputs", "arrays", "generator"})
+        settings = self._settings()
+        _state.mapping(f"{entry}['settings']", new["settings"], set(settings))
+        for name, wanted in settings.items():
+            _state.equal(f"{entry}['settings'][{name!r}]", new["settings"][name], wanted)
+        sizes = (_state.integer(f"{entry}[{name!r}]", new[name], 1) for name in ("inputs", "outputs"))
+        other = self.copy()
+        other._allocate(*sizes)
+        arrays = _state.mapping(f"{entry}['arrays']", new["arrays"], set(other._layout.parts))
+        for name, value in arrays.items():
+            view, where = other._view(name), f"{entry}['arrays'][{name!r}]"
+            low = 0.0 if name in _NOT_NEGATIVE else np.finfo(float).tiny if name in _POSITIVE else -math.inf
+            view[:] = _state.array(where, value, view.shape, dtype=view.dtype, low=low)
+        if other._view("COUNTS")[kernels.C_CURSOR] >= other._layout.features:
+            raise ValueError(f"{entry}['arrays']['COUNTS'] must point at one of {other._layout.features} features")
+        other._rng = _state.generator(f"{entry}['generator']", new["generator"])
+        self.__dict__.update(other.__dict__)
+
+    def _allocate(self, inputs: int, outputs: int) -> None:
+        """A state of zeros for so many inputs and outputs, under the same settings."""
+        old = self._layout
+        self._layout = Layout(inputs, outputs, old.hidden, old.skip, old.itemsize)
+        self._layout.numbers[kernels.L_SETTINGS] = old.numbers[kernels.L_SETTINGS]
+        self._state = np.zeros(self._layout.size)
+        self._workspace = np.zeros(self._layout.workspace(self.batch_size))
+
+    # ------------------------------------------------------------------ growth
+
+    def resize(self, inputs: int, outputs: int) -> None:
+        """More inputs or outputs, as if they had been there, at zero, from the start.
 
         That is exact: an input at zero never moved the body or the head, and the head that fits a target of zero
         from a prior of zero is zero.
         """
-        old = self.layout
-        parts = {name: self.part(name) for name in old.parts}
-        new = Layout(inputs, outputs, old.hidden, old.skip, self.kind.itemsize)
-        new.numbers[kernels.L_SETTINGS] = old.numbers[kernels.L_SETTINGS]
-        self.layout, self.state = new, np.zeros(new.size)
-        self.scratch = np.zeros(new.room(int(new.numbers[kernels.L_BATCH])))
-        ridge = self.options[kernels.O_RIDGE]
+        old = self._layout
+        parts = {name: self._view(name) for name in old.parts}
+        grown = self.copy()
+        grown._allocate(inputs, outputs)
+        new, view = grown._layout, grown._view
+        ridge = self._options[kernels.O_RIDGE]
         more = inputs - old.inputs
         place = new.features - 1 - more if old.skip or not old.hidden else new.features - 1  # of new features in φ
         keep = np.r_[0:place, new.features - 1] if new.features > old.features else np.arange(new.features)
-        self.part("D")[:] = 1 / ridge
-        self.part("RIDGE")[:] = ridge
+        view("D")[:] = 1 / ridge
+        view("RIDGE")[:] = ridge
         for name in ("D", "RIDGE"):
-            self.part(name)[keep] = parts[name]
+            view(name)[keep] = parts[name]
         for name in ("W", "PRIOR"):
-            rows = self.part(name).reshape(outputs, -1)
+            rows = view(name).reshape(outputs, -1)
             rows[: old.outputs, keep] = parts[name].reshape(old.outputs, -1)
-        U = self.part("U")
+        U = view("U")
         for j, column in enumerate(keep):
             U[column * (column - 1) // 2 + keep[:j]] = parts["U"][j * (j - 1) // 2 : j * (j - 1) // 2 + j]
         cut = old.inputs * old.hidden[0] if old.hidden else 0  # the first layer's weights, input by input
-        grown = more * old.hidden[0] if old.hidden else 0
-        for name in ("THETA", "FIRST", "SECOND"):
-            self.part(name)[:cut], self.part(name)[cut + grown :] = parts[name][:cut], parts[name][cut:]
+        added = more * old.hidden[0] if old.hidden else 0
+        for name in _BODY_PARTS:
+            view(name)[:cut], view(name)[cut + added :] = parts[name][:cut], parts[name][cut:]
         bound = math.sqrt(6 / inputs)
-        self.part("THETA")[cut : cut + grown] = self._chance.uniform(-bound, bound, grown)
+        view("THETA")[cut : cut + added] = grown._rng.uniform(-bound, bound, added)
         for name in ("ENERGY", "MEAN", "SCALE", "GAIN", "COUNTS"):
-            self.part(name)[: parts[name].size] = parts[name]
+            view(name)[: parts[name].size] = parts[name]
         if not new.numbers[kernels.L_STANDARDIZE]:
-            self.part("SCALE")[:] = self.part("GAIN")[:] = 1.0
+            view("SCALE")[:] = view("GAIN")[:] = 1.0
+        self.__dict__.update(grown.__dict__)
 
     # ------------------------------------------------------------------ learning
 
     def learn(self, X: Floats, Y: Floats, sample_weight: Floats | None = None) -> Floats:
         """Learn the rows of X (n, inputs) and Y (n, outputs) in order; returns the predictions made before.
 
-        The arrays are C-contiguous float64 and finite; the faces see to that. Where the body has diverged an error
+        The arrays are C-contiguous float64 and finite; the faces see to that. Where the body has diverged `NotFinite`
         is raised and nothing changes.
         """
         announce_compilation(kernels.learn)
         weights = np.ones(len(X)) if sample_weight is None else sample_weight
-        out = np.empty((len(X), self.layout.outputs))
-        before = self.state.copy() if len(X) > self.layout.numbers[kernels.L_BATCH] else None
-        done = kernels.learn(self.state, self.layout.numbers, self.options, self.kind, X, Y, weights, out, self.scratch)
+        out = np.empty((len(X), self.outputs))
+        several = len(X) > self.batch_size
+        state = self._state.copy() if several else self._state  # a single step is refused before it changes anything
+        done = kernels.learn(
+            state, self._layout.numbers, self._options, self._dtype_of_body, X, Y, weights, out, self._workspace
+        )
         if done < len(X):
-            if before is not None:
-                self.state[:] = before
-            raise FloatingPointError(
+            raise NotFinite(
                 f"the network's output for sample {done} of this call is not finite: nothing was learned; "
                 "lower lr, or rescale the inputs"
             )
+        self._state = state
         return out
+
+    def learn_row(self, row: RowBuffer) -> None:
+        """`learn` of the row in the buffer, without the making of any array; the prediction is left in it."""
+        if not kernels.learn.overloads:
+            announce_compilation(kernels.learn)
+        if not kernels.learn(
+            self._state, self._layout.numbers, self._options, self._dtype_of_body,
+            row.x, row.y, row.weight, row.out, self._workspace,
+        ):  # fmt: skip
+            self.learn(row.x, row.y, row.weight)  # refused again, and says why
 
     def predict(self, X: Floats) -> Floats:
         """The predictions (n, outputs)."""
         return self._predict(X, np.empty(0))
 
-    def predict_with_spread(self, X: Floats) -> tuple[Floats, Floats]:
+    def predict_with_leverage(self, X: Floats) -> tuple[Floats, Floats]:
         """The predictions (n, outputs) and φᵀBφ (n,), by which the variance of a prediction exceeds the noise's."""
-        spread = np.empty(len(X))
-        return self._predict(X, spread), spread
+        leverage = np.empty(len(X))
+        return self._predict(X, leverage), leverage
 
-    def _predict(self, X: Floats, spread: Floats) -> Floats:
+    def predict_row(self, row: RowBuffer) -> None:
+        """`predict` for the row in the buffer, left in it; many threads may at once, each with its own buffer."""
+        if not kernels.predict.overloads:
+            announce_compilation(kernels.predict)
+        kernels.predict(
+            self._state, self._layout.numbers, self._dtype_of_body, row.x, row.out, row.leverage, row.workspace
+        )
+
+    def _predict(self, X: Floats, leverage: Floats) -> Floats:
         announce_compilation(kernels.predict)
-        out = np.empty((len(X), self.layout.outputs))
-        scratch = np.empty_like(self.scratch)  # its own: many threads may predict at once
-        kernels.predict(self.state, self.layout.numbers, self.kind, X, out, spread, scratch)
+        out = np.empty((len(X), self.outputs))
+        workspace = np.empty_like(self._workspace)  # its own: many threads may predict at once
+        kernels.predict(self._state, self._layout.numbers, self._dtype_of_body, X, out, leverage, workspace)
         return out
 
 
+class RowBuffer:
+    """The arrays through which one row goes into the kernels and out, made once for many rows."""
+
+    def __init__(self, engine: Engine) -> None:
+        inputs, outputs = engine.inputs, engine.outputs
+        values = np.zeros(inputs + outputs + 1)
+        self.values = values.data  # x, then y, then the weight
+        self.x, self.y = values[:inputs].reshape(1, inputs), values[inputs:-1].reshape(1, outputs)
+        self.weight, self.out, self.leverage = values[-1:], np.zeros((1, outputs)), np.empty(0)
+        self.workspace = np.empty_like(engine._workspace)
+        self.write, self.write_x = struct.Struct(f"{values.size}d").pack_into, struct.Struct(f"{inputs}d").pack_into
+
+
 class Layout:
-    """Where each part of a learner's state lies in its one vector."""
+    """Where each part of an engine's state lies in its one vector."""
 
     def __init__(self, inputs: int, outputs: int, hidden: tuple[int, ...], skip: bool, itemsize: int) -> None:
         self.inputs, self.outputs = at_least("inputs", inputs, 1), at_least("outputs", outputs, 1)
@@ -247,7 +412,7 @@ class Layout:
             self.size += length
         self.body, self.itemsize = q, itemsize
         sizes = {
-            "DEPTH": len(hidden), "INPUTS": d, "OUTPUTS": m, "FEATURES": p, "BODY": q, "TRACE": d + sum(hidden),
+            "DEPTH": len(hidden), "INPUTS": d, "OUTPUTS": m, "FEATURES": p, "BODY": q, "ACTIVATIONS": d + sum(hidden),
             "WIDEST": max(hidden, default=0), "SKIP": skip,
         }  # fmt: skip
         self.numbers = np.zeros(kernels.L_SIZES + len(hidden), dtype=np.int64)
@@ -255,25 +420,23 @@ class Layout:
             self.numbers[getattr(kernels, f"L_{name}")] = value
         self.numbers[kernels.L_SIZES :] = hidden
 
-    def room(self, batch: int) -> int:
-        """The scratch a batch needs: unit row, b, residuals and φ; gradient, deltas, traces and slopes of the body."""
+    def workspace(self, batch: int) -> int:
+        """Its size: unit row, b, residuals and φ; gradient, deltas, activations and slopes of the body."""
         high = 2 * self.features + self.outputs + batch * self.features
         low = self.body + 2 * max(self.hidden, default=0) + 2 * batch * (self.inputs + sum(self.hidden))
         return high + (low * self.itemsize + 7) // 8
+
+
+def residual_degrees(penalty: Floats, samples: float, free: float) -> tuple[Floats, float]:
+    """`penalty` and samples - free; where small weights leave next to nothing of that, no penalty and the samples."""
+    left = samples - free
+    return (penalty, left) if left > 0.1 * samples else (0 * penalty, max(samples, np.finfo(float).tiny))
 
 
 def one_of(name: str, value: str, valid: dict[str, Any]) -> str:
     if value not in valid:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, valid))}, got {value!r}")
     return value
-
-
-def at_least(name: str, value: int, low: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < low:
-        raise ValueError(f"{name} must be at least {low}, got {value}")
-    return int(value)
 
 
 def not_negative(name: str, value: float) -> float:
@@ -288,7 +451,9 @@ def announce_compilation(kernel: Any) -> None:
     if kernel in _announced:
         return
     _announced.add(kernel)
-    source = Path(kernels.__file__)
-    indices = Path(kernel.stats.cache_path).glob(f"{source.stem}.{kernel.py_func.__name__}-*.nbi")
+    source, folder = Path(kernels.__file__), kernel.stats.cache_path
+    if folder is None:
+        return  # the import has said so
+    indices = Path(folder).glob(f"{source.stem}.{kernel.py_func.__name__}-*.nbi")
     if not any(index.stat().st_mtime >= source.stat().st_mtime for index in indices):
         print("sepsa: compiling the stream engine, once on this machine, some seconds", file=sys.stderr, flush=True)

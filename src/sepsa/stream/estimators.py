@@ -6,19 +6,20 @@ their error on what they miss no longer falls; then one learner takes as many pa
 
 **Intervals.** A target is taken to lie about its prediction with variance σ² (1 + φᵀBφ), φ the features that the head
 sees and B its inverse curvature. After `fit`, σ² is the mean of e²/(1 + φᵀBφ) over the errors e on rows left out; in
-`partial_fit` it comes from the errors made one step ahead (`Learner.noise`), after those of `fit` if there was one. So
-mean ± 1.645 std holds nine in ten targets of the same source, on average over inputs, where errors are about normal.
+`partial_fit` it comes from the errors made one step ahead (`Learner.noise_variance`), after those of `fit` if there was
+one. So mean ± 1.645 std holds nine in ten targets of the same source, on average over inputs, where errors are about
+normal.
 
-**Probabilities.** The head fits the indicator of each class by least squares; `sepsa.stream.chances` makes its scores
-probabilities, by the losses they would have made on rows not yet learned.
+**Probabilities.** The head fits the indicator of each class by least squares; `sepsa.stream.calibration` makes its
+scores probabilities, by the losses they would have made on rows not yet learned.
 """
 
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -29,9 +30,10 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from sepsa.heads._checks import in_range
-from sepsa.stream.chances import SHARPNESS, blend, losses, nearest
-from sepsa.stream.engine import ACTIVATIONS, OPTIMIZERS, Floats, at_least, not_negative, one_of
+from sepsa.heads._checks import at_least, in_range
+from sepsa.stream import _state
+from sepsa.stream.calibration import INVERSE_TEMPERATURES, log_losses, mixture, project_to_simplex
+from sepsa.stream.engine import ACTIVATIONS, OPTIMIZERS, Floats, not_negative, one_of
 from sepsa.stream.learner import Learner, moments, reciprocal
 
 if TYPE_CHECKING:
@@ -40,13 +42,21 @@ if TYPE_CHECKING:
 Labels = NDArray[Any]
 
 FOLDS = 10
-ENOUGH = 250  # rows left out tell σ to 4 %, so that large data need no further folds
+ROWS_LEFT_OUT = 250  # rows left out tell σ to 4 %, so that large data need no further folds
 
 
 class _SepSA(BaseEstimator):  # type: ignore[misc]
     """What the regressor and the classifier share: rows of numbers, and a learner of them."""
 
     _learner: Any  # a Learner
+    _EXTRA: tuple[str, ...]  # the entries of a state beside those that both estimators have
+
+    def _extra_state(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _load_extra_state(self, state_dict: dict[str, Any], outputs: int) -> dict[str, Any]:
+        """The attributes that these entries stand for."""
+        raise NotImplementedError
 
     def __init__(
         self,
@@ -106,14 +116,15 @@ class _SepSA(BaseEstimator):  # type: ignore[misc]
     # ------------------------------------------------------------------ learning
 
     @contextmanager
-    def _unchanged_on_error(self) -> Iterator[None]:
-        before = dict(self.__dict__)
-        try:
-            yield
-        except BaseException:
-            self.__dict__.clear()
-            self.__dict__.update(before)
-            raise
+    def _exclusive(self) -> Iterator[None]:
+        """One thread at a time; what is interrupted or refused leaves the estimator as it was."""
+        with self.__dict__.setdefault("_lock", threading.RLock()):
+            before = dict(self.__dict__)
+            try:
+                yield
+            except BaseException:
+                self.__dict__ = before  # one assignment, which nothing can interrupt
+                raise
 
     def _fit(self, X: Floats, Y: Floats, weight: Floats) -> tuple[NDArray[np.intp], Floats]:
         """Learn from scratch; returns the rows that were left out once, and the predictions of them then."""
@@ -121,51 +132,53 @@ class _SepSA(BaseEstimator):  # type: ignore[misc]
         if not there.size:
             raise ValueError("sample_weight must be positive for at least one sample, got zeros alone")
         X, Y, weight = X[there], Y[there], weight[there]
-        chance = check_random_state(self.random_state)
-        seed = chance.randint(2**31 - 1)
+        rng = check_random_state(self.random_state)
+        seed = rng.randint(2**31 - 1)
         at_least("max_iter", self.max_iter, 1), at_least("n_iter_no_change", self.n_iter_no_change, 1)
-        rows, means, noise = self._leave_out(X, Y, weight, seed, chance)
-        learner = self._start(X, Y, weight, seed)
+        rows, means, noise = self._leave_out(X, Y, weight, seed, rng)
+        learner = self._scaled_learner(X, Y, weight, seed)
         for _ in range(self.n_iter_):
-            order = chance.permutation(len(X))
+            order = rng.permutation(len(X))
             learner.learn(X[order], Y[order], weight[order])
-        learner.recount(weight.sum(), learner.noise() if noise is None else noise)
+        learner.set_effective_samples(float(weight.sum()), learner.noise_variance() if noise is None else noise)
         self._learner = learner
         return there[rows], means
 
-    def _start(self, X: Floats, Y: Floats, weight: Floats, seed: int) -> Learner:
+    def _scaled_learner(self, X: Floats, Y: Floats, weight: Floats, seed: int) -> Learner:
         learner = self._new_learner(X.shape[1], Y.shape[1], seed)
-        learner.start(X, Y, weight)
+        learner.fit_scales(X, Y, weight)
         return learner
 
     def _leave_out(
-        self, X: Floats, Y: Floats, weight: Floats, seed: int, chance: np.random.RandomState
+        self, X: Floats, Y: Floats, weight: Floats, seed: int, rng: np.random.RandomState
     ) -> tuple[NDArray[np.intp], Floats, Floats | None]:
         """Find `n_iter_`; returns some rows, their predictions by learners without them, and the noise these show."""
         n = len(X)
         if n == 1:
             self.n_iter_ = 1
             return np.empty(0, np.intp), np.empty((0, Y.shape[1])), None
-        folds = np.array_split(chance.permutation(n), min(FOLDS, n))
-        folds = folds[: -(-ENOUGH // len(folds[-1]))]
+        folds = np.array_split(rng.permutation(n), min(FOLDS, n))
+        folds = folds[: -(-ROWS_LEFT_OUT // len(folds[-1]))]
         rests = [np.setdiff1d(np.arange(n), fold) for fold in folds]
-        learners = [self._start(X[rest], Y[rest], weight[rest], seed) for rest in rests]
+        learners = [self._scaled_learner(X[rest], Y[rest], weight[rest], seed) for rest in rests]
         rows = np.concatenate(folds)
         gain = reciprocal(moments(Y, weight)[1]) if isinstance(self, RegressorMixin) else np.ones(Y.shape[1])
         lowest, best, noise = np.inf, np.empty(0), np.empty(0)
         for count in range(1, self.max_iter + 1):
-            means, spreads = [], []
+            means, leverages = [], []
             for learner, rest, fold in zip(learners, rests, folds, strict=True):
-                order = chance.permutation(rest)
+                order = rng.permutation(rest)
                 learner.learn(X[order], Y[order], weight[order])
-                mean, spread = learner.predict_with_spread(X[fold])
+                mean, leverage = learner.predict_with_leverage(X[fold])
                 means.append(mean)
-                spreads.append(spread * max(1.0, learner.engine.samples / weight[rest].sum()))  # as after `recount`
+                leverages.append(
+                    leverage * max(1.0, learner.engine.samples / weight[rest].sum())
+                )  # as after `set_effective_samples`
             squares = (Y[rows] - np.concatenate(means)) ** 2
             error = np.average(squares @ gain, weights=weight[rows])
             if error < lowest or not self.early_stopping:
                 lowest, best, self.n_iter_ = error, np.concatenate(means), count
-                noise = np.average(squares / (1 + np.concatenate(spreads))[:, None], axis=0, weights=weight[rows])
+                noise = np.average(squares / (1 + np.concatenate(leverages))[:, None], axis=0, weights=weight[rows])
             elif count - self.n_iter_ >= self.n_iter_no_change:
                 break
         return rows, best, noise
@@ -176,6 +189,7 @@ class _SepSA(BaseEstimator):  # type: ignore[misc]
         if learner is None:
             seed = check_random_state(self.random_state).randint(2**31 - 1)
             learner = self._new_learner(X.shape[1], Y.shape[1], seed)
+        learner = learner.copy()  # the old one stays as it is until all is done
         before: Floats = learner.learn(X, Y, weight)
         self._learner = learner
         return before
@@ -192,9 +206,52 @@ class _SepSA(BaseEstimator):  # type: ignore[misc]
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "_learner")
 
+    # ------------------------------------------------------------------ saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has been learned, as nested dicts and lists of arrays, numbers and strings.
+
+        An estimator of the same parameters that loads it goes on bit for bit.
+        """
+        check_is_fitted(self)
+        names = getattr(self, "feature_names_in_", None)
+        return {
+            "estimator": type(self).__name__,
+            "learner": self._learner.state_dict(),
+            "feature_names": None if names is None else [str(name) for name in names],
+            "n_iter": getattr(self, "n_iter_", None),
+            **self._extra_state(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from such a state. Whole, or ValueError naming the entry and nothing."""
+        with self._exclusive():
+            keys = {"estimator", "learner", "feature_names", "n_iter", *self._EXTRA}
+            new = _state.mapping("state_dict", state_dict, keys)
+            _state.equal("state_dict['estimator']", new["estimator"], type(self).__name__)
+            engine = new["learner"].get("engine") if isinstance(new["learner"], dict) else None
+            sizes = [
+                _state.integer(f"state_dict['learner']['engine'][{name!r}]", (engine or {}).get(name), 1)
+                for name in ("inputs", "outputs")
+            ]
+            learner = self._new_learner(sizes[0], sizes[1], seed=0)
+            learner.load_state_dict(new["learner"], "state_dict['learner']")
+            fitted: dict[str, Any] = {"_learner": learner, "n_features_in_": sizes[0]}
+            if new["feature_names"] is not None:
+                names = _state.sequence("state_dict['feature_names']", new["feature_names"])
+                if len(names) != sizes[0] or not all(isinstance(name, str) for name in names):
+                    raise ValueError(f"state_dict['feature_names'] must be {sizes[0]} strings, got {names}")
+                fitted["feature_names_in_"] = np.array(names, dtype=object)
+            if new["n_iter"] is not None:
+                fitted["n_iter_"] = _state.integer("state_dict['n_iter']", new["n_iter"], 1)
+            fitted |= self._load_extra_state(new, sizes[1])
+            kept = {name: value for name, value in self.__dict__.items() if not name.endswith("_")}
+            self.__dict__ = kept | fitted
+
     # As bytes, because joblib may map plain arrays read-only, and a learner writes to its own even to predict.
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = dict(super().__getstate__())
+        state.pop("_lock", None)
         if "_learner" in state:
             state["_learner"] = pickle.dumps(state["_learner"])
         return state
@@ -223,7 +280,7 @@ class SepSARegressor(RegressorMixin, _SepSA):  # type: ignore[misc]
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> SepSARegressor:
         """Learn from scratch, in shuffled passes. A sample's weight multiplies its squared error."""
-        with self._unchanged_on_error():
+        with self._exclusive():
             rows, Y, weight = self._check(X, y, sample_weight, reset=True)
             self._fit(rows, Y, weight)
         return self
@@ -235,7 +292,7 @@ class SepSARegressor(RegressorMixin, _SepSA):  # type: ignore[misc]
 
     def prequential(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Floats:
         """Learn as `partial_fit` does; returns the prediction made for each row before it was learned."""
-        with self._unchanged_on_error():
+        with self._exclusive():
             rows, Y, weight = self._check(X, y, sample_weight, reset=not hasattr(self, "_learner"))
             return self._shaped(self._learn(rows, Y, weight))
 
@@ -247,8 +304,8 @@ class SepSARegressor(RegressorMixin, _SepSA):  # type: ignore[misc]
         rows = self._check_rows(X)
         if not return_std:
             return self._shaped(self._learner.predict(rows))
-        mean, spread = self._learner.predict_with_spread(rows)
-        std = np.sqrt(self._learner.noise() * (1 + spread)[:, None])
+        mean, leverage = self._learner.predict_with_leverage(rows)
+        std = np.sqrt(self._learner.noise_variance() * (1 + leverage)[:, None])
         return self._shaped(mean), self._shaped(std)
 
     def _check(
@@ -267,6 +324,18 @@ class SepSARegressor(RegressorMixin, _SepSA):  # type: ignore[misc]
             )
         return rows, np.ascontiguousarray(targets.reshape(len(rows), -1), dtype=np.float64), weights
 
+    _EXTRA = ("target_shape",)
+
+    def _extra_state(self) -> dict[str, Any]:
+        return {"target_shape": list(self._target_shape)}
+
+    def _load_extra_state(self, state_dict: dict[str, Any], outputs: int) -> dict[str, Any]:
+        shape = _state.sequence("state_dict['target_shape']", state_dict["target_shape"])
+        shape = [_state.integer("state_dict['target_shape'][0]", n, 1) for n in shape]
+        if shape not in ([], [outputs]) or (not shape and outputs != 1):
+            raise ValueError(f"state_dict['target_shape'] must be [{outputs}], got {shape}")
+        return {"_target_shape": tuple(shape)}
+
     def _shaped(self, outputs: Floats) -> Floats:
         return outputs.reshape(len(outputs), *self._target_shape)
 
@@ -283,25 +352,25 @@ class SepSAClassifier(ClassifierMixin, _SepSA):  # type: ignore[misc]
     knows. The arguments are those of `SepSARegressor`. `classes_` are sorted, in the dtype of the labels.
     """
 
-    _loss: Floats  # of each sharpness, on rows not yet learned
+    _loss: Floats  # of each inverse temperature, on rows not yet learned
     _columns: NDArray[np.intp]  # the learner's output for each of classes_
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> SepSAClassifier:
         """Learn from scratch, in shuffled passes. A sample's weight multiplies its squared error."""
-        with self._unchanged_on_error():
+        with self._exclusive():
             rows, labels, weight = self._check(X, y, sample_weight, reset=True)
             self.classes_, codes = np.unique(labels[weight > 0], return_inverse=True)
             self._columns = np.arange(len(self.classes_))
-            places = np.zeros(len(labels), np.intp)
-            places[weight > 0] = codes
-            out, scores = self._fit(rows, np.eye(len(self.classes_))[places], weight)
-            self._loss = (weight[out, None] * losses(nearest(scores), places[out])).sum(0)
+            codes_of_rows = np.zeros(len(labels), np.intp)
+            codes_of_rows[weight > 0] = codes
+            out, scores = self._fit(rows, np.eye(len(self.classes_))[codes_of_rows], weight)
+            self._loss = (weight[out, None] * log_losses(project_to_simplex(scores), codes_of_rows[out])).sum(0)
         return self
 
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
     ) -> SepSAClassifier:
-        """Learn rows once, in the order given. `classes` tells of classes to come; others are met when they come."""
+        """Learn rows once, in the order given. `classes` announces classes; others are added when they come."""
         self._learn_labels(X, y, classes, sample_weight)
         return self
 
@@ -316,8 +385,8 @@ class SepSAClassifier(ClassifierMixin, _SepSA):  # type: ignore[misc]
     ) -> Labels:
         """Learn as `partial_fit` does; returns the prediction made for each row before it was learned.
 
-        With `method="predict_proba"` the columns are `classes_` as they are afterwards. A class not met before a row
-        is never predicted for it, except for the first row of all, for which there is no other.
+        With `method="predict_proba"` the columns are `classes_` as they are afterwards. A class that was not known
+        before a row is never predicted for it, except for the first row of all, for which there is no other.
         """
         if method not in ("predict", "predict_proba"):
             raise ValueError(f"method must be 'predict' or 'predict_proba', got {method!r}")
@@ -325,8 +394,8 @@ class SepSAClassifier(ClassifierMixin, _SepSA):  # type: ignore[misc]
         if method == "predict":
             best: Labels = self.classes_[np.where(known, scores, -np.inf).argmax(1)]
             return best
-        chances = np.where(known, blend(nearest(scores), loss), 0.0)
-        proba: Floats = chances / chances.sum(1, keepdims=True)
+        probabilities = np.where(known, mixture(project_to_simplex(scores), loss), 0.0)
+        proba: Floats = probabilities / probabilities.sum(1, keepdims=True)
         return proba
 
     def predict(self, X: ArrayLike) -> Labels:
@@ -338,11 +407,40 @@ class SepSAClassifier(ClassifierMixin, _SepSA):  # type: ignore[misc]
     def predict_proba(self, X: ArrayLike) -> Floats:
         """The probability (n, classes) of each class."""
         scores = self._scores(X)
-        return blend(nearest(scores), self._loss)
+        return mixture(project_to_simplex(scores), self._loss)
 
     def predict_log_proba(self, X: ArrayLike) -> Floats:
         """The logarithm of `predict_proba`."""
         return np.log(self.predict_proba(X))
+
+    _EXTRA = ("classes", "columns", "calibration_loss")
+
+    def _extra_state(self) -> dict[str, Any]:
+        return {
+            "classes": {"dtype": self.classes_.dtype.str, "labels": self.classes_.tolist()},
+            "columns": self._columns.astype(np.int64),
+            "calibration_loss": self._loss.copy(),
+        }
+
+    def _load_extra_state(self, state_dict: dict[str, Any], outputs: int) -> dict[str, Any]:
+        classes = _state.mapping("state_dict['classes']", state_dict["classes"], {"dtype", "labels"})
+        labels = _state.sequence("state_dict['classes']['labels']", classes["labels"])
+        if not all(type(label) in (str, bool, int, float) for label in labels):
+            raise ValueError(f"state_dict['classes']['labels'] must be strings or numbers, got {labels}")
+        try:
+            sorted_labels = np.array(labels, dtype=np.dtype(classes["dtype"]))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"state_dict['classes'] must be labels of one dtype: {error}") from None
+        distinct = len(np.unique(sorted_labels)) == len(labels) == outputs
+        if not distinct or not np.array_equal(np.sort(sorted_labels), sorted_labels):
+            raise ValueError(f"state_dict['classes']['labels'] must be {outputs} sorted labels, got {labels}")
+        entry = "state_dict['columns']"
+        columns = _state.array(entry, state_dict["columns"], (outputs,), dtype=np.int64).astype(np.intp)
+        if not np.array_equal(np.sort(columns), np.arange(outputs)):
+            raise ValueError(f"{entry} must hold each of 0 to {outputs - 1} once, got {columns.tolist()}")
+        entry = "state_dict['calibration_loss']"
+        loss = _state.array(entry, state_dict["calibration_loss"], INVERSE_TEMPERATURES.shape, low=0.0)
+        return {"classes_": sorted_labels, "_columns": columns, "_loss": loss}
 
     def _scores(self, X: ArrayLike) -> Floats:
         rows = self._check_rows(X)
@@ -353,32 +451,36 @@ class SepSAClassifier(ClassifierMixin, _SepSA):  # type: ignore[misc]
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None, sample_weight: ArrayLike | None
     ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
         """Learn; returns for each row the scores before it, the losses before it, and which classes it could know."""
-        with self._unchanged_on_error():
+        with self._exclusive():
             first = not hasattr(self, "_learner")
             rows, labels, weight = self._check(X, y, sample_weight, reset=first)
             if first:
-                self.classes_, self._columns, self._loss = labels[:0], np.empty(0, np.intp), np.zeros(SHARPNESS.size)
+                self.classes_, self._columns, self._loss = (
+                    labels[:0],
+                    np.empty(0, np.intp),
+                    np.zeros(INVERSE_TEMPERATURES.size),
+                )
             if classes is not None:
-                self._meet(np.asarray(classes))
-            told = self.classes_
-            self._meet(labels)
-            if not first and len(self._columns) > self._learner.engine.layout.outputs:
-                self._learner = deepcopy(self._learner)  # the old one stays as it is, should learning fail
-                self._learner.add_outputs(len(self._columns) - self._learner.engine.layout.outputs)
-            places = np.searchsorted(self.classes_, labels)
-            Y = np.eye(len(self.classes_))[:, np.argsort(self._columns)][places]
+                self._add_classes(np.asarray(classes))
+            announced = self.classes_
+            self._add_classes(labels)
+            if not first and len(self._columns) > self._learner.engine.outputs:
+                self._learner = self._learner.copy()
+                self._learner.add_outputs(len(self._columns) - self._learner.engine.outputs)
+            codes_of_rows = np.searchsorted(self.classes_, labels)
+            Y = np.eye(len(self.classes_))[:, np.argsort(self._columns)][codes_of_rows]
             scores = self._learn(rows, Y, weight)[:, self._columns]
-            steps = weight[:, None] * losses(nearest(scores), places)
+            steps = weight[:, None] * log_losses(project_to_simplex(scores), codes_of_rows)
             sums = lfilter([1.0], [1.0, -self.forgetting], np.vstack([self._loss, steps]), axis=0)
             self._loss = sums[-1]
-            met = np.full(len(self.classes_), len(rows))
-            np.minimum.at(met, places, np.arange(len(rows)))
-            met[np.isin(self.classes_, told)] = -1
-            known = met < np.arange(len(rows))[:, None]
+            first_row = np.full(len(self.classes_), len(rows))
+            np.minimum.at(first_row, codes_of_rows, np.arange(len(rows)))
+            first_row[np.isin(self.classes_, announced)] = -1
+            known = first_row < np.arange(len(rows))[:, None]
             known[~known.any(1)] = True
             return scores, sums[:-1], known
 
-    def _meet(self, labels: Labels) -> None:
+    def _add_classes(self, labels: Labels) -> None:
         """Widen `classes_` by these; the learner's outputs stay where they are and new ones come last."""
         if len(self.classes_) and (self.classes_.dtype.kind in "biuf") != (labels.dtype.kind in "biuf"):
             raise ValueError(

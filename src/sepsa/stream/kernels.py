@@ -10,20 +10,45 @@ A row that stands for ω samples costs one pass over U (Bierman), 3p²/2 multipl
 
 All state of a learner is one float64 vector S and all sizes are one integer vector L (see `engine.Layout`), so a call
 hands over few arguments, a copy is one copy and nothing can grow. The body may be float32: its parts of S are then
-read as that, and `kind`, an array of no elements, says which.
+read as that, and `body_dtype`, an array of no elements, says which.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 from numba import njit
 
 # The order of sums may change; NaN and Inf keep their meaning, for they tell of a diverged body.
 _OPTIONS: Any = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy", "nogil": True}
-_part = njit(**_OPTIONS)
-_whole = njit(cache=True, **_OPTIONS)
+_inner = njit(**_OPTIONS)
+
+
+def _kernel(function):
+    """Compile for calls from Python, cached on disk; without a cache where no folder can be written."""
+    try:
+        return njit(cache=True, **_OPTIONS)(function)
+    except RuntimeError as error:
+        warn_without_cache(str(error))
+        return njit(**_OPTIONS)(function)
+
+
+_warned: list[str] = []
+
+
+def warn_without_cache(reason):
+    """Say once that every process compiles anew, and the cure."""
+    if not _warned:
+        _warned.append(reason)
+        warnings.warn(
+            "sepsa: no folder for compiled code can be written, so each process compiles it anew, some seconds: "
+            "set NUMBA_CACHE_DIR to a folder that can",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
 
 # A value this close to a constant, relatively, is that constant.
 _ROUNDING = 1e-12
@@ -33,7 +58,7 @@ SGD, RMSPROP, ADAM = range(3)
 
 # Where L says what: sizes and settings, then where in S each part starts, then the width of each hidden layer.
 (
-    L_DEPTH, L_INPUTS, L_OUTPUTS, L_FEATURES, L_BODY, L_TRACE, L_WIDEST, L_SKIP, L_ACTIVATION, L_OPTIMIZER,
+    L_DEPTH, L_INPUTS, L_OUTPUTS, L_FEATURES, L_BODY, L_ACTIVATIONS, L_WIDEST, L_SKIP, L_ACTIVATION, L_OPTIMIZER,
     L_STANDARDIZE, L_BATCH, L_THETA, L_FIRST, L_SECOND, L_U, L_D, L_W, L_PRIOR, L_ENERGY, L_RIDGE, L_MEAN, L_SCALE,
     L_GAIN, L_COUNTS, L_SIZES,
 ) = range(26)  # fmt: skip
@@ -43,11 +68,11 @@ L_SETTINGS = [L_ACTIVATION, L_OPTIMIZER, L_STANDARDIZE, L_BATCH]
 O_LR, O_DECAY, O_MOMENTUM, O_BETA2, O_EPS, O_NESTEROV, O_FORGETTING, O_RIDGE = range(8)
 
 # Where the counts in S say what.
-C_STEPS, C_MASS, C_CURSOR, C_POWER1, C_POWER2 = range(5)  # the powers: β1^steps and β2^steps
+C_STEPS, C_SAMPLES, C_CURSOR, C_BETA1_POWER, C_BETA2_POWER = range(5)  # the powers: β1^steps and β2^steps
 COUNTS = 5
 
 
-@_part
+@_inner
 def activate(code, a, slope):
     """a <- σ(a) and slope <- σ'(a), in place."""
     one = a.dtype.type(1.0)
@@ -75,17 +100,17 @@ def activate(code, a, slope):
             slope[i] = one
 
 
-@_part
-def forward(theta, sizes, code, skip, mean, scale, x, trace, slope, phi):
-    """trace: the standardized input, then each layer's output, with their slopes; φ: what the head sees of it."""
+@_inner
+def forward(theta, sizes, code, skip, mean, scale, x, activation, slope, phi):
+    """activation: the standardized input, then each layer's output, with their slopes; φ: what the head sees of it."""
     d = x.size
     for j in range(d):
-        trace[j] = (x[j] - mean[j]) * scale[j]
+        activation[j] = (x[j] - mean[j]) * scale[j]
     at, below, width = 0, 0, d
     for layer in range(sizes.size):
         h = sizes[layer]
         start = below + width
-        a, z = trace[start : start + h], trace[below:start]
+        a, z = activation[start : start + h], activation[below:start]
         bias = theta[at + width * h : at + width * h + h]
         for i in range(h):
             a[i] = bias[i]
@@ -105,17 +130,17 @@ def forward(theta, sizes, code, skip, mean, scale, x, trace, slope, phi):
         activate(code, a, slope[start : start + h])
         at += (width + 1) * h
         below, width = start, h
-    top = trace[below : below + width]
+    top = activation[below : below + width]
     for i in range(width):
         phi[i] = top[i]
     if skip and sizes.size:
         for j in range(d):
-            phi[width + j] = trace[j]
+            phi[width + j] = activation[j]
     phi[phi.size - 1] = 1.0
 
 
-@_part
-def respond(W, phi, out):
+@_inner
+def matvec(W, phi, out):
     """out = Wφ."""
     for k in range(out.size):
         row = W[k]
@@ -125,7 +150,7 @@ def respond(W, phi, out):
         out[k] = total
 
 
-@_part
+@_inner
 def rank_one(U, D, phi, start, omega, b):
     """B <- B - ωBφφᵀB/(1 + ωφᵀBφ) for a φ that is zero before `start`. Leaves b = Bφ; returns 1 + ωφᵀBφ.
 
@@ -209,7 +234,7 @@ def rank_one(U, D, phi, start, omega, b):
     return alpha
 
 
-@_part
+@_inner
 def learn_row(U, D, W, energy, phi, start, e, omega, b):
     """Equations 17 and 18 on a row that stands for ω samples, with residuals e (m,)."""
     g = rank_one(U, D, phi, start, omega, b)
@@ -220,7 +245,7 @@ def learn_row(U, D, W, energy, phi, start, e, omega, b):
         energy[k] += e[k] * step
 
 
-@_part
+@_inner
 def restore(U, D, W, energy, prior, ridge_left, ridge, cursor, count, unit, e, b):
     """The ridge back to `count` coordinates, each a row √r e_j that aims at the prior; returns whose turn is next."""
     for _ in range(count):
@@ -236,8 +261,8 @@ def restore(U, D, W, energy, prior, ridge_left, ridge, cursor, count, unit, e, b
     return cursor
 
 
-@_part
-def backward(theta, sizes, W, trace, slope, e, delta, gradient, first):
+@_inner
+def backward(theta, sizes, W, activation, slope, e, delta, gradient, first):
     """Add to the body's gradient what one sample gives: e (m,) is the loss's derivative by the outputs.
 
     The `first` sample of a batch overwrites it.
@@ -246,18 +271,18 @@ def backward(theta, sizes, W, trace, slope, e, delta, gradient, first):
     for i in range(h):
         delta[i] = 0.0
     for k in range(e.size):
-        head, pull = W[k], e[k]
+        head, de = W[k], e[k]
         for i in range(h):
-            delta[i] += pull * head[i]
-    top, at = trace.size, theta.size  # the ends of the layers in trace and in theta
+            delta[i] += de * head[i]
+    top, at = activation.size, theta.size  # the ends of the layers in activation and in theta
     for layer in range(sizes.size - 1, -1, -1):
         h = sizes[layer]
-        width = sizes[layer - 1] if layer else trace.size - sizes.sum()
+        width = sizes[layer - 1] if layer else activation.size - sizes.sum()
         top -= h
         at -= (width + 1) * h
-        steep, z = slope[top : top + h], trace[top - width : top]
+        slopes_here, z = slope[top : top + h], activation[top - width : top]
         for i in range(h):
-            delta[i] *= steep[i]
+            delta[i] *= slopes_here[i]
         for j in range(width + 1):
             g, zj = gradient[at + j * h : at + j * h + h], z[j] if j < width else delta.dtype.type(1.0)
             if first:
@@ -278,23 +303,23 @@ def backward(theta, sizes, W, trace, slope, e, delta, gradient, first):
                 delta[j] = below[j]
 
 
-@_part
-def move(theta, first, second, gradient, code, opt, counts):
+@_inner
+def optimizer_step(theta, first, second, gradient, code, opt, counts):
     """One step of the body's optimizer, as `torch.optim` takes it."""
     real = gradient.dtype.type
     lr, decay, eps, nesterov = real(opt[O_LR]), real(opt[O_DECAY]), real(opt[O_EPS]), real(opt[O_NESTEROV])
     momentum, beta2 = real(opt[O_MOMENTUM]), real(opt[O_BETA2])
     new, new2 = real(1.0 - opt[O_MOMENTUM]), real(1.0 - opt[O_BETA2])
     if code == ADAM:
-        counts[C_POWER1] *= opt[O_MOMENTUM]
-        counts[C_POWER2] *= opt[O_BETA2]
-        step = real(opt[O_LR] / (1.0 - counts[C_POWER1]))
-        shrink = real(1.0 / math.sqrt(1.0 - counts[C_POWER2]))
+        counts[C_BETA1_POWER] *= opt[O_MOMENTUM]
+        counts[C_BETA2_POWER] *= opt[O_BETA2]
+        step = real(opt[O_LR] / (1.0 - counts[C_BETA1_POWER]))
+        correction = real(1.0 / math.sqrt(1.0 - counts[C_BETA2_POWER]))
         for i in range(theta.size):
             g = gradient[i] + decay * theta[i]
             first[i] += new * (g - first[i])
             second[i] = beta2 * second[i] + new2 * g * g
-            theta[i] -= step * first[i] / (math.sqrt(second[i]) * shrink + eps)
+            theta[i] -= step * first[i] / (math.sqrt(second[i]) * correction + eps)
     elif code == RMSPROP:
         for i in range(theta.size):
             g = gradient[i] + decay * theta[i]
@@ -308,67 +333,70 @@ def move(theta, first, second, gradient, code, opt, counts):
             theta[i] -= lr * (first[i] + nesterov * (g - new * first[i]))
 
 
-@_part
-def wake(mean, scale, gain, x, y):
+@_inner
+def scale_constant_inputs(mean, scale, gain, x, y):
     """Give a scale to an input or a target that was constant and now is not; True where an input got one.
 
     All rows learned so far had the constant, which stands for zero, so what was learned from them stays exact.
     """
-    woken = False
+    rescaled = False
     for j in range(x.size):
         if scale[j] == 0.0:
             off = abs(x[j] - mean[j])
             if off > _ROUNDING * abs(x[j]):
                 scale[j] = 1.0 / off
-                woken = True
+                rescaled = True
     for k in range(y.size):
         if gain[k] == 0.0 and y[k] != 0.0:
             gain[k] = 1.0 / (y[k] * y[k])
-    return woken
+    return rescaled
 
 
-@_part
-def part(S, start, length):
+@_inner
+def view(S, start, length):
     return S[start : start + length]
 
 
-@_part
-def body_part(S, start, q, kind):
+@_inner
+def body_view(S, start, q, body_dtype):
     """One of theta, first and second, (q,) in the body's dtype."""
-    return S[start : start + (q * kind.itemsize + 7) // 8].view(kind.dtype)[:q]
+    return S[start : start + (q * body_dtype.itemsize + 7) // 8].view(body_dtype.dtype)[:q]
 
 
-@_whole
-def learn(S, L, opt, kind, X, Y, weights, out, scratch):
+@_kernel
+def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
     """Learn the rows of X (n, d) and Y (n, m) in batches, in order; out (n, m) takes the predictions made before.
 
     Returns how many rows were learned: fewer than n where a prediction is not finite, and there nothing changes.
-    `scratch` is zero where `unit` lies, and left so.
+    `workspace` is zero where `unit` lies, and left so.
     """
     n, d, m, p, q = X.shape[0], L[L_INPUTS], L[L_OUTPUTS], L[L_FEATURES], L[L_BODY]
-    batch, room, standardize, skip = L[L_BATCH], L[L_TRACE], L[L_STANDARDIZE], L[L_SKIP]
+    batch, width_total, standardize, skip = L[L_BATCH], L[L_ACTIVATIONS], L[L_STANDARDIZE], L[L_SKIP]
     code, optimizer, sizes = L[L_ACTIVATION], L[L_OPTIMIZER], L[L_SIZES:]
     lam, ridge = opt[O_FORGETTING], opt[O_RIDGE]
-    theta = body_part(S, L[L_THETA], q, kind)
-    first, second = body_part(S, L[L_FIRST], q, kind), body_part(S, L[L_SECOND], q, kind)
-    U, D, ridge_left = part(S, L[L_U], p * (p - 1) // 2), part(S, L[L_D], p), part(S, L[L_RIDGE], p)
-    W, prior = part(S, L[L_W], m * p).reshape(m, p), part(S, L[L_PRIOR], m * p).reshape(m, p)
-    energy, gain, counts = part(S, L[L_ENERGY], m), part(S, L[L_GAIN], m), part(S, L[L_COUNTS], COUNTS)
-    mean, scale = part(S, L[L_MEAN], d), part(S, L[L_SCALE], d)
-    unit, b, e = scratch[:p], scratch[p : 2 * p], scratch[2 * p : 2 * p + m]
-    phis = scratch[2 * p + m : 2 * p + m + batch * p].reshape(batch, p)
-    low = scratch[2 * p + m + batch * p :].view(kind.dtype)
+    theta = body_view(S, L[L_THETA], q, body_dtype)
+    first, second = body_view(S, L[L_FIRST], q, body_dtype), body_view(S, L[L_SECOND], q, body_dtype)
+    U, D, ridge_left = view(S, L[L_U], p * (p - 1) // 2), view(S, L[L_D], p), view(S, L[L_RIDGE], p)
+    W, prior = view(S, L[L_W], m * p).reshape(m, p), view(S, L[L_PRIOR], m * p).reshape(m, p)
+    energy, gain, counts = view(S, L[L_ENERGY], m), view(S, L[L_GAIN], m), view(S, L[L_COUNTS], COUNTS)
+    mean, scale = view(S, L[L_MEAN], d), view(S, L[L_SCALE], d)
+    unit, b, e = workspace[:p], workspace[p : 2 * p], workspace[2 * p : 2 * p + m]
+    phis = workspace[2 * p + m : 2 * p + m + batch * p].reshape(batch, p)
+    low = workspace[2 * p + m + batch * p :].view(body_dtype.dtype)
     gradient, delta = low[:q], low[q : q + 2 * L[L_WIDEST]]
     low = low[q + 2 * L[L_WIDEST] :]
-    traces, slopes = low[: batch * room].reshape(batch, room), low[batch * room : 2 * batch * room].reshape(batch, room)
+    activations, slopes = (
+        low[: batch * width_total].reshape(batch, width_total),
+        low[batch * width_total : 2 * batch * width_total].reshape(batch, width_total),
+    )
     at = 0
     while at < n:
         size = min(batch, n - at)
         total, magnitude = 0.0, 0.0
         for i in range(size):
             phi, before = phis[i], out[at + i]
-            forward(theta, sizes, code, skip, mean, scale, X[at + i], traces[i], slopes[i], phi)
-            respond(W, phi, before)
+            forward(theta, sizes, code, skip, mean, scale, X[at + i], activations[i], slopes[i], phi)
+            matvec(W, phi, before)
             for j in range(p):
                 magnitude += phi[j] * phi[j]
             for k in range(m):
@@ -378,24 +406,24 @@ def learn(S, L, opt, kind, X, Y, weights, out, scratch):
             return at
         if total > 0.0:
             if standardize:
-                woken = False
+                rescaled = False
                 for i in range(size):
-                    if weights[at + i] > 0.0 and wake(mean, scale, gain, X[at + i], Y[at + i]):
-                        woken = True
-                for i in range(size if woken else 0):
-                    forward(theta, sizes, code, skip, mean, scale, X[at + i], traces[i], slopes[i], phis[i])
+                    if weights[at + i] > 0.0 and scale_constant_inputs(mean, scale, gain, X[at + i], Y[at + i]):
+                        rescaled = True
+                for i in range(size if rescaled else 0):
+                    forward(theta, sizes, code, skip, mean, scale, X[at + i], activations[i], slopes[i], phis[i])
             if lam < 1.0:
                 for j in range(p):
                     D[j] /= lam
                     ridge_left[j] *= lam
                 for k in range(m):
                     energy[k] *= lam
-                counts[C_MASS] *= lam
+                counts[C_SAMPLES] *= lam
             counts[C_STEPS] += 1.0
-            counts[C_MASS] += total
+            counts[C_SAMPLES] += total
             for i in range(size):
                 if weights[at + i] > 0.0:
-                    respond(W, phis[i], e)
+                    matvec(W, phis[i], e)
                     for k in range(m):
                         e[k] = Y[at + i, k] - e[k]
                     learn_row(U, D, W, energy, phis[i], 0, e, weights[at + i], b)
@@ -405,32 +433,32 @@ def learn(S, L, opt, kind, X, Y, weights, out, scratch):
                 counts[C_CURSOR] = restore(U, D, W, energy, prior, ridge_left, ridge, cursor, count, unit, e, b)
             if q > 0:
                 for i in range(size):
-                    respond(W, phis[i], e)
+                    matvec(W, phis[i], e)
                     for k in range(m):
                         e[k] = 2.0 * weights[at + i] * gain[k] * (e[k] - Y[at + i, k]) / (size * m)
-                    backward(theta, sizes, W, traces[i], slopes[i], e, delta, gradient, i == 0)
-                move(theta, first, second, gradient, optimizer, opt, counts)
+                    backward(theta, sizes, W, activations[i], slopes[i], e, delta, gradient, i == 0)
+                optimizer_step(theta, first, second, gradient, optimizer, opt, counts)
         at += size
     return n
 
 
-@_whole
-def predict(S, L, kind, X, out, spread, scratch):
-    """out (n, m) = Wφ for each row, and, where spread (n,) has room, φᵀBφ."""
-    d, p, m, room = L[L_INPUTS], L[L_FEATURES], L[L_OUTPUTS], L[L_TRACE]
-    theta, W = body_part(S, L[L_THETA], L[L_BODY], kind), part(S, L[L_W], m * p).reshape(m, p)
+@_kernel
+def predict(S, L, body_dtype, X, out, spread, workspace):
+    """out (n, m) = Wφ for each row, and, where spread (n,) has width_total, φᵀBφ."""
+    d, p, m, width_total = L[L_INPUTS], L[L_FEATURES], L[L_OUTPUTS], L[L_ACTIVATIONS]
+    theta, W = body_view(S, L[L_THETA], L[L_BODY], body_dtype), view(S, L[L_W], m * p).reshape(m, p)
     U, D, mean, scale = (
-        part(S, L[L_U], p * (p - 1) // 2),
-        part(S, L[L_D], p),
-        part(S, L[L_MEAN], d),
-        part(S, L[L_SCALE], d),
+        view(S, L[L_U], p * (p - 1) // 2),
+        view(S, L[L_D], p),
+        view(S, L[L_MEAN], d),
+        view(S, L[L_SCALE], d),
     )
-    phi = scratch[2 * p + m : 3 * p + m]
-    low = scratch[3 * p + m :].view(kind.dtype)
-    trace, slope = low[:room], low[room : 2 * room]
+    phi = workspace[2 * p + m : 3 * p + m]
+    low = workspace[3 * p + m :].view(body_dtype.dtype)
+    activation, slope = low[:width_total], low[width_total : 2 * width_total]
     for i in range(X.shape[0]):
-        forward(theta, L[L_SIZES:], L[L_ACTIVATION], L[L_SKIP], mean, scale, X[i], trace, slope, phi)
-        respond(W, phi, out[i])
+        forward(theta, L[L_SIZES:], L[L_ACTIVATION], L[L_SKIP], mean, scale, X[i], activation, slope, phi)
+        matvec(W, phi, out[i])
         if spread.size:
             total = 0.0
             for j in range(p):
