@@ -23,15 +23,19 @@ import json
 import math
 import os
 import time
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 FORMAT = 1
 LONGEST_HEADER = 100_000_000  # bytes, as safetensors has it
@@ -137,35 +141,82 @@ class Lock:
 
     def __init__(self, target: Path) -> None:
         self.target, self.path = target, target.with_name(target.name + ".lock")
-        self._file: int | None = None
+        self._file: Any = None
 
     def __enter__(self) -> Lock:
         import fcntl  # not on Windows, where nothing but saving needs it
 
-        while True:
-            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        while self._file is None:
+            file = open(self.path, "ab", buffering=0)  # noqa: SIM115  # an interrupt lets go of it, and so of the lock
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Who had the lock before may have removed the file that this one waited for.
-                if os.path.exists(self.path) and os.path.samestat(os.fstat(file), os.stat(self.path)):
-                    self._file = file
-                    return self
             except BlockingIOError:
-                os.close(file)
+                file.close()
                 raise CheckpointError(
                     f"{self.target} is being written by another process: wait for it, or give this one a path of its own"
                 ) from None
-            except OSError:
-                os.close(file)
-                raise
-            os.close(file)
+            # Who had the lock before may have removed the file that this one waited for.
+            if os.path.exists(self.path) and os.path.samestat(os.fstat(file.fileno()), os.stat(self.path)):
+                self._file = file
+        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        assert self._file is not None
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         with contextlib.suppress(OSError):
             self.path.unlink()  # while it is locked, so that nobody waits for a file that is gone
-        os.close(self._file)
+        self._file.close()
         self._file = None
+
+
+class Saves:
+    """`save`, `load`, `to_bytes` and `from_bytes` for a class that `load` can build, and a stamp for pickles of it."""
+
+    def save(self, path: str | os.PathLike[str], *, position: Any = None, keep: int = 1) -> None:
+        """Write a checkpoint, as `sepsa.save`."""
+        save(self, path, position=position, keep=keep)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """The model that was saved at `path`, as `sepsa.load`."""
+        return cls._own(load(path), str(path))
+
+    def to_bytes(self, *, position: Any = None) -> bytes:
+        """The checkpoint as bytes, for a database or a wire."""
+        return to_bytes(self, position=position)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """The model of these bytes, which `to_bytes` made."""
+        return cls._own(from_bytes(data), "these bytes")
+
+    @classmethod
+    def _own(cls, made: Any, name: str) -> Self:
+        if type(made) is not cls:
+            raise CheckpointError(f"{name} holds a {type(made).__name__}, and this is {cls.__name__}: use sepsa.load")
+        return made  # type: ignore[no-any-return]
+
+
+def stamp(state: dict[str, Any]) -> dict[str, Any]:
+    """A pickled state with the version that wrote it."""
+    from sepsa import __version__
+
+    return state | {"_sepsa_version": __version__}
+
+
+def check_stamp(state: dict[str, Any]) -> dict[str, Any]:
+    """A pickled state without its stamp; warns where another version wrote it."""
+    from sepsa import __version__
+
+    state = dict(state)
+    version = state.pop("_sepsa_version", "before 0.2")
+    if version != __version__:
+        warnings.warn(
+            f"this pickle was written by sepsa {version} and is read by {__version__}, which may take it for something "
+            "else: use sepsa.save and sepsa.load between versions",
+            stacklevel=3,
+        )
+    return state
 
 
 # ---------------------------------------------------------------------- the file
@@ -370,7 +421,7 @@ class Tree:
     def _array(self, value: np.ndarray[Any, Any], where: str) -> Any:
         native = value.dtype.newbyteorder("=")
         if native in CODES:
-            return ["array", self._aside(np.ascontiguousarray(value, native))]
+            return ["array", self._aside(np.asarray(value, native, order="C"))]
         if native.kind == "U":
             width = native.itemsize // 4
             codes = np.ascontiguousarray(value, native).reshape(-1).view(np.uint32)
@@ -445,7 +496,8 @@ def describe(what: Any) -> tuple[str, Any, Any]:
         )
     kind = kind_of(what)
     if kind in BUILT:
-        return kind, what.get_params(), what.state_dict()
+        parameters = what._get_params() if hasattr(what, "_get_params") else what.get_params()
+        return kind, parameters, what.state_dict()
     if kind == "sepsa.SepSA":
         return kind, repr(what), {"model": what.model.state_dict(), "optimizer": what.state_dict()}
     return kind, repr(what) if kind.startswith("sepsa.") else None, what.state_dict()

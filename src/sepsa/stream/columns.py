@@ -82,29 +82,29 @@ class Inputs:
 
     def meet(self, columns: Mapping[str, Column]) -> tuple[list[Birth], list[str]]:
         """Take in what these rows have for the first time: the inputs that enter, in order, and warnings."""
-        candidates: list[tuple[int, str, float, float, str | None, str | None]] = []
+        candidates: list[tuple[int, int, str, float, float, str | None, str | None]] = []
         warnings: list[tuple[int, str]] = []
-        for name, column in columns.items():
+        for rank, (name, column) in enumerate(columns.items()):
             if name not in self.names:
                 rows = np.flatnonzero(~np.isnan(column.numbers))
                 if len(rows):
-                    candidates.append((int(rows[0]), name, float(column.numbers[rows[0]]), 0.0, None, None))
+                    candidates.append((int(rows[0]), rank, name, float(column.numbers[rows[0]]), 0.0, None, None))
             if column.times is not None and f"{name}:{DATE_PARTS[0]}" not in self.names:
                 rows = np.flatnonzero(~np.isnan(column.times))
                 if len(rows):
                     first = date_parts(column.times[rows[:1]])[0]
                     candidates += [
-                        (int(rows[0]), f"{name}:{part}", float(value), 0.0, None, None)
+                        (int(rows[0]), rank, f"{name}:{part}", float(value), 0.0, None, None)
                         for part, value in zip(DATE_PARTS, first, strict=True)
                     ]
                     warnings.append((int(rows[0]), f"column {name!r} holds dates: they become {', '.join(DATE_PARTS)}"))
             if column.codes is not None:
-                self._meet_texts(name, column, candidates, warnings)
+                self._meet_texts(name, rank, column, candidates, warnings)
         if not self.names and not any(row == 0 for row, *_ in candidates):
-            candidates.append((0, NOTHING, 0.0, 1.0, None, None))
+            candidates.append((0, -1, NOTHING, 0.0, 1.0, None, None))
         births = []
         texts = sum(len(known) for known in self.texts.values())
-        for row, name, mean, scale, column_name, text in sorted(candidates, key=lambda c: (c[0], c[1])):
+        for row, _, name, mean, scale, column_name, text in sorted(candidates, key=lambda c: c[:2]):
             if name in self.names:
                 continue
             if len(self.names) >= MOST_INPUTS or (scale == 1.0 and texts >= MOST_TEXT_INPUTS):
@@ -121,7 +121,9 @@ class Inputs:
             births.append(Birth(row, name, mean, scale))
         return births, [text for _, text in sorted(warnings)]
 
-    def _meet_texts(self, name: str, column: Column, candidates: list[Any], warnings: list[tuple[int, str]]) -> None:
+    def _meet_texts(
+        self, name: str, rank: int, column: Column, candidates: list[Any], warnings: list[tuple[int, str]]
+    ) -> None:
         assert column.codes is not None
         known = self.texts.get(name, {})
         present, first = np.unique(column.codes, return_index=True)
@@ -139,9 +141,9 @@ class Inputs:
                 )
             if room > 0:
                 room -= 1
-                candidates.append((row, f"{name}={text}", 0.0, 1.0, name, text))
+                candidates.append((row, rank, f"{name}={text}", 0.0, 1.0, name, text))
                 continue
-            candidates.append((row, bucket(name, text), 0.0, 1.0, None, None))
+            candidates.append((row, rank, bucket(name, text), 0.0, 1.0, None, None))
             if f"texts {name}" not in self.warned:
                 self.warned.add(f"texts {name}")
                 seen = rows_before + int((column.codes[: row + 1] >= 0).sum())

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -193,11 +193,7 @@ class Run:
 
     def _write(self, outcome: Outcome) -> None:
         if self.predictions is not None:
-            self.predictions.write(
-                "".join(
-                    [f"{line},{cell}\n" for line, cell in zip(outcome.lines.tolist(), cells(outcome), strict=True)]
-                )
-            )
+            self.predictions.write(as_csv(outcome))
         else:
             write_stdout(outcome)
         if outcome.bad and self.quarantine is not None:
@@ -420,20 +416,24 @@ def default_quarantine(settings: Settings) -> Path:
     return Path("quarantine.csv") if near is None else near.with_name(near.stem + ".quarantine.csv")
 
 
-def cells(outcome: Outcome) -> Iterator[str]:
+def as_csv(outcome: Outcome) -> str:
+    """The predictions with their lines."""
+    pairs = zip(outcome.lines.tolist(), cells(outcome), strict=True)
+    return "".join(["%d,%s\n" % pair for pair in pairs])  # noqa: UP031  # a third faster than format
+
+
+def cells(outcome: Outcome) -> list[str]:
     """Predictions as CSV cells."""
-    for value in outcome.predictions:
-        if isinstance(value, float):
-            yield repr(value)
-        elif any(mark in value for mark in ',"\r\n'):
-            yield '"' + value.replace('"', '""') + '"'
-        else:
-            yield value
+    values = outcome.predictions
+    if values and isinstance(values[0], float):
+        return list(map(repr, values))
+    quoted = {v: '"' + v.replace('"', '""') + '"' if any(mark in v for mark in ',"\r\n') else v for v in set(values)}
+    return [quoted[value] for value in values]
 
 
 def write_stdout(outcome: Outcome) -> None:
     """A line for each row, empty for one that is quarantined, so that the lines stay beside the table's."""
-    lines = list(cells(outcome))
+    lines = cells(outcome)
     if outcome.bad:
         pairs = [*zip(outcome.lines.tolist(), lines, strict=True), *((bad.line, "") for bad in outcome.bad)]
         lines = [text for _, text in sorted(pairs, key=lambda pair: pair[0])]
@@ -510,8 +510,7 @@ def predict(
                 if file is None:
                     write_stdout(outcome)
                 else:
-                    pairs = zip(outcome.lines.tolist(), cells(outcome), strict=True)
-                    file.write("".join([f"{line},{cell}\n" for line, cell in pairs]))
+                    file.write(as_csv(outcome))
                 for bad in outcome.bad[: max(0, SHOWN - lost)]:
                     say(f"line {bad.line} is not predicted: {bad.reason}")
                 rows, lost = rows + len(outcome.lines), lost + len(outcome.bad)

@@ -643,7 +643,7 @@ class JsonLines(Table):
                 places.append(i)
             except ValueError as error:
                 bad.append(Bad(int(lexed.lines[i]), str(error), lexed.text(i)))
-        names = dict.fromkeys(name for row in rows for name in row)
+        names = sorted({name for row in rows for name in row})  # in an order that no block decides
         columns = {name: self._column(name, [row.get(name) for row in rows]) for name in names}
         lines = lexed.lines[np.array(places, np.intp)]
         return Block(columns, lines, lambda i: lexed.text(places[i]), bad, self.records.position())
