@@ -1,7 +1,7 @@
 """Work that saves as it goes and resumes where it was, killed at random instants until it is done.
 
-`python victim.py KIND FOLDER KILLS SEED` forks the work, kills it by SIGKILL, forks it again, KILLS times, and lets it
-finish; beside it the same work runs undisturbed. Prints as JSON whether both ended in the same bits.
+`python victim.py KINDS FOLDER KILLS SEED` forks the work of each kind, kills it by SIGKILL, forks it again, KILLS times,
+and lets it finish; beside it the same work runs undisturbed. It fails where the two do not end in the same bits.
 """
 
 from __future__ import annotations
@@ -146,30 +146,26 @@ def contents(folder):
     return json.dumps(told), json.dumps(position), arrays, files
 
 
-def main():
-    kind, place, kills, seed = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    torch.set_num_threads(1)
-    work, rng = KINDS[kind], random.Random(seed)
-    warm = place / "warm"
-    warm.mkdir()
+def torment(kind, place, kills, rng):
+    """Kill the work so often, and compare its end with that of work that was left alone."""
+    work = KINDS[kind]
+    whole, killed, warm = place / "whole", place / "killed", place / "warm"
+    for folder in (whole, killed, warm):
+        folder.mkdir(parents=True)
     if kind == "command":
         write_table(place / "table.csv")
     if kind != "torch":  # so that no child has to load the compiled code again
         work(warm, 0.0)
-    whole, killed = place / "whole", place / "killed"
-    whole.mkdir()
-    killed.mkdir()
     start = time.monotonic()
     assert os.waitpid(fork(work, whole, 0.0), 0)[1] == 0, "the undisturbed work failed"
     took = time.monotonic() - start
     done = unfinished = finished = 0
-    # Slowed down so that some kills fit into one run; done early, it begins anew.
     while done < kills:
-        pid = fork(work, killed, 0.002)
+        pid = fork(work, killed, 0.002)  # slowed down so that some kills fit into one run
         time.sleep(rng.uniform(0.0, 0.5 * took + 0.1))
         os.kill(pid, signal.SIGKILL)
         status = os.waitpid(pid, 0)[1]
-        if not os.WIFSIGNALED(status):
+        if not os.WIFSIGNALED(status):  # it was done before: it begins anew
             assert status == 0, f"resumed work failed with {status}"
             finished += 1
             assert contents(killed) == contents(whole), "a run that was killed ended otherwise"
@@ -182,7 +178,15 @@ def main():
             checkpoint.inspect(killed / "model.sepsa")  # whole, whatever the instant
     assert os.waitpid(fork(work, killed, 0.0), 0)[1] == 0, "the work that was resumed last failed"
     assert contents(killed) == contents(whole), "a run that was killed ended otherwise"
-    print(json.dumps({"kills": done, "while writing": unfinished, "runs": finished + 1}))
+    return {"kills": done, "while writing": unfinished, "runs": finished + 1}
+
+
+def main():
+    kinds, place, kills, seed = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    torch.set_num_threads(1)
+    rng = random.Random(seed)
+    for kind in kinds.split(","):  # torch first, before anything else has been at work in this process
+        print(json.dumps({"kind": kind, **torment(kind, place / kind, kills, rng)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ class Inputs:
             "names": list(self.names),
             "indicators": sorted(self.indicators),
             "texts": {column: dict(texts) for column, texts in self.texts.items()},
-            "text_rows": dict(self.text_rows),
+            "text_rows": dict(sorted(self.text_rows.items())),
             "warned": sorted(self.warned),
         }
 

@@ -86,9 +86,7 @@ def stream(settings: Settings) -> int:
             signals = held.enter_context(Signals())
             if settings.checkpoint is not None:
                 held.enter_context(checkpoint.Lock(Path(os.path.realpath(settings.checkpoint))))
-            run = Run(settings, signals)
-            held.callback(run.close)
-            return run.go()
+            return Run(settings, signals, held).go()
         except Stopped:
             return signals.code
         except Misuse as error:
@@ -105,7 +103,7 @@ def stream(settings: Settings) -> int:
 class Run:
     """One run of `sepsa stream`: what is open, and what has been done since the last checkpoint."""
 
-    def __init__(self, settings: Settings, signals: Signals) -> None:
+    def __init__(self, settings: Settings, signals: Signals, held: contextlib.ExitStack) -> None:
         self.settings, self.signals = settings, signals
         position: dict[str, Any] = {}
         if settings.checkpoint is not None and settings.checkpoint.exists():
@@ -117,6 +115,7 @@ class Run:
             self.model, self.began = make_model(settings), True
         self.table = open_table(
             settings.source,
+            held,
             separator=settings.separator,
             decimal=settings.decimal,
             follow=settings.follow,
@@ -127,25 +126,16 @@ class Run:
         if position and not self.table.resumed:
             say("this is another table than the checkpoint's: learning goes on with it, from its first row")
             self.position = None
-        self.predictions = self._open(settings.predictions, position.get("predictions"), "line,prediction\n")
+        self.predictions = None
+        if settings.predictions is not None:
+            self.predictions = open_output(settings.predictions, position.get("predictions"), "line,prediction\n", held)
         place = settings.quarantine or default_quarantine(settings)
-        self.quarantine = self._open(place, position.get("quarantine"), "line,reason,text\n", lazy=True)
+        self.quarantine = open_output(place, position.get("quarantine"), "line,reason,text\n", held, lazy=True)
         self.rows_at_start, self.quarantined_at_start = self.model.trace.rows, self.model.quarantined
         self.started = self.saved_at = time.monotonic()
         self.unsaved = 0
         self.told = 0
         self.line = RunningLine(self.model, self.rows_at_start)
-
-    def _open(self, path: Path | None, recorded: Any, header: str, lazy: bool = False) -> Output | None:
-        if path is None:
-            return None
-        size = recorded[1] if recorded and recorded[0] == str(path) else None
-        return Output(path, header, size, lazy)
-
-    def close(self) -> None:
-        for output in (self.predictions, self.quarantine):
-            if output is not None:
-                output.close()
 
     # ------------------------------------------------------------------
 
@@ -238,6 +228,8 @@ class Run:
         if not rows and code == FINISHED:
             say(f"none of {lost} rows could be used{where}: is --target {model.target!r} right?")
             return FAILED
+        if not rows:
+            return code
         seconds = max(time.monotonic() - self.started, 1e-9)
         since = "" if new == rows else f" ({new} now)"
         say(
@@ -250,6 +242,13 @@ class Run:
         return code
 
 
+def open_output(path: Path, recorded: Any, header: str, held: contextlib.ExitStack, lazy: bool = False) -> Output:
+    """A file of the run, at the size that the checkpoint recorded, if it is the same file."""
+    output = Output(path, header, recorded[1] if recorded and recorded[0] == str(path) else None, lazy)
+    held.callback(output.close)
+    return output
+
+
 class Output:
     """A file that grows, and is cut back to where a checkpoint left it."""
 
@@ -259,9 +258,11 @@ class Output:
         if size is not None and size > 0:
             self._file = open(path, "r+", encoding="utf-8", newline="", errors="backslashreplace")
             self._file.seek(0, os.SEEK_END)
-            if self._file.tell() < size:
+            there = self._file.tell()
+            if there < size:
+                self._file.close()
                 raise TableError(
-                    f"{path} has {self._file.tell()} bytes where it had {size} at the checkpoint: "
+                    f"{path} has {there} bytes where it had {size} at the checkpoint: "
                     "put it back, or name another file"
                 )
             self._file.seek(size)
@@ -492,13 +493,13 @@ def predict(
     """Predict the rows of a table by a saved model; a row that cannot be used leaves an empty line."""
     try:
         model, _ = load_model(model_path)
-        table = open_table(source, separator=separator, decimal=decimal)
-        table.drop = frozenset(model.drop) | {model.target}
-        table.categorical = frozenset(model.categorical)
-        if table.names is not None and not set(table.names) & set(column_names(model)):
-            raise Misuse(f"the table has none of the model's columns, {', '.join(column_names(model)[:20])}")
         rows = lost = 0
         with contextlib.ExitStack() as held:
+            table = open_table(source, held, separator=separator, decimal=decimal)
+            table.drop = frozenset(model.drop) | {model.target}
+            table.categorical = frozenset(model.categorical)
+            if table.names is not None and not set(table.names) & set(column_names(model)):
+                raise Misuse(f"the table has none of the model's columns, {', '.join(column_names(model)[:20])}")
             file = None
             if out is not None:
                 file = held.enter_context(open(out, "w", encoding="utf-8", newline="", errors="backslashreplace"))

@@ -19,6 +19,7 @@ import select
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -205,9 +206,9 @@ class Bytes:
     `read` returns None where nothing has come yet, and b"" at the end.
     """
 
-    def __init__(self, path: Path | None, follow: bool = False) -> None:
+    def __init__(self, path: Path | None, held: ExitStack, follow: bool = False) -> None:
         self.name = "standard input" if path is None else str(path)
-        self._file: Any = sys.stdin.buffer if path is None else open(path, "rb")
+        self._file: Any = sys.stdin.buffer if path is None else held.enter_context(open(path, "rb"))
         self._number = None  # of a pipe, which is asked whether there is anything
         if path is None or not self._file.seekable():
             try:
@@ -683,17 +684,19 @@ class JsonLines(Table):
 class Arrow(Table):
     """A Parquet file, or an Arrow file or stream."""
 
-    def __init__(self, path: Path | None, source: Bytes, resume: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, path: Path | None, source: Bytes, held: ExitStack, resume: Mapping[str, Any] | None
+    ) -> None:
         super().__init__()
         self.name = source.name
         try:
             if source.magic.startswith(b"PAR1"):
                 if path is None:
                     raise TableError("Parquet cannot be read from standard input, its index is at its end: give the file")
-                self._file: Any = pq.ParquetFile(path)
+                self._file: Any = held.enter_context(pq.ParquetFile(path))
                 self._schema = self._file.schema_arrow
             elif source.magic.startswith(b"ARROW1") and path is not None:
-                self._file = pa.ipc.open_file(pa.memory_map(str(path)))
+                self._file = pa.ipc.open_file(held.enter_context(pa.memory_map(str(path))))
                 self._schema = self._file.schema
             else:
                 self._file = pa.ipc.open_stream(pa.PythonFile(Portions(source.portions()), "r"))
@@ -751,6 +754,7 @@ def raw_of(batch: Any) -> Callable[[int], str]:
 
 def open_table(
     path: Path | None,
+    held: ExitStack,
     *,
     separator: str | None = None,
     decimal: str = ".",
@@ -759,13 +763,13 @@ def open_table(
 ) -> Table:
     """The table in a file, or in standard input where path is None, at the position of a checkpoint if it is that one.
 
-    The format is known by the file's first bytes; JSON lines begin with a brace.
+    The format is known by the file's first bytes; JSON lines begin with a brace. `held` closes what was opened.
     """
-    source = Bytes(path, follow)
+    source = Bytes(path, held, follow)
     if source.magic.startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")):
         if follow:
             raise TableError(f"--follow needs CSV or JSON lines, and {source.name} is neither")
-        return Arrow(path, source, resume if resume and "table" in resume else None)
+        return Arrow(path, source, held, resume if resume and "table" in resume else None)
     if resume and "offset" not in resume:
         resume = None
     if source.peek().lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
