@@ -74,8 +74,8 @@ def system_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        name = f"{error.filename}: " if error.filename else ""
-        typer.echo(f"{name}{(error.strerror or str(error)).lower()}: check the path and its permissions", err=True)
+        own = f"{error.filename}: {(error.strerror or '').lower()}: check the path and its permissions"
+        typer.echo(own if error.filename else str(error), err=True)
         raise typer.Exit(1) from None
 
 

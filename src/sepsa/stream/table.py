@@ -692,7 +692,7 @@ class Arrow(Table):
                     raise TableError(
                         "Parquet cannot be read from standard input, its index is at its end: give the file"
                     )
-                self._file: Any = held.enter_context(pq.ParquetFile(path))
+                self._file: Any = held.enter_context(pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 16))
                 self._schema = self._file.schema_arrow
             elif source.magic.startswith(b"ARROW1") and path is not None:
                 self._file = pa.ipc.open_file(held.enter_context(pa.memory_map(str(path))))
