@@ -15,7 +15,7 @@ from measure import ratio, spread, write
 from torch.nn.functional import mse_loss
 
 from sepsa import SepSA
-from sepsa.capture import PlainStep, Step, capture
+from sepsa.capture import PlainStep, Step, capture, first_order_step
 from sepsa.paper.networks import cnn, initialize
 
 ROUNDS, STEPS = 15, {"eager": 100, "captured": 1000}
@@ -29,9 +29,11 @@ def build(kind: str, captured: bool, x: torch.Tensor, y: torch.Tensor) -> Step:
     options = {"lr": 1e-3, "weight_decay": 1e-5} | ({"fused": True, "capturable": True} if captured else {})
     if kind == "SepSA":
         optimizer = SepSA(model, torch.optim.Adam, **options)
-    else:
-        optimizer = torch.optim.Adam(model.parameters(), **options)
-    return (capture if captured else lambda m, o, *_: PlainStep(m, o, mse_loss))(model, optimizer, x, y, mse_loss)
+        return optimizer.capture(x, y, mse_loss) if captured else PlainStep(optimizer.learn)
+    adam = torch.optim.Adam(model.parameters(), **options)
+    if captured:
+        return capture(model, adam, x, y, mse_loss)
+    return PlainStep(lambda inputs, targets: first_order_step(model, adam, mse_loss, inputs, targets))
 
 
 def main() -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from reference import ridge_regression, with_ones
-from sepsa import RLS, SepSA
+from sepsa import RLS, SepSA, SoftmaxNewton
+from third_party import CapturableLMS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 
@@ -214,16 +215,18 @@ def test_one_sample_on_the_device_equals_update(k, m, bias, dtype, features):
     for i in range(20):
         x, y = torch.randn(1, k, device="cuda").to(features), torch.randn(1, m, device="cuda")
         if i == 10:
-            one.prepare_on_device()
-            assert not one.update_on_device(x * float("nan"), y)
-            assert not one.update_on_device(x, y / 0)
-        one.prepare_on_device()
-        assert one.update_on_device(x, y)
+            one.prepare_capture()
+            assert not one.update_captured(x * float("nan"), y)
+            assert not one.update_captured(x, y / 0)
+        one.prepare_capture()
+        assert one.update_captured(x, y)
         two.update(x, y)
     tolerance = 1e-9 if dtype == torch.float64 else 1e-3
     torch.testing.assert_close(one.covariance(), two.covariance(), rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(one._Z[-m:], two._Z[-m:], rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(one._energy, two._energy, rtol=1e-6 if dtype == torch.float64 else 1e-2, atol=1e-6)
+    torch.testing.assert_close(one.state_dict()["W"], two.state_dict()["W"], rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        one.objective(), two.objective(), rtol=1e-6 if dtype == torch.float64 else 1e-2, atol=1e-6
+    )
     torch.testing.assert_close(one.linear.weight, two.linear.weight, rtol=1e-3, atol=1e-5)
     assert one.steps == two.steps == 20
     assert one.samples == 20.0
@@ -252,20 +255,22 @@ def test_a_block_on_the_device_equals_update(k, m, bias, n, features, dtype, fin
     one, two = RLS(dtype=dtype).bind(linear), RLS(dtype=dtype).bind(copy.deepcopy(linear))
     for i in range(6):
         x, y = torch.randn(n, k, device="cuda").to(features), torch.randn(n, m, device="cuda")
-        one.prepare_on_device()
+        one.prepare_capture()
         if i == 3:
             worse, wrong = x.clone(), y.clone()
             worse[n // 2, 0], wrong[-1, -1] = float("nan"), float("inf")
-            assert not one.update_on_device(worse, y)
-            assert not one.update_on_device(x, wrong)
-        assert one.update_on_device(x, y)
+            assert not one.update_captured(worse, y)
+            assert not one.update_captured(x, wrong)
+        assert one.update_captured(x, y)
         if finish:
-            one.finish_on_device()
+            one.finish_captured()
         two.update(x, y)
     tolerance = 1e-10 if dtype == torch.float64 else 1e-3
     torch.testing.assert_close(one.covariance(), two.covariance(), rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(one._Z[-m:], two._Z[-m:], rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(one._energy, two._energy, rtol=1e-9 if dtype == torch.float64 else 1e-2, atol=1e-6)
+    torch.testing.assert_close(one.state_dict()["W"], two.state_dict()["W"], rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        one.objective(), two.objective(), rtol=1e-9 if dtype == torch.float64 else 1e-2, atol=1e-6
+    )
     torch.testing.assert_close(one.linear.weight, two.linear.weight, rtol=tolerance, atol=tolerance)
     assert one.steps == two.steps == 6
     assert one.samples == two.samples == 6.0 * n
@@ -276,8 +281,8 @@ def test_a_large_block_on_the_device_keeps_its_digits():
     linear = nn.Linear(30, 2, device="cuda", dtype=torch.float64)
     one, two = RLS(ridge=1e-6).bind(linear), RLS(ridge=1e-6).bind(copy.deepcopy(linear))
     x, y = 100 * torch.randn(16, 30, device="cuda").double(), torch.randn(16, 2, device="cuda").double()
-    one.prepare_on_device()
-    assert one.update_on_device(x, y)
+    one.prepare_capture()
+    assert one.update_captured(x, y)
     two.update(x, y)
     torch.testing.assert_close(one.linear.weight, two.linear.weight, rtol=1e-9, atol=1e-9)
 
@@ -309,3 +314,50 @@ def test_any_optimizer_can_be_captured():
         two.step()
         two.zero_grad()
     assert_alike(model, twin)
+
+
+SOLVERS = {
+    "forgetting": lambda: RLS(forgetting=0.9),
+    "SoftmaxNewton": SoftmaxNewton,
+    "SoftmaxNewton, forgetting": lambda: SoftmaxNewton(forgetting=0.95),
+    "somebody's own": CapturableLMS,
+}
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_every_capturable_solver_is_captured(name):
+    torch.manual_seed(0)
+    model = copy.deepcopy(CNN).cuda()
+    twin = copy.deepcopy(model)
+    optimizer = SepSA(model, torch.optim.Adam, solver=SOLVERS[name](), lr=1e-3, fused=True)
+    plain = SepSA(twin, torch.optim.Adam, solver=SOLVERS[name](), lr=1e-3, fused=True)
+    x, y = images(12, 8)
+    if "Softmax" in name:
+        y = y.argmax(1)
+    step = optimizer.capture(x[:8], y[:8])
+    for i in range(12):
+        rows = slice(8 * i, 8 * i + 8)
+        torch.testing.assert_close(step(x[rows], y[rows]), plain.learn(x[rows], y[rows]), rtol=1e-3, atol=1e-4)
+    assert_alike(model, twin, tolerance=1e-3)
+    before = copy.deepcopy(model.state_dict())
+    step(x[:8] * float("nan"), y[:8])
+    assert step.skipped == 1
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "settings", [{"ridge": "auto"}, {"forgetting": "auto"}, {"ridge": "auto", "forgetting": "auto"}]
+)
+def test_the_self_tuning_head_learns_on_a_gpu_as_on_a_cpu(settings):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 2)).double()
+    twin = copy.deepcopy(model).cuda()
+    one = SepSA(model, torch.optim.Adam, solver=RLS(**settings), lr=1e-2)
+    two = SepSA(twin, torch.optim.Adam, solver=RLS(**settings), lr=1e-2)
+    x, y = torch.randn(64, 6).double(), torch.randn(64, 2).double()
+    for _ in range(3):  # from the second pass on samples are held out
+        for i in range(0, 64, 16):
+            a, b = x[i : i + 16], y[i : i + 16]
+            torch.testing.assert_close(two.learn(a.cuda(), b.cuda()).cpu(), one.learn(a, b), rtol=1e-7, atol=1e-7)
+    with pytest.raises(ValueError, match="decides on the host and cannot be captured"):
+        two.capture(x[:16].cuda(), y[:16].cuda())

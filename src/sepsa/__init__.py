@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from sepsa._version import __version__
 from sepsa.heads import RLS, HeadSolver, NotFinite, OnlineLBFGS, SoftmaxNewton
+from sepsa.observe import observe
 from sepsa.optimizer import SepSA
 from sepsa.storm import STORM
 
-__all__ = ["RLS", "STORM", "HeadSolver", "NotFinite", "OnlineLBFGS", "SepSA", "SoftmaxNewton", "__version__"]
+__all__ = ["RLS", "STORM", "HeadSolver", "NotFinite", "OnlineLBFGS", "SepSA", "SoftmaxNewton", "__version__", "observe"]
 
 if TYPE_CHECKING:
     from sepsa.checkpoint import load as load

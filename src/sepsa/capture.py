@@ -2,16 +2,21 @@
 
 `SepSA.capture` and, for any other optimizer, `capture` return a `Step`. On a CPU it is the plain step. On a GPU the
 first calls run as they are, which is also the warm-up that CUDA graphs need; then the step is recorded and replayed.
+Of a head solver it needs what `Capturable` says, and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+import math
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from sepsa.heads import Capturable
+from sepsa.observe import Observation, Observer, observers_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 WARM_UP = 3  # steps before a graph is recorded, as torch asks for
@@ -37,39 +42,56 @@ class Step(Protocol):
         ...
 
 
-def capture(model: nn.Module, optimizer: Optimizer, inputs: Tensor, targets: Tensor, loss_fn: Loss) -> Step:
-    """A step for `model` and `optimizer` on batches shaped like `inputs` and `targets`."""
-    if inputs.device != targets.device:
-        raise ValueError(f"targets must be on {inputs.device}, where the inputs are, got {targets.device}")
+def capture(
+    model: nn.Module,
+    optimizer: Optimizer,
+    inputs: Tensor,
+    targets: Tensor,
+    loss_fn: Loss,
+    observer: Observer | None = None,
+) -> Step:
+    """A step for `model` and `optimizer` on batches shaped like `inputs` and `targets`.
+
+    `observer`, which `SepSA.capture` passes, is what teaches the model's head; the optimizer is then the body's.
+    """
+    check_devices(inputs, targets)
+    if observer is None and next(observers_of(model), None) is not None:
+        raise ValueError("a SepSA teaches the head of this model: call its method, optimizer.capture(inputs, targets)")
     if not inputs.is_cuda:
-        return PlainStep(model, optimizer, loss_fn)
-    solver = getattr(optimizer, "solver", None)
-    if solver is not None and not hasattr(solver, "update_on_device"):
+        return PlainStep(lambda x, y: first_order_step(model, optimizer, loss_fn, x, y))
+    if observer is not None and not isinstance(observer.solver, Capturable):
         raise ValueError(
-            f"solver {type(solver).__name__} decides on the host and cannot be captured: "
+            f"solver {type(observer.solver).__name__} decides on the host and cannot be captured: "
             "use RLS or SoftmaxNewton, or optimizer.learn without a graph"
         )
-    return GraphStep(model, optimizer, inputs, targets, loss_fn)
+    return GraphStep(model, optimizer, inputs, targets, loss_fn, observer)
+
+
+def check_devices(inputs: Tensor, targets: Tensor) -> None:
+    """Refuse a batch that lies in two places."""
+    if inputs.device != targets.device:
+        raise ValueError(f"targets must be on {inputs.device}, where the inputs are, got {targets.device}")
+
+
+def first_order_step(model: nn.Module, optimizer: Optimizer, loss_fn: Loss, inputs: Tensor, targets: Tensor) -> Tensor:
+    """One iteration of an optimizer as any other. Returns the loss."""
+    loss = loss_fn(model(inputs), targets)
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
 
 
 class PlainStep:
-    """The step without a graph."""
+    """The step without a graph: `learn(inputs, targets)` returns the loss."""
 
     skipped = 0
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, loss_fn: Loss) -> None:
-        self.model, self.optimizer, self.loss_fn = model, optimizer, loss_fn
+    def __init__(self, learn: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.learn = learn
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        learn = getattr(self.optimizer, "learn", None)
-        if learn is not None:
-            loss: Tensor = learn(inputs, targets, self.loss_fn)
-            return loss
-        loss = self.loss_fn(self.model(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return loss.detach()
+        return self.learn(inputs, targets)
 
     def run(self, inputs: Tensor, targets: Tensor, order: Tensor) -> None:
         for rows in order:
@@ -79,11 +101,17 @@ class PlainStep:
 class GraphStep:
     """The step as CUDA graphs, one for each data set, batch size and number of rows that feed the head."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, inputs: Tensor, targets: Tensor, loss_fn: Loss) -> None:
-        self.model, self.optimizer, self.loss_fn = model, optimizer, loss_fn
-        self.solver = getattr(optimizer, "solver", None)
-        self.finish: Callable[[], None] | None = getattr(self.solver, "finish_on_device", None)
-        self.base: Optimizer = getattr(optimizer, "base", optimizer)
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        inputs: Tensor,
+        targets: Tensor,
+        loss_fn: Loss,
+        observer: Observer | None,
+    ) -> None:
+        self.model, self.optimizer, self.loss_fn, self.observer = model, optimizer, loss_fn, observer
+        self.solver = None if observer is None else cast(Capturable, observer.solver)
         self.inputs, self.targets = torch.zeros_like(inputs), torch.zeros_like(targets)
         device = inputs.device
         # One for warming up and recording alike, so that autograd's nodes stay on it.
@@ -92,12 +120,12 @@ class GraphStep:
         self._whole = torch.arange(len(inputs), device=device).unsqueeze(0)
         self._skipped = torch.zeros((), dtype=torch.long, device=device)
         self._loss = torch.zeros((), device=device)
-        self._recorded: dict[tuple[Any, ...], Recording] = {}
-        self._rates = [torch.tensor(float(group["lr"]), device=device) for group in self.base.param_groups]
-        for group in self.base.param_groups:
+        self._recorded: dict[tuple[Hashable, ...], Recording] = {}
+        self._rates = [torch.tensor(float(group["lr"]), device=device) for group in self.optimizer.param_groups]
+        for group in self.optimizer.param_groups:
             if "capturable" in group:
                 group["capturable"] = True
-        for state in self.base.state.values():
+        for state in self.optimizer.state.values():
             if isinstance(step := state.get("step"), Tensor):
                 state["step"] = step.to(device)
 
@@ -115,11 +143,10 @@ class GraphStep:
     def run(self, inputs: Tensor, targets: Tensor, order: Tensor) -> None:
         if order.ndim != 2 or order.dtype != torch.long:
             raise ValueError(f"order must be (steps, batch) of torch.long, got {tuple(order.shape)} of {order.dtype}")
-        if self.solver is not None:
-            self.solver.prepare_on_device()
-        for group, rate in zip(self.base.param_groups, self._rates, strict=True):
+        head = None if self.solver is None else self.solver.prepare_capture()
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             rate.fill_(float(group["lr"]))
-        key = (inputs.data_ptr(), targets.data_ptr(), order.shape[1], *self._fixed())
+        key = (inputs.data_ptr(), targets.data_ptr(), order.shape[1], *self._fixed(), head)
         recording = self._recorded.get(key)
         if recording is None:
             recording = self._recorded[key] = Recording(self, inputs, targets, order.shape[1])
@@ -129,33 +156,36 @@ class GraphStep:
     def skipped(self) -> int:
         return int(self._skipped)
 
-    def _fixed(self) -> tuple[Any, ...]:
+    def _fixed(self) -> tuple[Hashable, ...]:
         """What a recording cannot follow: then there is one for each value."""
-        fraction = getattr(self.optimizer, "head_fraction", 1.0)
-        rates = tuple(None if follows_rate(group) else float(group["lr"]) for group in self.base.param_groups)
-        head = None if self.solver is None else self.solver._desk  # its memory is what a recording writes to
-        return fraction, rates, self.model.training, head
+        fraction = None if self.observer is None else self.observer.head_fraction
+        rates = tuple(None if follows_rate(group) else float(group["lr"]) for group in self.optimizer.param_groups)
+        return fraction, rates, self.model.training
 
     def iterate(self, inputs: Tensor, targets: Tensor) -> None:
         """One iteration, all of it on the device. A batch whose loss is not finite leaves everything as it was."""
-        guard = Guard(self.model, self.base)
+        guard = Guard(self.model, self.optimizer)
         self._forget_gradients()
-        if self.solver is None:
+        learned: Tensor | None = None
+        if self.observer is None or self.solver is None:
             loss = self.loss_fn(self.model(inputs), targets)
         else:
-            with self.optimizer.observe(targets, on_device=True):  # type: ignore[attr-defined]
+            with Observation(self.observer, targets, captured=True) as observation:
                 loss = self.loss_fn(self.model(inputs), targets)
-            if self.finish is not None:  # beside the backward pass, which does not wait for it
-                self.aside.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(self.aside):
-                    self.finish()
+            learned = observation.finite
+            # Beside the backward pass, which does not wait for it.
+            self.aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.aside):
+                self.solver.finish_captured()
         loss.backward()  # type: ignore[no-untyped-call]
-        fine = loss.detach().isfinite()
-        guard.step(self.base, fine)
+        fine = loss.detach().abs() < math.inf  # not isfinite, which is more kernels
+        if learned is not None:
+            fine = fine & learned
+        guard.step(self.optimizer, fine)
         self._loss.copy_(loss.detach())
         self._skipped.add_(~fine)
         self._forget_gradients()  # an eager step after this one must not add to them
-        if self.finish is not None:
+        if self.solver is not None:
             torch.cuda.current_stream().wait_stream(self.aside)
 
     def _forget_gradients(self) -> None:
@@ -209,23 +239,23 @@ class Recording:
         return graph
 
     def _rates_as_tensors(self) -> Rates:
-        return Rates(self.step.base, self.step._rates)
+        return Rates(self.step.optimizer, self.step._rates)
 
 
 class Rates:
     """Within it, learning rates are tensors on the device wherever the optimizer can read them there."""
 
-    def __init__(self, base: Optimizer, rates: list[Tensor]) -> None:
-        self.base, self.rates = base, rates
+    def __init__(self, optimizer: Optimizer, rates: list[Tensor]) -> None:
+        self.optimizer, self.rates = optimizer, rates
 
     def __enter__(self) -> None:
-        self.before = [group["lr"] for group in self.base.param_groups]
-        for group, rate in zip(self.base.param_groups, self.rates, strict=True):
+        self.before = [group["lr"] for group in self.optimizer.param_groups]
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             if follows_rate(group):
                 group["lr"] = rate
 
     def __exit__(self, *error: object) -> None:
-        for group, lr in zip(self.base.param_groups, self.before, strict=True):
+        for group, lr in zip(self.optimizer.param_groups, self.before, strict=True):
             group["lr"] = lr
 
 

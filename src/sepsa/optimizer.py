@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import math
-import weakref
+import inspect
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import Any, Protocol, overload
+from typing import Any, Generic, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sepsa.capture import Step, capture
-from sepsa.heads import RLS
-from sepsa.heads._checks import check_rows, check_weight
-from sepsa.heads.bank import SelfTuningRLS
+from sepsa.capture import PlainStep, Step, capture, check_devices
+from sepsa.heads import RLS, HeadSolver
+from sepsa.interrupt import DeferredInterrupt
+from sepsa.observe import Detached, Observation, Observer, observers_of
+
+S = TypeVar("S", bound=HeadSolver)
 
 
-class HeadSolver(Protocol):
-    """What SepSA asks of a head solver."""
-
-    def bind(self, linear: nn.Linear) -> Any: ...
-    def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None: ...
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
-
-
-class SepSA(Optimizer):
+class SepSA(Optimizer, Generic[S]):
     """Train a model's linear head by a stochastic Newton method and its body by `base`.
 
     Choose it wherever the last layer is an `nn.Linear`. It equals `base` on the body alone, where every
@@ -48,61 +38,110 @@ class SepSA(Optimizer):
     and rounded up. The paper's mini-batch rule is `optimizer.head_fraction = 0.5**epoch`.
     """
 
+    @overload
+    def __init__(
+        self: SepSA[RLS],
+        model: nn.Module,
+        base: type[Optimizer] | Optimizer,
+        *,
+        head: nn.Linear | str | None = None,
+        solver: None = None,
+        **base_options: Any,
+    ) -> None: ...
+    @overload
     def __init__(
         self,
         model: nn.Module,
         base: type[Optimizer] | Optimizer,
         *,
         head: nn.Linear | str | None = None,
-        solver: HeadSolver | None = None,
+        solver: S,
+        **base_options: Any,
+    ) -> None: ...
+    def __init__(
+        self,
+        model: nn.Module,
+        base: type[Optimizer] | Optimizer,
+        *,
+        head: nn.Linear | str | None = None,
+        solver: S | None = None,
         **base_options: Any,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module, got {type(model).__name__}: SepSA finds the head in it")
         self.head_name, self.head = find_head(model, head)
+        check_head(self.head_name, self.head)
         self.base = build_base(model, self.head_name, self.head, base, base_options)
         self.model = model
-        self.solver: HeadSolver = RLS() if solver is None else solver
+        self.solver = cast(S, RLS()) if solver is None else solver
         self.solver.bind(self.head)
-        self._head_fraction = 1.0
-        self._generator = torch.Generator().manual_seed(torch.initial_seed())
-        self._lesson: Observation | None = None
+        self._observer = Observer(model, self.head_name, self.head, self.solver)
+        self._dtype = self.head.weight.dtype
         super().__init__(self.base.param_groups, self.base.defaults)
         self._adopt_base()
-        self._attach()
 
     # ------------------------------------------------------------------ learning
 
     @property
     def head_fraction(self) -> float:
         """The share of each batch that feeds the head, in (0, 1]."""
-        return self._head_fraction
+        return self._observer.head_fraction
 
     @head_fraction.setter
     def head_fraction(self, value: float) -> None:
         if not 0.0 < value <= 1.0:
             raise ValueError(f"head_fraction must be in (0, 1], got {value}")
-        self._head_fraction = float(value)
+        self._observer.head_fraction = float(value)
 
-    def observe(self, targets: Tensor, sample_weight: Tensor | None = None, *, on_device: bool = False) -> Observation:
-        """A context in which the model's forward teaches the head: as the data reach it, it learns first.
+    def observe(self, targets: Tensor, sample_weight: Tensor | None = None) -> Observation:
+        """A context in which the model's forward teaches the head: as the data reach it, it learns first."""
+        return Observation(self._observer, targets, sample_weight)
 
-        `on_device` is for `capture`: nothing is read back to the host, so bad samples are skipped, not refused.
+    def learn(
+        self,
+        inputs: Any,
+        targets: Tensor,
+        loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None,
+        sample_weight: Tensor | None = None,
+    ) -> Tensor:
+        """One whole iteration: the head learns, the body follows. Returns the loss at the new head.
+
+        The loss is the solver's own, a mean over the samples that have a target, by `sample_weight`; a `loss_fn` is
+        called with all outputs and targets as they are.
+
+        Ctrl-C waits until it is over; a second one does not. After an error before the body has moved, in the loss or
+        for lack of memory, the head (of a solver that is `Revertible`) and the running statistics of the model's
+        normalization layers are as they were before.
         """
-        return Observation(self, targets, sample_weight, on_device)
+        with DeferredInterrupt():
+            observer = self._observer
+            observation, before = Observation(observer, targets, sample_weight), observer.checkpoint()
 
-    def learn(self, inputs: Any, targets: Tensor, loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None) -> Tensor:
-        """One whole iteration: the head learns, the body follows. Returns the loss at the new head."""
-        with torch.enable_grad():
-            with self.observe(targets):
-                loss = (loss_fn or self.solver.loss)(self.model(inputs), targets)
-            loss.backward()  # type: ignore[no-untyped-call]
-        if getattr(self.base, "evaluates_again", False):
-            self.step(lambda: (loss_fn or self.solver.loss)(self.model(inputs), targets))  # type: ignore[arg-type,return-value]
-        else:
-            self.step()
-        self.zero_grad()
-        return loss.detach()
+            def loss_of(outputs: Tensor) -> Tensor:
+                return observation.loss(outputs) if loss_fn is None else loss_fn(outputs, targets)
+
+            try:
+                with torch.enable_grad():
+                    with observation:
+                        loss = loss_of(self.model(inputs))
+                    loss.backward()  # type: ignore[no-untyped-call]
+                if getattr(self.base, "evaluates_again", False):
+                    self.step(lambda: loss_of(self.model(inputs)))  # type: ignore[arg-type,return-value]
+                else:
+                    self.step()
+            except BaseException:
+                observer.rollback(before, observation)
+                self.zero_grad()
+                raise
+            self.zero_grad()
+            return loss.detach()
+
+    def detach(self) -> Detached:
+        """Leave the model as if we had never been there: for torch.jit.script, or to save it whole.
+
+        Within `with optimizer.detach():` it is free of us for a while; after a plain call it stays so.
+        """
+        return Detached(self._observer)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -110,9 +149,12 @@ class SepSA(Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Let the base optimizer move the body."""
+        if self.head.weight.dtype is not self._dtype:
+            self._follow_dtype()
         for before in self._optimizer_step_pre_hooks.values():
             before(self, (closure,), {})
         result = self.base.step() if closure is None else self.base.step(closure)
+        self._observer.body_moved()
         for after in self._optimizer_step_post_hooks.values():
             after(self, (closure,), {})
         return result
@@ -131,60 +173,6 @@ class SepSA(Optimizer):
             if parameter is not None:
                 parameter.grad = None
 
-    def _teach(self, features: Tensor) -> Tensor:
-        """Let the head learn. Returns the features as the head is to see them."""
-        lesson = self._lesson
-        assert lesson is not None
-        if lesson.taught:
-            raise RuntimeError(
-                f"the forward inside observe reached the head {self.head_name!r} twice: "
-                "use one observe for each pass through the model"
-            )
-        if lesson.on_device:
-            self._teach_on_device(lesson, features)
-        elif isinstance(self.solver, SelfTuningRLS):
-            features = self._teach_and_hold_out(self.solver, lesson, features)
-        elif self._head_fraction < 1.0:
-            rows, targets, weight, _ = self._share(features, lesson.targets, lesson.sample_weight)
-            self.solver.update(rows, targets, weight)
-        else:
-            self.solver.update(features, lesson.targets, lesson.sample_weight)
-        lesson.taught = True
-        if features.requires_grad:  # the head's own gradient would be computed for nobody
-            lesson.hush(self.head)
-        return features
-
-    def _teach_and_hold_out(self, solver: SelfTuningRLS, lesson: Observation, features: Tensor) -> Tensor:
-        """The same where the solver judges itself by samples it knows again: those must not teach the body either."""
-        n = features.numel() // features.shape[-1]
-        identity = next((x for x in lesson.inputs if x.ndim and len(x) and n % len(x) == 0), None)
-        if self._head_fraction < 1.0:
-            rows, targets, weight, chosen = self._share(features, lesson.targets, lesson.sample_weight)
-            solver.update(
-                rows, targets, weight, identity=None if identity is None else identity[chosen // (n // len(identity))]
-            )
-            held = solver.held_out
-            if held is not None:
-                held = torch.zeros(n, dtype=torch.bool, device=held.device).index_put(
-                    (chosen[held],), held.new_ones(())
-                )
-        else:
-            solver.update(features, lesson.targets, lesson.sample_weight, identity=identity)
-            held = solver.held_out
-        if held is None or not features.requires_grad:
-            return features
-        return torch.where(held.view(*features.shape[:-1], 1), features.detach(), features)
-
-    def _teach_on_device(self, lesson: Observation, features: Tensor) -> None:
-        """The same inside a CUDA graph, where the host can neither draw rows nor look at numbers."""
-        rows, targets = features.detach().reshape(-1, features.shape[-1]), lesson.targets
-        targets = targets.reshape(len(rows), -1)
-        count = math.ceil(self._head_fraction * len(rows))
-        if count < len(rows):
-            chosen = torch.rand(len(rows), device=rows.device).topk(count).indices
-            rows, targets = rows[chosen], targets[chosen]
-        self.solver.update_on_device(rows, targets)  # type: ignore[attr-defined]
-
     def capture(
         self, inputs: Tensor, targets: Tensor, loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None
     ) -> Step:
@@ -192,23 +180,10 @@ class SepSA(Optimizer):
 
         Choose it where the step is so small that launching its kernels costs more than running them.
         """
-        return capture(self.model, self, inputs, targets, loss_fn or self.solver.loss)
-
-    def _share(
-        self, features: Tensor, targets: Tensor, sample_weight: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """The rows drawn for the head, at `head_fraction` of them, and which they are."""
-        labels = (
-            isinstance(targets, Tensor) and not targets.is_floating_point() and targets.shape == features.shape[:-1]
-        )
-        check_rows(self.head, features, None if labels else targets)
-        check_weight(self.head, features, sample_weight)
-        rows = features.reshape(-1, features.shape[-1])
-        count = math.ceil(self._head_fraction * len(rows))
-        chosen = torch.randperm(len(rows), generator=self._generator)[:count].to(rows.device)
-        weight = None if sample_weight is None else sample_weight.reshape(-1)[chosen]
-        few = targets.reshape(-1) if labels else targets.reshape(len(rows), -1)
-        return rows[chosen], few[chosen], weight, chosen
+        if not inputs.is_cuda:
+            check_devices(inputs, targets)
+            return PlainStep(lambda x, y: self.learn(x, y, loss_fn))
+        return capture(self.model, self.base, inputs, targets, loss_fn or self.solver.loss, self._observer)
 
     # ------------------------------------------------------------------ an Optimizer as any other
 
@@ -228,8 +203,8 @@ class SepSA(Optimizer):
         state = self.base.state_dict()
         state["sepsa"] = {
             "head": self.solver.state_dict(),
-            "head_fraction": self._head_fraction,
-            "generator": self._generator.get_state(),
+            "head_fraction": self.head_fraction,
+            "generator": self._observer.generator.get_state(),
             "body": self._body_shapes(),
         }
         for after in self._optimizer_state_dict_post_hooks.values():
@@ -253,7 +228,7 @@ class SepSA(Optimizer):
             )
         self.solver.load_state_dict(own["head"])  # checks before it changes anything
         self.head_fraction = own["head_fraction"]
-        self._generator.set_state(own["generator"].cpu())
+        self._observer.generator.set_state(own["generator"].cpu())
         self.base.load_state_dict(state_dict)
         self._adopt_base()
         for after in self._optimizer_load_state_dict_post_hooks.values():
@@ -262,112 +237,29 @@ class SepSA(Optimizer):
     def _body_shapes(self) -> list[list[list[int]]]:
         return [[list(p.shape) for p in group["params"]] for group in self.base.param_groups]
 
+    def _follow_dtype(self) -> None:
+        """After `model.double()` and the like, which change parameters and leave their moments behind."""
+        self._dtype = self.head.weight.dtype
+        for parameter, state in self.base.state.items():
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape:
+                    state[name] = value.to(parameter.dtype)
+
     def _adopt_base(self) -> None:
         # One list and one dict for both, so a scheduler on either is a scheduler on both.
         self.param_groups = self.base.param_groups
         self.state = self.base.state
 
-    def _attach(self) -> None:
-        for module in (self.head, self.model):
-            for key, hook in list(module._forward_pre_hooks.items()):
-                if isinstance(hook, Tap):
-                    del module._forward_pre_hooks[key]
-                    module._forward_pre_hooks_with_kwargs.pop(key, None)
-        for kind in (Tap, InputTap):
-            if not hasattr(kind.__call__, "_torchdynamo_disable"):  # here, not at import, where it would cost a second
-                kind.__call__ = torch.compiler.disable(kind.__call__)  # type: ignore
-        self.head.register_forward_pre_hook(Tap(self))
-        if isinstance(self.solver, SelfTuningRLS) and self.model is not self.head:
-            self.model.register_forward_pre_hook(InputTap(self), with_kwargs=True)
-
     def __getstate__(self) -> dict[str, Any]:
-        derived = ("param_groups", "state", "_generator")
-        state = {name: value for name, value in self.__dict__.items() if name not in derived}
-        state["_generator_state"] = self._generator.get_state()
-        return state
+        return {name: value for name, value in self.__dict__.items() if name not in ("param_groups", "state")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state = dict(state)
-        generator = state.pop("_generator_state")
         self.__dict__.update(state)
-        self._generator = torch.Generator()
-        self._generator.set_state(generator)
         self._adopt_base()
         self._patch_step_function()
-        self._attach()
 
     def __repr__(self) -> str:
         return f"SepSA(head={self.head_name!r}, solver={self.solver!r}, base={self.base!r})"
-
-
-class Observation:
-    """The context `SepSA.observe` returns."""
-
-    __slots__ = ("_hushed", "inputs", "on_device", "optimizer", "sample_weight", "targets", "taught")
-
-    def __init__(
-        self, optimizer: SepSA, targets: Tensor, sample_weight: Tensor | None, on_device: bool = False
-    ) -> None:
-        if not isinstance(targets, Tensor):
-            raise TypeError(f"targets must be a torch.Tensor, got {type(targets).__name__}")
-        self.optimizer, self.targets, self.sample_weight = optimizer, targets, sample_weight
-        self.taught, self.on_device = False, on_device
-        self.inputs: list[Tensor] = []  # the model's, where the solver asks for them
-        self._hushed: list[nn.Parameter] = []
-
-    def __enter__(self) -> Observation:
-        if self.optimizer._lesson is not None:
-            raise RuntimeError("observe is already active: one observe for each pass through the model")
-        self.optimizer._lesson = self
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.optimizer._lesson = None
-        for parameter in self._hushed:
-            parameter.requires_grad_(True)
-        if kind is None and not self.taught:
-            raise RuntimeError(
-                f"the forward inside observe never reached the head {self.optimizer.head_name!r}: nothing was learned; "
-                "run the model inside the context, or name the right head in SepSA(model, base, head=...)"
-            )
-
-    def hush(self, head: nn.Linear) -> None:
-        """No gradient for the head until the context ends."""
-        for parameter in head._parameters.values():
-            if parameter is not None and parameter.requires_grad:
-                parameter.requires_grad_(False)
-                self._hushed.append(parameter)
-
-
-class Tap:
-    """The forward pre-hook on the head, where a compiled model breaks its graph.
-
-    It holds its optimizer weakly and is copied without it, so a copied or saved model is free of us.
-    """
-
-    def __init__(self, optimizer: SepSA | None = None) -> None:
-        self.optimizer = (lambda: None) if optimizer is None else weakref.ref(optimizer)
-
-    def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        optimizer = self.optimizer()
-        if optimizer is None or optimizer._lesson is None:
-            return None
-        features = optimizer._teach(args[0])
-        return None if features is args[0] else (features, *args[1:])
-
-    def __reduce__(self) -> tuple[type[Tap], tuple[()]]:
-        return type(self), ()
-
-
-class InputTap(Tap):
-    """The forward pre-hook on the model, for a solver that asks which samples these are."""
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # type: ignore[override]
-        optimizer = self.optimizer()
-        if optimizer is not None and optimizer._lesson is not None:
-            optimizer._lesson.inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
 
 
 def find_head(model: nn.Module, head: nn.Linear | str | None) -> tuple[str, nn.Linear]:
@@ -392,6 +284,24 @@ def find_head(model: nn.Module, head: nn.Linear | str | None) -> tuple[str, nn.L
         if module is head:
             return name, head
     raise ValueError("head is not a module of the model: pass model's own nn.Linear or its name")
+
+
+def check_head(name: str, head: nn.Linear) -> None:
+    """Refuse a head whose weights nobody could set, or nobody wanted set."""
+    weight = head._parameters.get("weight")
+    if weight is None or isinstance(weight, nn.parameter.UninitializedParameter):
+        return  # the solver refuses it, in words of its own
+    if weight.is_meta:
+        raise ValueError(
+            f"head {name!r} is on the meta device and has no weights: load the model first, "
+            "as by model.to_empty(device=...) and load_state_dict, then make the SepSA"
+        )
+    for key, parameter in head._parameters.items():
+        if parameter is not None and not parameter.requires_grad:
+            raise ValueError(
+                f"head parameter {name + '.' + key!r} has requires_grad=False, and the head solver would change it all "
+                "the same: call head.requires_grad_(True), or name another head by SepSA(model, base, head=...)"
+            )
 
 
 def build_base(
@@ -425,10 +335,31 @@ def build_base(
     if isinstance(base, Optimizer):
         if options:
             raise ValueError(f"base is an instance, so it has its options already, got {sorted(options)} as well")
-        refuse_head_parameters(head_name, head, (p for group in base.param_groups for p in group["params"]))
+        given = [p for group in base.param_groups for p in group["params"]]
+        refuse_head_parameters(head_name, head, given)
+        refuse_other_heads(model, head, given)
         return base
+    misplaced = sorted({"ridge", "forgetting"} & set(options) - set(inspect.signature(kind).parameters))
+    if misplaced:
+        settings = ", ".join(f"{name}={options[name]!r}" for name in misplaced)
+        raise TypeError(
+            f"{misplaced[0]} is a setting of the head solver and not of {kind.__name__}: "
+            f"write SepSA(model, {kind.__name__}, solver=RLS({settings}))"
+        )
     body = [parameter for parameter in model.parameters() if id(parameter) not in of_head]
+    refuse_other_heads(model, head, body)
     return kind([{"params": body}], **options)
+
+
+def refuse_other_heads(model: nn.Module, head: nn.Linear, parameters: Iterable[Tensor]) -> None:
+    """What another SepSA teaches, its solver alone moves."""
+    moved = {id(parameter) for parameter in parameters}
+    for observer in observers_of(model):
+        if observer.head is not head and any(id(p) in moved for p in observer.head.parameters()):
+            raise ValueError(
+                f"another SepSA teaches the head {observer.name!r} of this model, and base would move it too: "
+                "pass base an optimizer without its parameters, or call detach() on the other SepSA"
+            )
 
 
 def refuse_head_parameters(head_name: str, head: nn.Linear, parameters: Iterable[Tensor]) -> None:

@@ -2,14 +2,15 @@
 
 One sample: f = Th, then all the rest in the columns of T and W, two kernels.
 
-A block of n samples, in the letters of `rls`: C = I + FᵀF is inverted by sweeping its pivots two at a time. With Q the
-pivots, D = C_QQ and V = C_Q., after which V_Q is replaced by -I, a sweep is
+A block of n samples, in the letters of `_square_root`: C = I + FᵀF is inverted by sweeping its pivots two at a time.
+With Q the pivots, D = C_QQ and V = C_Q., after which V_Q is replaced by -I, a sweep is
 
     C <- C with the rows and columns Q set to zero, minus VᵀD⁻¹V
 
 and when all pivots are swept C holds minus its inverse. No entry is a difference that should have been a product, and
 nothing is left to substitute back. The new W = W + (C⁻¹E)ᵀFᵀT is all that the forward pass waits for: three kernels.
-T's own update, which nothing reads before the next block, is left to `rls`, to run beside the backward pass.
+T's own update, which nothing reads before the next block, is left to `CapturedState.finish`, to run beside the backward
+pass.
 
 Triton comes with torch's CUDA builds; this module is imported only when a head on a GPU learns inside a graph.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -86,24 +88,24 @@ def _learn(
         tl.store(fine_out, fine)
 
 
-def rank_one(desk: Any, features: Tensor, targets: Tensor) -> Tensor:
-    """Learn one sample at forgetting 1. Returns the flag (0-d) that says whether it was finite."""
-    Z, p = desk.Z, desk.Z.shape[1]
-    rows, m = Z.shape[0], desk.W.shape[0]
+def rank_one(state: Any, features: Tensor, targets: Tensor) -> Tensor:
+    """Learn one sample at forgetting 1 in a `CapturedState`. Returns the flag (0-d) that says whether it was finite."""
+    Z, p = state.Z, state.Z.shape[1]
+    rows, m = Z.shape[0], state.W.shape[0]
     z = Z.new_empty(rows)
-    fine: Tensor = Z.new_empty((), dtype=bool)
+    fine: Tensor = Z.new_empty((), dtype=torch.bool)
     block_r, block_c = triton.next_power_of_2(rows), triton.next_power_of_2(p)
-    _project[(triton.cdiv(rows, _ROWS),)](Z, features, z, rows, p, desk.k, BLOCK_R=_ROWS, BLOCK_C=block_c)
-    bias = desk.weight if desk.bias is None else desk.bias  # a pointer must be given, used or not
+    _project[(triton.cdiv(rows, _ROWS),)](Z, features, z, rows, p, state.k, BLOCK_R=_ROWS, BLOCK_C=block_c)
+    bias = state.weight if state.bias is None else state.bias  # a pointer must be given, used or not
     _learn[(triton.cdiv(p, _COLUMNS),)](
-        Z, z, targets, desk.weight, bias, desk.energy, desk.tally, fine, p, m, desk.k,
-        HAS_BIAS=desk.bias is not None, BLOCK_R=block_r, BLOCK_C=_COLUMNS,
+        Z, z, targets, state.weight, bias, state.energy, state.tally, fine, p, m, state.k,
+        HAS_BIAS=state.bias is not None, BLOCK_R=block_r, BLOCK_C=_COLUMNS,
     )  # fmt: skip
     return fine
 
 
 @triton.jit
-def _see(Z, x, y, P, sizes, rows, n, p, m, k, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr):
+def _whiten(Z, x, y, P, sizes, rows, n, p, m, k, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr):
     """P = [F; Eᵀ] (p + m, n): the rows of TΦᵀ, and by how much the targets exceed those of WΦᵀ; and their squares."""
     r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     i = tl.arange(0, BLOCK_N)
@@ -124,7 +126,7 @@ def _see(Z, x, y, P, sizes, rows, n, p, m, k, BLOCK_N: tl.constexpr, BLOCK_R: tl
 
 
 @triton.jit
-def _meet(
+def _products(
     P, Z, CUF, sizes, fine_out, n, p, parts,
     BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -163,15 +165,15 @@ def _part(C, stride, n, row, column, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _sweep(A, room, count, SIZE: tl.constexpr):
+def _sweep(A, buffer, count, SIZE: tl.constexpr):
     """-A⁻¹ of a symmetric A whose rows from `count` on are the identity's, or the same with those of them unswept."""
     i, j = tl.arange(0, SIZE), tl.arange(0, SIZE)
     for q in range(0, count, 2):
         swept = (i == q) | (i == q + 1)
         # The pivots' rows pass through memory: read back they are rows, columns and numbers at one latency.
-        tl.store(room + i[:, None] * SIZE + j[None, :], A, mask=swept[:, None])
+        tl.store(buffer + i[:, None] * SIZE + j[None, :], A, mask=swept[:, None])
         tl.debug_barrier()
-        u, v = room + q * SIZE, room + (q + 1) * SIZE
+        u, v = buffer + q * SIZE, buffer + (q + 1) * SIZE
         a = tl.load(u + q, cache_modifier=".cg")
         b = tl.load(u + q + 1, cache_modifier=".cg")
         d = tl.load(v + q + 1, cache_modifier=".cg")
@@ -189,43 +191,43 @@ def _sweep(A, room, count, SIZE: tl.constexpr):
 
 @triton.jit
 def _solve(
-    P, CUF, W, weight, bias, energy, tally, fine_in, room, n, p, m, k,
+    P, CUF, W, weight, bias, energy, tally, fine_in, buffer, n, p, m, k,
     HAS_BIAS: tl.constexpr, TWO: tl.constexpr, SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """X = C⁻¹E in every program alike, then W += XᵀU in these columns, and the head takes W.
 
     Where C has two halves, C = [A B; Bᵀ D], the second to be swept is S = D - BᵀA⁻¹B.
     """
-    kind: tl.constexpr = CUF.dtype.element_ty
+    dtype: tl.constexpr = CUF.dtype.element_ty
     i, o = tl.arange(0, SIZE), tl.arange(0, BLOCK_M)
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     wide = n + 2 * p
-    room += tl.program_id(0) * 2 * SIZE * SIZE
+    buffer += tl.program_id(0) * 2 * SIZE * SIZE
     fine = tl.load(fine_in)
     of_E = P + (p + o)[None, :] * n
     of_U = CUF + n + c[None, :]
     E = tl.load(of_E + i[:, None], mask=(i < n)[:, None] & (o < m)[None, :], other=0.0)
     E = tl.where(fine, E, 0.0)  # rows of zeros teach nothing
     U = tl.load(of_U + i[:, None] * wide, mask=(i < n)[:, None] & (c < p)[None, :], other=0.0)
-    A = _sweep(_part(CUF, wide, n, 0, 0, SIZE), room, tl.minimum(n, SIZE), SIZE)
-    X = tl.dot(A, -E, input_precision="ieee", out_dtype=kind)
+    A = _sweep(_part(CUF, wide, n, 0, 0, SIZE), buffer, tl.minimum(n, SIZE), SIZE)
+    X = tl.dot(A, -E, input_precision="ieee", out_dtype=dtype)
     if TWO:
         e = tl.load(of_E + SIZE + i[:, None], mask=(SIZE + i < n)[:, None] & (o < m)[None, :], other=0.0)
         e = tl.where(fine, e, 0.0)
         B = _part(CUF, wide, n, 0, SIZE, SIZE)
-        AB = tl.dot(A, B, input_precision="ieee", out_dtype=kind)  # -A⁻¹B
+        AB = tl.dot(A, B, input_precision="ieee", out_dtype=dtype)  # -A⁻¹B
         D = _part(CUF, wide, n, SIZE, SIZE, SIZE)
-        D += tl.dot(tl.trans(B), AB, input_precision="ieee", out_dtype=kind)
-        D = _sweep(D, room + SIZE * SIZE, n - SIZE, SIZE)
-        rest = e + tl.dot(tl.trans(AB), E, input_precision="ieee", out_dtype=kind)
-        x = tl.dot(D, -rest, input_precision="ieee", out_dtype=kind)
-        X += tl.dot(AB, x, input_precision="ieee", out_dtype=kind)
+        D += tl.dot(tl.trans(B), AB, input_precision="ieee", out_dtype=dtype)
+        D = _sweep(D, buffer + SIZE * SIZE, n - SIZE, SIZE)
+        rest = e + tl.dot(tl.trans(AB), E, input_precision="ieee", out_dtype=dtype)
+        x = tl.dot(D, -rest, input_precision="ieee", out_dtype=dtype)
+        X += tl.dot(AB, x, input_precision="ieee", out_dtype=dtype)
         u = tl.load(of_U + (SIZE + i)[:, None] * wide, mask=(SIZE + i < n)[:, None] & (c < p)[None, :], other=0.0)
-        step = tl.dot(tl.trans(x), u, input_precision="ieee", out_dtype=kind)
-        step += tl.dot(tl.trans(X), U, input_precision="ieee", out_dtype=kind)
+        step = tl.dot(tl.trans(x), u, input_precision="ieee", out_dtype=dtype)
+        step += tl.dot(tl.trans(X), U, input_precision="ieee", out_dtype=dtype)
         fall = tl.sum(E * X, axis=0) + tl.sum(e * x, axis=0)
     else:
-        step = tl.dot(tl.trans(X), U, input_precision="ieee", out_dtype=kind)
+        step = tl.dot(tl.trans(X), U, input_precision="ieee", out_dtype=dtype)
         fall = tl.sum(E * X, axis=0)
 
     inside = (o < m)[:, None] & (c < p)[None, :]
@@ -246,29 +248,29 @@ def takes_block(n: int, m: int) -> bool:
     return n <= 2 * _HALF and m <= MAX_OUTPUTS
 
 
-def block(desk: Any, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def block(state: Any, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Teach W and the head a block at forgetting 1; T is as it was.
 
     Returns what T needs, [I + FᵀF, FᵀT, Fᵀ] (n, n + 2p), valid until the next block of this size, and the flag (0-d)
     that says whether all was finite.
     """
-    Z, W, k = desk.Z, desk.W, desk.k
+    Z, W, k = state.Z, state.W, state.k
     (rows, p), m, n = Z.shape, W.shape[0], features.shape[0]
     parts, programs = triton.cdiv(rows, _TILE), triton.cdiv(p, _TILE)
-    if n not in desk.blocks:  # kept: a graph's other streams still read them when their names are gone
-        room = Z.new_empty(programs, 2 * _HALF, _HALF)
+    if n not in state.blocks:  # kept: a graph's other streams still read them when their names are gone
+        buffer = Z.new_empty(programs, 2 * _HALF, _HALF)
         P, CUF, sizes = Z.new_empty(rows, n), Z.new_empty(n, n + 2 * p), Z.new_empty(parts)
-        desk.blocks[n] = P, CUF, sizes, Z.new_empty((), dtype=bool), room
-    P, CUF, sizes, fine, room = desk.blocks[n]
+        state.blocks[n] = P, CUF, sizes, Z.new_empty((), dtype=torch.bool), buffer
+    P, CUF, sizes, fine, buffer = state.blocks[n]
     tiles = {"BLOCK_N": max(_HALF, triton.next_power_of_2(n)), "BLOCK_K": _DEPTH}
-    _see[(parts,)](Z, wide(features), wide(targets), P, sizes, rows, n, p, m, k, BLOCK_R=_TILE, **tiles)
-    _meet[(triton.cdiv(n, _TILE) + programs,)](
+    _whiten[(parts,)](Z, wide(features), wide(targets), P, sizes, rows, n, p, m, k, BLOCK_R=_TILE, **tiles)
+    _products[(triton.cdiv(n, _TILE) + programs,)](
         P, Z, CUF, sizes, fine, n, p, parts, BLOCK_S=max(_TILE, triton.next_power_of_2(parts)), BLOCK_C=_TILE, **tiles
     )
-    bias = desk.weight if desk.bias is None else desk.bias  # a pointer must be given, used or not
+    bias = state.weight if state.bias is None else state.bias  # a pointer must be given, used or not
     _solve[(programs,)](
-        P, CUF, W, desk.weight, bias, desk.energy, desk.tally, fine, room, n, p, m, k,
-        HAS_BIAS=desk.bias is not None, TWO=n > _HALF, SIZE=_HALF, BLOCK_M=max(_TILE, triton.next_power_of_2(m)),
+        P, CUF, W, state.weight, bias, state.energy, state.tally, fine, buffer, n, p, m, k,
+        HAS_BIAS=state.bias is not None, TWO=n > _HALF, SIZE=_HALF, BLOCK_M=max(_TILE, triton.next_power_of_2(m)),
         BLOCK_C=_TILE, num_warps=_WARPS,
     )  # fmt: skip
     return CUF, fine
