@@ -169,8 +169,8 @@ def is_curvature(value: Tensor) -> bool:
     """Whether this is a symmetric matrix, or a stack of them, of positive definite kind."""
     if value.ndim < 2 or value.shape[-1] != value.shape[-2] or value.shape[-1] < 2 or not value.is_floating_point():
         return False
-    if not torch.equal(value, value.mT) or not value.any():
-        return False
+    if not torch.equal(value, value.mT) or torch.equal(value.tril(-1), torch.zeros_like(value)):
+        return False  # a diagonal one may be a triangular factor
     return bool((torch.linalg.eigvalsh(value.double()) > 0).all())
 
 
