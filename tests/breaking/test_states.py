@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from breaking.damage import damages, same, several
 from torch import nn
 
+from breaking.damage import damages, same, several
 from sepsa import RLS, STORM, OnlineLBFGS, SepSA, SoftmaxNewton
 from sepsa.heads.slimtik import SlimTik
 

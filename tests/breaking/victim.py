@@ -1,6 +1,6 @@
 """Work that saves as it goes and resumes where it was, killed at random instants until it is done.
 
-`python victim.py KINDS FOLDER KILLS SEED` forks the work of each kind, kills it by SIGKILL, forks it again, KILLS times,
+`python victim.py KINDS FOLDER KILLS SEED` forks the work of each kind, kills it by SIGKILL, forks it again, so often,
 and lets it finish; beside it the same work runs undisturbed. It fails where the two do not end in the same bits.
 """
 
@@ -94,9 +94,13 @@ def learn_command(folder, slow):
     command.Run.save = save
     return command.stream(
         command.Settings(
-            folder.parent / "table.csv", target="y", predictions=folder / "out.csv", checkpoint=folder / "model.sepsa",
-            quarantine=folder / "bad.csv", every=EVERY,
-        )  # fmt: skip
+            folder.parent / "table.csv",
+            target="y",
+            predictions=folder / "out.csv",
+            checkpoint=folder / "model.sepsa",
+            quarantine=folder / "bad.csv",
+            every=EVERY,
+        )
     )
 
 

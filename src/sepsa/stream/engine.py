@@ -374,10 +374,12 @@ class Engine:
         _state.mapping(f"{entry}['settings']", new["settings"], set(settings))
         for name, wanted in settings.items():
             _state.equal(f"{entry}['settings'][{name!r}]", new["settings"][name], wanted)
-        sizes = (_state.integer(f"{entry}[{name!r}]", new[name], 1) for name in ("inputs", "outputs"))
+        inputs, outputs = (_state.integer(f"{entry}[{name!r}]", new[name], 1) for name in ("inputs", "outputs"))
+        arrays = _state.mapping(f"{entry}['arrays']", new["arrays"], set(self._layout.parts))
+        for name, size in (("MEAN", inputs), ("GAIN", outputs)):  # before room is made for what may be a wrong number
+            _state.array(f"{entry}['arrays'][{name!r}]", arrays[name], (size,))
         other = self.copy()
-        other._allocate(*sizes)
-        arrays = _state.mapping(f"{entry}['arrays']", new["arrays"], set(other._layout.parts))
+        other._allocate(inputs, outputs)
         for name, value in arrays.items():
             view, where = other._view(name), f"{entry}['arrays'][{name!r}]"
             part = name.rstrip("0123456789")

@@ -211,7 +211,11 @@ class _SepSA(Saves, BaseEstimator):  # type: ignore[misc]
             first = members[0] if members else new["learner"]
             engine = first.get("engine") if isinstance(first, dict) else None
             sizes = [
-                _state.integer(f"state_dict['learner']['engine'][{name!r}]", (engine or {}).get(name), 1)
+                _state.integer(
+                    f"state_dict['learner']['engine'][{name!r}]",
+                    engine.get(name) if isinstance(engine, dict) else None,
+                    1,
+                )
                 for name in ("inputs", "outputs")
             ]
             learner = self._new_learner(sizes[0], sizes[1], seed=0)

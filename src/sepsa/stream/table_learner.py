@@ -181,8 +181,7 @@ class TableLearner:
         good = np.ones(len(block), bool)
 
         def refuse(rows: NDArray[np.bool_], reason: str) -> None:
-            for i in np.flatnonzero(rows & good):
-                bad.append(Bad(int(block.lines[i]), reason, block.raw(int(i))))
+            bad.extend(Bad(int(block.lines[i]), reason, block.raw(int(i))) for i in np.flatnonzero(rows & good))
             good[rows] = False
 
         if learning and target is None:
@@ -273,6 +272,6 @@ def learn_rows(learner: Learner, X: Floats, Y: Floats) -> tuple[Floats, list[int
     for i in range(len(X)):
         try:
             told[i] = learner.learn(X[i : i + 1], Y[i : i + 1])[0]
-        except NotFinite:
+        except NotFinite:  # noqa: PERF203  # this is the slow way
             refused.append(i)
     return told, refused
