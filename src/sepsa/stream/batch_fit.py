@@ -1,8 +1,9 @@
 """Training on a table: several passes in mini-batches, by a committee of learners that each leave out a fold of rows.
 
-The rows are cut into K folds, and learner k is trained without fold k, so that every row has a prediction by a learner
-that has never seen it. These predictions decide how many passes are made and how wide intervals are, and all K learners
-are kept: the mean of their predictions errs less than any one of them, and no training is spent on the choice alone.
+The rows are cut into ten folds, and learner k is trained without fold k, so that the rows of the fold have a prediction
+by a learner that has never seen them. These predictions decide how many passes are made and how wide intervals are, and
+the learners are kept: the mean of their predictions errs less than any one of them, and no training is spent on the
+choice alone. Where rows are many, three learners do, each without its tenth.
 
 A pass takes the rows in random order, in mini-batches; over T passes the body's rate falls as cos from `rate` to zero
 and the head forgets by `forgetting` per mini-batch, because its curvature is that of features which have moved since.
@@ -28,9 +29,9 @@ from sepsa.stream.engine import Floats
 from sepsa.stream.learner import Learner, moments, reciprocal
 
 FOLDS = 10
-FEWER_FOLDS = 5  # from MANY_ROWS on, where a fifth of the rows is hardly missed
-MANY_ROWS = 2500
-VISITS = 1_000_000  # of rows, over all learners and passes: some seconds
+MEMBERS = (3, 10)  # as many as ROWS_OF_MEMBERS allows: where rows are many, each needs its passes
+ROWS_OF_MEMBERS = 15_000
+VISITS = 1_200_000  # of rows, over all learners and passes: some seconds
 ENOUGH = 250  # rows left out tell σ to 4 %, where the folds are of no other use
 TRIALS = (64, 16, 4, 1)  # the most passes divided by this
 INFLATIONS: Floats = 2.0 ** np.arange(17)
@@ -149,10 +150,10 @@ def fit(
         learner = train(new_learner, X, Y, weight, schedule._replace(passes=1), rng)
         learner.set_effective_samples(float(weight.sum()), learner.noise_variance())
         return Fit(Committee([learner]), 1, np.empty(0, np.intp), np.empty((0, Y.shape[1])))
-    folds = np.array_split(rng.permutation(n), min(n, FEWER_FOLDS if n >= MANY_ROWS else FOLDS))
+    folds = np.array_split(rng.permutation(n), min(n, FOLDS))
     share = float(weight.sum()) * (1.0 if together else 1 - 1 / len(folds))
-    if together:
-        folds = folds[: math.ceil(ENOUGH / len(folds[-1]))]
+    few, many = MEMBERS
+    folds = folds[: math.ceil(ENOUGH / len(folds[-1])) if together else max(few, min(many, ROWS_OF_MEMBERS // n))]
     rows = np.concatenate(folds)
     best: tuple[Any, ...] | None = None
     most = min(schedule.passes, math.ceil(schedule.visits / (n * (len(folds) + together) * sum(1 / t for t in TRIALS))))
