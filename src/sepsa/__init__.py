@@ -12,14 +12,21 @@ __version__ = "0.1.0"
 __all__ = ["RLS", "STORM", "HeadSolver", "NotFinite", "OnlineLBFGS", "SepSA", "SoftmaxNewton", "__version__"]
 
 if TYPE_CHECKING:
+    from sepsa.checkpoint import load as load
+    from sepsa.checkpoint import save as save
     from sepsa.stream.estimators import SepSAClassifier as SepSAClassifier
     from sepsa.stream.estimators import SepSARegressor as SepSARegressor
 
 # Behind the extra `stream`, so imported when first asked for, and not for `import *`.
 _STREAM = ("SepSAClassifier", "SepSARegressor")
+_CHECKPOINT = ("load", "save")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _CHECKPOINT:
+        from sepsa import checkpoint
+
+        return getattr(checkpoint, name)
     if name not in _STREAM:
         raise AttributeError(f"module 'sepsa' has no attribute {name!r}")
     try:
@@ -35,4 +42,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_STREAM})
+    return sorted({*globals(), *_STREAM, *_CHECKPOINT})

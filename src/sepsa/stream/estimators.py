@@ -30,6 +30,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from sepsa.checkpoint import Saves, check_stamp, stamp
 from sepsa.heads._checks import at_least, in_range
 from sepsa.stream import _state, batch_fit
 from sepsa.stream.calibration import INVERSE_TEMPERATURES, log_losses, mixture, project_to_simplex
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 Labels = NDArray[Any]
 
 
-class _SepSA(BaseEstimator):  # type: ignore[misc]
+class _SepSA(Saves, BaseEstimator):  # type: ignore[misc]
     """What the regressor and the classifier share: rows of numbers, and a learner of them."""
 
     _learner: Any  # a Learner
@@ -234,9 +235,10 @@ class _SepSA(BaseEstimator):  # type: ignore[misc]
         state.pop("_lock", None)
         if "_learner" in state:
             state["_learner"] = pickle.dumps(state["_learner"])
-        return state
+        return stamp(state)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        state = check_stamp(state)
         if "_learner" in state:
             state = state | {"_learner": pickle.loads(state["_learner"])}
         super().__setstate__(state)

@@ -227,7 +227,7 @@ class TorchEngine:
             gain[k] = 1 / off[0] ** 2 if off.size else 0.0
 
     def _tensor(self, values: Floats, scaled: bool = False) -> Tensor:
-        values = (values - self._mean) * self._scale if scaled else values
+        values = np.nan_to_num((values - self._mean) * self._scale, nan=0.0, posinf=np.inf) if scaled else values
         return torch.as_tensor(values).to(self.optimizer.head.weight)
 
     @torch.no_grad()
