@@ -8,7 +8,7 @@ choice alone. Where rows are many, three learners do, each without its tenth.
 A pass takes the rows in random order, in mini-batches; over T passes the body's rate falls as cos from `rate` to zero
 and the head forgets by `forgetting` per mini-batch, because its curvature is that of features which have moved since.
 T is tried in factors of four, each time from the start, as a rate that has fallen cannot be continued; the trials end
-with the first that does not lower the error on rows left out.
+with the first that raises the squared error on rows left out.
 
 The variance of a target about the committee's mean is σ² (1 + c φᵀBφ), with φᵀBφ of the head's curvature. σ² and c are
 those under which the errors on rows left out are most likely as normal errors.
@@ -32,6 +32,7 @@ FOLDS = 10
 MEMBERS = (3, 10)  # as many as ROWS_OF_MEMBERS allows: where rows are many, each needs its passes
 ROWS_OF_MEMBERS = 15_000
 VISITS = 1_200_000  # of rows, over all learners and passes: some seconds
+TOLERANCE = 1.02  # of a longer trial's squared error: what makes it worse for one learner is averaged out in several
 ENOUGH = 250  # rows left out tell σ to 4 %, where the folds are of no other use
 TRIALS = (64, 16, 4, 1)  # the most passes divided by this
 INFLATIONS: Floats = 2.0 ** np.arange(17)
@@ -155,7 +156,7 @@ def fit(
     few, many = MEMBERS
     folds = folds[: math.ceil(ENOUGH / len(folds[-1])) if together else max(few, min(many, ROWS_OF_MEMBERS // n))]
     rows = np.concatenate(folds)
-    best: tuple[Any, ...] | None = None
+    lowest, best = np.inf, None
     most = min(schedule.passes, math.ceil(schedule.visits / (n * (len(folds) + together) * sum(1 / t for t in TRIALS))))
     for passes in sorted({math.ceil(most / t) for t in TRIALS}) if early_stopping else [schedule.passes]:
         try:
@@ -173,11 +174,11 @@ def fit(
         means, leverages = (np.concatenate(part) for part in zip(*told, strict=True))
         gain = reciprocal(moments(Y, weight)[1]) if members[0].regression else np.ones(Y.shape[1])
         error = np.average((Y[rows] - means) ** 2 @ gain, weights=weight[rows])
-        if best is not None and not error < best[0]:
+        if not error < TOLERANCE * lowest:
             break
-        best = error, passes, members, means, leverages
+        lowest, best = min(error, lowest), (passes, members, means, leverages)
     assert best is not None
-    _, passes, members, means, leverages = best
+    passes, members, means, leverages = best
     if together:
         members = [train(new_learner, X, Y, weight, schedule._replace(passes=passes), rng)]
     # `set_effective_samples` makes one pass of many, and B larger by as much.
