@@ -88,12 +88,13 @@ class _SepSA(Saves, BaseEstimator):  # type: ignore[misc]
     def _new_learner(self, inputs: int, outputs: int, seed: int, table: bool = False) -> Learner:
         """A learner of these options, which are checked here under their own names; `table` for one that `fit` trains.
 
-        Rate, forgetting and batch are those of the stream, by which a learner that was fitted goes on.
+        Rate, forgetting and batch are those by which it goes on after that: single rows would shake a fitted body at
+        the rate by which a new one learns.
         """
         sizes, rate, forgetting = self.hidden_layer_sizes, self.learning_rate, self.forgetting
         options: dict[str, Any] = {
             "optimizer": one_of("optimizer", self.optimizer, OPTIMIZERS),
-            "lr": 1e-3 if rate == "auto" else in_range("learning_rate", rate, 0.0, np.inf),
+            "lr": (1e-4 if table else 1e-3) if rate == "auto" else in_range("learning_rate", rate, 0.0, np.inf),
             "weight_decay": not_negative("weight_decay", self.weight_decay),
             "ridge": in_range("ridge", self.ridge, 0.0, np.inf),
             "forgetting": 1.0 if forgetting == "auto" else in_range("forgetting", forgetting, 0.0, 1.0),
