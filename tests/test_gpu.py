@@ -224,7 +224,9 @@ def test_one_sample_on_the_device_equals_update(k, m, bias, dtype, features):
     tolerance = 1e-9 if dtype == torch.float64 else 1e-3
     torch.testing.assert_close(one.covariance(), two.covariance(), rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(one.state_dict()["W"], two.state_dict()["W"], rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(one.objective(), two.objective(), rtol=1e-6 if dtype == torch.float64 else 1e-2, atol=1e-6)
+    torch.testing.assert_close(
+        one.objective(), two.objective(), rtol=1e-6 if dtype == torch.float64 else 1e-2, atol=1e-6
+    )
     torch.testing.assert_close(one.linear.weight, two.linear.weight, rtol=1e-3, atol=1e-5)
     assert one.steps == two.steps == 20
     assert one.samples == 20.0
@@ -266,7 +268,9 @@ def test_a_block_on_the_device_equals_update(k, m, bias, n, features, dtype, fin
     tolerance = 1e-10 if dtype == torch.float64 else 1e-3
     torch.testing.assert_close(one.covariance(), two.covariance(), rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(one.state_dict()["W"], two.state_dict()["W"], rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(one.objective(), two.objective(), rtol=1e-9 if dtype == torch.float64 else 1e-2, atol=1e-6)
+    torch.testing.assert_close(
+        one.objective(), two.objective(), rtol=1e-9 if dtype == torch.float64 else 1e-2, atol=1e-6
+    )
     torch.testing.assert_close(one.linear.weight, two.linear.weight, rtol=tolerance, atol=tolerance)
     assert one.steps == two.steps == 6
     assert one.samples == two.samples == 6.0 * n

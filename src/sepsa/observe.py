@@ -11,29 +11,16 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads import Capturable, HeadSolver, HoldsOut
+from sepsa.heads import Capturable, HeadSolver, HoldsOut, Revertible
 from sepsa.heads._checks import check_rows, check_weight
 
 # The class index that torch's losses ignore unless told otherwise.
 IGNORE_INDEX = -100
-
-
-@runtime_checkable
-class Revertible(Protocol):
-    """A solver that can take its last updates back, for where the body could not follow them."""
-
-    def checkpoint(self) -> Any:
-        """The present state, to come back to by `rollback`. Called before every step: no copy, a reference."""
-        ...
-
-    def rollback(self, checkpoint: Any) -> None:
-        """The state and the head's weights as they were at `checkpoint`."""
-        ...
 
 
 def observe(model: nn.Module, targets: Tensor, sample_weight: Tensor | None = None) -> Observation:

@@ -6,7 +6,7 @@ from sepsa.heads.lbfgs import OnlineLBFGS
 from sepsa.heads.rls import RLS
 from sepsa.heads.slimtik import SlimTik
 from sepsa.heads.softmax import SoftmaxNewton
-from sepsa.heads.solver import Capturable, HeadSolver, HoldsOut, NotFinite
+from sepsa.heads.solver import Capturable, HeadSolver, HoldsOut, NotFinite, Revertible
 
 __all__ = [
     "RLS",
@@ -15,6 +15,7 @@ __all__ = [
     "HoldsOut",
     "NotFinite",
     "OnlineLBFGS",
+    "Revertible",
     "SlimTik",
     "SoftmaxNewton",
     "check_rows",

@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-
-
-class Posterior(NamedTuple):
-    """A prediction and its standard deviation, both (..., out_features)."""
-
-    mean: Tensor
-    std: Tensor
 
 
 def width(linear: nn.Linear) -> int:
@@ -37,6 +29,18 @@ def rows(linear: nn.Linear, features: Tensor, dtype: torch.dtype) -> Tensor:
     """Φ (n, p) of features (..., in_features)."""
     x = features.detach().reshape(-1, linear.in_features).to(dtype)
     return x if linear.bias is None else torch.cat([x, x.new_ones(len(x), 1)], 1)
+
+
+def samples(
+    linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, float]:
+    """Φ (n, p) and Y (n, m), each row scaled by the root of its sample's weight, and the weights' sum."""
+    Phi = rows(linear, features, dtype)
+    Y = targets.detach().reshape(len(Phi), -1).to(dtype)
+    if sample_weight is None:
+        return Phi, Y, float(len(Phi))
+    omega = sample_weight.detach().reshape(-1, 1).to(dtype)
+    return Phi * omega.sqrt(), Y * omega.sqrt(), float(omega.sum())
 
 
 def store(linear: nn.Linear, head: Tensor) -> None:

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from sepsa.heads._checks import check_regular, damaged
+from sepsa.heads._square_root import andrews, lacking, turn
 
 FADE = 7.0  # curvature fades as if each sample pushed out so many; benchmarks/softmax_newton.py compares
 TOLERANCE = 1e-3  # of the sum of a sample's class probabilities: float16 and bfloat16 round them
@@ -91,11 +92,11 @@ def learned(
     # The rows that A gains, scaled to weight one, and the residuals of (2) as they see them
     scale = omega.sqrt()
     c = min(p, max(n, math.ceil(-p * math.log2(forgetting))))
-    turn = (cursor.long() + torch.arange(c, device=W.device)) % p
-    left = lam * state.ridge_left
-    back = (ridge - left[turn]).clamp(min=0).sqrt()[:, None]
-    rows = torch.cat([Phi * scale, Phi.new_zeros(c, p).scatter_(1, turn[:, None], back)])
-    residuals = torch.cat([R / s / scale.clamp(min=tiny), back * (W - state.prior)[:, turn].T])
+    at, left = turn(p, c, cursor.long(), W.device), lam * state.ridge_left
+    q = lacking(left, torch.full_like(left, ridge), at)
+    back = q[at].sqrt()[:, None]
+    rows = torch.cat([Phi * scale, Phi.new_zeros(c, p).scatter_(1, at[:, None], back)])
+    residuals = torch.cat([R / s / scale.clamp(min=tiny), back * (W - state.prior)[:, at].T])
     inflation = torch.cat([rho.expand(n), rho.new_ones(c)])[:, None]
 
     T, step = absorb(state.T / lam.sqrt(), rows, residuals, inflation.sqrt())
@@ -103,8 +104,7 @@ def learned(
     counters = torch.stack([updates + 1, seen + m.sum(), (cursor + c) % p])
     sums = Phi.square().sum() + shares.sum() + counters[1]
     fine = valid & sums.isfinite() & T.isfinite().all() & W.to(head_dtype).isfinite().all()
-    left = left.index_fill(0, turn, ridge)
-    return State(T, W, state.prior, shares, left, counters, state.weights), fine
+    return State(T, W, state.prior, shares, left + q, counters, state.weights), fine
 
 
 def absorb(T: Tensor, rows: Tensor, residuals: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,9 +118,7 @@ def absorb(T: Tensor, rows: Tensor, residuals: Tensor, d: Tensor) -> tuple[Tenso
         G = F * d.T
         return triangular(root(F @ F.T), T), solve(root(G @ G.T), F @ residuals).T @ T
     M, Q = F.T @ F, F.T @ T
-    C = root(M)  # T - FXFᵀT is a root for X = C⁻ᵀ(C + I)⁻¹ (Andrews)
-    X = triangular(C.T, triangular(C + torch.eye(r, dtype=T.dtype, device=T.device), F.T), upper=True)
-    return T - X.T @ Q, (d * solve(root(d * M * d.T), residuals / d)).T @ Q
+    return andrews(T, F, Q, root(M)), (d * solve(root(d * M * d.T), residuals / d)).T @ Q
 
 
 def root(M: Tensor) -> Tensor:

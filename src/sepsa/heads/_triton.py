@@ -17,15 +17,12 @@ Triton comes with torch's CUDA builds; this module is imported only when a head 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from sepsa.heads._captured import CapturedState
 
 # One program holds all rows of a few columns of Z; beyond this many rows they no longer fit its registers.
 MAX_ROWS = 1024
@@ -91,8 +88,8 @@ def _learn(
         tl.store(fine_out, fine)
 
 
-def rank_one(state: CapturedState, features: Tensor, targets: Tensor) -> Tensor:
-    """Learn one sample at forgetting 1. Returns the flag (0-d) that says whether it was finite."""
+def rank_one(state: Any, features: Tensor, targets: Tensor) -> Tensor:
+    """Learn one sample at forgetting 1 in a `CapturedState`. Returns the flag (0-d) that says whether it was finite."""
     Z, p = state.Z, state.Z.shape[1]
     rows, m = Z.shape[0], state.W.shape[0]
     z = Z.new_empty(rows)
@@ -251,7 +248,7 @@ def takes_block(n: int, m: int) -> bool:
     return n <= 2 * _HALF and m <= MAX_OUTPUTS
 
 
-def block(state: CapturedState, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def block(state: Any, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Teach W and the head a block at forgetting 1; T is as it was.
 
     Returns what T needs, [I + FᵀF, FᵀT, Fᵀ] (n, n + 2p), valid until the next block of this size, and the flag (0-d)

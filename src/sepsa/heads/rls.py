@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sepsa.heads import _exact, _health, _square_root
-from sepsa.heads._affine import commit, follow, join, rows, store, width
+from sepsa.heads._affine import commit, follow, join, samples, store, width
 from sepsa.heads._captured import CapturedState
 from sepsa.heads._checks import (
     check_rows,
@@ -52,7 +52,6 @@ class RLS:
     regression about the initial weights on all data seen, in any order and in any batches.
 
     Either setting, or both, may be "auto": then a `SelfTuningRLS` is made, which chooses by the errors it makes.
-
     Features and targets may come in any floating dtype; the arithmetic runs in `dtype`, float64 unless given.
     The state keeps a square root of the inverse curvature, which stays positive definite by construction.
     """
@@ -132,7 +131,7 @@ class RLS:
 
     @property
     def samples(self) -> float:
-        """How many samples the head remembers: all it saw at forgetting 1, weighted by forgetting^age below."""
+        """How many samples the head remembers: all it saw, weighted by forgetting^age."""
         self._state()
         return float(self._counters[SAMPLES])
 
@@ -210,9 +209,8 @@ class RLS:
         """How many coordinates get their ridge back in an update of n samples: min(p, max(4n - 3, p log2(1/λ))).
 
         Forgetting takes the share 1 - λ of the ridge too. An update gives it back to this many coordinates, in
-        rotation, as further rows of the same block. With n > p/4 samples these are all coordinates, so that
-        A <- λA + (1 - λ) ridge I + ΦᵀΦ to the letter. With one sample they are few, usually one, which keeps
-        the update at O(p²), and yet no coordinate ever falls under half of its ridge.
+        rotation. With n > p/4 samples these are all, so that A <- λA + (1 - λ) ridge I + ΦᵀΦ to the letter. With one
+        sample they are few, usually one, at O(p²), and yet no coordinate ever falls under half of its ridge.
         """
         return _square_root.restored(len(self._ridge), n, self.forgetting)
 
@@ -220,8 +218,8 @@ class RLS:
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
         """Learn samples as one block: features (..., in_features), targets (..., out_features).
 
-        `sample_weight` (...) multiplies each sample's squared error. `forgetting` acts once per update,
-        however many samples it has. On bad input an error is raised and nothing changes.
+        `sample_weight` (...) multiplies each sample's squared error. `forgetting` acts once per update, however many
+        samples it has. On bad input an error is raised and nothing changes.
         """
         linear = owned_head("RLS", self.linear)
         if self._on_device:
@@ -237,35 +235,24 @@ class RLS:
     def _learn(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> None:
         work = self._compiled()
         if work is not None:
-            Phi, Y, samples = work.rows(features, targets, sample_weight)
+            Phi, Y, total = work.rows(features, targets, sample_weight)
         else:
-            Phi, Y, samples = self._rows(linear, features, targets, sample_weight)
+            Phi, Y, total = samples(linear, features, targets, sample_weight, self._state().T.dtype)
         steps = int(self._counters[STEPS])
         before = self._root.W.clone() if steps % _health.EVERY == 0 else None
-        learned = None if work is None else work.update(self.forgetting, samples)
+        learned = None if work is None else work.update(self.forgetting, total)
         if learned is None:
-            learned = self._learn_in_torch(linear, Phi, Y, samples)
+            learned = self._learn_in_torch(linear, Phi, Y, total)
         if not learned:
             raise explain_nonfinite(features, targets, linear)
         if before is not None:
             self._recent.note(Phi, before, steps)
 
-    def _rows(
-        self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None
-    ) -> tuple[Tensor, Tensor, float]:
-        """Φ and Y, each row scaled by the root of its sample's weight, and the weights' sum."""
-        Phi = rows(linear, features, self._state().T.dtype)
-        Y = targets.detach().reshape(len(Phi), -1).to(Phi.dtype)
-        if sample_weight is None:
-            return Phi, Y, float(len(Phi))
-        omega = sample_weight.detach().reshape(-1, 1).to(Phi.dtype)
-        return Phi * omega.sqrt(), Y * omega.sqrt(), float(omega.sum())
-
-    def _learn_in_torch(self, linear: nn.Linear, Phi: Tensor, Y: Tensor, samples: float) -> bool:
+    def _learn_in_torch(self, linear: nn.Linear, Phi: Tensor, Y: Tensor, total: float) -> bool:
         root = self._state()
         root = root._replace(W=follow(linear, root.W))
         settings = self.forgetting, self._ridge, self._prior
-        learned = _square_root.learn(root, self._counters.tolist(), Phi, Y, samples, *settings)
+        learned = _square_root.learn(root, self._counters.tolist(), Phi, Y, total, *settings)
         if learned is None:
             return False
         root, counters = learned
@@ -320,10 +307,7 @@ class RLS:
 
     @torch.no_grad()
     def update_captured(self, features: Tensor, targets: Tensor) -> Tensor:
-        """`update` without a look from the host: samples that are not finite change nothing, and the flag says so.
-
-        Part of it may be left for `finish_captured`, which comes first where nobody called it in between.
-        """
+        """`update` without a look from the host: samples that are not finite change nothing, and the flag says so."""
         if self._captured is None or not self._on_device:
             raise RuntimeError("update_captured needs prepare_capture() first")
         return self._captured.update(features, targets, self.forgetting, self._ridge, self._prior)
@@ -334,25 +318,24 @@ class RLS:
         if self._captured is not None:
             self._captured.finish()
 
-    # ------------------------------------------------------------------ exact arithmetic on what was learned
+    # ------------------------------------------------------------------ exact arithmetic
 
     @torch.no_grad()
     def unlearn(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
         """Remove samples learned before, exactly, as if they had never been seen (at forgetting 1).
 
-        Refused, with nothing changed, where it would leave less curvature than the prior alone has: such
-        samples were not learned by this head.
+        Refused, with nothing changed, where it would leave less curvature than the prior alone has.
         """
         root, linear = self._state(), owned_head("RLS", self.linear)
         self._remembers_all("unlearn")
         check_rows(linear, features, targets, sample_weight)
-        Phi, Y, samples = self._rows(linear, features, targets, sample_weight)
+        Phi, Y, total = samples(linear, features, targets, sample_weight, root.T.dtype)
         if not math.isfinite(float(Phi.square().sum() + Y.square().sum())):
             raise explain_nonfinite(features, targets, linear)
         seen = float(self._counters[SAMPLES])
-        new = _exact.unlearn(root._replace(W=follow(linear, root.W)), Phi, Y, samples, seen, self._ridge)
+        new = _exact.unlearn(root._replace(W=follow(linear, root.W)), Phi, Y, total, seen, self._ridge)
         steps, _, cursor, _, _ = self._counters
-        counters = np.array([steps, max(0.0, seen - samples), cursor, 0.0, 0.0])
+        counters = np.array([steps, max(0.0, seen - total), cursor, 0.0, 0.0])
         self._take(new, counters, new.W.to(linear.weight.dtype))
 
     @torch.no_grad()
@@ -410,19 +393,8 @@ class RLS:
     def health(self) -> dict[str, float]:
         """What to look at when a run goes wrong, as numbers to log every hundred steps or so.
 
-        - `condition` of the curvature, estimated. Above 1e10 in float64, or 1e5 in float32, digits are lost: raise
-          `ridge`, or normalize the features.
-        - `smallest_eigenvalue` of the curvature. Near `ridge`: some direction was never seen, and there the ridge alone
-          decides. That is harmless, unless predictions must hold in that direction.
-        - `effective_samples`, what the head remembers. Below the number of features it cannot tell signal from noise:
-          raise `forgetting` or `ridge`.
-        - `last_step`, the norm of the weights' change in an update, on average over the last one to eight. It should
-          fall as the run goes on; if it does not, the body moves too fast: lower its learning rate. If it jumps, look
-          at those batches.
-        - `feature_drift`, how far the features of the last updates exceed those the curvature was built from: near 1
-          they are alike, far above they are new to it, far below the curvature is of larger ones. Lower `forgetting`.
-        - `dead_features`, those that never fired as far as the curvature remembers, and `silent_features`, those that
-          did not in the last updates. They cost and give nothing: lower the body's learning rate, or make it narrower.
+        `condition`, `smallest_eigenvalue`, `effective_samples`, `last_step`, `feature_drift`, `dead_features` and
+        `silent_features`: docs/how-to-choose.md tells what each means and what to do.
 
         Those of the last updates know one update in eight, and are NaN before one and inside a captured step.
         """

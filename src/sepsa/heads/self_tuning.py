@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sepsa.heads import _candidates, _health, _square_root
-from sepsa.heads._affine import commit, follow, join, rows, store
+from sepsa.heads._affine import commit, follow, join, samples, store
 from sepsa.heads._candidates import Candidates, Grid, basis_of
 from sepsa.heads._checks import (
     check_rows,
@@ -318,14 +318,9 @@ class SelfTuningRLS:
     def _learn(
         self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None, found: Lookup
     ) -> bool:
-        state, (m, p) = self._state, self._prior.shape
-        Phi = rows(linear, features, self._prior.dtype)
-        Y = targets.detach().reshape(-1, m).to(Phi.dtype)
+        state, p = self._state, self._prior.shape[1]
+        Phi, Y, total = samples(linear, features, targets, sample_weight, self._prior.dtype)
         n = len(Phi)
-        samples = float(n)
-        if sample_weight is not None:
-            omega = sample_weight.detach().reshape(-1, 1).to(Phi.dtype)
-            Phi, Y, samples = Phi * omega.sqrt(), Y * omega.sqrt(), float(omega.sum())
         X = torch.cat([Phi, Y], 1)
         moved = follow(linear, state.W[state.active]) - state.W[state.active]
         size, target_size, move = torch.stack(
@@ -348,7 +343,7 @@ class SelfTuningRLS:
             if found.held:
                 X[found.held] = 0
                 lost = len(found.held) if sample_weight is None else sample_weight.reshape(-1)[found.held].sum()
-                samples -= float(lost)
+                total -= float(lost)
             M, N = _candidates.grown(self._grid, state, self._basis, X)
             W, factor = _candidates.solve(self._grid, M, N, scale)
             if not bool(W.isfinite().all()):
@@ -361,7 +356,7 @@ class SelfTuningRLS:
                 W=W,
                 factor=factor,
                 steps=state.steps + 1,
-                samples=tuple(lam * old + samples for lam, old in zip(self._grid.lambdas, state.samples, strict=True)),
+                samples=tuple(lam * old + total for lam, old in zip(self._grid.lambdas, state.samples, strict=True)),
                 cursors=tuple((old + c) % p for old, c in zip(state.cursors, turns, strict=True)),
                 seen=len(self._seen.keys() | set(names)),
             )

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sepsa.heads import _affine
-from sepsa.heads._affine import Posterior
 from sepsa.heads._checks import (
     check_keys,
     check_labels,
@@ -34,6 +33,7 @@ from sepsa.heads._softmax_newton import (
     learned,
     probabilities_of,
 )
+from sepsa.heads.solver import Posterior
 
 _SETTINGS = ("ridge", "forgetting", "label_smoothing", "class_weight")
 

@@ -96,3 +96,16 @@ class HoldsOut(Protocol):
     ) -> None:
         """As `HeadSolver.update`; `identity` (b, ...), b a divisor of the rows, are inputs to know samples again by."""
         ...
+
+
+@runtime_checkable
+class Revertible(Protocol):
+    """A solver that can take its last updates back, for where the body could not follow them."""
+
+    def checkpoint(self) -> Any:
+        """The present state, to come back to by `rollback`. Called before every step: references, or small copies."""
+        ...
+
+    def rollback(self, checkpoint: Any) -> None:
+        """The state and the head's weights as they were at `checkpoint`."""
+        ...
