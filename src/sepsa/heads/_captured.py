@@ -115,7 +115,7 @@ class CapturedState:
         if lam == 1.0:
             andrews(self.T, Ft.T, U, C, out=self.T)
         else:
-            self.T.copy_(andrews(self.T / lam**0.5, Ft.T, U, C).where(fine, self.T))
+            self.T.copy_(andrews(self.T, Ft.T, U, C, lam**-0.5).where(fine, self.T))
         self._unfinished = None
 
 
