@@ -3,8 +3,8 @@
     python benchmarks/gpu_heads.py
 
 Writes gpu_heads.json. Needs a CUDA device. A block update of n rows takes 6np² operations in three products, in
-float64; the rate is compared with that of a plain float64 product of the same size in the same run. Peak memory counts from an
-empty device, in curvature matrices of 8p² bytes.
+float64; the rate is compared with that of a plain float64 product of the same size in the same run. Peak memory is in
+curvature matrices of 8p² bytes, the batch included.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
                 taken = seconds(call)
                 if turn > 1:
                     times[name].append(taken)
-        del contestants, factors
+        del contestants, factors, call
         share = [3 * t / s for t, s in zip(times["product"], times["forgetting 1.0"], strict=True)]
         peaks = {}
         for name, update in calls.items():

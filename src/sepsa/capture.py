@@ -21,6 +21,7 @@ from sepsa.heads import Capturable
 from sepsa.observe import Observation, Observer, observers_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+COMBINE = True  # whether kernels of several parameters become one
 WARM_UP = 3  # steps before a graph is recorded, as torch asks for
 
 
@@ -238,7 +239,7 @@ class CompiledStep:
                 tensor.copy_(torch.where(fine, tensor, value))
 
         self._forward: Any = torch.compile(forward, fullgraph=True, dynamic=False)
-        self._step: Any = torch.compile(step, dynamic=False)
+        self._step: Any = torch.compile(step, dynamic=False, options={"combo_kernels": COMBINE})
         self._before: list[Tensor] = []
 
     def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -325,12 +326,13 @@ class Rates:
 
     def __enter__(self) -> None:
         groups = self.optimizer.param_groups
-        self.before: list[dict[str, Any]] = [{key: g[key] for key in ("lr", "fused") if key in g} for g in groups]
+        changed = ("lr", "fused", "foreach")
+        self.before: list[dict[str, Any]] = [{key: g[key] for key in changed if key in g} for g in groups]
         for group, rate in zip(groups, self.rates, strict=True):
             if follows_rate(group):
                 group["lr"] = rate
-            if self.compiled and self.optimizer.state and "fused" in group:
-                group["fused"] = False  # torch's compiler fuses better than the kernel made by hand
+            if self.compiled and self.optimizer.state:  # torch's compiler fuses better than kernels made by hand
+                group.update({key: False for key in ("fused", "foreach") if key in group})
 
     def __exit__(self, *error: object) -> None:
         for group, before in zip(self.optimizer.param_groups, self.before, strict=True):

@@ -19,6 +19,7 @@ from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from sepsa.heads._affine import rows
 from sepsa.heads._checks import explain_nonfinite
@@ -202,7 +203,12 @@ def learn_block(root: Root, F: Tensor, E: Tensor, lam: float, ridge: Tensor, at:
         return block(root, F, E)
     scale, faded = lam**-0.5, lam * root.left
     f, e = ridge_rows(root, lacking(faded, ridge, at), at, prior)
-    new = block(root._replace(energy=lam * root.energy), torch.cat([F, f], 1) * scale, torch.cat([E, e]), scale)
+    r = F.shape[1] + len(at)
+    padding = -r % 16 if F.is_cuda and r > 16 else 0  # rows of zeros, because products of odd sizes are slow there
+    F = torch.cat([F, f, F.new_zeros(len(F), padding)], 1).mul_(scale)
+    new = block(
+        root._replace(energy=lam * root.energy), F, functional.pad(torch.cat([E, e]), (0, 0, 0, padding)), scale
+    )
     return new._replace(left=faded.scatter(0, at, ridge[at]), whole=False)
 
 
