@@ -256,14 +256,13 @@ class CompiledStep:
 
 def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with a code object of its own, by which torch counts how often it was compiled anew."""
-    made = FunctionType(
+    return FunctionType(
         function.__code__.replace(),
         function.__globals__,
         function.__name__,
         function.__defaults__,
         function.__closure__,
     )
-    return made
 
 
 class Recording:
