@@ -3,8 +3,8 @@
     python benchmarks/ranks.py
 
 Writes ranks.json. Two processes with the paper's CNN at batch 64 each, beside one process and beside Adam under
-DistributedDataParallel; then the exchange alone, by rows and by moments, for heads of p = 129, 1,024 and 4,096, with the
-number of rows from which moments are fewer bytes. Needs two idle cores.
+DistributedDataParallel; then the exchange alone, by rows and by moments, for heads of p = 129, 1,024 and 4,096, and the
+rows from which moments are fewer bytes. Needs two idle cores.
 """
 
 from __future__ import annotations
