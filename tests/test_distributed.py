@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import socket
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,7 @@ def run(*commands, timeout=300):
     processes = [
         subprocess.Popen(
             [sys.executable, *map(str, command)],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )
         for command in commands
     ]  # fmt: skip
@@ -38,7 +39,8 @@ def run(*commands, timeout=300):
         said = [process.communicate(timeout=timeout)[0] for process in processes]
     finally:
         for process in processes:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and what it has started
     assert all(process.returncode == 0 for process in processes), "\n".join(said)
 
 
@@ -145,19 +147,20 @@ def test_two_and_three_ranks_learn_as_one_process(tmp_path):
 
 
 def test_a_killed_rank_continues_from_the_last_checkpoint(tmp_path):
-    command = ["-m", "torch.distributed.run", "--nproc-per-node", 2, "--max-restarts", 1, "--master-port", free_port()]
-    run([*command, HERE / "elastic.py", tmp_path])
+    run(
+        [
+            "-m",
+            "torch.distributed.run",
+            *["--standalone", "--nproc-per-node", "2", "--max-restarts", "3"],
+            HERE / "elastic.py",
+            tmp_path,
+        ]
+    )
     assert (tmp_path / "resumed").read_text() == "10"
     model = one_process(RLS(forgetting=0.95), ranks.batches(elastic.STEPS))
     found = [torch.load(tmp_path / f"end-{rank}.pt") for rank in range(2)]
     check_model("restarted", found, model)
     assert [result["steps"] for result in found] == [elastic.STEPS] * 2
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
 
 
 # ---------------------------------------------------------------------- moments as rows
