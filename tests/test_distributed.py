@@ -139,6 +139,7 @@ def test_two_and_three_ranks_learn_as_one_process(tmp_path):
             check_model(case, [result[case] for result in found], model)
         check_refused([result["refused"] for result in found])
         check_alone([result["alone"] for result in found])
+        assert all("give such ranks empty batches" in result["joined"]["said"] for result in found)
         assert "head '2' is sharded over ranks, and its solver needs it whole" in found[0]["sharded"]["said"]
     assert [result["checkpoint"]["forgetting"] for result in found] == [0.95] * 3
     assert [result["checkpoint"]["steps"] for result in found] == [ranks.STEPS] * 3

@@ -59,6 +59,11 @@ def active_group(setting: Any, sharded: Any) -> Any:
     """
     if setting == "auto":
         ddp = DistributedDataParallel._active_ddp_module
+        if ddp is not None and ddp._join_config.enable:
+            raise RuntimeError(
+                "inside join() a rank that has run out of batches would miss the exchange of samples for the head: "
+                "give such ranks empty batches, model(inputs[:0]), until all have run out"
+            )
         group = sharded if ddp is None else ddp.process_group
     else:
         group = setting
