@@ -25,7 +25,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from sepsa import RLS, SepSA
-from sepsa.distributed import Rows, compress, gather, moment_rows
+from sepsa.distributed import Rows, gather, gather_moments
 from sepsa.paper.networks import cnn, initialize
 
 BATCH, OUTPUTS, ROUNDS = 64, 10, 25
@@ -85,7 +85,6 @@ def exchange(p: int, n: int, rounds: int) -> dict[str, Any]:
     """Seconds to bring the rows of all ranks to each, by both routes, and of the head's update with them."""
     torch.manual_seed(dist.get_rank())
     rows = Rows(torch.randn(n, p - 1), torch.randn(n, OUTPUTS), None)
-    small = n > moment_rows(rows)
 
     def by_rows() -> Rows:
         found, _ = gather(dist.group.WORLD, rows, None, False)
@@ -93,31 +92,29 @@ def exchange(p: int, n: int, rounds: int) -> dict[str, Any]:
         return found
 
     def by_moments() -> Rows:
-        found, _ = gather(dist.group.WORLD, compress(rows), None, False)
-        assert found is not None
-        return found
+        return gather_moments(dist.group.WORLD, rows, [n] * dist.get_world_size())
 
     def update(found: Rows) -> Callable[[], None]:
         solver = RLS().bind(nn.Linear(p - 1, OUTPUTS))
         return lambda: solver.update(found.features, found.targets, found.sample_weight)
 
-    contestants: dict[str, Callable[[], Any]] = {"rows": by_rows, "update with rows": update(by_rows())}
-    if small:
-        contestants |= {"moments": by_moments, "update with moments": update(by_moments())}
+    contestants: dict[str, Callable[[], Any]] = {
+        "rows": by_rows,
+        "update with rows": update(by_rows()),
+        "moments": by_moments,
+        "update with moments": update(by_moments()),
+    }
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, run in contestants.items():
             times[name].append(clock(run))
     median = {name: statistics.median(values) for name, values in times.items()}
-    share = {
-        route: median[route] / (median[route] + median[f"update with {route}"])
-        for route in ("rows", "moments")[: 1 + small]
-    }
+    share = {route: median[route] / (median[route] + median[f"update with {route}"]) for route in ("rows", "moments")}
     return {"seconds": {name: spread(values) for name, values in times.items()}, "share of the head's step": share}
 
 
 def predicted(p: int) -> int:
-    """Rows a rank from which moments are fewer bytes: float64 and (p + m)² of them, against float32 rows."""
+    """Rows a rank from which two ranks receive fewer bytes by moments, in float64, than by rows in float32."""
     r = p + OUTPUTS
     return -(-8 * r * r // (4 * (r - 1)))
 
@@ -138,7 +135,7 @@ def crossing(cases: dict[int, Any]) -> int | None:
     """The fewest rows measured with which exchange and update took less by moments."""
     for n, case in cases.items():
         s = {name: value["median"] for name, value in case["seconds"].items()}
-        if "moments" in s and s["moments"] + s["update with moments"] < s["rows"] + s["update with rows"]:
+        if s["moments"] + s["update with moments"] < s["rows"] + s["update with rows"]:
             return n
     return None
 
