@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sepsa.distributed import has_ranks, is_initialized
 from sepsa.heads import Capturable
 from sepsa.observe import Observation, Observer, observers_of
 
@@ -69,6 +70,11 @@ def capture(
         raise ValueError(
             f"solver {type(observer.solver).__name__} decides on the host and cannot be captured: "
             "use RLS or SoftmaxNewton, or optimizer.learn without a graph"
+        )
+    if observer is not None and observer.process_group is not None and is_initialized() and has_ranks("auto"):
+        raise ValueError(
+            "a captured step exchanges no samples between ranks, so each would learn a head of its own: use "
+            "optimizer.observe, or say by SepSA(..., process_group=None) that it is meant so"
         )
     return GraphStep(model, optimizer, inputs, targets, loss_fn, observer, compile)
 
