@@ -323,7 +323,7 @@ class _Stream(Saves, base.Estimator):
             means, leverage = self._learner.predict_with_leverage(in_columns(names, X, self._features))
             mean, std = means[0], np.sqrt(self._learner.noise_variance() * (1 + leverage[0]))
         return [
-            proba.Gaussian._from_state(n=1, m=float(m), var=float(s) ** 2, ddof=0)
+            proba.Gaussian._from_state(n=1, m=float(m), var=float(s) ** 2, ddof=0)  # type: ignore[no-untyped-call]
             for m, s in zip(mean, std, strict=True)
         ]
 

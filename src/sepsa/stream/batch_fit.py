@@ -1,13 +1,14 @@
 """Training on a table: several passes in mini-batches, by a committee of learners that each leave out a fold of rows.
 
-The rows are cut into K folds, and learner k is trained without fold k, so that every row has a prediction by a learner
-that has never seen it. These predictions decide how many passes are made and how wide intervals are, and all K learners
-are kept: the mean of their predictions errs less than any one of them, and no training is spent on the choice alone.
+The rows are cut into ten folds, and learner k is trained without fold k, so that the rows of the fold have a prediction
+by a learner that has never seen them. These predictions decide how many passes are made and how wide intervals are, and
+the learners are kept: the mean of their predictions errs less than any one of them, and no training is spent on the
+choice alone. Where rows are many, three learners do, each without its tenth.
 
 A pass takes the rows in random order, in mini-batches; over T passes the body's rate falls as cos from `rate` to zero
 and the head forgets by `forgetting` per mini-batch, because its curvature is that of features which have moved since.
 T is tried in factors of four, each time from the start, as a rate that has fallen cannot be continued; the trials end
-with the first that does not lower the error on rows left out.
+with the first that raises the squared error on rows left out.
 
 The variance of a target about the committee's mean is σ² (1 + c φᵀBφ), with φᵀBφ of the head's curvature. σ² and c are
 those under which the errors on rows left out are most likely as normal errors.
@@ -28,13 +29,15 @@ from sepsa.stream.engine import Floats
 from sepsa.stream.learner import Learner, moments, reciprocal
 
 FOLDS = 10
-FEWER_FOLDS = 5  # from MANY_ROWS on, where a fifth of the rows is hardly missed
-MANY_ROWS = 2500
-VISITS = 800_000  # of rows, over all learners and passes: some seconds
+MEMBERS = (3, 10)  # as many as ROWS_OF_MEMBERS allows: where rows are many, each needs its passes
+ROWS_OF_MEMBERS = 15_000
+VISITS = 1_200_000  # of rows, over all learners and passes: some seconds
+TOLERANCE = 1.02  # of a longer trial's squared error: what makes it worse for one learner is averaged out in several
 ENOUGH = 250  # rows left out tell σ to 4 %, where the folds are of no other use
 TRIALS = (64, 16, 4, 1)  # the most passes divided by this
-INFLATIONS: Floats = 2.0 ** np.arange(0, 13)
+INFLATIONS: Floats = 2.0 ** np.arange(17)
 
+FORGET_EVERY = 8  # mini-batches, by λ⁸ at once: each time the ridge is restored, at the price of a mini-batch or two
 RATE = 0.01
 FORGETTING = 0.98
 BATCHES = (8, 32)
@@ -148,12 +151,12 @@ def fit(
         learner = train(new_learner, X, Y, weight, schedule._replace(passes=1), rng)
         learner.set_effective_samples(float(weight.sum()), learner.noise_variance())
         return Fit(Committee([learner]), 1, np.empty(0, np.intp), np.empty((0, Y.shape[1])))
-    folds = np.array_split(rng.permutation(n), min(n, FEWER_FOLDS if n >= MANY_ROWS else FOLDS))
+    folds = np.array_split(rng.permutation(n), min(n, FOLDS))
     share = float(weight.sum()) * (1.0 if together else 1 - 1 / len(folds))
-    if together:
-        folds = folds[: math.ceil(ENOUGH / len(folds[-1]))]
+    few, many = MEMBERS
+    folds = folds[: math.ceil(ENOUGH / len(folds[-1])) if together else max(few, min(many, ROWS_OF_MEMBERS // n))]
     rows = np.concatenate(folds)
-    best: tuple[Any, ...] | None = None
+    lowest, best = np.inf, None
     most = min(schedule.passes, math.ceil(schedule.visits / (n * (len(folds) + together) * sum(1 / t for t in TRIALS))))
     for passes in sorted({math.ceil(most / t) for t in TRIALS}) if early_stopping else [schedule.passes]:
         try:
@@ -171,11 +174,11 @@ def fit(
         means, leverages = (np.concatenate(part) for part in zip(*told, strict=True))
         gain = reciprocal(moments(Y, weight)[1]) if members[0].regression else np.ones(Y.shape[1])
         error = np.average((Y[rows] - means) ** 2 @ gain, weights=weight[rows])
-        if best is not None and not error < best[0]:
+        if not error < TOLERANCE * lowest:
             break
-        best = error, passes, members, means, leverages
+        lowest, best = min(error, lowest), (passes, members, means, leverages)
     assert best is not None
-    _, passes, members, means, leverages = best
+    passes, members, means, leverages = best
     if together:
         members = [train(new_learner, X, Y, weight, schedule._replace(passes=passes), rng)]
     # `set_effective_samples` makes one pass of many, and B larger by as much.
@@ -206,9 +209,13 @@ def train(
     batch = batch_of(len(X)) if schedule.batch is None else schedule.batch
     for done in range(schedule.passes):
         rate = schedule.rate * 0.5 * (1 + math.cos(math.pi * done / schedule.passes))
-        learner.engine.set_schedule(rate, schedule.forgetting, batch)
         order = rng.permutation(len(X))
-        learner.learn(X[order], Y[order], weight[order])
+        for at in range(0, len(X), batch * FORGET_EVERY):
+            some = order[at : at + batch * FORGET_EVERY]
+            for part, factor in ((some[:batch], schedule.forgetting ** -(-len(some) // batch)), (some[batch:], 1.0)):
+                if part.size:
+                    learner.engine.set_schedule(rate, factor, batch)
+                    learner.learn(X[part], Y[part], weight[part])
     learner.engine.set_schedule(*after)
     return learner
 

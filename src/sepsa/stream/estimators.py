@@ -90,7 +90,8 @@ class _SepSA(Saves, BaseEstimator):  # type: ignore[misc]
     def _new_learner(self, inputs: int, outputs: int, seed: int, table: bool = False) -> Learner:
         """A learner of these options, which are checked here under their own names; `table` for one that `fit` trains.
 
-        Rate, forgetting and batch are those of the stream, by which a learner that was fitted goes on.
+        Rate, forgetting and batch are those by which it goes on after that: single rows would shake a fitted body at
+        the rate by which a new one learns.
         """
         sizes, rate, forgetting, ridge = self.hidden_layer_sizes, self.learning_rate, self.forgetting, self.ridge
         one_of("loss", self.loss, {"huber": None, "squared": None})
@@ -101,7 +102,9 @@ class _SepSA(Saves, BaseEstimator):  # type: ignore[misc]
         fixed = table or self.module is not None  # one head, plain least squares
         options: dict[str, Any] = {
             "optimizer": one_of("optimizer", self.optimizer, OPTIMIZERS),
-            "lr": (1e-3 if fixed else 3e-3) if rate == "auto" else in_range("learning_rate", rate, 0.0, np.inf),
+            "lr": (1e-4 if table else 1e-3 if fixed else 3e-3)
+            if rate == "auto"
+            else in_range("learning_rate", rate, 0.0, np.inf),
             "weight_decay": not_negative("weight_decay", self.weight_decay),
             "ridge": 10.0 if fixed and ridge == "auto" else ridge,
             "forgetting": 1.0 if fixed and forgetting == "auto" else forgetting,

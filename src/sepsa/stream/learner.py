@@ -191,11 +191,13 @@ class Learner:
         there = ~np.isnan(X)
         if self.missing == "mean" or there.all():
             return np.zeros(X.shape[1], bool)
-        some = ~there.all(0) & there.any(0)
+        some: NDArray[np.bool_] = ~there.all(0) & there.any(0)
         if self.missing == "zero":
             return some
         share = there.mean(0)
-        return some & np.array([is_indicator(X[there[:, j], j], share[j]) for j in range(X.shape[1])])
+        for j in np.flatnonzero(some):
+            some[j] = is_indicator(X[there[:, j], j], share[j])
+        return some
 
     def noise_variance(self) -> Floats:
         """The variance (outputs,) of targets about predictions, from the errors made before learning."""
@@ -205,23 +207,19 @@ class Learner:
         """Let what the head knows stand for so many samples, and their errors for this noise variance (outputs,)."""
         self.engine.set_effective_samples(samples, noise)
 
-    def learn_row(self, x: Sequence[float], y: Sequence[float], weight: float = 1.0) -> list[float]:
-        """`learn` for one row with nothing missing and a positive weight, at the price of the kernel.
-
-        Returns the prediction made before, measured from `offset`.
-        """
+    def learn_row(self, x: Sequence[float], y: Sequence[float], weight: float = 1.0) -> None:
+        """`learn` for one row of a positive weight, at the price of the kernel."""
         if self.rows < WARM_UP:
-            rows = np.array([x], np.float64), np.array([y], np.float64), np.array([weight], np.float64)
-            return list((self.learn(*rows) - self.offset)[0].tolist())
+            self.learn(np.array([x], np.float64), np.array([y], np.float64), np.array([weight], np.float64))
+            return
         buffers = self._buffers
         row = buffers.pop() if buffers else RowBuffer(self.engine)
         row.write(row.values, 0, *x, *map(sub, y, self.offset.tolist()), weight)
         self.engine.learn_row(row)
         buffers.append(row)
-        return list(row.out.ravel().tolist())
 
     def predict_row(self, x: Sequence[float]) -> list[float]:
-        """`predict` for one row with nothing missing, at the price of the kernel; many threads may at once."""
+        """`predict` for one row, at the price of the kernel; many threads may at once."""
         buffers = self._buffers
         try:
             row = buffers.pop()
