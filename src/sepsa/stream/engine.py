@@ -77,8 +77,8 @@ class Engine:
     step; `learn` returns the prediction made before each update.
 
     `loss="huber"` bounds what a row can do, whatever it holds: a target's error counts as if it were no larger than
-    4.5 times the median one, an input lies at most 16 times as far out as it does as a rule, a weight is at most ten
-    typical ones, and predictions go at most half the range of plausible targets beyond it. `outliers` counts the rows
+    4.5 times the median one, an input lies at most 16 times as far out as it does as a rule, a weight beyond ten
+    usual ones is taken for a usual one, and predictions go at most half the range of plausible targets beyond it. `outliers` counts the rows
     of which something was beyond that. `ridge="auto"` and `forgetting="auto"` let several heads share the body
     (`candidate_heads`): predictions are their mixture, weighted by their recent errors; `chosen` tells which leads.
     `classes` says that targets are indicators, which are bounded, and keeps the log-losses by which scores become
@@ -317,7 +317,7 @@ class Engine:
         self._view("RANGE").reshape(-1, 2)[:] = np.stack([low, high], 1)
 
     def set_typical_weight(self, weight: float) -> None:
-        """Let samples weigh so much as a rule; more than ten times that is taken for that."""
+        """Let samples weigh so much as a rule; what weighs more than ten times that is not believed."""
         self._view("COUNTS")[kernels.C_WEIGHT] = weight
 
     def calibration_losses(self) -> Floats:

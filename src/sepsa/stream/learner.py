@@ -23,7 +23,7 @@ from sepsa.stream import _state
 from sepsa.stream.engine import Engine, Floats, RowBuffer, one_of
 
 WARM_UP = 256
-HUGE = 1e150  # so that squares stay finite
+HUGE = 1e100  # so that squares, and their weighted sums, stay finite
 
 
 class Learner:
@@ -158,7 +158,9 @@ class Learner:
         """Mean and deviation of each input, variance of each target, over these rows; of a robust learner, over what
         is plausible in them, and with the range and quantiles by which it tells what is."""
         if self.robust:
-            X, Y, weight = trimmed(X), trimmed(Y) if self.regression else Y, np.minimum(weight, 10 * np.median(weight))
+            X, Y = trimmed(X), trimmed(Y) if self.regression else Y
+            usual = np.median(np.minimum(weight, HUGE))
+            weight = np.where(weight > 10 * usual, usual, np.maximum(weight, 0.1 * usual))
         mean, variance = moments(X, weight)
         sparse = self.zero_if_missing(X)
         mean, variance = np.where(sparse, 0.0, mean), np.where(sparse, mean**2 + variance, variance)
@@ -168,7 +170,7 @@ class Learner:
             self.engine.set_output_weights(reciprocal(moments(Y, weight)[1]))
         if self.robust:
             self.offset = moments(Y, weight)[0] if self.regression else self.offset
-            self.engine.set_typical_inputs(quantiles_of_sizes((X - mean) * scale, [0.5])[:, 0])
+            self.engine.set_typical_inputs(np.minimum(quantiles_of_sizes((X - mean) * scale, [0.5])[:, 0], 4.0))
             self.engine.set_typical_weight(float(weight.mean()))
             if self.regression:
                 off = Y - self.offset
