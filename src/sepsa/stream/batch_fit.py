@@ -35,7 +35,7 @@ VISITS = 1_200_000  # of rows, over all learners and passes: some seconds
 TOLERANCE = 1.02  # of a longer trial's squared error: what makes it worse for one learner is averaged out in several
 ENOUGH = 250  # rows left out tell σ to 4 %, where the folds are of no other use
 TRIALS = (64, 16, 4, 1)  # the most passes divided by this
-INFLATIONS: Floats = 2.0 ** np.arange(17)
+INFLATIONS = [2.0**k for k in range(17)]
 
 FORGET_EVERY = 8  # mini-batches, by λ⁸ at once: each time the ridge is restored, at the price of a mini-batch or two
 RATE = 0.01
@@ -229,6 +229,6 @@ def likeliest(errors: Floats, leverage: Floats, weight: Floats) -> tuple[Floats,
         seen = noise[noise > 0]
         loss = float(len(seen) * np.average(np.log(growth), weights=weight) + np.log(seen).sum())
         if found is None or loss < found[0]:
-            found = loss, noise, float(inflation)
+            found = loss, noise, inflation
     assert found is not None
     return found[1], found[2]
