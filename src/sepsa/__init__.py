@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sepsa.features import FourierFeatures
 from sepsa.heads import RLS, HeadSolver, NotFinite, OnlineLBFGS, SoftmaxNewton
 from sepsa.optimizer import SepSA
 from sepsa.storm import STORM
 
 __version__ = "0.1.0"
-__all__ = ["RLS", "STORM", "HeadSolver", "NotFinite", "OnlineLBFGS", "SepSA", "SoftmaxNewton", "__version__"]
+__all__ = ["RLS", "STORM", "FourierFeatures", "HeadSolver", "NotFinite", "OnlineLBFGS", "SepSA", "SoftmaxNewton", "__version__"]
 
 if TYPE_CHECKING:
     from sepsa.checkpoint import load as load

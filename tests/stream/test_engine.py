@@ -21,14 +21,20 @@ from sepsa.stream import kernels
 from sepsa.stream.engine import ACTIVATIONS, OPTIMIZERS, Engine
 from sepsa.stream.learner import WARM_UP, Learner
 
-MODULES = {"identity": nn.Identity, "relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "gelu": nn.GELU}
+MODULES = {"fourier": lambda: Cosine(), "identity": nn.Identity, "relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "gelu": nn.GELU}
 BASES = {
     "sgd": (torch.optim.SGD, {}),
     "momentum": (torch.optim.SGD, {"momentum": 0.9}),
     "nag": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
     "rmsprop": (torch.optim.RMSprop, {}),
     "adam": (torch.optim.Adam, {}),
+    "auto": (torch.optim.Adam, {"betas": (0.0, 0.999)}),
 }
+
+
+class Cosine(nn.Module):
+    def forward(self, x):
+        return 2**0.5 * torch.cos(x)
 
 
 def stream(n, d=5, m=2, seed=0):

@@ -37,18 +37,36 @@ OPTIMIZERS: dict[str, tuple[int, dict[str, float]]] = {
     "nag": (kernels.SGD, {"momentum": 0.9, "nesterov": 1.0}),
     "rmsprop": (kernels.RMSPROP, {"momentum": 0.0, "beta2": 0.99, "eps": 1e-8}),
     "adam": (kernels.ADAM, {"momentum": 0.9, "beta2": 0.999, "eps": 1e-8}),
+    # Adam without momentum: a gradient is taken at a head that has moved since the last one.
+    "auto": (kernels.ADAM, {"momentum": 0.0, "beta2": 0.999, "eps": 1e-8}),
 }
 
 _BODY_PARTS = ("THETA", "FIRST", "SECOND")  # in the body's dtype
 _POSITIVE = ("D", "RIDGE")
 _NOT_NEGATIVE = ("SECOND", "ENERGY", "SCALE", "TYPICAL", "GAIN", "ERROR", "NUMBERS", "COUNTS")
-# What a head that tunes itself chooses from: how much it forgets, which features it sees, its ridge.
-CANDIDATES: tuple[tuple[str, float, float], ...] = (
-    ("both", 10.0, 1.0),
-    ("both", 10.0, 0.99),
-    ("inputs", 10.0, 1.0),
-    ("inputs", 10.0, 0.99),
-)
+DISCOUNT = 0.99  # of the losses by which heads are weighted: about a hundred rows tell
+POWER = 0.5  # of the likelihood in a head's weight: below 1 because errors of neighbouring rows are alike
+BANDWIDTH = 1.4  # of Fourier features: how fast they turn over standardized inputs
+RIDGES = (10.0, 1.0, 100.0)  # to choose from
+FORGETTINGS = (1.0, 0.999, 0.99)
+
+
+def candidate_heads(
+    ridge: float | str, forgetting: float | str, hidden: Sequence[int], skip: bool
+) -> list[tuple[str, float, float]]:
+    """The heads among which a learner chooses by their errors: what each sees, its ridge and its forgetting.
+
+    Where `forgetting` is "auto", a head that forgets is small: it remembers few rows and can learn few weights of them.
+    """
+    whole = "both" if skip or not hidden else "hidden"
+    ridges = RIDGES if ridge == "auto" else (in_range("ridge", ridge, 0.0, math.inf),)  # type: ignore[arg-type]
+    if forgetting != "auto":
+        keeps = in_range("forgetting", forgetting, 0.0, 1.0)  # type: ignore[arg-type]
+        return [(whole, strength, keeps) for strength in ridges]
+    heads = [(whole, strength, 1.0) for strength in ridges]
+    if hidden and skip:
+        return [*heads, ("inputs", ridges[0], 1.0), ("inputs", ridges[0], 0.99)]
+    return [*heads, *((whole, ridges[0], keeps) for keeps in FORGETTINGS[1:])]
 
 
 class Engine:
@@ -57,6 +75,14 @@ class Engine:
     Choose it where samples come one at a time and the network is small; behind it stand `SepSARegressor` and
     `SepSAClassifier`. It equals `SepSA` with `RLS(ridge=..., forgetting=...)` on the same network in float64, step by
     step; `learn` returns the prediction made before each update.
+
+    `loss="huber"` bounds what a row can do, whatever it holds: a target's error counts as if it were no larger than
+    4.5 times the median one, an input lies at most 16 times as far out as it does as a rule, a weight is at most ten
+    typical ones, and predictions go at most half the range of plausible targets beyond it. `outliers` counts the rows
+    of which something was beyond that. `ridge="auto"` and `forgetting="auto"` let several heads share the body
+    (`candidate_heads`): predictions are their mixture, weighted by their recent errors; `chosen` tells which leads.
+    `classes` says that targets are indicators, which are bounded, and keeps the log-losses by which scores become
+    probabilities (`sepsa.stream.calibration`).
 
     `skip` lets the head see the inputs beside the last layer. With `standardize` the network sees (x - mean) · scale
     (`set_scaling`), and each output's squared error counts in the body's loss with its own weight
@@ -74,13 +100,10 @@ class Engine:
         optimizer: str = "adam",
         lr: float = 1e-3,
         weight_decay: float = 0.0,
-        ridge: float = 1.0,
-        forgetting: float = 1.0,
-        heads: Sequence[tuple[str, float, float]] | None = None,
+        ridge: float | str = 1.0,
+        forgetting: float | str = 1.0,
         loss: str = "squared",
         classes: bool = False,
-        discount: float = 0.99,
-        power: float = 1.0,
         batch: int = 1,
         skip: bool = False,
         standardize: bool = False,
@@ -91,11 +114,7 @@ class Engine:
         if dtype not in (np.float32, np.float64):
             raise ValueError(f"dtype must be numpy.float32 or numpy.float64, got {dtype!r}")
         self._dtype_of_body = np.empty(0, dtype)  # tells the kernels, which read a dtype off an array
-        heads = heads or [("both" if skip or not hidden else "hidden", ridge, forgetting)]
-        self._heads: list[list[Any]] = [
-            [subset, in_range("ridge", strength, 0.0, math.inf), in_range("forgetting", keeps, 0.0, 1.0)]
-            for subset, strength, keeps in heads
-        ]
+        self._heads: list[list[Any]] = [list(head) for head in candidate_heads(ridge, forgetting, hidden, skip)]
         subsets = tuple(subset for subset, _, _ in self._heads)
         self._layout = Layout(inputs, outputs, tuple(hidden), subsets, self._dtype_of_body.itemsize)
         self._rng = np.random.default_rng(seed)
@@ -112,9 +131,9 @@ class Engine:
                 options.get("beta2", 0.0),
                 options.get("eps", 0.0),
                 options.get("nesterov", 0.0),
-                in_range("discount", discount, 0.0, 1.0),
-                in_range("power", power, 0.0, math.inf),
-                max(keeps for _, _, keeps in heads),
+                DISCOUNT,
+                POWER,
+                max(keeps for _, _, keeps in self._heads),
             ]
         )
         L = self._layout.numbers
@@ -150,15 +169,7 @@ class Engine:
     def _start_weights(self, shape: int | tuple[int, ...], inputs: int) -> Floats:
         """Random weights of units that see so many inputs: normal for Fourier features, else Kaiming's uniform law."""
         if self._fourier:
-            b = __import__("os").environ.get("BW","1")
-            w = self._rng.normal(0.0, math.sqrt(1 / inputs), shape)
-            if b == "m" and isinstance(shape, tuple):
-                w *= np.geomspace(0.4, 2.5, shape[0])[self._rng.permutation(shape[0])][:, None]
-            elif b == "n" and isinstance(shape, tuple):
-                w *= np.geomspace(0.6, 2.4, shape[0])[self._rng.permutation(shape[0])][:, None]
-            else:
-                w *= float(b) if b not in "mn" else 1.0
-            return w
+            return self._rng.normal(0.0, BANDWIDTH * math.sqrt(1 / inputs), shape)
         bound = math.sqrt(6 / inputs)
         return self._rng.uniform(-bound, bound, shape)
 
@@ -240,7 +251,7 @@ class Engine:
         """Let the network see (x - mean) · scale, from input `first` on; a scale of zero waits for a value."""
         self._view("MEAN")[first:], self._view("SCALE")[first:] = mean, scale
 
-    def set_typical_inputs(self, distances: Floats, first: int = 0) -> None:
+    def set_typical_inputs(self, distances: Floats | float, first: int = 0) -> None:
         """Let standardized inputs lie so far from zero as a rule; 16 times as far is as far as the network sees."""
         self._view("TYPICAL")[first:] = distances
 

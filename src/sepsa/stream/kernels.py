@@ -419,11 +419,11 @@ def scale_constant_inputs(mean, scale, gain, x, y):
         if scale[j] == 0.0:
             off = abs(x[j] - mean[j])
             if off > _ROUNDING * abs(x[j]):
-                scale[j] = 1.0 / min(off, _HUGE)
+                scale[j] = 1.0 / min(max(off, 1.0 / _HUGE), _HUGE)
                 rescaled = True
     for k in range(y.size):
         if gain[k] == 0.0 and y[k] != 0.0:
-            gain[k] = 1.0 / (y[k] * y[k])
+            gain[k] = 1.0 / min(max(y[k] * y[k], 1.0 / _HUGE), _HUGE)
     return rescaled
 
 
@@ -464,27 +464,38 @@ def plausible_error(error, k):
 
 @_inner
 def huber_weight(e, error):
-    """min(1, limit/|e|), the least over the outputs."""
+    """min(1, limit/|e|), the least over the outputs: the error counts as if it were the limit.
+
+    Beyond four times the limit it counts less and less, by 4 limit/|e|: it tells nothing.
+    """
     weight = 1.0
     for k in range(e.size):
         size, limit = abs(e[k]), plausible_error(error, k)
         if size > limit:
-            weight = min(weight, limit / size)
+            ratio = limit / size
+            weight = min(weight, ratio * min(1.0, 4.0 * ratio))
     return weight
 
 
 @_inner
 def follow_inputs(x, mean, scale, typical, typical_run):
-    """Take a row into the typical distance of each input from its centre; how many lie implausibly far."""
-    far = 0
+    """Take a row into the typical distance of each input from its centre; the weight that the row deserves by them.
+
+    That is 1, or (bound/distance)² for the input that lies farthest beyond where the network sees it.
+    """
+    weight = 1.0
     for j in range(x.size):
         if scale[j] > 0.0 and x[j] == x[j]:
             z = abs(x[j] - mean[j]) * scale[j]
             if z > 0.0:
-                if z > max(6.0, _FAR * typical[j]):
-                    far += 1
-                typical[j], typical_run[j] = follow_quantile(z, typical[j], typical_run[j], 0.5, _STEP)
-    return far
+                bound = max(6.0, _FAR * typical[j])
+                if z > bound:
+                    weight = min(weight, (bound / z) ** 2)
+                if typical[j] == 0.0:
+                    typical[j] = min(z, 4.0)
+                else:
+                    typical[j], typical_run[j] = follow_quantile(z, typical[j], typical_run[j], 0.5, _STEP)
+    return weight
 
 
 @_inner
@@ -686,12 +697,8 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
     stride = P + hidden + 1
     unit, b = workspace[:P], workspace[P : 2 * P]
     at = 2 * P
-    e, target, probabilities = (
-        workspace[at : at + m],
-        workspace[at + m : at + 2 * m],
-        workspace[at + 2 * m : at + 3 * m],
-    )
-    at += 3 * m
+    e, probabilities = workspace[at : at + m], workspace[at + m : at + 2 * m]
+    at += 2 * m
     phis = workspace[at : at + batch * stride].reshape(batch, stride)
     at += batch * stride
     answers = workspace[at : at + batch * heads * m]
@@ -748,6 +755,8 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
                 for i in range(size):
                     heaviest = _HEAVY * counts[C_WEIGHT] if counts[C_WEIGHT] > 0.0 else weights[at + i]
                     omegas[i] = min(weights[at + i], heaviest)
+                    if omegas[i] > 0.0:
+                        omegas[i] *= follow_inputs(X[at + i], mean, scale, typical, typical_run)
                     total += omegas[i]
             counts[C_STEPS] += 1.0
             # The losses of heads, and their weights, by what they said before.
@@ -763,7 +772,7 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
                         for k in range(m):
                             off = abs(answers[(i * heads + h) * m + k] - Y[at + i, k])
                             if robust:
-                                off = min(off, 10.0 * plausible_error(error, k), _HUGE)
+                                off = min(off, 2.0 * plausible_error(error, k), _HUGE)
                             loss += gain[k] * off * off
                         S[L[head_at(L, h) + 3] + H_LOSS] += share * loss
                 weigh_heads(S, L, opt[O_POWER], counts[C_EVIDENCE], counts)
@@ -836,9 +845,7 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
                             label = k
                     calibrate(calibration, out[at + i], label, omegas[i], opt[O_CALIBRATION], probabilities)
                 if robust and weights[at + i] > 0.0:
-                    far = follow_inputs(X[at + i], mean, scale, typical, typical_run)
-                    if weights[at + i] > omegas[i]:
-                        far += 1
+                    far = 1 if weights[at + i] > omegas[i] else 0
                     widen = math.sqrt(1.0 + leverage)
                     for k in range(0 if L[L_CLASSES] else m):  # indicators are bounded: error stays 0, without limit
                         off = min(max(Y[at + i, k], -_HUGE), _HUGE) - out[at + i, k]
@@ -852,7 +859,7 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
                         for t in range(3):
                             tau = (0.5, 0.8, 0.9)[t]
                             shown = abs(off) / widen if t == 2 else abs(off)
-                            step = 2.0 * _STEP if t == 2 else _STEP
+                            step = 4.0 * _STEP if t == 2 else _STEP
                             error[k, t], error_run[k, t] = follow_quantile(
                                 shown, error[k, t], error_run[k, t], tau, step
                             )
@@ -865,14 +872,14 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
             if robust:
                 for j in range(d):
                     if typical[j] > 8.0 or 0.0 < typical[j] < 1.0 / 64.0:
-                        rescale_input(S, L, j, typical[j] / 0.7)
+                        rescale_input(S, L, j, min(max(typical[j] / 0.7, 1e-3), 1e3))
         at += size
     return n
 
 
 @_kernel
 def predict(S, L, body_dtype, X, out, leverage, workspace):
-    """out (n, m): the mixture of the heads' Wφ for each row, and, where leverage (n,) is not empty, φᵀBφ of the best."""
+    """out (n, m): the mixture of the heads' Wφ for each row; leverage (n,), where not empty: φᵀBφ of the leading head."""
     d, P, m, width, heads, robust = L[L_INPUTS], L[L_FEATURES], L[L_OUTPUTS], L[L_ACTIVATIONS], L[L_HEADS], L[L_ROBUST]
     sizes = L[L_SIZES : L_SIZES + L[L_DEPTH]]
     hidden = sizes[sizes.size - 1] if sizes.size else 0
