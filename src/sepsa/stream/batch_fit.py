@@ -188,6 +188,13 @@ def fit(
     return Fit(Committee(members, inflation), passes, rows, means)
 
 
+def affordable_visits(features: int | None) -> int:
+    """How many visits of rows a head of so many features can have at the price of `VISITS`; None: a torch body."""
+    if features is None:
+        return VISITS // 100  # as a step in PyTorch costs a hundred times the engine's
+    return int(VISITS * min(1.0, (64 / features) ** 2))  # the curvature is p², and next to it all else is little
+
+
 def batch_of(rows: int) -> int:
     """A power of two near a thirty-second of the rows: few rows need many steps in a pass."""
     least, most = BATCHES
