@@ -51,6 +51,7 @@ Frame = Any  # a frame or series of any library that River takes: pandas, polars
 Series = Any
 Names = dict[Hashable, int]  # each with its place
 ROWS_FOR_SCALE = 32
+SHARED = "sepsa: hashed "  # how the names of inputs begin that features beyond the limit share
 PLACEHOLDER = "sepsa: always missing"  # the one feature of a stream whose first sample has none
 
 
@@ -60,12 +61,6 @@ class NewFeature(NamedTuple):
     row: int
     name: Hashable
     values: list[float]
-
-
-class Bucket(tuple[str, int]):
-    """The name of an input that hashed features share."""
-
-    __slots__ = ()
 
 
 class _Stream(Saves, base.Estimator):
@@ -257,7 +252,7 @@ class _Stream(Saves, base.Estimator):
                 continue
             values = pending.pop(name, [])
             indicator = self.missing == "auto" and not values and X[rows[0], j] == 1.0
-            needed = 1 if indicator or isinstance(name, Bucket) else wait
+            needed = 1 if indicator or is_shared(name) else wait
             wanted = needed - len(values)
             values = values + X[rows[:wanted], j].tolist()
             if len(values) == needed:
@@ -269,8 +264,8 @@ class _Stream(Saves, base.Estimator):
         return sorted(new, key=lambda feature: (feature.row, repr(feature.name))), pending
 
     def _hashed(self, names: Sequence[Hashable], X: Floats) -> tuple[Sequence[Hashable], Floats]:
-        """Names and columns with those features in buckets that find no place of their own."""
-        known = len(self._features) - sum(isinstance(name, Bucket) for name in self._features)
+        """Names and columns, with those features in shared inputs that find none of their own."""
+        known = sum(not is_shared(name) for name in self._features)
         new = [
             (int(there.argmax()), repr(name), j)
             for j, name in enumerate(names)
@@ -279,7 +274,7 @@ class _Stream(Saves, base.Estimator):
         over = {j for _, _, j in sorted(new)[max(0, self.max_features - known) :]}
         if not over:
             return names, X
-        if not any(isinstance(name, Bucket) for name in self._features):
+        if not self._shares_inputs:
             warnings.warn(
                 f"more than {self.max_features} features: further ones are hashed into {self.max_features} inputs that "
                 "they share; set max_features higher for inputs of their own, at a price that grows as its square",
@@ -288,9 +283,9 @@ class _Stream(Saves, base.Estimator):
             )
         columns: dict[Hashable, Floats] = {name: X[:, j] for j, name in enumerate(names) if j not in over}
         for j in sorted(over):
-            bucket, sign = bucket_of(names[j], self.max_features)
-            both = np.stack([columns.get(bucket, np.full(len(X), np.nan)), sign * X[:, j]])
-            columns[bucket] = np.where(np.isnan(both).all(0), np.nan, np.nansum(both, 0))
+            shared, sign = shared_input(names[j], self.max_features)
+            both = np.stack([columns.get(shared, np.full(len(X), np.nan)), sign * X[:, j]])
+            columns[shared] = np.where(np.isnan(both).all(0), np.nan, np.nansum(both, 0))
         return list(columns), np.stack(list(columns.values()), 1)
 
     def _learn_table(self, X: Frame, targets: Sequence[Any], w: float | Series) -> None:
@@ -311,7 +306,7 @@ class _Stream(Saves, base.Estimator):
     def _predict(self, names: Sequence[Hashable], X: Floats) -> Floats | None:
         if self._learner is None:
             return None
-        if self._has_buckets:
+        if self._shares_inputs:
             names, X = self._hashed(names, X)
         return self._learner.predict(in_columns(names, X, self._features))
 
@@ -319,17 +314,17 @@ class _Stream(Saves, base.Estimator):
         """A normal law for each output; of mean 0 and no deviation before anything is learned."""
         mean, std = np.zeros(outputs), np.zeros(outputs)
         if self._learner is not None:
-            names, X = self._hashed(*read_row(x)) if self._has_buckets else read_row(x)
+            names, X = self._hashed(*read_row(x)) if self._shares_inputs else read_row(x)
             means, leverage = self._learner.predict_with_leverage(in_columns(names, X, self._features))
             mean, std = means[0], np.sqrt(self._learner.noise_variance() * (1 + leverage[0]))
         return [
-            proba.Gaussian._from_state(n=1, m=float(m), var=float(s) ** 2, ddof=0)
+            proba.Gaussian._from_state(n=1, m=float(m), var=float(s) ** 2, ddof=0)  # type: ignore[no-untyped-call]
             for m, s in zip(mean, std, strict=True)
         ]
 
     @property
-    def _has_buckets(self) -> bool:
-        return any(isinstance(name, Bucket) for name in self._features)
+    def _shares_inputs(self) -> bool:
+        return any(map(is_shared, self._features))
 
     def _output_frame(self, values: Floats | None, X: Frame) -> Frame:
         """values (n, outputs) under the outputs' names, a frame like X; without a column where nothing was learned."""
@@ -495,7 +490,7 @@ def grow(learner: Learner, new: list[NewFeature], inputs: int, outputs: int) -> 
 def scale_of(feature: NewFeature, learner: Learner) -> tuple[float, float, float]:
     """Mean, scale and typical distance of a feature that enters with these values."""
     values = np.array(feature.values)
-    sparse = isinstance(feature.name, Bucket) or learner.missing == "zero"
+    sparse = is_shared(feature.name) or learner.missing == "zero"
     if sparse or (learner.warm and learner.missing == "auto" and is_indicator(values, 1.0)):
         size = float(np.sqrt(np.mean(np.clip(values, -HUGE, HUGE) ** 2)))
         return 0.0, 1 / size if size > 0 else 0.0, 1.0
@@ -503,10 +498,14 @@ def scale_of(feature: NewFeature, learner: Learner) -> tuple[float, float, float
     return float(mean[0]), float(reciprocal(np.sqrt(variance))[0]), 0.7
 
 
-def bucket_of(name: Hashable, buckets: int) -> tuple[Bucket, float]:
+def shared_input(name: Hashable, count: int) -> tuple[str, float]:
     """The input that a feature shares, and the sign with which it does; the same in every process."""
     number = zlib.crc32(repr(name).encode())
-    return Bucket(("hashed", number // 2 % buckets)), 1.0 if number % 2 else -1.0
+    return f"{SHARED}{number // 2 % count}", 1.0 if number % 2 else -1.0
+
+
+def is_shared(name: Hashable) -> bool:
+    return isinstance(name, str) and name.startswith(SHARED)
 
 
 def in_columns(names: Sequence[Hashable], X: Floats, features: Names) -> Floats:

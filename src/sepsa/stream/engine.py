@@ -77,8 +77,8 @@ class Engine:
     step; `learn` returns the prediction made before each update.
 
     `loss="huber"` bounds what a row can do, whatever it holds: a target's error counts as if it were no larger than
-    4.5 times the median one, an input lies at most 16 times as far out as it does as a rule, a weight is at most ten
-    typical ones, and predictions go at most half the range of plausible targets beyond it. `outliers` counts the rows
+    4.5 times the median one, an input lies at most 16 times as far out as it does as a rule, a weight beyond ten
+    usual ones is taken for a usual one, and predictions go at most half the range of plausible targets beyond it. `outliers` counts the rows
     of which something was beyond that. `ridge="auto"` and `forgetting="auto"` let several heads share the body
     (`candidate_heads`): predictions are their mixture, weighted by their recent errors; `chosen` tells which leads.
     `classes` says that targets are indicators, which are bounded, and keeps the log-losses by which scores become
@@ -317,7 +317,7 @@ class Engine:
         self._view("RANGE").reshape(-1, 2)[:] = np.stack([low, high], 1)
 
     def set_typical_weight(self, weight: float) -> None:
-        """Let samples weigh so much as a rule; more than ten times that is taken for that."""
+        """Let samples weigh so much as a rule; what weighs more than ten times that is not believed."""
         self._view("COUNTS")[kernels.C_WEIGHT] = weight
 
     def calibration_losses(self) -> Floats:
@@ -528,14 +528,14 @@ class Layout:
     """Where each part of an engine's state lies in its one vector."""
 
     def __init__(
-        self, inputs: int, outputs: int, hidden: tuple[int, ...], subsets: tuple[str | int, ...], itemsize: int
+        self, inputs: int, outputs: int, hidden: tuple[int, ...], subsets: tuple[str, ...], itemsize: int
     ) -> None:
         self.inputs, self.outputs = at_least("inputs", inputs, 1), at_least("outputs", outputs, 1)
         self.subsets = subsets
         self.hidden = tuple(at_least("hidden", width, 1) for width in hidden)
         d, m, last = inputs, outputs, hidden[-1] if hidden else 0
         self.features = last + d + 1
-        units = [{"both": last, "inputs": 0, "hidden": last}.get(subset, subset) for subset in subsets]
+        units = [0 if subset == "inputs" else last for subset in subsets]
         self.head_features = [
             n + 1 + (0 if subset == "hidden" else d) for n, subset in zip(units, subsets, strict=True)
         ]
@@ -547,13 +547,13 @@ class Layout:
             "GAIN": m, "ERROR": 3 * m, "ERROR_RUN": 3 * m, "RANGE": 2 * m, "CALIBRATION": kernels.TEMPERATURES,
             "COUNTS": kernels.COUNTS,
         }  # fmt: skip
-        own = lambda p: {  # noqa: E731
-            "NUMBERS": kernels.NUMBERS, "W": m * p, "U": p * (p - 1) // 2, "D": p, "RIDGE": p, "PRIOR": m * p,
-            "ENERGY": m,
-        }  # fmt: skip
         shared = list(lengths)
         for h, p in enumerate(self.head_features):
-            lengths |= {f"{name}{h}": length for name, length in own(p).items()}
+            own = {
+                "NUMBERS": kernels.NUMBERS, "W": m * p, "U": p * (p - 1) // 2, "D": p, "RIDGE": p, "PRIOR": m * p,
+                "ENERGY": m,
+            }  # fmt: skip
+            lengths |= {f"{name}{h}": length for name, length in own.items()}
         self.parts: dict[str, tuple[int, int]] = {}
         self.size = 0
         for name, length in lengths.items():

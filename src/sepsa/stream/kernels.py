@@ -90,7 +90,7 @@ _LONG = 6  # a run of misses on one side so long is no chance: the step grows
 _IMPLAUSIBLE = 4.5  # in units of the median error: 3 standard deviations of a normal law
 _FAR = 16.0  # in units of an input's typical distance from its centre
 _HEAVY = 10.0  # in units of the typical weight
-_HUGE = 1e150  # so that squares stay finite
+_HUGE = 1e100  # so that squares, and their weighted sums, stay finite
 
 
 @_inner
@@ -435,20 +435,20 @@ def follow_quantile(value, quantile, run, tau, step):
     """The τ-quantile q of a stream of sizes, and the run of values on one side of it: above positive, below negative.
 
     log q moves by step · τ where the value lies above and by -step · (1 - τ) where not, so that it stands still where
-    a share 1 - τ lies above. A run whose chance is under 1/64 doubles each further step: the law has changed.
+    a share 1 - τ lies above. From a run on whose chance is under 1/64 the law may have changed: each further step is
+    larger, by the cube root of how much less likely the run has become.
     """
     if quantile == 0.0:
         return value, 0.0
     if value > quantile:
-        run = max(run, 0.0) + 1.0
-        extra = run - math.ceil(-4.16 / math.log(1.0 - tau))
+        run, chance = max(run, 0.0) + 1.0, math.log(1.0 - tau)
         move = step * tau
     else:
-        run = min(run, 0.0) - 1.0
-        extra = -run - math.ceil(-4.16 / math.log(tau))
+        run, chance = min(run, 0.0) - 1.0, math.log(tau)
         move = -step * (1.0 - tau)
-    if extra > 0.0:
-        move *= 2.0 ** min(extra, 8.0)
+    unlikely = -abs(run) * chance - 4.16
+    if unlikely > 0.0:
+        move *= math.exp(min(unlikely / 3.0, 12.0))
     return min(max(quantile * math.exp(min(max(move, -5.0), 5.0)), 1e-300), _HUGE), run
 
 
@@ -475,6 +475,15 @@ def huber_weight(e, error):
             ratio = limit / size
             weight = min(weight, ratio * min(1.0, 4.0 * ratio))
     return weight
+
+
+@_inner
+def plausible_weight(weight, usual):
+    """A sample's weight; beyond ten times the usual one it falls to that again, for it tells of an error."""
+    weight = min(weight, _HUGE)
+    if usual == 0.0 or weight <= _HEAVY * usual:
+        return weight
+    return max(usual, _HEAVY * usual * (_HEAVY * usual / weight))
 
 
 @_inner
@@ -753,8 +762,7 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
             if robust:
                 total = 0.0
                 for i in range(size):
-                    heaviest = _HEAVY * counts[C_WEIGHT] if counts[C_WEIGHT] > 0.0 else weights[at + i]
-                    omegas[i] = min(weights[at + i], heaviest)
+                    omegas[i] = plausible_weight(weights[at + i], counts[C_WEIGHT])
                     if omegas[i] > 0.0:
                         omegas[i] *= follow_inputs(X[at + i], mean, scale, typical, typical_run)
                     total += omegas[i]
@@ -818,6 +826,11 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
                     if L[row + 1] > 0:
                         share += S[L[row + 3] + H_WEIGHT]
                 for i in range(size):
+                    trust = omegas[i]
+                    if robust:
+                        for k in range(m):
+                            e[k] = min(max(Y[at + i, k], -_HUGE), _HUGE) - out[at + i, k]
+                        trust *= huber_weight(e, error)
                     for j in range(hidden):
                         delta[j] = 0.0
                     for h in range(heads):
@@ -832,7 +845,7 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
                             if robust:
                                 limit = plausible_error(error, k)
                                 off = min(max(off, -limit), limit)
-                            pull, weight = part * 2.0 * omegas[i] * gain[k] * off / (size * m), W + k * L[row + 2]
+                            pull, weight = part * 2.0 * trust * gain[k] * off / (size * m), W + k * L[row + 2]
                             for j in range(units):
                                 delta[hidden - units + j] += pull * S[weight + j]
                     backward(theta, sizes, activations[i], slopes[i], delta, gradient, i == 0)

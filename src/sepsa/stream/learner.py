@@ -23,7 +23,7 @@ from sepsa.stream import _state
 from sepsa.stream.engine import Engine, Floats, RowBuffer, one_of
 
 WARM_UP = 256
-HUGE = 1e150  # so that squares stay finite
+HUGE = 1e100  # so that squares, and their weighted sums, stay finite
 
 
 class Learner:
@@ -158,7 +158,9 @@ class Learner:
         """Mean and deviation of each input, variance of each target, over these rows; of a robust learner, over what
         is plausible in them, and with the range and quantiles by which it tells what is."""
         if self.robust:
-            X, Y, weight = trimmed(X), trimmed(Y) if self.regression else Y, np.minimum(weight, 10 * np.median(weight))
+            X, Y = trimmed(X), trimmed(Y) if self.regression else Y
+            usual = np.median(np.minimum(weight, HUGE))
+            weight = np.where(weight > 10 * usual, usual, np.maximum(weight, 0.1 * usual))
         mean, variance = moments(X, weight)
         sparse = self.zero_if_missing(X)
         mean, variance = np.where(sparse, 0.0, mean), np.where(sparse, mean**2 + variance, variance)
@@ -168,7 +170,7 @@ class Learner:
             self.engine.set_output_weights(reciprocal(moments(Y, weight)[1]))
         if self.robust:
             self.offset = moments(Y, weight)[0] if self.regression else self.offset
-            self.engine.set_typical_inputs(quantiles_of_sizes((X - mean) * scale, [0.5])[:, 0])
+            self.engine.set_typical_inputs(np.minimum(quantiles_of_sizes((X - mean) * scale, [0.5])[:, 0], 4.0))
             self.engine.set_typical_weight(float(weight.mean()))
             if self.regression:
                 off = Y - self.offset
@@ -191,11 +193,13 @@ class Learner:
         there = ~np.isnan(X)
         if self.missing == "mean" or there.all():
             return np.zeros(X.shape[1], bool)
-        some = ~there.all(0) & there.any(0)
+        some: NDArray[np.bool_] = ~there.all(0) & there.any(0)
         if self.missing == "zero":
             return some
         share = there.mean(0)
-        return some & np.array([is_indicator(X[there[:, j], j], share[j]) for j in range(X.shape[1])])
+        for j in np.flatnonzero(some):
+            some[j] = is_indicator(X[there[:, j], j], share[j])
+        return some
 
     def noise_variance(self) -> Floats:
         """The variance (outputs,) of targets about predictions, from the errors made before learning."""
@@ -205,23 +209,19 @@ class Learner:
         """Let what the head knows stand for so many samples, and their errors for this noise variance (outputs,)."""
         self.engine.set_effective_samples(samples, noise)
 
-    def learn_row(self, x: Sequence[float], y: Sequence[float], weight: float = 1.0) -> list[float]:
-        """`learn` for one row with nothing missing and a positive weight, at the price of the kernel.
-
-        Returns the prediction made before, measured from `offset`.
-        """
+    def learn_row(self, x: Sequence[float], y: Sequence[float], weight: float = 1.0) -> None:
+        """`learn` for one row of a positive weight, at the price of the kernel."""
         if self.rows < WARM_UP:
-            rows = np.array([x], np.float64), np.array([y], np.float64), np.array([weight], np.float64)
-            return list((self.learn(*rows) - self.offset)[0].tolist())
+            self.learn(np.array([x], np.float64), np.array([y], np.float64), np.array([weight], np.float64))
+            return
         buffers = self._buffers
         row = buffers.pop() if buffers else RowBuffer(self.engine)
         row.write(row.values, 0, *x, *map(sub, y, self.offset.tolist()), weight)
         self.engine.learn_row(row)
         buffers.append(row)
-        return list(row.out.ravel().tolist())
 
     def predict_row(self, x: Sequence[float]) -> list[float]:
-        """`predict` for one row with nothing missing, at the price of the kernel; many threads may at once."""
+        """`predict` for one row, at the price of the kernel; many threads may at once."""
         buffers = self._buffers
         try:
             row = buffers.pop()
