@@ -153,6 +153,7 @@ class _SepSA(Saves, BaseEstimator):  # type: ignore[misc]
         rate, forgetting = self.learning_rate, self.forgetting
         sizes, module = self.hidden_layer_sizes, self.module is not None
         linear = not module and np.iterable(sizes) and not len(sizes)
+        widths = (50,) if isinstance(sizes, str) else sizes if np.iterable(sizes) else (sizes,)
         if forgetting == "auto":
             forgetting = 1.0 if linear else batch_fit.FORGETTING  # features that do not move need none
         done = batch_fit.fit(
@@ -165,7 +166,7 @@ class _SepSA(Saves, BaseEstimator):  # type: ignore[misc]
                 rate=batch_fit.RATE if rate == "auto" else rate,
                 forgetting=forgetting,
                 batch=None if self.batch_size == "auto" else at_least("batch_size", self.batch_size, 1),
-                visits=batch_fit.VISITS // (100 if module else 1),  # as a row costs a hundred times the engine's
+                visits=batch_fit.affordable_visits(None if module else X.shape[1] + sum(widths[-1:]) + 1),
             ),
             early_stopping=self.early_stopping,
             together=linear or module,
