@@ -560,30 +560,61 @@ def summary(rows: list[dict[str, Any]], half: str, what: str = "error", kind: st
 
 
 def print_tables(half: str | None) -> None:
+    """As docs/streams.md has them."""
     rows = known()
     for part in [half] if half else HALVES:
         for kind in (NUMBER, LABEL):
             names = [name for name, stream in STREAMS.items() if (stream.half, stream.kind) == (part, kind)]
             titles = list(models(STREAMS[names[0]], 3))
-            for what in ["error", "error 50", "error 200", "rmse" if kind == NUMBER else "log loss", "us"]:
-                print(f"\n{kind}, {part}: {what}\n\n| stream | " + " | ".join(titles) + " |")
-                print("|---" * (len(titles) + 1) + "|")
-                for name in names:
-                    values = [mean(rows, name, title, what) for title in titles]
-                    least = min((v for v in values if v is not None), default=0.0)
-                    cells = [
-                        "" if v is None else f"**{number(v)}**" if v == least and what != "us" else number(v)
-                        for v in values
+            what = "mean absolute error" if kind == NUMBER else "share of wrong labels"
+            print(f"\n**{kind.capitalize()}s, {part}: {what}**\n\n| stream | rows | " + " | ".join(titles) + " |")
+            print("|---" * (len(titles) + 2) + "|")
+            for name in names:
+                values = [mean(rows, name, title, "error") for title in titles]
+                least = min((v for v in values if v is not None), default=0.0)
+                cells = ["" if v is None else f"**{number(v)}**" if v == least else number(v) for v in values]
+                count = next((row["rows"] for row in rows if row["stream"] == name), "")
+                print(f"| {name} | {count} | " + " | ".join(cells) + " |")
+            more = "rmse" if kind == NUMBER else "log loss"
+            columns = ["error 50", "error 200", more]
+            print(
+                "\n| sepsa / best peer | first 50 rows | first 200 rows | "
+                + more
+                + ", all rows | "
+                + "µs a row | "
+                + ("90 % intervals hold | 200 rows after each jump |" if kind == NUMBER else "")
+            )
+            print("|---" * (7 if kind == NUMBER else 5) + "|")
+            for name in names:
+                cells = []
+                for what in columns:
+                    ours = mean(rows, name, OURS, what)
+                    peers = [(v, title) for title in titles[1:] if (v := mean(rows, name, title, what)) is not None]
+                    cells.append(
+                        "" if ours is None or not peers else f"{number(ours)} / {number(min(peers)[0])} {min(peers)[1]}"
+                    )
+                us = mean(rows, name, OURS, "us")
+                cells.append("" if us is None else f"{us:.0f}")
+                if kind == NUMBER:
+                    held = mean(rows, name, OURS, "coverage")
+                    cells.append("" if held is None else f"{held:.3f}")
+                    after = [
+                        row["coverage after jumps"]
+                        for row in rows
+                        if row["stream"] == name and row["model"] == OURS and row.get("coverage after jumps")
                     ]
-                    print(f"| {name} | " + " | ".join(cells) + " |")
+                    cells.append(", ".join(f"{v:.2f}" for v in np.mean(after, axis=0)) if after else "")
+                print(f"| {name} | " + " | ".join(cells) + " |")
+        print(
+            f"\n**Summary, {part}**\n\n| measure | streams | best | second | within 5 % | more than 5 % worse |", end=""
+        )
+        print(" ratio to the best peer |")
+        print("|---" * 7 + "|")
         for what in ("error", "error 50", "error 200", "log loss"):
-            for kind in (None, NUMBER, LABEL):
+            for kind in (None, NUMBER, LABEL) if what != "log loss" else (LABEL,):
                 if told := summary(rows, part, what, kind):
-                    print(f"\n{part}, {what}, {kind or 'all'}: {told}")
-        print(f"\n{part}: coverage of 90 % intervals, as a whole and after each jump\n")
-        for row in rows:
-            if STREAMS[row["stream"]].half == part and "coverage" in row and row["seed"] == 0:
-                print(f"| {row['stream']} | {row['model']} | {row['coverage']} | {row['coverage after jumps'] or ''} |")
+                    cells = " | ".join(f"{v:.2f}" if isinstance(v, float) else str(v) for v in told.values())
+                    print(f"| {what}, {kind or 'all'} | {cells} |")
 
 
 def main() -> None:
