@@ -2,6 +2,7 @@
 
     python benchmarks/prequential.py --peers                       # River's models, both halves, what is not there yet
     python benchmarks/prequential.py --ours [--half development]   # sepsa, always again
+    python benchmarks/prequential.py --variants                    # other settings of sepsa, development half, one seed
     python benchmarks/prequential.py --time                        # the microseconds alone, for a quiet machine
     python benchmarks/prequential.py --table [--half report]       # what prequential.json holds, as the docs print it
 
@@ -395,6 +396,18 @@ class Model(NamedTuple):
 
 
 OURS = "sepsa"
+VARIANTS: dict[str, dict[str, Any]] = {
+    "no body": {"hidden": []},
+    "32 units": {"hidden": (32,)},
+    "128 units": {"hidden": (128,)},
+    "rectifiers": {"activation": "relu"},
+    "lr 1e-3": {"lr": 1e-3},
+    "lr 1e-2": {"lr": 1e-2},
+    "forgetting 1": {"forgetting": 1.0},
+    "ridge 1": {"ridge": 1.0},
+    "ridge 100": {"ridge": 100.0},
+    "squared loss": {"loss": "squared"},
+}
 
 
 def models(stream: Stream, labels: int) -> dict[str, Model]:
@@ -502,6 +515,38 @@ def run(half: str | None, ours: bool, only: str) -> None:
                 result = measure(model.make(seed), model.intervals, rows, stream)
                 print(f"{name:24s} {title:24s} {seed} {result}", flush=True)
                 store({"stream": name, "model": title, "seed": seed, "rows": len(rows)} | result)
+
+
+def run_variants() -> None:
+    for title, options in VARIANTS.items():
+        for name, stream in STREAMS.items():
+            if stream.half == HALVES[0]:
+                rows = list(stream.load())
+                model = (SepSARegressor if stream.kind == NUMBER else SepSAClassifier)(seed=0, **options)
+                result = measure(model, False, rows, stream)
+                print(f"{name:24s} {title:24s} {result}", flush=True)
+                store({"stream": name, "model": f"{OURS}, {title}", "seed": 0, "rows": len(rows)} | result)
+
+
+def print_variants(rows: list[dict[str, Any]]) -> None:
+    """The geometric mean of a setting's error over the default's, both of seed 0."""
+    error = {(row["model"], row["stream"]): row["error"] + 1e-9 for row in rows if row["seed"] == 0}
+    print("\n| setting | regressions | classifications | worst | best |\n|---|---|---|---|---|")
+    for title in VARIANTS:
+        ratios = {
+            name: error[f"{OURS}, {title}", name] / error[OURS, name]
+            for name in STREAMS
+            if (f"{OURS}, {title}", name) in error and (OURS, name) in error
+        }
+        if not ratios:
+            continue
+        means = [
+            float(np.exp(np.mean([math.log(v) for name, v in ratios.items() if STREAMS[name].kind == kind])))
+            for kind in (NUMBER, LABEL)
+        ]
+        worst, best = max(ratios, key=ratios.__getitem__), min(ratios, key=ratios.__getitem__)
+        print(f"| {title} | × {means[0]:.2f} | × {means[1]:.2f} | × {ratios[worst]:.2f} {worst} ", end="")
+        print(f"| × {ratios[best]:.2f} {best} |")
 
 
 def run_times() -> None:
@@ -621,6 +666,7 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--peers", action="store_true")
     options.add_argument("--ours", action="store_true")
+    options.add_argument("--variants", action="store_true")
     options.add_argument("--time", action="store_true")
     options.add_argument("--table", action="store_true")
     options.add_argument("--half", choices=HALVES)
@@ -630,10 +676,13 @@ def main() -> None:
         run(asked.half, True, asked.only)
     if asked.peers:
         run(asked.half, False, asked.only)
+    if asked.variants:
+        run_variants()
     if asked.time:
         run_times()
     if asked.table:
         print_tables(asked.half)
+        print_variants(known())
 
 
 if __name__ == "__main__":
