@@ -581,15 +581,21 @@ def number(value: float) -> str:
 
 
 def summary(rows: list[dict[str, Any]], half: str, what: str = "error", kind: str | None = None) -> dict[str, float]:
-    """Ours against the best peer of each stream; one wrong row is added to both, so that no ratio is by zero."""
+    """Ours against the best peer of each stream; one wrong row is added to both, so that no ratio is by zero.
+
+    `what` "loss" is the error of regressions and the log loss of classifications.
+    """
     ratios, places = [], []
+    asked = what
     for name, stream in STREAMS.items():
+        what = ("log loss" if stream.kind == LABEL else "error") if asked == "loss" else asked
         ours = mean(rows, name, OURS, what)
         peers = [v for m in models(stream, 3) if m != OURS and (v := mean(rows, name, m, what)) is not None]
         if stream.half != half or ours is None or not peers or kind not in (None, stream.kind):
             continue
         count = next(row["rows"] for row in rows if row["stream"] == name)
-        least = (1 / min(count, int(what.split()[-1]) if what[-1] == "0" else count)) if stream.kind == LABEL else 0.0
+        least = 1 / min(count, int(what.split()[-1]) if what[-1] == "0" else count)
+        least *= stream.kind == LABEL and what.startswith("error")
         ratios.append((ours + least) / (min(peers) + least))
         places.append(1 + sum(peer < ours for peer in peers))
     if not ratios:
@@ -655,11 +661,17 @@ def print_tables(half: str | None) -> None:
         )
         print(" ratio to the best peer |")
         print("|---" * 7 + "|")
-        for what in ("error", "error 50", "error 200", "log loss"):
-            for kind in (None, NUMBER, LABEL) if what != "log loss" else (LABEL,):
-                if told := summary(rows, part, what, kind):
+        measures = {
+            "loss": "mean absolute error or log loss",
+            "error": "mean absolute error or wrong labels",
+            "error 50": "the same, first 50 rows",
+            "error 200": "the same, first 200 rows",
+        }
+        for what, title in measures.items():
+            for kind in (None, NUMBER, LABEL):
+                if (what, kind) != ("loss", NUMBER) and (told := summary(rows, part, what, kind)):
                     cells = " | ".join(f"{v:.2f}" if isinstance(v, float) else str(v) for v in told.values())
-                    print(f"| {what}, {kind or 'all'} | {cells} |")
+                    print(f"| {'log loss' if (what, kind) == ('loss', LABEL) else title}, {kind or 'all'} | {cells} |")
 
 
 def main() -> None:
