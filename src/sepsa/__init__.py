@@ -10,7 +10,17 @@ from sepsa.optimizer import SepSA
 from sepsa.storm import STORM
 
 __version__ = "0.1.0"
-__all__ = ["RLS", "STORM", "FourierFeatures", "HeadSolver", "NotFinite", "OnlineLBFGS", "SepSA", "SoftmaxNewton", "__version__"]
+__all__ = [
+    "RLS",
+    "STORM",
+    "FourierFeatures",
+    "HeadSolver",
+    "NotFinite",
+    "OnlineLBFGS",
+    "SepSA",
+    "SoftmaxNewton",
+    "__version__",
+]
 
 if TYPE_CHECKING:
     from sepsa.checkpoint import load as load

@@ -43,7 +43,7 @@ OPTIMIZERS: dict[str, tuple[int, dict[str, float]]] = {
 
 _BODY_PARTS = ("THETA", "FIRST", "SECOND")  # in the body's dtype
 _POSITIVE = ("D", "RIDGE")
-_NOT_NEGATIVE = ("SECOND", "ENERGY", "SCALE", "TYPICAL", "GAIN", "ERROR", "NUMBERS", "COUNTS")
+_NOT_NEGATIVE = ("SECOND", "ENERGY", "SCALE", "TYPICAL", "USUAL", "LATE", "GAIN", "ERROR", "NUMBERS", "COUNTS")
 DISCOUNT = 0.99  # of the losses by which heads are weighted: about a hundred rows tell
 POWER = 0.5  # of the likelihood in a head's weight: below 1 because errors of neighbouring rows are alike
 BANDWIDTH = 1.4  # of Fourier features: how fast they turn over standardized inputs
@@ -77,12 +77,13 @@ class Engine:
     step; `learn` returns the prediction made before each update.
 
     `loss="huber"` bounds what a row can do, whatever it holds: a target's error counts as if it were no larger than
-    4.5 times the median one, an input lies at most 16 times as far out as it does as a rule, a weight beyond ten
-    usual ones is taken for a usual one, and predictions go at most half the range of plausible targets beyond it. `outliers` counts the rows
-    of which something was beyond that. `ridge="auto"` and `forgetting="auto"` let several heads share the body
-    (`candidate_heads`): predictions are their mixture, weighted by their recent errors; `chosen` tells which leads.
-    `classes` says that targets are indicators, which are bounded, and keeps the log-losses by which scores become
-    probabilities (`sepsa.stream.calibration`).
+    4.5 times the median one, and less and less where it is much larger; an input lies at most 16 times as far out as
+    it does as a rule, and a row beyond that weighs less; a weight beyond ten usual ones is taken for a usual one;
+    predictions go at most half the range of plausible targets beyond it. `outliers` counts the rows of which something
+    was beyond that. `ridge="auto"` and `forgetting="auto"` let several heads share the body (`candidate_heads`):
+    predictions are their mixture, weighted by their recent errors; `chosen` tells which leads. `classes` says that
+    targets are indicators, which are bounded, and keeps the log-losses by which scores become probabilities
+    (`sepsa.stream.calibration`).
 
     `skip` lets the head see the inputs beside the last layer. With `standardize` the network sees (x - mean) · scale
     (`set_scaling`), and each output's squared error counts in the body's loss with its own weight
@@ -253,7 +254,7 @@ class Engine:
 
     def set_typical_inputs(self, distances: Floats | float, first: int = 0) -> None:
         """Let standardized inputs lie so far from zero as a rule; 16 times as far is as far as the network sees."""
-        self._view("TYPICAL")[first:] = distances
+        self._view("TYPICAL")[first:] = self._view("USUAL")[first:] = distances
 
     def output_weights(self) -> Floats:
         """How much each output's squared error counts in the body's loss (outputs,), a copy."""
@@ -445,7 +446,8 @@ class Engine:
         view("THETA")[cut : cut + added] = grown._start_weights(added, inputs)
         view("RANGE").reshape(-1, 2)[:] = 1.0, 0.0
         for name in (
-            "MEAN", "SCALE", "TYPICAL", "TYPICAL_RUN", "GAIN", "ERROR", "ERROR_RUN", "RANGE", "CALIBRATION", "COUNTS"
+            "MEAN", "SCALE", "TYPICAL", "TYPICAL_RUN", "USUAL", "LATE", "GAIN", "ERROR", "ERROR_RUN", "RANGE",
+            "CALIBRATION", "COUNTS"
         ):  # fmt: skip
             view(name)[: parts[name].size] = parts[name]
         if not new.numbers[kernels.L_STANDARDIZE]:
@@ -544,6 +546,7 @@ class Layout:
         slots = (q * itemsize + 7) // 8  # of float64, for what is in the body's dtype
         lengths = {
             "THETA": slots, "FIRST": slots, "SECOND": slots, "MEAN": d, "SCALE": d, "TYPICAL": d, "TYPICAL_RUN": d,
+            "USUAL": d, "LATE": d,
             "GAIN": m, "ERROR": 3 * m, "ERROR_RUN": 3 * m, "RANGE": 2 * m, "CALIBRATION": kernels.TEMPERATURES,
             "COUNTS": kernels.COUNTS,
         }  # fmt: skip

@@ -244,10 +244,16 @@ class _SepSA(Saves, BaseEstimator):  # type: ignore[misc]
             first = members[0] if members else new["learner"]
             engine = first.get("engine") if isinstance(first, dict) else None
             sizes = [
-                _state.integer(f"state_dict['learner']['engine'][{name!r}]", (engine or {}).get(name), 1)
+                _state.integer(
+                    f"state_dict['learner']['engine'][{name!r}]",
+                    engine.get(name) if isinstance(engine, dict) else None,
+                    1,
+                )
                 for name in ("inputs", "outputs")
             ]
-            learner = self._new_learner(sizes[0], sizes[1], seed=0)
+            learner: Any = self._new_learner(sizes[0], sizes[1], seed=0, table=table)
+            if table:
+                learner = batch_fit.Committee([learner])
             learner.load_state_dict(new["learner"], "state_dict['learner']")
             fitted: dict[str, Any] = {"_learner": learner, "n_features_in_": sizes[0]}
             if new["feature_names"] is not None:

@@ -64,8 +64,8 @@ END, HIDDEN = range(2)
 (
     L_DEPTH, L_INPUTS, L_OUTPUTS, L_HEADS, L_BODY, L_ACTIVATIONS, L_WIDEST, L_FEATURES, L_ACTIVATION, L_OPTIMIZER,
     L_STANDARDIZE, L_BATCH, L_ROBUST, L_CLASSES, L_THETA, L_FIRST, L_SECOND, L_MEAN, L_SCALE, L_TYPICAL, L_TYPICAL_RUN,
-    L_GAIN, L_ERROR, L_ERROR_RUN, L_RANGE, L_CALIBRATION, L_COUNTS, L_SIZES,
-) = range(28)  # fmt: skip
+    L_USUAL, L_LATE, L_GAIN, L_ERROR, L_ERROR_RUN, L_RANGE, L_CALIBRATION, L_COUNTS, L_SIZES,
+) = range(30)  # fmt: skip
 L_SETTINGS = [L_ACTIVATION, L_OPTIMIZER, L_STANDARDIZE, L_BATCH, L_ROBUST, L_CLASSES]
 
 # Where the options say what.
@@ -89,6 +89,7 @@ _STEP = 0.05  # of the logarithm of a quantile
 _LONG = 6  # a run of misses on one side so long is no chance: the step grows
 _IMPLAUSIBLE = 4.5  # in units of the median error: 3 standard deviations of a normal law
 _FAR = 16.0  # in units of an input's typical distance from its centre
+_PATIENCE = 64.0  # rows for which an input lies 4 times as far out as when its scale was found, before that is changed
 _HEAVY = 10.0  # in units of the typical weight
 _HUGE = 1e100  # so that squares, and their weighted sums, stay finite
 
@@ -701,6 +702,7 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
     )
     mean, scale = view(S, L[L_MEAN], d), view(S, L[L_SCALE], d)
     typical, typical_run = view(S, L[L_TYPICAL], d), view(S, L[L_TYPICAL_RUN], d)
+    usual, late = view(S, L[L_USUAL], d), view(S, L[L_LATE], d)
     error, error_run = view(S, L[L_ERROR], 3 * m).reshape(m, 3), view(S, L[L_ERROR_RUN], 3 * m).reshape(m, 3)
     bounds = view(S, L[L_RANGE], 2 * m).reshape(m, 2)
     stride = P + hidden + 1
@@ -884,15 +886,19 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
                         counts[C_WEIGHT] = omegas[i]
             if robust:
                 for j in range(d):
-                    if typical[j] > 8.0 or 0.0 < typical[j] < 1.0 / 64.0:
-                        rescale_input(S, L, j, min(max(typical[j] / 0.7, 1e-3), 1e3))
+                    if typical[j] > 0.0:
+                        change = typical[j] / (usual[j] if usual[j] > 0.0 else 0.7)
+                        late[j] = late[j] + 1.0 if change > 4.0 or change < 0.25 else 0.0
+                        if late[j] > _PATIENCE or (late[j] > 0.0 and (change > 12.0 or change < 1.0 / 64.0)):
+                            rescale_input(S, L, j, min(max(change, 1e-3), 1e3))
+                            late[j] = 0.0
         at += size
     return n
 
 
 @_kernel
 def predict(S, L, body_dtype, X, out, leverage, workspace):
-    """out (n, m): the mixture of the heads' Wφ for each row; leverage (n,), where not empty: φᵀBφ of the leading head."""
+    """out (n, m): the mixture of the heads' Wφ for each row; leverage (n,), if not empty: φᵀBφ of the leading one."""
     d, P, m, width, heads, robust = L[L_INPUTS], L[L_FEATURES], L[L_OUTPUTS], L[L_ACTIVATIONS], L[L_HEADS], L[L_ROBUST]
     sizes = L[L_SIZES : L_SIZES + L[L_DEPTH]]
     hidden = sizes[sizes.size - 1] if sizes.size else 0
