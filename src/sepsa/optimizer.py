@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sepsa._base_state import check_base_state, check_own_state
 from sepsa.capture import PlainStep, Step, capture, check_devices
 from sepsa.heads import RLS, HeadSolver
 from sepsa.interrupt import DeferredInterrupt
@@ -222,10 +223,8 @@ class SepSA(Optimizer, Generic[S]):
                 f"state_dict must come from SepSA.state_dict(), got the keys {sorted(state_dict)}: "
                 "a plain base optimizer's state goes to optimizer.base.load_state_dict"
             )
-        if [list(shapes) for shapes in own["body"]] != self._body_shapes():
-            raise ValueError(
-                f"state_dict belongs to a body with parameter shapes {own['body']}, this one has {self._body_shapes()}"
-            )
+        check_own_state(own, self._body_shapes())
+        check_base_state(state_dict, self.base)
         self.solver.load_state_dict(own["head"])  # checks before it changes anything
         self.head_fraction = own["head_fraction"]
         self._observer.generator.set_state(own["generator"].cpu())
