@@ -547,6 +547,18 @@ def test_a_growing_file_is_followed_until_a_signal_saves_and_ends_it(number, cod
     assert "no new rows behind the 600" in again.stderr
 
 
+def test_a_signal_ends_the_wait_for_a_header(tmp_path):
+    path = tmp_path / "t.csv"
+    path.touch()
+    process = start(path, "--target", "y", "--follow")
+    wait_for(
+        lambda: "t.csv" in " ".join(os.readlink(f) for f in Path(f"/proc/{process.pid}/fd").iterdir() if f.exists())
+    )
+    process.terminate()
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 143
+
+
 def test_a_pipe_is_read_as_it_comes_and_a_broken_one_is_silent(tmp_path):
     process = start("--target", "y", "--quarantine", tmp_path / "q.csv", stdin=subprocess.PIPE)
     process.stdin.write("x,y\n1,1\n2,2\n")
