@@ -194,18 +194,18 @@ def stream(
     categories: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Texts of a column with an input each; the others share 16. [default: 32]", show_default=False
+            min=1, help="Texts of a column with an input each; the others share 16. (default 32)", show_default=False
         ),
     ] = None,
     forgetting: Annotated[
         float | None,
-        typer.Option(help="Below 1 the learner follows what drifts, as 0.999. [default: 1]", show_default=False),
+        typer.Option(help="Below 1 the learner follows what drifts, as 0.999. (default 1)", show_default=False),
     ] = None,
     ridge: Annotated[
-        float | None, typer.Option(help="How strongly the head is held at its start. [default: 10]", show_default=False)
+        float | None, typer.Option(help="How strongly the head is held at its start. (default 10)", show_default=False)
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Same rows and same seed, same numbers. [default: 0]", show_default=False)
+        int | None, typer.Option(min=0, help="Same rows and same seed, same numbers. (default 0)", show_default=False)
     ] = None,
     sep: Annotated[str, typer.Option(help="Between cells; found by itself if it is , ; | or a tab.")] = "",
     decimal: Annotated[str, typer.Option(help="The decimal mark, . or ,")] = ".",
