@@ -109,6 +109,14 @@ def test_damaged_states_of_a_stream_learner_are_refused_whole(name, many, tally)
     assert not harm, report(harm)
 
 
+def test_damaged_states_of_a_fitted_estimator_are_refused_whole(tally):
+    fitted = sepsa.SepSARegressor((3,), max_iter=2, random_state=0).fit(*rows(30, 5))
+    count, harm = judge(lambda: Estimator(lambda: copy.deepcopy(fitted), many=False), damages_of_a_stream)
+    tally("damaged stream states", count, len(harm))
+    assert count > 100
+    assert not harm, report(harm)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_stream_states_damaged_in_several_places_are_refused_whole(name, tally):

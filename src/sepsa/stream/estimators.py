@@ -219,7 +219,9 @@ class _SepSA(Saves, BaseEstimator):  # type: ignore[misc]
                 )
                 for name in ("inputs", "outputs")
             ]
-            learner = self._new_learner(sizes[0], sizes[1], seed=0)
+            learner: Any = self._new_learner(sizes[0], sizes[1], seed=0, table=table)
+            if table:
+                learner = batch_fit.Committee([learner])
             learner.load_state_dict(new["learner"], "state_dict['learner']")
             fitted: dict[str, Any] = {"_learner": learner, "n_features_in_": sizes[0]}
             if new["feature_names"] is not None:
