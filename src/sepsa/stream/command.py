@@ -52,8 +52,8 @@ class Settings:
     drop: Sequence[str] | None = None
     categorical: Sequence[str] | None = None
     categories: int | None = None
-    forgetting: float | None = None
-    ridge: float | None = None
+    forgetting: float | str | None = None
+    ridge: float | str | None = None
     seed: int | None = None
     separator: str | None = None
     decimal: str = "."
@@ -649,7 +649,7 @@ def write_report(path: Path, run: Run) -> None:
 def settings_of(model: TableLearner) -> dict[str, Any]:
     """What the model was made with, and what it has chosen by itself."""
     settings = {name: spelled(value) for name, value in model.get_params().items()}
-    chosen = getattr(model.learner, "chosen", None)
+    chosen = getattr(getattr(model.learner, "engine", None), "chosen", None)
     return settings | (
         {str(name): spelled(value) for name, value in chosen.items()} if isinstance(chosen, dict) else {}
     )
