@@ -227,7 +227,8 @@ def stream(
         source=None if str(source) == "-" else source,
         target=target, classify=classify or None, drop=names(drop), categorical=names(categorical),
         categories=categories, forgetting=number("--forgetting", forgetting), ridge=number("--ridge", ridge),
-        seed=seed, separator=separator(sep), decimal=decimal_mark(decimal, sep), follow=follow, strict=strict, predictions=predictions,
+        seed=seed, separator=separator(sep), decimal=decimal_mark(decimal, sep),
+        follow=follow, strict=strict, predictions=predictions,
         quarantine=quarantine, checkpoint=checkpoint, every=every, keep=keep, report=report,
     )  # fmt: skip
     raise typer.Exit(command.stream(settings))
