@@ -90,7 +90,7 @@ class RLS:
         self._prior = join(linear).to(dtype)
         self._ridge = torch.full((p,), self.ridge, dtype=dtype, device=device)
         T = torch.eye(p, dtype=dtype, device=device) / math.sqrt(self.ridge)
-        self._root = Root(T, self._prior.clone(), None, T.new_zeros(len(self._prior)), self._ridge.clone())
+        self._root = Root(T, self._prior.clone(), None, T.new_zeros(len(self._prior)), self._ridge.clone(), whole=True)
         self._counters = np.zeros(5)
         self._recent = _health.Recent(self._prior)
         self._workspace: Workspace | None = None
@@ -211,11 +211,11 @@ class RLS:
         return functional.mse_loss(outputs, targets)
 
     def restored_per_update(self, n: int) -> int:
-        """How many coordinates get their ridge back in an update of n samples: min(p, max(4n - 3, p log2(1/λ))).
+        """How many coordinates get their ridge back in an update of n samples: all with n >= p/4, else p log2(1/λ).
 
-        Forgetting takes the share 1 - λ of the ridge too. An update gives it back to this many coordinates, in
-        rotation. With n > p/4 samples these are all, so that A <- λA + (1 - λ) ridge I + ΦᵀΦ to the letter. With one
-        sample they are few, usually one, at O(p²), and yet no coordinate ever falls under half of its ridge.
+        Forgetting takes the share 1 - λ of the ridge too, and an update gives it back, to all coordinates at once,
+        A <- λA + (1 - λ) ridge I + ΦᵀΦ, or to a few in rotation, usually one, at O(p²): no coordinate ever falls
+        under half of its ridge. A captured step restores in rotation whatever n is.
         """
         return _square_root.restored(len(self._ridge), n, self.forgetting)
 
@@ -257,16 +257,12 @@ class RLS:
     def _learn_in_torch(self, linear: nn.Linear, Phi: Tensor, Y: Tensor, total: float) -> bool:
         root = self._state()
         root = root._replace(W=follow(linear, root.W))
-        settings = self.forgetting, self._ridge, self._prior
+        settings = self.forgetting, self._ridge, self._prior, linear.weight.dtype
         learned = _square_root.learn(root, self._counters.tolist(), Phi, Y, total, *settings)
-        if learned is None:
-            return False
-        root, counters = learned
-        head = root.W.to(linear.weight.dtype)
-        if not bool(head.isfinite().all() & root.T.sum().isfinite()):
-            return False
-        self._take(root, np.array(counters), head)
-        return True
+        if learned is not None:
+            root, counters, head = learned
+            self._take(root, np.array(counters), head)
+        return learned is not None
 
     def _take(self, root: Root, counters: NDArray[np.float64], head: Tensor) -> None:
         """Make this the state, and `head` (m, p) the weights of the head."""
