@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from sepsa._base_state import check_base_state, check_own_state
 from sepsa.capture import PlainStep, Step, capture, check_devices
 from sepsa.distributed import is_sharded
 from sepsa.heads import RLS, HeadSolver
@@ -328,7 +329,9 @@ class SepSA(Optimizer, Generic[S]):
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         own = state_dict.pop("sepsa", None)
-        under = [key for key, value in state_dict.get("state", {}).items() if "sepsa" in value]
+        entries = state_dict.get("state")
+        entries = entries.items() if isinstance(entries, dict) else ()
+        under = [key for key, value in entries if isinstance(value, dict) and "sepsa" in value]
         for key in under:
             entry = dict(state_dict["state"][key])
             carried = unpacked(entry.pop("sepsa"))
@@ -339,10 +342,8 @@ class SepSA(Optimizer, Generic[S]):
                 f"state_dict must come from SepSA.state_dict(), got the keys {sorted(state_dict)}: "
                 "a plain base optimizer's state goes to optimizer.base.load_state_dict"
             )
-        if [list(shapes) for shapes in own["body"]] != self._body_shapes():
-            raise ValueError(
-                f"state_dict belongs to a body with parameter shapes {own['body']}, this one has {self._body_shapes()}"
-            )
+        check_own_state(own, self._body_shapes())
+        check_base_state(state_dict, self.base)
         heads = own.get("heads") or {self._observers[0].name: own["head"]}
         if self._several != ("heads" in own) or set(heads) != set(self.heads):
             raise ValueError(f"state_dict belongs to the heads {sorted(heads)}, this SepSA has {sorted(self.heads)}")
