@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,3 +99,52 @@ def weights(linear: Any) -> Matrix:
     """[weight, bias] of an `nn.Linear` as one array (m, p), a copy in float64."""
     parts = [linear.weight] if linear.bias is None else [linear.weight, linear.bias[:, None]]
     return np.hstack([part.detach().double().numpy() for part in parts]).copy()
+
+
+class CsvRecord(NamedTuple):
+    """A record of a CSV file: its line, its cells and whether it is blank; `whole` is False for an open quote."""
+
+    line: int
+    fields: int
+    blank: bool
+    whole: bool
+    end: int
+
+
+def csv_records(data: bytes, separator: str) -> list[CsvRecord]:
+    """The records of a CSV file, byte by byte: a quote counts at the start of a field alone, and doubled is itself.
+
+    A record whose quote is never closed is its first line.
+    """
+    records, at, line = [], 0, 1
+    while at < len(data):
+        record = _csv_record(data, at, line, separator, True)
+        if not record.whole:
+            record = _csv_record(data, at, line, separator, False)._replace(whole=False)
+        lines = len(re.findall(rb"\r\n|\r|\n", data[at : record.end]))
+        records.append(record)
+        at, line = record.end, line + max(1, lines)
+    return records
+
+
+def _csv_record(data: bytes, start: int, line: int, separator: str, quotes: bool) -> CsvRecord:
+    at, fields, opening, quoted = start, 1, True, False
+    while at < len(data):
+        c = data[at : at + 1]
+        if quoted:
+            if data[at : at + 2] == b'""':
+                at += 1
+            elif c == b'"':
+                quoted = False
+        elif c in (b"\r", b"\n"):
+            end = at + (2 if data[at : at + 2] == b"\r\n" else 1)
+            return CsvRecord(line, fields, at == start, True, end)
+        elif c == separator.encode():
+            fields, opening = fields + 1, True
+            at += 1
+            continue
+        elif c == b'"' and opening and quotes:
+            quoted = True
+        opening = False
+        at += 1
+    return CsvRecord(line, fields, False, not quoted, len(data))

@@ -86,7 +86,7 @@ def test_observe_needs_a_head_that_is_taught():
             sepsa.observe(free, targets)
     other = network()
     another = SepSA(other, torch.optim.SGD, lr=1e-2)
-    with pytest.raises(ValueError, match="model holds several heads that are taught"):
+    with pytest.raises(ValueError, match="one tensor for each of several heads"):
         sepsa.observe(nn.ModuleList([model, other]), targets)
     del another
     with sepsa.observe(nn.ModuleList([model, other]), targets, torch.ones(8)):

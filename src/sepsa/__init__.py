@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sepsa._version import __version__
 from sepsa.heads import RLS, HeadSolver, NotFinite, OnlineLBFGS, SoftmaxNewton
 from sepsa.observe import observe
 from sepsa.optimizer import SepSA
 from sepsa.storm import STORM
 
-__version__ = "0.1.0"
 __all__ = ["RLS", "STORM", "HeadSolver", "NotFinite", "OnlineLBFGS", "SepSA", "SoftmaxNewton", "__version__", "observe"]
 
 if TYPE_CHECKING:
+    from sepsa.checkpoint import load as load
+    from sepsa.checkpoint import save as save
     from sepsa.stream.estimators import SepSAClassifier as SepSAClassifier
     from sepsa.stream.estimators import SepSARegressor as SepSARegressor
 
 # Behind the extra `stream`, so imported when first asked for, and not for `import *`.
 _STREAM = ("SepSAClassifier", "SepSARegressor")
+_CHECKPOINT = ("load", "save")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _CHECKPOINT:
+        from sepsa import checkpoint
+
+        return getattr(checkpoint, name)
     if name not in _STREAM:
         raise AttributeError(f"module 'sepsa' has no attribute {name!r}")
     try:
@@ -36,4 +43,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_STREAM})
+    return sorted({*globals(), *_STREAM, *_CHECKPOINT})

@@ -170,7 +170,9 @@ class GraphStep:
         if self.observer is None or self.solver is None:
             loss = self.loss_fn(self.model(inputs), targets)
         else:
-            with Observation(self.observer, targets, captured=True) as observation:
+            observation = Observation(self.observer, targets)
+            observation.captured = True
+            with observation:
                 loss = self.loss_fn(self.model(inputs), targets)
             learned = observation.finite
             # Beside the backward pass, which does not wait for it.

@@ -1,8 +1,13 @@
-"""The command line: `sepsa demo`, `sepsa reproduce`, `sepsa report`, `sepsa stream` and `sepsa bench`."""
+"""The command line: `sepsa demo`, `reproduce`, `report`, `stream`, `predict`, `inspect` and `bench`.
+
+Exit codes: 0 done; 1 the data, a file or the system stopped it; 2 the command is wrong; 130 Ctrl-C; 143 SIGTERM; 141
+whoever read the output has gone.
+"""
 
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import sys
@@ -11,12 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-NEEDS_EXTRA = "the command line needs {missing}, which is not installed: pip install 'sepsa[paper]'"
+NEEDS_EXTRA = "the command line needs {missing}, which is not installed: pip install 'sepsa[{extra}]'"
 
 try:
     import typer
 except ModuleNotFoundError as error:  # the core is torch and numpy alone
-    sys.exit(NEEDS_EXTRA.format(missing=error.name))
+    sys.exit(NEEDS_EXTRA.format(missing=error.name, extra="paper"))
 
 app = typer.Typer(
     help="Train models with a linear head: the head by a stochastic Newton method, the body as before.",
@@ -25,25 +30,61 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 stopped by the data, a file or the system; 2 a wrong command; 130 Ctrl-C; 143 SIGTERM."
+)
+
 # What `sepsa reproduce all` does; "tuning" is asked for by name, because the others take its choices as given.
 ALL = ("fig1", "fig2", "fig3", "fig4", "table3", "convergence")
 REPRODUCIBLE = (*ALL, "tuning", "all")
 
 
-@app.callback()
-def sepsa() -> None:
+def say_version(wanted: bool) -> None:
+    if wanted:
+        from sepsa import __version__
+
+        typer.echo(f"sepsa {__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog=EXIT_CODES)
+def sepsa(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=say_version, help="Say which version this is.")
+    ] = False,
+) -> None:
     """Train models with a linear head: the head by a stochastic Newton method, the body as before."""
 
 
 @contextmanager
-def extras() -> Iterator[None]:
+def extras(extra: str = "paper") -> Iterator[None]:
     """Within it a package that only an extra brings may be missing, which takes one line to say."""
     try:
         yield
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "sepsa":
             raise
-        sys.exit(NEEDS_EXTRA.format(missing=error.name))
+        typer.echo(NEEDS_EXTRA.format(missing=error.name, extra=extra), err=True)
+        raise typer.Exit(1) from None
+
+
+@contextmanager
+def system_errors() -> Iterator[None]:
+    """Within it what the system refuses, a file or a folder, takes one line to say."""
+    try:
+        yield
+    except OSError as error:
+        own = f"{error.filename}: {(error.strerror or '').lower()}: check the path and its permissions"
+        typer.echo(own if error.filename else str(error), err=True)
+        raise typer.Exit(1) from None
+
+
+def check_output(option: str, path: Path, suffixes: Sequence[str]) -> None:
+    """Refuse, before any work, a file that could not be written after it."""
+    if path.suffix not in suffixes:
+        raise refuse(f"{option} must end in {' or '.join(suffixes)}, got {path}")
+    if not path.absolute().parent.is_dir():
+        raise refuse(f"{option} must lie in a folder that exists, got {path}: make {path.parent} first")
 
 
 def refuse(message: str) -> typer.Exit:
@@ -60,7 +101,9 @@ def demo(
     """Train the paper's network online on Diabetes with five methods at three learning rates. No download."""
     with extras():
         from sepsa.paper import demo as demonstration
-    demonstration.run(out, seeds)
+    check_output("--out", out, (".png", ".svg", ".pdf"))
+    with system_errors():
+        demonstration.run(out, seeds)
 
 
 @app.command()
@@ -133,67 +176,129 @@ def report(
         reporting.write(results, out, docs)
     except (FileNotFoundError, ValueError) as error:
         raise refuse(str(error)) from None
+    except OSError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
     typer.echo(f"the page is {out / 'report.html'}")
 
 
-@app.command()
+@app.command(epilog=EXIT_CODES)
 def stream(
-    target: Annotated[str, typer.Option(help="The column to predict.")],
-    source: Annotated[Path, typer.Argument(help="A .csv file with a header; - is what comes in.")] = Path("-"),
-    classify: Annotated[bool, typer.Option("--classify", help="The target is a class, not a number.")] = False,
-    forgetting: Annotated[float, typer.Option(help="Below 1 the learner follows what drifts, as 0.999.")] = 1.0,
+    source: Annotated[
+        Path, typer.Argument(help="CSV (plain, gzip or zstd), JSON lines, Parquet or Arrow; - is standard input.")
+    ] = Path("-"),
+    target: Annotated[str | None, typer.Option(help="The column to predict; a checkpoint knows it already.")] = None,
+    classify: Annotated[bool | None, typer.Option("--classify", help="The target is a class, not a number.")] = None,
+    drop: Annotated[str, typer.Option(help="Columns to leave out, with commas between.")] = "",
+    categorical: Annotated[str, typer.Option(help="Columns of numbers that are names, such as postal codes.")] = "",
+    categories: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Texts of a column with an input each; the others share 16. [default: 32]", show_default=False
+        ),
+    ] = None,
+    forgetting: Annotated[
+        float | None,
+        typer.Option(help="Below 1 the learner follows what drifts, as 0.999. [default: 1]", show_default=False),
+    ] = None,
+    ridge: Annotated[
+        float | None, typer.Option(help="How strongly the head is held at its start. [default: 10]", show_default=False)
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Same rows and same seed, same numbers. [default: 0]", show_default=False)
+    ] = None,
+    sep: Annotated[str, typer.Option(help="Between cells; found by itself if it is , ; | or a tab.")] = "",
+    decimal: Annotated[str, typer.Option(help="The decimal mark, . or ,")] = ".",
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for rows that are appended to the file.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be used.")] = False,
+    predictions: Annotated[Path | None, typer.Option(help="A .csv for the predictions; else they are printed.")] = None,
+    quarantine: Annotated[Path | None, typer.Option(help="A .csv for rows that cannot be used.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Where the model is saved, and resumed from if it is there.")
+    ] = None,
+    every: Annotated[int, typer.Option(min=1, help="Rows between two checkpoints.")] = 10_000,
+    keep: Annotated[int, typer.Option(min=1, help="How many checkpoints stay, the older as .1, .2, ...")] = 1,
+    report: Annotated[Path | None, typer.Option(help="An .html page on what happened.")] = None,
 ) -> None:
     """Predict each row of a table as it comes, then learn it. Text becomes indicators, an empty cell is missing."""
-    with extras():
-        from sepsa.river import SepSAClassifier, SepSARegressor
-    seen, wrong = 0, 0.0
+    with extras("stream"):
+        from sepsa.stream import command
+    settings = command.Settings(
+        source=None if str(source) == "-" else source,
+        target=target, classify=classify or None, drop=names(drop), categorical=names(categorical),
+        categories=categories, forgetting=forgetting, ridge=ridge, seed=seed, separator=separator(sep),
+        decimal=decimal_mark(decimal, sep), follow=follow, strict=strict, predictions=predictions,
+        quarantine=quarantine, checkpoint=checkpoint, every=every, keep=keep, report=report,
+    )  # fmt: skip
+    raise typer.Exit(command.stream(settings))
+
+
+@app.command(epilog=EXIT_CODES)
+def predict(
+    model: Annotated[Path, typer.Argument(help="What `sepsa stream --checkpoint` has saved.")],
+    source: Annotated[Path, typer.Argument(help="A table as `sepsa stream` takes it; - is standard input.")] = Path(
+        "-"
+    ),
+    out: Annotated[Path | None, typer.Option(help="A .csv for the predictions; else they are printed.")] = None,
+    sep: Annotated[str, typer.Option(help="Between cells; found by itself if it is , ; | or a tab.")] = "",
+    decimal: Annotated[str, typer.Option(help="The decimal mark, . or ,")] = ".",
+) -> None:
+    """Predict the rows of a table by a saved model, which learns nothing from them."""
+    with extras("stream"):
+        from sepsa.stream import command
+    place = None if str(source) == "-" else source
+    raise typer.Exit(command.predict(model, place, out, separator(sep), decimal_mark(decimal, sep)))
+
+
+@app.command(epilog=EXIT_CODES)
+def inspect(
+    model: Annotated[Path, typer.Argument(help="A checkpoint: of `sepsa stream`, or written by sepsa.save.")],
+    as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
+) -> None:
+    """Say what a checkpoint is, how old, what it knows, and whether it is sound."""
+    with extras("stream"):
+        from sepsa.stream import command
     try:
-        learner: Any = (SepSAClassifier if classify else SepSARegressor)(forgetting=forgetting)
-        with sys.stdin if str(source) == "-" else source.open(newline="") as lines:
-            for label, x in samples(csv.DictReader(lines), target):
-                y: Any = label if classify else number(label)
-                if y is None:
-                    raise ValueError(f"{target} must be a number in every row, got {label!r}: or is it --classify?")
-                before = learner.predict_one(x)
-                learner.learn_one(x, y)
-                typer.echo("" if before is None else before)
-                seen, wrong = seen + 1, wrong + (before != y if classify else abs(before - y))
+        told = command.inspect(model)
     except (OSError, ValueError) as error:
-        raise refuse(str(error)) from None
-    if not seen:
-        raise refuse(f"{source} holds no rows below its header")
-    score = f"accuracy {1 - wrong / seen:.4f}" if classify else f"mean absolute error {wrong / seen:.6g}"
-    typer.echo(f"{seen} rows, {score}, each predicted before it was learned", err=True)
+        typer.echo(command.describe(error), err=True)
+        raise typer.Exit(1) from None
+    if as_json:
+        typer.echo(json.dumps(told, default=str))
+        return
+    width = max(map(len, told))
+    for name, value in told.items():
+        typer.echo(f"{name:<{width}}  {plain(value)}")
 
 
-def samples(rows: csv.DictReader[str], target: str) -> Iterator[tuple[str, dict[str, float | None]]]:
-    """Each row's target and features: numbers as they are, text as an indicator, an empty cell as None."""
-    if target not in (rows.fieldnames or ()):
-        raise ValueError(f"--target must be a column of the table, {', '.join(rows.fieldnames or ())}, got {target!r}")
-    known: dict[str, float] = {}  # the indicators met so far, at zero
-    for row in rows:
-        if None in row or None in row.values():
-            raise ValueError(f"line {rows.line_num} must have {len(rows.fieldnames or ())} cells, as the header has")
-        label = row.pop(target)
-        if not label:
-            raise ValueError(f"line {rows.line_num} has no {target}: drop the row, there is nothing to learn from it")
-        x: dict[str, float | None] = {**known}
-        for name, cell in row.items():
-            if not cell:
-                x[name] = None
-            elif (value := number(cell)) is not None:
-                x[name] = value
-            else:
-                x[f"{name}={cell}"] = 1.0
-                known[f"{name}={cell}"] = 0.0
-        yield label, x
+def plain(value: Any) -> str:
+    """A value of `inspect` in one line."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {plain(part)}" for key, part in value.items())
+    if isinstance(value, (list, tuple)):
+        shown = ", ".join(map(str, value[:12]))
+        return f"{shown}, ... ({len(value)})" if len(value) > 12 else shown or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def number(cell: str) -> float | None:
-    try:
-        return float(cell)
-    except ValueError:
-        return None
+def names(given: str) -> list[str] | None:
+    """The columns that an option lists; None where it was not given."""
+    return next(csv.reader([given])) if given else None
+
+
+def separator(given: str) -> str | None:
+    text = {"tab": "\t", "\\t": "\t"}.get(given, given)
+    if len(text) > 1 or text in ('"', "\r", "\n") or not text.isascii():
+        raise refuse(f"--sep must be one character such as ';' or tab, got {given!r}")
+    return text or None
+
+
+def decimal_mark(given: str, sep: str) -> str:
+    if given not in (".", ",") or given == sep:
+        raise refuse(f"--decimal must be . or , and not the separator, got {given!r}")
+    return given
 
 
 @app.command()
@@ -205,9 +310,9 @@ def bench(
     """Measure the compiled engine beside its peers on the same stream, in one process, in turns."""
     if what != "stream":
         raise refuse(f"bench must be of stream, got {what!r}")
-    if out is not None and out.suffix != ".json":
-        raise refuse(f"--out must end in .json, got {out}")
-    with extras():
+    if out is not None:
+        check_output("--out", out, (".json",))
+    with extras(), system_errors():
         from rich.console import Console
         from rich.progress import track
         from rich.table import Table

@@ -6,24 +6,34 @@ wrappers copy an optimizer (Lightning) or hide it (accelerate), and the head lea
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast, overload
 
 import torch
 from torch import Tensor, nn
 
+from sepsa import distributed
+from sepsa.distributed import is_initialized
 from sepsa.heads import Capturable, HeadSolver, HoldsOut, Revertible
 from sepsa.heads._checks import check_rows, check_weight
 
+Collection: TypeAlias = Mapping[str, Tensor] | Sequence[Tensor]
 # The class index that torch's losses ignore unless told otherwise.
 IGNORE_INDEX = -100
 
 
-def observe(model: nn.Module, targets: Tensor, sample_weight: Tensor | None = None) -> Observation:
+@overload
+def observe(model: nn.Module, targets: Tensor, sample_weight: Tensor | None = None) -> Observation: ...
+@overload
+def observe(
+    model: nn.Module, targets: Collection, sample_weight: Tensor | Collection | None = None
+) -> Observations: ...
+def observe(model: nn.Module, targets: Any, sample_weight: Any = None) -> Observation | Observations:
     """A context in which `model`'s forward teaches its head, as `SepSA.observe`.
 
     Choose it where the optimizer is not at hand, or is wrapped: the head is found in the model.
@@ -34,10 +44,9 @@ def observe(model: nn.Module, targets: Tensor, sample_weight: Tensor | None = No
             f"no SepSA teaches a head of this {type(model).__name__}: make SepSA(model, base) first and keep it alive, "
             "and pass that model or one around it"
         )
-    if len(observers) > 1:
-        names = [observer.name for observer in observers]
-        raise ValueError(f"model holds several heads that are taught, {names}: pass the part that holds one")
-    return Observation(observers[0], targets, sample_weight)
+    if len(observers) == 1 and isinstance(targets, Tensor):
+        return Observation(observers[0], targets, sample_weight)
+    return Observations(observers, targets, sample_weight)
 
 
 def observers_of(model: nn.Module) -> Iterator[Observer]:
@@ -59,24 +68,31 @@ class Checkpoint(NamedTuple):
 class Observer:
     """One head, its solver and the observation in progress, shared by the hook on the head and the optimizer."""
 
-    def __init__(self, model: nn.Module, name: str, head: nn.Linear, solver: HeadSolver) -> None:
+    def __init__(
+        self, model: nn.Module, name: str, head: nn.Linear, solver: HeadSolver, process_group: Any = "auto"
+    ) -> None:
         self.model, self.name, self.head, self.solver = model, name, head, solver
+        self.process_group = process_group
+        self.started_together = False  # whether all ranks have had one start
         self.head_fraction = 1.0
         self.generator = torch.Generator().manual_seed(torch.initial_seed())
         self.current: Observation | None = None
         self.body_steps = 0
         self.observed = False  # whether the head has learned since the body's last step
-        self.warned = False
+        self.warned = self.warned_alone = False
         self.probe: OutputProbe | None = OutputProbe()
         self.attach()
 
     def attach(self) -> None:
         """Put the hooks on head and model, in place of those of another observer."""
         self.holds_out = isinstance(self.solver, HoldsOut)
+        self.sharded = distributed.sharded_group(self.model)
         self.revertible = isinstance(self.solver, Revertible)
         self.normalizations = [module for module in self.model.modules() if hasattr(module, "track_running_stats")]
-        for module in (self.head, self.model):
-            remove_hooks(module)
+        for hook in list(self.head._forward_pre_hooks.values()):
+            if isinstance(hook, HeadHook):  # of an earlier one, or a copy's
+                for module in (self.head, self.model):
+                    remove_hooks(module, hook.observer())
         for kind in (HeadHook, InputHook, OutputHook):
             if not hasattr(kind.__call__, "_torchdynamo_disable"):  # here, not at import, where it would cost a second
                 kind.__call__ = torch.compiler.disable(kind.__call__)  # type: ignore
@@ -105,36 +121,58 @@ class Observer:
                 f"the forward inside observe reached the head {self.name!r} twice: "
                 "use one observe for each pass through the model"
             )
-        check_dense("features", features)
+        ranks = is_initialized()
+        hidden = None
         self.current = None  # so that the solver may call its head
         try:
             if observation.captured:
                 self._update_captured(observation, features)
-                hidden = None
+            elif ranks and self.process_group is not None and (group := self._group()) is not None:
+                hidden = self._update_together(group, observation, features)
             else:
-                hidden = self._update(observation, features)
+                try:
+                    if self.holds_out or self.head_fraction < 1.0:
+                        hidden = self._update_rows(observation, features)
+                    else:
+                        self.solver.update(features, observation.targets, observation.sample_weight)
+                except Exception as error:
+                    hidden = self._update_observed(observation, features, error)
         finally:
             self.current = observation
         observation.learned = self.observed = True
         if features.requires_grad:
             if hidden is not None:
                 features = torch.where(hidden.view(*features.shape[:-1], 1), features.detach(), features)
-            observation.freeze(self.head)  # the head's own gradient would be computed for nobody
+            if not (ranks and distributed.takes_gradients(self.head)):
+                observation.freeze(self.head)  # the head's own gradient would be computed for nobody
         return features
 
-    def _update(self, observation: Observation, features: Tensor) -> Tensor | None:
-        """Let the solver learn what was observed. Returns which rows (n,) must not teach the body, if any."""
-        try:
-            return self._update_rows(observation, features)
-        except ValueError:  # what is not observed is looked for only where it has been in the way
+    def _group(self) -> Any:
+        """The ranks to learn with; a warning, once, where there are others, and they cannot be told."""
+        group = distributed.active_group(self.process_group, self.sharded)
+        if group is None and not self.warned_alone and distributed.has_ranks(self.process_group):
+            self.warned_alone = True
+            distributed.warn_alone(self.name)
+        return group
+
+    def _update_observed(self, observation: Observation, features: Tensor, error: Exception) -> Tensor | None:
+        """What was refused, again without the samples that have no target, which are looked for only here.
+
+        Returns which rows (n,) must not teach the body.
+        """
+        for name, value in (("features", features), ("targets", observation.targets)):
+            check_dense(name, value)
+        if observation.sample_weight is not None:
+            check_dense("sample_weight", observation.sample_weight)
+        if isinstance(error, ValueError):
             observation.observed = observed_rows(features, observation.targets)
-            if observation.observed is None:
-                raise
+        if observation.observed is None:
+            raise error
         held = self._update_rows(observation, features)
         return ~observation.observed if held is None else held | ~observation.observed
 
     def _update_rows(self, observation: Observation, features: Tensor) -> Tensor | None:
-        """The same for the rows that are known to be observed. Returns which were held out."""
+        """Let the solver learn a share of the rows that are known to be observed. Returns which were held out."""
         if observation.observed is None and self.head_fraction == 1.0:
             targets, weight, rows = observation.targets, observation.sample_weight, None
             drawn = features
@@ -155,6 +193,55 @@ class Observer:
         if held is None or rows is None:
             return held
         return torch.zeros(n, dtype=torch.bool, device=held.device).index_put((rows[held],), held.new_ones(()))
+
+    def _update_together(self, group: Any, observation: Observation, features: Tensor) -> Tensor | None:
+        """The same with the rows of all ranks, on every rank."""
+        own, chosen, error = None, None, None
+        try:
+            own, chosen = self._own_rows(observation, features)
+        except Exception as refused:  # raised once the other ranks, which wait, have been told
+            error = refused
+        moments = isinstance(self.solver, distributed.LearnsMoments) and self.solver.learns_moments
+        rows, mine = distributed.gather(group, own, error, moments)
+        if not self.started_together:
+            self.solver.load_state_dict(distributed.share_start(group, self.head, self.solver.state_dict()))
+            self.started_together = True
+        hidden = None if observation.observed is None else ~observation.observed
+        if rows is None:
+            return hidden
+        if not self.holds_out:
+            self.solver.update(rows.features, rows.targets, rows.sample_weight)
+            return hidden
+        solver = cast(HoldsOut, self.solver)
+        solver.update(rows.features, rows.targets, rows.sample_weight, identity=rows.identity)
+        if solver.held_out is None:
+            return hidden
+        held = solver.held_out[mine]
+        if chosen is not None:
+            n = features.numel() // features.shape[-1]
+            held = held.new_zeros(n).index_put((chosen[held],), held.new_ones(()))
+        return held if hidden is None else held | hidden
+
+    def _own_rows(self, observation: Observation, features: Tensor) -> tuple[distributed.Rows, Tensor | None]:
+        """What this rank has to share, and which of its rows they are; None: all."""
+        targets, weight, rows = observation.targets, observation.sample_weight, None
+        flat = features.detach().reshape(-1, self.head.in_features)
+        labels = not targets.is_floating_point() and targets.shape == features.shape[:-1]
+        if len(flat):
+            observation.observed = observed_rows(features, targets)
+            check_rows(self.head, features, None if labels else targets)
+            check_weight(self.head, features, weight)
+        n = len(flat)
+        identity = None
+        if self.holds_out:
+            given = next((x for x in observation.inputs if x.ndim and len(x) and n % len(x) == 0), None)
+            if given is not None and n:
+                identity = given.detach().reshape(len(given), -1).repeat_interleave(n // len(given), 0)
+        if len(flat) and (observation.observed is not None or self.head_fraction < 1.0):
+            flat, targets, weight, rows = self._draw(observation, features)
+            flat, identity = flat.detach(), None if identity is None else identity[rows]
+        targets = targets.detach().reshape((len(flat),) if labels else (len(flat), targets.shape[-1]))
+        return distributed.Rows(flat, targets, None if weight is None else weight.reshape(-1), identity), rows
 
     def _draw(self, observation: Observation, features: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """What was observed, at `head_fraction` of the rows, drawn at random, and which rows they are."""
@@ -211,17 +298,19 @@ class Observer:
         state = cast(Revertible, self.solver).checkpoint() if self.revertible else None
         return Checkpoint(state, statistics, self.body_steps)
 
-    def rollback(self, checkpoint: Checkpoint, observation: Observation) -> None:
-        """Come back to `checkpoint` from a failed `observation`, unless the body has already followed it."""
+    def rollback(self, checkpoint: Checkpoint, learned: bool) -> None:
+        """Come back to `checkpoint` from a step that failed, after the head had `learned` or before the body."""
         if self.body_steps != checkpoint.body_steps:
             return
-        if self.revertible and observation.learned:
+        if self.revertible and learned:
             cast(Revertible, self.solver).rollback(checkpoint.state)
         for buffer, before in checkpoint.statistics:
             buffer.copy_(before)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"generator": self.generator.get_state(), "current": None}
+        own = {"generator": self.generator.get_state(), "current": None, "sharded": None}
+        group = {"process_group": self.process_group if self.process_group in ("auto", None) else "auto"}
+        return self.__dict__ | own | group
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -233,22 +322,17 @@ class Observer:
 class Observation:
     """The context that `observe` returns: one pass through the model, from which the head learns first."""
 
-    __slots__ = (
-        *("_frozen", "captured", "finite", "inputs", "learned", "observed", "observer", "sample_weight", "targets"),
-    )
+    # Not set in __init__, which runs at every step.
+    learned = captured = False
+    observed: Tensor | None = None  # which rows (n,) were, where some were not
+    finite: Tensor | None = None  # what `update_captured` returned
+    inputs: Sequence[Tensor] = ()  # the model's, where the solver asks for them
+    frozen: Sequence[nn.Parameter] = ()
 
-    def __init__(
-        self, observer: Observer, targets: Tensor, sample_weight: Tensor | None = None, *, captured: bool = False
-    ) -> None:
-        check_dense("targets", targets)
-        if sample_weight is not None:
-            check_dense("sample_weight", sample_weight)
+    def __init__(self, observer: Observer, targets: Tensor, sample_weight: Tensor | None = None) -> None:
+        if not isinstance(targets, Tensor):
+            raise TypeError(f"targets must be a torch.Tensor, got {type(targets).__name__}")
         self.observer, self.targets, self.sample_weight = observer, targets, sample_weight
-        self.learned, self.captured = False, captured
-        self.finite: Tensor | None = None  # what `update_captured` returned
-        self.observed: Tensor | None = None  # which rows (n,) were, where some were not
-        self.inputs: list[Tensor] = []  # the model's, where the solver asks for them
-        self._frozen: list[nn.Parameter] = []
 
     def __enter__(self) -> Observation:
         if self.observer.current is not None:
@@ -260,7 +344,7 @@ class Observation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.observer.current = None
-        for parameter in self._frozen:
+        for parameter in self.frozen:
             parameter.requires_grad_(True)
         if kind is not None:
             return
@@ -292,24 +376,82 @@ class Observation:
 
     def freeze(self, head: nn.Linear) -> None:
         """No gradient for the head until the context ends."""
-        for parameter in head._parameters.values():
-            if parameter is not None and parameter.requires_grad:
-                parameter.requires_grad_(False)
-                self._frozen.append(parameter)
+        self.frozen = [p for p in head._parameters.values() if p is not None and p.requires_grad]
+        for parameter in self.frozen:
+            parameter.requires_grad_(False)
+
+
+class Observations:
+    """The same for several heads in one pass, each with targets of its own."""
+
+    def __init__(self, observers: Sequence[Observer], targets: Any, sample_weight: Any = None) -> None:
+        names = [observer.name for observer in observers]
+        self.targets = by_name("targets", targets, names)
+        weights = by_name("sample_weight", sample_weight, names) if is_collection(sample_weight) else {}
+        one = None if is_collection(sample_weight) else sample_weight
+        self.each = {
+            observer.name: Observation(observer, self.targets[observer.name], weights.get(observer.name, one))
+            for observer in observers
+            if observer.name in self.targets
+        }
+        self._entered = contextlib.ExitStack()
+
+    @property
+    def learned(self) -> bool:
+        """Whether some head has."""
+        return any(observation.learned for observation in self.each.values())
+
+    def __enter__(self) -> Observations:
+        with contextlib.ExitStack() as entered:
+            for observation in self.each.values():
+                entered.enter_context(observation)
+            self._entered = entered.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered.__exit__(kind, error, trace)
+
+    def loss(self, outputs: Any) -> Tensor:
+        """The sum of the heads' losses; outputs as a dict by the heads' names, or in their order."""
+        named = by_name("the model's outputs", outputs, list(self.each))
+        return torch.stack([observation.loss(named[name]) for name, observation in self.each.items()]).sum()
+
+
+def is_collection(value: Any) -> bool:
+    return isinstance(value, (tuple, list, Mapping))
+
+
+def by_name(what: str, values: Any, names: list[str]) -> dict[str, Any]:
+    """Values by the heads' names, from a dict of some of them or a sequence in their order."""
+    if isinstance(values, Mapping):
+        unknown = [name for name in values if name not in names]
+        if (unknown and what != "the model's outputs") or not any(name in values for name in names):
+            raise ValueError(f"{what} must be a dict with names of heads, of {names}, got {list(values)}")
+        return {name: values[name] for name in names if name in values}
+    if not is_collection(values) or len(values) != len(names):
+        came = f"{len(values)} of them" if is_collection(values) else type(values).__name__
+        raise ValueError(
+            f"{what} must be a dict or tuple with one tensor for each of several heads, {names}, got {came}"
+        )
+    return dict(zip(names, values, strict=True))
 
 
 class Detached:
     """What `SepSA.detach` returns: a context after which the hooks are back."""
 
-    def __init__(self, observer: Observer) -> None:
-        self.observer = observer
-        observer.detach()
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self.observers = observers
+        for observer in observers:
+            observer.detach()
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *error: object) -> None:
-        self.observer.attach()
+        for observer in self.observers:
+            observer.attach()
 
 
 class HeadHook:
@@ -405,14 +547,14 @@ def of(hook: object, observer: Observer) -> bool:
     return isinstance(hook, HeadHook) and hook.observer() is observer
 
 
-def remove_hooks(module: nn.Module, observer: Observer | None = None, kind: type[HeadHook] | None = None) -> None:
-    """Take our hooks off `module`: all, or those of one observer or kind."""
+def remove_hooks(module: nn.Module, observer: Observer | None, kind: type[HeadHook] | None = None) -> None:
+    """Take off `module` the hooks of an observer, all or of one kind; those of None are copies that serve nobody."""
     for hooks, others in (
         (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),
         (module._forward_hooks, (module._forward_hooks_with_kwargs, module._forward_hooks_always_called)),
     ):
         for key, hook in list(hooks.items()):
-            if isinstance(hook, kind or HeadHook) and (observer is None or hook.observer() is observer):
+            if isinstance(hook, kind or HeadHook) and hook.observer() is observer:
                 del hooks[key]
                 for other in others:
                     other.pop(key, None)

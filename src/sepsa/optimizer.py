@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+import io
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast, overload
 
 import torch
@@ -11,9 +13,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sepsa.capture import PlainStep, Step, capture, check_devices
+from sepsa.distributed import is_sharded
 from sepsa.heads import RLS, HeadSolver
 from sepsa.interrupt import DeferredInterrupt
-from sepsa.observe import Detached, Observation, Observer, observers_of
+from sepsa.observe import (
+    Collection,
+    Detached,
+    Observation,
+    Observations,
+    Observer,
+    by_name,
+    is_collection,
+    observers_of,
+)
 
 S = TypeVar("S", bound=HeadSolver)
 
@@ -32,7 +44,11 @@ class SepSA(Optimizer, Generic[S]):
 
     `base` is an Optimizer class, built here with `base_options` on every parameter that is not the head's, or
     an instance built on such parameters. `head` is the `nn.Linear` or its name in the model; None takes the
-    last one that the model registers. `solver` (an `RLS()` by default) becomes bound to that head.
+    last one that the model registers. `solver` (an `RLS()` by default) becomes bound to that head. A list of heads
+    shares the body; then `solver` is a dict or list of solvers, and targets come as a dict or tuple.
+
+    Inside DistributedDataParallel, or beside fully_shard, all ranks learn one head from the samples of all;
+    `process_group` names their group where it cannot be told, and None lets each rank learn its own.
 
     `head_fraction` in (0, 1], 1 unless set, is the share of each batch that feeds the head, drawn at random
     and rounded up. The paper's mini-batch rule is `optimizer.head_fraction = 0.5**epoch`.
@@ -46,6 +62,7 @@ class SepSA(Optimizer, Generic[S]):
         *,
         head: nn.Linear | str | None = None,
         solver: None = None,
+        process_group: Any = "auto",
         **base_options: Any,
     ) -> None: ...
     @overload
@@ -56,6 +73,18 @@ class SepSA(Optimizer, Generic[S]):
         *,
         head: nn.Linear | str | None = None,
         solver: S,
+        process_group: Any = "auto",
+        **base_options: Any,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: SepSA[Any],
+        model: nn.Module,
+        base: type[Optimizer] | Optimizer,
+        *,
+        head: Sequence[nn.Linear | str],
+        solver: Mapping[str, HeadSolver] | Sequence[HeadSolver] | None = None,
+        process_group: Any = "auto",
         **base_options: Any,
     ) -> None: ...
     def __init__(
@@ -63,61 +92,111 @@ class SepSA(Optimizer, Generic[S]):
         model: nn.Module,
         base: type[Optimizer] | Optimizer,
         *,
-        head: nn.Linear | str | None = None,
-        solver: S | None = None,
+        head: Any = None,
+        solver: Any = None,
+        process_group: Any = "auto",
         **base_options: Any,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module, got {type(model).__name__}: SepSA finds the head in it")
-        self.head_name, self.head = find_head(model, head)
-        check_head(self.head_name, self.head)
-        self.base = build_base(model, self.head_name, self.head, base, base_options)
+        several = is_collection(head)
+        heads = dict(find_head(model, one) for one in (head if several else [head]))
+        if several and len(heads) < max(1, len(head)):
+            raise ValueError(f"head must name one nn.Linear or more, each once, got {head!r}")
+        for name, linear in heads.items():
+            check_head(name, linear)
+        self.base = build_base(model, heads, base, base_options)
         self.model = model
-        self.solver = cast(S, RLS()) if solver is None else solver
-        self.solver.bind(self.head)
-        self._observer = Observer(model, self.head_name, self.head, self.solver)
-        self._dtype = self.head.weight.dtype
+        solvers = solvers_for(list(heads), solver, several)
+        for name, linear in heads.items():
+            solvers[name].bind(linear)
+        self._several = several
+        self._observers = [Observer(model, name, heads[name], solvers[name], process_group) for name in heads]
+        self._dtype = self._observers[0].head.weight.dtype
         super().__init__(self.base.param_groups, self.base.defaults)
         self._adopt_base()
+
+    # ------------------------------------------------------------------ heads
+
+    @property
+    def heads(self) -> dict[str, nn.Linear]:
+        """The heads by their names in the model."""
+        return {observer.name: observer.head for observer in self._observers}
+
+    @property
+    def solvers(self) -> dict[str, HeadSolver]:
+        """The heads' solvers by the heads' names."""
+        return {observer.name: observer.solver for observer in self._observers}
+
+    @property
+    def head(self) -> nn.Linear:
+        """The head, where there is one."""
+        return self._observer.head
+
+    @property
+    def head_name(self) -> str:
+        """Its name in the model."""
+        return self._observer.name
+
+    @property
+    def solver(self) -> S:
+        """Its solver."""
+        return cast(S, self._observer.solver)
+
+    @property
+    def _observer(self) -> Observer:
+        if self._several:
+            raise AttributeError("this SepSA has several heads: use optimizer.heads and optimizer.solvers, by name")
+        return self._observers[0]
 
     # ------------------------------------------------------------------ learning
 
     @property
     def head_fraction(self) -> float:
-        """The share of each batch that feeds the head, in (0, 1]."""
-        return self._observer.head_fraction
+        """The share of each batch that feeds the head, in (0, 1]; the same for all heads."""
+        return self._observers[0].head_fraction
 
     @head_fraction.setter
     def head_fraction(self, value: float) -> None:
         if not 0.0 < value <= 1.0:
             raise ValueError(f"head_fraction must be in (0, 1], got {value}")
-        self._observer.head_fraction = float(value)
+        for observer in self._observers:
+            observer.head_fraction = float(value)
 
-    def observe(self, targets: Tensor, sample_weight: Tensor | None = None) -> Observation:
-        """A context in which the model's forward teaches the head: as the data reach it, it learns first."""
-        return Observation(self._observer, targets, sample_weight)
+    @overload
+    def observe(self, targets: Tensor, sample_weight: Tensor | None = None) -> Observation: ...
+    @overload
+    def observe(self, targets: Collection, sample_weight: Tensor | Collection | None = None) -> Observations: ...
+    def observe(self, targets: Any, sample_weight: Any = None) -> Observation | Observations:
+        """A context in which the model's forward teaches the head: as the data reach it, it learns first.
+
+        Of several heads, those learn that have targets: a dict by the heads' names, or a tuple in their order.
+        """
+        if self._several:
+            return Observations(self._observers, targets, sample_weight)
+        return Observation(self._observers[0], targets, sample_weight)
 
     def learn(
         self,
         inputs: Any,
-        targets: Tensor,
-        loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None,
-        sample_weight: Tensor | None = None,
+        targets: Any,
+        loss_fn: Callable[[Any, Any], Tensor] | None = None,
+        sample_weight: Any = None,
     ) -> Tensor:
         """One whole iteration: the head learns, the body follows. Returns the loss at the new head.
 
-        The loss is the solver's own, a mean over the samples that have a target, by `sample_weight`; a `loss_fn` is
-        called with all outputs and targets as they are.
+        The loss is the solver's own, a mean over the samples that have a target, by `sample_weight`; of several heads
+        the sum of theirs. A `loss_fn` is called with all outputs and targets as they are.
 
         Ctrl-C waits until it is over; a second one does not. After an error before the body has moved, in the loss or
         for lack of memory, the head (of a solver that is `Revertible`) and the running statistics of the model's
         normalization layers are as they were before.
         """
         with DeferredInterrupt():
-            observer = self._observer
-            observation, before = Observation(observer, targets, sample_weight), observer.checkpoint()
+            observation = self.observe(targets, sample_weight)
+            before = [observer.checkpoint() for observer in self._observers]
 
-            def loss_of(outputs: Tensor) -> Tensor:
+            def loss_of(outputs: Any) -> Tensor:
                 return observation.loss(outputs) if loss_fn is None else loss_fn(outputs, targets)
 
             try:
@@ -130,7 +209,8 @@ class SepSA(Optimizer, Generic[S]):
                 else:
                     self.step()
             except BaseException:
-                observer.rollback(before, observation)
+                for observer, checkpoint in zip(self._observers, before, strict=True):
+                    observer.rollback(checkpoint, observation.learned)
                 self.zero_grad()
                 raise
             self.zero_grad()
@@ -141,7 +221,7 @@ class SepSA(Optimizer, Generic[S]):
 
         Within `with optimizer.detach():` it is free of us for a while; after a plain call it stays so.
         """
-        return Detached(self._observer)
+        return Detached(self._observers)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -149,12 +229,13 @@ class SepSA(Optimizer, Generic[S]):
     def step(self, closure: Callable[[], float]) -> float: ...
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Let the base optimizer move the body."""
-        if self.head.weight.dtype is not self._dtype:
+        if self._observers[0].head.weight.dtype is not self._dtype:
             self._follow_dtype()
         for before in self._optimizer_step_pre_hooks.values():
             before(self, (closure,), {})
         result = self.base.step() if closure is None else self.base.step(closure)
-        self._observer.body_moved()
+        for observer in self._observers:
+            observer.body_moved()
         for after in self._optimizer_step_post_hooks.values():
             after(self, (closure,), {})
         return result
@@ -169,9 +250,10 @@ class SepSA(Optimizer, Generic[S]):
                     parameter.grad = None
         else:
             self.base.zero_grad(set_to_none=False)
-        for parameter in self.head._parameters.values():
-            if parameter is not None:
-                parameter.grad = None
+        for observer in self._observers:
+            for head_parameter in observer.head._parameters.values():
+                if head_parameter is not None:
+                    head_parameter.grad = None
 
     def capture(
         self, inputs: Tensor, targets: Tensor, loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None
@@ -193,7 +275,7 @@ class SepSA(Optimizer, Generic[S]):
             super().add_param_group(param_group)
             return
         given = param_group["params"]
-        refuse_head_parameters(self.head_name, self.head, [given] if isinstance(given, Tensor) else list(given))
+        refuse_head_parameters(self.heads, [given] if isinstance(given, Tensor) else list(given))
         self.base.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -201,12 +283,20 @@ class SepSA(Optimizer, Generic[S]):
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         state = self.base.state_dict()
-        state["sepsa"] = {
-            "head": self.solver.state_dict(),
+        own = {
             "head_fraction": self.head_fraction,
-            "generator": self._observer.generator.get_state(),
+            "generator": self._observers[0].generator.get_state(),
             "body": self._body_shapes(),
         }
+        if self._several:
+            own["heads"] = {observer.name: observer.solver.state_dict() for observer in self._observers}
+        else:
+            own["head"] = self.solver.state_dict()
+        state["sepsa"] = own
+        if "torch.distributed.checkpoint.state_dict" in sys.modules and state["param_groups"]:
+            # Its get_optimizer_state_dict keeps what belongs to a parameter, and drops the rest.
+            first = state["param_groups"][0]["params"][:1]
+            state["state"] = state["state"] | {k: state["state"].get(k, {}) | {"sepsa": packed(own)} for k in first}
         for after in self._optimizer_state_dict_post_hooks.values():
             state = after(self, state) or state
         return state
@@ -217,6 +307,12 @@ class SepSA(Optimizer, Generic[S]):
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         own = state_dict.pop("sepsa", None)
+        under = [key for key, value in state_dict.get("state", {}).items() if "sepsa" in value]
+        for key in under:
+            entry = dict(state_dict["state"][key])
+            carried = unpacked(entry.pop("sepsa"))
+            own = carried if own is None else own
+            state_dict["state"] = state_dict["state"] | {key: entry}
         if own is None:
             raise ValueError(
                 f"state_dict must come from SepSA.state_dict(), got the keys {sorted(state_dict)}: "
@@ -226,20 +322,38 @@ class SepSA(Optimizer, Generic[S]):
             raise ValueError(
                 f"state_dict belongs to a body with parameter shapes {own['body']}, this one has {self._body_shapes()}"
             )
-        self.solver.load_state_dict(own["head"])  # checks before it changes anything
+        heads = own.get("heads") or {self._observers[0].name: own["head"]}
+        if self._several != ("heads" in own) or set(heads) != set(self.heads):
+            raise ValueError(f"state_dict belongs to the heads {sorted(heads)}, this SepSA has {sorted(self.heads)}")
+        self._load_heads(heads)
         self.head_fraction = own["head_fraction"]
-        self._observer.generator.set_state(own["generator"].cpu())
+        for observer in self._observers:
+            observer.generator.set_state(own["generator"].cpu())
+            observer.started_together = False
         self.base.load_state_dict(state_dict)
         self._adopt_base()
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
+
+    def _load_heads(self, states: dict[str, Any]) -> None:
+        """All of them, or none."""
+        loaded: list[tuple[HeadSolver, dict[str, Any]]] = []
+        try:
+            for name, solver in self.solvers.items():
+                before = solver.state_dict() if self._several else {}
+                solver.load_state_dict(states[name])  # checks before it changes anything
+                loaded.append((solver, before))
+        except BaseException:
+            for solver, before in loaded:
+                solver.load_state_dict(before)
+            raise
 
     def _body_shapes(self) -> list[list[list[int]]]:
         return [[list(p.shape) for p in group["params"]] for group in self.base.param_groups]
 
     def _follow_dtype(self) -> None:
         """After `model.double()` and the like, which change parameters and leave their moments behind."""
-        self._dtype = self.head.weight.dtype
+        self._dtype = self._observers[0].head.weight.dtype
         for parameter, state in self.base.state.items():
             for name, value in state.items():
                 if isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape:
@@ -259,7 +373,21 @@ class SepSA(Optimizer, Generic[S]):
         self._patch_step_function()
 
     def __repr__(self) -> str:
+        if self._several:
+            return f"SepSA(solvers={self.solvers!r}, base={self.base!r})"
         return f"SepSA(head={self.head_name!r}, solver={self.solver!r}, base={self.base!r})"
+
+
+def packed(own: dict[str, Any]) -> bytes:
+    """As one object of any size, which torch.distributed.checkpoint neither splits nor casts."""
+    file = io.BytesIO()
+    torch.save(own, file)
+    return file.getvalue()
+
+
+def unpacked(carried: bytes) -> dict[str, Any]:
+    own: dict[str, Any] = torch.load(io.BytesIO(carried), weights_only=True)
+    return own
 
 
 def find_head(model: nn.Module, head: nn.Linear | str | None) -> tuple[str, nn.Linear]:
@@ -291,6 +419,11 @@ def check_head(name: str, head: nn.Linear) -> None:
     weight = head._parameters.get("weight")
     if weight is None or isinstance(weight, nn.parameter.UninitializedParameter):
         return  # the solver refuses it, in words of its own
+    if is_sharded(weight):
+        raise ValueError(
+            f"head {name!r} is sharded over ranks, and its solver needs it whole: leave it out, as by "
+            "fully_shard(model, ignored_params=set(head.parameters())), or name another head"
+        )
     if weight.is_meta:
         raise ValueError(
             f"head {name!r} is on the meta device and has no weights: load the model first, "
@@ -304,17 +437,32 @@ def check_head(name: str, head: nn.Linear) -> None:
             )
 
 
+def solvers_for(names: list[str], given: Any, several: bool) -> dict[str, HeadSolver]:
+    """A solver for each head: an RLS unless one is given."""
+    if not several:
+        return {names[0]: RLS() if given is None else given}
+    if given is None:
+        return {name: RLS() for name in names}
+    if is_collection(given):
+        found = by_name("solver", given, names)
+        return {name: found.get(name) or RLS() for name in names}
+    raise TypeError(
+        f"solver must be a dict or a sequence with one solver for each of the heads {names}, "
+        f"got one {type(given).__name__}: a solver owns one head"
+    )
+
+
 def build_base(
     model: nn.Module,
-    head_name: str,
-    head: nn.Linear,
+    heads: dict[str, nn.Linear],
     base: type[Optimizer] | Optimizer,
     options: dict[str, Any],
 ) -> Optimizer:
-    """The body's optimizer: built on every parameter that is not the head's, or the given one, checked."""
-    of_head = {id(p) for p in head.parameters()}
+    """The body's optimizer: built on every parameter that is not a head's, or the given one, checked."""
+    of_head = {id(p): name for name, head in heads.items() for p in head.parameters()}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if id(parameter) in of_head and name.rpartition(".")[0] != head_name:
+        head_name = of_head.get(id(parameter))
+        if head_name is not None and name.rpartition(".")[0] != head_name:
             raise ValueError(
                 f"head {head_name!r} shares a parameter with {name!r}: a Newton step for the head would change both; "
                 "untie them or choose another head"
@@ -336,8 +484,8 @@ def build_base(
         if options:
             raise ValueError(f"base is an instance, so it has its options already, got {sorted(options)} as well")
         given = [p for group in base.param_groups for p in group["params"]]
-        refuse_head_parameters(head_name, head, given)
-        refuse_other_heads(model, head, given)
+        refuse_head_parameters(heads, given)
+        refuse_other_heads(model, heads, given)
         return base
     misplaced = sorted({"ridge", "forgetting"} & set(options) - set(inspect.signature(kind).parameters))
     if misplaced:
@@ -347,24 +495,24 @@ def build_base(
             f"write SepSA(model, {kind.__name__}, solver=RLS({settings}))"
         )
     body = [parameter for parameter in model.parameters() if id(parameter) not in of_head]
-    refuse_other_heads(model, head, body)
+    refuse_other_heads(model, heads, body)
     return kind([{"params": body}], **options)
 
 
-def refuse_other_heads(model: nn.Module, head: nn.Linear, parameters: Iterable[Tensor]) -> None:
+def refuse_other_heads(model: nn.Module, heads: dict[str, nn.Linear], parameters: Iterable[Tensor]) -> None:
     """What another SepSA teaches, its solver alone moves."""
     moved = {id(parameter) for parameter in parameters}
     for observer in observers_of(model):
-        if observer.head is not head and any(id(p) in moved for p in observer.head.parameters()):
+        if observer.head not in heads.values() and any(id(p) in moved for p in observer.head.parameters()):
             raise ValueError(
                 f"another SepSA teaches the head {observer.name!r} of this model, and base would move it too: "
                 "pass base an optimizer without its parameters, or call detach() on the other SepSA"
             )
 
 
-def refuse_head_parameters(head_name: str, head: nn.Linear, parameters: Iterable[Tensor]) -> None:
-    """The solver alone moves the head."""
-    named = {id(p): f"{head_name}.{name}" for name, p in head.named_parameters()}
+def refuse_head_parameters(heads: dict[str, nn.Linear], parameters: Iterable[Tensor]) -> None:
+    """The solvers alone move the heads."""
+    named = {id(p): f"{head_name}.{name}" for head_name, head in heads.items() for name, p in head.named_parameters()}
     for parameter in parameters:
         if id(parameter) in named:
             raise ValueError(

@@ -26,6 +26,7 @@ try:
     from river import base
     from river.utils import dataframe
 
+    from sepsa.checkpoint import Saves, check_stamp, stamp
     from sepsa.stream import _state
     from sepsa.stream.calibration import INVERSE_TEMPERATURES, log_losses, mixture, project_to_simplex
     from sepsa.stream.engine import Engine, Floats
@@ -55,7 +56,7 @@ class NewFeature(NamedTuple):
     values: list[float]
 
 
-class _Stream(base.Estimator):
+class _Stream(Saves, base.Estimator):
     """What the three faces share: features and outputs by name, over one learner of rows."""
 
     _regression = True
@@ -106,10 +107,10 @@ class _Stream(base.Estimator):
         raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+        return stamp({name: value for name, value in self.__dict__.items() if name != "_lock"})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.RLock())
+        self.__dict__.update(check_stamp(state), _lock=threading.RLock())
 
     # ------------------------------------------------------------------ saving
 
@@ -119,8 +120,6 @@ class _Stream(base.Estimator):
         A model of the same parameters that loads it goes on bit for bit.
         """
         with self._lock:
-            if not self._regression:
-                self._update_calibration()  # type: ignore[attr-defined]
             return {
                 "model": type(self).__name__,
                 "features": [_state.pack_label(name) for name in self._features],
@@ -130,12 +129,17 @@ class _Stream(base.Estimator):
                 "outputs": [_state.pack_label(name) for name in self._outputs],
                 "target_name": self._target_name,
                 "calibration_loss": self._loss.copy(),
+                # As they are: taken in now, they would be summed in another order than without this look.
+                "uncalibrated": [[list(scores), place, weight] for scores, place, weight in self._uncalibrated],
                 "learner": None if self._learner is None else self._learner.state_dict(),
             }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from such a state. Whole, or ValueError naming the entry and nothing."""
-        keys = {"model", "features", "pending_features", "outputs", "target_name", "calibration_loss", "learner"}
+        keys = {
+            "model", "features", "pending_features", "outputs", "target_name", "calibration_loss", "uncalibrated",
+            "learner",
+        }  # fmt: skip
         new = _state.mapping("state_dict", state_dict, keys)
         _state.equal("state_dict['model']", new["model"], type(self).__name__)
         features = _state.unpack_labels("state_dict['features']", new["features"])
@@ -150,6 +154,15 @@ class _Stream(base.Estimator):
             raise ValueError(f"state_dict['target_name'] must be a string or None, got {new['target_name']!r}")
         entry = "state_dict['calibration_loss']"
         loss = _state.array(entry, new["calibration_loss"], INVERSE_TEMPERATURES.shape, low=0.0)
+        uncalibrated = []
+        for i, row in enumerate(_state.sequence("state_dict['uncalibrated']", new["uncalibrated"])):
+            entry = f"state_dict['uncalibrated'][{i}]"
+            if len(_state.sequence(entry, row)) != 3 or len(_state.sequence(entry, row[0])) != len(outputs):
+                raise ValueError(f"{entry} must be {len(outputs)} scores, a class and a weight, got {row!r}")
+            scores, place = [_state.number(entry, score) for score in row[0]], _state.integer(entry, row[1], 0)
+            if place >= len(outputs) or self._regression or i >= CALIBRATION_ROWS:
+                raise ValueError(f"{entry} must be one of fewer than {CALIBRATION_ROWS} rows of a class, got {row!r}")
+            uncalibrated.append((scores, place, _state.number(entry, row[2], 0.0)))
         learner = None
         if new["learner"] is not None:
             if not features or not outputs:
@@ -170,7 +183,7 @@ class _Stream(base.Estimator):
                 _pending_features=pending,
                 _target_name=new["target_name"],
                 _loss=loss,
-                _uncalibrated=[],
+                _uncalibrated=uncalibrated,
                 _learner=learner,
             )
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sepsa.heads._affine import rows, store
@@ -22,6 +22,9 @@ from sepsa.heads._square_root import (
     turn,
     whiten,
 )
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class CapturedState:

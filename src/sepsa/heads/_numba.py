@@ -9,7 +9,7 @@ Loaded only where numba is installed; the first call in a fresh cache compiles f
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -303,6 +303,15 @@ def update(
     return LEARNED
 
 
+class Block(NamedTuple):
+    """Φ (n, p), its columns without the ones, Y (n, m), and both as arrays beside buffers for F and E."""
+
+    Phi: Tensor
+    features: Tensor
+    Y: Tensor
+    arrays: tuple[Any, ...]
+
+
 class Workspace:
     """Buffers for `update`, and the state and the head as arrays over the tensors' own memory."""
 
@@ -323,39 +332,39 @@ class Workspace:
             np.zeros(0, weight.numpy().dtype) if bias is None else bias.detach().numpy(),
         )
         self.buffers = (np.empty((p + m, p)), np.empty((p, p)), np.empty((p, m)), np.empty((5, max(p, m))))
-        self.Phi, self.Y = root.T[:0], root.W[:0]
+        self.block: Block | None = None
         # A kernel writes behind autograd's back; a write to no element tells it that the weight changed.
         self.version = weight[:0]
 
-    def rows(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> tuple[Tensor, Tensor, float]:
-        """Φ (n, p) and Y (n, m), each row scaled by the root of its sample's weight, and the weights' sum.
-
-        Both are valid until the next call.
-        """
+    def rows(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> tuple[Block, float]:
+        """Φ and Y, each row scaled by the root of its sample's weight, and the weights' sum; until the next call."""
         k, (m, p) = self.k, self.root.W.shape
         x, y = features.detach(), targets.detach()
         if x.ndim != 2:
             x, y = x.reshape(-1, k), y.reshape(-1, m)
         n = len(x)
-        if len(self.Phi) != n:
-            self.Phi, self.Y = self.root.T.new_ones(n, p), self.root.T.new_empty(n, m)
-            self.features = self.Phi[:, :k]
-            self.inputs = self.Phi.numpy(), self.Y.numpy(), np.empty((p, n)), np.empty((n, m))
-        self.features.copy_(x)
-        self.Y.copy_(y)
+        block = self.block
+        if block is None or len(block.Y) != n:
+            Phi, Y = self.root.T.new_ones(n, p), self.root.T.new_empty(n, m)
+            block = Block(Phi, Phi[:, :k], Y, (Phi.numpy(), Y.numpy(), np.empty((p, n)), np.empty((n, m))))
+        block.features.copy_(x)
+        block.Y.copy_(y)
         if sample_weight is None:
-            return self.Phi, self.Y, float(n)
-        omega = sample_weight.detach().reshape(-1, 1).to(self.Y.dtype)
-        Phi, self.Phi = self.Phi, self.Phi[:0]  # the next call wants ones again
-        return Phi.mul_(omega.sqrt()), self.Y.mul_(omega.sqrt()), float(omega.sum())
+            self.block = block
+            return block, float(n)
+        self.block = None  # the next one wants ones again
+        omega = sample_weight.detach().reshape(-1, 1).to(block.Y.dtype)
+        block.Phi.mul_(omega.sqrt())
+        block.Y.mul_(omega.sqrt())
+        return block, float(omega.sum())
 
-    def update(self, lam: float, samples: float) -> bool | None:
-        """Learn the rows that `rows` returned last. False: they are not finite; None: too large for this form."""
+    def update(self, block: Block, lam: float, samples: float) -> bool | None:
+        """Learn the rows of a block. False: they are not finite; None: too large for this form."""
         self.version.zero_()
-        n, p = self.inputs[0].shape
+        n, p = block.Phi.shape
         count = restored(p, n, lam)
-        arguments: tuple[Any, ...] = self.arrays + self.inputs
-        outcome = update(*arguments, lam, samples, count, *self.buffers)  # type: ignore[call-arg]
+        arguments: tuple[Any, ...] = (*self.arrays, *block.arrays, lam, samples, count, *self.buffers)
+        outcome = update(*arguments)
         return None if outcome == TOO_LARGE else outcome == LEARNED
 
     def load(self, root: Root, counters) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sepsa.heads._candidates import Candidates, Grid, factors
@@ -19,6 +18,9 @@ from sepsa.heads._checks import (
     damaged,
 )
 from sepsa.heads._square_root import Root
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _ROOT = ("T", "W", "H", "energy", "left")
 _COUNTERS = ("steps", "samples", "cursor", "pending", "growth")  # in the order of their places

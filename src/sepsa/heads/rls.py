@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -33,6 +32,8 @@ from sepsa.heads.self_tuning import SelfTuningRLS
 from sepsa.heads.solver import Posterior
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from sepsa.heads._numba import Workspace
 
 # Up to this p one compiled call costs less than torch's calls for the same arithmetic.
@@ -55,6 +56,8 @@ class RLS:
     Features and targets may come in any floating dtype; the arithmetic runs in `dtype`, float64 unless given.
     The state keeps a square root of the inverse curvature, which stays positive definite by construction.
     """
+
+    learns_moments = True  # rows with equal second moments are equal to it: see sepsa.distributed
 
     def __new__(cls, **settings: Any) -> Any:
         if "auto" in (settings.get("ridge"), settings.get("forgetting")):
@@ -188,14 +191,16 @@ class RLS:
         assert weight is not None
         place = (weight.data_ptr(), None if bias is None else bias.data_ptr())
         if place != self._place:  # the head moved to another device, dtype or memory
-            self._place, self._workspace = place, None
+            work = None
             fits = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64)
             fits &= len(self._ridge) <= _NUMBA_LIMIT and self._prior.dtype == torch.float64
             if fits and weight.is_contiguous() and importlib.util.find_spec("numba") is not None:
                 from sepsa.heads._numba import Workspace
 
-                work = Workspace(linear, self._root, self._counters, self._prior, self._ridge)
-                self._root, self._counters, self._workspace = work.root, work.counters, work
+                work = Workspace(linear, self._state(), self._counters, self._prior, self._ridge)
+                self._root, self._counters = work.root, work.counters
+            self._workspace = work
+            self._place = place  # last: an interrupt before lets the next update begin again
         return self._workspace
 
     # ------------------------------------------------------------------ learning
@@ -233,14 +238,15 @@ class RLS:
             self._learn(linear, features, targets, sample_weight)
 
     def _learn(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> None:
+        steps, learned = int(self._counters[STEPS]), None
+        before = self._root.W.clone() if steps % _health.EVERY == 0 else None
         work = self._compiled()
         if work is not None:
-            Phi, Y, total = work.rows(features, targets, sample_weight)
+            block, total = work.rows(features, targets, sample_weight)
+            Phi, Y = block.Phi, block.Y
+            learned = work.update(block, self.forgetting, total)
         else:
             Phi, Y, total = samples(linear, features, targets, sample_weight, self._state().T.dtype)
-        steps = int(self._counters[STEPS])
-        before = self._root.W.clone() if steps % _health.EVERY == 0 else None
-        learned = None if work is None else work.update(self.forgetting, total)
         if learned is None:
             learned = self._learn_in_torch(linear, Phi, Y, total)
         if not learned:

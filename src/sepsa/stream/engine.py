@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import struct
 import sys
+from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,16 @@ from sepsa.stream import _state, kernels
 
 Floats = NDArray[np.float64]
 
+NINE_TENTHS = 1.6448536269514722  # of a normal law lie within so many standard deviations
+NORMAL_QUANTILES: Floats = np.array([0.6744897501960817, 1.2815515655446004, NINE_TENTHS])
+
 ACTIVATIONS = {
     "identity": kernels.IDENTITY,
     "relu": kernels.RELU,
     "tanh": kernels.TANH,
     "sigmoid": kernels.SIGMOID,
     "gelu": kernels.GELU,
+    "fourier": kernels.FOURIER,
 }
 # The options each optimizer takes beside lr and weight_decay, with torch.optim's defaults; momentum is Adam's β1.
 OPTIMIZERS: dict[str, tuple[int, dict[str, float]]] = {
@@ -35,7 +41,14 @@ OPTIMIZERS: dict[str, tuple[int, dict[str, float]]] = {
 
 _BODY_PARTS = ("THETA", "FIRST", "SECOND")  # in the body's dtype
 _POSITIVE = ("D", "RIDGE")
-_NOT_NEGATIVE = ("SECOND", "ENERGY", "SCALE", "GAIN", "COUNTS")
+_NOT_NEGATIVE = ("SECOND", "ENERGY", "SCALE", "TYPICAL", "GAIN", "ERROR", "NUMBERS", "COUNTS")
+# What a head that tunes itself chooses from: how much it forgets, which features it sees, its ridge.
+CANDIDATES: tuple[tuple[str, float, float], ...] = (
+    ("both", 10.0, 1.0),
+    ("both", 10.0, 0.99),
+    ("inputs", 10.0, 1.0),
+    ("inputs", 10.0, 0.99),
+)
 
 
 class Engine:
@@ -63,6 +76,11 @@ class Engine:
         weight_decay: float = 0.0,
         ridge: float = 1.0,
         forgetting: float = 1.0,
+        heads: Sequence[tuple[str, float, float]] | None = None,
+        loss: str = "squared",
+        classes: bool = False,
+        discount: float = 0.99,
+        power: float = 1.0,
         batch: int = 1,
         skip: bool = False,
         standardize: bool = False,
@@ -73,7 +91,13 @@ class Engine:
         if dtype not in (np.float32, np.float64):
             raise ValueError(f"dtype must be numpy.float32 or numpy.float64, got {dtype!r}")
         self._dtype_of_body = np.empty(0, dtype)  # tells the kernels, which read a dtype off an array
-        self._layout = Layout(inputs, outputs, tuple(hidden), skip, self._dtype_of_body.itemsize)
+        heads = heads or [("both" if skip or not hidden else "hidden", ridge, forgetting)]
+        self._heads: list[list[Any]] = [
+            [subset, in_range("ridge", strength, 0.0, math.inf), in_range("forgetting", keeps, 0.0, 1.0)]
+            for subset, strength, keeps in heads
+        ]
+        subsets = tuple(subset for subset, _, _ in self._heads)
+        self._layout = Layout(inputs, outputs, tuple(hidden), subsets, self._dtype_of_body.itemsize)
         self._rng = np.random.default_rng(seed)
         code, defaults = OPTIMIZERS[one_of("optimizer", optimizer, OPTIMIZERS)]
         unknown = sorted(set(optimizer_options) - set(defaults))
@@ -88,8 +112,9 @@ class Engine:
                 options.get("beta2", 0.0),
                 options.get("eps", 0.0),
                 options.get("nesterov", 0.0),
-                in_range("forgetting", forgetting, 0.0, 1.0),
-                in_range("ridge", ridge, 0.0, math.inf),
+                in_range("discount", discount, 0.0, 1.0),
+                in_range("power", power, 0.0, math.inf),
+                max(keeps for _, _, keeps in heads),
             ]
         )
         L = self._layout.numbers
@@ -97,18 +122,45 @@ class Engine:
         L[kernels.L_OPTIMIZER] = code
         L[kernels.L_STANDARDIZE] = standardize
         L[kernels.L_BATCH] = at_least("batch", batch, 1)
+        L[kernels.L_ROBUST] = one_of("loss", loss, {"squared": 0, "huber": 1}) == "huber"
+        L[kernels.L_CLASSES] = classes
         self._state = np.zeros(self._layout.size)
         self._workspace = np.zeros(self._layout.workspace(batch))
-        self._view("D")[:] = 1 / ridge
-        self._view("RIDGE")[:] = ridge
+        for h, (_, strength, keeps) in enumerate(self._heads):
+            self._view("D", h)[:] = 1 / strength
+            self._view("RIDGE", h)[:] = strength
+            numbers = self._view("NUMBERS", h)
+            numbers[kernels.H_FORGETTING], numbers[kernels.H_RIDGE] = keeps, strength
+            numbers[kernels.H_WEIGHT] = 1 / len(self._heads)
+        self._view("RANGE").reshape(-1, 2)[:] = 1.0, 0.0  # low above high: none yet
         self._view("COUNTS")[[kernels.C_BETA1_POWER, kernels.C_BETA2_POWER]] = 1.0
         self._view("GAIN")[:] = 0.0 if standardize else 1.0
         self._view("SCALE")[:] = 0.0 if standardize else 1.0
-        # Kaiming-uniform weights and biases of 0.01, as the paper's; the head starts at zero.
         for weight, bias in self.layers():
-            bound = math.sqrt(6 / weight.shape[1])
-            weight[:] = self._rng.uniform(-bound, bound, weight.shape)
-            bias[:] = 0.01
+            weight[:] = self._start_weights(weight.shape, weight.shape[1])
+            if self._fourier:
+                bias[:] = self._rng.uniform(0.0, 2 * math.pi, bias.shape)
+            else:
+                bias[:] = self._rng.normal(0.0, 0.5, bias.shape)  # so that kinks are spread over the data
+
+    @property
+    def _fourier(self) -> bool:
+        return bool(self._layout.numbers[kernels.L_ACTIVATION] == kernels.FOURIER)
+
+    def _start_weights(self, shape: int | tuple[int, ...], inputs: int) -> Floats:
+        """Random weights of units that see so many inputs: normal for Fourier features, else Kaiming's uniform law."""
+        if self._fourier:
+            b = __import__("os").environ.get("BW","1")
+            w = self._rng.normal(0.0, math.sqrt(1 / inputs), shape)
+            if b == "m" and isinstance(shape, tuple):
+                w *= np.geomspace(0.4, 2.5, shape[0])[self._rng.permutation(shape[0])][:, None]
+            elif b == "n" and isinstance(shape, tuple):
+                w *= np.geomspace(0.6, 2.4, shape[0])[self._rng.permutation(shape[0])][:, None]
+            else:
+                w *= float(b) if b not in "mn" else 1.0
+            return w
+        bound = math.sqrt(6 / inputs)
+        return self._rng.uniform(-bound, bound, shape)
 
     # ------------------------------------------------------------------ what it is
 
@@ -127,8 +179,25 @@ class Engine:
 
     @property
     def samples(self) -> float:
-        """How many samples the head remembers, as `RLS.samples`."""
-        return float(self._view("COUNTS")[kernels.C_SAMPLES])
+        """How many samples the first head remembers, as `RLS.samples`."""
+        return float(self._view("NUMBERS", 0)[kernels.H_SAMPLES])
+
+    @property
+    def outliers(self) -> int:
+        """How many rows had an implausible target, input or weight."""
+        return int(self._view("COUNTS")[kernels.C_OUTLIERS])
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The head that has the largest weight in predictions: what it sees, its ridge and forgetting, and since when.
+
+        `weights` are those of all heads; `since` is the number of steps after which it came first.
+        """
+        counts = self._view("COUNTS")
+        subset, ridge, forgetting = self._heads[int(counts[kernels.C_BEST])]
+        weights = [float(self._view("NUMBERS", h)[kernels.H_WEIGHT]) for h in range(len(self._heads))]
+        since = int(counts[kernels.C_SINCE])
+        return {"features": subset, "ridge": ridge, "forgetting": forgetting, "since": since, "weights": weights}
 
     def layers(self) -> list[tuple[Floats, Floats]]:
         """Weight (width, inputs) and bias (width,) of each hidden layer, as views shaped like torch's."""
@@ -143,25 +212,25 @@ class Engine:
 
     @property
     def head(self) -> Floats:
-        """W (outputs, features), the bias its last column, as a view."""
-        return self._view("W").reshape(self.outputs, -1)
+        """W (outputs, features) of the first head, the bias its last column, as a view."""
+        return self._view("W", 0).reshape(self.outputs, -1)
 
     def set_head(self, weights: Floats) -> None:
         """Set the head and with it the prior that the ridge pulls to."""
         self.head[:] = weights
-        self._view("PRIOR")[:] = self._view("W")
+        self._view("PRIOR", 0)[:] = self._view("W", 0)
 
     def covariance(self) -> Floats:
-        """B (p, p), the inverse of the curvature."""
-        p = self._layout.features
+        """B (p, p), the inverse of the first head's curvature."""
+        p = self._layout.head_features[0]
         U = np.eye(p)
         for j in range(1, p):
-            U[:j, j] = self._view("U")[j * (j - 1) // 2 : j * (j - 1) // 2 + j]
-        return (U * self._view("D")) @ U.T
+            U[:j, j] = self._view("U", 0)[j * (j - 1) // 2 : j * (j - 1) // 2 + j]
+        return (U * self._view("D", 0)) @ U.T
 
     def objective(self) -> Floats:
-        """The least value (outputs,) of Σ ω e² + ridge |W - prior|² over all that the head remembers."""
-        return self._view("ENERGY").copy()
+        """The least value (outputs,) of Σ ω e² + ridge |W - prior|² over all that the first head remembers."""
+        return self._view("ENERGY", 0).copy()
 
     def scaling(self) -> tuple[Floats, Floats]:
         """Mean and scale (inputs,) by which the network sees (x - mean) · scale, as copies."""
@@ -171,6 +240,10 @@ class Engine:
         """Let the network see (x - mean) · scale, from input `first` on; a scale of zero waits for a value."""
         self._view("MEAN")[first:], self._view("SCALE")[first:] = mean, scale
 
+    def set_typical_inputs(self, distances: Floats, first: int = 0) -> None:
+        """Let standardized inputs lie so far from zero as a rule; 16 times as far is as far as the network sees."""
+        self._view("TYPICAL")[first:] = distances
+
     def output_weights(self) -> Floats:
         """How much each output's squared error counts in the body's loss (outputs,), a copy."""
         return self._view("GAIN").copy()
@@ -179,15 +252,35 @@ class Engine:
         """Let each output's squared error count so much in the body's loss; zero waits for a value."""
         self._view("GAIN")[:] = weights
 
+    def schedule(self) -> tuple[float, float, int]:
+        """The body's rate, the first head's forgetting and the rows of a batch."""
+        forgetting = float(self._view("NUMBERS", 0)[kernels.H_FORGETTING])
+        return float(self._options[kernels.O_LR]), forgetting, self.batch_size
+
+    def set_schedule(self, lr: float, forgetting: float, batch: int) -> None:
+        """Learn by these from now on."""
+        self._options, numbers = self._options.copy(), self._layout.numbers.copy()  # a copy of the engine shares them
+        self._options[kernels.O_LR] = lr
+        self._view("NUMBERS", 0)[kernels.H_FORGETTING] = forgetting
+        numbers[kernels.L_BATCH] = batch
+        self._layout = copy(self._layout)
+        self._layout.numbers = numbers
+        self._workspace = np.zeros(self._layout.workspace(batch))
+
     def noise_variance(self) -> Floats:
-        """The variance (outputs,) of targets about what the head could say at best: that of ridge regression,
+        """The variance (outputs,) of targets about predictions, where φᵀBφ is small.
+
+        With `loss="huber"` it is that of a normal law whose nine tenths reach as far as those of the recent errors
+        e/√(1 + φᵀBφ) made before learning. With `loss="squared"` it is that of ridge regression,
 
             σ² = (Σ e²/(1 + φᵀBφ) - Σ_j ridge_j |W_j - prior_j|²) / (n - tr BΦᵀΦ),
 
         since the errors e made before learning sum to the objective at its minimum, and BΦᵀΦ = I - B ridge.
         """
+        if self._layout.numbers[kernels.L_ROBUST]:
+            return (self._view("ERROR").reshape(-1, 3)[:, 2] / NINE_TENTHS) ** 2
         penalty, left = self._penalty_and_degrees_left()
-        return np.maximum(self._view("ENERGY") - penalty, 0.0) / left
+        return np.maximum(self._view("ENERGY", 0) - penalty, 0.0) / left
 
     def set_effective_samples(self, samples: float, noise: Floats) -> None:
         """Let what the head knows stand for so many samples, and their errors for this noise variance (outputs,).
@@ -195,24 +288,46 @@ class Engine:
         Rows that were learned in N passes count N times: A <- A/N sets that right and leaves the head as it is.
         """
         passes = max(1.0, self.samples / samples)
-        self._view("D")[:] *= passes
-        self._view("RIDGE")[:] /= passes
-        self._view("COUNTS")[kernels.C_SAMPLES] /= passes
+        for h in range(len(self._heads)):
+            self._view("D", h)[:] *= passes
+            self._view("RIDGE", h)[:] /= passes
+            self._view("NUMBERS", h)[kernels.H_SAMPLES] /= passes
         penalty, left = self._penalty_and_degrees_left()
-        self._view("ENERGY")[:] = noise * left + penalty
+        self._view("ENERGY", 0)[:] = noise * left + penalty
+        self.set_error_quantiles(np.sqrt(noise)[:, None] * NORMAL_QUANTILES)
+
+    def set_error_quantiles(self, quantiles: Floats) -> None:
+        """Let the errors be taken to have these quantiles (outputs, 3), the 0.5, 0.8 and 0.9 ones of their sizes."""
+        self._view("ERROR")[:] = quantiles.ravel()
+        self._view("ERROR_RUN")[:] = 0.0
+
+    def set_target_range(self, low: Floats, high: Floats) -> None:
+        """Let plausible targets lie between these (outputs,)."""
+        self._view("RANGE").reshape(-1, 2)[:] = np.stack([low, high], 1)
+
+    def set_typical_weight(self, weight: float) -> None:
+        """Let samples weigh so much as a rule; more than ten times that is taken for that."""
+        self._view("COUNTS")[kernels.C_WEIGHT] = weight
+
+    def calibration_losses(self) -> Floats:
+        """The log-loss of each inverse temperature on rows not yet learned, a copy."""
+        return self._view("CALIBRATION").copy()
+
+    def set_calibration_losses(self, losses: Floats) -> None:
+        self._view("CALIBRATION")[:] = losses
 
     def _penalty_and_degrees_left(self) -> tuple[Floats, float]:
         """What the ridge adds to the objective (outputs,), and the samples less the degrees of freedom."""
-        p = self._layout.features
-        ridge, D = self._view("RIDGE"), self._view("D")
+        p = self._layout.head_features[0]
+        ridge, D = self._view("RIDGE", 0), self._view("D", 0)
         column, row = np.tril_indices(p, -1)  # U's columns lie one after the other
-        free = p - float(D @ ridge + (self._view("U") ** 2 * ridge[row]) @ D[column])
-        penalty = (self.head - self._view("PRIOR").reshape(self.head.shape)) ** 2 @ ridge
+        free = p - float(D @ ridge + (self._view("U", 0) ** 2 * ridge[row]) @ D[column])
+        penalty = (self.head - self._view("PRIOR", 0).reshape(self.head.shape)) ** 2 @ ridge
         return residual_degrees(penalty, self.samples, free)
 
-    def _view(self, name: str) -> Floats:
-        """A part of the state by its name in `Layout`."""
-        start, length = self._layout.parts[name]
+    def _view(self, name: str, head: int | None = None) -> Floats:
+        """A part of the state by its name in `Layout`, or such a part of a head."""
+        start, length = self._layout.parts[name if head is None else f"{name}{head}"]
         part = self._state[start : start + length]
         return part.view(self._dtype_of_body.dtype)[: self._layout.body] if name in _BODY_PARTS else part
 
@@ -231,7 +346,9 @@ class Engine:
         L = self._layout.numbers
         return {
             "hidden": list(self._layout.hidden),
-            "skip": self._layout.skip,
+            "heads": self._heads,
+            "loss": "huber" if L[kernels.L_ROBUST] else "squared",
+            "classes": bool(L[kernels.L_CLASSES]),
             "dtype": self._dtype_of_body.dtype.name,
             "activation": next(name for name, code in ACTIVATIONS.items() if code == L[kernels.L_ACTIVATION]),
             "optimizer": int(L[kernels.L_OPTIMIZER]),
@@ -257,23 +374,29 @@ class Engine:
         _state.mapping(f"{entry}['settings']", new["settings"], set(settings))
         for name, wanted in settings.items():
             _state.equal(f"{entry}['settings'][{name!r}]", new["settings"][name], wanted)
-        sizes = (_state.integer(f"{entry}[{name!r}]", new[name], 1) for name in ("inputs", "outputs"))
+        inputs, outputs = (_state.integer(f"{entry}[{name!r}]", new[name], 1) for name in ("inputs", "outputs"))
+        arrays = _state.mapping(f"{entry}['arrays']", new["arrays"], set(self._layout.parts))
+        for name, size in (("MEAN", inputs), ("GAIN", outputs)):  # before room is made for what may be a wrong number
+            _state.array(f"{entry}['arrays'][{name!r}]", arrays[name], (size,))
         other = self.copy()
-        other._allocate(*sizes)
-        arrays = _state.mapping(f"{entry}['arrays']", new["arrays"], set(other._layout.parts))
+        other._allocate(inputs, outputs)
         for name, value in arrays.items():
             view, where = other._view(name), f"{entry}['arrays'][{name!r}]"
-            low = 0.0 if name in _NOT_NEGATIVE else np.finfo(float).tiny if name in _POSITIVE else -math.inf
+            part = name.rstrip("0123456789")
+            low = 0.0 if part in _NOT_NEGATIVE else np.finfo(float).tiny if part in _POSITIVE else -math.inf
             view[:] = _state.array(where, value, view.shape, dtype=view.dtype, low=low)
-        if other._view("COUNTS")[kernels.C_CURSOR] >= other._layout.features:
-            raise ValueError(f"{entry}['arrays']['COUNTS'] must point at one of {other._layout.features} features")
+        for h, p in enumerate(other._layout.head_features):
+            if other._view("NUMBERS", h)[kernels.H_CURSOR] >= p:
+                raise ValueError(f"{entry}['arrays']['NUMBERS{h}'] must point at one of {p} features")
+        if other._view("COUNTS")[kernels.C_BEST] >= len(self._heads):
+            raise ValueError(f"{entry}['arrays']['COUNTS'] must point at one of {len(self._heads)} heads")
         other._rng = _state.generator(f"{entry}['generator']", new["generator"])
         self.__dict__.update(other.__dict__)
 
     def _allocate(self, inputs: int, outputs: int) -> None:
         """A state of zeros for so many inputs and outputs, under the same settings."""
         old = self._layout
-        self._layout = Layout(inputs, outputs, old.hidden, old.skip, old.itemsize)
+        self._layout = Layout(inputs, outputs, old.hidden, old.subsets, old.itemsize)
         self._layout.numbers[kernels.L_SETTINGS] = old.numbers[kernels.L_SETTINGS]
         self._state = np.zeros(self._layout.size)
         self._workspace = np.zeros(self._layout.workspace(self.batch_size))
@@ -291,27 +414,30 @@ class Engine:
         grown = self.copy()
         grown._allocate(inputs, outputs)
         new, view = grown._layout, grown._view
-        ridge = self._options[kernels.O_RIDGE]
         more = inputs - old.inputs
-        place = new.features - 1 - more if old.skip or not old.hidden else new.features - 1  # of new features in φ
-        keep = np.r_[0:place, new.features - 1] if new.features > old.features else np.arange(new.features)
-        view("D")[:] = 1 / ridge
-        view("RIDGE")[:] = ridge
-        for name in ("D", "RIDGE"):
-            view(name)[keep] = parts[name]
-        for name in ("W", "PRIOR"):
-            rows = view(name).reshape(outputs, -1)
-            rows[: old.outputs, keep] = parts[name].reshape(old.outputs, -1)
-        U = view("U")
-        for j, column in enumerate(keep):
-            U[column * (column - 1) // 2 + keep[:j]] = parts["U"][j * (j - 1) // 2 : j * (j - 1) // 2 + j]
+        for h, (before, p) in enumerate(zip(old.head_features, new.head_features, strict=True)):
+            keep = np.r_[0 : before - 1, p - 1]  # new inputs come last but one, before the bias
+            ridge = self._heads[h][1]
+            for name, start in (("D", 1 / ridge), ("RIDGE", ridge)):
+                view(name, h)[:] = start
+                view(name, h)[keep] = parts[f"{name}{h}"]
+            for name in ("W", "PRIOR"):
+                rows = view(name, h).reshape(outputs, -1)
+                rows[: old.outputs, keep] = parts[f"{name}{h}"].reshape(old.outputs, -1)
+            U, old_U = view("U", h), parts[f"U{h}"]
+            for j, column in enumerate(keep):
+                U[column * (column - 1) // 2 + keep[:j]] = old_U[j * (j - 1) // 2 : j * (j - 1) // 2 + j]
+            view("ENERGY", h)[: old.outputs] = parts[f"ENERGY{h}"]
+            view("NUMBERS", h)[:] = parts[f"NUMBERS{h}"]
         cut = old.inputs * old.hidden[0] if old.hidden else 0  # the first layer's weights, input by input
         added = more * old.hidden[0] if old.hidden else 0
         for name in _BODY_PARTS:
             view(name)[:cut], view(name)[cut + added :] = parts[name][:cut], parts[name][cut:]
-        bound = math.sqrt(6 / inputs)
-        view("THETA")[cut : cut + added] = grown._rng.uniform(-bound, bound, added)
-        for name in ("ENERGY", "MEAN", "SCALE", "GAIN", "COUNTS"):
+        view("THETA")[cut : cut + added] = grown._start_weights(added, inputs)
+        view("RANGE").reshape(-1, 2)[:] = 1.0, 0.0
+        for name in (
+            "MEAN", "SCALE", "TYPICAL", "TYPICAL_RUN", "GAIN", "ERROR", "ERROR_RUN", "RANGE", "CALIBRATION", "COUNTS"
+        ):  # fmt: skip
             view(name)[: parts[name].size] = parts[name]
         if not new.numbers[kernels.L_STANDARDIZE]:
             view("SCALE")[:] = view("GAIN")[:] = 1.0
@@ -392,19 +518,33 @@ class RowBuffer:
 class Layout:
     """Where each part of an engine's state lies in its one vector."""
 
-    def __init__(self, inputs: int, outputs: int, hidden: tuple[int, ...], skip: bool, itemsize: int) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, hidden: tuple[int, ...], subsets: tuple[str | int, ...], itemsize: int
+    ) -> None:
         self.inputs, self.outputs = at_least("inputs", inputs, 1), at_least("outputs", outputs, 1)
-        self.skip = bool(skip)
+        self.subsets = subsets
         self.hidden = tuple(at_least("hidden", width, 1) for width in hidden)
-        self.features = (hidden[-1] if hidden else inputs) + (inputs if skip and hidden else 0) + 1
-        d, m, p = inputs, outputs, self.features
+        d, m, last = inputs, outputs, hidden[-1] if hidden else 0
+        self.features = last + d + 1
+        units = [{"both": last, "inputs": 0, "hidden": last}.get(subset, subset) for subset in subsets]
+        self.head_features = [
+            n + 1 + (0 if subset == "hidden" else d) for n, subset in zip(units, subsets, strict=True)
+        ]
         widths = (inputs, *hidden)
         q = sum((below + 1) * width for below, width in zip(widths, hidden, strict=False))
         slots = (q * itemsize + 7) // 8  # of float64, for what is in the body's dtype
         lengths = {
-            "THETA": slots, "FIRST": slots, "SECOND": slots, "U": p * (p - 1) // 2, "D": p, "W": m * p, "PRIOR": m * p,
-            "ENERGY": m, "RIDGE": p, "MEAN": d, "SCALE": d, "GAIN": m, "COUNTS": kernels.COUNTS,
+            "THETA": slots, "FIRST": slots, "SECOND": slots, "MEAN": d, "SCALE": d, "TYPICAL": d, "TYPICAL_RUN": d,
+            "GAIN": m, "ERROR": 3 * m, "ERROR_RUN": 3 * m, "RANGE": 2 * m, "CALIBRATION": kernels.TEMPERATURES,
+            "COUNTS": kernels.COUNTS,
         }  # fmt: skip
+        own = lambda p: {  # noqa: E731
+            "NUMBERS": kernels.NUMBERS, "W": m * p, "U": p * (p - 1) // 2, "D": p, "RIDGE": p, "PRIOR": m * p,
+            "ENERGY": m,
+        }  # fmt: skip
+        shared = list(lengths)
+        for h, p in enumerate(self.head_features):
+            lengths |= {f"{name}{h}": length for name, length in own(p).items()}
         self.parts: dict[str, tuple[int, int]] = {}
         self.size = 0
         for name, length in lengths.items():
@@ -412,17 +552,23 @@ class Layout:
             self.size += length
         self.body, self.itemsize = q, itemsize
         sizes = {
-            "DEPTH": len(hidden), "INPUTS": d, "OUTPUTS": m, "FEATURES": p, "BODY": q, "ACTIVATIONS": d + sum(hidden),
-            "WIDEST": max(hidden, default=0), "SKIP": skip,
+            "DEPTH": len(hidden), "INPUTS": d, "OUTPUTS": m, "HEADS": len(subsets), "BODY": q,
+            "ACTIVATIONS": d + sum(hidden), "WIDEST": max(hidden, default=0), "FEATURES": self.features,
         }  # fmt: skip
-        self.numbers = np.zeros(kernels.L_SIZES + len(hidden), dtype=np.int64)
-        for name, value in (sizes | {name: start for name, (start, _) in self.parts.items()}).items():
+        heads = [
+            (kernels.HIDDEN if subset == "hidden" else kernels.END, units[h], p, self.parts[f"NUMBERS{h}"][0])
+            for h, (subset, p) in enumerate(zip(subsets, self.head_features, strict=True))
+        ]
+        self.numbers = np.zeros(kernels.L_SIZES + len(hidden) + 4 * len(heads), dtype=np.int64)
+        for name, value in (sizes | {name: self.parts[name][0] for name in shared}).items():
             self.numbers[getattr(kernels, f"L_{name}")] = value
-        self.numbers[kernels.L_SIZES :] = hidden
+        self.numbers[kernels.L_SIZES :] = [*hidden, *(number for head in heads for number in head)]
 
     def workspace(self, batch: int) -> int:
-        """Its size: unit row, b, residuals and φ; gradient, deltas, activations and slopes of the body."""
-        high = 2 * self.features + self.outputs + batch * self.features
+        """Its size: unit row, b, residuals, φ and answers; gradient, deltas, activations and slopes of the body."""
+        last = self.hidden[-1] if self.hidden else 0
+        row = self.features + last + 1 + len(self.subsets) * self.outputs + 1
+        high = 2 * self.features + 3 * self.outputs + batch * row
         low = self.body + 2 * max(self.hidden, default=0) + 2 * batch * (self.inputs + sum(self.hidden))
         return high + (low * self.itemsize + 7) // 8
 

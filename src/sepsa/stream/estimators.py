@@ -1,14 +1,14 @@
 """scikit-learn's interface: a neural network with a Newton head for tables and for streams of rows.
 
-`partial_fit` learns rows once, in order. `fit` starts anew and learns them in shuffled passes. How many passes is found
-on rows left out: up to ten learners each miss a tenth of the rows and learn pass by pass beside each other, until
-their error on what they miss no longer falls; then one learner takes as many passes over all rows.
+`partial_fit` learns rows once, in order. `fit` starts anew and learns them in shuffled passes: a committee of networks,
+each of which leaves out a fold of the rows; what they predict for rows left out says how many passes are made
+(`sepsa.stream.batch_fit`). After `fit`, `partial_fit` teaches them all.
 
-**Intervals.** A target is taken to lie about its prediction with variance σ² (1 + φᵀBφ), φ the features that the head
-sees and B its inverse curvature. After `fit`, σ² is the mean of e²/(1 + φᵀBφ) over the errors e on rows left out; in
-`partial_fit` it comes from the errors made one step ahead (`Learner.noise_variance`), after those of `fit` if there was
-one. So mean ± 1.645 std holds nine in ten targets of the same source, on average over inputs, where errors are about
-normal.
+**Intervals.** A target is taken to lie about its prediction with variance σ² (1 + c φᵀBφ), φ the features that the head
+sees and B its inverse curvature. After `fit`, σ² and c are those that make the errors on rows left out most likely; in
+`partial_fit` c is 1 and σ² comes from the errors made one step ahead (`Learner.noise_variance`), after those of `fit`
+if there was one. So mean ± 1.645 std holds nine in ten targets of the same source, on average over inputs, where errors
+are about normal.
 
 **Probabilities.** The head fits the indicator of each class by least squares; `sepsa.stream.calibration` makes its
 scores probabilities, by the losses they would have made on rows not yet learned.
@@ -30,22 +30,20 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from sepsa.checkpoint import Saves, check_stamp, stamp
 from sepsa.heads._checks import at_least, in_range
-from sepsa.stream import _state
+from sepsa.stream import _state, batch_fit
 from sepsa.stream.calibration import INVERSE_TEMPERATURES, log_losses, mixture, project_to_simplex
 from sepsa.stream.engine import ACTIVATIONS, OPTIMIZERS, Floats, not_negative, one_of
-from sepsa.stream.learner import Learner, moments, reciprocal
+from sepsa.stream.learner import Learner
 
 if TYPE_CHECKING:
     from torch import nn
 
 Labels = NDArray[Any]
 
-FOLDS = 10
-ROWS_LEFT_OUT = 250  # rows left out tell σ to 4 %, so that large data need no further folds
 
-
-class _SepSA(BaseEstimator):  # type: ignore[misc]
+class _SepSA(Saves, BaseEstimator):  # type: ignore[misc]
     """What the regressor and the classifier share: rows of numbers, and a learner of them."""
 
     _learner: Any  # a Learner
@@ -60,18 +58,17 @@ class _SepSA(BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        hidden_layer_sizes: int | Sequence[int] = (50,),
-        activation: str = "relu",
+        hidden_layer_sizes: int | Sequence[int] | Literal["auto"] = "auto",
+        activation: str = "auto",
         *,
         optimizer: str = "adam",
-        learning_rate: float = 1e-3,
+        learning_rate: float | Literal["auto"] = "auto",
         weight_decay: float = 0.0,
         ridge: float = 10.0,
-        forgetting: float = 1.0,
+        forgetting: float | Literal["auto"] = "auto",
         batch_size: int | Literal["auto"] = "auto",
-        max_iter: int = 100,
+        max_iter: int = 400,
         early_stopping: bool = True,
-        n_iter_no_change: int = 10,
         random_state: int | np.random.RandomState | None = None,
         module: nn.Module | None = None,
     ) -> None:
@@ -85,19 +82,22 @@ class _SepSA(BaseEstimator):  # type: ignore[misc]
         self.batch_size = batch_size
         self.max_iter = max_iter
         self.early_stopping = early_stopping
-        self.n_iter_no_change = n_iter_no_change
         self.random_state = random_state
         self.module = module
 
-    def _new_learner(self, inputs: int, outputs: int, seed: int) -> Learner:
-        """A learner of these options, which are checked here under their own names."""
-        sizes = self.hidden_layer_sizes
+    def _new_learner(self, inputs: int, outputs: int, seed: int, table: bool = False) -> Learner:
+        """A learner of these options, which are checked here under their own names; `table` for one that `fit` trains.
+
+        Rate, forgetting and batch are those by which it goes on after that: single rows would shake a fitted body at
+        the rate by which a new one learns.
+        """
+        sizes, rate, forgetting = self.hidden_layer_sizes, self.learning_rate, self.forgetting
         options: dict[str, Any] = {
             "optimizer": one_of("optimizer", self.optimizer, OPTIMIZERS),
-            "lr": in_range("learning_rate", self.learning_rate, 0.0, np.inf),
+            "lr": (1e-4 if table else 1e-3) if rate == "auto" else in_range("learning_rate", rate, 0.0, np.inf),
             "weight_decay": not_negative("weight_decay", self.weight_decay),
             "ridge": in_range("ridge", self.ridge, 0.0, np.inf),
-            "forgetting": in_range("forgetting", self.forgetting, 0.0, 1.0),
+            "forgetting": 1.0 if forgetting == "auto" else in_range("forgetting", forgetting, 0.0, 1.0),
             "seed": seed,
         }
         regression = isinstance(self, RegressorMixin)
@@ -107,7 +107,12 @@ class _SepSA(BaseEstimator):  # type: ignore[misc]
             options["batch"] = 32 if self.batch_size == "auto" else at_least("batch_size", self.batch_size, 1)
             return TorchLearner(inputs, outputs, regression=regression, module=self.module, **options)
         options["batch"] = 1 if self.batch_size == "auto" else at_least("batch_size", self.batch_size, 1)
-        options["activation"] = one_of("activation", self.activation, ACTIVATIONS)
+        plain = "gelu" if table else "relu"
+        options["activation"] = (
+            plain if self.activation == "auto" else one_of("activation", self.activation, ACTIVATIONS)
+        )
+        if isinstance(sizes, str) and sizes == "auto":
+            sizes = (50, 50) if table else (50,)
         options["hidden"] = tuple(
             at_least("hidden_layer_sizes", width, 1) for width in (sizes if np.iterable(sizes) else [sizes])
         )
@@ -132,56 +137,29 @@ class _SepSA(BaseEstimator):  # type: ignore[misc]
         if not there.size:
             raise ValueError("sample_weight must be positive for at least one sample, got zeros alone")
         X, Y, weight = X[there], Y[there], weight[there]
-        rng = check_random_state(self.random_state)
-        seed = rng.randint(2**31 - 1)
-        at_least("max_iter", self.max_iter, 1), at_least("n_iter_no_change", self.n_iter_no_change, 1)
-        rows, means, noise = self._leave_out(X, Y, weight, seed, rng)
-        learner = self._scaled_learner(X, Y, weight, seed)
-        for _ in range(self.n_iter_):
-            order = rng.permutation(len(X))
-            learner.learn(X[order], Y[order], weight[order])
-        learner.set_effective_samples(float(weight.sum()), learner.noise_variance() if noise is None else noise)
-        self._learner = learner
-        return there[rows], means
-
-    def _scaled_learner(self, X: Floats, Y: Floats, weight: Floats, seed: int) -> Learner:
-        learner = self._new_learner(X.shape[1], Y.shape[1], seed)
-        learner.fit_scales(X, Y, weight)
-        return learner
-
-    def _leave_out(
-        self, X: Floats, Y: Floats, weight: Floats, seed: int, rng: np.random.RandomState
-    ) -> tuple[NDArray[np.intp], Floats, Floats | None]:
-        """Find `n_iter_`; returns some rows, their predictions by learners without them, and the noise these show."""
-        n = len(X)
-        if n == 1:
-            self.n_iter_ = 1
-            return np.empty(0, np.intp), np.empty((0, Y.shape[1])), None
-        folds = np.array_split(rng.permutation(n), min(FOLDS, n))
-        folds = folds[: -(-ROWS_LEFT_OUT // len(folds[-1]))]
-        rests = [np.setdiff1d(np.arange(n), fold) for fold in folds]
-        learners = [self._scaled_learner(X[rest], Y[rest], weight[rest], seed) for rest in rests]
-        rows = np.concatenate(folds)
-        gain = reciprocal(moments(Y, weight)[1]) if isinstance(self, RegressorMixin) else np.ones(Y.shape[1])
-        lowest, best, noise = np.inf, np.empty(0), np.empty(0)
-        for count in range(1, self.max_iter + 1):
-            means, leverages = [], []
-            for learner, rest, fold in zip(learners, rests, folds, strict=True):
-                order = rng.permutation(rest)
-                learner.learn(X[order], Y[order], weight[order])
-                mean, leverage = learner.predict_with_leverage(X[fold])
-                means.append(mean)
-                leverages.append(
-                    leverage * max(1.0, learner.engine.samples / weight[rest].sum())
-                )  # as after `set_effective_samples`
-            squares = (Y[rows] - np.concatenate(means)) ** 2
-            error = np.average(squares @ gain, weights=weight[rows])
-            if error < lowest or not self.early_stopping:
-                lowest, best, self.n_iter_ = error, np.concatenate(means), count
-                noise = np.average(squares / (1 + np.concatenate(leverages))[:, None], axis=0, weights=weight[rows])
-            elif count - self.n_iter_ >= self.n_iter_no_change:
-                break
-        return rows, best, noise
+        rate, forgetting = self.learning_rate, self.forgetting
+        sizes, module = self.hidden_layer_sizes, self.module is not None
+        linear = not module and np.iterable(sizes) and not len(sizes)
+        if forgetting == "auto":
+            forgetting = 1.0 if linear else batch_fit.FORGETTING  # features that do not move need none
+        done = batch_fit.fit(
+            lambda seed: self._new_learner(X.shape[1], Y.shape[1], seed, table=True),
+            X,
+            Y,
+            weight,
+            batch_fit.Schedule(
+                passes=at_least("max_iter", self.max_iter, 1),
+                rate=batch_fit.RATE if rate == "auto" else rate,
+                forgetting=forgetting,
+                batch=None if self.batch_size == "auto" else at_least("batch_size", self.batch_size, 1),
+                visits=batch_fit.VISITS // (100 if module else 1),  # as a row costs a hundred times the engine's
+            ),
+            early_stopping=self.early_stopping,
+            together=linear or module,
+            rng=check_random_state(self.random_state),
+        )
+        self._learner, self.n_iter_ = done.learner, done.passes
+        return there[done.rows], done.left_out
 
     def _learn(self, X: Floats, Y: Floats, weight: Floats) -> Floats:
         """Learn rows in order, as the first ones where none were before; returns the predictions made before."""
@@ -229,9 +207,16 @@ class _SepSA(BaseEstimator):  # type: ignore[misc]
             keys = {"estimator", "learner", "feature_names", "n_iter", *self._EXTRA}
             new = _state.mapping("state_dict", state_dict, keys)
             _state.equal("state_dict['estimator']", new["estimator"], type(self).__name__)
-            engine = new["learner"].get("engine") if isinstance(new["learner"], dict) else None
+            table = isinstance(new["learner"], dict) and "members" in new["learner"]
+            members = _state.sequence("state_dict['learner']['members']", new["learner"]["members"]) if table else []
+            first = members[0] if members else new["learner"]
+            engine = first.get("engine") if isinstance(first, dict) else None
             sizes = [
-                _state.integer(f"state_dict['learner']['engine'][{name!r}]", (engine or {}).get(name), 1)
+                _state.integer(
+                    f"state_dict['learner']['engine'][{name!r}]",
+                    engine.get(name) if isinstance(engine, dict) else None,
+                    1,
+                )
                 for name in ("inputs", "outputs")
             ]
             learner = self._new_learner(sizes[0], sizes[1], seed=0)
@@ -254,9 +239,10 @@ class _SepSA(BaseEstimator):  # type: ignore[misc]
         state.pop("_lock", None)
         if "_learner" in state:
             state["_learner"] = pickle.dumps(state["_learner"])
-        return state
+        return stamp(state)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        state = check_stamp(state)
         if "_learner" in state:
             state = state | {"_learner": pickle.loads(state["_learner"])}
         super().__setstate__(state)
@@ -271,8 +257,10 @@ class SepSARegressor(RegressorMixin, _SepSA):  # type: ignore[misc]
 
     `optimizer` ("adam", "sgd", "momentum", "nag", "rmsprop"), `learning_rate` and `weight_decay` are the body's;
     `ridge` and `forgetting` the head's, as in `sepsa.RLS`: below 1 it follows what drifts. `batch_size` rows make one
-    step, 1 where it is "auto". `fit` makes at most `max_iter` passes, and with `early_stopping` as many as are best for
-    rows left out, none better in `n_iter_no_change` further ones. `n_iter_` says how many.
+    step. What is "auto" differs: `partial_fit` has one layer of 50 rectifiers, a rate of 1e-3 and single rows; `fit`
+    has two layers of 50 GELUs, a rate that falls from 1e-2 to 0, mini-batches and a forgetting of 0.98 for each. `fit`
+    makes at most `max_iter` passes, with `early_stopping` as many as are best for rows left out, and fewer where the
+    rows are many; `n_iter_` says how many.
 
     `module` takes any torch body, an `nn.Module` from (n, features) to (n, k), instead of the hidden layers. A copy of
     it is trained, from the weights it has, by `sepsa.SepSA` in PyTorch; "auto" is then a batch of 32.
@@ -471,7 +459,8 @@ class SepSAClassifier(ClassifierMixin, _SepSA):  # type: ignore[misc]
             Y = np.eye(len(self.classes_))[:, np.argsort(self._columns)][codes_of_rows]
             scores = self._learn(rows, Y, weight)[:, self._columns]
             steps = weight[:, None] * log_losses(project_to_simplex(scores), codes_of_rows)
-            sums = lfilter([1.0], [1.0, -self.forgetting], np.vstack([self._loss, steps]), axis=0)
+            forgetting = 1.0 if self.forgetting == "auto" else self.forgetting
+            sums = lfilter([1.0], [1.0, -forgetting], np.vstack([self._loss, steps]), axis=0)
             self._loss = sums[-1]
             first_row = np.full(len(self.classes_), len(rows))
             np.minimum.at(first_row, codes_of_rows, np.arange(len(rows)))

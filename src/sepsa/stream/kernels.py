@@ -53,23 +53,78 @@ def warn_without_cache(reason):
 # A value this close to a constant, relatively, is that constant.
 _ROUNDING = 1e-12
 
-IDENTITY, RELU, TANH, SIGMOID, GELU = range(5)
+IDENTITY, RELU, TANH, SIGMOID, GELU, FOURIER = range(6)
 SGD, RMSPROP, ADAM = range(3)
 
-# Where L says what: sizes and settings, then where in S each part starts, then the width of each hidden layer.
+# What a head sees of φ = [hidden units, inputs, 1]: its end, from some hidden unit on, or the hidden units and 1.
+END, HIDDEN = range(2)
+
+# Where L says what: sizes and settings, then where in S each part starts, then the width of each hidden layer, then
+# for each head its subset of φ, how many hidden units it sees, its number p of features and where its parts start in S.
 (
-    L_DEPTH, L_INPUTS, L_OUTPUTS, L_FEATURES, L_BODY, L_ACTIVATIONS, L_WIDEST, L_SKIP, L_ACTIVATION, L_OPTIMIZER,
-    L_STANDARDIZE, L_BATCH, L_THETA, L_FIRST, L_SECOND, L_U, L_D, L_W, L_PRIOR, L_ENERGY, L_RIDGE, L_MEAN, L_SCALE,
-    L_GAIN, L_COUNTS, L_SIZES,
-) = range(26)  # fmt: skip
-L_SETTINGS = [L_ACTIVATION, L_OPTIMIZER, L_STANDARDIZE, L_BATCH]
+    L_DEPTH, L_INPUTS, L_OUTPUTS, L_HEADS, L_BODY, L_ACTIVATIONS, L_WIDEST, L_FEATURES, L_ACTIVATION, L_OPTIMIZER,
+    L_STANDARDIZE, L_BATCH, L_ROBUST, L_CLASSES, L_THETA, L_FIRST, L_SECOND, L_MEAN, L_SCALE, L_TYPICAL, L_TYPICAL_RUN,
+    L_GAIN, L_ERROR, L_ERROR_RUN, L_RANGE, L_CALIBRATION, L_COUNTS, L_SIZES,
+) = range(28)  # fmt: skip
+L_SETTINGS = [L_ACTIVATION, L_OPTIMIZER, L_STANDARDIZE, L_BATCH, L_ROBUST, L_CLASSES]
 
 # Where the options say what.
-O_LR, O_DECAY, O_MOMENTUM, O_BETA2, O_EPS, O_NESTEROV, O_FORGETTING, O_RIDGE = range(8)
+O_LR, O_DECAY, O_MOMENTUM, O_BETA2, O_EPS, O_NESTEROV, O_DISCOUNT, O_POWER, O_CALIBRATION = range(9)
 
-# Where the counts in S say what.
-C_STEPS, C_SAMPLES, C_CURSOR, C_BETA1_POWER, C_BETA2_POWER = range(5)  # the powers: β1^steps and β2^steps
-COUNTS = 5
+# Where the counts in S say what; the powers are β1^steps and β2^steps.
+C_STEPS, C_BETA1_POWER, C_BETA2_POWER, C_OUTLIERS, C_WEIGHT, C_EVIDENCE, C_BEST, C_SINCE = range(8)
+COUNTS = 8
+
+# Where a head's numbers say what: its forgetting and ridge, whose turn the ridge's restoration is, how many samples it
+# remembers, its discounted loss and its weight in the mixture.
+H_FORGETTING, H_RIDGE, H_CURSOR, H_SAMPLES, H_LOSS, H_WEIGHT = range(6)
+NUMBERS = 6
+
+# The quantiles of |error| that are followed: the middle and the fourth fifth for what is implausible, the ninth tenth
+# for intervals.
+QUANTILES = (0.5, 0.8, 0.9)
+TEMPERATURES = 17  # inverse ones, from 1/2 in steps of √2; as in `calibration`
+
+_STEP = 0.05  # of the logarithm of a quantile
+_LONG = 6  # a run of misses on one side so long is no chance: the step grows
+_IMPLAUSIBLE = 4.5  # in units of the median error: 3 standard deviations of a normal law
+_FAR = 16.0  # in units of an input's typical distance from its centre
+_HEAVY = 10.0  # in units of the typical weight
+_HUGE = 1e150  # so that squares stay finite
+
+
+@_inner
+def cosines(a, slope):
+    """a <- √2 cos a and slope <- -√2 sin a, in place.
+
+    With k the nearest integer to a/π and r = a - kπ, cos a = (-1)ᵏ cos r and sin a = (-1)ᵏ sin r; for |r| ≤ π/2 the
+    series are exact to 1e-9, and unlike calls of the library they run in vector registers.
+    """
+    if a.itemsize == 8:
+        for i in range(a.size):
+            slope[i] = -math.sqrt(2.0) * math.sin(a[i])
+            a[i] = math.sqrt(2.0) * math.cos(a[i])
+        return
+    real = a.dtype.type
+    inverse, pi_high, pi_low, half, root = (
+        real(1 / math.pi),
+        real(3.140625),
+        real(math.pi - 3.140625),
+        real(0.5),
+        real(math.sqrt(2.0)),
+    )
+    one, two = real(1.0), real(2.0)
+    c2, c4, c6, c8, c10, c12 = (
+        real(-1 / 2), real(1 / 24), real(-1 / 720), real(1 / 40320), real(-1 / 3628800), real(1 / 479001600)
+    )  # fmt: skip
+    s3, s5, s7, s9, s11 = real(-1 / 6), real(1 / 120), real(-1 / 5040), real(1 / 362880), real(-1 / 39916800)
+    for i in range(a.size):
+        k = math.floor(a[i] * inverse + half)
+        r = a[i] - k * pi_high - k * pi_low
+        sign = root * (one - two * (k - two * math.floor(k * half)))
+        q = r * r
+        slope[i] = -sign * r * (one + q * (s3 + q * (s5 + q * (s7 + q * (s9 + q * s11)))))
+        a[i] = sign * (one + q * (c2 + q * (c4 + q * (c6 + q * (c8 + q * (c10 + q * c12))))))
 
 
 @_inner
@@ -89,23 +144,59 @@ def activate(code, a, slope):
         for i in range(a.size):
             a[i] = one / (one + math.exp(-a[i]))
             slope[i] = a[i] * (one - a[i])
+    elif code == GELU and a.itemsize == 4:
+        # libm's erf and exp are called one by one; these formulas, exact to float32's rounding, are vectorized.
+        # exp(-v) = (Σ (v/64)^k/k!)^-64, and erf by Abramowitz and Stegun 7.1.26.
+        for i in range(a.size):
+            x = float(a[i])
+            v = min(0.5 * x * x, 40.0) * 0.015625
+            e = 1.0 + v * (1.0 + v * (0.5 + v * (1 / 6 + v * (1 / 24 + v * (1 / 120 + v * (1 / 720 + v / 5040))))))
+            e *= e
+            e *= e
+            e *= e
+            e *= e
+            e *= e
+            e = 1.0 / (e * e)
+            t = 1.0 / (1.0 + 0.2316419 * abs(x))
+            tail = t * (0.31938153 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
+            tail *= 0.3989422804014327 * e
+            below = 1.0 - tail if x > 0.0 else tail
+            slope[i] = below + x * 0.3989422804014327 * e
+            a[i] = x * below
     elif code == GELU:
         for i in range(a.size):
             x = float(a[i])
             below = 0.5 * (1.0 + math.erf(x * math.sqrt(0.5)))
             slope[i] = below + x * math.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)
             a[i] = x * below
+    elif code == FOURIER:
+        cosines(a, slope)
     else:
         for i in range(a.size):
             slope[i] = one
 
 
 @_inner
-def forward(theta, sizes, code, skip, mean, scale, x, activation, slope, phi):
-    """activation: the standardized input, then each layer's output, with their slopes; φ: what the head sees of it."""
+def standardized(x, mean, scale, typical, robust):
+    """(x - mean) · scale, at most `_FAR` typical distances from zero where `robust`; 0 where x is missing."""
+    if scale == 0.0 or x != x:
+        return 0.0
+    z = (x - mean) * scale
+    if robust:
+        bound = max(6.0, _FAR * typical)
+        z = min(max(z, -bound), bound)
+    return z
+
+
+@_inner
+def forward(theta, sizes, code, mean, scale, typical, robust, x, activation, slope, phi):
+    """activation: the standardized input, then each layer's output, with their slopes; φ = [last layer, inputs, 1].
+
+    After φ, for heads that do not see the inputs, lie the last layer and 1 once more.
+    """
     d = x.size
     for j in range(d):
-        activation[j] = (x[j] - mean[j]) * scale[j]
+        activation[j] = standardized(x[j], mean[j], scale[j], typical[j], robust)
     at, below, width = 0, 0, d
     for layer in range(sizes.size):
         h = sizes[layer]
@@ -130,24 +221,14 @@ def forward(theta, sizes, code, skip, mean, scale, x, activation, slope, phi):
         activate(code, a, slope[start : start + h])
         at += (width + 1) * h
         below, width = start, h
-    top = activation[below : below + width]
-    for i in range(width):
-        phi[i] = top[i]
-    if skip and sizes.size:
-        for j in range(d):
-            phi[width + j] = activation[j]
-    phi[phi.size - 1] = 1.0
-
-
-@_inner
-def matvec(W, phi, out):
-    """out = Wφ."""
-    for k in range(out.size):
-        row = W[k]
-        total = 0.0
-        for j in range(phi.size):
-            total += row[j] * phi[j]
-        out[k] = total
+    h = width if sizes.size else 0
+    for i in range(h):
+        phi[i] = activation[below + i]
+        phi[h + d + 1 + i] = activation[below + i]
+    for j in range(d):
+        phi[h + j] = activation[j]
+    phi[h + d] = 1.0
+    phi[2 * h + d + 1] = 1.0
 
 
 @_inner
@@ -236,13 +317,14 @@ def rank_one(U, D, phi, start, omega, b):
 
 @_inner
 def learn_row(U, D, W, energy, phi, start, e, omega, b):
-    """Equations 17 and 18 on a row that stands for ω samples, with residuals e (m,)."""
+    """Equations 17 and 18 on a row that stands for ω samples, with residuals e (m,). Returns 1 + ωφᵀBφ."""
     g = rank_one(U, D, phi, start, omega, b)
     for k in range(e.size):
         row, step = W[k], omega * e[k] / g
         for j in range(phi.size):
             row[j] += step * b[j]
         energy[k] += e[k] * step
+    return g
 
 
 @_inner
@@ -262,18 +344,11 @@ def restore(U, D, W, energy, prior, ridge_left, ridge, cursor, count, unit, e, b
 
 
 @_inner
-def backward(theta, sizes, W, activation, slope, e, delta, gradient, first):
-    """Add to the body's gradient what one sample gives: e (m,) is the loss's derivative by the outputs.
+def backward(theta, sizes, activation, slope, delta, gradient, first):
+    """Add to the body's gradient what one sample gives: delta is the loss's derivative by the last layer.
 
     The `first` sample of a batch overwrites it.
     """
-    h = sizes[sizes.size - 1]
-    for i in range(h):
-        delta[i] = 0.0
-    for k in range(e.size):
-        head, de = W[k], e[k]
-        for i in range(h):
-            delta[i] += de * head[i]
     top, at = activation.size, theta.size  # the ends of the layers in activation and in theta
     for layer in range(sizes.size - 1, -1, -1):
         h = sizes[layer]
@@ -344,12 +419,104 @@ def scale_constant_inputs(mean, scale, gain, x, y):
         if scale[j] == 0.0:
             off = abs(x[j] - mean[j])
             if off > _ROUNDING * abs(x[j]):
-                scale[j] = 1.0 / off
+                scale[j] = 1.0 / min(off, _HUGE)
                 rescaled = True
     for k in range(y.size):
         if gain[k] == 0.0 and y[k] != 0.0:
             gain[k] = 1.0 / (y[k] * y[k])
     return rescaled
+
+
+# ---------------------------------------------------------------------- what is plausible
+
+
+@_inner
+def follow_quantile(value, quantile, run, tau, step):
+    """The τ-quantile q of a stream of sizes, and the run of values on one side of it: above positive, below negative.
+
+    log q moves by step · τ where the value lies above and by -step · (1 - τ) where not, so that it stands still where
+    a share 1 - τ lies above. A run whose chance is under 1/64 doubles each further step: the law has changed.
+    """
+    if quantile == 0.0:
+        return value, 0.0
+    if value > quantile:
+        run = max(run, 0.0) + 1.0
+        extra = run - math.ceil(-4.16 / math.log(1.0 - tau))
+        move = step * tau
+    else:
+        run = min(run, 0.0) - 1.0
+        extra = -run - math.ceil(-4.16 / math.log(tau))
+        move = -step * (1.0 - tau)
+    if extra > 0.0:
+        move *= 2.0 ** min(extra, 8.0)
+    return min(max(quantile * math.exp(min(max(move, -5.0), 5.0)), 1e-300), _HUGE), run
+
+
+@_inner
+def plausible_error(error, k):
+    """How large an error of output k may be and count fully: from its quantiles (m, 3). No limit before any is known.
+
+    The middle one alone would take all that differs for implausible where most targets are predicted exactly.
+    """
+    size = max(error[k, 0], 0.25 * error[k, 1])
+    return _IMPLAUSIBLE * size if size > 0.0 else math.inf
+
+
+@_inner
+def huber_weight(e, error):
+    """min(1, limit/|e|), the least over the outputs."""
+    weight = 1.0
+    for k in range(e.size):
+        size, limit = abs(e[k]), plausible_error(error, k)
+        if size > limit:
+            weight = min(weight, limit / size)
+    return weight
+
+
+@_inner
+def follow_inputs(x, mean, scale, typical, typical_run):
+    """Take a row into the typical distance of each input from its centre; how many lie implausibly far."""
+    far = 0
+    for j in range(x.size):
+        if scale[j] > 0.0 and x[j] == x[j]:
+            z = abs(x[j] - mean[j]) * scale[j]
+            if z > 0.0:
+                if z > max(6.0, _FAR * typical[j]):
+                    far += 1
+                typical[j], typical_run[j] = follow_quantile(z, typical[j], typical_run[j], 0.5, _STEP)
+    return far
+
+
+@_inner
+def rescale_input(S, L, j, g):
+    """Let input j be seen g times smaller: φ_j <- φ_j/g, with W_j <- gW_j and B <- SBS, S = diag(1, .., g, .., 1).
+
+    With B = UDUᵀ that is U <- SUS⁻¹ and D <- DS², so what was learned stays exact. The body's weights stay, as if it
+    had taken a step. An input that was too small to tell the head anything starts anew.
+    """
+    d, m = L[L_INPUTS], L[L_OUTPUTS]
+    S[L[L_SCALE] + j] /= g
+    S[L[L_TYPICAL] + j] /= g
+    for h in range(L[L_HEADS]):
+        at = head_at(L, h)
+        if L[at] == HIDDEN:
+            continue
+        p, ridge, W = L[at + 2], S[L[at + 3] + H_RIDGE], head_weights(S, L, h)
+        U, D, ridge_left, prior, _ = head_views(S, L, h)
+        r = p - 1 - d + j
+        anew = g < 1.0 and D[r] * ridge_left[r] > 0.5
+        for i in range(r):
+            U[r * (r - 1) // 2 + i] = 0.0 if anew else U[r * (r - 1) // 2 + i] / g
+        for c in range(r + 1, p):
+            U[c * (c - 1) // 2 + r] = 0.0 if anew else U[c * (c - 1) // 2 + r] * g
+        D[r] = 1.0 / ridge if anew else D[r] * g * g
+        ridge_left[r] = ridge if anew else ridge_left[r] / (g * g)
+        for k in range(m):
+            W[k, r] = 0.0 if anew else W[k, r] * g
+            prior[k, r] = 0.0 if anew else prior[k, r] * g
+
+
+# ---------------------------------------------------------------------- heads
 
 
 @_inner
@@ -363,6 +530,137 @@ def body_view(S, start, q, body_dtype):
     return S[start : start + (q * body_dtype.itemsize + 7) // 8].view(body_dtype.dtype)[:q]
 
 
+@_inner
+def head_at(L, h):
+    """Where the row of L about head h starts: its subset of φ, the hidden units it sees, p, where its parts start."""
+    return L_SIZES + L[L_DEPTH] + 4 * h
+
+
+@_inner
+def answer(S, L, h, phi, hidden, d, out, at):
+    """out[at :] <- Wφ of head h. By indices: views would cost more than the products of a small head."""
+    row, m = head_at(L, h), L[L_OUTPUTS]
+    p, start = L[row + 2], L[row + 3] + NUMBERS
+    first = hidden + d + 1 if L[row] == HIDDEN else hidden - L[row + 1]
+    for k in range(m):
+        total = 0.0
+        for j in range(p):
+            total += S[start + k * p + j] * phi[first + j]
+        out[at + k] = total
+
+
+@_inner
+def head_weights(S, L, h):
+    """W (m, p) of head h."""
+    at, m = head_at(L, h), L[L_OUTPUTS]
+    p = L[at + 2]
+    start = L[at + 3] + NUMBERS
+    return S[start : start + m * p].reshape(m, p)
+
+
+@_inner
+def head_views(S, L, h):
+    """The further parts of head h: U, D, what is left of the ridge, prior, energy."""
+    at, m = head_at(L, h), L[L_OUTPUTS]
+    p = L[at + 2]
+    start, u = L[at + 3] + NUMBERS + m * p, p * (p - 1) // 2
+    return (
+        S[start : start + u],
+        S[start + u : start + u + p],
+        S[start + u + p : start + u + 2 * p],
+        S[start + u + 2 * p : start + u + 2 * p + m * p].reshape(m, p),
+        S[start + u + 2 * p + m * p : start + u + 2 * p + m * p + m],
+    )
+
+
+@_inner
+def seen_by(phi, L, h, hidden, d):
+    """What head h sees of φ."""
+    at = head_at(L, h)
+    if L[at] == HIDDEN:
+        return phi[hidden + d + 1 : 2 * hidden + d + 2]
+    return phi[hidden - L[at + 1] : hidden + d + 1]
+
+
+@_inner
+def mix(S, L, answers, at, out):
+    """out (m,) = Σ_h π_h answers_h, for answers (heads, m) from `at` on."""
+    m = out.size
+    for k in range(m):
+        out[k] = 0.0
+    for h in range(L[L_HEADS]):
+        weight = S[L[head_at(L, h) + 3] + H_WEIGHT]
+        for k in range(m):
+            out[k] += weight * answers[at + h * m + k]
+
+
+@_inner
+def weigh_heads(S, L, power, evidence, counts):
+    """π_h ∝ (loss_h)^(-power · evidence/2): the posterior of heads under normal errors of unknown variance."""
+    heads = L[L_HEADS]
+    least = math.inf
+    for h in range(heads):
+        least = min(least, S[L[head_at(L, h) + 3] + H_LOSS])
+    total, best, top = 0.0, 0, 0.0
+    for h in range(heads):
+        at = L[head_at(L, h) + 3]
+        ratio = (S[at + H_LOSS] + 1e-300) / (least + 1e-300)
+        weight = math.exp(-0.5 * power * evidence * math.log(ratio))
+        S[at + H_WEIGHT] = weight
+        total += weight
+        if weight > top:
+            best, top = h, weight
+    for h in range(heads):
+        S[L[head_at(L, h) + 3] + H_WEIGHT] /= total
+    if best != counts[C_BEST]:
+        counts[C_BEST], counts[C_SINCE] = best, counts[C_STEPS]
+
+
+@_inner
+def clip_to_range(out, bounds):
+    """At most half the range of plausible targets beyond it: bounds (m, 2)."""
+    for k in range(out.size):
+        low, high = bounds[k, 0], bounds[k, 1]
+        if high >= low:
+            margin = 0.5 * (high - low)
+            out[k] = min(max(out[k], low - margin), high + margin)
+
+
+@_inner
+def calibrate(losses, scores, label, weight, discount, p):
+    """Add the log-loss of softmax(βp) at each inverse temperature, p the point of the simplex nearest to the scores.
+
+    β doubles every second step, so two exponentials a class and their squares are enough.
+    """
+    n = scores.size
+    for k in range(n):
+        p[k] = scores[k]
+    for i in range(1, n):  # in descending order, by insertion
+        value, j = p[i], i
+        while j > 0 and p[j - 1] < value:
+            p[j] = p[j - 1]
+            j -= 1
+        p[j] = value
+    tau, total = -math.inf, 0.0
+    for k in range(n):
+        total += p[k]
+        tau = max(tau, (total - 1.0) / (k + 1))
+    top = max(p[0] - tau, 0.0)
+    for k in range(n):
+        p[k] = max(scores[k] - tau, 0.0) - top
+    mine = p[label]
+    beta = 0.5
+    for t in range(losses.size):
+        total = 0.0
+        for k in range(n):
+            total += math.exp(beta * p[k])
+        losses[t] = discount * losses[t] + weight * (math.log(total) - beta * mine)
+        beta *= math.sqrt(2.0)
+
+
+# ---------------------------------------------------------------------- the two calls
+
+
 @_kernel
 def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
     """Learn the rows of X (n, d) and Y (n, m) in batches, in order; out (n, m) takes the predictions made before.
@@ -370,37 +668,57 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
     Returns how many rows were learned: fewer than n where a prediction is not finite, and there nothing changes.
     `workspace` is zero where `unit` lies, and left so.
     """
-    n, d, m, p, q = X.shape[0], L[L_INPUTS], L[L_OUTPUTS], L[L_FEATURES], L[L_BODY]
-    batch, width_total, standardize, skip = L[L_BATCH], L[L_ACTIVATIONS], L[L_STANDARDIZE], L[L_SKIP]
-    code, optimizer, sizes = L[L_ACTIVATION], L[L_OPTIMIZER], L[L_SIZES:]
-    lam, ridge = opt[O_FORGETTING], opt[O_RIDGE]
+    n, d, m, P, q, heads = X.shape[0], L[L_INPUTS], L[L_OUTPUTS], L[L_FEATURES], L[L_BODY], L[L_HEADS]
+    batch, width, standardize, robust = L[L_BATCH], L[L_ACTIVATIONS], L[L_STANDARDIZE], L[L_ROBUST]
+    code, optimizer, sizes = L[L_ACTIVATION], L[L_OPTIMIZER], L[L_SIZES : L_SIZES + L[L_DEPTH]]
+    hidden = sizes[sizes.size - 1] if sizes.size else 0
     theta = body_view(S, L[L_THETA], q, body_dtype)
     first, second = body_view(S, L[L_FIRST], q, body_dtype), body_view(S, L[L_SECOND], q, body_dtype)
-    U, D, ridge_left = view(S, L[L_U], p * (p - 1) // 2), view(S, L[L_D], p), view(S, L[L_RIDGE], p)
-    W, prior = view(S, L[L_W], m * p).reshape(m, p), view(S, L[L_PRIOR], m * p).reshape(m, p)
-    energy, gain, counts = view(S, L[L_ENERGY], m), view(S, L[L_GAIN], m), view(S, L[L_COUNTS], COUNTS)
+    gain, counts, calibration = (
+        view(S, L[L_GAIN], m),
+        view(S, L[L_COUNTS], COUNTS),
+        view(S, L[L_CALIBRATION], TEMPERATURES),
+    )
     mean, scale = view(S, L[L_MEAN], d), view(S, L[L_SCALE], d)
-    unit, b, e = workspace[:p], workspace[p : 2 * p], workspace[2 * p : 2 * p + m]
-    phis = workspace[2 * p + m : 2 * p + m + batch * p].reshape(batch, p)
-    low = workspace[2 * p + m + batch * p :].view(body_dtype.dtype)
+    typical, typical_run = view(S, L[L_TYPICAL], d), view(S, L[L_TYPICAL_RUN], d)
+    error, error_run = view(S, L[L_ERROR], 3 * m).reshape(m, 3), view(S, L[L_ERROR_RUN], 3 * m).reshape(m, 3)
+    bounds = view(S, L[L_RANGE], 2 * m).reshape(m, 2)
+    stride = P + hidden + 1
+    unit, b = workspace[:P], workspace[P : 2 * P]
+    at = 2 * P
+    e, target, probabilities = (
+        workspace[at : at + m],
+        workspace[at + m : at + 2 * m],
+        workspace[at + 2 * m : at + 3 * m],
+    )
+    at += 3 * m
+    phis = workspace[at : at + batch * stride].reshape(batch, stride)
+    at += batch * stride
+    answers = workspace[at : at + batch * heads * m]
+    at += batch * heads * m
+    omegas = workspace[at : at + batch]
+    low = workspace[at + batch :].view(body_dtype.dtype)
     gradient, delta = low[:q], low[q : q + 2 * L[L_WIDEST]]
     low = low[q + 2 * L[L_WIDEST] :]
-    activations, slopes = (
-        low[: batch * width_total].reshape(batch, width_total),
-        low[batch * width_total : 2 * batch * width_total].reshape(batch, width_total),
-    )
+    activations = low[: batch * width].reshape(batch, width)
+    slopes = low[batch * width : 2 * batch * width].reshape(batch, width)
     at = 0
     while at < n:
         size = min(batch, n - at)
         total, magnitude = 0.0, 0.0
         for i in range(size):
             phi, before = phis[i], out[at + i]
-            forward(theta, sizes, code, skip, mean, scale, X[at + i], activations[i], slopes[i], phi)
-            matvec(W, phi, before)
-            for j in range(p):
+            forward(theta, sizes, code, mean, scale, typical, robust, X[at + i], activations[i], slopes[i], phi)
+            for h in range(heads):
+                answer(S, L, h, phi, hidden, d, answers, (i * heads + h) * m)
+            mix(S, L, answers, i * heads * m, before)
+            for j in range(P):
                 magnitude += phi[j] * phi[j]
             for k in range(m):
                 magnitude += before[k] * before[k]
+            if robust:
+                clip_to_range(before, bounds)
+            omegas[i] = weights[at + i]
             total += weights[at + i]
         if not math.isfinite(magnitude):
             return at
@@ -410,61 +728,177 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
                 for i in range(size):
                     if weights[at + i] > 0.0 and scale_constant_inputs(mean, scale, gain, X[at + i], Y[at + i]):
                         rescaled = True
-                for i in range(size if rescaled else 0):
-                    forward(theta, sizes, code, skip, mean, scale, X[at + i], activations[i], slopes[i], phis[i])
-            if lam < 1.0:
-                for j in range(p):
-                    D[j] /= lam
-                    ridge_left[j] *= lam
-                for k in range(m):
-                    energy[k] *= lam
-                counts[C_SAMPLES] *= lam
-            counts[C_STEPS] += 1.0
-            counts[C_SAMPLES] += total
-            for i in range(size):
-                if weights[at + i] > 0.0:
-                    matvec(W, phis[i], e)
-                    for k in range(m):
-                        e[k] = Y[at + i, k] - e[k]
-                    learn_row(U, D, W, energy, phis[i], 0, e, weights[at + i], b)
-            if lam < 1.0:  # RLS.restored_per_update
-                count = min(p, max(4 * size - 3, math.ceil(-p * math.log2(lam))))
-                cursor = int(counts[C_CURSOR])
-                counts[C_CURSOR] = restore(U, D, W, energy, prior, ridge_left, ridge, cursor, count, unit, e, b)
-            if q > 0:
+                if rescaled:
+                    for i in range(size):
+                        forward(
+                            theta,
+                            sizes,
+                            code,
+                            mean,
+                            scale,
+                            typical,
+                            robust,
+                            X[at + i],
+                            activations[i],
+                            slopes[i],
+                            phis[i],
+                        )
+            if robust:
+                total = 0.0
                 for i in range(size):
-                    matvec(W, phis[i], e)
+                    heaviest = _HEAVY * counts[C_WEIGHT] if counts[C_WEIGHT] > 0.0 else weights[at + i]
+                    omegas[i] = min(weights[at + i], heaviest)
+                    total += omegas[i]
+            counts[C_STEPS] += 1.0
+            # The losses of heads, and their weights, by what they said before.
+            if heads > 1:
+                for h in range(heads):
+                    S[L[head_at(L, h) + 3] + H_LOSS] *= opt[O_DISCOUNT]
+                counts[C_EVIDENCE] *= opt[O_DISCOUNT]
+                for i in range(size):
+                    share = omegas[i] / counts[C_WEIGHT] if counts[C_WEIGHT] > 0.0 else 1.0
+                    counts[C_EVIDENCE] += share
+                    for h in range(heads):
+                        loss = 0.0
+                        for k in range(m):
+                            off = abs(answers[(i * heads + h) * m + k] - Y[at + i, k])
+                            if robust:
+                                off = min(off, 10.0 * plausible_error(error, k), _HUGE)
+                            loss += gain[k] * off * off
+                        S[L[head_at(L, h) + 3] + H_LOSS] += share * loss
+                weigh_heads(S, L, opt[O_POWER], counts[C_EVIDENCE], counts)
+            leverage = 0.0
+            for h in range(heads):
+                row = head_at(L, h)
+                p, numbers, W = L[row + 2], S[L[row + 3] : L[row + 3] + NUMBERS], head_weights(S, L, h)
+                U, D, ridge_left, prior, energy = head_views(S, L, h)
+                lam, ridge = numbers[H_FORGETTING], numbers[H_RIDGE]
+                if lam < 1.0:
+                    for j in range(p):
+                        D[j] /= lam
+                        ridge_left[j] *= lam
                     for k in range(m):
-                        e[k] = 2.0 * weights[at + i] * gain[k] * (e[k] - Y[at + i, k]) / (size * m)
-                    backward(theta, sizes, W, activations[i], slopes[i], e, delta, gradient, i == 0)
+                        energy[k] *= lam
+                    numbers[H_SAMPLES] *= lam
+                numbers[H_SAMPLES] += total
+                for i in range(size):
+                    if omegas[i] > 0.0:
+                        answer(S, L, h, phis[i], hidden, d, e, 0)
+                        seen = seen_by(phis[i], L, h, hidden, d)
+                        for k in range(m):
+                            y = min(max(Y[at + i, k], -_HUGE), _HUGE) if robust else Y[at + i, k]
+                            e[k] = y - e[k]
+                        omega = omegas[i] * huber_weight(e, error) if robust else omegas[i]
+                        if omega > 0.0:
+                            alpha = learn_row(U, D, W, energy, seen, 0, e, omega, b[:p])
+                            if h == counts[C_BEST]:
+                                leverage = (alpha - 1.0) / omega
+                # RLS.restored_per_update; of several heads each restores a coordinate only as often as it must, so that
+                # none loses more than half its ridge.
+                need = -p * math.log2(lam)
+                if lam < 1.0 and (heads == 1 or need >= 1.0 or counts[C_STEPS] % math.floor(1.0 / need) == 0.0):
+                    count = min(p, max(4 * size - 3, math.ceil(need)))
+                    cursor = int(numbers[H_CURSOR])
+                    numbers[H_CURSOR] = restore(
+                        U, D, W, energy, prior, ridge_left, ridge, cursor, count, unit[:p], e, b[:p]
+                    )
+            if q > 0:
+                share = 0.0
+                for h in range(heads):
+                    row = head_at(L, h)
+                    if L[row + 1] > 0:
+                        share += S[L[row + 3] + H_WEIGHT]
+                for i in range(size):
+                    for j in range(hidden):
+                        delta[j] = 0.0
+                    for h in range(heads):
+                        row = head_at(L, h)
+                        units, part = L[row + 1], S[L[row + 3] + H_WEIGHT] / share if share > 0.0 else 1.0
+                        if units == 0 or part < 0.01:
+                            continue
+                        answer(S, L, h, phis[i], hidden, d, e, 0)
+                        W = L[row + 3] + NUMBERS
+                        for k in range(m):
+                            off = e[k] - Y[at + i, k]
+                            if robust:
+                                limit = plausible_error(error, k)
+                                off = min(max(off, -limit), limit)
+                            pull, weight = part * 2.0 * omegas[i] * gain[k] * off / (size * m), W + k * L[row + 2]
+                            for j in range(units):
+                                delta[hidden - units + j] += pull * S[weight + j]
+                    backward(theta, sizes, activations[i], slopes[i], delta, gradient, i == 0)
                 optimizer_step(theta, first, second, gradient, optimizer, opt, counts)
+            for i in range(size):
+                if L[L_CLASSES] and omegas[i] > 0.0:
+                    label = 0
+                    for k in range(m):
+                        if Y[at + i, k] > Y[at + i, label]:
+                            label = k
+                    calibrate(calibration, out[at + i], label, omegas[i], opt[O_CALIBRATION], probabilities)
+                if robust and weights[at + i] > 0.0:
+                    far = follow_inputs(X[at + i], mean, scale, typical, typical_run)
+                    if weights[at + i] > omegas[i]:
+                        far += 1
+                    widen = math.sqrt(1.0 + leverage)
+                    for k in range(0 if L[L_CLASSES] else m):  # indicators are bounded: error stays 0, without limit
+                        off = min(max(Y[at + i, k], -_HUGE), _HUGE) - out[at + i, k]
+                        limit = plausible_error(error, k)
+                        if abs(off) > 2.0 * limit:
+                            far += 1
+                        plausible = out[at + i, k] + min(max(off, -limit), limit)
+                        if bounds[k, 0] > bounds[k, 1]:
+                            bounds[k, 0], bounds[k, 1] = plausible, plausible
+                        bounds[k, 0], bounds[k, 1] = min(bounds[k, 0], plausible), max(bounds[k, 1], plausible)
+                        for t in range(3):
+                            tau = (0.5, 0.8, 0.9)[t]
+                            shown = abs(off) / widen if t == 2 else abs(off)
+                            step = 2.0 * _STEP if t == 2 else _STEP
+                            error[k, t], error_run[k, t] = follow_quantile(
+                                shown, error[k, t], error_run[k, t], tau, step
+                            )
+                    if far > 0:
+                        counts[C_OUTLIERS] += 1.0
+                    if counts[C_WEIGHT] > 0.0:
+                        counts[C_WEIGHT] += 0.01 * (omegas[i] - counts[C_WEIGHT])
+                    else:
+                        counts[C_WEIGHT] = omegas[i]
+            if robust:
+                for j in range(d):
+                    if typical[j] > 8.0 or 0.0 < typical[j] < 1.0 / 64.0:
+                        rescale_input(S, L, j, typical[j] / 0.7)
         at += size
     return n
 
 
 @_kernel
-def predict(S, L, body_dtype, X, out, spread, workspace):
-    """out (n, m) = Wφ for each row, and, where spread (n,) has width_total, φᵀBφ."""
-    d, p, m, width_total = L[L_INPUTS], L[L_FEATURES], L[L_OUTPUTS], L[L_ACTIVATIONS]
-    theta, W = body_view(S, L[L_THETA], L[L_BODY], body_dtype), view(S, L[L_W], m * p).reshape(m, p)
-    U, D, mean, scale = (
-        view(S, L[L_U], p * (p - 1) // 2),
-        view(S, L[L_D], p),
-        view(S, L[L_MEAN], d),
-        view(S, L[L_SCALE], d),
-    )
-    phi = workspace[2 * p + m : 3 * p + m]
-    low = workspace[3 * p + m :].view(body_dtype.dtype)
-    activation, slope = low[:width_total], low[width_total : 2 * width_total]
+def predict(S, L, body_dtype, X, out, leverage, workspace):
+    """out (n, m): the mixture of the heads' Wφ for each row, and, where leverage (n,) is not empty, φᵀBφ of the best."""
+    d, P, m, width, heads, robust = L[L_INPUTS], L[L_FEATURES], L[L_OUTPUTS], L[L_ACTIVATIONS], L[L_HEADS], L[L_ROBUST]
+    sizes = L[L_SIZES : L_SIZES + L[L_DEPTH]]
+    hidden = sizes[sizes.size - 1] if sizes.size else 0
+    theta = body_view(S, L[L_THETA], L[L_BODY], body_dtype)
+    mean, scale, typical = view(S, L[L_MEAN], d), view(S, L[L_SCALE], d), view(S, L[L_TYPICAL], d)
+    bounds, counts = view(S, L[L_RANGE], 2 * m).reshape(m, 2), view(S, L[L_COUNTS], COUNTS)
+    stride = P + hidden + 1
+    phi, answers = workspace[:stride], workspace[stride : stride + heads * m]
+    low = workspace[stride + heads * m :].view(body_dtype.dtype)
+    activation, slope = low[:width], low[width : 2 * width]
     for i in range(X.shape[0]):
-        forward(theta, L[L_SIZES:], L[L_ACTIVATION], L[L_SKIP], mean, scale, X[i], activation, slope, phi)
-        matvec(W, phi, out[i])
-        if spread.size:
+        forward(theta, sizes, L[L_ACTIVATION], mean, scale, typical, robust, X[i], activation, slope, phi)
+        for h in range(heads):
+            answer(S, L, h, phi, hidden, d, answers, h * m)
+        mix(S, L, answers, 0, out[i])
+        if robust:
+            clip_to_range(out[i], bounds)
+        if leverage.size:
+            best = int(counts[C_BEST])
+            U, D, _, _, _ = head_views(S, L, best)
+            seen = seen_by(phi, L, best, hidden, d)
             total = 0.0
-            for j in range(p):
+            for j in range(D.size):
                 column = U[j * (j - 1) // 2 : j * (j - 1) // 2 + j]
-                f = phi[j]
+                f = seen[j]
                 for k in range(j):
-                    f += column[k] * phi[k]
+                    f += column[k] * seen[k]
                 total += D[j] * f * f
-            spread[i] = total
+            leverage[i] = total

@@ -22,6 +22,7 @@ from sepsa.stream import _state
 from sepsa.stream.engine import Engine, Floats, RowBuffer
 
 WARM_UP = 256
+HUGE = 1e150  # so that squares stay finite
 
 
 class Learner:
@@ -33,6 +34,7 @@ class Learner:
 
     def __init__(self, inputs: int, outputs: int, *, regression: bool, seed: int | None = 0, **options: Any) -> None:
         self.regression, self.options = regression, options
+        self.robust = options.get("loss") == "huber"
         # Drawn once, because the warm-up starts the same body anew several times.
         self.seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
         self.engine = self._new_engine(inputs, outputs)
@@ -47,7 +49,9 @@ class Learner:
         return vars(self) | {"_buffers": []}
 
     def _new_engine(self, inputs: int, outputs: int) -> Engine:
-        engine = Engine(inputs, outputs, standardize=True, seed=self.seed, **self.options)
+        engine = Engine(
+            inputs, outputs, standardize=True, seed=self.seed, classes=not self.regression, **self.options
+        )
         if not self.regression:
             engine.set_output_weights(1.0)
         return engine
@@ -139,16 +143,28 @@ class Learner:
         self._engine_learn(self._X, self._Y, self._weight)
 
     def _fit_scales(self, X: Floats, Y: Floats, weight: Floats) -> None:
-        """Mean and deviation of each input, variance of each target, over these rows."""
+        """Mean and deviation of each input, variance of each target, over these rows; of a robust learner, over what
+        is plausible in them, and with the range and quantiles by which it tells what is."""
+        if self.robust:
+            X, Y, weight = trimmed(X), trimmed(Y) if self.regression else Y, np.minimum(weight, 10 * np.median(weight))
         mean, variance = moments(X, weight)
-        self.engine.set_scaling(mean, reciprocal(np.sqrt(variance)))
+        scale = reciprocal(np.sqrt(variance))
+        self.engine.set_scaling(mean, scale)
         if self.regression:
             self.engine.set_output_weights(reciprocal(moments(Y, weight)[1]))
+        if self.robust:
+            self.offset = moments(Y, weight)[0] if self.regression else self.offset
+            self.engine.set_typical_inputs(quantiles_of_sizes((X - mean) * scale, [0.5])[:, 0])
+            self.engine.set_typical_weight(float(weight.mean()))
+            if self.regression:
+                off = Y - self.offset
+                self.engine.set_error_quantiles(quantiles_of_sizes(off, [0.5, 0.8, 0.9]))
+                self.engine.set_target_range(np.nanmin(off, 0), np.nanmax(off, 0))
 
     def fit_scales(self, X: Floats, Y: Floats, weight: Floats) -> None:
         """Fix the scales by all these rows before any is learned; `learn` then takes them in any order."""
         self.rows = max(WARM_UP, len(X))
-        if self.regression:
+        if self.regression and not self.robust:
             self.offset = moments(Y, weight)[0]
         self._fit_scales(X, Y, weight)
 
@@ -189,22 +205,18 @@ class Learner:
         return out
 
     def _engine_learn(self, X: Floats, Y: Floats, weight: Floats) -> Floats:
-        return self.engine.learn(self._complete(X), Y - self.offset, weight) + self.offset
-
-    def _complete(self, X: Floats) -> Floats:
-        """X with the mean where a value is missing."""
-        missing = np.isnan(X)
-        return np.where(missing, self.engine.scaling()[0], X) if missing.any() else X
+        Y = np.clip(Y, -HUGE, HUGE) if self.robust else Y
+        return self.engine.learn(X, Y - self.offset, weight) + self.offset
 
     # ------------------------------------------------------------------ prediction
 
     def predict(self, X: Floats) -> Floats:
         """The predictions (n, outputs)."""
-        return self.engine.predict(self._complete(X)) + self.offset
+        return self.engine.predict(X) + self.offset
 
     def predict_with_leverage(self, X: Floats) -> tuple[Floats, Floats]:
         """The predictions (n, outputs) and φᵀBφ (n,)."""
-        mean, leverage = self.engine.predict_with_leverage(self._complete(X))
+        mean, leverage = self.engine.predict_with_leverage(X)
         return mean + self.offset, leverage
 
     # ------------------------------------------------------------------ growth
@@ -237,6 +249,31 @@ def moments(X: Floats, weight: Floats) -> tuple[Floats, Floats]:
     off = np.where(there, X - first, 0.0)  # from the first value, so that a constant has exactly no deviation
     shift = (w * off).sum(0) / total
     return first + shift, (w * np.where(there, off - shift, 0.0) ** 2).sum(0) / total
+
+
+def trimmed(X: Floats) -> Floats:
+    """X with NaN where a value lies more than 30 times as far from its column's median as the others do as a rule.
+
+    As a rule: the median distance of those that differ from the median at all, so that a rare indicator stays.
+    """
+    X = np.clip(X, -HUGE, HUGE)
+    off = np.abs(X - column_quantiles(X, [0.5])[:, 0])
+    usual = quantiles_of_sizes(off, [0.5])[:, 0]
+    return np.where(off > 30 * usual, np.nan, X)
+
+
+def quantiles_of_sizes(X: Floats, levels: list[float]) -> Floats:
+    """The quantiles (columns, levels) of |x| in each column over what is neither missing nor zero; 0 where all is."""
+    sizes = np.abs(X)
+    return column_quantiles(np.where(sizes > 0, sizes, np.nan), levels)
+
+
+def column_quantiles(X: Floats, levels: list[float]) -> Floats:
+    """The quantiles (columns, levels) of what is not missing in each column, each a value of it; 0 where all is."""
+    ordered = np.sort(X, axis=0)  # NaN comes last
+    there = (~np.isnan(X)).sum(0)
+    at = np.minimum((np.array(levels) * there[:, None]).astype(int), np.maximum(there - 1, 0)[:, None])
+    return np.where(there[:, None] > 0, ordered[at, np.arange(X.shape[1])[:, None]], 0.0)
 
 
 def reciprocal(x: Floats) -> Floats:

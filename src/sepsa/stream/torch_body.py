@@ -110,6 +110,16 @@ class TorchEngine:
         """Let each output's squared error count so much in the body's loss; zero waits for a value."""
         self._output_weights[:] = weights
 
+    def schedule(self) -> tuple[float, float, int]:
+        """The body's rate, the head's forgetting and the rows of a batch."""
+        return float(self.optimizer.base.param_groups[0]["lr"]), float(self.solver.forgetting), self.batch_size
+
+    def set_schedule(self, lr: float, forgetting: float, batch: int) -> None:
+        """Learn by these from now on."""
+        for group in self.optimizer.base.param_groups:
+            group["lr"] = lr
+        self.solver.forgetting, self.batch_size = forgetting, batch
+
     def noise_variance(self) -> Floats:
         """The variance (outputs,) of targets about predictions, as `Engine.noise_variance`."""
         penalty, left = self._penalty_and_degrees_left()
@@ -217,7 +227,7 @@ class TorchEngine:
             gain[k] = 1 / off[0] ** 2 if off.size else 0.0
 
     def _tensor(self, values: Floats, scaled: bool = False) -> Tensor:
-        values = (values - self._mean) * self._scale if scaled else values
+        values = np.nan_to_num((values - self._mean) * self._scale, nan=0.0, posinf=np.inf) if scaled else values
         return torch.as_tensor(values).to(self.optimizer.head.weight)
 
     @torch.no_grad()

@@ -1,0 +1,85 @@
+"""Where the records of a CSV file end: compiled, because every byte of a stream passes here.
+
+A quote opens a quoted part at the start of a field alone, and doubled stands for itself, as Arrow's reader has it.
+Records end with LF, CRLF or CR.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+LF, CR, NUL = 10, 13, 0
+
+BLANK, HAS_NUL, OPEN_QUOTE = 1, 2, 4  # flags of a record
+
+
+@njit(cache=True)
+def lex(data, separator, quote, at_end, limit, ends, fields, lines, flags):
+    """Write end (behind its line break), fields, lines and flags of each whole record in data.
+
+    Returns how many there are. A record that is not whole is left, unless the data are `at_end`, or it is longer than
+    `limit`: then its quotes count for nothing and it is its first line, flagged.
+    """
+    n, count, at = data.size, 0, 0
+    while at < n and count < ends.size:
+        start, width, broken, flag = at, 1, 0, 0
+        quoted, field_start, whole = False, True, False
+        while at < n:
+            c = data[at]
+            at += 1
+            if quoted:
+                if c == quote:
+                    if at < n and data[at] == quote:
+                        at += 1
+                    elif at == n and not at_end:
+                        break  # whether it is doubled remains to be seen
+                    else:
+                        quoted = False
+                elif c == NUL:
+                    flag |= HAS_NUL
+                elif c == LF or (c == CR and (at == n or data[at] != LF)):
+                    broken += 1
+                if at - start > limit:
+                    break
+                continue
+            if c == separator:
+                width += 1
+                field_start = True
+            elif c == LF:
+                whole = True
+                break
+            elif c == CR:
+                if at < n and data[at] == LF:
+                    at += 1
+                elif at == n and not at_end:
+                    break  # LF may follow
+                whole = True
+                break
+            elif c == quote and field_start:
+                quoted, field_start = True, False
+            else:
+                field_start = False
+                if c == NUL:
+                    flag |= HAS_NUL
+        too_long = at - start > limit
+        if not whole and quoted and (at_end or too_long):
+            flag, width, broken, at = OPEN_QUOTE, 1, 0, start
+            while at < n:
+                c = data[at]
+                at += 1
+                if c == LF:
+                    whole = True
+                    break
+                if c == CR:
+                    if at < n and data[at] == LF:
+                        at += 1
+                    whole = True
+                    break
+        if not whole and not at_end:
+            break
+        length = at - start
+        if (length == 1 and (data[start] == LF or data[start] == CR)) or (length == 2 and data[start] == CR):
+            flag |= BLANK
+        ends[count], fields[count], lines[count], flags[count] = at, width, broken + 1, flag
+        count += 1
+    return count

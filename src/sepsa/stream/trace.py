@@ -1,0 +1,109 @@
+"""The errors of a stream over time, in constant memory, and alarms where they rise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from sepsa.stream import _state
+from sepsa.stream.table import Floats
+
+WINDOW = 256  # rows whose mean error is one value; sums do not depend on how the rows came
+POINTS = 256  # most points of the curve: two become one when there are more
+ENOUGH = 8  # windows that make a level
+FAR = 5.0  # deviations of the windows' means
+SLOW = 0.05  # weight of a new window in the level
+KEPT = 100  # alarms
+
+
+class Trace:
+    """Errors made before learning, row by row."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.total = 0.0  # of whole windows
+        self.open: Floats = np.empty(0)  # the errors of the window that is not whole
+        self.points: list[float] = []  # mean error of `span` windows each
+        self.span = 1
+        self.part: list[float] = []  # windows of the point that is not whole
+        self.level, self.spread, self.windows = 0.0, 0.0, 0
+        self.alarms: list[list[float]] = []  # row, mean error before and at the alarm
+        self.alarm_count = 0
+
+    def add(self, errors: Floats) -> None:
+        """Take in the errors of further rows."""
+        self.rows += len(errors)
+        waiting = np.concatenate([self.open, errors])
+        whole = len(waiting) // WINDOW
+        for window in waiting[: whole * WINDOW].reshape(whole, WINDOW):
+            self._close(float(window.sum()))
+        self.open = waiting[whole * WINDOW :].copy()
+
+    def _close(self, total: float) -> None:
+        self.total += total
+        mean = total / WINDOW
+        self.part.append(mean)
+        if len(self.part) == self.span:
+            self.points.append(math.fsum(self.part) / self.span)
+            self.part = []
+        if len(self.points) == POINTS:
+            self.points = [(a + b) / 2 for a, b in zip(self.points[::2], self.points[1::2], strict=True)]
+            self.span *= 2
+        if self.windows >= ENOUGH and mean > self.level + FAR * math.sqrt(self.spread) + 1e-9 * abs(self.level):
+            self.alarms = [*self.alarms, [float(self._closed_rows()), self.level, mean]][-KEPT:]
+            self.alarm_count += 1
+            self.windows = 0
+        self.windows += 1
+        rate = max(SLOW, 1 / self.windows)
+        off = mean - self.level
+        self.level += rate * off
+        self.spread = 0.0 if self.windows == 1 else (1 - rate) * (self.spread + rate * off * off)
+
+    def _closed_rows(self) -> int:
+        return WINDOW * (len(self.points) * self.span + len(self.part))
+
+    @property
+    def mean(self) -> float:
+        """Over all rows."""
+        return (self.total + float(self.open.sum())) / self.rows if self.rows else math.nan
+
+    @property
+    def recent(self) -> float:
+        """Over the last hundreds of rows."""
+        if self.part:
+            return self.part[-1]
+        if self.points and self.span == 1:
+            return self.points[-1]
+        return self.level if self.windows else self.mean
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "rows": self.rows, "total": self.total, "open": self.open.copy(), "points": list(self.points),
+            "span": self.span, "part": list(self.part), "level": self.level, "spread": self.spread,
+            "windows": self.windows, "alarms": [list(alarm) for alarm in self.alarms], "alarm_count": self.alarm_count,
+        }  # fmt: skip
+
+    @classmethod
+    def from_state(cls, state: Any) -> Trace:
+        """A trace that continues from a state; ValueError where it is none."""
+        out = cls()
+        new = _state.mapping("state['trace']", state, set(out.state_dict()))
+        for name in ("rows", "windows", "alarm_count", "span"):
+            setattr(out, name, _state.integer(f"state['trace'][{name!r}]", new[name], 1 if name == "span" else 0))
+        for name in ("total", "level", "spread"):
+            setattr(out, name, _state.number(f"state['trace'][{name!r}]", new[name], 0.0))
+        out.open = _state.array("state['trace']['open']", new["open"], (None,), low=0.0)
+        for name in ("points", "part"):
+            items = _state.sequence(f"state['trace'][{name!r}]", new[name])
+            setattr(out, name, [_state.number(f"state['trace'][{name!r}]", item, 0.0) for item in items])
+        alarms = _state.sequence("state['trace']['alarms']", new["alarms"])
+        out.alarms = [
+            [_state.number("state['trace']['alarms']", item, 0.0) for item in _state.sequence("an alarm", alarm)]
+            for alarm in alarms
+        ]
+        closed = out._closed_rows() + len(out.open)
+        if closed != out.rows or len(out.open) >= WINDOW or any(len(alarm) != 3 for alarm in out.alarms):
+            raise ValueError(f"state['trace'] must account for {out.rows} rows, got {closed}")
+        return out

@@ -1,0 +1,38 @@
+"""SIGKILL at random instants, in learning and in writing: what is resumed ends in the same bits as what was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+VICTIM = Path(__file__).with_name("victim.py")
+KINDS = ["torch", "sklearn", "river", "command"]
+
+
+def kill(kinds, folder, kills, seed):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(VICTIM), ",".join(kinds), str(folder), str(kills), str(seed)],
+        env=environment, capture_output=True, text=True, timeout=3000,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def test_killed_work_ends_in_the_same_bits(tmp_path, tally):
+    for told in kill(KINDS, tmp_path, kills=5, seed=1):
+        tally(f"SIGKILL, {told['kind']}", told["kills"], writing=told["while writing"])
+        assert told["kills"] == 5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_a_hundred_times(kind, tmp_path, tally):
+    (told,) = kill([kind], tmp_path, kills=100, seed=2)
+    tally(f"SIGKILL, {kind}", told["kills"], writing=told["while writing"])
+    assert told["kills"] == 100

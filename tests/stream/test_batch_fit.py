@@ -1,0 +1,158 @@
+"""The training of tables: who has seen which row, how many passes, how wide the intervals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sepsa import SepSARegressor
+from sepsa.heads.solver import NotFinite
+from sepsa.stream import batch_fit, kernels
+from sepsa.stream.learner import Learner
+
+
+def table(n=120, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, 3))
+    return X, np.sin(2 * X[:, :1]) + X[:, 1:2] + 0.1 * rng.standard_normal((n, 1))
+
+
+def new_learner(seed):
+    return Learner(3, 1, regression=True, hidden=(8,), skip=True, ridge=1.0, seed=seed)
+
+
+def fitted(X, Y, weight=None, *, early_stopping=False, together=False, **schedule):
+    return batch_fit.fit(
+        new_learner,
+        X,
+        Y,
+        np.ones(len(X)) if weight is None else weight,
+        batch_fit.Schedule(**{"passes": 3} | schedule),
+        early_stopping=early_stopping,
+        together=together,
+        rng=np.random.RandomState(0),
+    )
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_row_is_predicted_by_a_learner_that_has_not_seen_it(together):
+    X, Y = table()
+    first = fitted(X, Y, together=together)
+    assert len(np.unique(first.rows)) == len(first.rows)
+    row = first.rows[7]
+    changed = Y.copy()
+    changed[row] += 5.0
+    second = fitted(X, changed, together=together)
+    at = int(np.flatnonzero(first.rows == row)[0])
+    np.testing.assert_array_equal(first.left_out[at], second.left_out[at])
+    others = ~np.isin(first.rows, first.rows[np.abs(np.arange(len(first.rows)) - at) < 13])
+    assert (first.left_out[others] != second.left_out[others]).all()
+
+
+def test_many_rows_have_fewer_members_and_few_rows_one_each():
+    assert len(fitted(*table(60)).learner.members) == 10
+    assert len(fitted(*table(5100), passes=1).learner.members) == 3
+    assert len(fitted(*table(4)).learner.members) == 4
+    alone = fitted(*table(1))
+    assert len(alone.learner.members) == 1
+    assert alone.passes == 1
+    assert len(fitted(*table(60), together=True).learner.members) == 1
+
+
+def test_passes_are_bounded_by_the_visits_of_rows_and_by_rows_left_out():
+    X, Y = table()
+    assert fitted(X, Y, early_stopping=True, passes=64, visits=120 * 10 * 20).passes <= 16
+    noise = np.random.default_rng(1).standard_normal(Y.shape)
+    assert fitted(X, noise, early_stopping=True, passes=256).passes == 4
+    assert fitted(X, noise, passes=5).passes == 5
+
+
+def test_after_the_fit_a_learner_goes_on_by_its_own_rate_forgetting_and_batch():
+    for member in fitted(*table()).learner.members:
+        assert member.engine.schedule() == new_learner(0).engine.schedule()
+
+
+def test_the_head_of_a_fit_equals_ridge_regression_on_its_features():
+    """Forgetting 1 and a body without a step: all rows count alike, in any order, pass after pass."""
+    X, Y = table()
+    learner = batch_fit.train(
+        lambda seed: Learner(3, 1, regression=True, hidden=(), skip=True, ridge=2.0, seed=seed),
+        X,
+        Y,
+        np.ones(len(X)),
+        batch_fit.Schedule(passes=3, forgetting=1.0),
+        np.random.RandomState(0),
+    )
+    Z = np.hstack([(X - X.mean(0)) / X.std(0), np.ones((len(X), 1))])
+    offset = Y.mean(0)
+    W = np.linalg.solve(3 * Z.T @ Z + 2.0 * np.eye(4), 3 * Z.T @ (Y - offset))
+    np.testing.assert_allclose(learner.predict(X), Z @ W + offset, rtol=1e-5)  # inputs are float32
+
+
+@pytest.mark.parametrize("inflation", [1.0, 64.0])
+def test_the_variance_is_the_likeliest(inflation):
+    rng = np.random.default_rng(0)
+    leverage = rng.exponential(0.2, 20000)
+    true = np.array([4.0, 0.25])
+    errors = rng.standard_normal((20000, 2)) * np.sqrt(true * (1 + inflation * leverage)[:, None])
+    noise, found = batch_fit.likeliest(errors, leverage, np.ones(20000))
+    assert found == inflation
+    np.testing.assert_allclose(noise, true, rtol=0.05)
+
+
+def test_errors_of_zero_have_no_variance():
+    noise, _ = batch_fit.likeliest(np.zeros((5, 1)), np.ones(5), np.ones(5))
+    assert noise == 0.0
+
+
+def test_a_committee_is_the_mean_of_its_members_and_goes_on_from_its_state():
+    X, Y = table()
+    committee = fitted(X, Y).learner
+    np.testing.assert_allclose(committee.predict(X), np.mean([m.predict(X) for m in committee.members], axis=0))
+    mean, leverage = committee.predict_with_leverage(X)
+    np.testing.assert_allclose(mean, committee.predict(X))
+    each = [m.predict_with_leverage(X)[1] for m in committee.members]
+    np.testing.assert_allclose(leverage, committee.inflation * np.mean(each, axis=0))
+    other = batch_fit.Committee([new_learner(5)])
+    other.load_state_dict(committee.state_dict())
+    np.testing.assert_array_equal(other.learn(X, Y), committee.learn(X, Y))
+    np.testing.assert_array_equal(other.predict(X), committee.predict(X))
+    for wrong in ({"inflation": 1.0, "members": []}, {"inflation": -1.0, "members": committee.state_dict()["members"]}):
+        with pytest.raises(ValueError, match="state_dict"):
+            other.load_state_dict(wrong)
+
+
+def test_a_committee_learns_all_or_nothing(monkeypatch):
+    X, Y = table()
+    committee = fitted(X, Y).learner
+    before, calls, learn = committee.predict(X), [], Learner.learn
+
+    def refuse(self, *rows):
+        calls.append(self)
+        if len(calls) == 3:
+            raise NotFinite("no more")
+        return learn(self, *rows)
+
+    monkeypatch.setattr(Learner, "learn", refuse)
+    with pytest.raises(NotFinite):
+        committee.learn(X, Y)
+    np.testing.assert_array_equal(committee.predict(X), before)
+
+
+def test_intervals_of_a_fit_hold_where_the_noise_is_not_the_same_everywhere():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((1200, 3))
+    y = X[:, 0] + np.abs(X[:, 1]) * rng.standard_normal(1200)
+    model = SepSARegressor(random_state=0, max_iter=5).fit(X[:600], y[:600])
+    mean, std = model.predict(X[600:], return_std=True)
+    assert 0.86 < np.mean(np.abs(mean - y[600:]) < 1.645 * std) < 0.95
+
+
+def test_gelu_in_single_precision_is_gelu():
+    a = np.linspace(-12, 12, 4001)
+    wide, slope = a.copy(), np.empty_like(a)
+    kernels.activate(kernels.GELU, wide, slope)
+    narrow, narrow_slope = a.astype(np.float32), np.empty(len(a), np.float32)
+    kernels.activate(kernels.GELU, narrow, narrow_slope)
+    np.testing.assert_allclose(narrow, wide, rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(narrow_slope, slope, atol=1e-6)
