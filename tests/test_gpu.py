@@ -11,6 +11,7 @@ from torch import nn
 
 from reference import ridge_regression, with_ones
 from sepsa import RLS, SepSA, SoftmaxNewton
+from sepsa.heads import _square_root
 from third_party import CapturableLMS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
@@ -129,15 +130,18 @@ def assert_alike(one, two, tolerance=2e-4):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}")
 
 
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize(
+    ("base", "compile"), [*((base, False) for base in BASES), ("fused Adam", True), ("RMSprop", True), ("NAG", True)]
+)
 @pytest.mark.parametrize("n", [1, 8])
 @pytest.mark.parametrize("forgetting", [1.0, 0.95])
-def test_a_captured_step_is_the_eager_step(base, n, forgetting):
+def test_a_captured_step_is_the_eager_step(base, n, forgetting, compile, monkeypatch):
+    monkeypatch.setattr(_square_root, "restored", lambda p, n, lam: _square_root.rotation(p, lam))  # as a graph does
     (model, optimizer), (twin, plain) = pair(base, forgetting)
     if n == 1:
         model.eval(), twin.eval()
     x, y = images(20, n)
-    step = optimizer.capture(x[:n], y[:n])
+    step = optimizer.capture(x[:n], y[:n], compile=compile)
     for i in range(10):
         loss = step(x[i * n : (i + 1) * n], y[i * n : (i + 1) * n])
         torch.testing.assert_close(
@@ -156,7 +160,7 @@ def test_a_captured_step_is_the_eager_step(base, n, forgetting):
 def test_a_captured_step_follows_scheduler_and_head_fraction():
     (model, optimizer), _ = pair()
     x, y = images(1, 8)
-    step = optimizer.capture(x, y)
+    step = optimizer.capture(x, y, compile=False)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.0)
     for _ in range(6):
         step(x, y)
@@ -174,13 +178,13 @@ def test_a_captured_step_follows_scheduler_and_head_fraction():
     assert optimizer.solver.samples == samples + 6 * 2
 
 
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize(("base", "compile"), [*((base, False) for base in BASES), ("fused Adam", True)])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("where", ["inputs", "targets"])
-def test_a_bad_batch_in_a_graph_changes_nothing_and_is_counted(base, bad, where):
+def test_a_bad_batch_in_a_graph_changes_nothing_and_is_counted(base, compile, bad, where):
     (model, optimizer), _ = pair(base, forgetting=0.9)
     x, y = images(8, 8)
-    step = optimizer.capture(x[:8], y[:8])
+    step = optimizer.capture(x[:8], y[:8], compile=compile)
     for _ in range(5):
         step(x[:8], y[:8])
     before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
@@ -208,10 +212,12 @@ def test_a_bad_batch_in_a_graph_changes_nothing_and_is_counted(base, bad, where)
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("features", [torch.float16, torch.float32, torch.float64])
-def test_one_sample_on_the_device_equals_update(k, m, bias, dtype, features):
+@pytest.mark.parametrize("forgetting", [1.0, 0.999])
+def test_one_sample_on_the_device_equals_update(k, m, bias, dtype, features, forgetting):
     torch.manual_seed(0)
     linear = nn.Linear(k, m, bias=bias, device="cuda")
-    one, two = RLS(dtype=dtype).bind(linear), RLS(dtype=dtype).bind(copy.deepcopy(linear))
+    settings = {"dtype": dtype, "forgetting": forgetting}
+    one, two = RLS(**settings).bind(linear), RLS(**settings).bind(copy.deepcopy(linear))
     for i in range(20):
         x, y = torch.randn(1, k, device="cuda").to(features), torch.randn(1, m, device="cuda")
         if i == 10:
@@ -228,8 +234,9 @@ def test_one_sample_on_the_device_equals_update(k, m, bias, dtype, features):
         one.objective(), two.objective(), rtol=1e-6 if dtype == torch.float64 else 1e-2, atol=1e-6
     )
     torch.testing.assert_close(one.linear.weight, two.linear.weight, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(one.ridge_left, two.ridge_left, rtol=1e-6, atol=1e-6)
     assert one.steps == two.steps == 20
-    assert one.samples == 20.0
+    assert one.samples == pytest.approx(two.samples)
 
 
 @pytest.mark.parametrize(
@@ -249,10 +256,13 @@ def test_one_sample_on_the_device_equals_update(k, m, bias, dtype, features):
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("finish", [True, False])
-def test_a_block_on_the_device_equals_update(k, m, bias, n, features, dtype, finish):
+@pytest.mark.parametrize("forgetting", [1.0, 0.999])
+def test_a_block_on_the_device_equals_update(k, m, bias, n, features, dtype, finish, forgetting, monkeypatch):
+    monkeypatch.setattr(_square_root, "restored", lambda p, n, lam: _square_root.rotation(p, lam))  # as a graph does
     torch.manual_seed(0)
     linear = nn.Linear(k, m, bias=bias, device="cuda").to(torch.float64 if dtype == torch.float64 else torch.float32)
-    one, two = RLS(dtype=dtype).bind(linear), RLS(dtype=dtype).bind(copy.deepcopy(linear))
+    settings = {"dtype": dtype, "forgetting": forgetting}
+    one, two = RLS(**settings).bind(linear), RLS(**settings).bind(copy.deepcopy(linear))
     for i in range(6):
         x, y = torch.randn(n, k, device="cuda").to(features), torch.randn(n, m, device="cuda")
         one.prepare_capture()
@@ -272,8 +282,9 @@ def test_a_block_on_the_device_equals_update(k, m, bias, n, features, dtype, fin
         one.objective(), two.objective(), rtol=1e-9 if dtype == torch.float64 else 1e-2, atol=1e-6
     )
     torch.testing.assert_close(one.linear.weight, two.linear.weight, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(one.ridge_left, two.ridge_left, rtol=1e-6, atol=1e-6)
     assert one.steps == two.steps == 6
-    assert one.samples == two.samples == 6.0 * n
+    assert one.samples == pytest.approx(two.samples)
 
 
 def test_a_large_block_on_the_device_keeps_its_digits():
@@ -290,7 +301,7 @@ def test_a_large_block_on_the_device_keeps_its_digits():
 def test_eager_and_captured_steps_mix():
     (model, optimizer), (twin, plain) = pair()
     x, y = images(12, 8)
-    step = optimizer.capture(x[:8], y[:8])
+    step = optimizer.capture(x[:8], y[:8], compile=False)
     for i in range(12):
         rows = slice(8 * i, 8 * i + 8)
         (optimizer.learn if i % 3 == 2 else step)(x[rows], y[rows])
@@ -307,7 +318,7 @@ def test_any_optimizer_can_be_captured():
     x, y = images(10, 8)
     one = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=True)
     two = torch.optim.Adam(twin.parameters(), lr=1e-3)
-    step = capture(model, one, x[:8], y[:8], nn.functional.mse_loss)
+    step = capture(model, one, x[:8], y[:8], nn.functional.mse_loss, compile=False)
     step.run(x, y, torch.arange(80, device="cuda").reshape(10, 8))
     for i in range(0, 80, 8):
         nn.functional.mse_loss(twin(x[i : i + 8]), y[i : i + 8]).backward()
@@ -334,7 +345,7 @@ def test_every_capturable_solver_is_captured(name):
     x, y = images(12, 8)
     if "Softmax" in name:
         y = y.argmax(1)
-    step = optimizer.capture(x[:8], y[:8])
+    step = optimizer.capture(x[:8], y[:8], compile=False)
     for i in range(12):
         rows = slice(8 * i, 8 * i + 8)
         torch.testing.assert_close(step(x[rows], y[rows]), plain.learn(x[rows], y[rows]), rtol=1e-3, atol=1e-4)
@@ -361,3 +372,19 @@ def test_the_self_tuning_head_learns_on_a_gpu_as_on_a_cpu(settings):
             torch.testing.assert_close(two.learn(a.cuda(), b.cuda()).cpu(), one.learn(a, b), rtol=1e-7, atol=1e-7)
     with pytest.raises(ValueError, match="decides on the host and cannot be captured"):
         two.capture(x[:16].cuda(), y[:16].cuda())
+
+
+def test_a_compiled_model_is_one_graph_and_learns_as_in_eager():
+    (model, optimizer), (twin, plain) = pair()
+    compiled = torch.compile(model, fullgraph=True)
+    x, y = images(10, 8)
+    for i in range(10):
+        rows = slice(8 * i, 8 * i + 8)
+        for net, one in ((compiled, optimizer), (twin, plain)):
+            with one.observe(y[rows]):
+                loss = nn.functional.mse_loss(net(x[rows]), y[rows])
+            loss.backward()
+            one.step()
+            one.zero_grad()
+    assert_alike(model, twin)
+    assert optimizer.solver.steps == 10

@@ -1,13 +1,15 @@
 """The whole step as one CUDA graph: at one sample a step, launching kernels is nearly all that a GPU's step costs.
 
 `SepSA.capture` and, for any other optimizer, `capture` return a `Step`. On a CPU it is the plain step. On a GPU the
-first calls run as they are, which is also the warm-up that CUDA graphs need; then the step is recorded and replayed.
-Of a head solver it needs what `Capturable` says, and nothing else.
+first calls run as they are, which is also the warm-up that CUDA graphs need; then the step is recorded and replayed,
+with the forward and backward pass and the body's step compiled by torch wherever they can be. Of a head solver it needs
+what `Capturable` says, and nothing else.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol, cast
 
@@ -49,10 +51,13 @@ def capture(
     targets: Tensor,
     loss_fn: Loss,
     observer: Observer | None = None,
+    compile: bool | None = None,
 ) -> Step:
     """A step for `model` and `optimizer` on batches shaped like `inputs` and `targets`.
 
-    `observer`, which `SepSA.capture` passes, is what teaches the model's head; the optimizer is then the body's.
+    `compile` says whether passes and body's step are compiled by torch: None does so where it works, with a warning
+    where it does not, True raises there. `observer`, which `SepSA.capture` passes, is what teaches the model's head;
+    the optimizer is then the body's.
     """
     check_devices(inputs, targets)
     if observer is None and next(observers_of(model), None) is not None:
@@ -64,7 +69,7 @@ def capture(
             f"solver {type(observer.solver).__name__} decides on the host and cannot be captured: "
             "use RLS or SoftmaxNewton, or optimizer.learn without a graph"
         )
-    return GraphStep(model, optimizer, inputs, targets, loss_fn, observer)
+    return GraphStep(model, optimizer, inputs, targets, loss_fn, observer, compile)
 
 
 def check_devices(inputs: Tensor, targets: Tensor) -> None:
@@ -109,7 +114,10 @@ class GraphStep:
         targets: Tensor,
         loss_fn: Loss,
         observer: Observer | None,
+        compile: bool | None,
     ) -> None:
+        self.compile = compile
+        self.compiled: CompiledStep | None = None if compile is False else CompiledStep(model, optimizer, loss_fn)
         self.model, self.optimizer, self.loss_fn, self.observer = model, optimizer, loss_fn, observer
         self.solver = None if observer is None else cast(Capturable, observer.solver)
         self.inputs, self.targets = torch.zeros_like(inputs), torch.zeros_like(targets)
@@ -164,35 +172,79 @@ class GraphStep:
 
     def iterate(self, inputs: Tensor, targets: Tensor) -> None:
         """One iteration, all of it on the device. A batch whose loss is not finite leaves everything as it was."""
-        guard = Guard(self.model, self.optimizer)
         self._forget_gradients()
+        # The optimizer makes its state in the first step, which is not compiled therefore.
+        compiled = self.compiled if self.optimizer.state else None
+        guard = Guard(self.model, self.optimizer) if compiled is None else None
         learned: Tensor | None = None
         if self.observer is None or self.solver is None:
-            loss = self.loss_fn(self.model(inputs), targets)
+            loss, fine = self._loss_of(compiled, inputs, targets)
         else:
             observation = Observation(self.observer, targets)
             observation.captured = True
             with observation:
-                loss = self.loss_fn(self.model(inputs), targets)
+                loss, fine = self._loss_of(compiled, inputs, targets)
             learned = observation.finite
             # Beside the backward pass, which does not wait for it.
             self.aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.aside):
                 self.solver.finish_captured()
         loss.backward()  # type: ignore[no-untyped-call]
-        fine = loss.detach().abs() < math.inf  # not isfinite, which is more kernels
         if learned is not None:
             fine = fine & learned
-        guard.step(self.optimizer, fine)
+        if guard is not None:
+            guard.step(self.optimizer, fine)
+        elif compiled is not None:
+            compiled.step(fine)
         self._loss.copy_(loss.detach())
         self._skipped.add_(~fine)
         self._forget_gradients()  # an eager step after this one must not add to them
         if self.solver is not None:
             torch.cuda.current_stream().wait_stream(self.aside)
 
+    def _loss_of(self, compiled: CompiledStep | None, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss, and whether it is finite."""
+        if compiled is not None:
+            return compiled.forward(inputs, targets)
+        loss = self.loss_fn(self.model(inputs), targets)
+        return loss, loss.detach().abs() < math.inf  # not isfinite, which is more kernels
+
     def _forget_gradients(self) -> None:
         for parameter in self.model.parameters():
             parameter.grad = None
+
+
+class CompiledStep:
+    """Forward and backward pass, and the body's step, as functions that torch compiles when they are first called.
+
+    Both keep what must be as it was after a bad batch: the buffers, and the body with its optimizer's state.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, loss_fn: Loss) -> None:
+        buffers = list(model.buffers())
+
+        def forward(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            before = [buffer.clone() for buffer in buffers]
+            loss = loss_fn(model(inputs), targets)
+            fine = loss.detach().abs() < math.inf
+            with torch.no_grad():
+                for buffer, old in zip(buffers, before, strict=True):
+                    buffer.copy_(torch.where(fine, buffer, old))
+            return loss, fine
+
+        @torch.no_grad()
+        def step(fine: Tensor) -> None:
+            kept = [p for group in optimizer.param_groups for p in group["params"]]
+            kept += [v for p in list(kept) for v in optimizer.state[p].values() if isinstance(v, Tensor)]
+            before = [tensor.clone() for tensor in kept]
+            optimizer.step()
+            for tensor, old in zip(kept, before, strict=True):
+                tensor.copy_(torch.where(fine, tensor, old))
+
+        self.forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = torch.compile(
+            forward, fullgraph=True, dynamic=False
+        )
+        self.step: Callable[[Tensor], None] = torch.compile(step, dynamic=False)
 
 
 class Recording:
@@ -228,10 +280,23 @@ class Recording:
         self.step.iterate(self.inputs.index_select(0, rows), self.targets.index_select(0, rows))
 
     def _on_side_stream(self) -> None:
-        side = self.step.stream
+        step, side = self.step, self.step.stream
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side), self._rates_as_tensors():
-            self._once()
+            try:
+                self._once()
+            except torch._dynamo.exc.TorchDynamoException as error:
+                if step.compile:
+                    raise
+                step.compiled = None
+                words = str(error).strip().splitlines()
+                warnings.warn(
+                    f"torch cannot compile this step, which is captured as it is: {words[0] if words else error!r}; "
+                    "pass compile=False to say so, or compile=True for the whole story",
+                    stacklevel=2,
+                )
+                self.place.sub_(1)
+                self._once()
         torch.cuda.current_stream().wait_stream(side)
 
     def _record(self) -> torch.cuda.CUDAGraph:
@@ -241,24 +306,30 @@ class Recording:
         return graph
 
     def _rates_as_tensors(self) -> Rates:
-        return Rates(self.step.optimizer, self.step._rates)
+        return Rates(self.step.optimizer, self.step._rates, self.step.compiled is not None)
 
 
 class Rates:
-    """Within it, learning rates are tensors on the device wherever the optimizer can read them there."""
+    """Within it, learning rates are tensors on the device wherever the optimizer can read them there.
 
-    def __init__(self, optimizer: Optimizer, rates: list[Tensor]) -> None:
-        self.optimizer, self.rates = optimizer, rates
+    A compiled step reads the optimizer's own arithmetic instead of its fused kernel.
+    """
+
+    def __init__(self, optimizer: Optimizer, rates: list[Tensor], compiled: bool) -> None:
+        self.optimizer, self.rates, self.compiled = optimizer, rates, compiled
 
     def __enter__(self) -> None:
-        self.before = [group["lr"] for group in self.optimizer.param_groups]
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+        groups = self.optimizer.param_groups
+        self.before: list[dict[str, Any]] = [{key: g[key] for key in ("lr", "fused") if key in g} for g in groups]
+        for group, rate in zip(groups, self.rates, strict=True):
             if follows_rate(group):
                 group["lr"] = rate
+            if self.compiled and self.optimizer.state and "fused" in group:
+                group["fused"] = False  # torch's compiler fuses better than the kernel made by hand
 
     def __exit__(self, *error: object) -> None:
-        for group, lr in zip(self.optimizer.param_groups, self.before, strict=True):
-            group["lr"] = lr
+        for group, before in zip(self.optimizer.param_groups, self.before, strict=True):
+            group.update(before)
 
 
 def follows_rate(group: dict[str, Any]) -> bool:

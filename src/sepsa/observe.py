@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias, cast, overload
 import torch
 from torch import Tensor, nn
 
-from sepsa import distributed
+from sepsa import distributed, operator
 from sepsa.distributed import is_initialized
 from sepsa.heads import Capturable, HeadSolver, HoldsOut, Revertible
 from sepsa.heads._checks import check_rows, check_weight
@@ -93,9 +93,11 @@ class Observer:
             if isinstance(hook, HeadHook):  # of an earlier one, or a copy's
                 for module in (self.head, self.model):
                     remove_hooks(module, hook.observer())
-        for kind in (HeadHook, InputHook, OutputHook):
-            if not hasattr(kind.__call__, "_torchdynamo_disable"):  # here, not at import, where it would cost a second
-                kind.__call__ = torch.compiler.disable(kind.__call__)  # type: ignore
+        for kind, name in ((HeadHook, "in_eager"), (InputHook, "__call__")):
+            if not hasattr(getattr(kind, name), "_torchdynamo_disable"):  # not at import, where it would cost a second
+                setattr(kind, name, torch.compiler.disable(getattr(kind, name)))  # type: ignore[no-untyped-call]
+        head = {id(parameter) for parameter in self.head.parameters()}
+        self.body = [parameter for parameter in self.model.parameters() if id(parameter) not in head]
         self.head.register_forward_pre_hook(HeadHook(self))
         if self.model is not self.head:
             if self.holds_out:
@@ -140,12 +142,26 @@ class Observer:
         finally:
             self.current = observation
         observation.learned = self.observed = True
-        if features.requires_grad:
+        if not features.requires_grad:
+            observation.thaw()
+        else:
             if hidden is not None:
                 features = torch.where(hidden.view(*features.shape[:-1], 1), features.detach(), features)
-            if not (ranks and distributed.takes_gradients(self.head)):
-                observation.freeze(self.head)  # the head's own gradient would be computed for nobody
+            if not observation.frozen and not (ranks and distributed.takes_gradients(self.head)):
+                observation.freeze(self.head)
         return features
+
+    def learn_compiled(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        """The same as an operator of a compiled graph, which may have copies of the head's parameters."""
+        observation = self.current
+        if observation is None:
+            return
+        frozen, observation.frozen = observation.frozen, ()
+        self.learn(observation, features)
+        observation.frozen = frozen
+        for copy, parameter in ((weight, self.head.weight), (bias, self.head.bias)):
+            if copy is not None and copy.data_ptr() != parameter.data_ptr():
+                copy.copy_(parameter.detach())
 
     def _group(self) -> Any:
         """The ranks to learn with; a warning, once, where there are others, and they cannot be told."""
@@ -337,15 +353,19 @@ class Observation:
     def __enter__(self) -> Observation:
         if self.observer.current is not None:
             raise RuntimeError("observe is already active: one observe for each pass through the model")
-        self.observer.current = self
+        observer = self.observer
+        if any(parameter.requires_grad for parameter in observer.body) and not (
+            is_initialized() and distributed.takes_gradients(observer.head)
+        ):
+            self.freeze(observer.head)
+        observer.current = self
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.observer.current = None
-        for parameter in self.frozen:
-            parameter.requires_grad_(True)
+        self.thaw()
         if kind is not None:
             return
         if not self.learned:
@@ -375,10 +395,16 @@ class Observation:
         return (weight * each).sum() / weight.sum().clamp(min=torch.finfo(each.dtype).tiny)
 
     def freeze(self, head: nn.Linear) -> None:
-        """No gradient for the head until the context ends."""
+        """No gradient for the head until the context ends: it would be computed for nobody."""
         self.frozen = [p for p in head._parameters.values() if p is not None and p.requires_grad]
         for parameter in self.frozen:
             parameter.requires_grad_(False)
+
+    def thaw(self) -> None:
+        """Let gradients reach the head again."""
+        for parameter in self.frozen:
+            parameter.requires_grad_(True)
+        self.frozen = ()
 
 
 class Observations:
@@ -455,15 +481,24 @@ class Detached:
 
 
 class HeadHook:
-    """The forward pre-hook on the head, where a compiled model breaks its graph.
+    """The forward pre-hook on the head; in a compiled model, an operator of its graph.
 
     It holds its observer weakly and is copied without it, so a copied or saved model is free of us.
     """
 
     def __init__(self, observer: Observer | None = None) -> None:
         self.observer = (lambda: None) if observer is None else weakref.ref(observer)
+        self.number = 0 if observer is None or observer.holds_out else operator.register(observer)
 
-    def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    def __call__(self, module: nn.Linear, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        if self.number and torch.compiler.is_compiling():
+            if not module.weight.requires_grad:  # as an observation leaves it, where the body learns
+                operator.learn_head(args[0], module.weight, module.bias, self.number)
+            return None
+        return self.in_eager(args)
+
+    def in_eager(self, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """What the hook does where a model is not compiled, or its graph breaks here."""
         observer = self.observer()
         if observer is None or (observation := observer.current) is None:
             return None
@@ -489,6 +524,8 @@ class OutputHook(HeadHook):
     """The forward hook on head and model until the first observation is over, for an `OutputProbe`."""
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:  # type: ignore[override]
+        if torch.compiler.is_compiling():
+            return
         observer = self.observer()
         if observer is not None and observer.current is not None and observer.probe is not None:
             if module is observer.head:

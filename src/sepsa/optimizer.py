@@ -256,16 +256,23 @@ class SepSA(Optimizer, Generic[S]):
                     head_parameter.grad = None
 
     def capture(
-        self, inputs: Tensor, targets: Tensor, loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None,
+        *,
+        compile: bool | None = None,
     ) -> Step:
         """A `learn` for batches like these that runs as one CUDA graph on a GPU, and plainly on a CPU.
 
-        Choose it where the step is so small that launching its kernels costs more than running them.
+        Choose it where the step is so small that launching its kernels costs more than running them. On a GPU the
+        passes and the body's step are compiled by torch where that works; `compile=False` captures them as they are,
+        and starts sooner, `compile=True` raises where torch cannot compile them.
         """
         if not inputs.is_cuda:
             check_devices(inputs, targets)
             return PlainStep(lambda x, y: self.learn(x, y, loss_fn))
-        return capture(self.model, self.base, inputs, targets, loss_fn or self.solver.loss, self._observer)
+        return capture(self.model, self.base, inputs, targets, loss_fn or self.solver.loss, self._observer, compile)
 
     # ------------------------------------------------------------------ an Optimizer as any other
 

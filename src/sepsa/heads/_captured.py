@@ -18,7 +18,7 @@ from sepsa.heads._square_root import (
     andrews,
     fade,
     learn_rows,
-    restored,
+    rotation,
     turn,
     whiten,
 )
@@ -41,7 +41,8 @@ class CapturedState:
         self.kernels = fused_kernels(self.Z, self.weight)
         self.blocks: dict[int, tuple[Tensor, ...]] = {}  # buffers of the fused kernels, by the size of a block
         self._increments: dict[tuple[int, int], Tensor] = {}
-        self._unfinished: Tensor | None = None  # a block of which W has learned, but not yet T
+        # A block of which W has learned, but not yet T: [I + FᵀF, FᵀT, Fᵀ], λ, and whether it was finite.
+        self._unfinished: tuple[Tensor, float, Tensor] | None = None
 
     @property
     def root(self) -> Root:
@@ -73,13 +74,14 @@ class CapturedState:
         self.finish()
         x, y = features.detach().reshape(-1, self.k), targets.detach().reshape(-1, len(self.W))
         n, p = len(x), len(self.T)
-        count = restored(p, n, lam)
-        if count == 0 and self.kernels is not None:
+        count = rotation(p, lam)
+        if self.kernels is not None and count <= 1:
             if n == 1:
-                fine: Tensor = self.kernels.rank_one(self, x, y)
+                fine: Tensor = self.kernels.rank_one(self, x, y, lam, ridge, prior)
                 return fine
-            if self.kernels.takes_block(n, len(self.W)):
-                self._unfinished, fine = self.kernels.block(self, x, y)
+            if self.kernels.takes_block(n, len(self.W), count):
+                products, fine = self.kernels.block(self, x, y, lam, ridge, prior)
+                self._unfinished = products, lam, fine
                 return fine
         Phi, Y = rows(self.linear, x, self.Z.dtype), y.to(self.Z.dtype)
         at = turn(p, count, self.tally[2].long(), x.device) if count else None
@@ -106,9 +108,14 @@ class CapturedState:
         """T's own update, which neither forward nor backward pass waits for."""
         if self._unfinished is None:
             return
-        n, p = len(self._unfinished), len(self.T)
-        gram, U, Ft = torch.split_with_sizes(self._unfinished, [n, p, p], 1)
-        andrews(self.T, Ft.T, U, torch.linalg.cholesky_ex(gram).L, out=self.T)
+        products, lam, fine = self._unfinished
+        n, p = len(products), len(self.T)
+        gram, U, Ft = torch.split_with_sizes(products, [n, p, p], 1)
+        C = torch.linalg.cholesky_ex(gram).L
+        if lam == 1.0:
+            andrews(self.T, Ft.T, U, C, out=self.T)
+        else:
+            self.T.copy_(andrews(self.T / lam**0.5, Ft.T, U, C).where(fine, self.T))
         self._unfinished = None
 
 

@@ -53,9 +53,14 @@ class Root(NamedTuple):
         return Root(change(T), change(W), None if H is None else change(H), change(energy), change(left))
 
 
+def rotation(p: int, forgetting: float) -> int:
+    """How many of p coordinates get their ridge back in turn, so that none ever falls under half of it."""
+    return 0 if forgetting == 1.0 else min(p, math.ceil(-p * math.log2(forgetting)))
+
+
 def restored(p: int, n: int, forgetting: float) -> int:
-    """How many of p coordinates get their ridge back in an update of n samples: `RLS.restored_per_update`."""
-    return 0 if forgetting == 1.0 else min(p, max(4 * n - 3, math.ceil(-p * math.log2(forgetting))))
+    """How many of p coordinates do in an update of n samples: all where H gathers them, at no further cost."""
+    return p if forgetting < 1.0 and 4 * n >= p and n > 1 else rotation(p, forgetting)
 
 
 def whiten(root: Root, Phi: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:

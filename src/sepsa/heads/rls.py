@@ -211,11 +211,11 @@ class RLS:
         return functional.mse_loss(outputs, targets)
 
     def restored_per_update(self, n: int) -> int:
-        """How many coordinates get their ridge back in an update of n samples: min(p, max(4n - 3, p log2(1/λ))).
+        """How many coordinates get their ridge back in an update of n samples: all with n >= p/4, else p log2(1/λ).
 
-        Forgetting takes the share 1 - λ of the ridge too. An update gives it back to this many coordinates, in
-        rotation. With n > p/4 samples these are all, so that A <- λA + (1 - λ) ridge I + ΦᵀΦ to the letter. With one
-        sample they are few, usually one, at O(p²), and yet no coordinate ever falls under half of its ridge.
+        Forgetting takes the share 1 - λ of the ridge too, and an update gives it back, to all coordinates at once,
+        A <- λA + (1 - λ) ridge I + ΦᵀΦ, or to a few in rotation, usually one, at O(p²): no coordinate ever falls
+        under half of its ridge. A captured step restores in rotation whatever n is.
         """
         return _square_root.restored(len(self._ridge), n, self.forgetting)
 

@@ -150,7 +150,7 @@ class Engine:
     def _start_weights(self, shape: int | tuple[int, ...], inputs: int) -> Floats:
         """Random weights of units that see so many inputs: normal for Fourier features, else Kaiming's uniform law."""
         if self._fourier:
-            b = __import__("os").environ.get("BW","1")
+            b = __import__("os").environ.get("BW", "1")
             w = self._rng.normal(0.0, math.sqrt(1 / inputs), shape)
             if b == "m" and isinstance(shape, tuple):
                 w *= np.geomspace(0.4, 2.5, shape[0])[self._rng.permutation(shape[0])][:, None]

@@ -49,9 +49,7 @@ class Learner:
         return vars(self) | {"_buffers": []}
 
     def _new_engine(self, inputs: int, outputs: int) -> Engine:
-        engine = Engine(
-            inputs, outputs, standardize=True, seed=self.seed, classes=not self.regression, **self.options
-        )
+        engine = Engine(inputs, outputs, standardize=True, seed=self.seed, classes=not self.regression, **self.options)
         if not self.regression:
             engine.set_output_weights(1.0)
         return engine
