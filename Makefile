@@ -18,6 +18,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file examples/mypy.ini
 	$(BIN)/lint-imports
 
 docs: $(STAMP)

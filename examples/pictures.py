@@ -44,7 +44,7 @@ def network() -> nn.Sequential:
 @torch.no_grad()
 def curves(model: nn.Sequential) -> tuple[Tensor, Tensor]:
     """What the network gives over the grid, and its features there."""
-    return model(GRID)[:, 0], model[:2](GRID)
+    return model(GRID)[:, 0], nn.Sequential(*model[:2])(GRID)
 
 
 def one_step(path: Path) -> list[float]:
