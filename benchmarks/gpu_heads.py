@@ -2,9 +2,9 @@
 
     python benchmarks/gpu_heads.py
 
-Writes gpu_heads.json. Needs a CUDA device. A block update of n rows takes 6np² operations in three products, in float64;
-the rate is compared with that of a plain float64 product of the same size in the same run. Peak memory counts from an
-empty device, in curvature matrices of 8p² bytes.
+Writes gpu_heads.json. Needs a CUDA device. A block update of n rows takes 6np² operations in three products, in
+float64; the rate is compared with that of a plain float64 product of the same size in the same run. Peak memory is in
+curvature matrices of 8p² bytes, the batch included.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from measure import ratio, spread, write
@@ -37,34 +38,25 @@ def main() -> None:
     for p, n in SIZES:
         x, y = torch.randn(n, p, device="cuda"), torch.randn(n, 10, device="cuda")
         solvers = {lam: RLS(forgetting=lam).bind(nn.Linear(p, 10, bias=False, device="cuda")) for lam in (1.0, 0.999)}
-        a, b = (
-            torch.randn(n, p, dtype=torch.float64, device="cuda"),
-            torch.randn(p, p, dtype=torch.float64, device="cuda"),
-        )
-        calls: dict[str, Callable[[], object]] = {
-            f"forgetting {lam}": lambda s=solver: s.update(x, y) for lam, solver in solvers.items()
-        }
-        calls["product"] = lambda a=a, b=b: a @ b
-        times: dict[str, list[float]] = {name: [] for name in calls}
+        calls = {f"forgetting {lam}": partial(solver.update, x, y) for lam, solver in solvers.items()}
+        factors = [torch.randn(size, p, dtype=torch.float64, device="cuda") for size in (n, p)]
+        contestants: dict[str, Callable[[], object]] = {**calls, "product": partial(torch.mm, *factors)}
+        times: dict[str, list[float]] = {name: [] for name in contestants}
         for turn in range(ROUNDS + 2):
-            for name, call in calls.items():
+            for name, call in contestants.items():
                 taken = seconds(call)
                 if turn > 1:
                     times[name].append(taken)
-        del a, b
+        del contestants, factors, call
         share = [3 * t / s for t, s in zip(times["product"], times["forgetting 1.0"], strict=True)]
         peaks = {}
-        for lam, solver in solvers.items():
-            others = [s for s in solvers.values() if s is not solver]
+        for name, update in calls.items():
             torch.cuda.synchronize()
-            held = torch.cuda.memory_allocated() - len(others) * 8 * p * p
             torch.cuda.reset_peak_memory_stats()
-            solver.update(x, y)
+            update()
             torch.cuda.synchronize()
-            peaks[str(lam)] = (torch.cuda.max_memory_allocated() - len(others) * 8 * p * p) / (8 * p * p)
-            print(
-                f"p {p}, n {n}, forgetting {lam}: holds {held / (8 * p * p):.2f}, peak {peaks[str(lam)]:.2f} curvatures"
-            )
+            peaks[name] = torch.cuda.max_memory_allocated() / (8 * p * p) - 1  # without the other solver's
+            print(f"p {p}, n {n}, {name}: peak {peaks[name]:.2f} curvatures")
         row = {
             "seconds": {name: spread(values) for name, values in times.items()},
             "forgetting 0.999 / 1": ratio(times, "forgetting 0.999", "forgetting 1.0"),

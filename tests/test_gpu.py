@@ -14,7 +14,11 @@ from sepsa import RLS, SepSA, SoftmaxNewton
 from sepsa.heads import _square_root
 from third_party import CapturableLMS
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device"),
+    pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning"),  # torch's compiler imports it
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

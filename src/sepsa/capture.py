@@ -21,6 +21,7 @@ from sepsa.heads import Capturable
 from sepsa.observe import Observation, Observer, observers_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+COMBINE = True  # whether kernels of several parameters become one
 WARM_UP = 3  # steps before a graph is recorded, as torch asks for
 
 
@@ -217,34 +218,39 @@ class GraphStep:
 class CompiledStep:
     """Forward and backward pass, and the body's step, as functions that torch compiles when they are first called.
 
-    Both keep what must be as it was after a bad batch: the buffers, and the body with its optimizer's state.
+    The step puts back what must be as it was after a bad batch: buffers, and the body with its optimizer's state.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, loss_fn: Loss) -> None:
         buffers = list(model.buffers())
 
-        def forward(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        def forward(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
             before = [buffer.clone() for buffer in buffers]
             loss = loss_fn(model(inputs), targets)
-            fine = loss.detach().abs() < math.inf
-            with torch.no_grad():
-                for buffer, old in zip(buffers, before, strict=True):
-                    buffer.copy_(torch.where(fine, buffer, old))
-            return loss, fine
+            return loss, loss.detach().abs() < math.inf, before
 
         @torch.no_grad()
-        def step(fine: Tensor) -> None:
+        def step(fine: Tensor, before: list[Tensor]) -> None:
             kept = [p for group in optimizer.param_groups for p in group["params"]]
             kept += [v for p in list(kept) for v in optimizer.state[p].values() if isinstance(v, Tensor)]
-            before = [tensor.clone() for tensor in kept]
+            old = [tensor.clone() for tensor in kept]
             optimizer.step()
-            for tensor, old in zip(kept, before, strict=True):
-                tensor.copy_(torch.where(fine, tensor, old))
+            for tensor, value in zip(kept + buffers, old + before, strict=True):
+                tensor.copy_(torch.where(fine, tensor, value))
 
-        self.forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = torch.compile(
-            forward, fullgraph=True, dynamic=False
-        )
-        self.step: Callable[[Tensor], None] = torch.compile(step, dynamic=False)
+        self._forward: Any = torch.compile(forward, fullgraph=True, dynamic=False)
+        self._step: Any = torch.compile(step, dynamic=False, options={"combo_kernels": COMBINE})
+        self._before: list[Tensor] = []
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss, and whether it is finite."""
+        loss, fine, self._before = self._forward(inputs, targets)
+        return loss, fine
+
+    def step(self, fine: Tensor) -> None:
+        """The body's step, undone where `fine` is false."""
+        self._step(fine, self._before)
+        self._before = []
 
 
 class Recording:
@@ -320,12 +326,13 @@ class Rates:
 
     def __enter__(self) -> None:
         groups = self.optimizer.param_groups
-        self.before: list[dict[str, Any]] = [{key: g[key] for key in ("lr", "fused") if key in g} for g in groups]
+        changed = ("lr", "fused", "foreach")
+        self.before: list[dict[str, Any]] = [{key: g[key] for key in changed if key in g} for g in groups]
         for group, rate in zip(groups, self.rates, strict=True):
             if follows_rate(group):
                 group["lr"] = rate
-            if self.compiled and self.optimizer.state and "fused" in group:
-                group["fused"] = False  # torch's compiler fuses better than the kernel made by hand
+            if self.compiled and self.optimizer.state:  # torch's compiler fuses better than kernels made by hand
+                group.update({key: False for key in ("fused", "foreach") if key in group})
 
     def __exit__(self, *error: object) -> None:
         for group, before in zip(self.optimizer.param_groups, self.before, strict=True):

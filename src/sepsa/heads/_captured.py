@@ -41,6 +41,7 @@ class CapturedState:
         self.kernels = fused_kernels(self.Z, self.weight)
         self.blocks: dict[int, tuple[Tensor, ...]] = {}  # buffers of the fused kernels, by the size of a block
         self._increments: dict[tuple[int, int], Tensor] = {}
+        self._fading: dict[float, Tensor] = {}
         # A block of which W has learned, but not yet T: [I + FᵀF, FᵀT, Fᵀ], λ, and whether it was finite.
         self._unfinished: tuple[Tensor, float, Tensor] | None = None
 
@@ -97,6 +98,12 @@ class CapturedState:
         self.tally.add_(fine * self.increment(n, count))
         return fine
 
+    def fading(self, lam: float) -> Tensor:
+        """λ and 1/√λ where the kernels read them, which would take a number of Python's for a float32."""
+        if lam not in self._fading:
+            self._fading[lam] = torch.tensor([lam, lam**-0.5], dtype=torch.float64).to(self.tally.device)
+        return self._fading[lam]
+
     def increment(self, n: int, count: int) -> Tensor:
         """What a good update adds to the tally; made before a graph is captured, which may not make it."""
         if (n, count) not in self._increments:
@@ -115,7 +122,7 @@ class CapturedState:
         if lam == 1.0:
             andrews(self.T, Ft.T, U, C, out=self.T)
         else:
-            self.T.copy_(andrews(self.T / lam**0.5, Ft.T, U, C).where(fine, self.T))
+            self.T.copy_(andrews(self.T, Ft.T, U, C, lam**-0.5).where(fine, self.T))
         self._unfinished = None
 
 

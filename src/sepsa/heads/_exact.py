@@ -30,7 +30,7 @@ def unlearn(root: Root, Phi: Tensor, Y: Tensor, samples: float, seen: float, rid
     T = torch.linalg.solve_triangular(C, T, upper=False).contiguous()
     step = (T @ (Phi.T @ E)).T @ T
     energy = (root.energy - (E * (E + Phi @ step.T)).sum(0)).clamp(min=0)
-    return Root(T, W - step, None, energy, root.left)
+    return Root(T, W - step, None, energy, root.left, root.whole)
 
 
 def merge(root: Root, other: Root, ridge: Tensor, prior: Tensor) -> Root:
@@ -46,4 +46,4 @@ def merge(root: Root, other: Root, ridge: Tensor, prior: Tensor) -> Root:
     # Both objectives at the common minimum, with the prior counted once.
     rise = torch.linalg.solve(T.T, (merged - W).T).square().sum(0) + (R @ (merged - other.W).T).square().sum(0)
     energy = root.energy + other.energy + rise - (ridge * (merged - prior).square()).sum(1)
-    return Root(both, merged, None, energy.clamp(min=0), root.left)
+    return Root(both, merged, None, energy.clamp(min=0), root.left, root.whole)

@@ -319,11 +319,11 @@ class Workspace:
         weight, bias = linear.weight.detach(), linear.bias
         (m, p), self.k = root.W.shape, linear.in_features
         H = torch.zeros_like(root.T) if root.H is None else root.H
-        self.root = root._replace(H=H).map(Tensor.clone)
+        self.root = root._replace(H=H, whole=False).map(Tensor.clone)
         self.counters = counters.copy()
         self.gram = np.full((p, p), np.nan)  # T diag(ridge) Tᵀ
         self.arrays = (
-            *(part.numpy() for part in self.root if part is not None),
+            *(part.numpy() for part in self.root[:5] if part is not None),
             self.counters,
             prior.numpy(),
             ridge.numpy(),

@@ -86,7 +86,8 @@ def read_root(state: Any, like: Tensor) -> tuple[Root, NDArray[np.float64], Sett
         or (forgetting == 1.0 and low < (1 - slack) * ridge)
     ):
         raise damaged("left", f"between half of the ridge {ridge:g} and all of it", f"{low:g} to {high:g}")
-    root = Root(tensors["T"], tensors["W"], tensors.get("H"), tensors["energy"], left)
+    whole = bool((left == ridge).all())
+    root = Root(tensors["T"], tensors["W"], tensors.get("H"), tensors["energy"], left, whole)
     counters = np.array([float(state[name]) for name in _COUNTERS])
     return root, counters, Settings(tensors["prior"], ridge, forgetting)
 

@@ -19,6 +19,7 @@ from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from sepsa.heads._affine import rows
 from sepsa.heads._checks import explain_nonfinite
@@ -45,12 +46,13 @@ class Root(NamedTuple):
     H: Tensor | None  # (p, p)
     energy: Tensor  # (m,): the objective at its minimum
     left: Tensor  # (p,): the ridge that each coordinate still has
+    whole: bool = False  # whether that is known to be all of it
     gram: Tensor | None = None  # T diag(ridge) Tᵀ, where it is known
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Root:
         """The same with every tensor changed."""
-        T, W, H, energy, left, _ = self
-        return Root(change(T), change(W), None if H is None else change(H), change(energy), change(left))
+        T, W, H, energy, left, whole, _ = self
+        return Root(change(T), change(W), None if H is None else change(H), change(energy), change(left), whole)
 
 
 def rotation(p: int, forgetting: float) -> int:
@@ -91,21 +93,31 @@ def factor(F: Tensor, large: bool = False) -> Tensor:
     return C
 
 
-def andrews(T: Tensor, F: Tensor, U: Tensor, C: Tensor, out: Tensor | None = None) -> Tensor:
-    """T <- T - F(C + I)⁻ᵀC⁻¹U with U = FᵀT and CCᵀ = I + FᵀF (Andrews): TᵀT is then (A + ΦᵀΦ)⁻¹. `out` may be T."""
-    V = torch.linalg.solve_triangular(C, U, upper=False)
-    shifted = C + torch.eye(len(C), dtype=C.dtype, device=C.device)
-    return torch.addmm(T, F, torch.linalg.solve_triangular(shifted.T, V, upper=True), alpha=-1, out=out)
+def andrews(T: Tensor, F: Tensor, U: Tensor, C: Tensor, scale: float = 1.0, out: Tensor | None = None) -> Tensor:
+    """T <- scale T - F(C + I)⁻ᵀC⁻¹U with U = scale FᵀT and CCᵀ = I + FᵀF (Andrews). `out` may be T.
+
+    F is that of scale T, and TᵀT is then (A + ΦᵀΦ)⁻¹ for the A of scale T.
+    """
+    r = len(C)
+    one = torch.eye(r, dtype=C.dtype, device=C.device)
+    wide = U.shape[1] >= 2 * r  # then products with an inverse cost less than solving for so many columns
+    V = torch.linalg.solve_triangular(C, one if wide else U, upper=False)
+    V = torch.linalg.solve_triangular((C + one).T, V, upper=True)
+    if wide:
+        return torch.addmm(T, F @ V, U, beta=scale, alpha=-1, out=out)
+    return torch.addmm(T, F, V, beta=scale, alpha=-1, out=out)
 
 
-def block(root: Root, F: Tensor, E: Tensor, large: bool = False) -> Root:
-    """Equations 17 and 18 for r rows at once: 6rp² operations in three products."""
+def block(root: Root, F: Tensor, E: Tensor, scale: float = 1.0, large: bool = False) -> Root:
+    """Equations 17 and 18 for r rows at once: 6rp² operations in three products. F is that of scale T."""
     C = factor(F, large)
     U = F.T @ root.T
+    if scale != 1.0:
+        U *= scale
     V = torch.linalg.solve_triangular(C, E, upper=False)
     W = torch.addmm(root.W, torch.linalg.solve_triangular(C.T, V, upper=True).T, U)
     energy = root.energy + V.square().sum(0)
-    return root._replace(T=andrews(root.T, F, U, C), W=W, energy=energy, gram=None)
+    return root._replace(T=andrews(root.T, F, U, C, scale), W=W, energy=energy, gram=None)
 
 
 def gather(root: Root, F: Tensor, E: Tensor, lam: float, ridge: Tensor, at: Tensor | None, prior: Tensor) -> Root:
@@ -114,24 +126,27 @@ def gather(root: Root, F: Tensor, E: Tensor, lam: float, ridge: Tensor, at: Tens
     H <- λH + T diag(q) Tᵀ + FFᵀ, with q the ridge that the coordinates `at` are given back, and W <- W + VᵀT with
     V = H⁻¹(FE + T diag(q) (prior - W)ᵀ), because W was the minimizer before.
     """
-    T, W, H, energy, left, gram = root
+    T, W, H, energy, left, whole, gram = root
     D, rise = F @ E, (E * E).sum(0)
     rest = torch.eye(len(T), dtype=T.dtype, device=T.device) if H is None else H
     if at is None:
         H = torch.addmm(rest, F, F.T)
     else:
-        q = lacking(lam * left, ridge, at)
-        if len(at) == len(T) and torch.equal(left, ridge):
+        if whole and len(at) == len(T):
+            q = (1 - lam) * ridge
             gram = (T * ridge) @ T.T if gram is None else gram
             H = torch.addmm(gram, F, F.T, beta=1 - lam)
         else:
+            q = lacking(lam * left, ridge, at)
             H = ((T * q) @ T.T).addmm_(F, F.T)
+            left = (lam * left).scatter(0, at, ridge[at])
+        whole = len(at) == len(T)
         H.add_(rest, alpha=lam)
         D = torch.addmm(D, T * q, (prior - W).T)
         rise = rise + (q * (prior - W).square()).sum(1)
-        energy, left = lam * energy, lam * left + q
+        energy = lam * energy
     V = torch.cholesky_solve(D, torch.linalg.cholesky_ex(H).L)
-    return Root(T, torch.addmm(W, V.T, T), H, energy + rise - (D * V).sum(0), left, gram)
+    return Root(T, torch.addmm(W, V.T, T), H, energy + rise - (D * V).sum(0), left, whole, gram)
 
 
 def square_root(root: Root) -> Tensor:
@@ -146,7 +161,8 @@ def fade(root: Root, lam: float | Tensor) -> Root:
     """A <- λA, with H = I afterwards."""
     if root.H is None and isinstance(lam, float) and lam == 1.0:
         return root
-    return Root(square_root(root) / lam**0.5, root.W, None, root.energy * lam, root.left * lam)
+    whole = root.whole and isinstance(lam, float) and lam == 1.0
+    return Root(square_root(root) / lam**0.5, root.W, None, root.energy * lam, root.left * lam, whole)
 
 
 def turn(p: int, count: int, cursor: int | Tensor, device: torch.device) -> Tensor:
@@ -167,9 +183,9 @@ def ridge_rows(root: Root, q: Tensor, at: Tensor, prior: Tensor) -> tuple[Tensor
 
 def learn_rows(root: Root, F: Tensor, E: Tensor, ridge: Tensor, at: Tensor | None, prior: Tensor) -> Root:
     """Rows that T sees already faded, and the ridge of the coordinates `at`: fewer than about p/4 of both."""
-    q = None if at is None else lacking(root.left, ridge, at)
-    if q is None or at is None:
+    if at is None:
         return potter(root, F[:, 0], E[0]) if F.shape[1] == 1 else block(root, F, E)
+    q = lacking(root.left, ridge, at)
     if F.shape[1] == 1 and len(at) < ROW_LIMIT:
         root = potter(root, F[:, 0], E[0])
         for i in range(len(at)):
@@ -178,48 +194,84 @@ def learn_rows(root: Root, F: Tensor, E: Tensor, ridge: Tensor, at: Tensor | Non
     else:
         f, e = ridge_rows(root, q, at, prior)
         root = block(root, torch.cat([F, f], 1), torch.cat([E, e]))
-    return root._replace(left=root.left + q)
+    return root._replace(left=root.left.scatter(0, at, ridge[at]))
+
+
+def learn_block(root: Root, F: Tensor, E: Tensor, lam: float, ridge: Tensor, at: Tensor | None, prior: Tensor) -> Root:
+    """The same for several rows of a T that is not yet faded, without a copy of it."""
+    if at is None:
+        return block(root, F, E)
+    scale, faded = lam**-0.5, lam * root.left
+    f, e = ridge_rows(root, lacking(faded, ridge, at), at, prior)
+    r = F.shape[1] + len(at)
+    padding = -r % 16 if F.is_cuda and r > 16 else 0  # rows of zeros, because products of odd sizes are slow there
+    F = torch.cat([F, f, F.new_zeros(len(F), padding)], 1).mul_(scale)
+    new = block(
+        root._replace(energy=lam * root.energy), F, functional.pad(torch.cat([E, e]), (0, 0, 0, padding)), scale
+    )
+    return new._replace(left=faded.scatter(0, at, ridge[at]), whole=False)
 
 
 def learn_large(root: Root, Phi: Tensor, Y: Tensor, ridge: Tensor, at: Tensor | None, prior: Tensor) -> Root:
-    """The same for rows of any number whose squares would swallow the identity."""
+    """Rows of any number, faded already, whose squares would swallow the identity; then the ridge."""
     p = len(root.T)
     for i in range(0, len(Phi), p):
         root = block(root, *whiten(root, Phi[i : i + p], Y[i : i + p]), large=True)
     if at is None:
         return root
     q = lacking(root.left, ridge, at)
-    return block(root, *ridge_rows(root, q, at, prior))._replace(left=root.left + q)
+    return block(root, *ridge_rows(root, q, at, prior))._replace(left=root.left.scatter(0, at, ridge[at]))
 
 
 def learn(
-    root: Root, counters: list[float], Phi: Tensor, Y: Tensor, samples: float, lam: float, ridge: Tensor, prior: Tensor
-) -> tuple[Root, list[float]] | None:
-    """Learn Φ, Y by the route that suits their number and size; None where they are not finite."""
+    root: Root,
+    counters: list[float],
+    Phi: Tensor,
+    Y: Tensor,
+    samples: float,
+    lam: float,
+    ridge: Tensor,
+    prior: Tensor,
+    head: torch.dtype,
+) -> tuple[Root, list[float], Tensor] | None:
+    """Learn Φ, Y by the route that suits their number and size; None where something is not finite.
+
+    Returns the state, its counters, and W in the dtype of the head. The host looks at the numbers once, afterwards.
+    """
     n, p = Phi.shape
     steps, seen, cursor, pending, growth = counters
     F, E = whiten(root, Phi, Y)
-    size, error = torch.stack([F.square().sum(), E.square().sum()]).tolist()
-    if not math.isfinite(size + error):
-        return None
-    digits = 1.0 if F.dtype == torch.float64 else 0.5  # float32 has half of them
-    limit, count = GROWTH_LIMIT**digits, restored(p, n, lam)
+    count = restored(p, n, lam)
     at = turn(p, count, int(cursor), F.device) if count else None
-    if size > PRODUCT_LIMIT**digits:
-        root = learn_large(fade(root, lam), Phi, Y, ridge, at, prior)
-        pending = growth = 0.0
-    elif 4 * (n + count) >= p and not (n == 1 and count < ROW_LIMIT):
-        root = gather(root, F, E, lam, ridge, at, prior)
-        pending, growth = pending + 1, lam * growth + size
-        if lam**pending * limit < 1 or growth > limit * p or pending >= PENDING_LIMIT:
-            root, pending, growth = fade(root, 1.0), 0.0, 0.0
-    else:
+    one_row = n == 1 and count < ROW_LIMIT
+    gathers = 4 * (n + count) >= p and not one_row
+    if gathers:
+        new = gather(root, F, E, lam, ridge, at, prior)
+    elif one_row or root.H is not None:
         faded = fade(root, lam)
         if faded is not root:
             F, E = whiten(faded, Phi, Y)
-        root = learn_rows(faded, F, E, ridge, at, prior)
+        new = learn_rows(faded, F, E, ridge, at, prior)
+    else:
+        new = learn_block(root, F, E, lam, ridge, at, prior)
+    W = new.W.to(head)
+    norms = [torch.linalg.vector_norm(F), torch.linalg.vector_norm(E), torch.linalg.vector_norm(W, dtype=F.dtype)]
+    size, error, weight = torch.stack(norms).tolist()
+    size *= size
+    digits = 1.0 if F.dtype == torch.float64 else 0.5  # float32 has half of them
+    if size > PRODUCT_LIMIT**digits and math.isfinite(size + error):
+        new, gathers = learn_large(fade(root, lam), Phi, Y, ridge, at, prior), False
+        W = new.W.to(head)
+        weight = float(torch.linalg.vector_norm(W, dtype=F.dtype)) + float(new.T.sum())
+    if not math.isfinite(size + error * error + weight):
+        return None
+    if gathers:
+        pending, growth, limit = pending + 1, lam * growth + size, GROWTH_LIMIT**digits
+        if lam**pending * limit < 1 or growth > limit * p or pending >= PENDING_LIMIT:
+            new, pending, growth = fade(new, 1.0), 0.0, 0.0
+    else:
         pending = growth = 0.0
-    return root, [steps + 1, lam * seen + samples, (cursor + count) % p, pending, growth]
+    return new, [steps + 1, lam * seen + samples, (cursor + count) % p, pending, growth], W
 
 
 @overload

@@ -37,26 +37,27 @@ _WARPS = 4
 
 
 @triton.jit
-def _ridge_row(left, ridge, tally, p, lam):
+def _ridge_row(left, ridge, tally, p, fading):
     """The coordinate j whose turn it is, and √q, q the ridge it lacks once all have faded."""
     j = tl.load(tally + 2).to(tl.int64) % p
-    lacks = tl.load(ridge + j) - lam * tl.load(left + j)
+    old = tl.load(left + j)
+    lacks = tl.load(ridge + j) - tl.load(fading).to(old.dtype) * old
     return j, tl.sqrt(tl.where(lacks > 0.0, lacks, 0.0))
 
 
 @triton.jit
-def _restore(left, ridge, tally, j, p, lam, fine, BLOCK_P: tl.constexpr):
+def _restore(left, ridge, tally, j, p, fading, fine, BLOCK_P: tl.constexpr):
     """All coordinates fade, j gets its ridge back, and the next one has its turn; nothing where not `fine`."""
     c = tl.arange(0, BLOCK_P)
     old = tl.load(left + c, mask=c < p, other=0.0)
-    new = tl.where(c == j, tl.load(ridge + c, mask=c < p, other=0.0), lam * old)
+    new = tl.where(c == j, tl.load(ridge + c, mask=c < p, other=0.0), tl.load(fading).to(old.dtype) * old)
     tl.store(left + c, tl.where(fine, new, old), mask=c < p)
     tl.store(tally + 2, tl.load(tally + 2) + fine.to(tl.float64))
 
 
 @triton.jit
 def _project(
-    Z, x, z, left, ridge, tally, rows, p, k, lam, FADES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
+    Z, x, z, left, ridge, tally, fading, rows, p, k, FADES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
     """z = Zh with h = [x, 1]: f = Th, then the predictions Wh. With FADES also column j of Z, √q and j."""
     r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -67,7 +68,7 @@ def _project(
     h = tl.where((c >= k) & (c < p), 1.0, h)
     tl.store(z + r, tl.sum(tile * h[None, :], axis=1), mask=r < rows)
     if FADES:
-        j, root = _ridge_row(left, ridge, tally, p, lam)
+        j, root = _ridge_row(left, ridge, tally, p, fading)
         tl.store(z + rows + r, tl.sum(tl.where((c == j)[None, :], tile, 0.0), axis=1), mask=r < rows)
         if tl.program_id(0) == 0:
             tl.store(z + 2 * rows, root)
@@ -76,7 +77,7 @@ def _project(
 
 @triton.jit
 def _learn(
-    Z, z, y, weight, bias, energy, left, ridge, prior, tally, fine_out, p, m, k, lam, inverse_root,
+    Z, z, y, weight, bias, energy, left, ridge, prior, tally, fading, fine_out, p, m, k,
     HAS_BIAS: tl.constexpr, FADES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """u = fᵀT, then T -= f uᵀ/(g + √g) and W += e uᵀ/g in these columns, and the head takes W.
@@ -90,6 +91,7 @@ def _learn(
     target = tl.load(y + r - p, mask=is_e, other=0.0).to(value.dtype)
     value = tl.where(is_e, target - value, value)  # [f; e]
     if FADES:
+        inverse_root = tl.load(fading + 1).to(value.dtype)
         value = tl.where(is_f, value * inverse_root, value)
     size = tl.sum(tl.where(is_f, value * value, 0.0))
     total = size + tl.sum(tl.where(is_e, value * value, 0.0))
@@ -127,7 +129,7 @@ def _learn(
         last = is_e[:, None] & (c == k)[None, :]
         tl.store(bias + (r - p)[:, None] + 0 * c[None, :], tile, mask=last)
     if tl.program_id(0) == 0:
-        fade = tl.where(fine, lam, 1.0)
+        fade = tl.where(fine, tl.load(fading), 1.0)
         before = tl.load(energy + r - p, mask=is_e, other=0.0)
         tl.store(energy + r - p, fade.to(before.dtype) * before + fall, mask=is_e)
         good = fine.to(tl.float64)
@@ -135,7 +137,7 @@ def _learn(
         tl.store(tally + 1, fade * tl.load(tally + 1) + good)
         tl.store(fine_out, fine)
         if FADES:
-            _restore(left, ridge, tally, j, p, lam, fine, BLOCK_R)
+            _restore(left, ridge, tally, j, p, fading, fine, BLOCK_R)
 
 
 def rank_one(state: Any, features: Tensor, targets: Tensor, lam: float, ridge: Tensor, prior: Tensor) -> Tensor:
@@ -150,13 +152,13 @@ def rank_one(state: Any, features: Tensor, targets: Tensor, lam: float, ridge: T
     fades = lam < 1.0
     block_r, block_c = triton.next_power_of_2(rows), triton.next_power_of_2(p)
     _project[(triton.cdiv(rows, _ROWS),)](
-        Z, features, z, state.left, ridge, state.tally, rows, p, state.k, lam,
+        Z, features, z, state.left, ridge, state.tally, state.fading(lam), rows, p, state.k,
         FADES=fades, BLOCK_R=_ROWS, BLOCK_C=block_c,
     )  # fmt: skip
     bias = state.weight if state.bias is None else state.bias  # a pointer must be given, used or not
     _learn[(triton.cdiv(p, _COLUMNS),)](
-        Z, z, targets, state.weight, bias, state.energy, state.left, ridge, prior, state.tally, fine,
-        p, m, state.k, lam, lam**-0.5,
+        Z, z, targets, state.weight, bias, state.energy, state.left, ridge, prior, state.tally,
+        state.fading(lam), fine, p, m, state.k,
         HAS_BIAS=state.bias is not None, FADES=fades, BLOCK_R=block_r, BLOCK_C=_COLUMNS,
     )  # fmt: skip
     return fine
@@ -164,7 +166,7 @@ def rank_one(state: Any, features: Tensor, targets: Tensor, lam: float, ridge: T
 
 @triton.jit
 def _whiten(
-    Z, x, y, P, sizes, left, ridge, prior, tally, rows, n, all, p, m, k, lam, inverse_root,
+    Z, x, y, P, sizes, left, ridge, prior, tally, fading, rows, n, all, p, m, k,
     FADES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """P = [F; Eᵀ] (p + m, all): the rows of TΦᵀ, and by how much the targets exceed those of WΦᵀ; and their squares.
@@ -175,7 +177,7 @@ def _whiten(
     i = tl.arange(0, BLOCK_N)
     product = tl.zeros((BLOCK_R, BLOCK_N), dtype=Z.dtype.element_ty)
     if FADES:
-        j, root = _ridge_row(left, ridge, tally, p, lam)
+        j, root = _ridge_row(left, ridge, tally, p, fading)
     for start in range(0, p, BLOCK_K):
         c = start + tl.arange(0, BLOCK_K)
         tile = tl.load(Z + r[:, None] * p + c[None, :], mask=(r < rows)[:, None] & (c < p)[None, :], other=0.0)
@@ -191,7 +193,7 @@ def _whiten(
     if FADES:
         aim = root * tl.load(prior + (r - p) * p + j, mask=of_W, other=0.0)
         target = tl.where((i == n)[None, :], aim[:, None], target)
-        product = tl.where((r < p)[:, None], product * inverse_root, product)
+        product = tl.where((r < p)[:, None], product * tl.load(fading + 1).to(product.dtype), product)
     product = tl.where(of_W[:, None], target - product, product)
     product = tl.where((r < rows)[:, None] & inside, product, 0.0)
     tl.store(P + r[:, None] * all + i[None, :], product, mask=(r < rows)[:, None] & inside)
@@ -200,7 +202,7 @@ def _whiten(
 
 @triton.jit
 def _products(
-    P, Z, CUF, sizes, fine_out, n, p, parts, inverse_root,
+    P, Z, CUF, sizes, fading, fine_out, n, p, parts,
     BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """CUF = [I + FᵀF, FᵀT/√λ, Fᵀ] (n, n + 2p) in these columns, with F = 0 where anything is not finite."""
@@ -220,7 +222,7 @@ def _products(
         right = tl.load(P + j[:, None] * n + c[None, :], mask=(j < p)[:, None] & in_F[None, :], other=0.0)
         right += tl.load(Z + j[:, None] * p + c[None, :], mask=(j < p)[:, None] & in_T[None, :], other=0.0)
         product = tl.dot(left, right, product, input_precision="ieee", out_dtype=Z.dtype.element_ty)
-    product = tl.where(of_F, product, product * inverse_root)
+    product = tl.where(of_F, product, product * tl.load(fading + 1).to(product.dtype))
     product = tl.where(fine, product, 0.0)
     product = tl.where((i[:, None] == c[None, :]) & in_F[None, :], product + 1.0, product)
     place = CUF + i[:, None] * (n + 2 * p) + tl.where(in_F, c, n + c)[None, :]
@@ -265,7 +267,7 @@ def _sweep(A, buffer, count, SIZE: tl.constexpr):
 
 @triton.jit
 def _solve(
-    P, CUF, W, weight, bias, energy, left, ridge, tally, fine_in, buffer, n, all, p, m, k, lam,
+    P, CUF, W, weight, bias, energy, left, ridge, tally, fading, fine_in, buffer, n, all, p, m, k,
     HAS_BIAS: tl.constexpr, FADES: tl.constexpr, TWO: tl.constexpr, SIZE: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
@@ -333,7 +335,7 @@ def _solve(
     if HAS_BIAS:
         tl.store(bias + o[:, None] + 0 * c[None, :], new, mask=inside & (c == k)[None, :])
     if tl.program_id(0) == 0:
-        fade = tl.where(fine, lam, 1.0)
+        fade = tl.where(fine, tl.load(fading), 1.0)
         before = tl.load(energy + o, mask=o < m, other=0.0)
         tl.store(energy + o, fade.to(before.dtype) * before + fall, mask=o < m)
         good = fine.to(tl.float64)
@@ -341,7 +343,7 @@ def _solve(
         tl.store(tally + 1, fade * tl.load(tally + 1) + good * n)
         if FADES:
             j = tl.load(tally + 2).to(tl.int64) % p
-            _restore(left, ridge, tally, j, p, lam, fine, BLOCK_P)
+            _restore(left, ridge, tally, j, p, fading, fine, BLOCK_P)
 
 
 def takes_block(n: int, m: int, restored: int) -> bool:
@@ -360,7 +362,7 @@ def block(
     Z, W, k = state.Z, state.W, state.k
     (rows, p), m, n = Z.shape, W.shape[0], features.shape[0]
     fades = lam < 1.0
-    all, inverse_root = n + fades, lam**-0.5
+    all, fading = n + fades, state.fading(lam)
     parts, programs = triton.cdiv(rows, _TILE), triton.cdiv(p, _TILE)
     if n not in state.blocks:  # kept: a graph's other streams still read them when their names are gone
         buffer = Z.new_empty(programs, 2 * _HALF, _HALF)
@@ -370,16 +372,16 @@ def block(
     tiles = {"BLOCK_N": max(_HALF, triton.next_power_of_2(all)), "BLOCK_K": _DEPTH}
     _whiten[(parts,)](
         Z, readable(features), readable(targets), P, sizes, state.left, ridge, prior, state.tally,
-        rows, n, all, p, m, k, lam, inverse_root, FADES=fades, BLOCK_R=_TILE, **tiles,
+        fading, rows, n, all, p, m, k, FADES=fades, BLOCK_R=_TILE, **tiles,
     )  # fmt: skip
     _products[(triton.cdiv(all, _TILE) + programs,)](
-        P, Z, CUF, sizes, fine, all, p, parts, inverse_root,
+        P, Z, CUF, sizes, fading, fine, all, p, parts,
         BLOCK_S=max(_TILE, triton.next_power_of_2(parts)), BLOCK_C=_TILE, **tiles,
     )  # fmt: skip
     bias = state.weight if state.bias is None else state.bias  # a pointer must be given, used or not
     _solve[(programs,)](
-        P, CUF, W, state.weight, bias, state.energy, state.left, ridge, state.tally, fine, buffer,
-        n, all, p, m, k, lam,
+        P, CUF, W, state.weight, bias, state.energy, state.left, ridge, state.tally, fading, fine, buffer,
+        n, all, p, m, k,
         HAS_BIAS=state.bias is not None, FADES=fades, TWO=n > _HALF, SIZE=_HALF,
         BLOCK_M=max(_TILE, triton.next_power_of_2(m + fades)), BLOCK_C=_TILE, BLOCK_P=triton.next_power_of_2(p),
         num_warps=_WARPS,

@@ -90,7 +90,7 @@ class RLS:
         self._prior = join(linear).to(dtype)
         self._ridge = torch.full((p,), self.ridge, dtype=dtype, device=device)
         T = torch.eye(p, dtype=dtype, device=device) / math.sqrt(self.ridge)
-        self._root = Root(T, self._prior.clone(), None, T.new_zeros(len(self._prior)), self._ridge.clone())
+        self._root = Root(T, self._prior.clone(), None, T.new_zeros(len(self._prior)), self._ridge.clone(), whole=True)
         self._counters = np.zeros(5)
         self._recent = _health.Recent(self._prior)
         self._workspace: Workspace | None = None
@@ -257,16 +257,12 @@ class RLS:
     def _learn_in_torch(self, linear: nn.Linear, Phi: Tensor, Y: Tensor, total: float) -> bool:
         root = self._state()
         root = root._replace(W=follow(linear, root.W))
-        settings = self.forgetting, self._ridge, self._prior
+        settings = self.forgetting, self._ridge, self._prior, linear.weight.dtype
         learned = _square_root.learn(root, self._counters.tolist(), Phi, Y, total, *settings)
-        if learned is None:
-            return False
-        root, counters = learned
-        head = root.W.to(linear.weight.dtype)
-        if not bool(head.isfinite().all() & root.T.sum().isfinite()):
-            return False
-        self._take(root, np.array(counters), head)
-        return True
+        if learned is not None:
+            root, counters, head = learned
+            self._take(root, np.array(counters), head)
+        return learned is not None
 
     def _take(self, root: Root, counters: NDArray[np.float64], head: Tensor) -> None:
         """Make this the state, and `head` (m, p) the weights of the head."""
