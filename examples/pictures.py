@@ -35,16 +35,16 @@ def samples(count: int) -> tuple[Tensor, Tensor]:
 
 def network() -> nn.Sequential:
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(1, 24), nn.Tanh(), nn.Linear(24, 1))
+    first = nn.Linear(1, 24)
     with torch.no_grad():
-        model[0].weight.mul_(2)  # features that differ over the picture
-    return model
+        first.weight.mul_(2)  # features that differ over the picture
+    return nn.Sequential(first, nn.Tanh(), nn.Linear(24, 1))
 
 
 @torch.no_grad()
 def curves(model: nn.Sequential) -> tuple[Tensor, Tensor]:
     """What the network gives over the grid, and its features there."""
-    return model(GRID)[:, 0], nn.Sequential(*model[:2])(GRID)
+    return model(GRID)[:, 0], nn.Sequential(model[0], model[1])(GRID)
 
 
 def one_step(path: Path) -> list[float]:
