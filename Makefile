@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(DEMO)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(DEMO)
-	$(DEMO)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo]'
+	$(DEMO)/bin/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[demo]'
 	touch $@
 
 clean:
