@@ -18,6 +18,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file examples/mypy.ini
 	$(BIN)/lint-imports
 
 docs: $(STAMP)
@@ -31,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(DEMO)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(DEMO)
-	$(DEMO)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo]'
+	$(DEMO)/bin/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[demo]'
 	touch $@
 
 clean:

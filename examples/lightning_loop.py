@@ -40,7 +40,7 @@ class Automatic(lightning.LightningModule):
         self.network, self.solver = network(), solver
         self.losses: list[float] = []
 
-    def training_step(self, batch: list[Tensor]) -> Tensor:
+    def training_step(self, batch: list[Tensor]) -> Tensor | None:
         inputs, targets = batch
         with sepsa.observe(self.network, targets):
             loss = mse_loss(self.network(inputs), targets)

@@ -49,7 +49,7 @@ def learn(sample: Sample) -> dict[str, int]:
     global learned
     try:
         with writing:
-            model.learn_one(sample.x, sample.y)
+            model.learn_one(sample.x, sample.y)  # type: ignore[arg-type]  # it refuses None in words
             if (learned := learned + 1) % EVERY == 0:
                 model.save(PATH, position=learned, keep=3)
             return {"learned": learned}

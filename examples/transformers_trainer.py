@@ -103,8 +103,8 @@ def trainer(name: str, folder: str, head: bool = True, seed: int = 0, **options:
     }  # fmt: skip
     arguments = TrainingArguments(**settings | options)
     if not head:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        return Trainer(model, arguments, train_dataset=Sequences(), optimizers=(optimizer, None))
+        plain = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        return Trainer(model, arguments, train_dataset=Sequences(), optimizers=(plain, None))
     solver = sepsa.SoftmaxNewton()
     optimizer = sepsa.SepSA(model, torch.optim.AdamW, head=head_name, solver=solver, lr=1e-3)
     return kind(model, arguments, train_dataset=Sequences(), optimizers=(optimizer, None))
