@@ -491,11 +491,12 @@ class HeadHook:
 
     def __init__(self, observer: Observer | None = None) -> None:
         self.observer = (lambda: None) if observer is None else weakref.ref(observer)
-        self.number = 0 if observer is None or observer.holds_out else operator.register(observer)
+        # By which the operator finds the observer; 0 for a copy, and None where a compiled model breaks its graph here.
+        self.number = 0 if observer is None else None if observer.holds_out else operator.register(observer)
 
     def __call__(self, module: nn.Linear, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        if self.number and torch.compiler.is_compiling():
-            if not module.weight.requires_grad:  # as an observation leaves it, where the body learns
+        if self.number is not None and torch.compiler.is_compiling():
+            if self.number and not module.weight.requires_grad:  # as an observation leaves it, where the body learns
                 operator.learn_head(args[0], module.weight, module.bias, self.number)
             return None
         return self.in_eager(args)

@@ -336,6 +336,11 @@ class Workspace:
         # A kernel writes behind autograd's back; a write to no element tells it that the weight changed.
         self.version = weight[:0]
 
+    def suits(self, features: Tensor) -> bool:
+        """Whether these are few enough that torch's products, which use every core and cache, would not be faster."""
+        p = self.root.W.shape[1]
+        return p <= 96 or features.numel() < 16 * p
+
     def rows(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> tuple[Block, float]:
         """Φ and Y, each row scaled by the root of its sample's weight, and the weights' sum; until the next call."""
         k, (m, p) = self.k, self.root.W.shape

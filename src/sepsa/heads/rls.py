@@ -19,13 +19,7 @@ from torch.nn import functional
 from sepsa.heads import _exact, _health, _square_root
 from sepsa.heads._affine import commit, follow, join, samples, store, width
 from sepsa.heads._captured import CapturedState
-from sepsa.heads._checks import (
-    check_rows,
-    explain_nonfinite,
-    in_range,
-    is_new_head,
-    owned_head,
-)
+from sepsa.heads._checks import check_rows, explain_nonfinite, in_range, is_new_head, owned_head
 from sepsa.heads._rls_state import Settings, read_root, write_root
 from sepsa.heads._square_root import GROWTH, PENDING, SAMPLES, STEPS, Root
 from sepsa.heads.self_tuning import SelfTuningRLS
@@ -156,7 +150,7 @@ class RLS:
 
     @property
     def backend(self) -> str:
-        """What computes the next update: "numba", one compiled call on a CPU, or "torch"."""
+        """What computes the next update: "numba", one compiled call, or "torch"."""
         self._state()
         return "torch" if self._compiled() is None else "numba"
 
@@ -241,7 +235,7 @@ class RLS:
         steps, learned = int(self._counters[STEPS]), None
         before = self._root.W.clone() if steps % _health.EVERY == 0 else None
         work = self._compiled()
-        if work is not None:
+        if work is not None and work.suits(features):
             block, total = work.rows(features, targets, sample_weight)
             Phi, Y = block.Phi, block.Y
             learned = work.update(block, self.forgetting, total)
@@ -326,7 +320,8 @@ class RLS:
     def unlearn(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
         """Remove samples learned before, exactly, as if they had never been seen (at forgetting 1).
 
-        Refused, with nothing changed, where it would leave less curvature than the prior alone has.
+        Exact to a millionth, or refused with nothing changed: where it would leave less curvature than the prior has,
+        or where the samples are so large that too few digits of the rest are left.
         """
         root, linear = self._state(), owned_head("RLS", self.linear)
         self._remembers_all("unlearn")
@@ -342,7 +337,7 @@ class RLS:
 
     @torch.no_grad()
     def merge(self, other: RLS) -> None:
-        """Become the head that saw this one's data and `other`'s: exact at forgetting 1 and one common prior."""
+        """Become the head that saw this one's data and `other`'s, exactly, at forgetting 1 and one common prior."""
         if not isinstance(other, RLS):
             raise TypeError(f"other must be an RLS, got {type(other).__name__}")
         mine, theirs = self._state(), other._state()
