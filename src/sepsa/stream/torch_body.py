@@ -318,7 +318,7 @@ def unpack(entry: str, value: Any) -> Any:
     return tuple(made) if form == "tuple" else made
 
 
-def load(entry: str, target: nn.Module | SepSA, packed: Any) -> None:
+def load(entry: str, target: nn.Module | SepSA[RLS], packed: Any) -> None:
     """Load what was packed into a copy that may be thrown away."""
     values = unpack(entry, packed)
     check_finite(entry, values)
