@@ -148,6 +148,8 @@ class TorchEngine:
         state["T"] *= math.sqrt(passes)  # B = TᵀT
         for name in ("left", "ridge", "samples"):
             state[name] = state[name] / passes
+        if state["forgetting"] == 1.0 and bool((state["left"] < state["ridge"]).any()):
+            state["forgetting"] = 1 - 1e-9  # a schedule has forgotten some of the ridge, which so comes back in turn
         self.solver.load_state_dict(state)
         penalty, left = self._penalty_and_degrees_left()
         state["energy"].copy_(torch.from_numpy(noise * left + penalty))
