@@ -343,12 +343,12 @@ class SepSA(Optimizer, Generic[S]):
                 "a plain base optimizer's state goes to optimizer.base.load_state_dict"
             )
         check_own_state(own, self._body_shapes())
-        if under:
-            state_dict = numbered(state_dict)
-        check_base_state(state_dict, self.base)
         heads = own.get("heads") or {self._observers[0].name: own["head"]}
         if self._several != ("heads" in own) or set(heads) != set(self.heads):
             raise ValueError(f"state_dict belongs to the heads {sorted(heads)}, this SepSA has {sorted(self.heads)}")
+        if under:
+            state_dict = numbered(state_dict)
+        check_base_state(state_dict, self.base)
         self._load_heads(heads)
         self.head_fraction = own["head_fraction"]
         for observer in self._observers:
