@@ -14,24 +14,45 @@ import torch
 from measure import ratio, spread, write
 from torch.nn.functional import mse_loss
 
-from sepsa import SepSA
-from sepsa.capture import PlainStep, Step, capture
+from sepsa import RLS, SepSA, SoftmaxNewton
+from sepsa.capture import PlainStep, Step, capture, first_order_step
 from sepsa.paper.networks import cnn, initialize
 
-ROUNDS, STEPS = 15, {"eager": 100, "captured": 1000}
+ROUNDS, STEPS = 15, {"eager": 100, "captured": 1000, "compiled": 1000}
+SOLVERS = {
+    "SepSA": RLS,
+    "SepSA, forgetting 0.999": lambda: RLS(forgetting=0.999),
+    "SepSA, SoftmaxNewton": SoftmaxNewton,
+}
+CONTESTANTS = [
+    *(f"{way} {kind}" for way in ("eager", "captured") for kind in ("Adam", "SepSA")),
+    "compiled Adam",
+    *(f"compiled {name}" for name in SOLVERS),
+]
+RATIOS = [
+    ("eager Adam", "captured SepSA"),
+    ("captured SepSA", "captured Adam"),
+    ("compiled SepSA", "compiled Adam"),
+    ("compiled SepSA, forgetting 0.999", "compiled Adam"),
+    ("compiled SepSA, SoftmaxNewton", "compiled SepSA"),
+]
 
 
-def build(kind: str, captured: bool, x: torch.Tensor, y: torch.Tensor) -> Step:
+def build(way: str, kind: str, x: torch.Tensor, y: torch.Tensor) -> Step:
     torch.manual_seed(0)
     model = cnn(1, 28, 10)
     initialize(model)
     model.cuda()
-    options = {"lr": 1e-3, "weight_decay": 1e-5} | ({"fused": True, "capturable": True} if captured else {})
-    if kind == "SepSA":
-        optimizer = SepSA(model, torch.optim.Adam, **options)
-    else:
-        optimizer = torch.optim.Adam(model.parameters(), **options)
-    return (capture if captured else lambda m, o, *_: PlainStep(m, o, mse_loss))(model, optimizer, x, y, mse_loss)
+    options = {"lr": 1e-3, "weight_decay": 1e-5} | ({} if way == "eager" else {"fused": True, "capturable": True})
+    if kind == "Adam":
+        adam = torch.optim.Adam(model.parameters(), **options)
+        if way == "eager":
+            return PlainStep(lambda a, b: first_order_step(model, adam, mse_loss, a, b))
+        return capture(model, adam, x, y, mse_loss, compile=way == "compiled")
+    optimizer = SepSA(model, torch.optim.Adam, solver=SOLVERS[kind](), **options)
+    if way == "eager":
+        return PlainStep(lambda a, b: optimizer.learn(a, b, mse_loss))
+    return optimizer.capture(x, y, compile=way == "compiled")
 
 
 def main() -> None:
@@ -41,11 +62,7 @@ def main() -> None:
     Y = torch.eye(10, device="cuda")[torch.randint(10, (60_000,), device="cuda")]
     result: dict[str, object] = {"device": torch.cuda.get_device_name()}
     for batch in (1, 64):
-        steps = {
-            f"{way} {kind}": build(kind, way == "captured", X[:batch], Y[:batch])
-            for way in STEPS
-            for kind in ("SepSA", "Adam")
-        }
+        steps = {name: build(*name.split(" ", 1), X[:batch], Y[:batch]) for name in CONTESTANTS}
         orders = {way: torch.randint(60_000, (count, batch), device="cuda") for way, count in STEPS.items()}
         times: dict[str, list[float]] = {name: [] for name in steps}
         for turn in range(ROUNDS + 1):
@@ -55,26 +72,27 @@ def main() -> None:
                 start = time.perf_counter()
                 step.run(X, Y, order)
                 torch.cuda.synchronize()
-                if turn:  # the first records the graph
+                if turn:  # the first compiles and records
                     times[name].append((time.perf_counter() - start) / len(order))
         rows = {name: spread(values) for name, values in times.items()}
-        gains = {
-            "eager Adam / captured SepSA": ratio(times, "eager Adam", "captured SepSA"),
-            "captured SepSA / captured Adam": ratio(times, "captured SepSA", "captured Adam"),
-        }
+        gains = {f"{one} / {other}": ratio(times, one, other) for one, other in RATIOS}
         result[f"batch {batch}"] = {"seconds": rows, "ratios": gains}
         for name, row in rows.items():
             print(f"batch {batch}: {name}: {row['median'] * 1e6:.0f} us")
         for name, row in gains.items():
-            print(f"batch {batch}: {name} {row['median']:.2f} [{row['q25']:.2f}, {row['q75']:.2f}]")
-    step = build("SepSA", True, X[:1], Y[:1])
-    step.run(X, Y, torch.randperm(60_000, device="cuda")[:10].unsqueeze(1))
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    step.run(X, Y, torch.randperm(60_000, device="cuda").unsqueeze(1))
-    torch.cuda.synchronize()
-    result["one pass of 60,000 single samples, seconds"] = time.perf_counter() - start
-    print(f"one pass of 60,000 single samples: {time.perf_counter() - start:.1f} s")
+            print(f"batch {batch}: {name} {row['median']:.3f} [{row['q25']:.3f}, {row['q75']:.3f}]")
+    for way in ("captured", "compiled"):
+        step = build(way, "SepSA", X[:1], Y[:1])
+        step.run(X, Y, torch.randperm(60_000, device="cuda")[:10].unsqueeze(1))
+        order = torch.randperm(60_000, device="cuda").unsqueeze(1)
+        step.run(X, Y, order)  # a longer order is recorded anew
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        step.run(X, Y, order)
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - start
+        result[f"one pass of 60,000 single samples, {way}, seconds"] = seconds
+        print(f"one pass of 60,000 single samples, {way}: {seconds:.1f} s")
     write(__file__, result)
 
 

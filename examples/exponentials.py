@@ -34,14 +34,16 @@ def fit(separable: bool, steps: int = 2000, batch: int = 8) -> Tensor:
     torch.manual_seed(0)
     model = Exponentials()
     if separable:
-        optimizer = SepSA(model, torch.optim.Adam, lr=1e-2, solver=RLS(ridge=1e-3, forgetting=0.9))
+        optimizer: torch.optim.Optimizer = SepSA(
+            model, torch.optim.Adam, lr=1e-2, solver=RLS(ridge=1e-3, forgetting=0.9)
+        )
     else:
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     rates = torch.empty(steps, 2)
     for step in range(steps):
         t = 6 * torch.rand(batch, 1)
         y = torch.exp(-RATES * t) @ AMPLITUDES[:, None] + 0.01 * torch.randn(batch, 1)
-        if separable:
+        if isinstance(optimizer, SepSA):
             optimizer.learn(t, y)
         else:
             mse_loss(model(t), y).backward()

@@ -46,7 +46,9 @@ def errors(separable: bool, series: Tensor) -> Tensor:
     torch.manual_seed(0)
     model = RadialBasis(len(LAGS), 30)
     if separable:
-        optimizer = SepSA(model, torch.optim.Adam, lr=1e-4, solver=RLS(ridge=1e-6, forgetting=0.99))
+        optimizer: torch.optim.Optimizer = SepSA(
+            model, torch.optim.Adam, lr=1e-4, solver=RLS(ridge=1e-6, forgetting=0.99)
+        )
     else:
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     squares = []
@@ -54,7 +56,7 @@ def errors(separable: bool, series: Tensor) -> Tensor:
         x, y = series[[k - lag for lag in LAGS]][None], series[k + 1].view(1, 1)
         with torch.no_grad():
             squares.append(mse_loss(model(x), y))
-        if separable:
+        if isinstance(optimizer, SepSA):
             optimizer.learn(x, y)
         else:
             mse_loss(model(x), y).backward()

@@ -31,14 +31,18 @@ def by_heads(M: Tensor, seen: Tensor, unseen: Tensor) -> list[float]:
     def heads(count: int) -> list[RLS]:
         return [RLS(ridge=0.1, forgetting=0.9).bind(nn.Linear(RANK, 1, bias=False)) for _ in range(count)]
 
+    def weight(head: RLS) -> Tensor:
+        assert head.linear is not None
+        return head.linear.weight.detach()
+
     u, v = heads(ROWS), heads(COLUMNS)
     errors = []
     for _ in range(PASSES):
         for i, j in seen[torch.randperm(len(seen))].tolist():
             entry = M[i, j].view(1, 1)
-            u[i].update(v[j].linear.weight.detach(), entry)
-            v[j].update(u[i].linear.weight.detach(), entry)
-        U, V = (torch.cat([head.linear.weight.detach() for head in factor]) for factor in (u, v))
+            u[i].update(weight(v[j]), entry)
+            v[j].update(weight(u[i]), entry)
+        U, V = (torch.cat([weight(head) for head in factor]) for factor in (u, v))
         errors.append(rmse(M, U, V, unseen))
     return errors
 

@@ -26,12 +26,13 @@ def main() -> None:
     parser.add_argument("--figure", default="random_features.png")
     path = parser.parse_args().figure
     torch.manual_seed(0)
-    body = nn.Sequential(nn.Linear(2, 100), nn.Tanh()).requires_grad_(False)
-    body[0].weight *= 4
-    model = nn.Sequential(body, nn.Linear(100, 1))
+    first, head = nn.Linear(2, 100), nn.Linear(100, 1)
+    body = nn.Sequential(first, nn.Tanh()).requires_grad_(False)
+    first.weight *= 4
+    model = nn.Sequential(body, head)
     optimizer = SepSA(model, torch.optim.Adam, solver=RLS(ridge=1e-2))
     alone = nn.Linear(100, 1)
-    alone.load_state_dict(model[1].state_dict())
+    alone.load_state_dict(head.state_dict())
     plain = RLS(ridge=1e-2).bind(alone)
 
     inputs, targets = stream(1500)
@@ -41,7 +42,7 @@ def main() -> None:
             squares.append((model(x) - y).square().item())
         optimizer.learn(x, y)
         plain.update(body(x), y)
-    difference = (model[1].weight - alone.weight).abs().max().item()
+    difference = (head.weight - alone.weight).abs().max().item()
     print(f"largest difference between SepSA's head and plain RLS: {difference:g}")
     print(f"root mean squared error of the last 500 predictions: {(sum(squares[-500:]) / 500) ** 0.5:.3f}, noise 0.05")
 

@@ -42,8 +42,8 @@ def ridge_left(p: int, ridge: float, forgetting: float, batches: list[int]) -> M
         if forgetting == 1.0:
             continue
         left *= forgetting
-        share = max(4 * n - 3, int(np.ceil(p * np.log2(1 / forgetting))))
-        for _ in range(min(p, share)):
+        whole = n > 1 and 4 * n >= p
+        for _ in range(p if whole else min(p, int(np.ceil(p * np.log2(1 / forgetting))))):
             left[turn] = ridge
             turn = (turn + 1) % p
     return left

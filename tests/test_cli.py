@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
+from sepsa import __version__ as version
 from sepsa import cli
 from sepsa.paper import demo, records
 
@@ -105,64 +107,65 @@ def test_seeds_are_parsed(given, seeds):
     assert cli.parse_seeds(given) == seeds
 
 
-def test_a_missing_extra_is_one_line(monkeypatch):
-    with (
-        pytest.raises(SystemExit, match=r"needs rich, which is not installed: pip install 'sepsa\[paper\]'"),
-        cli.extras(),
-    ):
-        raise ModuleNotFoundError("No module named 'rich'", name="rich")
+def test_a_missing_extra_is_one_line(capsys):
+    for extra in ("paper", "stream"):
+        with pytest.raises(typer.Exit) as refused, cli.extras(extra):
+            raise ModuleNotFoundError("No module named 'rich'", name="rich")
+        assert refused.value.exit_code == 1
+        assert capsys.readouterr().err == (
+            f"the command line needs rich, which is not installed: pip install 'sepsa[{extra}]'\n"
+        )
     with pytest.raises(ModuleNotFoundError, match="absent"), cli.extras():
         raise ModuleNotFoundError("No module named 'sepsa.absent'", name="sepsa.absent")
 
 
-# ---------------------------------------------------------------------- streams
-
-
-def stream(text, *arguments):
-    return CliRunner().invoke(cli.app, ["stream", "--target", "y", *arguments], input=text)
-
-
-def test_a_table_is_predicted_row_by_row_before_it_is_learned():
-    rows = [(x, ("red", "blue")[x % 2], 3.0 * x + 10 * (x % 2)) for x in range(200)]
-    result = stream("a,colour,y\n" + "\n".join(f"{x},{colour},{y}" for x, colour, y in rows))
-    assert result.exit_code == 0
-    before = [float(line) for line in result.stdout.split()]
-    assert len(before) == 200
-    assert sum(abs(said - y) for said, (_, _, y) in zip(before[100:], rows[100:], strict=True)) < 100 * 10
-    assert "200 rows, mean absolute error" in result.stderr
-
-
-def test_a_table_of_classes():
-    text = "a,y\n" + "\n".join(f"{x % 7},{'high' if x % 7 > 3 else 'low'}" for x in range(300))
-    result = stream(text, "--classify")
-    assert result.stdout.split("\n")[0] == ""  # before the first row no class is known
-    assert float(result.stderr.split("accuracy ")[1].split(",")[0]) > 0.8
+# ---------------------------------------------------------------------- one line, with the cure
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("arguments", "code", "words"),
     [
-        ("a,b\n1,2\n", "--target must be a column of the table, a, b, got 'y'"),
-        ("a,y\n1\n", "line 2 must have 2 cells, as the header has"),
-        ("a,y\n1,\n", "line 2 has no y: drop the row"),
-        ("a,y\n1,abc\n", "y must be a number in every row, got 'abc': or is it --classify?"),
-        ("a,y\ninf,1\n", "must be a finite number, got inf"),
-        ("a,y\n", "holds no rows"),
+        (("bench", "heads"), 2, "bench must be of stream, got 'heads'"),
+        (("bench", "stream", "--out", "x.csv"), 2, "--out must end in .json, got x.csv"),
+        (("bench", "stream", "--out", "none/x.json"), 2, "--out must lie in a folder that exists, got none/x.json"),
+        (("demo", "--out", "x.xyz"), 2, "--out must end in .png or .svg or .pdf, got x.xyz"),
+        (("demo", "--out", "none/x.png"), 2, "--out must lie in a folder that exists, got none/x.png: make none first"),
+        (("report", "--results", "none"), 2, "none"),
+        (("inspect", "none.sepsa"), 1, "none.sepsa: no such file or directory: check the path"),
+        (("predict", "none.sepsa", "none.csv"), 1, "none.sepsa: no such file or directory: check the path"),
+        (("stream", "none.csv", "--target", "y"), 1, "none.csv: no such file or directory: check the path"),
+        (("stream", ".", "--target", "y"), 1, ".: is a directory: give a file"),
+        (("stream", "--sep", "::", "--target", "y"), 2, "--sep must be one character"),
+        (("predict", "none.sepsa", "--decimal", "x"), 2, "--decimal must be . or ,"),
     ],
-)
-def test_a_bad_table_takes_one_line_to_refuse(text, words):
-    result = stream(text)
-    assert result.exit_code == 2
+)  # fmt: skip
+def test_what_is_wrong_is_one_line(arguments, code, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = sepsa(*arguments)
+    assert result.exit_code == code
     assert words in result.stderr
     assert len(result.stderr.strip().split("\n")) == 1
+    assert isinstance(result.exception, SystemExit)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [(("bench", "heads"), "bench must be of stream, got 'heads'"),
-     (("bench", "stream", "--out", "x.csv"), "--out must end in .json, got x.csv")],
-)  # fmt: skip
-def test_bench_says_what_is_wrong(arguments, words):
-    result = sepsa(*arguments)
-    assert result.exit_code == 2
-    assert words in result.stderr
+def test_bench_without_its_file_is_one_line(tmp_path, monkeypatch):
+    def refused(*arguments, **options):
+        raise OSError("no network")
+
+    monkeypatch.setenv("SEPSA_DATA", str(tmp_path))
+    monkeypatch.setattr("pooch.retrieve", refused)
+    result = sepsa("bench", "stream")
+    assert result.exit_code == 1
+    assert "is missing" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_the_version():
+    result = sepsa("--version")
+    assert result.exit_code == 0
+    assert result.output == f"sepsa {version}\n"
+
+
+def test_every_command_tells_its_exit_codes_or_has_none_of_its_own():
+    for command in ("stream", "predict", "inspect"):
+        assert "Exit codes: 0 done; 1 stopped" in " ".join(sepsa(command, "--help").output.split())

@@ -10,9 +10,15 @@ import torch
 from torch import nn
 
 from reference import ridge_regression, with_ones
-from sepsa import RLS, SepSA
+from sepsa import RLS, SepSA, SoftmaxNewton
+from sepsa.heads import _square_root
+from third_party import CapturableLMS
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device"),
+    pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning"),  # torch's compiler imports it
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -128,15 +134,16 @@ def assert_alike(one, two, tolerance=2e-4):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}")
 
 
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize(("base", "compile"), [*((base, False) for base in BASES), ("fused Adam", True), ("NAG", True)])
 @pytest.mark.parametrize("n", [1, 8])
 @pytest.mark.parametrize("forgetting", [1.0, 0.95])
-def test_a_captured_step_is_the_eager_step(base, n, forgetting):
+def test_a_captured_step_is_the_eager_step(base, n, forgetting, compile, monkeypatch):
+    monkeypatch.setattr(_square_root, "restored", lambda p, n, lam: _square_root.rotation(p, lam))  # as a graph does
     (model, optimizer), (twin, plain) = pair(base, forgetting)
     if n == 1:
         model.eval(), twin.eval()
     x, y = images(20, n)
-    step = optimizer.capture(x[:n], y[:n])
+    step = optimizer.capture(x[:n], y[:n], compile=compile)
     for i in range(10):
         loss = step(x[i * n : (i + 1) * n], y[i * n : (i + 1) * n])
         torch.testing.assert_close(
@@ -155,7 +162,7 @@ def test_a_captured_step_is_the_eager_step(base, n, forgetting):
 def test_a_captured_step_follows_scheduler_and_head_fraction():
     (model, optimizer), _ = pair()
     x, y = images(1, 8)
-    step = optimizer.capture(x, y)
+    step = optimizer.capture(x, y, compile=False)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.0)
     for _ in range(6):
         step(x, y)
@@ -173,13 +180,13 @@ def test_a_captured_step_follows_scheduler_and_head_fraction():
     assert optimizer.solver.samples == samples + 6 * 2
 
 
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize(("base", "compile"), [*((base, False) for base in BASES), ("fused Adam", True)])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("where", ["inputs", "targets"])
-def test_a_bad_batch_in_a_graph_changes_nothing_and_is_counted(base, bad, where):
+def test_a_bad_batch_in_a_graph_changes_nothing_and_is_counted(base, compile, bad, where):
     (model, optimizer), _ = pair(base, forgetting=0.9)
     x, y = images(8, 8)
-    step = optimizer.capture(x[:8], y[:8])
+    step = optimizer.capture(x[:8], y[:8], compile=compile)
     for _ in range(5):
         step(x[:8], y[:8])
     before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
@@ -207,26 +214,31 @@ def test_a_bad_batch_in_a_graph_changes_nothing_and_is_counted(base, bad, where)
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("features", [torch.float16, torch.float32, torch.float64])
-def test_one_sample_on_the_device_equals_update(k, m, bias, dtype, features):
+@pytest.mark.parametrize("forgetting", [1.0, 0.999])
+def test_one_sample_on_the_device_equals_update(k, m, bias, dtype, features, forgetting):
     torch.manual_seed(0)
     linear = nn.Linear(k, m, bias=bias, device="cuda")
-    one, two = RLS(dtype=dtype).bind(linear), RLS(dtype=dtype).bind(copy.deepcopy(linear))
+    settings = {"dtype": dtype, "forgetting": forgetting}
+    one, two = RLS(**settings).bind(linear), RLS(**settings).bind(copy.deepcopy(linear))
     for i in range(20):
         x, y = torch.randn(1, k, device="cuda").to(features), torch.randn(1, m, device="cuda")
         if i == 10:
-            one.prepare_on_device()
-            assert not one.update_on_device(x * float("nan"), y)
-            assert not one.update_on_device(x, y / 0)
-        one.prepare_on_device()
-        assert one.update_on_device(x, y)
+            one.prepare_capture()
+            assert not one.update_captured(x * float("nan"), y)
+            assert not one.update_captured(x, y / 0)
+        one.prepare_capture()
+        assert one.update_captured(x, y)
         two.update(x, y)
     tolerance = 1e-9 if dtype == torch.float64 else 1e-3
     torch.testing.assert_close(one.covariance(), two.covariance(), rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(one._Z[-m:], two._Z[-m:], rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(one._energy, two._energy, rtol=1e-6 if dtype == torch.float64 else 1e-2, atol=1e-6)
+    torch.testing.assert_close(one.state_dict()["W"], two.state_dict()["W"], rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        one.objective(), two.objective(), rtol=1e-6 if dtype == torch.float64 else 1e-2, atol=1e-6
+    )
     torch.testing.assert_close(one.linear.weight, two.linear.weight, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(one.ridge_left, two.ridge_left, rtol=1e-6, atol=1e-6)
     assert one.steps == two.steps == 20
-    assert one.samples == 20.0
+    assert one.samples == pytest.approx(two.samples)
 
 
 @pytest.mark.parametrize(
@@ -246,29 +258,35 @@ def test_one_sample_on_the_device_equals_update(k, m, bias, dtype, features):
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("finish", [True, False])
-def test_a_block_on_the_device_equals_update(k, m, bias, n, features, dtype, finish):
+@pytest.mark.parametrize("forgetting", [1.0, 0.999])
+def test_a_block_on_the_device_equals_update(k, m, bias, n, features, dtype, finish, forgetting, monkeypatch):
+    monkeypatch.setattr(_square_root, "restored", lambda p, n, lam: _square_root.rotation(p, lam))  # as a graph does
     torch.manual_seed(0)
     linear = nn.Linear(k, m, bias=bias, device="cuda").to(torch.float64 if dtype == torch.float64 else torch.float32)
-    one, two = RLS(dtype=dtype).bind(linear), RLS(dtype=dtype).bind(copy.deepcopy(linear))
+    settings = {"dtype": dtype, "forgetting": forgetting}
+    one, two = RLS(**settings).bind(linear), RLS(**settings).bind(copy.deepcopy(linear))
     for i in range(6):
         x, y = torch.randn(n, k, device="cuda").to(features), torch.randn(n, m, device="cuda")
-        one.prepare_on_device()
+        one.prepare_capture()
         if i == 3:
             worse, wrong = x.clone(), y.clone()
             worse[n // 2, 0], wrong[-1, -1] = float("nan"), float("inf")
-            assert not one.update_on_device(worse, y)
-            assert not one.update_on_device(x, wrong)
-        assert one.update_on_device(x, y)
+            assert not one.update_captured(worse, y)
+            assert not one.update_captured(x, wrong)
+        assert one.update_captured(x, y)
         if finish:
-            one.finish_on_device()
+            one.finish_captured()
         two.update(x, y)
     tolerance = 1e-10 if dtype == torch.float64 else 1e-3
     torch.testing.assert_close(one.covariance(), two.covariance(), rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(one._Z[-m:], two._Z[-m:], rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(one._energy, two._energy, rtol=1e-9 if dtype == torch.float64 else 1e-2, atol=1e-6)
+    torch.testing.assert_close(one.state_dict()["W"], two.state_dict()["W"], rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        one.objective(), two.objective(), rtol=1e-9 if dtype == torch.float64 else 1e-2, atol=1e-6
+    )
     torch.testing.assert_close(one.linear.weight, two.linear.weight, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(one.ridge_left, two.ridge_left, rtol=1e-6, atol=1e-6)
     assert one.steps == two.steps == 6
-    assert one.samples == two.samples == 6.0 * n
+    assert one.samples == pytest.approx(two.samples)
 
 
 def test_a_large_block_on_the_device_keeps_its_digits():
@@ -276,8 +294,8 @@ def test_a_large_block_on_the_device_keeps_its_digits():
     linear = nn.Linear(30, 2, device="cuda", dtype=torch.float64)
     one, two = RLS(ridge=1e-6).bind(linear), RLS(ridge=1e-6).bind(copy.deepcopy(linear))
     x, y = 100 * torch.randn(16, 30, device="cuda").double(), torch.randn(16, 2, device="cuda").double()
-    one.prepare_on_device()
-    assert one.update_on_device(x, y)
+    one.prepare_capture()
+    assert one.update_captured(x, y)
     two.update(x, y)
     torch.testing.assert_close(one.linear.weight, two.linear.weight, rtol=1e-9, atol=1e-9)
 
@@ -285,7 +303,7 @@ def test_a_large_block_on_the_device_keeps_its_digits():
 def test_eager_and_captured_steps_mix():
     (model, optimizer), (twin, plain) = pair()
     x, y = images(12, 8)
-    step = optimizer.capture(x[:8], y[:8])
+    step = optimizer.capture(x[:8], y[:8], compile=False)
     for i in range(12):
         rows = slice(8 * i, 8 * i + 8)
         (optimizer.learn if i % 3 == 2 else step)(x[rows], y[rows])
@@ -302,10 +320,74 @@ def test_any_optimizer_can_be_captured():
     x, y = images(10, 8)
     one = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=True)
     two = torch.optim.Adam(twin.parameters(), lr=1e-3)
-    step = capture(model, one, x[:8], y[:8], nn.functional.mse_loss)
+    step = capture(model, one, x[:8], y[:8], nn.functional.mse_loss, compile=False)
     step.run(x, y, torch.arange(80, device="cuda").reshape(10, 8))
     for i in range(0, 80, 8):
         nn.functional.mse_loss(twin(x[i : i + 8]), y[i : i + 8]).backward()
         two.step()
         two.zero_grad()
     assert_alike(model, twin)
+
+
+SOLVERS = {
+    "forgetting": lambda: RLS(forgetting=0.9),
+    "SoftmaxNewton": SoftmaxNewton,
+    "SoftmaxNewton, forgetting": lambda: SoftmaxNewton(forgetting=0.95),
+    "somebody's own": CapturableLMS,
+}
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_every_capturable_solver_is_captured(name, monkeypatch):
+    monkeypatch.setattr(_square_root, "restored", lambda p, n, lam: _square_root.rotation(p, lam))  # as a graph does
+    torch.manual_seed(0)
+    model = copy.deepcopy(CNN).cuda()
+    twin = copy.deepcopy(model)
+    optimizer = SepSA(model, torch.optim.Adam, solver=SOLVERS[name](), lr=1e-3, fused=True)
+    plain = SepSA(twin, torch.optim.Adam, solver=SOLVERS[name](), lr=1e-3, fused=True)
+    x, y = images(12, 8)
+    if "Softmax" in name:
+        y = y.argmax(1)
+    step = optimizer.capture(x[:8], y[:8], compile=False)
+    for i in range(12):
+        rows = slice(8 * i, 8 * i + 8)
+        torch.testing.assert_close(step(x[rows], y[rows]), plain.learn(x[rows], y[rows]), rtol=1e-3, atol=1e-4)
+    assert_alike(model, twin, tolerance=1e-3)
+    before = copy.deepcopy(model.state_dict())
+    step(x[:8] * float("nan"), y[:8])
+    assert step.skipped == 1
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "settings", [{"ridge": "auto"}, {"forgetting": "auto"}, {"ridge": "auto", "forgetting": "auto"}]
+)
+def test_the_self_tuning_head_learns_on_a_gpu_as_on_a_cpu(settings):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 2)).double()
+    twin = copy.deepcopy(model).cuda()
+    one = SepSA(model, torch.optim.Adam, solver=RLS(**settings), lr=1e-2)
+    two = SepSA(twin, torch.optim.Adam, solver=RLS(**settings), lr=1e-2)
+    x, y = torch.randn(64, 6).double(), torch.randn(64, 2).double()
+    for _ in range(3):  # from the second pass on samples are held out
+        for i in range(0, 64, 16):
+            a, b = x[i : i + 16], y[i : i + 16]
+            torch.testing.assert_close(two.learn(a.cuda(), b.cuda()).cpu(), one.learn(a, b), rtol=1e-7, atol=1e-7)
+    with pytest.raises(ValueError, match="decides on the host and cannot be captured"):
+        two.capture(x[:16].cuda(), y[:16].cuda())
+
+
+def test_a_compiled_model_is_one_graph_and_learns_as_in_eager():
+    (model, optimizer), (twin, plain) = pair()
+    compiled = torch.compile(model, fullgraph=True)
+    x, y = images(10, 8)
+    for i in range(10):
+        rows = slice(8 * i, 8 * i + 8)
+        for net, one in ((compiled, optimizer), (twin, plain)):
+            with one.observe(y[rows]):
+                loss = nn.functional.mse_loss(net(x[rows]), y[rows])
+            loss.backward()
+            one.step()
+            one.zero_grad()
+    assert_alike(model, twin)
+    assert optimizer.solver.steps == 10

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sepsa._version import __version__
 from sepsa.features import FourierFeatures
 from sepsa.heads import RLS, HeadSolver, NotFinite, OnlineLBFGS, SoftmaxNewton
+from sepsa.observe import observe
 from sepsa.optimizer import SepSA
 from sepsa.storm import STORM
 
-__version__ = "0.1.0"
 __all__ = [
     "RLS",
     "STORM",
@@ -20,6 +21,7 @@ __all__ = [
     "SepSA",
     "SoftmaxNewton",
     "__version__",
+    "observe",
 ]
 
 if TYPE_CHECKING:

@@ -1,17 +1,26 @@
 """The whole step as one CUDA graph: at one sample a step, launching kernels is nearly all that a GPU's step costs.
 
 `SepSA.capture` and, for any other optimizer, `capture` return a `Step`. On a CPU it is the plain step. On a GPU the
-first calls run as they are, which is also the warm-up that CUDA graphs need; then the step is recorded and replayed.
+first calls run as they are, which is also the warm-up that CUDA graphs need; then the step is recorded and replayed,
+with the forward and backward pass and the body's step compiled by torch wherever they can be. Of a head solver it needs
+what `Capturable` says, and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+import math
+import warnings
+from collections.abc import Callable, Hashable
+from types import FunctionType
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from sepsa.distributed import has_ranks, is_initialized
+from sepsa.heads import Capturable
+from sepsa.observe import Observation, Observer, observers_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 WARM_UP = 3  # steps before a graph is recorded, as torch asks for
@@ -37,39 +46,64 @@ class Step(Protocol):
         ...
 
 
-def capture(model: nn.Module, optimizer: Optimizer, inputs: Tensor, targets: Tensor, loss_fn: Loss) -> Step:
-    """A step for `model` and `optimizer` on batches shaped like `inputs` and `targets`."""
-    if inputs.device != targets.device:
-        raise ValueError(f"targets must be on {inputs.device}, where the inputs are, got {targets.device}")
+def capture(
+    model: nn.Module,
+    optimizer: Optimizer,
+    inputs: Tensor,
+    targets: Tensor,
+    loss_fn: Loss,
+    observer: Observer | None = None,
+    compile: bool | None = None,
+) -> Step:
+    """A step for `model` and `optimizer` on batches shaped like `inputs` and `targets`.
+
+    `compile` says whether passes and body's step are compiled by torch: None does so where it works, with a warning
+    where it does not, True raises there. `observer`, which `SepSA.capture` passes, is what teaches the model's head;
+    the optimizer is then the body's.
+    """
+    check_devices(inputs, targets)
+    if observer is None and next(observers_of(model), None) is not None:
+        raise ValueError("a SepSA teaches the head of this model: call its method, optimizer.capture(inputs, targets)")
     if not inputs.is_cuda:
-        return PlainStep(model, optimizer, loss_fn)
-    solver = getattr(optimizer, "solver", None)
-    if solver is not None and not hasattr(solver, "update_on_device"):
+        return PlainStep(lambda x, y: first_order_step(model, optimizer, loss_fn, x, y))
+    if observer is not None and not isinstance(observer.solver, Capturable):
         raise ValueError(
-            f"solver {type(solver).__name__} decides on the host and cannot be captured: "
+            f"solver {type(observer.solver).__name__} decides on the host and cannot be captured: "
             "use RLS or SoftmaxNewton, or optimizer.learn without a graph"
         )
-    return GraphStep(model, optimizer, inputs, targets, loss_fn)
+    if observer is not None and observer.process_group is not None and is_initialized() and has_ranks("auto"):
+        raise ValueError(
+            "a captured step exchanges no samples between ranks, so each would learn a head of its own: use "
+            "optimizer.observe, or say by SepSA(..., process_group=None) that it is meant so"
+        )
+    return GraphStep(model, optimizer, inputs, targets, loss_fn, observer, compile)
+
+
+def check_devices(inputs: Tensor, targets: Tensor) -> None:
+    """Refuse a batch that lies in two places."""
+    if inputs.device != targets.device:
+        raise ValueError(f"targets must be on {inputs.device}, where the inputs are, got {targets.device}")
+
+
+def first_order_step(model: nn.Module, optimizer: Optimizer, loss_fn: Loss, inputs: Tensor, targets: Tensor) -> Tensor:
+    """One iteration of an optimizer as any other. Returns the loss."""
+    loss = loss_fn(model(inputs), targets)
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
 
 
 class PlainStep:
-    """The step without a graph."""
+    """The step without a graph: `learn(inputs, targets)` returns the loss."""
 
     skipped = 0
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, loss_fn: Loss) -> None:
-        self.model, self.optimizer, self.loss_fn = model, optimizer, loss_fn
+    def __init__(self, learn: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.learn = learn
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        learn = getattr(self.optimizer, "learn", None)
-        if learn is not None:
-            loss: Tensor = learn(inputs, targets, self.loss_fn)
-            return loss
-        loss = self.loss_fn(self.model(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return loss.detach()
+        return self.learn(inputs, targets)
 
     def run(self, inputs: Tensor, targets: Tensor, order: Tensor) -> None:
         for rows in order:
@@ -79,11 +113,20 @@ class PlainStep:
 class GraphStep:
     """The step as CUDA graphs, one for each data set, batch size and number of rows that feed the head."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, inputs: Tensor, targets: Tensor, loss_fn: Loss) -> None:
-        self.model, self.optimizer, self.loss_fn = model, optimizer, loss_fn
-        self.solver = getattr(optimizer, "solver", None)
-        self.finish: Callable[[], None] | None = getattr(self.solver, "finish_on_device", None)
-        self.base: Optimizer = getattr(optimizer, "base", optimizer)
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        inputs: Tensor,
+        targets: Tensor,
+        loss_fn: Loss,
+        observer: Observer | None,
+        compile: bool | None,
+    ) -> None:
+        self.compile = compile
+        self.compiled: CompiledStep | None = None if compile is False else CompiledStep(model, optimizer, loss_fn)
+        self.model, self.optimizer, self.loss_fn, self.observer = model, optimizer, loss_fn, observer
+        self.solver = None if observer is None else cast(Capturable, observer.solver)
         self.inputs, self.targets = torch.zeros_like(inputs), torch.zeros_like(targets)
         device = inputs.device
         # One for warming up and recording alike, so that autograd's nodes stay on it.
@@ -92,12 +135,12 @@ class GraphStep:
         self._whole = torch.arange(len(inputs), device=device).unsqueeze(0)
         self._skipped = torch.zeros((), dtype=torch.long, device=device)
         self._loss = torch.zeros((), device=device)
-        self._recorded: dict[tuple[Any, ...], Recording] = {}
-        self._rates = [torch.tensor(float(group["lr"]), device=device) for group in self.base.param_groups]
-        for group in self.base.param_groups:
+        self._recorded: dict[tuple[Hashable, ...], Recording] = {}
+        self._rates = [torch.tensor(float(group["lr"]), device=device) for group in self.optimizer.param_groups]
+        for group in self.optimizer.param_groups:
             if "capturable" in group:
                 group["capturable"] = True
-        for state in self.base.state.values():
+        for state in self.optimizer.state.values():
             if isinstance(step := state.get("step"), Tensor):
                 state["step"] = step.to(device)
 
@@ -115,11 +158,10 @@ class GraphStep:
     def run(self, inputs: Tensor, targets: Tensor, order: Tensor) -> None:
         if order.ndim != 2 or order.dtype != torch.long:
             raise ValueError(f"order must be (steps, batch) of torch.long, got {tuple(order.shape)} of {order.dtype}")
-        if self.solver is not None:
-            self.solver.prepare_on_device()
-        for group, rate in zip(self.base.param_groups, self._rates, strict=True):
+        head = None if self.solver is None else self.solver.prepare_capture()
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             rate.fill_(float(group["lr"]))
-        key = (inputs.data_ptr(), targets.data_ptr(), order.shape[1], *self._fixed())
+        key = (inputs.data_ptr(), targets.data_ptr(), order.shape[1], *self._fixed(), head)
         recording = self._recorded.get(key)
         if recording is None:
             recording = self._recorded[key] = Recording(self, inputs, targets, order.shape[1])
@@ -129,38 +171,104 @@ class GraphStep:
     def skipped(self) -> int:
         return int(self._skipped)
 
-    def _fixed(self) -> tuple[Any, ...]:
+    def _fixed(self) -> tuple[Hashable, ...]:
         """What a recording cannot follow: then there is one for each value."""
-        fraction = getattr(self.optimizer, "head_fraction", 1.0)
-        rates = tuple(None if follows_rate(group) else float(group["lr"]) for group in self.base.param_groups)
-        head = None if self.solver is None else self.solver._desk  # its memory is what a recording writes to
-        return fraction, rates, self.model.training, head
+        fraction = None if self.observer is None else self.observer.head_fraction
+        rates = tuple(None if follows_rate(group) else float(group["lr"]) for group in self.optimizer.param_groups)
+        return fraction, rates, self.model.training
 
     def iterate(self, inputs: Tensor, targets: Tensor) -> None:
         """One iteration, all of it on the device. A batch whose loss is not finite leaves everything as it was."""
-        guard = Guard(self.model, self.base)
         self._forget_gradients()
-        if self.solver is None:
-            loss = self.loss_fn(self.model(inputs), targets)
+        # The optimizer makes its state in the first step, which is not compiled therefore.
+        compiled = self.compiled if self.optimizer.state else None
+        guard = Guard(self.model, self.optimizer) if compiled is None else None
+        learned: Tensor | None = None
+        if self.observer is None or self.solver is None:
+            loss, fine = self._loss_of(compiled, inputs, targets)
         else:
-            with self.optimizer.observe(targets, on_device=True):  # type: ignore[attr-defined]
-                loss = self.loss_fn(self.model(inputs), targets)
-            if self.finish is not None:  # beside the backward pass, which does not wait for it
-                self.aside.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(self.aside):
-                    self.finish()
+            observation = Observation(self.observer, targets)
+            observation.captured = True
+            with observation:
+                loss, fine = self._loss_of(compiled, inputs, targets)
+            learned = observation.finite
+            # Beside the backward pass, which does not wait for it.
+            self.aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.aside):
+                self.solver.finish_captured()
         loss.backward()  # type: ignore[no-untyped-call]
-        fine = loss.detach().isfinite()
-        guard.step(self.base, fine)
+        if learned is not None:
+            fine = fine & learned
+        if guard is not None:
+            guard.step(self.optimizer, fine)
+        elif compiled is not None:
+            compiled.step(fine)
         self._loss.copy_(loss.detach())
         self._skipped.add_(~fine)
         self._forget_gradients()  # an eager step after this one must not add to them
-        if self.finish is not None:
+        if self.solver is not None:
             torch.cuda.current_stream().wait_stream(self.aside)
+
+    def _loss_of(self, compiled: CompiledStep | None, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss, and whether it is finite."""
+        if compiled is not None:
+            return compiled.forward(inputs, targets)
+        loss = self.loss_fn(self.model(inputs), targets)
+        return loss, loss.detach().abs() < math.inf  # not isfinite, which is more kernels
 
     def _forget_gradients(self) -> None:
         for parameter in self.model.parameters():
             parameter.grad = None
+
+
+class CompiledStep:
+    """Forward and backward pass, and the body's step, as functions that torch compiles when they are first called.
+
+    The step puts back what must be as it was after a bad batch: buffers, and the body with its optimizer's state.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, loss_fn: Loss) -> None:
+        buffers = list(model.buffers())
+
+        def forward(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+            before = [buffer.clone() for buffer in buffers]
+            loss = loss_fn(model(inputs), targets)
+            return loss, loss.detach().abs() < math.inf, before
+
+        def step(fine: Tensor, before: list[Tensor]) -> None:
+            kept = [p for group in optimizer.param_groups for p in group["params"]]
+            kept += [v for p in list(kept) for v in optimizer.state[p].values() if isinstance(v, Tensor)]
+            old = [tensor.clone() for tensor in kept]
+            optimizer.step()
+            for tensor, value in zip(kept + buffers, old + before, strict=True):
+                tensor.copy_(torch.where(fine, tensor, value))
+
+        self._forward: Any = torch.compile(with_own_code(forward), fullgraph=True, dynamic=False)
+        # One kernel for the updates of several parameters, where each launch costs more than its work.
+        self._step: Any = torch.compile(with_own_code(step), dynamic=False, options={"combo_kernels": True})
+        self._before: list[Tensor] = []
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss, and whether it is finite."""
+        loss, fine, self._before = self._forward(inputs, targets)
+        return loss, fine
+
+    def step(self, fine: Tensor) -> None:
+        """The body's step, undone where `fine` is false."""
+        with torch.no_grad():
+            self._step(fine, self._before)
+        self._before = []
+
+
+def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with a code object of its own, by which torch counts how often it was compiled anew."""
+    return FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
 
 
 class Recording:
@@ -196,10 +304,23 @@ class Recording:
         self.step.iterate(self.inputs.index_select(0, rows), self.targets.index_select(0, rows))
 
     def _on_side_stream(self) -> None:
-        side = self.step.stream
+        step, side = self.step, self.step.stream
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side), self._rates_as_tensors():
-            self._once()
+            try:
+                self._once()
+            except torch._dynamo.exc.TorchDynamoException as error:
+                if step.compile:
+                    raise
+                step.compiled = None
+                words = str(error).strip().splitlines()
+                warnings.warn(
+                    f"torch cannot compile this step, which is captured as it is: {words[0] if words else error!r}; "
+                    "pass compile=False to say so, or compile=True for the whole story",
+                    stacklevel=2,
+                )
+                self.place.sub_(1)
+                self._once()
         torch.cuda.current_stream().wait_stream(side)
 
     def _record(self) -> torch.cuda.CUDAGraph:
@@ -209,24 +330,31 @@ class Recording:
         return graph
 
     def _rates_as_tensors(self) -> Rates:
-        return Rates(self.step.base, self.step._rates)
+        return Rates(self.step.optimizer, self.step._rates, self.step.compiled is not None)
 
 
 class Rates:
-    """Within it, learning rates are tensors on the device wherever the optimizer can read them there."""
+    """Within it, learning rates are tensors on the device wherever the optimizer can read them there.
 
-    def __init__(self, base: Optimizer, rates: list[Tensor]) -> None:
-        self.base, self.rates = base, rates
+    A compiled step reads the optimizer's own arithmetic instead of its fused kernel.
+    """
+
+    def __init__(self, optimizer: Optimizer, rates: list[Tensor], compiled: bool) -> None:
+        self.optimizer, self.rates, self.compiled = optimizer, rates, compiled
 
     def __enter__(self) -> None:
-        self.before = [group["lr"] for group in self.base.param_groups]
-        for group, rate in zip(self.base.param_groups, self.rates, strict=True):
+        groups = self.optimizer.param_groups
+        changed = ("lr", "fused", "foreach")
+        self.before: list[dict[str, Any]] = [{key: g[key] for key in changed if key in g} for g in groups]
+        for group, rate in zip(groups, self.rates, strict=True):
             if follows_rate(group):
                 group["lr"] = rate
+            if self.compiled and self.optimizer.state:  # torch's compiler fuses better than kernels made by hand
+                group.update({key: False for key in ("fused", "foreach") if key in group})
 
     def __exit__(self, *error: object) -> None:
-        for group, lr in zip(self.base.param_groups, self.before, strict=True):
-            group["lr"] = lr
+        for group, before in zip(self.optimizer.param_groups, self.before, strict=True):
+            group.update(before)
 
 
 def follows_rate(group: dict[str, Any]) -> bool:

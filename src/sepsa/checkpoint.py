@@ -34,6 +34,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sepsa._version import __version__
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -147,13 +149,13 @@ class Lock:
         import fcntl  # not on Windows, where nothing but saving needs it
 
         while self._file is None:
-            file = open(self.path, "ab", buffering=0)  # noqa: SIM115  # an interrupt lets go of it, and so of the lock
+            file = open(self.path, "ab", buffering=0)  # an interrupt lets go of it, and so of the lock
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.close()
                 raise CheckpointError(
-                    f"{self.target} is being written by another process: wait for it, or give this one a path of its own"
+                    f"{self.target} is being written by another process: wait for it, or choose another path"
                 ) from None
             # Who had the lock before may have removed the file that this one waited for.
             if os.path.exists(self.path) and os.path.samestat(os.fstat(file.fileno()), os.stat(self.path)):
@@ -194,20 +196,16 @@ class Saves:
     def _own(cls, made: Any, name: str) -> Self:
         if type(made) is not cls:
             raise CheckpointError(f"{name} holds a {type(made).__name__}, and this is {cls.__name__}: use sepsa.load")
-        return made  # type: ignore[no-any-return]
+        return made
 
 
 def stamp(state: dict[str, Any]) -> dict[str, Any]:
     """A pickled state with the version that wrote it."""
-    from sepsa import __version__
-
     return state | {"_sepsa_version": __version__}
 
 
 def check_stamp(state: dict[str, Any]) -> dict[str, Any]:
     """A pickled state without its stamp; warns where another version wrote it."""
-    from sepsa import __version__
-
     state = dict(state)
     version = state.pop("_sepsa_version", "before 0.2")
     if version != __version__:
@@ -257,15 +255,14 @@ def older(target: Path, age: int) -> Path:
 def view(array: Any) -> memoryview:
     """The bytes of an array or tensor, without a copy where it is contiguous and on the CPU."""
     if isinstance(array, Tensor):
-        flat = array.detach().cpu().contiguous().reshape(-1)
-        array = (flat.view(torch.uint8) if flat.numel() else flat.to(torch.uint8)).numpy()
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        values = array.detach().cpu().contiguous().reshape(-1)
+        array = (values.view(torch.uint8) if values.numel() else values.to(torch.uint8)).numpy()
+    flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return memoryview(flat)
 
 
 def pack(what: Any, position: Any) -> tuple[bytes, list[Any]]:
     """The file's beginning, and the tensors that follow it."""
-    from sepsa import __version__
-
     tree = Tree()
     kind, configuration, state = describe(what)
     own = {
@@ -355,7 +352,7 @@ def read(file: BinaryIO, size: int, name: str) -> tuple[Header, Any]:
 
 def read_tensor(file: BinaryIO, key: str, entry: dict[str, Any], damaged: Any) -> Any:
     """The raw bytes of a tensor in memory of their own, verified."""
-    raw = np.empty(SIZES[entry["dtype"]] * math.prod(entry["shape"]), np.uint8)
+    raw: Any = np.empty(SIZES[entry["dtype"]] * math.prod(entry["shape"]), np.uint8)
     whole = memoryview(raw)
     filled = 0
     while filled < len(raw):
@@ -388,9 +385,7 @@ class Tree:
         if type(value) is float:
             return value if math.isfinite(value) else ["float", repr(value)]
         if isinstance(value, Mapping):
-            pairs = [
-                [self.encode(k, f"a key of {where}"), self.encode(v, f"{where}[{k!r}]")] for k, v in value.items()
-            ]
+            pairs = [[self.encode(k, f"a key of {where}"), self.encode(v, f"{where}[{k!r}]")] for k, v in value.items()]
             return ["dict", pairs]
         if isinstance(value, (list, tuple)):
             items = [self.encode(item, f"{where}[{i}]") for i, item in enumerate(value)]

@@ -30,7 +30,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-EXIT_CODES = "Exit codes: 0 done; 1 stopped by the data, a file or the system; 2 a wrong command; 130 Ctrl-C; 143 SIGTERM."
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 stopped by the data, a file or the system; 2 a wrong command; 130 Ctrl-C; 143 SIGTERM."
+)
 
 # What `sepsa reproduce all` does; "tuning" is asked for by name, because the others take its choices as given.
 ALL = ("fig1", "fig2", "fig3", "fig4", "table3", "convergence")
@@ -72,8 +74,8 @@ def system_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        name = f"{error.filename}: " if error.filename else ""
-        typer.echo(f"{name}{(error.strerror or str(error)).lower()}: check the path and its permissions", err=True)
+        own = f"{error.filename}: {(error.strerror or '').lower()}: check the path and its permissions"
+        typer.echo(own if error.filename else str(error), err=True)
         raise typer.Exit(1) from None
 
 
@@ -182,22 +184,38 @@ def report(
 
 @app.command(epilog=EXIT_CODES)
 def stream(
-    source: Annotated[Path, typer.Argument(help="CSV (plain, gzip or zstd), JSON lines, Parquet or Arrow; - is standard input.")] = Path("-"),
+    source: Annotated[
+        Path, typer.Argument(help="CSV (plain, gzip or zstd), JSON lines, Parquet or Arrow; - is standard input.")
+    ] = Path("-"),
     target: Annotated[str | None, typer.Option(help="The column to predict; a checkpoint knows it already.")] = None,
     classify: Annotated[bool | None, typer.Option("--classify", help="The target is a class, not a number.")] = None,
     drop: Annotated[str, typer.Option(help="Columns to leave out, with commas between.")] = "",
     categorical: Annotated[str, typer.Option(help="Columns of numbers that are names, such as postal codes.")] = "",
-    categories: Annotated[int | None, typer.Option(min=1, help="Texts of a column with an input each; the others share 16. [default: 32]", show_default=False)] = None,
-    forgetting: Annotated[float | None, typer.Option(help="Below 1 the learner follows what drifts, as 0.999. [default: 1]", show_default=False)] = None,
-    ridge: Annotated[float | None, typer.Option(help="How strongly the head is held at its start. [default: 10]", show_default=False)] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Same rows and same seed, same numbers. [default: 0]", show_default=False)] = None,
+    categories: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Texts of a column with an input each; the others share 16. (default 32)", show_default=False
+        ),
+    ] = None,
+    forgetting: Annotated[
+        str | None,
+        typer.Option(help="Below 1 the learner follows what drifts, as 0.999. (default 1)", show_default=False),
+    ] = None,
+    ridge: Annotated[
+        str | None, typer.Option(help="How strongly the head is held at its start. (default 10)", show_default=False)
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Same rows and same seed, same numbers. (default 0)", show_default=False)
+    ] = None,
     sep: Annotated[str, typer.Option(help="Between cells; found by itself if it is , ; | or a tab.")] = "",
     decimal: Annotated[str, typer.Option(help="The decimal mark, . or ,")] = ".",
     follow: Annotated[bool, typer.Option("--follow", help="Wait for rows that are appended to the file.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be used.")] = False,
     predictions: Annotated[Path | None, typer.Option(help="A .csv for the predictions; else they are printed.")] = None,
     quarantine: Annotated[Path | None, typer.Option(help="A .csv for rows that cannot be used.")] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="Where the model is saved, and resumed from if it is there.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Where the model is saved, and resumed from if it is there.")
+    ] = None,
     every: Annotated[int, typer.Option(min=1, help="Rows between two checkpoints.")] = 10_000,
     keep: Annotated[int, typer.Option(min=1, help="How many checkpoints stay, the older as .1, .2, ...")] = 1,
     report: Annotated[Path | None, typer.Option(help="An .html page on what happened.")] = None,
@@ -208,8 +226,9 @@ def stream(
     settings = command.Settings(
         source=None if str(source) == "-" else source,
         target=target, classify=classify or None, drop=names(drop), categorical=names(categorical),
-        categories=categories, forgetting=forgetting, ridge=ridge, seed=seed, separator=separator(sep),
-        decimal=decimal_mark(decimal, sep), follow=follow, strict=strict, predictions=predictions,
+        categories=categories, forgetting=number("--forgetting", forgetting), ridge=number("--ridge", ridge),
+        seed=seed, separator=separator(sep), decimal=decimal_mark(decimal, sep),
+        follow=follow, strict=strict, predictions=predictions,
         quarantine=quarantine, checkpoint=checkpoint, every=every, keep=keep, report=report,
     )  # fmt: skip
     raise typer.Exit(command.stream(settings))
@@ -218,7 +237,9 @@ def stream(
 @app.command(epilog=EXIT_CODES)
 def predict(
     model: Annotated[Path, typer.Argument(help="What `sepsa stream --checkpoint` has saved.")],
-    source: Annotated[Path, typer.Argument(help="A table as `sepsa stream` takes it; - is standard input.")] = Path("-"),
+    source: Annotated[Path, typer.Argument(help="A table as `sepsa stream` takes it; - is standard input.")] = Path(
+        "-"
+    ),
     out: Annotated[Path | None, typer.Option(help="A .csv for the predictions; else they are printed.")] = None,
     sep: Annotated[str, typer.Option(help="Between cells; found by itself if it is , ; | or a tab.")] = "",
     decimal: Annotated[str, typer.Option(help="The decimal mark, . or ,")] = ".",
@@ -266,6 +287,16 @@ def plain(value: Any) -> str:
 def names(given: str) -> list[str] | None:
     """The columns that an option lists; None where it was not given."""
     return next(csv.reader([given])) if given else None
+
+
+def number(option: str, given: str | None) -> float | str | None:
+    """A number, or "auto"."""
+    if given is None or given == "auto":
+        return given
+    try:
+        return float(given)
+    except ValueError:
+        raise refuse(f"{option} must be a number or auto, got {given!r}") from None
 
 
 def separator(given: str) -> str | None:

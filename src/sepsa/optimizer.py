@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-import math
-import weakref
-from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import Any, Protocol, overload
+import inspect
+import io
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
-from sepsa.capture import Step, capture
-from sepsa.heads import RLS
-from sepsa.heads._checks import check_rows, check_weight
-from sepsa.heads.bank import SelfTuningRLS
+from sepsa._base_state import check_base_state, check_own_state
+from sepsa.capture import PlainStep, Step, capture, check_devices
+from sepsa.distributed import is_sharded
+from sepsa.heads import RLS, HeadSolver
+from sepsa.interrupt import DeferredInterrupt
+from sepsa.observe import (
+    Collection,
+    Detached,
+    Observation,
+    Observations,
+    Observer,
+    by_name,
+    is_collection,
+    observers_of,
+)
+
+S = TypeVar("S", bound=HeadSolver)
 
 
-class HeadSolver(Protocol):
-    """What SepSA asks of a head solver."""
-
-    def bind(self, linear: nn.Linear) -> Any: ...
-    def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None: ...
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
-
-
-class SepSA(Optimizer):
+class SepSA(Optimizer, Generic[S]):
     """Train a model's linear head by a stochastic Newton method and its body by `base`.
 
     Choose it wherever the last layer is an `nn.Linear`. It equals `base` on the body alone, where every
@@ -42,67 +46,197 @@ class SepSA(Optimizer):
 
     `base` is an Optimizer class, built here with `base_options` on every parameter that is not the head's, or
     an instance built on such parameters. `head` is the `nn.Linear` or its name in the model; None takes the
-    last one that the model registers. `solver` (an `RLS()` by default) becomes bound to that head.
+    last one that the model registers. `solver` (an `RLS()` by default) becomes bound to that head. A list of heads
+    shares the body; then `solver` is a dict or list of solvers, and targets come as a dict or tuple.
+
+    Inside DistributedDataParallel, or beside fully_shard, all ranks learn one head from the samples of all;
+    `process_group` names their group where it cannot be told, and None lets each rank learn its own.
 
     `head_fraction` in (0, 1], 1 unless set, is the share of each batch that feeds the head, drawn at random
     and rounded up. The paper's mini-batch rule is `optimizer.head_fraction = 0.5**epoch`.
     """
 
+    @overload
+    def __init__(
+        self: SepSA[RLS],
+        model: nn.Module,
+        base: type[Optimizer] | Optimizer,
+        *,
+        head: nn.Linear | str | None = None,
+        solver: None = None,
+        process_group: Any = "auto",
+        **base_options: Any,
+    ) -> None: ...
+    @overload
     def __init__(
         self,
         model: nn.Module,
         base: type[Optimizer] | Optimizer,
         *,
         head: nn.Linear | str | None = None,
-        solver: HeadSolver | None = None,
+        solver: S,
+        process_group: Any = "auto",
+        **base_options: Any,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: SepSA[Any],
+        model: nn.Module,
+        base: type[Optimizer] | Optimizer,
+        *,
+        head: Sequence[nn.Linear | str],
+        solver: Mapping[str, HeadSolver] | Sequence[HeadSolver] | None = None,
+        process_group: Any = "auto",
+        **base_options: Any,
+    ) -> None: ...
+    def __init__(
+        self,
+        model: nn.Module,
+        base: type[Optimizer] | Optimizer,
+        *,
+        head: Any = None,
+        solver: Any = None,
+        process_group: Any = "auto",
         **base_options: Any,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be an nn.Module, got {type(model).__name__}: SepSA finds the head in it")
-        self.head_name, self.head = find_head(model, head)
-        self.base = build_base(model, self.head_name, self.head, base, base_options)
+        several = is_collection(head)
+        heads = dict(find_head(model, one) for one in (head if several else [head]))
+        if several and len(heads) < max(1, len(head)):
+            raise ValueError(f"head must name one nn.Linear or more, each once, got {head!r}")
+        for name, linear in heads.items():
+            check_head(name, linear)
+        self.base = build_base(model, heads, base, base_options)
         self.model = model
-        self.solver: HeadSolver = RLS() if solver is None else solver
-        self.solver.bind(self.head)
-        self._head_fraction = 1.0
-        self._generator = torch.Generator().manual_seed(torch.initial_seed())
-        self._lesson: Observation | None = None
+        solvers = solvers_for(list(heads), solver, several)
+        for name, linear in heads.items():
+            solvers[name].bind(linear)
+        self._several = several
+        self._observers = [Observer(model, name, heads[name], solvers[name], process_group) for name in heads]
+        self._dtype = self._observers[0].head.weight.dtype
         super().__init__(self.base.param_groups, self.base.defaults)
         self._adopt_base()
-        self._attach()
+
+    # ------------------------------------------------------------------ heads
+
+    @property
+    def heads(self) -> dict[str, nn.Linear]:
+        """The heads by their names in the model."""
+        return {observer.name: observer.head for observer in self._observers}
+
+    @property
+    def solvers(self) -> dict[str, HeadSolver]:
+        """The heads' solvers by the heads' names."""
+        return {observer.name: observer.solver for observer in self._observers}
+
+    @property
+    def head(self) -> nn.Linear:
+        """The head, where there is one."""
+        return self._observer.head
+
+    @property
+    def head_name(self) -> str:
+        """Its name in the model."""
+        return self._observer.name
+
+    @property
+    def solver(self) -> S:
+        """Its solver."""
+        return cast(S, self._observer.solver)
+
+    @property
+    def _observer(self) -> Observer:
+        if self._several:
+            raise AttributeError("this SepSA has several heads: use optimizer.heads and optimizer.solvers, by name")
+        return self._observers[0]
 
     # ------------------------------------------------------------------ learning
 
     @property
     def head_fraction(self) -> float:
-        """The share of each batch that feeds the head, in (0, 1]."""
-        return self._head_fraction
+        """The share of each batch that feeds the head, in (0, 1]; the same for all heads."""
+        return self._observers[0].head_fraction
 
     @head_fraction.setter
     def head_fraction(self, value: float) -> None:
         if not 0.0 < value <= 1.0:
             raise ValueError(f"head_fraction must be in (0, 1], got {value}")
-        self._head_fraction = float(value)
+        for observer in self._observers:
+            observer.head_fraction = float(value)
 
-    def observe(self, targets: Tensor, sample_weight: Tensor | None = None, *, on_device: bool = False) -> Observation:
+    @overload
+    def observe(self, targets: Tensor, sample_weight: Tensor | None = None) -> Observation: ...
+    @overload
+    def observe(self, targets: Collection, sample_weight: Tensor | Collection | None = None) -> Observations: ...
+    def observe(self, targets: Any, sample_weight: Any = None) -> Observation | Observations:
         """A context in which the model's forward teaches the head: as the data reach it, it learns first.
 
-        `on_device` is for `capture`: nothing is read back to the host, so bad samples are skipped, not refused.
+        Of several heads, those learn that have targets: a dict by the heads' names, or a tuple in their order.
         """
-        return Observation(self, targets, sample_weight, on_device)
+        if self._several:
+            return Observations(self._observers, targets, sample_weight)
+        return Observation(self._observers[0], targets, sample_weight)
 
-    def learn(self, inputs: Any, targets: Tensor, loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None) -> Tensor:
-        """One whole iteration: the head learns, the body follows. Returns the loss at the new head."""
-        with torch.enable_grad():
-            with self.observe(targets):
-                loss = (loss_fn or self.solver.loss)(self.model(inputs), targets)
-            loss.backward()  # type: ignore[no-untyped-call]
-        if getattr(self.base, "evaluates_again", False):
-            self.step(lambda: (loss_fn or self.solver.loss)(self.model(inputs), targets))  # type: ignore[arg-type,return-value]
-        else:
-            self.step()
-        self.zero_grad()
-        return loss.detach()
+    def learn(
+        self,
+        inputs: Any,
+        targets: Any,
+        loss_fn: Callable[[Any, Any], Tensor] | None = None,
+        sample_weight: Any = None,
+    ) -> Tensor:
+        """One whole iteration: the head learns, the body follows. Returns the loss at the new head.
+
+        The loss is the solver's own, a mean over the samples that have a target, by `sample_weight`; of several heads
+        the sum of theirs. A `loss_fn` is called with all outputs and targets as they are.
+
+        Ctrl-C waits until it is over; a second one does not. After an error before the body has moved, in the loss or
+        for lack of memory, the head (of a solver that is `Revertible`) and the running statistics of the model's
+        normalization layers are as they were before.
+        """
+        with DeferredInterrupt():
+            observation = self.observe(targets, sample_weight)
+            before = [observer.checkpoint() for observer in self._observers]
+
+            def loss_of(outputs: Any) -> Tensor:
+                return observation.loss(outputs) if loss_fn is None else loss_fn(outputs, targets)
+
+            try:
+                with torch.enable_grad():
+                    with observation:
+                        loss = loss_of(self.model(inputs))
+                    loss.backward()  # type: ignore[no-untyped-call]
+                if getattr(self.base, "evaluates_again", False):
+                    self.step(lambda: loss_of(self.model(inputs)))  # type: ignore[arg-type,return-value]
+                else:
+                    self.step()
+            except BaseException:
+                for observer, checkpoint in zip(self._observers, before, strict=True):
+                    observer.rollback(checkpoint, observation.learned)
+                self.zero_grad()
+                raise
+            self.zero_grad()
+            return loss.detach()
+
+    def log_health(self, write: Callable[[dict[str, float], int], Any], every: int = 100) -> RemovableHandle:
+        """Call `write(numbers, step)` with the heads' `health()` after every so many steps. Returns a removable handle.
+
+        Any logger will do: `lightning_logger.log_metrics`, `wandb.log`, or for TensorBoard
+        `lambda numbers, step: [writer.add_scalar(name, value, step) for name, value in numbers.items()]`.
+        """
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ValueError(f"every must be an integer of at least 1, got {every!r}")
+        for name, solver in self.solvers.items():
+            if not hasattr(solver, "health"):
+                raise TypeError(f"solver {type(solver).__name__} of the head {name!r} has no health() to log")
+        return self.register_step_post_hook(HealthLog(write, every))
+
+    def detach(self) -> Detached:
+        """Leave the model as if we had never been there: for torch.jit.script, or to save it whole.
+
+        Within `with optimizer.detach():` it is free of us for a while; after a plain call it stays so.
+        """
+        return Detached(self._observers)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -110,9 +244,13 @@ class SepSA(Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Let the base optimizer move the body."""
+        if self._observers[0].head.weight.dtype is not self._dtype:
+            self._follow_dtype()
         for before in self._optimizer_step_pre_hooks.values():
             before(self, (closure,), {})
         result = self.base.step() if closure is None else self.base.step(closure)
+        for observer in self._observers:
+            observer.body_moved()
         for after in self._optimizer_step_post_hooks.values():
             after(self, (closure,), {})
         return result
@@ -127,88 +265,29 @@ class SepSA(Optimizer):
                     parameter.grad = None
         else:
             self.base.zero_grad(set_to_none=False)
-        for parameter in self.head._parameters.values():
-            if parameter is not None:
-                parameter.grad = None
-
-    def _teach(self, features: Tensor) -> Tensor:
-        """Let the head learn. Returns the features as the head is to see them."""
-        lesson = self._lesson
-        assert lesson is not None
-        if lesson.taught:
-            raise RuntimeError(
-                f"the forward inside observe reached the head {self.head_name!r} twice: "
-                "use one observe for each pass through the model"
-            )
-        if lesson.on_device:
-            self._teach_on_device(lesson, features)
-        elif isinstance(self.solver, SelfTuningRLS):
-            features = self._teach_and_hold_out(self.solver, lesson, features)
-        elif self._head_fraction < 1.0:
-            rows, targets, weight, _ = self._share(features, lesson.targets, lesson.sample_weight)
-            self.solver.update(rows, targets, weight)
-        else:
-            self.solver.update(features, lesson.targets, lesson.sample_weight)
-        lesson.taught = True
-        if features.requires_grad:  # the head's own gradient would be computed for nobody
-            lesson.hush(self.head)
-        return features
-
-    def _teach_and_hold_out(self, solver: SelfTuningRLS, lesson: Observation, features: Tensor) -> Tensor:
-        """The same where the solver judges itself by samples it knows again: those must not teach the body either."""
-        n = features.numel() // features.shape[-1]
-        identity = next((x for x in lesson.inputs if x.ndim and len(x) and n % len(x) == 0), None)
-        if self._head_fraction < 1.0:
-            rows, targets, weight, chosen = self._share(features, lesson.targets, lesson.sample_weight)
-            solver.update(
-                rows, targets, weight, identity=None if identity is None else identity[chosen // (n // len(identity))]
-            )
-            held = solver.held_out
-            if held is not None:
-                held = torch.zeros(n, dtype=torch.bool, device=held.device).index_put(
-                    (chosen[held],), held.new_ones(())
-                )
-        else:
-            solver.update(features, lesson.targets, lesson.sample_weight, identity=identity)
-            held = solver.held_out
-        if held is None or not features.requires_grad:
-            return features
-        return torch.where(held.view(*features.shape[:-1], 1), features.detach(), features)
-
-    def _teach_on_device(self, lesson: Observation, features: Tensor) -> None:
-        """The same inside a CUDA graph, where the host can neither draw rows nor look at numbers."""
-        rows, targets = features.detach().reshape(-1, features.shape[-1]), lesson.targets
-        targets = targets.reshape(len(rows), -1)
-        count = math.ceil(self._head_fraction * len(rows))
-        if count < len(rows):
-            chosen = torch.rand(len(rows), device=rows.device).topk(count).indices
-            rows, targets = rows[chosen], targets[chosen]
-        self.solver.update_on_device(rows, targets)  # type: ignore[attr-defined]
+        for observer in self._observers:
+            for head_parameter in observer.head._parameters.values():
+                if head_parameter is not None:
+                    head_parameter.grad = None
 
     def capture(
-        self, inputs: Tensor, targets: Tensor, loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None,
+        *,
+        compile: bool | None = None,
     ) -> Step:
         """A `learn` for batches like these that runs as one CUDA graph on a GPU, and plainly on a CPU.
 
-        Choose it where the step is so small that launching its kernels costs more than running them.
+        Choose it where the step is so small that launching its kernels costs more than running them. On a GPU the
+        passes and the body's step are compiled by torch where that works; `compile=False` captures them as they are,
+        and starts sooner, `compile=True` raises where torch cannot compile them.
         """
-        return capture(self.model, self, inputs, targets, loss_fn or self.solver.loss)
-
-    def _share(
-        self, features: Tensor, targets: Tensor, sample_weight: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """The rows drawn for the head, at `head_fraction` of them, and which they are."""
-        labels = (
-            isinstance(targets, Tensor) and not targets.is_floating_point() and targets.shape == features.shape[:-1]
-        )
-        check_rows(self.head, features, None if labels else targets)
-        check_weight(self.head, features, sample_weight)
-        rows = features.reshape(-1, features.shape[-1])
-        count = math.ceil(self._head_fraction * len(rows))
-        chosen = torch.randperm(len(rows), generator=self._generator)[:count].to(rows.device)
-        weight = None if sample_weight is None else sample_weight.reshape(-1)[chosen]
-        few = targets.reshape(-1) if labels else targets.reshape(len(rows), -1)
-        return rows[chosen], few[chosen], weight, chosen
+        if not inputs.is_cuda:
+            check_devices(inputs, targets)
+            return PlainStep(lambda x, y: self.learn(x, y, loss_fn))
+        return capture(self.model, self.base, inputs, targets, loss_fn or self.solver.loss, self._observer, compile)
 
     # ------------------------------------------------------------------ an Optimizer as any other
 
@@ -218,7 +297,7 @@ class SepSA(Optimizer):
             super().add_param_group(param_group)
             return
         given = param_group["params"]
-        refuse_head_parameters(self.head_name, self.head, [given] if isinstance(given, Tensor) else list(given))
+        refuse_head_parameters(self.heads, [given] if isinstance(given, Tensor) else list(given))
         self.base.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -226,12 +305,20 @@ class SepSA(Optimizer):
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         state = self.base.state_dict()
-        state["sepsa"] = {
-            "head": self.solver.state_dict(),
-            "head_fraction": self._head_fraction,
-            "generator": self._generator.get_state(),
+        own = {
+            "head_fraction": self.head_fraction,
+            "generator": self._observers[0].generator.get_state(),
             "body": self._body_shapes(),
         }
+        if self._several:
+            own["heads"] = {observer.name: observer.solver.state_dict() for observer in self._observers}
+        else:
+            own["head"] = self.solver.state_dict()
+        state["sepsa"] = own
+        if "torch.distributed.checkpoint.state_dict" in sys.modules and state["param_groups"]:
+            # Its get_optimizer_state_dict keeps what belongs to a parameter, and drops the rest.
+            first = state["param_groups"][0]["params"][:1]
+            state["state"] = state["state"] | {k: state["state"].get(k, {}) | {"sepsa": packed(own)} for k in first}
         for after in self._optimizer_state_dict_post_hooks.values():
             state = after(self, state) or state
         return state
@@ -242,132 +329,104 @@ class SepSA(Optimizer):
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         own = state_dict.pop("sepsa", None)
+        entries = state_dict.get("state")
+        entries = entries.items() if isinstance(entries, dict) else ()
+        under = [key for key, value in entries if isinstance(value, dict) and "sepsa" in value]
+        for key in under:
+            entry = dict(state_dict["state"][key])
+            carried = unpacked(entry.pop("sepsa"))
+            own = carried if own is None else own
+            state_dict["state"] = state_dict["state"] | {key: entry}
         if own is None:
             raise ValueError(
                 f"state_dict must come from SepSA.state_dict(), got the keys {sorted(state_dict)}: "
                 "a plain base optimizer's state goes to optimizer.base.load_state_dict"
             )
-        if [list(shapes) for shapes in own["body"]] != self._body_shapes():
-            raise ValueError(
-                f"state_dict belongs to a body with parameter shapes {own['body']}, this one has {self._body_shapes()}"
-            )
-        self.solver.load_state_dict(own["head"])  # checks before it changes anything
+        check_own_state(own, self._body_shapes())
+        check_base_state(state_dict, self.base)
+        heads = own.get("heads") or {self._observers[0].name: own["head"]}
+        if self._several != ("heads" in own) or set(heads) != set(self.heads):
+            raise ValueError(f"state_dict belongs to the heads {sorted(heads)}, this SepSA has {sorted(self.heads)}")
+        self._load_heads(heads)
         self.head_fraction = own["head_fraction"]
-        self._generator.set_state(own["generator"].cpu())
+        for observer in self._observers:
+            observer.generator.set_state(own["generator"].cpu())
+            observer.started_together = False
         self.base.load_state_dict(state_dict)
         self._adopt_base()
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
+    def _load_heads(self, states: dict[str, Any]) -> None:
+        """All of them, or none."""
+        loaded: list[tuple[HeadSolver, dict[str, Any]]] = []
+        try:
+            for name, solver in self.solvers.items():
+                before = solver.state_dict() if self._several else {}
+                solver.load_state_dict(states[name])  # checks before it changes anything
+                loaded.append((solver, before))
+        except BaseException:
+            for solver, before in loaded:
+                solver.load_state_dict(before)
+            raise
+
     def _body_shapes(self) -> list[list[list[int]]]:
         return [[list(p.shape) for p in group["params"]] for group in self.base.param_groups]
+
+    def _follow_dtype(self) -> None:
+        """After `model.double()` and the like, which change parameters and leave their moments behind."""
+        self._dtype = self._observers[0].head.weight.dtype
+        for parameter, state in self.base.state.items():
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape:
+                    state[name] = value.to(parameter.dtype)
 
     def _adopt_base(self) -> None:
         # One list and one dict for both, so a scheduler on either is a scheduler on both.
         self.param_groups = self.base.param_groups
         self.state = self.base.state
 
-    def _attach(self) -> None:
-        for module in (self.head, self.model):
-            for key, hook in list(module._forward_pre_hooks.items()):
-                if isinstance(hook, Tap):
-                    del module._forward_pre_hooks[key]
-                    module._forward_pre_hooks_with_kwargs.pop(key, None)
-        for kind in (Tap, InputTap):
-            if not hasattr(kind.__call__, "_torchdynamo_disable"):  # here, not at import, where it would cost a second
-                kind.__call__ = torch.compiler.disable(kind.__call__)  # type: ignore
-        self.head.register_forward_pre_hook(Tap(self))
-        if isinstance(self.solver, SelfTuningRLS) and self.model is not self.head:
-            self.model.register_forward_pre_hook(InputTap(self), with_kwargs=True)
-
     def __getstate__(self) -> dict[str, Any]:
-        derived = ("param_groups", "state", "_generator")
-        state = {name: value for name, value in self.__dict__.items() if name not in derived}
-        state["_generator_state"] = self._generator.get_state()
-        return state
+        return {name: value for name, value in self.__dict__.items() if name not in ("param_groups", "state")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state = dict(state)
-        generator = state.pop("_generator_state")
         self.__dict__.update(state)
-        self._generator = torch.Generator()
-        self._generator.set_state(generator)
         self._adopt_base()
         self._patch_step_function()
-        self._attach()
 
     def __repr__(self) -> str:
+        if self._several:
+            return f"SepSA(solvers={self.solvers!r}, base={self.base!r})"
         return f"SepSA(head={self.head_name!r}, solver={self.solver!r}, base={self.base!r})"
 
 
-class Observation:
-    """The context `SepSA.observe` returns."""
+class HealthLog:
+    """The hook after a step that writes the heads' health."""
 
-    __slots__ = ("_hushed", "inputs", "on_device", "optimizer", "sample_weight", "targets", "taught")
+    def __init__(self, write: Callable[[dict[str, float], int], Any], every: int) -> None:
+        self.write, self.every, self.step = write, every, 0
 
-    def __init__(
-        self, optimizer: SepSA, targets: Tensor, sample_weight: Tensor | None, on_device: bool = False
-    ) -> None:
-        if not isinstance(targets, Tensor):
-            raise TypeError(f"targets must be a torch.Tensor, got {type(targets).__name__}")
-        self.optimizer, self.targets, self.sample_weight = optimizer, targets, sample_weight
-        self.taught, self.on_device = False, on_device
-        self.inputs: list[Tensor] = []  # the model's, where the solver asks for them
-        self._hushed: list[nn.Parameter] = []
-
-    def __enter__(self) -> Observation:
-        if self.optimizer._lesson is not None:
-            raise RuntimeError("observe is already active: one observe for each pass through the model")
-        self.optimizer._lesson = self
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.optimizer._lesson = None
-        for parameter in self._hushed:
-            parameter.requires_grad_(True)
-        if kind is None and not self.taught:
-            raise RuntimeError(
-                f"the forward inside observe never reached the head {self.optimizer.head_name!r}: nothing was learned; "
-                "run the model inside the context, or name the right head in SepSA(model, base, head=...)"
-            )
-
-    def hush(self, head: nn.Linear) -> None:
-        """No gradient for the head until the context ends."""
-        for parameter in head._parameters.values():
-            if parameter is not None and parameter.requires_grad:
-                parameter.requires_grad_(False)
-                self._hushed.append(parameter)
+    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self.step += 1
+        if self.step % self.every:
+            return
+        assert isinstance(optimizer, SepSA)
+        numbers: dict[str, float] = {}
+        for name, solver in optimizer.solvers.items():
+            numbers |= {f"{name}/{key}": float(value) for key, value in cast(Any, solver).health().items()}
+        self.write(numbers, self.step)
 
 
-class Tap:
-    """The forward pre-hook on the head, where a compiled model breaks its graph.
-
-    It holds its optimizer weakly and is copied without it, so a copied or saved model is free of us.
-    """
-
-    def __init__(self, optimizer: SepSA | None = None) -> None:
-        self.optimizer = (lambda: None) if optimizer is None else weakref.ref(optimizer)
-
-    def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        optimizer = self.optimizer()
-        if optimizer is None or optimizer._lesson is None:
-            return None
-        features = optimizer._teach(args[0])
-        return None if features is args[0] else (features, *args[1:])
-
-    def __reduce__(self) -> tuple[type[Tap], tuple[()]]:
-        return type(self), ()
+def packed(own: dict[str, Any]) -> bytes:
+    """As one object of any size, which torch.distributed.checkpoint neither splits nor casts."""
+    file = io.BytesIO()
+    torch.save(own, file)
+    return file.getvalue()
 
 
-class InputTap(Tap):
-    """The forward pre-hook on the model, for a solver that asks which samples these are."""
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # type: ignore[override]
-        optimizer = self.optimizer()
-        if optimizer is not None and optimizer._lesson is not None:
-            optimizer._lesson.inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+def unpacked(carried: bytes) -> dict[str, Any]:
+    own: dict[str, Any] = torch.load(io.BytesIO(carried), weights_only=True)
+    return own
 
 
 def find_head(model: nn.Module, head: nn.Linear | str | None) -> tuple[str, nn.Linear]:
@@ -394,17 +453,55 @@ def find_head(model: nn.Module, head: nn.Linear | str | None) -> tuple[str, nn.L
     raise ValueError("head is not a module of the model: pass model's own nn.Linear or its name")
 
 
+def check_head(name: str, head: nn.Linear) -> None:
+    """Refuse a head whose weights nobody could set, or nobody wanted set."""
+    weight = head._parameters.get("weight")
+    if weight is None or isinstance(weight, nn.parameter.UninitializedParameter):
+        return  # the solver refuses it, in words of its own
+    if is_sharded(weight):
+        raise ValueError(
+            f"head {name!r} is sharded over ranks, and its solver needs it whole: leave it out, as by "
+            "fully_shard(model, ignored_params=set(head.parameters())), or name another head"
+        )
+    if weight.is_meta:
+        raise ValueError(
+            f"head {name!r} is on the meta device and has no weights: load the model first, "
+            "as by model.to_empty(device=...) and load_state_dict, then make the SepSA"
+        )
+    for key, parameter in head._parameters.items():
+        if parameter is not None and not parameter.requires_grad:
+            raise ValueError(
+                f"head parameter {name + '.' + key!r} has requires_grad=False, and the head solver would change it all "
+                "the same: call head.requires_grad_(True), or name another head by SepSA(model, base, head=...)"
+            )
+
+
+def solvers_for(names: list[str], given: Any, several: bool) -> dict[str, HeadSolver]:
+    """A solver for each head: an RLS unless one is given."""
+    if not several:
+        return {names[0]: RLS() if given is None else given}
+    if given is None:
+        return {name: RLS() for name in names}
+    if is_collection(given):
+        found = by_name("solver", given, names)
+        return {name: found.get(name) or RLS() for name in names}
+    raise TypeError(
+        f"solver must be a dict or a sequence with one solver for each of the heads {names}, "
+        f"got one {type(given).__name__}: a solver owns one head"
+    )
+
+
 def build_base(
     model: nn.Module,
-    head_name: str,
-    head: nn.Linear,
+    heads: dict[str, nn.Linear],
     base: type[Optimizer] | Optimizer,
     options: dict[str, Any],
 ) -> Optimizer:
-    """The body's optimizer: built on every parameter that is not the head's, or the given one, checked."""
-    of_head = {id(p) for p in head.parameters()}
+    """The body's optimizer: built on every parameter that is not a head's, or the given one, checked."""
+    of_head = {id(p): name for name, head in heads.items() for p in head.parameters()}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if id(parameter) in of_head and name.rpartition(".")[0] != head_name:
+        head_name = of_head.get(id(parameter))
+        if head_name is not None and name.rpartition(".")[0] != head_name:
             raise ValueError(
                 f"head {head_name!r} shares a parameter with {name!r}: a Newton step for the head would change both; "
                 "untie them or choose another head"
@@ -425,15 +522,36 @@ def build_base(
     if isinstance(base, Optimizer):
         if options:
             raise ValueError(f"base is an instance, so it has its options already, got {sorted(options)} as well")
-        refuse_head_parameters(head_name, head, (p for group in base.param_groups for p in group["params"]))
+        given = [p for group in base.param_groups for p in group["params"]]
+        refuse_head_parameters(heads, given)
+        refuse_other_heads(model, heads, given)
         return base
+    misplaced = sorted({"ridge", "forgetting"} & set(options) - set(inspect.signature(kind).parameters))
+    if misplaced:
+        settings = ", ".join(f"{name}={options[name]!r}" for name in misplaced)
+        raise TypeError(
+            f"{misplaced[0]} is a setting of the head solver and not of {kind.__name__}: "
+            f"write SepSA(model, {kind.__name__}, solver=RLS({settings}))"
+        )
     body = [parameter for parameter in model.parameters() if id(parameter) not in of_head]
+    refuse_other_heads(model, heads, body)
     return kind([{"params": body}], **options)
 
 
-def refuse_head_parameters(head_name: str, head: nn.Linear, parameters: Iterable[Tensor]) -> None:
-    """The solver alone moves the head."""
-    named = {id(p): f"{head_name}.{name}" for name, p in head.named_parameters()}
+def refuse_other_heads(model: nn.Module, heads: dict[str, nn.Linear], parameters: Iterable[Tensor]) -> None:
+    """What another SepSA teaches, its solver alone moves."""
+    moved = {id(parameter) for parameter in parameters}
+    for observer in observers_of(model):
+        if observer.head not in heads.values() and any(id(p) in moved for p in observer.head.parameters()):
+            raise ValueError(
+                f"another SepSA teaches the head {observer.name!r} of this model, and base would move it too: "
+                "pass base an optimizer without its parameters, or call detach() on the other SepSA"
+            )
+
+
+def refuse_head_parameters(heads: dict[str, nn.Linear], parameters: Iterable[Tensor]) -> None:
+    """The solvers alone move the heads."""
+    named = {id(p): f"{head_name}.{name}" for head_name, head in heads.items() for name, p in head.named_parameters()}
     for parameter in parameters:
         if id(parameter) in named:
             raise ValueError(

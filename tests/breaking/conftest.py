@@ -1,4 +1,4 @@
-"""The breaking suite: a short version runs always, the long one with `--long`, its numbers into a JSON file."""
+"""The breaking suite: a short version runs always, the long one with `-m long`; `--tally` writes its numbers."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -103,7 +104,7 @@ def of_dict(value: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
         yield f"without {key!r}", {k: v for k, v in value.items() if k != key}
         yield f"{key!r} under another name", {(f"{k}_" if k == key else k): v for k, v in value.items()}
     keys = list(value)
-    for a, b in zip(keys, keys[1:], strict=False):
+    for a, b in itertools.pairwise(keys):
         if kind(value[a]) != kind(value[b]):  # of one kind and shape nobody could tell
             yield f"{a!r} and {b!r} swapped", value | {a: value[b], b: value[a]}
 
@@ -135,7 +136,7 @@ def of_number(path: Path, value: float) -> Iterator[tuple[str, Any]]:
 def of_tensor(path: Path, value: Tensor) -> Iterator[tuple[str, Any]]:
     yield "a list for a tensor", value.tolist()
     yield "one more dimension", value.unsqueeze(0)
-    yield "complex", value.to(torch.complex64) if not value.dtype == torch.bool else value.to(torch.int16)
+    yield "complex", value.to(torch.complex64) if value.dtype != torch.bool else value.to(torch.int16)
     if value.is_floating_point():
         yield "halved precision", value.to(torch.float32 if value.dtype == torch.float64 else torch.float16)
         yield "integers", (value * 100).to(torch.int64)
@@ -168,8 +169,8 @@ def is_curvature(value: Tensor) -> bool:
     """Whether this is a symmetric matrix, or a stack of them, of positive definite kind."""
     if value.ndim < 2 or value.shape[-1] != value.shape[-2] or value.shape[-1] < 2 or not value.is_floating_point():
         return False
-    if not torch.equal(value, value.mT) or not value.any():
-        return False
+    if not torch.equal(value, value.mT) or torch.equal(value.tril(-1), torch.zeros_like(value)):
+        return False  # a diagonal one may be a triangular factor
     return bool((torch.linalg.eigvalsh(value.double()) > 0).all())
 
 
@@ -182,7 +183,7 @@ def changed(value: Tensor, at: int, number: float) -> Tensor:
 def kind(value: Any) -> Any:
     if isinstance(value, (Tensor, np.ndarray)):
         return "tensor", value.dtype, tuple(value.shape)
-    return type(value)
+    return float if type(value) is int else type(value)
 
 
 def name_of(path: Path) -> Any:

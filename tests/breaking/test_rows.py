@@ -8,14 +8,15 @@ import random
 import string
 
 import pytest
-from reference import csv_records
 
+from reference import csv_records
 from sepsa.stream import command, table
 
 ODD = [
-    "", " ", "NA", "nan", "inf", "-inf", "1e400", "1e-400", "-0", "+1", " 7 ", "1_000", "0x10", "1,5", "1.5.2", "--3", "e5", ".",
-    "2026-02-30", "2026-02-28", "2026-02-28T25:00", "31/12/2025", "TRUE", "null", "\0", "\x1a", "\ufeff", "é", "ｘ", "𝟘", "\u2028",
-    "'", '""', '"', 'a"b', '"a"b"', "a\tb", ";", "|", "#", "=1+1", "9" * 400, "1e5000", "x" * 3000, "\\", "%s", "{}", "../../x", "\ud800",
+    "", " ", "NA", "nan", "inf", "-inf", "1e400", "1e-400", "-0", "+1", " 7 ", "1_000", "0x10", "1,5", "1.5.2", "--3",
+    "2026-02-30", "2026-02-28", "2026-02-28T25:00", "31/12/2025", "TRUE", "null", "\0", "\x1a", "\ufeff", "é", "e5",
+    ".", "ｘ", "𝟘", "\u2028", "'", '""', '"', 'a"b', '"a"b"', "a\tb", ";", "|", "#", "=1+1", "9" * 400, "1e5000",
+    "x" * 3000, "\\", "%s", "{}", "../../x", "\ud800",
 ]  # fmt: skip
 ENDS = ["\n", "\r\n", "\r", "\n\n", "\r\n\r\n"]
 
@@ -122,10 +123,19 @@ def test_fuzzed_json_lines(tmp_path, capsys, tally):
     for _ in range(15):
         lines = []
         for _ in range(60):
-            row = {f"c{i}": rng.choice([rng.gauss(0, 1), rng.choice(ODD), None, True, 10**400, {"a": 1}, [1]]) if rng.random() < 0.1 else rng.gauss(0, 1) for i in range(3)}
+            row = {
+                f"c{i}": rng.choice([rng.gauss(0, 1), rng.choice(ODD), None, True, 10**400, {"a": 1}, [1]])
+                if rng.random() < 0.1
+                else rng.gauss(0, 1)
+                for i in range(3)
+            }
             row["y"] = rng.gauss(0, 1) if rng.random() < 0.9 else rng.choice(ODD)
             text = json.dumps(row)
-            lines.append(text if rng.random() < 0.9 else rng.choice([text[: rng.randrange(1, len(text))], "[]", "3", '"', "{}", "[" * 5000, text * 2]))
+            lines.append(
+                text
+                if rng.random() < 0.9
+                else rng.choice([text[: rng.randrange(1, len(text))], "[]", "3", '"', "{}", "[" * 5000, text * 2])
+            )
         if not lines[0].startswith("{"):
             lines[0] = "{}"
         data = "\n".join(lines).encode()

@@ -1,4 +1,7 @@
-"""100,000 single-sample steps of what breaks recursive least squares, at forgetting 1, 0.99 and 0.9."""
+"""Thousands of single-sample steps of what breaks recursive least squares, at forgetting 1, 0.99 and 0.9.
+
+The short runs are part of every test run; `pytest -m long tests/heads/test_adversarial.py` makes 100,000 steps of each.
+"""
 
 from __future__ import annotations
 
@@ -10,51 +13,57 @@ from torch import nn
 from reference import ridge_left, ridge_regression, with_ones
 from sepsa import RLS
 
-STEPS, K, M = 100_000, 6, 2
-CHECKS = (10, 1_000, STEPS // 2, STEPS // 2 + 3, STEPS // 2 + 100, STEPS)
+SHORT, LONG, K, M = 2_000, 100_000, 6, 2
 
 
-def random_rows(scale):
-    return (scale * np.random.default_rng(0).normal(size=(STEPS, K))).astype(np.float32)
+def random_rows(scale, steps):
+    return (scale * np.random.default_rng(0).normal(size=(steps, K))).astype(np.float32)
 
 
-def collinear():
+def collinear(steps):
     v = np.random.default_rng(0).normal(size=K)
-    return np.where(np.arange(STEPS)[:, None] % 2 == 0, v, -3 * v).astype(np.float32)
+    return np.where(np.arange(steps)[:, None] % 2 == 0, v, -3 * v).astype(np.float32)
 
 
-def half_dead():
-    rows = random_rows(1.0)
-    rows[: STEPS // 2, K // 2 :] = 0
+def half_dead(steps):
+    rows = random_rows(1.0, steps)
+    rows[: steps // 2, K // 2 :] = 0
     return rows
 
 
 BATTERY = {
-    "all zeros": lambda: np.zeros((STEPS, K), np.float32),
-    "one constant vector": lambda: np.tile(random_rows(1.0)[:1], (STEPS, 1)),
+    "all zeros": lambda steps: np.zeros((steps, K), np.float32),
+    "one constant vector": lambda steps: np.tile(random_rows(1.0, 1), (steps, 1)),
     "two alternating collinear vectors": collinear,
-    "features x 1e6": lambda: random_rows(1e6),
-    "features x 1e-6": lambda: random_rows(1e-6),
+    "features x 1e6": lambda steps: random_rows(1e6, steps),
+    "features x 1e-6": lambda steps: random_rows(1e-6, steps),
     "half dead, then alive": half_dead,
 }
 
 
+def battery(name, steps):
+    """Features (steps, K) of one kind."""
+    return BATTERY[name](steps)
+
+
+@pytest.mark.parametrize("steps", [SHORT, pytest.param(LONG, marks=pytest.mark.long)])
 @pytest.mark.parametrize("forgetting", [1.0, 0.99, 0.9])
 @pytest.mark.parametrize("name", BATTERY)
-def test_battery(name, forgetting):
+def test_battery(name, forgetting, steps):
     torch.manual_seed(0)
     linear = nn.Linear(K, M)
     solver = RLS(forgetting=forgetting).bind(linear)
     prior = torch.cat([linear.weight, linear.bias[:, None]], 1).detach().double().numpy()
-    features = BATTERY[name]()
+    features = battery(name, steps)
     rng = np.random.default_rng(1)
-    targets = (features @ rng.normal(size=(K, M)) + 5 + rng.normal(size=(STEPS, M))).astype(np.float32)
+    targets = (features @ rng.normal(size=(K, M)) + 5 + rng.normal(size=(steps, M))).astype(np.float32)
     scale = np.abs(features).max() or 1.0
     probe = (scale * rng.normal(size=(20, K))).astype(np.float32)
     x, y = torch.as_tensor(features), torch.as_tensor(targets)
-    for k in range(STEPS):
+    checks = (10, 1_000, steps // 2, steps // 2 + 3, steps // 2 + 100, steps)
+    for k in range(steps):
         solver.update(x[k], y[k])
-        if k + 1 in CHECKS:
+        if k + 1 in checks:
             B = solver.covariance()
             assert torch.isfinite(B).all()
             assert torch.equal(B, B.T)

@@ -13,10 +13,10 @@ from sepsa import RLS
 AUTO = {"ridge": "auto", "forgetting": "auto"}
 
 
-@pytest.fixture(params=["numpy", "torch"], autouse=True)
+@pytest.fixture(params=["numba", "torch"], autouse=True)
 def path(request, monkeypatch):
     if request.param == "torch":
-        monkeypatch.setattr("sepsa.heads.rls._NUMPY_LIMIT", 0)
+        monkeypatch.setattr("sepsa.heads.rls._NUMBA_LIMIT", 0)
 
 
 def trained(k=6, n=500, dead=(), batch=1, **options):

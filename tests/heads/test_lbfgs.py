@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -133,7 +134,7 @@ def test_every_step_equals_the_twins(loss, k, m, bias, sizes, memory, ridge, for
         solver.update(x, y, omega if weighted else None)
         twin.update(torch.cat([x, torch.ones(n, 1, dtype=torch.float64)], 1) if bias else x, y, omega)
         torch.testing.assert_close(weights(linear), twin.W, rtol=1e-6, atol=1e-8)
-        assert solver._pairs == len(twin.pairs)
+        assert solver.pairs == len(twin.pairs)
         assert solver.samples == pytest.approx(twin.mass)
     assert solver.steps == len(sizes)
 
@@ -144,9 +145,27 @@ def test_the_inverse_curvature_is_positive_definite(memory, steps, loss, seed):
     solver, _ = make(3, 2, loss=loss, memory=memory)
     for i in range(steps):
         solver.update(*draw(loss, 2, 3, 2, seed + i))
-    A = solver._A.reshape(2 * memory, -1)
-    H = solver._gamma * torch.eye(A.shape[1]) + A.T @ solver._M @ A
+    H = torch.stack([solver.inverse_curvature(e.reshape(2, 4)).reshape(-1) for e in torch.eye(8)])
     assert torch.linalg.eigvalsh((H + H.T) / 2)[0] > 0
+
+
+@pytest.mark.parametrize("memory", [1, 3, 9])
+def test_health_is_that_of_the_inverse_curvature(memory):
+    solver, linear = make(3, 2, memory=memory)
+    assert solver.health()["condition"] == 1
+    for i in range(30):
+        solver.update(*draw("squared", 5, 3, 2, i))
+    H = torch.stack([solver.inverse_curvature(e.reshape(2, 4)).reshape(-1) for e in torch.eye(8).double()])
+    eigenvalues = torch.linalg.eigvalsh((H + H.T) / 2)
+    health = solver.health()
+    assert health["condition"] == pytest.approx(float(eigenvalues[-1] / eigenvalues[0]), rel=1e-6)
+    assert health["smallest_eigenvalue"] == pytest.approx(150 / float(eigenvalues[-1]), rel=1e-6)
+    assert health["effective_samples"] == solver.samples == 150
+    assert health["pairs"] == solver.pairs <= memory
+    x, _ = draw("squared", 4, 3, 2)
+    torch.testing.assert_close(solver.predict(x.reshape(2, 2, 3)), linear(x).detach().reshape(2, 2, 2))
+    with pytest.raises(ValueError, match=r"vector must have shape \(2, 4\), got \(8,\)"):
+        solver.inverse_curvature(torch.ones(8))
 
 
 def test_many_passes_approach_ridge_regression():
@@ -216,8 +235,9 @@ def test_a_weight_of_two_is_the_sample_twice_and_of_none_is_no_sample():
 def test_it_keeps_no_matrix_of_p_by_p():
     solver, _ = make(5000, 2, memory=10, dtype=torch.float32)
     solver.update(torch.randn(4, 5000), torch.randn(4, 2))
-    numbers = sum(value.numel() for value in vars(solver).values() if isinstance(value, torch.Tensor))
+    numbers = sum(value.numel() for value in solver.state_dict().values() if isinstance(value, torch.Tensor))
     assert numbers <= (2 * 10 + 6) * 2 * 5001
+    assert len(pickle.dumps(solver)) <= 8 * (2 * 10 + 9) * 2 * 5001  # nothing beside the state is much larger
 
 
 # ---------------------------------------------------------------------- the head and its dtype
@@ -229,8 +249,9 @@ def test_a_head_set_by_hand_takes_the_fast_iterate_along():
     expected = copy.deepcopy(solver)
     with torch.no_grad():
         linear.weight.add_(1.0)
-        for tensor in (expected.linear.weight, expected._W, expected._Z):
-            tensor.add_(1.0)
+        expected.linear.weight.add_(1.0)
+        state = expected.state_dict()
+        expected.load_state_dict(state | {name: state[name] + 1.0 for name in ("W", "Z")})
     for one in (solver, expected):
         one.update(*draw("squared", 8, 3, 1, 1))
     torch.testing.assert_close(linear.weight, expected.linear.weight, rtol=1e-12, atol=1e-12)
@@ -247,7 +268,7 @@ def test_a_head_in_half_precision_loses_nothing():
         x, y = draw("squared", 4, 4, 1, i)
         half.update(x, y)
         full.update(x, y)
-    torch.testing.assert_close(half._W, full._W)
+    torch.testing.assert_close(half.state_dict()["W"], full.state_dict()["W"])
     torch.testing.assert_close(half_head.weight.double(), full_head.weight, rtol=1e-2, atol=1e-2)
 
 
@@ -305,12 +326,21 @@ def test_it_owns_one_head():
         ("Z", None, r"state_dict\['Z'\] must be a tensor of shape \(2, 4\), got NoneType"),
         ("y", torch.full((2, 4), math.nan), r"state_dict\['y'\] must be finite"),
         ("A", torch.zeros(2, 3, 8), r"state_dict\['A'\] must be a tensor of shape \(2, 10, 8\)"),
-        ("objective", "hinge", "loss must be one of"),
+        ("loss_name", "hinge", "loss must be one of"),
         ("memory", 0, "memory must be an integer of at least 1"),
         ("ridge", -1.0, "ridge must be in"),
         ("steps", -1, r"state_dict\['steps'\] must be an integer of at least 0"),
         ("pairs", 11, r"state_dict\['pairs'\] must be at most the memory, 10, got 11"),
-        ("mass", math.inf, r"state_dict\['mass'\] must be a number of at least 0"),
+        ("samples", True, r"state_dict\['samples'\] must be a number of at least 0"),
+        ("steps", True, r"state_dict\['steps'\] must be an integer of at least 0"),
+        ("steps", 1, r"state_dict\['pairs'\] must be an integer in \[0, 1\]"),
+        ("pair_samples", 1e9, r"state_dict\['pair_samples'\] must be a number in \[0, 20\]"),
+        ("memory", 2.5, "memory must be an integer of at least 1"),
+        ("SY", torch.eye(10), r"state_dict\['SY'\] must be the inner products of the pairs in A"),
+        ("YY", torch.eye(10), r"state_dict\['YY'\] must be the inner products of the pairs in A"),
+        ("A", torch.ones(2, 10, 8), r"state_dict\['A'\] must be zero where none of its \d+ pairs is"),
+        ("W", torch.full((2, 4), 1e300, dtype=torch.float64), None),
+        ("samples", math.inf, r"state_dict\['samples'\] must be a number of at least 0"),
     ],
 )
 def test_a_damaged_checkpoint_is_refused_whole(key, value, words):
@@ -319,6 +349,10 @@ def test_a_damaged_checkpoint_is_refused_whole(key, value, words):
     for i in range(5):
         other.update(*draw("squared", 4, 3, 2, i))
     before = solver.state_dict()
+    if words is None:  # what float64 holds and float32 does not
+        solver, _ = make(3, 2, dtype=torch.float32)
+        solver = OnlineLBFGS(dtype=torch.float32).bind(solver.linear)
+        before, words = solver.state_dict(), r"state_dict\['W'\] must be finite, got what torch.float32 cannot hold"
     with pytest.raises(ValueError, match=words):
         solver.load_state_dict(other.state_dict() | {key: value})
     with pytest.raises(ValueError, match=r"not one of OnlineLBFGS: missing \['A'\], unexpected \['B'\]"):
@@ -334,9 +368,9 @@ def test_a_checkpoint_brings_its_settings():
         other.update(*draw("squared", 4, 3, 2, i))
     solver.load_state_dict(other.state_dict())
     solver.linear.load_state_dict(other.linear.state_dict())
-    assert (solver.objective, solver.memory) == ("squared", 7)
+    assert (solver.loss_name, solver.memory) == ("squared", 7)
     for i in range(20):
         x, y = draw("squared", 4, 3, 2, i)
         solver.update(x, y)
         other.update(x, y)
-        assert torch.equal(solver._Z, other._Z)
+        assert torch.equal(solver.state_dict()["Z"], other.state_dict()["Z"])

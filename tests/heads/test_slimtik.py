@@ -111,8 +111,8 @@ def test_a_step_equals_the_dense_solve(problem):
     for solver, linear, Z, M, C, W, total, samples in stream(**problem):
         solver.update(*samples)
         tau = solver.regularization_sum
-        assert tau == pytest.approx(total + solver.chosen, rel=1e-12)
-        expected = W + dense_increment(Z, M, C - W @ Z, W, solver.chosen, tau)
+        assert tau == pytest.approx(total + solver.last_regularization, rel=1e-12)
+        expected = W + dense_increment(Z, M, C - W @ Z, W, solver.last_regularization, tau)
         assert relative(weights(linear), expected) <= 1e-9
 
 
@@ -129,8 +129,8 @@ def test_the_chosen_parameter_minimizes_the_sampled_gcv_function(problem):
         scale = np.sum((C - W @ Z) ** 2) + np.sum(W**2)  # an exact fit leaves rounding only
         np.testing.assert_allclose(fast.numpy(), slow, rtol=1e-6, atol=1e-20 * scale)
         solver.update(*samples)
-        assert solver.chosen in trials.tolist()
-        assert slow[trials.tolist().index(solver.chosen)] <= min(slow) * (1 + 1e-6) + 1e-20 * scale
+        assert solver.last_regularization in trials.tolist()
+        assert slow[trials.tolist().index(solver.last_regularization)] <= min(slow) * (1 + 1e-6) + 1e-20 * scale
 
 
 @settings(max_examples=40, deadline=None)
@@ -175,9 +175,9 @@ def test_the_sum_stays_in_bounds_whatever_comes(start, dtype):
         before = solver.regularization_sum
         solver.update(x, y * (100 if i % 3 else 0))
         assert low <= solver.regularization_sum <= high
-        assert solver.regularization_sum == pytest.approx(before + solver.chosen, rel=1e-12)
+        assert solver.regularization_sum == pytest.approx(before + solver.last_regularization, rel=1e-12)
         assert np.isfinite(weights(linear)).all()
-        signs.add(np.sign(solver.chosen))
+        signs.add(np.sign(solver.last_regularization))
     assert {-1.0, 1.0} <= signs  # it may fall as well as rise
 
 
@@ -231,7 +231,7 @@ def test_zero_features_and_a_perfect_fit_leave_the_head_finite():
     targets = head(x).detach()
     before = weights(head)
     fitted.update(x, targets)
-    assert fitted.chosen == 0.0
+    assert fitted.last_regularization == 0.0
     assert relative(weights(head), before) < 1e-12
 
 
@@ -421,9 +421,16 @@ def test_a_state_of_another_shape_is_refused_whole():
         ({"blocks": None}, ValueError),
         ({"regularization_sum": 1e9}, ValueError),
         ({"regularization_sum": float("nan")}, ValueError),
-        ({"chosen": float("nan")}, ValueError),
+        ({"last_regularization": float("nan")}, ValueError),
         ({"steps": -1}, ValueError),
-        ({"memory": 1.5}, TypeError),
+        ({"steps": True}, ValueError),
+        ({"steps": 0, "blocks": []}, ValueError),
+        ({"last_regularization": "0.1"}, ValueError),
+        ({"last_regularization": 1e9}, ValueError),
+        ({"regularization_sum": True}, ValueError),
+        ({"blocks": [state["blocks"][0], torch.zeros(4, 4, dtype=torch.long)]}, ValueError),
+        ({"blocks": [state["blocks"][0], torch.zeros(4, 0)]}, ValueError),
+        ({"memory": 1.5}, ValueError),
         ({"bounds": (1.0, 0.0)}, ValueError),
         ({"surprise": 1}, ValueError),
     ]:
@@ -435,6 +442,23 @@ def test_a_state_of_another_shape_is_refused_whole():
     assert snapshot(solver, linear) == before
     solver.load_state_dict(state)
     assert snapshot(solver, linear) == before
+
+
+def test_health_and_covariance_are_those_of_the_memory():
+    solver, linear = make(3, 2, memory=2)
+    assert solver.health()["condition"] == 1
+    blocks = [block(*data(4, 3, 2, seed=i), bias=True)[0] for i in range(3)]
+    for i in range(3):
+        solver.update(*data(4, 3, 2, seed=i))
+    A = sum(Z @ Z.T for Z in blocks[1:]) + solver.regularization_sum * np.eye(4)
+    assert relative(solver.covariance().numpy(), np.linalg.inv(A)) < 1e-9
+    values, health = np.linalg.eigvalsh(A), solver.health()
+    assert health["condition"] == pytest.approx(values[-1] / values[0], rel=1e-9)
+    assert health["smallest_eigenvalue"] == pytest.approx(values[0], rel=1e-9)
+    assert health["effective_samples"] == solver.samples == 8
+    assert health["regularization_sum"] == solver.regularization_sum
+    x, _ = data(6, 3, 2)
+    torch.testing.assert_close(solver.predict(x.reshape(2, 3, 3)), linear(x).detach().reshape(2, 3, 2))
 
 
 def test_the_memory_follows_the_head_to_its_device():

@@ -156,7 +156,7 @@ def test_updates_equal_the_equations_spelled_out(problem):
         solver.update(torch.tensor(x), torch.tensor(t[:, C - K :]), torch.tensor(omega) if weighted else None)
         dense.update(np.column_stack([x, np.ones(n)]) if bias else x, t, omega)
         np.testing.assert_allclose(weights(linear), dense.W, rtol=1e-7, atol=1e-8)
-    B = (solver._T.T @ solver._T).numpy()
+    B = solver.covariance().numpy()
     np.testing.assert_allclose(B @ dense.A, np.eye(len(B)), atol=1e-6)
     assert solver.steps == len(sizes)
     assert solver.samples == pytest.approx(dense.seen)
@@ -196,7 +196,7 @@ def test_on_a_full_batch_it_converges_to_the_optimum_of_what_it_remembers(ridge)
         solver.update(x, y)
     # At forgetting 1/2 it remembers the batch twice, which is the batch against half of the ridge; each class has its
     # ridge by its share of the curvature.
-    share = 3 * solver._shares[:, None] / solver._shares.sum()
+    share = 1.5 * solver.class_shares()[:, None]
     Phi, hot = torch.cat([x, torch.ones(300, 1)], 1), one_hot(y, 3).double()
     _, W = minimum(Phi, hot, ridge / 2 * share, prior)
     # What all classes have in common moves no probability, and only the ridge moves it.
@@ -324,7 +324,7 @@ def test_finite_under_what_breaks_a_curvature(kind, forgetting, batch):
     for i in range(0, 600, batch):
         solver.update(x[i : i + batch], y[i : i + batch])
     assert np.isfinite(weights(linear)).all()
-    assert bool(solver._T.isfinite().all())
+    assert bool(solver.covariance().isfinite().all())
     assert solver.loss(linear(x.float()), y).isfinite()
     if kind == "half dead, then alive":
         assert (linear(x.float()).argmax(1) == y).double().mean() > 0.6
@@ -362,12 +362,12 @@ def test_on_a_device_bad_input_is_skipped_and_good_input_is_learned_as_ever(what
     solver, linear = make(4, 3, forgetting=0.97)
     other, other_linear = make(4, 3, forgetting=0.97)
     for i in (0, 10, 20):
-        solver.prepare_on_device()
-        assert bool(solver.update_on_device(x[i : i + 10], y[i : i + 10, None]))
+        solver.prepare_capture()
+        assert bool(solver.update_captured(x[i : i + 10], y[i : i + 10, None]))
         other.update(x[i : i + 10], y[i : i + 10])
     assert_same(all_of(solver, linear), all_of(other, other_linear))
     features, targets, _ = bad_input[what](x[:6], torch.tensor([0, 1, 2, 0, 1, 2]))
-    assert not bool(solver.update_on_device(features, targets))
+    assert not bool(solver.update_captured(features, targets))
     assert_same(all_of(solver, linear), all_of(other, other_linear))
 
 
@@ -410,7 +410,7 @@ def test_a_coarse_head_keeps_what_rounding_loses_and_what_the_user_sets():
         coarse.update(x[i], y[i])
         fine.update(x[i], y[i])
     np.testing.assert_allclose(weights(head), weights(reference), rtol=0.02, atol=0.02)
-    np.testing.assert_allclose(coarse._W.numpy(), weights(reference), rtol=0.01, atol=0.01)
+    np.testing.assert_allclose(coarse.state_dict()["W"].numpy(), weights(reference), rtol=0.01, atol=0.01)
     with torch.no_grad():
         reference.weight.zero_()
     fine.update(x[:1], y[:1])
@@ -450,6 +450,24 @@ def test_a_checkpoint_continues_bit_by_bit():
         ("label_smoothing", 1.5, "label_smoothing must be"),
         ("class_weight", [1.0], "class_weight must have 3"),
         ("colour", 1, r"unexpected \['colour'\]"),
+        ("T", torch.zeros(5, 5), r"state_dict\['T'\] must be a regular matrix"),
+        ("T", torch.ones(5, 5, dtype=torch.float64), "must be a regular matrix"),
+        ("T", 9 * torch.eye(5), "inverse curvature of at least the ridge, got a larger matrix"),
+        ("T", torch.eye(5, dtype=torch.long), "dense tensor of float32 or float64, got a tensor of torch.int64"),
+        ("W", torch.zeros(3, 5, dtype=torch.float16), "dense tensor of float32 or float64"),
+        ("W", torch.zeros(3, 5).to_sparse(), "dense tensor of float32 or float64"),
+        ("W", torch.zeros(3, 5, device="meta"), "got a meta tensor"),
+        ("shares", torch.tensor([1.0, -1.0, 1.0]), r"state_dict\['shares'\] must be positive"),
+        ("ridge_left", torch.zeros(5), r"state_dict\['ridge_left'\] must be in"),
+        ("ridge_left", torch.full((5,), 99.0), r"state_dict\['ridge_left'\] must be in \(0, 10.5\]"),
+        ("counters", torch.tensor([1.5, 30.0, 0.0]), r"state_dict\['counters'\] must be"),
+        ("counters", torch.tensor([1.0, -3.0, 0.0]), r"state_dict\['counters'\] must be"),
+        ("counters", torch.tensor([1.0, 30.0, 5.0]), r"state_dict\['counters'\] must be"),
+        ("counters", torch.tensor([0.0, 30.0, 0.0]), r"state_dict\['counters'\] must be"),
+        ("ridge", True, "ridge must be a number"),
+        ("forgetting", "1", "forgetting must be a number"),
+        ("class_weight", "abc", "class_weight must be numbers"),
+        ("class_weight", [1.0, 2.0, None], "class_weight must be a number"),
     ],
 )
 def test_a_wrong_checkpoint_is_refused_whole(key, value, message):
@@ -463,12 +481,76 @@ def test_a_wrong_checkpoint_is_refused_whole(key, value, message):
     assert_same(all_of(solver, linear), before)
 
 
+def test_health_and_deviations_are_those_of_the_curvature():
+    x, y = samples(2000, 5, 3)
+    x[:, 2] = 0
+    solver, linear = make(5, 3)
+    remembered, seen, p = 0.0, 0, 6
+    for i in range(0, 2000, 4):
+        solver.update(x[i : i + 4], y[i : i + 4])
+        remembered = (seen + 8 * p) / (seen + 8 * p + 7 * 4) * remembered + 4
+        seen += 4
+    A = torch.linalg.inv(solver.covariance())
+    eigenvalues = torch.linalg.eigvalsh((A + A.T) / 2)
+    health = solver.health()
+    assert health["smallest_eigenvalue"] == pytest.approx(float(eigenvalues[0]), rel=1e-9)
+    assert health["condition"] == pytest.approx(float(eigenvalues[-1] / eigenvalues[0]), rel=1e-9)
+    assert health["effective_samples"] == pytest.approx(remembered, rel=0.05)
+    assert health["dead_features"] == 1
+    posterior = solver.predict(x[:7], return_std=True)
+    torch.testing.assert_close(posterior.mean, linear(x[:7]).detach())
+    Phi = torch.cat([x[:7], torch.ones(7, 1)], 1)
+    for k, share in enumerate(solver.class_shares()):
+        variance = ((Phi @ solver.covariance()) * Phi).sum(1) / share
+        torch.testing.assert_close(posterior.std[:, k], variance.sqrt())
+    assert float(solver.class_shares().sum()) == pytest.approx(2)
+    with pytest.raises(ValueError, match="features must be finite"):
+        solver.predict(x[:7] * math.nan)
+
+
+def test_forgetting_holds_the_effective_samples_down():
+    x, y = samples(3000, 4, 3)
+    solver, _ = make(4, 3, forgetting=0.9)
+    for i in range(0, 3000, 5):
+        solver.update(x[i : i + 5], y[i : i + 5])
+    assert solver.health()["effective_samples"] == pytest.approx(50)
+
+
+def test_plain_and_captured_updates_mix_and_a_recording_holds_as_long_as_its_key():
+    x, y = samples(60, 4, 3)
+    solver, linear = make(4, 3)
+    other, other_linear = make(4, 3)
+    keys = set()
+    for i in range(0, 60, 6):
+        rows = slice(i, i + 6)
+        if i % 18:
+            solver.update(x[rows], y[rows])
+        else:
+            keys.add(solver.prepare_capture())
+            token, before = solver.checkpoint(), all_of(solver, linear)
+            assert bool(solver.update_captured(x[rows], y[rows]))
+            solver.rollback(token)
+            assert_same(all_of(solver, linear), before)
+            keys.add(solver.prepare_capture())
+            assert bool(solver.update_captured(x[rows], y[rows]))
+            solver.finish_captured()
+        other.update(x[rows], y[rows])
+    assert_same(all_of(solver, linear), all_of(other, other_linear))
+    assert len(keys) == 1  # whatever happened between them, recordings read and write the same memory
+    solver.forgetting = 0.9
+    assert solver.prepare_capture() not in keys
+    solver.update(x[:6], y[:6])
+    with pytest.raises(RuntimeError, match=r"needs prepare_capture\(\) before it"):
+        solver.update_captured(x[:6], y[:6])
+
+
 def test_the_state_follows_the_head():
     x, y = samples(30, 4, 3)
     solver, _ = make(4, 3)
     solver.update(x, y)
     solver.to("meta")
-    assert {getattr(solver, name).device.type for name in (*solver._TENSORS, "_weights")} == {"meta"}
+    tensors = [value for value in solver.state_dict().values() if isinstance(value, torch.Tensor)]
+    assert {tensor.device.type for tensor in (*tensors, solver.covariance())} == {"meta"}
 
 
 # ---------------------------------------------------------------------- in SepSA

@@ -1,9 +1,23 @@
 """Head solvers: each owns the curvature of one `nn.Linear` and sets its weights."""
 
+from sepsa.heads._affine import commit
+from sepsa.heads._checks import check_rows
 from sepsa.heads.lbfgs import OnlineLBFGS
 from sepsa.heads.rls import RLS
 from sepsa.heads.slimtik import SlimTik
 from sepsa.heads.softmax import SoftmaxNewton
-from sepsa.heads.solver import Capturable, HeadSolver, HoldsOut, NotFinite
+from sepsa.heads.solver import Capturable, HeadSolver, HoldsOut, NotFinite, Revertible
 
-__all__ = ["RLS", "Capturable", "HeadSolver", "HoldsOut", "NotFinite", "OnlineLBFGS", "SlimTik", "SoftmaxNewton"]
+__all__ = [
+    "RLS",
+    "Capturable",
+    "HeadSolver",
+    "HoldsOut",
+    "NotFinite",
+    "OnlineLBFGS",
+    "Revertible",
+    "SlimTik",
+    "SoftmaxNewton",
+    "check_rows",
+    "commit",
+]

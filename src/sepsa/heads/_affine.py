@@ -31,6 +31,18 @@ def rows(linear: nn.Linear, features: Tensor, dtype: torch.dtype) -> Tensor:
     return x if linear.bias is None else torch.cat([x, x.new_ones(len(x), 1)], 1)
 
 
+def samples(
+    linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, float]:
+    """Φ (n, p) and Y (n, m), each row scaled by the root of its sample's weight, and the weights' sum."""
+    Phi = rows(linear, features, dtype)
+    Y = targets.detach().reshape(len(Phi), -1).to(dtype)
+    if sample_weight is None:
+        return Phi, Y, float(len(Phi))
+    omega = sample_weight.detach().reshape(-1, 1).to(dtype)
+    return Phi * omega.sqrt(), Y * omega.sqrt(), float(omega.sum())
+
+
 def store(linear: nn.Linear, head: Tensor) -> None:
     """The head takes W (m, p), which has its dtype already: nothing is allocated, so nothing can fail."""
     linear.weight.detach().copy_(head[:, : linear.in_features])
@@ -38,7 +50,7 @@ def store(linear: nn.Linear, head: Tensor) -> None:
         linear.bias.detach().copy_(head[:, -1])
 
 
-def commit(write: Callable[[], None]) -> None:
+def commit(write: Callable[[], object]) -> None:
     """Run `write`, which stores what was computed before and may run twice; an interrupt in it is raised after it."""
     try:
         write()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sepsa.heads.solver import NotFinite
+
+_LARGEST = torch.finfo(torch.float64).max
 
 
 def in_range(name: str, value: float, low: float, high: float) -> float:
@@ -42,8 +44,12 @@ def affine_parameters(linear: object) -> None:
             "head computes its weight from other parameters (weight_norm, parametrize): "
             "remove the parametrization from the head, the solver sets its weight directly"
         )
-    if not linear.weight.is_floating_point():
-        raise TypeError(f"head must have real floating weights, got {linear.weight.dtype}")
+    if not linear.weight.is_floating_point() or linear.weight.dtype.itemsize < 2:
+        raise TypeError(
+            f"head must have real floating weights of 16 bits or more, got {linear.weight.dtype}: call head.float()"
+        )
+    if linear.weight.layout is not torch.strided or linear.weight.is_nested:
+        raise TypeError(f"head must have a dense weight, got {kind_of(linear.weight)}: make it a plain nn.Linear")
 
 
 def is_new_head(name: str, owned: nn.Linear | None, linear: nn.Linear) -> bool:
@@ -63,23 +69,90 @@ def owned_head(name: str, owned: nn.Linear | None) -> nn.Linear:
     return owned
 
 
-def check_keys(name: str, state_dict: dict[str, Any], keys: set[str]) -> None:
+def check_dtype(dtype: object) -> None:
+    """The dtypes a solver may compute in."""
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+
+
+# ---------------------------------------------------------------------- states
+
+
+def check_keys(name: str, state_dict: object, keys: set[str]) -> None:
     """Refuse what is not a state of the solver `name`."""
+    if not isinstance(state_dict, Mapping):
+        raise ValueError(f"state_dict must be a dict of {name}.state_dict(), got {type(state_dict).__name__}")
     if set(state_dict) != keys:
-        missing, extra = sorted(keys - set(state_dict)), sorted(set(state_dict) - keys)
+        missing, extra = sorted(keys - set(state_dict)), sorted(map(str, set(state_dict) - keys))
         raise ValueError(f"state_dict is not one of {name}: missing {missing}, unexpected {extra}")
 
 
-def check_state_tensor(key: str, value: object, shape: tuple[int, ...]) -> None:
-    """Refuse a state's entry that is no finite tensor of this shape."""
-    if not isinstance(value, Tensor) or value.shape != shape:
-        came = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+def check_state_number(
+    key: str, value: object, low: float = -math.inf, high: float = math.inf, *, integer: bool = False
+) -> None:
+    """Refuse a state's entry that is no finite number in [low, high], or with `integer` no int; a bool is neither."""
+    kinds: tuple[type, ...] = (int,) if integer else (int, float)
+    fine = isinstance(value, kinds) and not isinstance(value, bool)
+    if fine and low <= value <= high and abs(value) <= _LARGEST:  # type: ignore[operator,arg-type]
+        return
+    what = "an integer" if integer else "a number" if math.isfinite(low) or math.isfinite(high) else "a finite number"
+    if math.isfinite(low):
+        what += f" of at least {low:g}" if high == math.inf else f" in [{low:g}, {high:g}]"
+    elif math.isfinite(high):
+        what += f" of at most {high:g}"
+    raise damaged(key, what, repr(value) if len(repr(value)) < 80 else type(value).__name__)
+
+
+def check_state_tensor(
+    key: str,
+    value: object,
+    shape: tuple[int, ...],
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> Tensor:
+    """A copy of a state's entry, which must be a dense, finite tensor of this shape in float32 or float64.
+
+    With `dtype` and `device` the copy has these, and is finite there too.
+    """
+    if not isinstance(value, Tensor) or value.is_nested or value.shape != shape:
+        came = kind_of(value) if not isinstance(value, Tensor) or value.is_nested else tuple(value.shape)
         raise ValueError(
             f"state_dict[{key!r}] must be a tensor of shape {shape}, got {came}: "
             "the checkpoint belongs to a head of another size"
         )
-    if not bool(torch.isfinite(value).all()):
-        raise ValueError(f"state_dict[{key!r}] must be finite, got NaN or Inf: the checkpoint is damaged")
+    if value.layout is not torch.strided or value.is_meta or value.dtype not in (torch.float32, torch.float64):
+        raise damaged(key, "a dense tensor of float32 or float64", kind_of(value))
+    copy = value.detach().to(dtype=dtype or value.dtype, copy=True, memory_format=torch.contiguous_format)
+    if not bool(torch.isfinite(copy).all()):
+        came = "NaN or Inf" if copy.dtype == value.dtype else f"what {copy.dtype} cannot hold"
+        raise damaged(key, "finite", came)
+    return copy if device is None else copy.to(device)
+
+
+def check_positive_definite(key: str, value: Tensor) -> None:
+    """Refuse a state's matrix (p, p) that is not symmetric, up to rounding, and positive definite."""
+    scale = value.diagonal().clamp(min=0).sqrt()
+    off = (value - value.T).abs() - math.sqrt(torch.finfo(value.dtype).eps) * scale[:, None] * scale
+    if bool((off > 0).any()):
+        raise damaged(key, "symmetric", f"an asymmetry of {float((value - value.T).abs().max()):g}")
+    if int(torch.linalg.cholesky_ex(value).info):
+        raise damaged(key, "positive definite", "a matrix without a Cholesky factor")
+
+
+def check_regular(key: str, value: Tensor) -> None:
+    """Refuse a state's matrix (p, p) that has no inverse in its dtype: a root of a curvature has one."""
+    pivots = torch.linalg.lu_factor_ex(value).LU.diagonal().abs()
+    if not bool(pivots.min() > torch.finfo(value.dtype).eps * pivots.max()):
+        raise damaged(key, "a regular matrix", f"pivots from {float(pivots.min()):g} to {float(pivots.max()):g}")
+
+
+def damaged(key: str, what: str, came: object) -> ValueError:
+    """The error for a state whose entry `key` is not `what` it must be."""
+    return ValueError(f"state_dict[{key!r}] must be {what}, got {came}: the checkpoint is damaged")
+
+
+# ---------------------------------------------------------------------- samples
 
 
 def check_rows(
@@ -98,7 +171,7 @@ def check_rows(
         raise ValueError(f"features must hold at least one sample, got shape {tuple(shape)}")
     if targets is None:
         return
-    if isinstance(targets, Tensor) and not targets.is_floating_point() and targets.shape == shape[:-1]:
+    if is_integer(targets) and targets.shape == shape[:-1]:
         raise TypeError(
             f"targets must be floating with shape {(*shape[:-1], m)}, got {targets.dtype} {tuple(targets.shape)}: "
             f"for class labels use torch.nn.functional.one_hot(targets, {m}).float()"
@@ -109,6 +182,22 @@ def check_rows(
         raise ValueError(
             f"targets must have shape {(*shape[:-1], m)} for these features, got {tuple(targets.shape)}{cure}"
         )
+    check_weight(linear, features, sample_weight)
+
+
+def is_integer(targets: object) -> bool:
+    """Whether targets are a plain tensor of integers or booleans."""
+    return (
+        isinstance(targets, Tensor)
+        and targets.layout is torch.strided
+        and not (targets.is_nested or targets.is_quantized or targets.is_floating_point() or targets.is_complex())
+    )
+
+
+def check_labels(linear: nn.Linear, features: Tensor, labels: Tensor, sample_weight: Tensor | None = None) -> None:
+    """Integer labels in the leading shape of features that are good, and weights; not yet the labels' range."""
+    if labels.device != features.device:
+        raise ValueError(f"targets must be on {features.device}, where the head is, got {labels.device}")
     check_weight(linear, features, sample_weight)
 
 
@@ -128,16 +217,52 @@ def check_weight(linear: nn.Linear, features: Tensor, sample_weight: Tensor | No
 
 
 def _check_tensor(name: str, value: object, device: torch.device) -> None:
+    if (
+        isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and not value.is_nested
+        and value.is_floating_point()
+        and value.device == device
+        and not value.is_meta
+    ):
+        return
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}: use torch.as_tensor({name})")
+    if value.is_nested:
+        raise TypeError(
+            f"{name} must be a dense tensor, got a nested one: use torch.nested.to_padded_tensor({name}, 0.0)"
+        )
+    if value.is_quantized:
+        raise TypeError(f"{name} must be floating point, got quantized {value.dtype}: call {name}.dequantize()")
+    if value.layout is not torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got layout {value.layout}: call {name}.to_dense()")
+    if value.is_complex():
+        raise TypeError(f"{name} must be floating point, got {value.dtype}: call torch.view_as_real({name})")
     if not value.is_floating_point():
         raise TypeError(f"{name} must be floating point, got {value.dtype}: call {name}.float()")
     if value.device != device:
         raise ValueError(f"{name} must be on {device}, where the head is, got {value.device}")
+    raise ValueError(f"{name} must hold numbers, got a meta tensor: move the head and the data to a real device")
 
 
-def explain_nonfinite(features: Tensor, targets: Tensor | None, linear: nn.Linear) -> NotFinite:
-    """The error for numbers a head cannot learn from; called only once something is known to be wrong."""
+def kind_of(value: object) -> str:
+    """What came, in the words of an error."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    if value.is_nested:
+        return "a nested tensor"
+    if value.is_quantized:
+        return f"a quantized tensor of {value.dtype}"
+    return "a meta tensor" if value.is_meta else f"a tensor of {value.dtype}, layout {value.layout}"
+
+
+def explain_nonfinite(
+    features: Tensor, targets: Tensor | None, linear: nn.Linear, learned: Tensor | None = None
+) -> NotFinite:
+    """The error for numbers a head cannot learn from; called only once something is known to be wrong.
+
+    `learned` (m, p) is what the head would have become, in the solver's dtype, where it came to that.
+    """
     head = (("the head's weight", linear.weight), ("the head's bias", linear.bias))
     for name, value in (("features", features), ("targets", targets), *head):
         if value is not None and not bool(torch.isfinite(value).all()):
@@ -146,7 +271,13 @@ def explain_nonfinite(features: Tensor, targets: Tensor | None, linear: nn.Linea
                 f"{name} must be finite, got {bad[0].item()} ({bad.numel()} of {value.numel()} values are NaN or Inf): "
                 "nothing was learned; drop or repair these samples, or lower the body's learning rate if it diverged"
             )
-    largest = max(float(v.abs().max()) for v in (features, targets) if v is not None)
+    if learned is not None and bool(torch.isfinite(learned).all()):
+        dtype = linear.weight.dtype
+        return NotFinite(
+            f"the head's weights must fit into {dtype}, at most {torch.finfo(dtype).max:g}, got "
+            f"{float(learned.abs().max()):g}: nothing was learned; rescale the targets, or make the head float32"
+        )
+    largest = max(float(v.detach().abs().max()) for v in (features, targets) if v is not None)
     return NotFinite(
         f"features and targets must be small enough to square, got {largest:g}: nothing was learned; rescale them"
     )

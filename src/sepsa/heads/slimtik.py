@@ -1,21 +1,4 @@
-"""slimTik: the head of slimTrain, a limited-memory Tikhonov method that chooses its own regularization.
-
-After Newman, Chung, Chung and Ruthotto, "slimTrain", SIAM J. Sci. Comput. 44 (2022), in its symbols, and Chung, Chung,
-Slagel and Tenorio, "Sampled limited memory methods for massive linear inverse problems", Inverse Problems 36 (2020).
-
-Symbols, at step k: Z (p, n) the features in columns, with a last row of ones where the head has a bias, and C (m, n)
-the targets, both divided by √n, so that squares sum to means; M (p, ·) the Z of the last r steps, as they were seen;
-W (m, p) the head; E = C - WZ; Λ the parameter chosen now, τ = Λ + Σ Λ_i its sum with all chosen before. The head
-moves by the s (m, p) that minimizes
-
-    ½‖s [Z M] - [E 0]‖² + ½ τ‖s + (Λ/τ) W‖²,    s = (EZᵀ - ΛW)(ZZᵀ + MMᵀ + τI)⁻¹                                (*)
-
-The zeros say that the head fitted the old blocks as well as it could, so only the increment meets them: their targets
-are not kept. (*) is the step from the minimizer of Σ‖WZ_i - C_i‖² + Σ Λ_i ‖W‖² without the new block to the one with
-it, except that blocks older than M are forgotten.
-
-All outputs share one thin SVD [Z M] = USVᵀ, in which (*) and the criterion for Λ are diagonal. Both are written without
-the differences I - ZᵀU(...)UᵀZ and I/τ - U(...)Uᵀ/τ², which lose every digit of float32 when τ is small.
+"""The head of slimTrain: state and interface of the limited-memory Tikhonov method that `_tikhonov` writes out.
 
 The arithmetic runs on the CPU wherever the head lies: the choice of Λ is read there anyway, and so a step waits for the
 head's device once, for what it needs of it, instead of at each number that is looked at.
@@ -24,21 +7,39 @@ head's device once, for what it needs of it, instead of at each number that is l
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sepsa.heads import _affine
 from sepsa.heads._checks import (
     at_least,
+    check_dtype,
     check_keys,
     check_rows,
+    check_state_number,
+    check_state_tensor,
+    damaged,
     explain_nonfinite,
     in_range,
     is_new_head,
     owned_head,
 )
+from sepsa.heads._tikhonov import factorize, increment, sgcv, trial_points
+
+_SETTINGS = ("memory", "regularization", "bounds", "candidates")
+
+
+class State(NamedTuple):
+    """All that an update changes. An update makes a new one and writes into none."""
+
+    steps: int
+    last_regularization: float  # Λ
+    regularization_sum: float  # τ
+    blocks: tuple[Tensor, ...]  # the columns of M, the oldest block first
 
 
 class SlimTik:
@@ -69,14 +70,14 @@ class SlimTik:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         check_settings(memory, regularization, bounds, candidates)
-        if dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+        check_dtype(dtype)
         self.memory = memory
         self.regularization = float(regularization)
         self.bounds = (float(bounds[0]), float(bounds[1]))
         self.candidates = candidates
         self.dtype = dtype
         self.linear: nn.Linear | None = None
+        self._previous: Tensor | None = None  # where the last update started, for health alone
 
     # ------------------------------------------------------------------ state
 
@@ -84,65 +85,135 @@ class SlimTik:
         """Own the memory and the regularization of `linear`; its present weights are the start."""
         if not is_new_head("SlimTik", self.linear, linear):
             return self
+        self._state = State(0, self.regularization, self.regularization, ())
         self.linear = linear
-        self.steps = 0
-        self.chosen = self.regularization  # the last Λ
-        self.regularization_sum = self.regularization
-        self._blocks: list[Tensor] = []  # the columns of M, the oldest block first
         return self
 
     def state_dict(self) -> dict[str, Any]:
         """Everything beside the head itself, whose weights live in the `nn.Linear`."""
-        return {
-            "shape": self._shape(),
-            "memory": self.memory,
-            "regularization": self.regularization,
-            "bounds": self.bounds,
-            "candidates": self.candidates,
-            "steps": self.steps,
-            "chosen": self.chosen,
-            "regularization_sum": self.regularization_sum,
-            "blocks": [block.clone() for block in self._blocks],
-        }
+        shape = self._shape()
+        state = self._state._asdict() | {"blocks": [block.clone() for block in self._state.blocks]}
+        return {"shape": shape} | {name: getattr(self, name) for name in _SETTINGS} | state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
         shape = self._shape()
-        keys = set(self.state_dict())
-        check_keys("SlimTik", state_dict, keys)
+        check_keys("SlimTik", state_dict, {"shape", *_SETTINGS, *State._fields})
         if state_dict["shape"] not in (shape, list(shape)):
             raise ValueError(
                 f"state_dict['shape'] must be {shape}, got {state_dict['shape']}: "
                 "the checkpoint belongs to a head of another size"
             )
-        memory, regularization, bounds = (state_dict[name] for name in ("memory", "regularization", "bounds"))
-        check_settings(memory, regularization, bounds, state_dict["candidates"])
-        steps, chosen, total = (state_dict[name] for name in ("steps", "chosen", "regularization_sum"))
-        at_least("state_dict['steps']", steps, 0)
-        if not isinstance(chosen, float) or not math.isfinite(chosen):
-            raise ValueError(f"state_dict['chosen'] must be a finite number, got {chosen!r}: the checkpoint is damaged")
-        if not isinstance(total, float) or not bounds[0] <= total <= bounds[1]:
-            raise ValueError(
-                f"state_dict['regularization_sum'] must be a number in {list(bounds)}, got {total!r}: "
-                "the checkpoint is damaged"
-            )
-        blocks = state_dict["blocks"]
+        memory, regularization, bounds, candidates = (state_dict[name] for name in _SETTINGS)
+        try:
+            check_settings(memory, regularization, bounds, candidates)
+        except TypeError as error:
+            raise ValueError(f"state_dict: {error}: the checkpoint is damaged") from None
+        steps, last, total, blocks = (state_dict[name] for name in State._fields)
+        check_state_number("steps", steps, 0, integer=True)
+        check_state_number("last_regularization", last, -bounds[1], bounds[1])
+        check_state_number("regularization_sum", total, *bounds)
+        if not steps and not last == total == regularization:
+            raise damaged("regularization_sum", f"{regularization:g} before the first update", total)
         if not isinstance(blocks, (list, tuple)) or len(blocks) != min(steps, memory):
             came = f"{len(blocks)} blocks" if isinstance(blocks, (list, tuple)) else type(blocks).__name__
             raise ValueError(
                 f"state_dict['blocks'] must be a list of {min(steps, memory)} tensors after {steps} updates "
                 f"with memory {memory}, got {came}: the checkpoint is damaged"
             )
+        copies = []
         for i, block in enumerate(blocks):
-            if not isinstance(block, Tensor) or block.ndim != 2 or block.shape[0] != shape[1] or not block.numel():
-                came = str(tuple(block.shape)) if isinstance(block, Tensor) else type(block).__name__
-                raise ValueError(f"state_dict['blocks'][{i}] must be a tensor of shape ({shape[1]}, n), got {came}")
-            if not bool(torch.isfinite(block).all()):
-                raise ValueError(f"state_dict['blocks'][{i}] must be finite, got NaN or Inf: the checkpoint is damaged")
-        self.memory, self.regularization, self.candidates = memory, float(regularization), state_dict["candidates"]
-        self.bounds = (float(bounds[0]), float(bounds[1]))
-        self.steps, self.chosen, self.regularization_sum = steps, chosen, total
-        self._blocks = [block.detach().to(device="cpu", dtype=self.dtype, copy=True) for block in blocks]
+            columns = block.shape[1] if isinstance(block, Tensor) and not block.is_nested and block.ndim == 2 else 0
+            if not columns:
+                raise damaged(f"blocks'][{i}", f"a tensor of shape ({shape[1]}, n)", "another")
+            copies.append(
+                check_state_tensor(
+                    f"blocks'][{i}", block, (shape[1], columns), dtype=self.dtype, device=torch.device("cpu")
+                )
+            )
+        state = State(steps, float(last), float(total), tuple(copies))
+        settings = dict(
+            zip(_SETTINGS, (memory, float(regularization), tuple(map(float, bounds)), candidates), strict=True)
+        )
+
+        def write() -> None:
+            self.__dict__.update(settings)
+            self._state, self._previous = state, None
+
+        _affine.commit(write)
+
+    def to(self, device: torch.device | str | int) -> SlimTik:
+        """Move the head; the memory stays on the CPU, where the arithmetic runs."""
+        self._bound().to(device)
+        return self
+
+    def checkpoint(self) -> Hashable:
+        """What `rollback` returns to: cheap, a copy of the head's weights and a reference to the rest."""
+        return self._state_now(), self._previous, _affine.join(self._bound())
+
+    def rollback(self, token: Any) -> None:
+        """Undo every update since `checkpoint()` gave this token."""
+        state, previous, head = token
+        linear = self._bound()
+
+        def write() -> None:
+            self._state, self._previous = state, previous
+            _affine.store(linear, head)
+
+        _affine.commit(write)
+
+    @property
+    def steps(self) -> int:
+        """How many updates the head has learned from."""
+        return self._state_now().steps
+
+    @property
+    def last_regularization(self) -> float:
+        """The Λ that the last update chose; before the first, `regularization`."""
+        return self._state_now().last_regularization
+
+    @property
+    def regularization_sum(self) -> float:
+        """The ridge: `regularization` and every Λ chosen since."""
+        return self._state_now().regularization_sum
+
+    @property
+    def samples(self) -> float:
+        """How many samples the head remembers: those of the blocks in its memory."""
+        return float(sum(block.shape[1] for block in self._state_now().blocks))
+
+    @torch.no_grad()
+    def covariance(self) -> Tensor:
+        """B (p, p), on the CPU, the inverse of the curvature MMᵀ + τI, where each block counts by its mean."""
+        B: Tensor = torch.linalg.inv(self._curvature())
+        return (B + B.T) / 2
+
+    @torch.no_grad()
+    def health(self) -> dict[str, float]:
+        """What to look at when a run goes wrong, as numbers to log every hundred steps or so.
+
+        - `condition`, the largest over the smallest eigenvalue of the curvature MMᵀ + τI. Above 1e5 in float32 digits
+          are lost: normalize the features, raise the lower of `bounds`, or take dtype=torch.float64.
+        - `smallest_eigenvalue` of that curvature. Near `regularization_sum`: the memory spans fewer directions than
+          the head has features; raise `memory` or the batch size.
+        - `effective_samples`, those in the memory.
+        - `last_step`, the norm of the weights' change in the last update. It should fall as the run goes on; if it
+          does not, the batches are too small for this method. NaN before an update.
+        - `regularization_sum`, the ridge as chosen so far. At one of its `bounds`: widen them.
+        """
+        state, linear = self._state_now(), self._bound()
+        eigenvalues = torch.linalg.eigvalsh(self._curvature())
+        low, high = max(float(eigenvalues[0]), state.regularization_sum), float(eigenvalues[-1])
+        step = math.nan
+        if self._previous is not None:
+            step = float(torch.linalg.vector_norm(_affine.join(linear).cpu().to(self.dtype) - self._previous))
+        return {
+            "condition": high / low,
+            "smallest_eigenvalue": low,
+            "effective_samples": self.samples,
+            "last_step": step,
+            "regularization_sum": state.regularization_sum,
+        }
 
     def __repr__(self) -> str:
         head = "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
@@ -151,9 +222,19 @@ class SlimTik:
     def _bound(self) -> nn.Linear:
         return owned_head("SlimTik", self.linear)
 
+    def _state_now(self) -> State:
+        self._bound()
+        return self._state
+
     def _shape(self) -> tuple[int, int]:
         linear = self._bound()
-        return linear.out_features, linear.in_features + (linear.bias is not None)
+        return linear.out_features, _affine.width(linear)
+
+    def _curvature(self) -> Tensor:
+        """MMᵀ + τI (p, p) in float64, of the blocks in memory."""
+        state, p = self._state_now(), self._shape()[1]
+        M = torch.cat([torch.zeros(p, 0, dtype=self.dtype), *state.blocks], 1).double()
+        return M @ M.T + state.regularization_sum * torch.eye(p, dtype=torch.float64)
 
     # ------------------------------------------------------------------ learning
 
@@ -179,11 +260,10 @@ class SlimTik:
             self._learn(linear, features, targets)
 
     def _learn(self, linear: nn.Linear, features: Tensor, targets: Tensor) -> None:
-        weight, bias, k = linear.weight, linear.bias, linear.in_features
-        columns = [weight] if bias is None else [weight, bias[:, None]]
-        x, y, *columns = on_host(self.dtype, features.reshape(-1, k), targets.reshape(-1, len(weight)), *columns)
-        n, W = len(x), torch.cat(columns, 1)
-        if bias is not None:
+        m, k = linear.weight.shape
+        x, y, start = on_host(self.dtype, features.reshape(-1, k), targets.reshape(-1, m), _affine.join(linear))
+        n, W = len(x), start
+        if linear.bias is not None:
             x = torch.cat([x, x.new_ones(n, 1)], 1)
         Z = x.T / math.sqrt(n)
         C = y.T / math.sqrt(n)
@@ -191,23 +271,36 @@ class SlimTik:
         if not math.isfinite(float(Z.square().sum() + E.square().sum())):
             raise explain_nonfinite(features, targets, linear)
 
-        problem = factorize(Z, self._blocks, E, W)
+        state = self._state
+        problem = factorize(Z, state.blocks, E, W)
         eps = torch.finfo(self.dtype).eps
-        trials, sums = trial_points(self.regularization_sum, self.bounds, self.candidates, eps)
+        trials, sums = trial_points(state.regularization_sum, self.bounds, self.candidates, eps)
         values = sgcv(problem, trials.to(W), sums.to(W))
         best = int(values.nan_to_num(nan=math.inf).argmin())  # argmin would take a NaN for the least
         lam, tau = float(trials[best]), float(sums[best])
-        W = (W + increment(problem, lam, tau)).to(weight.dtype)
-        if not math.isfinite(float(W.abs().max())):
-            raise explain_nonfinite(features, targets, linear)
+        W = W + increment(problem, lam, tau)
+        rounded = W.to(linear.weight.dtype)
+        if not math.isfinite(float(rounded.abs().max())):
+            raise explain_nonfinite(features, targets, linear, W)
+        head = rounded.to(linear.weight.device)
+        new = State(state.steps + 1, lam, tau, (*state.blocks, Z)[-self.memory :] if self.memory else ())
 
-        # From here on nothing can fail, so the state changes.
-        weight.copy_(W[:, :k])
-        if bias is not None:
-            bias.copy_(W[:, k])
-        self._blocks = [*self._blocks, Z][-self.memory :] if self.memory else []
-        self.chosen, self.regularization_sum = lam, tau
-        self.steps += 1
+        def write() -> None:
+            self._state, self._previous = new, start
+            _affine.store(linear, head)
+
+        _affine.commit(write)
+
+    @torch.no_grad()
+    def predict(self, features: Tensor) -> Tensor:
+        """The head's outputs (..., out_features); what would tell their deviation, old targets, is not kept."""
+        linear = self._bound()
+        check_rows(linear, features)
+        Phi = _affine.rows(linear, features, self.dtype)
+        if not bool(Phi.square().sum().isfinite()):
+            raise explain_nonfinite(features, None, linear)
+        outputs = Phi @ _affine.join(linear).to(self.dtype).T
+        return outputs.reshape(*features.shape[:-1], linear.out_features).to(linear.weight.dtype)
 
 
 def on_host(dtype: torch.dtype, *tensors: Tensor) -> list[Tensor]:
@@ -228,78 +321,3 @@ def check_settings(memory: int, regularization: float, bounds: tuple[float, floa
         raise ValueError(f"bounds must be a pair (low, high) with low < high, got {bounds!r}")
     if not low <= in_range("regularization", regularization, 0.0, math.inf) <= high:
         raise ValueError(f"regularization must be within bounds {bounds!r}, got {regularization}: widen the bounds")
-
-
-class Problem(NamedTuple):
-    """(*) in the basis of the thin SVD [Z M] = USVᵀ, of q singular values."""
-
-    W: Tensor  # (m, p)
-    U: Tensor  # (p, q)
-    S: Tensor  # (q,)
-    V: Tensor  # (n, q): the rows of V that belong to Z, so that Z = USVᵀ
-    EV: Tensor  # (m, q)
-    WU: Tensor  # (m, q)
-    rest: Tensor  # (m, n): E(I - VVᵀ), what no s can fit
-    freedom: Tensor  # (): tr(I - VVᵀ)
-
-
-def factorize(Z: Tensor, blocks: list[Tensor], E: Tensor, W: Tensor) -> Problem:
-    """One SVD for all outputs, all trial points and the step."""
-    M = torch.cat([Z, *blocks], 1)
-    try:
-        U, S, Vt = one_column(M) if M.shape[1] == 1 else torch.linalg.svd(M, full_matrices=False)
-    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-        raise RuntimeError(
-            f"the SVD of features and memory, {tuple(M.shape)} in {M.dtype}, did not converge: nothing was learned; "
-            "take dtype=torch.float64, a smaller memory, or rescale the features"
-        ) from error
-    n, (p, N) = Z.shape[1], M.shape
-    V = Vt[:, :n].T
-    EV = E @ V
-    if p >= N:  # V is square, its rows are orthonormal
-        rest, freedom = torch.zeros_like(E), E.new_zeros(())
-    else:
-        rest, freedom = E - EV @ V.T, (n - V.square().sum()).clamp(min=0)
-    return Problem(W, U, S, V, EV, W @ U, rest, freedom)
-
-
-def one_column(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The SVD of a single column, (z/|z|)|z| 1; a column of zeros has a U of zeros, which serves (*) as well."""
-    length = torch.linalg.vector_norm(z)
-    return z / length.clamp(min=torch.finfo(z.dtype).tiny), length[None], z.new_ones(1, 1)
-
-
-def trial_points(total: float, bounds: tuple[float, float], count: int, eps: float) -> tuple[Tensor, Tensor]:
-    """Values for Λ (float64): 0 and up to `count` to either side, and for each the sum τ = total + Λ it makes."""
-    reaches = {-1: total / 2 - bounds[0], 1: bounds[1] - total}  # half: τ = total + Λ must not cancel
-    sides = [
-        sign * torch.logspace(math.log10(eps), math.log10(reach), count, dtype=torch.float64).clamp(max=reach)
-        for sign, reach in reaches.items()
-        if reach > eps
-    ]
-    trials = torch.cat([torch.zeros(1, dtype=torch.float64), *sides])
-    return trials, (total + trials).clamp(*bounds)
-
-
-def sgcv(problem: Problem, lam: Tensor, tau: Tensor) -> Tensor:
-    """The sampled GCV function ‖C - W(Λ)Z‖² / tr(I - H(Λ))² at each Λ (t,) with its sum τ (t,), W(Λ) = W + s(Λ).
-
-    H (nm, nm) takes the targets of this block to the predictions for them. With D = (S² + τI)⁻¹,
-    C - W(Λ)Z = E(I - VVᵀ) + (τEV + ΛWUS)DVᵀ and tr(I - H) = m(tr(I - VVᵀ) + Σ_j τ D_j ‖V_j‖²).
-    """
-    _, _, S, V, EV, WU, rest, freedom = problem
-    D = 1 / (S.square() + tau[:, None])
-    inner = tau[:, None, None] * EV + lam[:, None, None] * (WU * S)
-    residual = rest + (inner * D[:, None]) @ V.T
-    trace = EV.shape[0] * (freedom + (tau[:, None] * D) @ V.square().sum(0))
-    root: Tensor = torch.linalg.vector_norm(residual, dim=(1, 2)) / trace
-    return root.square()
-
-
-def increment(problem: Problem, lam: float, tau: float) -> Tensor:
-    """The s (m, p) of (*): (EVS - ΛWU)DUᵀ in the span of U, -(Λ/τ)W across it."""
-    W, U, S, _, EV, WU, _, _ = problem
-    s = ((EV * S - lam * WU) / (S.square() + tau)) @ U.T
-    if U.shape[1] < U.shape[0]:
-        s -= (lam / tau) * (W - WU @ U.T)
-    return s

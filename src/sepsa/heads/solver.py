@@ -7,7 +7,7 @@ holds it to what they promise.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -16,6 +16,13 @@ Solver = TypeVar("Solver", bound="HeadSolver")
 
 class NotFinite(ValueError):
     """Numbers that a head cannot learn from: NaN, Inf, or too large for its arithmetic. Nothing was learned."""
+
+
+class Posterior(NamedTuple):
+    """A prediction and its standard deviation, both (..., out_features)."""
+
+    mean: Tensor
+    std: Tensor
 
 
 @runtime_checkable
@@ -88,4 +95,17 @@ class HoldsOut(Protocol):
         identity: Tensor | None = None,
     ) -> None:
         """As `HeadSolver.update`; `identity` (b, ...), b a divisor of the rows, are inputs to know samples again by."""
+        ...
+
+
+@runtime_checkable
+class Revertible(Protocol):
+    """A solver that can take its last updates back, for where the body could not follow them."""
+
+    def checkpoint(self) -> Any:
+        """The present state, to come back to by `rollback`. Called before every step: references, or small copies."""
+        ...
+
+    def rollback(self, checkpoint: Any) -> None:
+        """The state and the head's weights as they were at `checkpoint`."""
         ...

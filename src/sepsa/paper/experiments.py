@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
+from sepsa.heads import NotFinite
 from sepsa.paper import networks
 from sepsa.paper.data import NAMES as DATASETS
 from sepsa.paper.data import Dataset
@@ -266,10 +267,7 @@ def _teach(learner: Learner, dataset: Dataset, orders: list[Tensor]) -> tuple[fl
     try:
         for order in orders:
             advance(learner, dataset.train_inputs, dataset.train_targets, order)
-    except (ValueError, RuntimeError) as error:
-        # The head solvers say so, and only so, where numbers outgrew them; any other error is one.
-        if "nothing was learned" not in str(error):
-            raise
+    except NotFinite:
         return time.perf_counter() - start, True
     finite = learner.is_finite()  # reads from the device, so the time below is that of finished work
     return time.perf_counter() - start, not finite

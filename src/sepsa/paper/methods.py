@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim import Optimizer
 
-from sepsa.capture import PlainStep, Step, capture
-from sepsa.heads import RLS, SlimTik, SoftmaxNewton
-from sepsa.heads.bank import SelfTuningRLS
-from sepsa.optimizer import HeadSolver, SepSA
+from sepsa.capture import PlainStep, Step, capture, first_order_step
+from sepsa.heads import RLS, Capturable, HeadSolver, SlimTik, SoftmaxNewton
+from sepsa.optimizer import SepSA
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 WEIGHT_DECAY = 1e-5
@@ -88,8 +87,10 @@ class Learner:
 
     def capture(self, inputs: Tensor, targets: Tensor) -> Step:
         """The iteration for batches like these: one CUDA graph on a GPU, unless the head decides on the host."""
-        if isinstance(self.optimizer, SepSA) and isinstance(self.optimizer.solver, (SlimTik, SelfTuningRLS)):
-            return PlainStep(self.model, self.optimizer, self.loss_fn)
+        if isinstance(self.optimizer, SepSA):
+            if not isinstance(self.optimizer.solver, Capturable):
+                return PlainStep(self.learn)
+            return self.optimizer.capture(inputs, targets, self.loss_fn)
         return capture(self.model, self.optimizer, inputs, targets, self.loss_fn)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -99,7 +100,9 @@ class Learner:
 
     def learn(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """One iteration on one batch. Returns the loss that the body's gradient was taken of."""
-        return PlainStep(self.model, self.optimizer, self.loss_fn)(inputs, targets)
+        if isinstance(self.optimizer, SepSA):
+            return self.optimizer.learn(inputs, targets, self.loss_fn)
+        return first_order_step(self.model, self.optimizer, self.loss_fn, inputs, targets)
 
     def predict(self, inputs: Tensor) -> Tensor:
         """The model's outputs in the units of the data set's targets."""
@@ -163,6 +166,6 @@ def first_order(name: str, model: nn.Module) -> tuple[Any, dict[str, Any]]:
     return base, options | ({"fused": True} if on_gpu and name != "RMSprop" else {})
 
 
-def separable(model: nn.Module, solver: HeadSolver, body: str, lr: float) -> SepSA:
+def separable(model: nn.Module, solver: HeadSolver, body: str, lr: float) -> SepSA[HeadSolver]:
     base, options = first_order(body, model)
     return SepSA(model, base, solver=solver, lr=lr, weight_decay=WEIGHT_DECAY, **options)

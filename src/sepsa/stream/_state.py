@@ -56,9 +56,10 @@ def array(
     return value.copy()
 
 
-def integer(entry: str, value: object, low: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
-        raise ValueError(f"{entry} must be an integer of at least {low}, got {value!r}")
+def integer(entry: str, value: object, low: int, high: int = 2**63 - 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
+        bound = f"at least {low}" if high == 2**63 - 1 else f"{low} to {high}"
+        raise ValueError(f"{entry} must be an integer of {bound}, got {value!r}")
     return int(value)
 
 
@@ -71,7 +72,11 @@ def number(entry: str, value: object, low: float = -math.inf) -> float:
 
 def equal(entry: str, value: object, wanted: object) -> None:
     """Refuse what was saved under another setting than the one in force."""
-    if type(value) is not type(wanted) or value != wanted:
+    try:
+        same = type(value) is type(wanted) and bool(value == wanted)
+    except (ValueError, TypeError, RuntimeError):  # an array or a tensor where there was a number
+        same = False
+    if not same:
         raise ValueError(f"{entry} must be {wanted!r}, as this learner was made, got {value!r}")
 
 
@@ -99,8 +104,8 @@ def generator(entry: str, value: object) -> np.random.Generator:
     made.bit_generator.state = {
         "bit_generator": "PCG64",
         "state": {"state": int(state["state"]), "inc": int(state["increment"])},
-        "has_uint32": integer(f"{entry}['has_uint32']", state["has_uint32"], 0),
-        "uinteger": integer(f"{entry}['uinteger']", state["uinteger"], 0),
+        "has_uint32": integer(f"{entry}['has_uint32']", state["has_uint32"], 0, 1),
+        "uinteger": integer(f"{entry}['uinteger']", state["uinteger"], 0, 2**32 - 1),
     }
     return made
 

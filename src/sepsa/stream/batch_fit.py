@@ -106,14 +106,15 @@ class Committee:
 
     def state_dict(self) -> dict[str, Any]:
         """All that a further row depends on, as plain data."""
-        return {"inflation": self.inflation, "members": [member.state_dict() for member in self.members]}
+        states = [member.state_dict() for member in self.members]
+        return {"inflation": self.inflation, "count": len(states), "members": states}
 
     def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
         """Continue from such a state, with as many members as it has, made like the first. Whole, or ValueError."""
-        new = _state.mapping(entry, state_dict, {"inflation", "members"})
+        new = _state.mapping(entry, state_dict, {"inflation", "count", "members"})
         states = _state.sequence(f"{entry}['members']", new["members"])
-        if not states:
-            raise ValueError(f"{entry}['members'] must hold at least one learner, got none")
+        if not states or len(states) != _state.integer(f"{entry}['count']", new["count"], 1):
+            raise ValueError(f"{entry}['members'] must hold {new['count']} learners, got {len(states)}")
         inflation = _state.number(f"{entry}['inflation']", new["inflation"], 0.0)
         members = [self.members[0].copy() for _ in states]
         for i, (member, state) in enumerate(zip(members, states, strict=True)):

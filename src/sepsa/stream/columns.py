@@ -22,6 +22,7 @@ MOST_INPUTS = 2000  # a learner's state grows as their square
 MOST_TEXT_INPUTS = 500
 NOTHING = ""  # the input, always 0, of a table whose first row has none
 DATE_PARTS = ("days", "month", "weekday", "hour")
+BUCKET = re.compile(r"#\d+$", re.ASCII)
 OTHER_DATE = re.compile(r"\d{1,2}[./-]\d{1,2}[./-]\d{2,4}( .*)?|\d{4}/\d{1,2}/\d{1,2}( .*)?", re.ASCII)
 
 
@@ -70,8 +71,14 @@ class Inputs:
         for column, texts in new["texts"].items():
             if not isinstance(texts, dict) or not all(type(t) is str for pair in texts.items() for t in pair):
                 raise ValueError(f"state['inputs']['texts'][{column!r}] must be a dict of strings")
-            if not set(texts.values()) <= out.indicators <= set(out.names) or len(texts) > categories:
-                raise ValueError(f"state['inputs']['texts'][{column!r}] names inputs that there are not")
+            if any(name != f"{column}={text}" for text, name in texts.items()) or len(texts) > categories:
+                raise ValueError(
+                    f"state['inputs']['texts'][{column!r}] must name the inputs of at most {categories} texts"
+                )
+        named = {name for texts in new["texts"].values() for name in texts.values()}
+        others = {name for name in out.indicators - named if name != NOTHING and not BUCKET.search(name)}
+        if others or not named <= out.indicators <= set(out.names):
+            raise ValueError("state['inputs'] must have an input for each text, and a text for each indicator")
         out.texts = {column: dict(texts) for column, texts in new["texts"].items()}
         out.text_rows = {
             column: _state.integer("state['inputs']['text_rows']", rows, 0) for column, rows in new["text_rows"].items()
@@ -137,7 +144,10 @@ class Inputs:
             if OTHER_DATE.fullmatch(text.strip()) and f"date {name}" not in self.warned:
                 self.warned.add(f"date {name}")
                 warnings.append(
-                    (row, f"column {name!r} looks like a date, {text!r}: write dates as 2026-01-31, or leave it out by --drop")
+                    (
+                        row,
+                        f"column {name!r} looks like a date, {text!r}: write dates as 2026-01-31, or --drop it",
+                    )
                 )
             if room > 0:
                 room -= 1

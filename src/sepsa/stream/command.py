@@ -30,6 +30,7 @@ from sepsa.stream.table_learner import Outcome, TableLearner
 FINISHED, FAILED, MISUSED, PIPE_CLOSED, INTERRUPTED, TERMINATED = 0, 1, 2, 141, 130, 143
 SHOWN = 3  # quarantined rows that are told in the terminal; the file has all
 REFRESH = 0.5  # seconds between two running lines
+AS_TEXT: Any = {"encoding": "utf-8", "newline": "", "errors": "backslashreplace"}
 IDLE = 10.0  # seconds after which rows that wait for no others are saved
 
 
@@ -51,8 +52,8 @@ class Settings:
     drop: Sequence[str] | None = None
     categorical: Sequence[str] | None = None
     categories: int | None = None
-    forgetting: float | None = None
-    ridge: float | None = None
+    forgetting: float | str | None = None
+    ridge: float | str | None = None
     seed: int | None = None
     separator: str | None = None
     decimal: str = "."
@@ -141,6 +142,7 @@ class Run:
 
     def go(self) -> int:
         code, reason = FINISHED, None
+        self.signals.at_work = True
         try:
             for block in self.table.blocks():
                 if block is None:
@@ -256,14 +258,13 @@ class Output:
         self.path, self._header = path, header
         self._file: TextIO | None = None
         if size is not None and size > 0:
-            self._file = open(path, "r+", encoding="utf-8", newline="", errors="backslashreplace")
+            self._file = open(path, "r+", **AS_TEXT)  # noqa: SIM115  # `close` is its end
             self._file.seek(0, os.SEEK_END)
             there = self._file.tell()
             if there < size:
                 self._file.close()
                 raise TableError(
-                    f"{path} has {there} bytes where it had {size} at the checkpoint: "
-                    "put it back, or name another file"
+                    f"{path} has {there} bytes where it had {size} at the checkpoint: put it back, or name another file"
                 )
             self._file.seek(size)
             self._file.truncate()
@@ -273,7 +274,7 @@ class Output:
             path.unlink()  # of another run: there is nothing in quarantine yet
 
     def _make(self) -> TextIO:
-        self._file = open(self.path, "w", encoding="utf-8", newline="", errors="backslashreplace")
+        self._file = open(self.path, "w", **AS_TEXT)  # noqa: SIM115
         self._file.write(self._header)
         return self._file
 
@@ -299,10 +300,11 @@ class Output:
 
 
 class Signals:
-    """SIGINT and SIGTERM as a wish to stop, granted between two blocks."""
+    """SIGINT and SIGTERM as a wish to stop, granted at once while nothing is under way, else between two blocks."""
 
     def __init__(self) -> None:
         self.code = 0
+        self.at_work = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -314,7 +316,7 @@ class Signals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         again = self.code
         self.code = INTERRUPTED if number == signal.SIGINT else TERMINATED
-        if again:  # who asks twice does not want to wait
+        if again or not self.at_work:  # who asks twice does not want to wait
             raise Stopped
 
     def __exit__(self, *error: object) -> None:
@@ -470,7 +472,7 @@ def describe(error: BaseException) -> str:
         return "there is not enough memory: leave out wide text columns by --drop, or lower --categories"
     text = " ".join(str(error).split())
     cures = {
-        2: "check the path", 13: "check its permissions", 21: "give a file", 28: "make room; the last checkpoint is whole",
+        2: "check the path", 13: "check its permissions", 21: "give a file", 28: "make room",
         30: "give a folder that can be written",
     }  # fmt: skip
     if isinstance(error, OSError) and error.strerror:
@@ -502,7 +504,7 @@ def predict(
                 raise Misuse(f"the table has none of the model's columns, {', '.join(column_names(model)[:20])}")
             file = None
             if out is not None:
-                file = held.enter_context(open(out, "w", encoding="utf-8", newline="", errors="backslashreplace"))
+                file = held.enter_context(open(out, "w", **AS_TEXT))
                 file.write("line,prediction\n")
             for block in table.blocks():
                 if block is None:
@@ -647,8 +649,10 @@ def write_report(path: Path, run: Run) -> None:
 def settings_of(model: TableLearner) -> dict[str, Any]:
     """What the model was made with, and what it has chosen by itself."""
     settings = {name: spelled(value) for name, value in model.get_params().items()}
-    chosen = getattr(model.learner, "chosen", None)
-    return settings | ({str(name): spelled(value) for name, value in chosen.items()} if isinstance(chosen, dict) else {})
+    chosen = getattr(getattr(model.learner, "engine", None), "chosen", None)
+    return settings | (
+        {str(name): spelled(value) for name, value in chosen.items()} if isinstance(chosen, dict) else {}
+    )
 
 
 class Chart:
@@ -681,4 +685,3 @@ def ticks(top: float) -> list[float]:
     step = 10 ** math.floor(math.log10(top))
     step = next(step * f for f in (0.1, 0.2, 0.25, 0.5, 1.0) if top / (step * f) <= 7)
     return [i * step for i in range(int(top / step) + 1)]
-

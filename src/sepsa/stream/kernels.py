@@ -816,7 +816,7 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
                 # none loses more than half its ridge.
                 need = -p * math.log2(lam)
                 if lam < 1.0 and (heads == 1 or need >= 1.0 or counts[C_STEPS] % math.floor(1.0 / need) == 0.0):
-                    count = min(p, max(4 * size - 3, math.ceil(need)))
+                    count = p if size > 1 and 4 * size >= p else min(p, math.ceil(need))
                     cursor = int(numbers[H_CURSOR])
                     numbers[H_CURSOR] = restore(
                         U, D, W, energy, prior, ridge_left, ridge, cursor, count, unit[:p], e, b[:p]

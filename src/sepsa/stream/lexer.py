@@ -78,7 +78,7 @@ def lex(data, separator, quote, at_end, limit, ends, fields, lines, flags):
         if not whole and not at_end:
             break
         length = at - start
-        if length == 1 and (data[start] == LF or data[start] == CR) or (length == 2 and data[start] == CR):
+        if (length == 1 and (data[start] == LF or data[start] == CR)) or (length == 2 and data[start] == CR):
             flag |= BLANK
         ends[count], fields[count], lines[count], flags[count] = at, width, broken + 1, flag
         count += 1

@@ -135,7 +135,8 @@ def read_time(text: str) -> float:
 def column_of_texts(codes: NDArray[np.int32], texts: Sequence[str], decimal: str, categorical: bool) -> Column:
     """A column from its distinct texts, with -1 where there is none."""
     values, times = np.full(len(texts) + 1, math.nan), np.full(len(texts) + 1, math.nan)
-    place, kept = np.full(len(texts) + 1, -1, np.int32), []
+    place = np.full(len(texts) + 1, -1, np.int32)
+    kept: list[str] = []
     for i, text in enumerate(texts):
         kind, value = read_cell(text, decimal)
         if categorical and kind != "missing":
@@ -208,7 +209,7 @@ class Bytes:
 
     def __init__(self, path: Path | None, held: ExitStack, follow: bool = False) -> None:
         self.name = "standard input" if path is None else str(path)
-        self._file: Any = sys.stdin.buffer if path is None else held.enter_context(open(path, "rb"))
+        self._file: Any = sys.stdin.buffer if path is None else held.enter_context(path.open("rb"))
         self._number = None  # of a pipe, which is asked whether there is anything
         if path is None or not self._file.seekable():
             try:
@@ -219,7 +220,7 @@ class Bytes:
         first = list(itertools.takewhile(lambda data: data != b"", self._until(8)))
         start = b"".join(data for data in first if data)
         self.magic = start[:8]
-        self._portions = itertools.chain([start] if start else [], self._raw())
+        self._portions: Iterator[bytes | None] = itertools.chain([start] if start else [], self._raw())
         self.compressed = True
         if start.startswith(b"\x1f\x8b"):
             self._portions = gunzip(self._portions, self.name)
@@ -469,10 +470,10 @@ class Lexed(NamedTuple):
     lines: NDArray[np.int64]
     flags: NDArray[np.int64]
 
-    def record(self, i: int) -> bytes:
+    def record(self, i: Any) -> bytes:
         return self.data[self.ends[i - 1] if i else 0 : self.ends[i]].rstrip(b"\r\n")
 
-    def text(self, i: int) -> str:
+    def text(self, i: Any) -> str:
         return self.record(i)[:1000].decode(errors="replace")
 
 
@@ -565,13 +566,13 @@ class Csv(Table):
                     try:
                         parts.append(self._columns(lexed.record(i) + b"\n", 1))
                         kept.append(i)
-                    except pa.ArrowInvalid:
+                    except pa.ArrowInvalid:  # noqa: PERF203  # this is the slow way
                         bad.append(Bad(int(lexed.lines[i]), "the line cannot be read", lexed.text(i)))
                 places, columns = np.array(kept, np.intp), joined(parts)
         position = self.records.position()
         return Block(columns, lexed.lines[places], lambda i: lexed.text(int(places[i])), sorted(bad), position)
 
-    def _reason(self, lexed: Lexed, i: int) -> str:
+    def _reason(self, lexed: Lexed, i: Any) -> str:
         assert self.names is not None
         if lexed.flags[i] & lexer.HAS_NUL:
             return "the line holds a NUL byte"
@@ -594,9 +595,7 @@ class Csv(Table):
             table = self._arrow(data, used, set(used))
         if table.num_rows != rows:
             raise pa.ArrowInvalid("other rows")
-        columns = {
-            name: column_of_arrow(name, table[name], name in self.categorical, self.decimal) for name in used
-        }
+        columns = {name: column_of_arrow(name, table[name], name in self.categorical, self.decimal) for name in used}
         self._texts = {name for name, column in columns.items() if column.codes is not None or column.times is not None}
         return columns
 
@@ -684,16 +683,16 @@ class JsonLines(Table):
 class Arrow(Table):
     """A Parquet file, or an Arrow file or stream."""
 
-    def __init__(
-        self, path: Path | None, source: Bytes, held: ExitStack, resume: Mapping[str, Any] | None
-    ) -> None:
+    def __init__(self, path: Path | None, source: Bytes, held: ExitStack, resume: Mapping[str, Any] | None) -> None:
         super().__init__()
         self.name = source.name
         try:
             if source.magic.startswith(b"PAR1"):
                 if path is None:
-                    raise TableError("Parquet cannot be read from standard input, its index is at its end: give the file")
-                self._file: Any = held.enter_context(pq.ParquetFile(path))
+                    raise TableError(
+                        "Parquet cannot be read from standard input, its index is at its end: give the file"
+                    )
+                self._file: Any = held.enter_context(pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 16))
                 self._schema = self._file.schema_arrow
             elif source.magic.startswith(b"ARROW1") and path is not None:
                 self._file = pa.ipc.open_file(held.enter_context(pa.memory_map(str(path))))
@@ -729,7 +728,7 @@ class Arrow(Table):
         """Record batches from the row on."""
         left = self._row
         if isinstance(self._file, pq.ParquetFile):
-            groups = []
+            groups: list[int] = []
             for group in range(self._file.num_row_groups):
                 rows = self._file.metadata.row_group(group).num_rows
                 if not groups and left >= rows:

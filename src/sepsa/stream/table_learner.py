@@ -44,8 +44,8 @@ class TableLearner:
         drop: Sequence[str] = (),
         categorical: Sequence[str] = (),
         categories: int = 32,
-        forgetting: float = 1.0,
-        ridge: float = 10.0,
+        forgetting: float | str = 1.0,
+        ridge: float | str = 10.0,
         seed: int = 0,
     ) -> None:
         self.target, self.classify = target, classify
@@ -64,8 +64,8 @@ class TableLearner:
 
     def _new_learner(self, inputs: int, outputs: int) -> Learner:
         return Learner(
-            inputs, outputs, regression=not self.classify, seed=self.seed, hidden=(50,), skip=True, ridge=self.ridge,
-            forgetting=self.forgetting,
+            inputs, outputs, regression=not self.classify, seed=self.seed, hidden=(64,), activation="fourier", lr=3e-3,
+            loss="huber", skip=True, ridge=self.ridge, forgetting=self.forgetting,
         )  # fmt: skip
 
     @property
@@ -181,8 +181,7 @@ class TableLearner:
         good = np.ones(len(block), bool)
 
         def refuse(rows: NDArray[np.bool_], reason: str) -> None:
-            for i in np.flatnonzero(rows & good):
-                bad.append(Bad(int(block.lines[i]), reason, block.raw(int(i))))
+            bad.extend(Bad(int(block.lines[i]), reason, block.raw(int(i))) for i in np.flatnonzero(rows & good))
             good[rows] = False
 
         if learning and target is None:
@@ -273,6 +272,6 @@ def learn_rows(learner: Learner, X: Floats, Y: Floats) -> tuple[Floats, list[int
     for i in range(len(X)):
         try:
             told[i] = learner.learn(X[i : i + 1], Y[i : i + 1])[0]
-        except NotFinite:
+        except NotFinite:  # noqa: PERF203  # this is the slow way
             refused.append(i)
     return told, refused

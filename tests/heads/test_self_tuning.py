@@ -15,17 +15,18 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from sepsa import RLS, SepSA
-from sepsa.heads import bank
-from sepsa.heads.bank import SelfTuningRLS
+from sepsa.heads import _candidates, self_tuning
+from sepsa.heads._repeats import Lookup, look_up
+from sepsa.heads.self_tuning import SelfTuningRLS
 
 AUTO = {"ridge": "auto", "forgetting": "auto"}
 
 
 @pytest.fixture(params=["numpy", "torch"], autouse=True)
 def path(request, monkeypatch):
-    """Both kinds of arrays: a CPU with small p would only ever see NumPy's."""
+    """Both ways to factorize: a CPU with small p would only ever see NumPy's."""
     if request.param == "torch":
-        monkeypatch.setattr("sepsa.heads.rls._NUMPY_LIMIT", 0)
+        monkeypatch.setattr("sepsa.heads._candidates._NUMPY_LIMIT", 0)
 
 
 def make(k, m=1, bias=True, seed=0, dtype=torch.float64, **options):
@@ -35,8 +36,8 @@ def make(k, m=1, bias=True, seed=0, dtype=torch.float64, **options):
 
 
 def weights(solver):
-    solver._desk.read()
-    return solver._desk.weights.clone()
+    linear = solver.linear
+    return torch.cat([linear.weight, linear.bias[:, None]], 1) if linear.bias is not None else linear.weight
 
 
 def bits(solver, linear):
@@ -69,8 +70,8 @@ def test_every_member_is_the_rls_of_its_settings(k, m, bias, sizes, weighted, sc
         for one in plain:
             one.update(x, y, omega)
     for j, one in enumerate(plain):
-        torch.testing.assert_close(solver._W[j], weights(one), rtol=1e-8, atol=1e-8)
-    driving = plain[solver._member]
+        torch.testing.assert_close(solver.weights()[j], weights(one), rtol=1e-8, atol=1e-8)
+    driving = plain[solver._state.active]
     torch.testing.assert_close(weights(solver), weights(driving), rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(solver.covariance(), driving.covariance(), rtol=1e-7, atol=1e-12)
     assert (solver.ridge, solver.forgetting) == (driving.ridge, driving.forgetting)
@@ -114,7 +115,7 @@ def test_a_moved_head_moves_every_member():
     solver.update(x, y)
     for j, one in enumerate(plain):
         one.update(x, y)
-        torch.testing.assert_close(solver._W[j], weights(one), rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(solver.weights()[j], weights(one), rtol=1e-8, atol=1e-8)
 
 
 def test_the_ridge_follows_the_size_of_the_features():
@@ -180,7 +181,7 @@ def rank_correlation(one, other):
 def noise_passes(honest, monkeypatch, seed=0, n=60, k=30, epochs=40):
     """Epochs over targets that are all noise, where the largest ridge is right; and the true errors at new samples."""
     if not honest:
-        monkeypatch.setattr(SelfTuningRLS, "_meet", lambda self, x, y, n: bank.Meeting(None, [], [], [], 0, 50))
+        monkeypatch.setattr(self_tuning, "look_up", lambda *_: Lookup(None, [], [], [], 0, 50))
     rng = np.random.default_rng(seed)
     x, y = torch.as_tensor(rng.normal(size=(n, k))), torch.as_tensor(rng.normal(size=(n, 1)))
     head = nn.Linear(k, 1, dtype=torch.float64)
@@ -192,14 +193,14 @@ def noise_passes(honest, monkeypatch, seed=0, n=60, k=30, epochs=40):
         for rows in order.split(10):
             solver.update(x[rows], y[rows])
     # The noise has variance 1, so W errs by 1 + ||W||² at a new sample.
-    return solver, 1 + solver._W.square().sum((1, 2))
+    return solver, 1 + solver.weights().square().sum((1, 2))
 
 
 def test_epochs_over_noise_do_not_flatter_the_members_that_remember_it(monkeypatch):
     solver, truth = noise_passes(True, monkeypatch)
     scores = list(solver.scores.values())
     assert solver.ridge == 1000.0
-    assert float(truth[solver._member]) <= 1.1 * float(truth.min())
+    assert float(truth[solver._state.active]) <= 1.1 * float(truth.min())
     assert rank_correlation(scores, truth.tolist()) > 0.5
 
 
@@ -208,7 +209,7 @@ def test_the_error_before_learning_alone_would_flatter_them(monkeypatch):
     solver, truth = noise_passes(False, monkeypatch)
     scores = list(solver.scores.values())
     assert solver.ridge < 1000.0
-    assert float(truth[solver._member]) > 1.5 * float(truth.min())
+    assert float(truth[solver._state.active]) > 1.5 * float(truth.min())
     assert rank_correlation(scores, truth.tolist()) < 0
 
 
@@ -221,18 +222,19 @@ def test_a_held_out_sample_is_scored_as_if_it_had_never_been_learned():
         start = copy.deepcopy(head)
         solver.update(x[:1], y[:1])  # the first sample of all is in the fold
         solver.update(x[1:], y[1:])
-        met = solver._meet(x[:1], y[:1], 1)
-        assert met.held == [0]
-        assert met.ages == [1]
-        before = solver._score * bank._FADING
-        Phi, Y, _ = solver._desk.samples(x[:1], y[:1], None)
-        after = solver._judge(solver._desk, Phi, Y, met)
+        state = solver._state
+        found = look_up(solver._seen, state.steps, state.first, state.unrepeated, solver._salt, x[:1], y[:1], 1)
+        assert found.held == [0]
+        assert found.ages == [1]
+        before = state.score * _candidates._FADING
+        Phi = torch.cat([x[:1], torch.ones_like(x[:1, :1])], 1)
+        after = _candidates.scored(solver._grid, state, Phi, y[:1], float(y[:1].square().sum()), found)
         for j, (_, r) in enumerate(solver.members):
             without = RLS(ridge=r, forgetting=lam).bind(copy.deepcopy(start))
             without.update(x[:1], y[:1], torch.zeros(1, dtype=torch.float64))
             without.update(x[1:], y[1:])
             error = (without.predict(x[:1]) - y[:1]).square()
-            cap = bank._OUTLIER * min(solver.scores.values())
+            cap = _candidates._OUTLIER * min(solver.scores.values())
             assert float((after - before)[j, -1]) == pytest.approx(min(float(error), cap), rel=1e-8)
 
 
@@ -253,7 +255,7 @@ def test_what_is_held_out_and_what_is_remembered(monkeypatch):
     state = {k: v.clone() for k, v in solver.state_dict().items() if k == "M"}
     solver.update(x[held], y[held])  # nothing but held-out samples: nothing is learned
     assert all(torch.equal(state[k], solver.state_dict()[k]) for k in state)
-    monkeypatch.setattr(bank, "_SEEN_LIMIT", known)
+    monkeypatch.setattr(self_tuning, "_SEEN_LIMIT", known)
     solver.update(torch.randn(300, 3, dtype=torch.float64), y)
     assert len(solver._seen) == known
     with pytest.raises(ValueError, match="identity must have one row a sample"):
@@ -337,12 +339,10 @@ def test_what_it_refuses():
     solver, _ = make(3)
     x, y = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, 1, dtype=torch.float64)
     solver.update(x, y)
-    with pytest.raises(ValueError, match="unlearn needs one head"):
-        solver.unlearn(x, y)
-    with pytest.raises(ValueError, match="merge needs one head"):
-        solver.merge(solver)
-    with pytest.raises(ValueError, match="cannot be captured"):
-        solver.prepare_on_device()
+    for beyond in ("unlearn", "merge", "prepare_capture"):
+        assert not hasattr(solver, beyond)
+    with pytest.raises(TypeError, match=r"other must be an RLS, got SelfTuningRLS"):
+        make(3, ridge=1.0)[0].merge(solver)
 
 
 # ---------------------------------------------------------------------- inside SepSA

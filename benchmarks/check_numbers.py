@@ -1,0 +1,308 @@
+"""Is every result that README.md and docs/ state in a committed JSON?
+
+    python benchmarks/check_numbers.py
+
+A result is
+- in a table, every number of a cell that starts with one, but for the first column, which names the row;
+- in prose, every number with a decimal point, a thousands separator, an exponent or a percent sign.
+Code, comments, links and headings state none: write a setting as code, `forgetting=0.99`.
+
+A result must stand, rounded as printed, in a JSON under benchmarks/ or results/ that the text names: in the same table
+row, list item or paragraph, or else in the same section, or else in a section around it. A script stands for the JSON
+of its name, and a comment names one where the text should not: <!-- results: benchmarks/step_cost.json -->. Where the
+JSON knows a table's row or column by name, the number must stand under that name; and the numbers of
+"1.02 [1.01, 1.05]" or "8.27 ± 0.66" must stand together, as median and quartiles or mean and deviation of one thing.
+
+Of a list of numbers its summary counts (mean, deviation, quartiles, range, length), not each entry. A number with a
+percent sign may stand in the JSON as a share, and one in ms or µs in seconds. CONSTANTS are what is neither a result
+nor code; `derived` computes what a page computes from a JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# What is no result, by page, and what it is.
+CONSTANTS: dict[str, dict[str, str]] = {
+    "README.md": {"60,000": "images of MNIST"},
+    "docs/algorithm.md": {"1e-8": "the tolerance of a test", "20,000": "steps of the benchmark"},
+    "docs/how-to-choose.md": {
+        **dict.fromkeys(("0.95", "0.99", "0.999"), "a forgetting"),
+        **dict.fromkeys(("1e-4", "1e-3", "1e-2"), "a learning rate"),
+        **dict.fromkeys(("1e5", "1e10"), "a limit that health() tells"),
+        "6": "a bound on the differences in the table below it",
+    },
+    "docs/reproduction.md": {"0.001": "a learning rate", "0.9999": "a forgetting", "5": "n/(n-1) at 10 seeds"},
+}
+MACHINE = {"machine", "threads", "python", "torch", "numpy"}  # what every JSON says of where it was made
+ASKED = {"wanted"}  # columns that say what was asked for, not what came
+COMMANDS = {"sepsa bench stream": "benchmarks/stream.json", "sepsa report": "results/table3.json"}
+
+SCALES = {"": (1.0,), "%": (1.0, 100.0), "points": (1.0, 100.0), "ms": (1.0, 1e3), "µs": (1.0, 1e6)}
+
+NUMBER = re.compile(r"(?<![\w.,/^-])[-−+]?(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(e[+-]?\d+)?(?![\w.]*\.\d)(?![A-Za-z])")
+SOURCE = re.compile(r"\b((?:benchmarks|results)/[\w./-]+?)\.(?:py|json|png|svg)\b")
+GENERATED = re.compile(r"<!-- table3 begin -->.*?<!-- table3 end -->", re.DOTALL)  # a test compares it as a whole
+
+
+class Result(NamedTuple):
+    """Numbers that a page states together, where, in which unit, and where they may come from."""
+
+    page: str
+    line: int
+    numbers: tuple[str, ...]
+    spread: str  # what joins them: "[" or "±"; nothing for a single one
+    unit: str
+    sources: tuple[str, ...]
+    labels: tuple[str, ...] = ()  # of its row and column
+
+
+class Value(NamedTuple):
+    """A number in a JSON: its key, and the names it stands under, of which the last is the object that holds it."""
+
+    number: float
+    key: str
+    path: tuple[str, ...]
+
+
+# ---------------------------------------------------------------------- what pages state
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def results(page: str, text: str) -> Iterator[Result]:
+    """The results that a page states."""
+    named = text.splitlines()  # code and comments state nothing, but they name sources
+    lines = stated(text).splitlines()
+    starts = [n for n, line in enumerate(lines) if re.match(r"#+ ", line)]
+    around: dict[int, tuple[str, ...]] = {}  # the sources named under each heading above
+    for start, end in zip([0, *starts], [*starts, len(lines)], strict=True):
+        depth = len(lines[start]) - len(lines[start].lstrip("#")) if lines else 0
+        around = {level: found for level, found in around.items() if level < depth}
+        around[depth] = sources("\n".join(named[start:end]))
+        outer = next((found for _, found in sorted(around.items(), reverse=True) if found), ())
+        for first, last in groups(lines, start, end):
+            found = sources("\n".join(named[first:last])) or outer
+            if lines[first].lstrip().startswith("|"):
+                yield from in_row(page, first, lines, found)
+            else:
+                for n in range(first, last):
+                    yield from in_prose(page, n, lines[n], found)
+
+
+def stated(text: str) -> str:
+    """The page without code, comments and links, each character of which becomes a space."""
+    for pattern in (
+        GENERATED.pattern,
+        r"^```.*?^```$",
+        r"(?<=\n\n)(?: {4}[^\n]*\n)+",
+        r"<!--.*?-->",
+        r"`[^`\n]*`",
+        r"\]\([^)\n]*\)",
+    ):
+        text = re.sub(pattern, lambda m: re.sub(r"[^\n]", " ", m[0]), text, flags=re.DOTALL | re.MULTILINE)
+    return text
+
+
+def groups(lines: list[str], start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Paragraphs, list items and table rows, as ranges of lines."""
+    first = None
+    for n in range(start, end):
+        line = lines[n].strip()
+        if first is not None and (not line or re.match(r"\||[-*#] |\d+\. |#", line)):
+            yield first, n
+            first = None
+        if line and not line.startswith("#") and first is None:
+            first = n
+    if first is not None:
+        yield first, end
+
+
+def sources(text: str) -> tuple[str, ...]:
+    """The JSON files that a text names."""
+    found = [f"{name}.json" for name in SOURCE.findall(text)]
+    found += [source for command, source in COMMANDS.items() if command in text]
+    return tuple(dict.fromkeys(name for name in found if (ROOT / name).is_file()))
+
+
+def in_prose(page: str, n: int, line: str, found: tuple[str, ...]) -> Iterator[Result]:
+    for first, numbers, spread, after in together(line):
+        told = any(re.search(r"[.,e]", number) for number in numbers) or spread or re.match(r"\s?%", after)
+        if told and not re.search(r"(Python|torch|NumPy|scikit-learn|River|version)[\s≥]*$", line[:first]):
+            unit = re.match(r"\s?(%|points|ms|µs)", after)
+            yield Result(page, n + 1, numbers, spread, unit[1] if unit else "", found)
+
+
+def in_row(page: str, n: int, lines: list[str], found: tuple[str, ...]) -> Iterator[Result]:
+    top = n
+    while top and lines[top - 1].lstrip().startswith("|"):
+        top -= 1
+    if n <= top + 1:  # the titles and the rule below them
+        return
+    titles, cells = (line.strip().strip("|").split("|") for line in (lines[top], lines[n]))
+    for title, cell in list(zip(titles, cells, strict=False))[1:]:
+        if plain(title) not in ASKED and re.match(r"[\s*]*[-−+×≈]?\s*\d", cell):
+            for _, numbers, spread, after in together(cell):
+                unit = re.search(r"%|points|\bms\b|µs", after + lines[top])
+                labels = (plain(title), plain(cells[0]))
+                yield Result(page, n + 1, numbers, spread, unit[0] if unit else "", found, labels)
+
+
+def together(text: str) -> Iterator[tuple[int, tuple[str, ...], str, str]]:
+    """Numbers as they belong together: where they start, they, what joins them, what follows."""
+    matches = list(NUMBER.finditer(text))
+    while matches:
+        first, *rest = matches
+        taken, spread = [first], ""
+        if rest and re.fullmatch(r"\s*(±|\[)\s*", joint := text[first.end() : rest[0].start()]):
+            spread = joint.strip()
+            taken = matches[: 3 if spread == "[" else 2]
+        yield first.start(), tuple(match[0] for match in taken), spread, text[taken[-1].end() :].lstrip("]")
+        matches = matches[len(taken) :]
+
+
+def plain(label: str) -> str:
+    return re.sub(r"[*_`]", "", label).strip().lower()
+
+
+# ---------------------------------------------------------------------- what JSON files hold
+
+
+@cache
+def values(source: str) -> tuple[Value, ...]:
+    """The numbers of a JSON that a page may state."""
+    return tuple(dict.fromkeys(_values(json.loads((ROOT / source).read_text(encoding="utf-8")), "", (source,))))
+
+
+def _values(part: Any, key: str, path: tuple[str, ...]) -> Iterator[Value]:
+    if isinstance(part, dict):
+        path = (*path, *(value.lower() for value in part.values() if isinstance(value, str)), key)
+        for name, value in part.items():
+            if name not in MACHINE:
+                yield from _values(value, name.lower(), path)
+    elif isinstance(part, list):
+        numbers = [value for value in part if isinstance(value, (int, float)) and not isinstance(value, bool)]
+        yield from (Value(number, name, (*path, key)) for name, number in summary(numbers))
+        for n, value in enumerate(part):
+            if not isinstance(value, (int, float)):
+                yield from _values(value, f"{key} {n}", path)
+            elif len(part) <= 3:  # [slope, low, high] is no sample
+                yield Value(float(value), ("median", "low", "high")[n], (*path, key))
+    elif isinstance(part, (int, float)) and not isinstance(part, bool):
+        yield Value(float(part), key, path)
+
+
+def summary(numbers: list[float]) -> Iterator[tuple[str, float]]:
+    finite = [number for number in numbers if math.isfinite(number)]
+    if numbers:
+        yield "length", len(numbers)
+    if len(finite) == 1:
+        yield "mean", finite[0]
+    if len(finite) > 1:
+        low, middle, high = statistics.quantiles(finite, n=4, method="inclusive")
+        yield from (("mean", statistics.fmean(finite)), ("median", middle), ("q25", low), ("q75", high))
+        yield from (("std", statistics.stdev(finite)), ("std", statistics.pstdev(finite)))
+        yield from (("min", min(finite)), ("max", max(finite)))
+
+
+def finals(name: str) -> dict[int, float]:
+    """The final test results of a record's runs, by seed."""
+    record = json.loads((ROOT / f"results/table3/{name}.json").read_text(encoding="utf-8"))
+    return {run["seed"]: run["final"]["test"] for run in record["runs"]}
+
+
+def derived(page: str) -> tuple[Value, ...]:
+    """What a page computes from committed numbers."""
+    found: list[tuple[str, float]] = []
+    if page == "README.md":  # sepsa.river / River's LinearRegression, turn by turn
+        turns = json.loads((ROOT / "benchmarks/stream.json").read_text(encoding="utf-8"))["contestants"]
+        pairs = zip(turns["sepsa in River"]["rounds"], turns["River LinearRegression"]["rounds"], strict=True)
+        found += summary([ours / theirs for ours, theirs in pairs])
+    if page == "docs/algorithm.md":  # the paper's seconds, SepSA / Adam
+        rows = json.loads((ROOT / "results/table3.json").read_text(encoding="utf-8"))
+        paper = {(row["mode"], row["dataset"], row["method"]): row["paper_seconds_mean"] for row in rows}
+        cases = (("online", "energy"), ("mini-batch", "energy"), ("mini-batch", "mnist"))
+        found += [("ratio", paper[(*case, "SepSA")] / paper[(*case, "Adam")]) for case in cases]
+    if page == "docs/reproduction.md":
+        for name in ("energy", "diabetes"):  # the seeds on which nothing was chosen
+            tuned = finals(f"{name}-mini-batch-sepsa-self-tuning")
+            found.append(("mean", statistics.fmean(test for seed, test in tuned.items() if seed >= 220)))
+        newton, adam = (finals(f"mnist-online-{name}-cross-entropy") for name in ("sepsa", "adam"))
+        behind = [adam[seed] - newton[seed] for seed in newton]
+        found += [("mean", statistics.fmean(behind)), ("std", statistics.stdev(behind) / math.sqrt(len(behind)))]
+    return tuple(Value(number, key, (page,)) for key, number in found)
+
+
+# ---------------------------------------------------------------------- the one beside the other
+
+
+def known(result: Result) -> tuple[Value, ...]:
+    """The values that a result may be, by where it stands."""
+    found = tuple(value for source in result.sources for value in values(source))
+    for label in filter(None, result.labels):
+        found = tuple(v for v in found if any(f", {name}".endswith(f", {label}") for name in v.path)) or found
+    return found
+
+
+def stands(result: Result, candidates: tuple[Value, ...]) -> bool:
+    """Whether values that belong together read as the result does, in its unit."""
+    if len(result.numbers) == 1:
+        return any(reads(result.numbers[0], result.unit, value.number) for value in candidates)
+    keys = {"[": (r"median|mean|slope", r"q25|low|min", r"q75|high|max"), "±": (r"mean", r"std")}[result.spread]
+    objects: dict[tuple[str, ...], list[Value]] = {}
+    for value in candidates:
+        objects.setdefault(value.path, []).append(value)
+    return any(
+        all(
+            any(re.search(key, value.key) and reads(number, result.unit, value.number) for value in together)
+            for key, number in zip(keys, result.numbers, strict=False)
+        )
+        for together in objects.values()
+    )
+
+
+def reads(stated: str, unit: str, number: float) -> bool:
+    """Whether a number, rounded and in this unit, is what is stated."""
+    digits = re.fullmatch(r"(\d+)(?:\.(\d+))?(?:e([+-]?\d+))?", stated.replace(",", "").lstrip("-−+"))
+    assert digits is not None, stated
+    half = 0.5 * 10.0 ** (int(digits[3] or 0) - len(digits[2] or "")) * (1 + 1e-9)
+    return any(abs(abs(number) * scale - float(digits[0])) <= half for scale in SCALES[unit])
+
+
+def unfounded(page: str, text: str) -> Iterator[str]:
+    """What a page states and no JSON holds, in words."""
+    computed = derived(page)
+    for result in results(page, text):
+        if any(number in CONSTANTS.get(page, {}) for number in result.numbers):
+            continue
+        where = f"{result.page}:{result.line}: {', '.join(result.numbers)}"
+        if not result.sources:
+            yield f"{where} names no JSON: name its benchmark beside it, or write it as `code` if it is a setting"
+        elif not stands(result, known(result)) and not stands(result, computed):
+            yield f"{where} is not in {', '.join(result.sources)}"
+
+
+def main() -> int:
+    told, checked = [], 0
+    for path in pages():
+        page, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+        checked += sum(len(result.numbers) for result in results(page, text))
+        told += unfounded(page, text)
+    print("\n".join([*told, f"{checked} results in {len(pages())} pages, {len(told)} without a JSON"]))
+    return bool(told)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""The state of recursive least squares inside a CUDA graph: at fixed addresses, without a look from the host."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sepsa.heads._affine import rows, store
+from sepsa.heads._square_root import (
+    CURSOR,
+    SAMPLES,
+    STEPS,
+    Root,
+    andrews,
+    fade,
+    learn_rows,
+    rotation,
+    turn,
+    whiten,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class CapturedState:
+    """Where a recording writes to. Symbols as in `_square_root`; H is the identity."""
+
+    def __init__(self, linear: nn.Linear, root: Root) -> None:
+        (m, p), device = root.W.shape, root.W.device
+        self.linear, self.k = linear, linear.in_features
+        self.weight, self.bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+        self.Z = root.W.new_zeros(p + m, p)
+        self.T, self.W = self.Z[:p], self.Z[p:]
+        self.energy, self.left = torch.zeros_like(root.energy), torch.zeros_like(root.left)
+        self.tally = torch.zeros(3, dtype=torch.float64, device=device)  # updates, samples, cursor
+        self.kernels = fused_kernels(self.Z, self.weight)
+        self.blocks: dict[int, tuple[Tensor, ...]] = {}  # buffers of the fused kernels, by the size of a block
+        self._increments: dict[tuple[int, int], Tensor] = {}
+        self._fading: dict[float, Tensor] = {}
+        # A block of which W has learned, but not yet T: [I + FᵀF, FᵀT, Fᵀ], λ, and whether it was finite.
+        self._unfinished: tuple[Tensor, float, Tensor] | None = None
+
+    @property
+    def root(self) -> Root:
+        return Root(self.T, self.W, None, self.energy, self.left)
+
+    @property
+    def place(self) -> tuple[int | None, ...]:
+        """The memory that a recording reads and writes."""
+        return self.Z.data_ptr(), self.weight.data_ptr(), None if self.bias is None else self.bias.data_ptr()
+
+    def lies_in(self, linear: nn.Linear) -> bool:
+        """Whether the head still has the memory that it had."""
+        bias = None if linear.bias is None else linear.bias.data_ptr()
+        return self.place[1:] == (linear.weight.data_ptr(), bias)
+
+    def load(self, root: Root, counters: NDArray[np.float64]) -> None:
+        """Take over a state whose H is the identity."""
+        for name in ("T", "W", "energy", "left"):
+            getattr(self, name).copy_(getattr(root, name))
+        self.tally.copy_(torch.as_tensor(counters[[STEPS, SAMPLES, CURSOR]]))
+
+    def counters(self) -> NDArray[np.float64]:
+        """The counters of the host, as the device has them."""
+        steps, samples, cursor = self.tally.tolist()
+        return np.array([steps, samples, cursor % len(self.T), 0.0, 0.0])
+
+    def update(self, features: Tensor, targets: Tensor, lam: float, ridge: Tensor, prior: Tensor) -> Tensor:
+        """Learn rows; returns whether they were finite (0-d). T's own update may be left to `finish`."""
+        self.finish()
+        x, y = features.detach().reshape(-1, self.k), targets.detach().reshape(-1, len(self.W))
+        n, p = len(x), len(self.T)
+        count = rotation(p, lam)
+        if self.kernels is not None and count <= 1:
+            if n == 1:
+                fine: Tensor = self.kernels.rank_one(self, x, y, lam, ridge, prior)
+                return fine
+            if self.kernels.takes_block(n, len(self.W), count):
+                products, fine = self.kernels.block(self, x, y, lam, ridge, prior)
+                self._unfinished = products, lam, fine
+                return fine
+        Phi, Y = rows(self.linear, x, self.Z.dtype), y.to(self.Z.dtype)
+        at = turn(p, count, self.tally[2].long(), x.device) if count else None
+        faded = fade(self.root, lam)
+        F, E = whiten(faded, Phi, Y)
+        new = learn_rows(faded, F, E, ridge, at, prior)
+        head = new.W.to(self.weight.dtype)
+        fine = new.T.sum().isfinite() & head.isfinite().all()
+        for mine, learned in ((self.T, new.T), (self.W, new.W), (self.energy, new.energy), (self.left, new.left)):
+            mine.copy_(learned.where(fine, mine))
+        store(self.linear, self.W.to(self.weight.dtype))
+        self.tally[1].mul_(torch.where(fine, lam, 1.0))
+        self.tally.add_(fine * self.increment(n, count))
+        return fine
+
+    def fading(self, lam: float) -> Tensor:
+        """λ and 1/√λ where the kernels read them, which would take a number of Python's for a float32."""
+        if lam not in self._fading:
+            self._fading[lam] = torch.tensor([lam, lam**-0.5], dtype=torch.float64).to(self.tally.device)
+        return self._fading[lam]
+
+    def increment(self, n: int, count: int) -> Tensor:
+        """What a good update adds to the tally; made before a graph is captured, which may not make it."""
+        if (n, count) not in self._increments:
+            values = torch.tensor([1.0, n, count], dtype=torch.float64)
+            self._increments[n, count] = values.to(self.tally.device)
+        return self._increments[n, count]
+
+    def finish(self) -> None:
+        """T's own update, which neither forward nor backward pass waits for."""
+        if self._unfinished is None:
+            return
+        products, lam, fine = self._unfinished
+        n, p = len(products), len(self.T)
+        gram, U, Ft = torch.split_with_sizes(products, [n, p, p], 1)
+        C = torch.linalg.cholesky_ex(gram).L
+        if lam == 1.0:
+            andrews(self.T, Ft.T, U, C, out=self.T)
+        else:
+            self.T.copy_(andrews(self.T, Ft.T, U, C, lam**-0.5).where(fine, self.T))
+        self._unfinished = None
+
+
+def fused_kernels(Z: Tensor, weight: Tensor) -> ModuleType | None:
+    """The kernels for a few samples on a GPU, where there are any for this head."""
+    if not Z.is_cuda or not weight.is_contiguous():
+        return None
+    try:
+        from sepsa.heads import _triton
+    except ModuleNotFoundError:  # a torch without Triton
+        return None
+    return _triton if Z.shape[0] <= _triton.MAX_ROWS else None

@@ -1,0 +1,49 @@
+"""Exact arithmetic on what was learned at forgetting 1: taking samples back, and joining what two heads saw.
+
+Symbols as in `_square_root`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from sepsa.heads._square_root import Root, square_root
+
+
+def unlearn(root: Root, Phi: Tensor, Y: Tensor, samples: float, seen: float, ridge: Tensor) -> Root:
+    """The state without rows of weight `samples` in all, of `seen` that were learned; H = I."""
+    T, W = square_root(root), root.W
+    F, E = Phi @ T.T, Y - Phi @ W.T
+    H = torch.eye(len(T), dtype=T.dtype, device=T.device) - F.T @ F
+    left = float(torch.linalg.eigvalsh(H - (T * ridge) @ T.T)[0])  # below 0: less than the ridge alone
+    C, info = torch.linalg.cholesky_ex(H)
+    tolerance = math.sqrt(torch.finfo(T.dtype).eps)
+    if int(info) or not left >= -tolerance or samples > (1 + tolerance) * seen:
+        raise ValueError(
+            f"features: removing these {len(Phi)} samples would leave less curvature than the prior has "
+            f"(smallest relative eigenvalue {left:.3g}; the head remembers {seen:g} samples): "
+            "unlearn only what this head learned, with the same features and weights"
+        )
+    T = torch.linalg.solve_triangular(C, T, upper=False).contiguous()
+    step = (T @ (Phi.T @ E)).T @ T
+    energy = (root.energy - (E * (E + Phi @ step.T)).sum(0)).clamp(min=0)
+    return Root(T, W - step, None, energy, root.left, root.whole)
+
+
+def merge(root: Root, other: Root, ridge: Tensor, prior: Tensor) -> Root:
+    """The state that saw the data of both, which had one prior, H = I."""
+    T, W = square_root(root), root.W
+    R = torch.linalg.inv(square_root(other)).T  # the other's A = RᵀR
+    V = R @ T.T
+    H = V.T @ V - (T * ridge) @ T.T
+    H.diagonal().add_(1)  # T(A₁ + A₂ - diag ridge)Tᵀ
+    both = torch.linalg.solve_triangular(torch.linalg.cholesky(H), T, upper=False).contiguous()
+    pull = (other.W - W) @ R.T @ R + ridge * (W - prior)
+    merged = W + pull @ both.T @ both
+    # Both objectives at the common minimum, with the prior counted once.
+    rise = torch.linalg.solve(T.T, (merged - W).T).square().sum(0) + (R @ (merged - other.W).T).square().sum(0)
+    energy = root.energy + other.energy + rise - (ridge * (merged - prior).square()).sum(1)
+    return Root(both, merged, None, energy.clamp(min=0), root.left, root.whole)

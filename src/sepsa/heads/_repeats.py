@@ -1,0 +1,62 @@
+"""Which samples of an update were learned before: a fixed tenth of all is told apart by a hash of the raw row."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# One sample in so many is held out once samples repeat.
+_HELD_OUT = 10
+# Samples not held out are scored again after so many new ones among those that would be.
+UNREPEATED = 50
+
+
+class Lookup(NamedTuple):
+    """What is known of the samples of one update: positions among its rows."""
+
+    scored: list[int] | None  # None: all of them
+    held: list[int]
+    ages: list[int]  # updates since each held sample was learned
+    first_seen: list[int]  # hashes to remember
+    first_code: int
+    unrepeated: int
+
+
+def look_up(
+    seen: dict[int, int], steps: int, first: int, unrepeated: int, salt: int, identity: Tensor, targets: Tensor, n: int
+) -> Lookup:
+    """Which of n samples are in `seen`, by the update that learned them; nothing is remembered yet.
+
+    `first` is the code of the first sample of all, -1 before it, and `unrepeated` counts those of the tenth that came
+    new since one came again.
+    """
+    b, span = len(identity), n // len(identity)
+    inputs, outputs = (
+        x.detach().cpu().contiguous().reshape(b, -1).view(torch.uint8).numpy() for x in (identity, targets)
+    )
+    fold: list[int] = []
+    held: list[int] = []
+    ages: list[int] = []
+    new: list[int] = []
+    for i in range(b):
+        code = zlib.crc32(outputs[i], zlib.crc32(inputs[i], salt))
+        if first < 0:
+            first = code  # the first sample of all is in the fold, so that there is one
+        if code % _HELD_OUT and code != first:
+            continue
+        positions = range(i * span, (i + 1) * span)
+        fold.extend(positions)
+        row = inputs[i].tobytes() + outputs[i].tobytes()
+        name = int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), "little", signed=True)
+        if (learned := seen.get(name)) is None:
+            unrepeated += 1
+            new.append(name)
+        else:
+            unrepeated = 0
+            held.extend(positions)
+            ages.extend([steps - learned] * span)
+    return Lookup(None if unrepeated >= UNREPEATED else fold, held, ages, new, first, unrepeated)

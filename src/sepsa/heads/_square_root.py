@@ -1,0 +1,293 @@
+"""The mathematics of recursive least squares in square-root form: pure functions, new arrays out, nothing mutated.
+
+Symbols: Φ (n, p) features, with a last column of ones where the head has a bias; Y (n, m) targets; W (m, p) the head;
+A (p, p) the curvature, B = A⁻¹; λ the forgetting; F = TΦᵀ (p, n), the rows as T sees them; E = Y - ΦWᵀ. The state is
+Z = [T; W] and H with
+
+    B = TᵀH⁻¹T,
+
+where H is the identity, so that T is a square root of B, except between large blocks, which gather in H while T rests.
+All but `gather`, `learn`, which chooses the route, and `predict` run on the host and inside a CUDA graph alike: they
+look at no number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, overload
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sepsa.heads._affine import rows
+from sepsa.heads._checks import explain_nonfinite
+from sepsa.heads.solver import Posterior
+
+# Above this squared size the product FFᵀ swallows the identity it is added to; the QR route does not.
+PRODUCT_LIMIT = 1e10
+# H is absorbed into T when it has grown by this factor, or fallen by its inverse, or after so many updates.
+GROWTH_LIMIT = 1e6
+PENDING_LIMIT = 256
+# Below so many rows of the ridge, one after the other costs less than one block.
+ROW_LIMIT = 4
+
+# Places in a head's counters: updates, samples less what was forgotten of them, the coordinate whose turn it is to get
+# its ridge back, the updates gathered in H, and the trace that they added to it.
+STEPS, SAMPLES, CURSOR, PENDING, GROWTH = range(5)
+
+
+class Root(NamedTuple):
+    """What an update changes beside its counters. H is None where it is the identity."""
+
+    T: Tensor  # (p, p)
+    W: Tensor  # (m, p)
+    H: Tensor | None  # (p, p)
+    energy: Tensor  # (m,): the objective at its minimum
+    left: Tensor  # (p,): the ridge that each coordinate still has
+    whole: bool = False  # whether that is known to be all of it
+    gram: Tensor | None = None  # T diag(ridge) Tᵀ, where it is known
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Root:
+        """The same with every tensor changed."""
+        T, W, H, energy, left, whole, _ = self
+        return Root(change(T), change(W), None if H is None else change(H), change(energy), change(left), whole)
+
+
+def rotation(p: int, forgetting: float) -> int:
+    """How many of p coordinates get their ridge back in turn, so that none ever falls under half of it."""
+    return 0 if forgetting == 1.0 else min(p, math.ceil(-p * math.log2(forgetting)))
+
+
+def restored(p: int, n: int, forgetting: float) -> int:
+    """How many of p coordinates do in an update of n samples: all where H gathers them, at no further cost."""
+    return p if forgetting < 1.0 and 4 * n >= p and n > 1 else rotation(p, forgetting)
+
+
+def whiten(root: Root, Phi: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
+    """F = TΦᵀ (p, n) and the residuals E = Y - ΦWᵀ (n, m)."""
+    return root.T @ Phi.T, torch.addmm(Y, Phi, root.W.T, alpha=-1)
+
+
+def potter(root: Root, f: Tensor, e: Tensor) -> Root:
+    """Equations 17 and 18 for one row (Potter): f = Th (p,), e = y - Wh (m,).
+
+    T <- (I - βffᵀ)T gives TᵀT = B - BhhᵀB/(1 + hᵀBh) for β = 1/(g + √g), g = 1 + fᵀf.
+    """
+    g = 1 + f @ f
+    u = f @ root.T  # Bh
+    e_over_g = e / g
+    T = torch.addr(root.T, f * (-1 / (g + g.sqrt())), u)  # (18)
+    W = torch.addr(root.W, e_over_g, u)  # (17): B_k h = Bh/g
+    return root._replace(T=T, W=W, energy=root.energy + e * e_over_g, gram=None)
+
+
+def factor(F: Tensor, large: bool = False) -> Tensor:
+    """C with CCᵀ = I + FᵀF; `large` rows get it from a QR, which does not square them."""
+    one = torch.eye(F.shape[1], dtype=F.dtype, device=F.device)
+    if large:
+        R: Tensor = torch.linalg.qr(torch.cat([one, F]), mode="r").R
+        return (R * R.diagonal().sign()[:, None]).T.contiguous()
+    C: Tensor = torch.linalg.cholesky_ex(torch.addmm(one, F.T, F)).L
+    return C
+
+
+def andrews(T: Tensor, F: Tensor, U: Tensor, C: Tensor, scale: float = 1.0, out: Tensor | None = None) -> Tensor:
+    """T <- scale T - F(C + I)⁻ᵀC⁻¹U with U = scale FᵀT and CCᵀ = I + FᵀF (Andrews). `out` may be T.
+
+    F is that of scale T, and TᵀT is then (A + ΦᵀΦ)⁻¹ for the A of scale T.
+    """
+    r = len(C)
+    one = torch.eye(r, dtype=C.dtype, device=C.device)
+    wide = U.shape[1] >= 2 * r  # then products with an inverse cost less than solving for so many columns
+    V = torch.linalg.solve_triangular(C, one if wide else U, upper=False)
+    V = torch.linalg.solve_triangular((C + one).T, V, upper=True)
+    if wide:
+        return torch.addmm(T, F @ V, U, beta=scale, alpha=-1, out=out)
+    return torch.addmm(T, F, V, beta=scale, alpha=-1, out=out)
+
+
+def block(root: Root, F: Tensor, E: Tensor, scale: float = 1.0, large: bool = False) -> Root:
+    """Equations 17 and 18 for r rows at once: 6rp² operations in three products. F is that of scale T."""
+    C = factor(F, large)
+    U = F.T @ root.T
+    if scale != 1.0:
+        U *= scale
+    V = torch.linalg.solve_triangular(C, E, upper=False)
+    W = torch.addmm(root.W, torch.linalg.solve_triangular(C.T, V, upper=True).T, U)
+    energy = root.energy + V.square().sum(0)
+    return root._replace(T=andrews(root.T, F, U, C, scale), W=W, energy=energy, gram=None)
+
+
+def gather(root: Root, F: Tensor, E: Tensor, lam: float, ridge: Tensor, at: Tensor | None, prior: Tensor) -> Root:
+    """The same for about p rows or more, where T rests and only H grows: 4rp² + p³/3 operations.
+
+    H <- λH + T diag(q) Tᵀ + FFᵀ, with q the ridge that the coordinates `at` are given back, and W <- W + VᵀT with
+    V = H⁻¹(FE + T diag(q) (prior - W)ᵀ), because W was the minimizer before.
+    """
+    T, W, H, energy, left, whole, gram = root
+    D, rise = F @ E, (E * E).sum(0)
+    rest = torch.eye(len(T), dtype=T.dtype, device=T.device) if H is None else H
+    if at is None:
+        H = torch.addmm(rest, F, F.T)
+    else:
+        if whole and len(at) == len(T):
+            q = (1 - lam) * ridge
+            gram = (T * ridge) @ T.T if gram is None else gram
+            H = torch.addmm(gram, F, F.T, beta=1 - lam)
+        else:
+            q = lacking(lam * left, ridge, at)
+            H = ((T * q) @ T.T).addmm_(F, F.T)
+            left = (lam * left).scatter(0, at, ridge[at])
+        whole = len(at) == len(T)
+        H.add_(rest, alpha=lam)
+        D = torch.addmm(D, T * q, (prior - W).T)
+        rise = rise + (q * (prior - W).square()).sum(1)
+        energy = lam * energy
+    V = torch.cholesky_solve(D, torch.linalg.cholesky_ex(H).L)
+    return Root(T, torch.addmm(W, V.T, T), H, energy + rise - (D * V).sum(0), left, whole, gram)
+
+
+def square_root(root: Root) -> Tensor:
+    """T with TᵀT = B, whatever is gathered in H."""
+    if root.H is None:
+        return root.T
+    T: Tensor = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(root.H).L, root.T, upper=False)
+    return T.contiguous()  # so that a copy has the same bits
+
+
+def fade(root: Root, lam: float | Tensor) -> Root:
+    """A <- λA, with H = I afterwards."""
+    if root.H is None and isinstance(lam, float) and lam == 1.0:
+        return root
+    whole = root.whole and isinstance(lam, float) and lam == 1.0
+    return Root(square_root(root) / lam**0.5, root.W, None, root.energy * lam, root.left * lam, whole)
+
+
+def turn(p: int, count: int, cursor: int | Tensor, device: torch.device) -> Tensor:
+    """The coordinates whose turn it is to get their ridge back."""
+    return (cursor + torch.arange(count, device=device)) % p
+
+
+def lacking(left: Tensor, ridge: Tensor, at: Tensor) -> Tensor:
+    """q (p,): the ridge that the coordinates `at` lack, 0 elsewhere."""
+    return torch.zeros_like(left).scatter(0, at, (ridge - left)[at].clamp(min=0))
+
+
+def ridge_rows(root: Root, q: Tensor, at: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
+    """F (p, c) and E (c, m) of rows √q_j e_j with the prior's targets, which give the coordinates `at` their ridge."""
+    scale = q[at].sqrt()
+    return root.T[:, at] * scale, (prior - root.W)[:, at].T * scale[:, None]
+
+
+def learn_rows(root: Root, F: Tensor, E: Tensor, ridge: Tensor, at: Tensor | None, prior: Tensor) -> Root:
+    """Rows that T sees already faded, and the ridge of the coordinates `at`: fewer than about p/4 of both."""
+    if at is None:
+        return potter(root, F[:, 0], E[0]) if F.shape[1] == 1 else block(root, F, E)
+    q = lacking(root.left, ridge, at)
+    if F.shape[1] == 1 and len(at) < ROW_LIMIT:
+        root = potter(root, F[:, 0], E[0])
+        for i in range(len(at)):
+            f, e = ridge_rows(root, q, at[i : i + 1], prior)
+            root = potter(root, f[:, 0], e[0])
+    else:
+        f, e = ridge_rows(root, q, at, prior)
+        root = block(root, torch.cat([F, f], 1), torch.cat([E, e]))
+    return root._replace(left=root.left.scatter(0, at, ridge[at]))
+
+
+def learn_block(root: Root, F: Tensor, E: Tensor, lam: float, ridge: Tensor, at: Tensor | None, prior: Tensor) -> Root:
+    """The same for several rows of a T that is not yet faded, without a copy of it."""
+    if at is None:
+        return block(root, F, E)
+    scale, faded = lam**-0.5, lam * root.left
+    f, e = ridge_rows(root, lacking(faded, ridge, at), at, prior)
+    r = F.shape[1] + len(at)
+    padding = -r % 16 if F.is_cuda and r > 16 else 0  # rows of zeros, because products of odd sizes are slow there
+    F = torch.cat([F, f, F.new_zeros(len(F), padding)], 1).mul_(scale)
+    new = block(
+        root._replace(energy=lam * root.energy), F, functional.pad(torch.cat([E, e]), (0, 0, 0, padding)), scale
+    )
+    return new._replace(left=faded.scatter(0, at, ridge[at]), whole=False)
+
+
+def learn_large(root: Root, Phi: Tensor, Y: Tensor, ridge: Tensor, at: Tensor | None, prior: Tensor) -> Root:
+    """Rows of any number, faded already, whose squares would swallow the identity; then the ridge."""
+    p = len(root.T)
+    for i in range(0, len(Phi), p):
+        root = block(root, *whiten(root, Phi[i : i + p], Y[i : i + p]), large=True)
+    if at is None:
+        return root
+    q = lacking(root.left, ridge, at)
+    return block(root, *ridge_rows(root, q, at, prior))._replace(left=root.left.scatter(0, at, ridge[at]))
+
+
+def learn(
+    root: Root,
+    counters: list[float],
+    Phi: Tensor,
+    Y: Tensor,
+    samples: float,
+    lam: float,
+    ridge: Tensor,
+    prior: Tensor,
+    head: torch.dtype,
+) -> tuple[Root, list[float], Tensor] | None:
+    """Learn Φ, Y by the route that suits their number and size; None where something is not finite.
+
+    Returns the state, its counters, and W in the dtype of the head. The host looks at the numbers once, afterwards.
+    """
+    n, p = Phi.shape
+    steps, seen, cursor, pending, growth = counters
+    F, E = whiten(root, Phi, Y)
+    count = restored(p, n, lam)
+    at = turn(p, count, int(cursor), F.device) if count else None
+    one_row = n == 1 and count < ROW_LIMIT
+    gathers = 4 * (n + count) >= p and not one_row
+    if gathers:
+        new = gather(root, F, E, lam, ridge, at, prior)
+    elif one_row or root.H is not None:
+        faded = fade(root, lam)
+        if faded is not root:
+            F, E = whiten(faded, Phi, Y)
+        new = learn_rows(faded, F, E, ridge, at, prior)
+    else:
+        new = learn_block(root, F, E, lam, ridge, at, prior)
+    W = new.W.to(head)
+    norms = [torch.linalg.vector_norm(F), torch.linalg.vector_norm(E), torch.linalg.vector_norm(W, dtype=F.dtype)]
+    size, error, weight = torch.stack(norms).tolist()
+    size *= size
+    digits = 1.0 if F.dtype == torch.float64 else 0.5  # float32 has half of them
+    if size > PRODUCT_LIMIT**digits and math.isfinite(size + error):
+        new, gathers = learn_large(fade(root, lam), Phi, Y, ridge, at, prior), False
+        W = new.W.to(head)
+        weight = float(torch.linalg.vector_norm(W, dtype=F.dtype)) + float(new.T.sum())
+    if not math.isfinite(size + error * error + weight):
+        return None
+    if gathers:
+        pending, growth, limit = pending + 1, lam * growth + size, GROWTH_LIMIT**digits
+        if lam**pending * limit < 1 or growth > limit * p or pending >= PENDING_LIMIT:
+            new, pending, growth = fade(new, 1.0), 0.0, 0.0
+    else:
+        pending = growth = 0.0
+    return new, [steps + 1, lam * seen + samples, (cursor + count) % p, pending, growth], W
+
+
+@overload
+def predict(linear: nn.Linear, features: Tensor, W: Tensor) -> Tensor: ...
+@overload
+def predict(linear: nn.Linear, features: Tensor, W: Tensor, T: Tensor, noise: Tensor) -> Posterior: ...
+def predict(
+    linear: nn.Linear, features: Tensor, W: Tensor, T: Tensor | None = None, noise: Tensor | None = None
+) -> Tensor | Posterior:
+    """WΦᵀ in the head's dtype, and with T also the deviations σ√(1 + hᵀBh) for the noise σ² (m,)."""
+    Phi = rows(linear, features, W.dtype)
+    if not math.isfinite(float(Phi.square().sum())):
+        raise explain_nonfinite(features, None, linear)
+    shape, dtype = (*features.shape[:-1], linear.out_features), linear.weight.dtype
+    mean = (Phi @ W.T).reshape(shape).to(dtype)
+    if T is None or noise is None:
+        return mean
+    spread = 1 + (Phi @ T.T).square().sum(1, keepdim=True)
+    return Posterior(mean, (spread * noise).sqrt().reshape(shape).to(dtype))

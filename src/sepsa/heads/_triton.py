@@ -1,0 +1,394 @@
+"""Equations 17 and 18 as a few Triton kernels, where each further launch would cost as much as the update.
+
+One sample: f = Th, then all the rest in the columns of T and W, two kernels.
+
+A block of n samples, in the letters of `_square_root`: C = I + FᵀF is inverted by sweeping its pivots two at a time.
+With Q the pivots, D = C_QQ and V = C_Q., after which V_Q is replaced by -I, a sweep is
+
+    C <- C with the rows and columns Q set to zero, minus VᵀD⁻¹V
+
+and when all pivots are swept C holds minus its inverse. No entry is a difference that should have been a product, and
+nothing is left to substitute back. The new W = W + (C⁻¹E)ᵀFᵀT is all that the forward pass waits for: three kernels.
+T's own update, which nothing reads before the next block, is left to `CapturedState.finish`, to run beside the backward
+pass.
+
+Triton comes with torch's CUDA builds; this module is imported only when a head on a GPU learns inside a graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# One program holds all rows of a few columns of Z; beyond this many rows they no longer fit its registers.
+MAX_ROWS = 1024
+_COLUMNS = 8
+_ROWS = 16
+# A block's C is swept in halves of at most so many rows, in the registers of one program, its E beside it.
+_HALF = 32
+MAX_OUTPUTS = 64
+_TILE = 16
+_DEPTH = 32
+_WARPS = 4
+
+
+@triton.jit
+def _ridge_row(left, ridge, tally, p, fading):
+    """The coordinate j whose turn it is, and √q, q the ridge it lacks once all have faded."""
+    j = tl.load(tally + 2).to(tl.int64) % p
+    old = tl.load(left + j)
+    lacks = tl.load(ridge + j) - tl.load(fading).to(old.dtype) * old
+    return j, tl.sqrt(tl.where(lacks > 0.0, lacks, 0.0))
+
+
+@triton.jit
+def _restore(left, ridge, tally, j, p, fading, fine, BLOCK_P: tl.constexpr):
+    """All coordinates fade, j gets its ridge back, and the next one has its turn; nothing where not `fine`."""
+    c = tl.arange(0, BLOCK_P)
+    old = tl.load(left + c, mask=c < p, other=0.0)
+    new = tl.where(c == j, tl.load(ridge + c, mask=c < p, other=0.0), tl.load(fading).to(old.dtype) * old)
+    tl.store(left + c, tl.where(fine, new, old), mask=c < p)
+    tl.store(tally + 2, tl.load(tally + 2) + fine.to(tl.float64))
+
+
+@triton.jit
+def _project(
+    Z, x, z, left, ridge, tally, fading, rows, p, k, FADES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
+):  # fmt: skip
+    """z = Zh with h = [x, 1]: f = Th, then the predictions Wh. With FADES also column j of Z, √q and j."""
+    r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    c = tl.arange(0, BLOCK_C)
+    inside = (r < rows)[:, None] & (c < p)[None, :]
+    tile = tl.load(Z + r[:, None] * p + c[None, :], mask=inside, other=0.0)
+    h = tl.load(x + c, mask=c < k, other=0.0).to(tile.dtype)
+    h = tl.where((c >= k) & (c < p), 1.0, h)
+    tl.store(z + r, tl.sum(tile * h[None, :], axis=1), mask=r < rows)
+    if FADES:
+        j, root = _ridge_row(left, ridge, tally, p, fading)
+        tl.store(z + rows + r, tl.sum(tl.where((c == j)[None, :], tile, 0.0), axis=1), mask=r < rows)
+        if tl.program_id(0) == 0:
+            tl.store(z + 2 * rows, root)
+            tl.store(z + 2 * rows + 1, j.to(tile.dtype))
+
+
+@triton.jit
+def _learn(
+    Z, z, y, weight, bias, energy, left, ridge, prior, tally, fading, fine_out, p, m, k,
+    HAS_BIAS: tl.constexpr, FADES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """u = fᵀT, then T -= f uᵀ/(g + √g) and W += e uᵀ/g in these columns, and the head takes W.
+
+    With FADES first T <- T/√λ, and afterwards the same for the row √q e_j with the prior's target, f = √q T e_j.
+    """
+    r = tl.arange(0, BLOCK_R)
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    is_f, is_e = r < p, (r >= p) & (r < p + m)
+    value = tl.load(z + r, mask=r < p + m, other=0.0)
+    target = tl.load(y + r - p, mask=is_e, other=0.0).to(value.dtype)
+    value = tl.where(is_e, target - value, value)  # [f; e]
+    if FADES:
+        inverse_root = tl.load(fading + 1).to(value.dtype)
+        value = tl.where(is_f, value * inverse_root, value)
+    size = tl.sum(tl.where(is_f, value * value, 0.0))
+    total = size + tl.sum(tl.where(is_e, value * value, 0.0))
+    fine = (total - total) == 0.0  # neither NaN nor Inf
+    value = tl.where(fine, value, 0.0)  # zeros teach nothing
+    g = tl.where(fine, 1.0 + size, 1.0)
+
+    inside = (r < p + m)[:, None] & (c < p)[None, :]
+    place = Z + r[:, None] * p + c[None, :]
+    tile = tl.load(place, mask=inside, other=0.0)
+    fall = value * value / g
+    coefficient = tl.where(is_f, -value / (g + tl.sqrt(g)), value / g)
+    if FADES:
+        scale = tl.where(is_f & fine, inverse_root, 1.0).to(value.dtype)
+        tile *= scale[:, None]
+    u = tl.sum(tl.where(is_f[:, None], tile * value[:, None], 0.0), axis=0)
+    tile += coefficient[:, None] * u[None, :]
+    if FADES:
+        rows = p + m
+        column = tl.load(z + rows + r, mask=r < rows, other=0.0) * scale
+        column += coefficient * tl.sum(tl.where(is_f, column * value, 0.0))  # column j of what Z is by now
+        root = tl.where(fine, tl.load(z + 2 * rows), 0.0)
+        j = tl.load(z + 2 * rows + 1).to(tl.int64)
+        aim = tl.load(prior + (r - p) * p + j, mask=is_e, other=0.0)
+        second = root * tl.where(is_e, aim - column, column)
+        g = 1.0 + tl.sum(tl.where(is_f, second * second, 0.0))
+        u = tl.sum(tl.where(is_f[:, None], tile * second[:, None], 0.0), axis=0)
+        tile += tl.where(is_f, -second / (g + tl.sqrt(g)), second / g)[:, None] * u[None, :]
+        fall += second * second / g
+    tl.store(place, tile, mask=inside)
+
+    out = is_e[:, None] & (c < k)[None, :]
+    tl.store(weight + (r - p)[:, None] * k + c[None, :], tile, mask=out)
+    if HAS_BIAS:
+        last = is_e[:, None] & (c == k)[None, :]
+        tl.store(bias + (r - p)[:, None] + 0 * c[None, :], tile, mask=last)
+    if tl.program_id(0) == 0:
+        fade = tl.where(fine, tl.load(fading), 1.0)
+        before = tl.load(energy + r - p, mask=is_e, other=0.0)
+        tl.store(energy + r - p, fade.to(before.dtype) * before + fall, mask=is_e)
+        good = fine.to(tl.float64)
+        tl.store(tally, tl.load(tally) + good)
+        tl.store(tally + 1, fade * tl.load(tally + 1) + good)
+        tl.store(fine_out, fine)
+        if FADES:
+            _restore(left, ridge, tally, j, p, fading, fine, BLOCK_R)
+
+
+def rank_one(state: Any, features: Tensor, targets: Tensor, lam: float, ridge: Tensor, prior: Tensor) -> Tensor:
+    """Learn one sample in a `CapturedState`, and below forgetting 1 give one coordinate its ridge back.
+
+    Returns the flag (0-d) that says whether all was finite.
+    """
+    Z, p = state.Z, state.Z.shape[1]
+    rows, m = Z.shape[0], state.W.shape[0]
+    z = Z.new_empty(2 * rows + 2)
+    fine: Tensor = Z.new_empty((), dtype=torch.bool)
+    fades = lam < 1.0
+    block_r, block_c = triton.next_power_of_2(rows), triton.next_power_of_2(p)
+    _project[(triton.cdiv(rows, _ROWS),)](
+        Z, features, z, state.left, ridge, state.tally, state.fading(lam), rows, p, state.k,
+        FADES=fades, BLOCK_R=_ROWS, BLOCK_C=block_c,
+    )  # fmt: skip
+    bias = state.weight if state.bias is None else state.bias  # a pointer must be given, used or not
+    _learn[(triton.cdiv(p, _COLUMNS),)](
+        Z, z, targets, state.weight, bias, state.energy, state.left, ridge, prior, state.tally,
+        state.fading(lam), fine, p, m, state.k,
+        HAS_BIAS=state.bias is not None, FADES=fades, BLOCK_R=block_r, BLOCK_C=_COLUMNS,
+    )  # fmt: skip
+    return fine
+
+
+@triton.jit
+def _whiten(
+    Z, x, y, P, sizes, left, ridge, prior, tally, fading, rows, n, all, p, m, k,
+    FADES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """P = [F; Eᵀ] (p + m, all): the rows of TΦᵀ, and by how much the targets exceed those of WΦᵀ; and their squares.
+
+    With FADES there is one row more than the n of Φ, √q e_j, and F is that of T/√λ.
+    """
+    r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    i = tl.arange(0, BLOCK_N)
+    product = tl.zeros((BLOCK_R, BLOCK_N), dtype=Z.dtype.element_ty)
+    if FADES:
+        j, root = _ridge_row(left, ridge, tally, p, fading)
+    for start in range(0, p, BLOCK_K):
+        c = start + tl.arange(0, BLOCK_K)
+        tile = tl.load(Z + r[:, None] * p + c[None, :], mask=(r < rows)[:, None] & (c < p)[None, :], other=0.0)
+        h = tl.load(x + i[None, :] * k + c[:, None], mask=(c < k)[:, None] & (i < n)[None, :], other=0.0)
+        h = tl.where(((c >= k) & (c < p))[:, None], 1.0, h.to(tile.dtype))
+        if FADES:
+            h = tl.where((i == n)[None, :], tl.where(c == j, root, 0.0)[:, None], h)
+        product = tl.dot(tile, h, product, input_precision="ieee", out_dtype=Z.dtype.element_ty)
+    of_W = (r >= p) & (r < rows)
+    inside = (i < all)[None, :]
+    target = tl.load(y + i[None, :] * m + (r - p)[:, None], mask=of_W[:, None] & (i < n)[None, :], other=0.0)
+    target = target.to(product.dtype)
+    if FADES:
+        aim = root * tl.load(prior + (r - p) * p + j, mask=of_W, other=0.0)
+        target = tl.where((i == n)[None, :], aim[:, None], target)
+        product = tl.where((r < p)[:, None], product * tl.load(fading + 1).to(product.dtype), product)
+    product = tl.where(of_W[:, None], target - product, product)
+    product = tl.where((r < rows)[:, None] & inside, product, 0.0)
+    tl.store(P + r[:, None] * all + i[None, :], product, mask=(r < rows)[:, None] & inside)
+    tl.store(sizes + tl.program_id(0), tl.sum(product * product))
+
+
+@triton.jit
+def _products(
+    P, Z, CUF, sizes, fading, fine_out, n, p, parts,
+    BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """CUF = [I + FᵀF, FᵀT/√λ, Fᵀ] (n, n + 2p) in these columns, with F = 0 where anything is not finite."""
+    tiles = tl.cdiv(n, BLOCK_C)
+    of_F = tl.program_id(0) < tiles
+    c = tl.where(of_F, tl.program_id(0), tl.program_id(0) - tiles) * BLOCK_C + tl.arange(0, BLOCK_C)
+    in_F, in_T = of_F & (c < n), (of_F == 0) & (c < p)
+    i, part = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_S)
+    total = tl.sum(tl.load(sizes + part, mask=part < parts, other=0.0))
+    fine = total * total < float("inf")  # nor NaN; squared, because the sweeps multiply two entries of C
+    inside = (i < n)[:, None] & in_T[None, :]
+    f = tl.load(P + c[None, :] * n + i[:, None], mask=inside, other=0.0)
+    product = tl.zeros((BLOCK_N, BLOCK_C), dtype=Z.dtype.element_ty)
+    for start in range(0, p, BLOCK_K):
+        j = start + tl.arange(0, BLOCK_K)
+        left = tl.load(P + j[None, :] * n + i[:, None], mask=(j < p)[None, :] & (i < n)[:, None], other=0.0)
+        right = tl.load(P + j[:, None] * n + c[None, :], mask=(j < p)[:, None] & in_F[None, :], other=0.0)
+        right += tl.load(Z + j[:, None] * p + c[None, :], mask=(j < p)[:, None] & in_T[None, :], other=0.0)
+        product = tl.dot(left, right, product, input_precision="ieee", out_dtype=Z.dtype.element_ty)
+    product = tl.where(of_F, product, product * tl.load(fading + 1).to(product.dtype))
+    product = tl.where(fine, product, 0.0)
+    product = tl.where((i[:, None] == c[None, :]) & in_F[None, :], product + 1.0, product)
+    place = CUF + i[:, None] * (n + 2 * p) + tl.where(in_F, c, n + c)[None, :]
+    tl.store(place, product, mask=(i < n)[:, None] & (in_F | in_T)[None, :])
+    tl.store(place + p, tl.where(fine, f, 0.0), mask=inside)
+    if tl.program_id(0) == 0:
+        tl.store(fine_out, fine)
+
+
+@triton.jit
+def _part(C, stride, n, row, column, SIZE: tl.constexpr):
+    """A square of C, which goes on as the identity."""
+    i, j = row + tl.arange(0, SIZE), column + tl.arange(0, SIZE)
+    part = tl.load(C + i[:, None] * stride + j[None, :], mask=(i < n)[:, None] & (j < n)[None, :], other=0.0)
+    return tl.where((i[:, None] == j[None, :]) & (i >= n)[:, None], 1.0, part)
+
+
+@triton.jit
+def _sweep(A, buffer, count, SIZE: tl.constexpr):
+    """-A⁻¹ of a symmetric A whose rows from `count` on are the identity's, or the same with those of them unswept."""
+    i, j = tl.arange(0, SIZE), tl.arange(0, SIZE)
+    for q in range(0, count, 2):
+        swept = (i == q) | (i == q + 1)
+        # The pivots' rows pass through memory: read back they are rows, columns and numbers at one latency.
+        tl.store(buffer + i[:, None] * SIZE + j[None, :], A, mask=swept[:, None])
+        tl.debug_barrier()
+        u, v = buffer + q * SIZE, buffer + (q + 1) * SIZE
+        a = tl.load(u + q, cache_modifier=".cg")
+        b = tl.load(u + q + 1, cache_modifier=".cg")
+        d = tl.load(v + q + 1, cache_modifier=".cg")
+        over = 1.0 / (a * d - b * b)  # D = [a b; b d]
+        u_i, v_i = tl.load(u + i, cache_modifier=".cg"), tl.load(v + i, cache_modifier=".cg")
+        u_j, v_j = tl.load(u + j, cache_modifier=".cg"), tl.load(v + j, cache_modifier=".cg")
+        u_i = tl.where(i == q, -1.0, tl.where(i == q + 1, 0.0, u_i))
+        v_i = tl.where(i == q + 1, -1.0, tl.where(i == q, 0.0, v_i))
+        u_j = tl.where(j == q, -1.0, tl.where(j == q + 1, 0.0, u_j))
+        v_j = tl.where(j == q + 1, -1.0, tl.where(j == q, 0.0, v_j))
+        A = tl.where(swept[:, None] | ((j == q) | (j == q + 1))[None, :], 0.0, A)
+        A -= u_i[:, None] * ((d * u_j - b * v_j) * over)[None, :] + v_i[:, None] * ((a * v_j - b * u_j) * over)[None, :]
+    return A
+
+
+@triton.jit
+def _solve(
+    P, CUF, W, weight, bias, energy, left, ridge, tally, fading, fine_in, buffer, n, all, p, m, k,
+    HAS_BIAS: tl.constexpr, FADES: tl.constexpr, TWO: tl.constexpr, SIZE: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """X = C⁻¹E in every program alike, then W += XᵀU in these columns, and the head takes W.
+
+    Where C has two halves, C = [A B; Bᵀ D], the second to be swept is S = D - BᵀA⁻¹B. With FADES C has a border more,
+    the row (bᵀ, d) of the ridge: X₀ = C⁻¹[E, b] without it, then x = (e - bᵀX₀)/(d - bᵀC⁻¹b) and X = X₀ - C⁻¹b x.
+    """
+    dtype: tl.constexpr = CUF.dtype.element_ty
+    i, o = tl.arange(0, SIZE), tl.arange(0, BLOCK_M)
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    wide = all + 2 * p
+    buffer += tl.program_id(0) * 2 * SIZE * SIZE
+    fine = tl.load(fine_in)
+    of_E = P + (p + o)[None, :] * all
+    of_U = CUF + all + c[None, :]
+    E = tl.load(of_E + i[:, None], mask=(i < n)[:, None] & (o < m)[None, :], other=0.0)
+    E = tl.where(fine, E, 0.0)  # rows of zeros teach nothing
+    border = tl.load(CUF + i * wide + n, mask=(i < n) & FADES, other=0.0)
+    E = tl.where((o == m)[None, :], border[:, None], E)
+    U = tl.load(of_U + i[:, None] * wide, mask=(i < n)[:, None] & (c < p)[None, :], other=0.0)
+    A = _sweep(_part(CUF, wide, n, 0, 0, SIZE), buffer, tl.minimum(n, SIZE), SIZE)
+    X = tl.dot(A, -E, input_precision="ieee", out_dtype=dtype)
+    if TWO:
+        e = tl.load(of_E + SIZE + i[:, None], mask=(SIZE + i < n)[:, None] & (o < m)[None, :], other=0.0)
+        e = tl.where(fine, e, 0.0)
+        border_2 = tl.load(CUF + (SIZE + i) * wide + n, mask=(SIZE + i < n) & FADES, other=0.0)
+        e = tl.where((o == m)[None, :], border_2[:, None], e)
+        B = _part(CUF, wide, n, 0, SIZE, SIZE)
+        AB = tl.dot(A, B, input_precision="ieee", out_dtype=dtype)  # -A⁻¹B
+        D = _part(CUF, wide, n, SIZE, SIZE, SIZE)
+        D += tl.dot(tl.trans(B), AB, input_precision="ieee", out_dtype=dtype)
+        D = _sweep(D, buffer + SIZE * SIZE, n - SIZE, SIZE)
+        rest = e + tl.dot(tl.trans(AB), E, input_precision="ieee", out_dtype=dtype)
+        x = tl.dot(D, -rest, input_precision="ieee", out_dtype=dtype)
+        X += tl.dot(AB, x, input_precision="ieee", out_dtype=dtype)
+        u = tl.load(of_U + (SIZE + i)[:, None] * wide, mask=(SIZE + i < n)[:, None] & (c < p)[None, :], other=0.0)
+    if FADES:
+        last = tl.load(P + (p + o) * all + n, mask=o < m, other=0.0)
+        last = tl.where(fine, last, 0.0)
+        d = tl.load(CUF + n * wide + n)
+        met = tl.sum(border[:, None] * X, axis=0)  # bᵀX₀
+        if TWO:
+            met += tl.sum(border_2[:, None] * x, axis=0)
+        d -= tl.sum(tl.where(o == m, met, 0.0))
+        pull = tl.where(o < m, (last - met) / d, 0.0)
+        X -= tl.sum(tl.where((o == m)[None, :], X, 0.0), axis=1)[:, None] * pull[None, :]
+        if TWO:
+            x -= tl.sum(tl.where((o == m)[None, :], x, 0.0), axis=1)[:, None] * pull[None, :]
+    step = tl.dot(tl.trans(X), U, input_precision="ieee", out_dtype=dtype)
+    fall = tl.sum(E * X, axis=0)
+    if TWO:
+        step += tl.dot(tl.trans(x), u, input_precision="ieee", out_dtype=dtype)
+        fall += tl.sum(e * x, axis=0)
+    if FADES:
+        row = tl.load(CUF + n * wide + all + c, mask=c < p, other=0.0)
+        step += pull[:, None] * row[None, :]
+        fall += last * pull
+
+    inside = (o < m)[:, None] & (c < p)[None, :]
+    place = W + o[:, None] * p + c[None, :]
+    new = tl.load(place, mask=inside, other=0.0) + step
+    tl.store(place, new, mask=inside)
+    tl.store(weight + o[:, None] * k + c[None, :], new, mask=inside & (c < k)[None, :])
+    if HAS_BIAS:
+        tl.store(bias + o[:, None] + 0 * c[None, :], new, mask=inside & (c == k)[None, :])
+    if tl.program_id(0) == 0:
+        fade = tl.where(fine, tl.load(fading), 1.0)
+        before = tl.load(energy + o, mask=o < m, other=0.0)
+        tl.store(energy + o, fade.to(before.dtype) * before + fall, mask=o < m)
+        good = fine.to(tl.float64)
+        tl.store(tally, tl.load(tally) + good)
+        tl.store(tally + 1, fade * tl.load(tally + 1) + good * n)
+        if FADES:
+            j = tl.load(tally + 2).to(tl.int64) % p
+            _restore(left, ridge, tally, j, p, fading, fine, BLOCK_P)
+
+
+def takes_block(n: int, m: int, restored: int) -> bool:
+    """Whether there are kernels for n samples, m outputs and so many coordinates that get their ridge back."""
+    return n <= 2 * _HALF and m + restored <= MAX_OUTPUTS and restored <= 1
+
+
+def block(
+    state: Any, features: Tensor, targets: Tensor, lam: float, ridge: Tensor, prior: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Teach W and the head of a `CapturedState` a block, and below forgetting 1 one row of the ridge; T is as it was.
+
+    Returns what T needs, [I + FᵀF, FᵀT, Fᵀ] for T/√λ, valid until the next block of this size, and the flag (0-d)
+    that says whether all was finite.
+    """
+    Z, W, k = state.Z, state.W, state.k
+    (rows, p), m, n = Z.shape, W.shape[0], features.shape[0]
+    fades = lam < 1.0
+    all, fading = n + fades, state.fading(lam)
+    parts, programs = triton.cdiv(rows, _TILE), triton.cdiv(p, _TILE)
+    if n not in state.blocks:  # kept: a graph's other streams still read them when their names are gone
+        buffer = Z.new_empty(programs, 2 * _HALF, _HALF)
+        P, CUF, sizes = Z.new_empty(rows, all), Z.new_empty(all, all + 2 * p), Z.new_empty(parts)
+        state.blocks[n] = P, CUF, sizes, Z.new_empty((), dtype=torch.bool), buffer
+    P, CUF, sizes, fine, buffer = state.blocks[n]
+    tiles = {"BLOCK_N": max(_HALF, triton.next_power_of_2(all)), "BLOCK_K": _DEPTH}
+    _whiten[(parts,)](
+        Z, readable(features), readable(targets), P, sizes, state.left, ridge, prior, state.tally,
+        fading, rows, n, all, p, m, k, FADES=fades, BLOCK_R=_TILE, **tiles,
+    )  # fmt: skip
+    _products[(triton.cdiv(all, _TILE) + programs,)](
+        P, Z, CUF, sizes, fading, fine, all, p, parts,
+        BLOCK_S=max(_TILE, triton.next_power_of_2(parts)), BLOCK_C=_TILE, **tiles,
+    )  # fmt: skip
+    bias = state.weight if state.bias is None else state.bias  # a pointer must be given, used or not
+    _solve[(programs,)](
+        P, CUF, W, state.weight, bias, state.energy, state.left, ridge, state.tally, fading, fine, buffer,
+        n, all, p, m, k,
+        HAS_BIAS=state.bias is not None, FADES=fades, TWO=n > _HALF, SIZE=_HALF,
+        BLOCK_M=max(_TILE, triton.next_power_of_2(m + fades)), BLOCK_C=_TILE, BLOCK_P=triton.next_power_of_2(p),
+        num_warps=_WARPS,
+    )  # fmt: skip
+    return CUF, fine
+
+
+def readable(rows: Tensor) -> Tensor:
+    """Rows that the kernels can read: Triton's float64 products take no operand that comes from 16 bits."""
+    return (rows.float() if rows.element_size() < 4 else rows).contiguous()

@@ -1,0 +1,384 @@
+"""Self-tuning recursive least squares: candidates over (λ, ridge), of which the best at new samples is active.
+
+This file keeps the state; the mathematics is in `_candidates`, and `_repeats` tells which samples came before.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from typing import Any, Literal, NamedTuple, overload
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sepsa.heads import _candidates, _health, _square_root
+from sepsa.heads._affine import commit, follow, join, samples, store
+from sepsa.heads._candidates import Candidates, Grid, basis_of
+from sepsa.heads._checks import (
+    check_rows,
+    explain_nonfinite,
+    in_range,
+    is_new_head,
+    owned_head,
+)
+from sepsa.heads._repeats import UNREPEATED, Lookup, look_up
+from sepsa.heads._rls_state import Tuned, read_candidates, write_candidates
+from sepsa.heads._square_root import restored
+from sepsa.heads.solver import Posterior
+
+# The grid, by evidence: benchmarks/self_tuning.py. A ridge is relative to the squared size of the first features.
+GRID = ((1.0, 0.1), (1.0, 3.0), (1.0, 1000.0), (0.98, 0.1), (0.98, 1000.0), (0.9, 0.1))
+START = (1.0, 3.0)  # the candidate that is active before any has made a different error
+# What is remembered: so many held-out samples, of a data set ten times as large, and so many changes of the choice.
+_SEEN_LIMIT = 2**17
+_HISTORY_LIMIT = 1000
+
+
+class Choice(NamedTuple):
+    """From this update on, this candidate sets the head's weights."""
+
+    step: int
+    forgetting: float
+    ridge: float
+
+
+class SelfTuningRLS:
+    """Recursive least squares that chooses its forgetting, its ridge, or both: what `RLS(forgetting="auto")` makes.
+
+    Choose it where nobody knows how fast the body makes old curvature stale, or how noisy the targets are. Each
+    candidate equals the `RLS` of its settings; the one with the smallest recent error at samples before it learns
+    them sets the head's weights, and where errors differ by chance, the one that remembers most. `chosen` tells which,
+    over time; `forgetting` and `ridge` are those of now. An update costs a Cholesky factor of A a candidate.
+
+    Ridges of the grid are relative to the squared size (root mean square) of the features in the first update, rounded
+    to a power of ten.
+
+    `SepSA` hands over the model's inputs as the samples' `identity`; alone, features and targets are it. A tenth of
+    the samples become a validation set when they come again, and teach neither head nor body from then on. A sample
+    that never comes twice alike (data augmentation) always counts as new, as do those of a data set beyond 1.3
+    million once the memory for hashes is full.
+    """
+
+    def __init__(
+        self,
+        *,
+        ridge: float | Literal["auto"] = "auto",
+        forgetting: float | Literal["auto"] = "auto",
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        forgettings = (
+            [lam for lam, _ in GRID] if forgetting == "auto" else [in_range("forgetting", forgetting, 0.0, 1.0)]
+        )
+        ridges = [r for _, r in GRID] if ridge == "auto" else [in_range("ridge", ridge, 0.0, math.inf)]
+        if dtype not in (None, torch.float32, torch.float64):
+            raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}")
+        both = forgetting == ridge == "auto"
+        self._grid = Grid(GRID if both else tuple(dict.fromkeys((lam, r) for lam in forgettings for r in ridges)))
+        self._settings: dict[str, Any] = {"ridge": ridge, "forgetting": forgetting}
+        self.dtype = dtype
+        self.linear: nn.Linear | None = None
+        self._held_out: Tensor | None = None
+
+    # ------------------------------------------------------------------ state
+
+    @torch.no_grad()
+    def bind(self, linear: nn.Linear) -> SelfTuningRLS:
+        """Own the curvature of `linear`; its present weights become the prior mean of every candidate."""
+        if not is_new_head("RLS", self.linear, linear):
+            return self
+        dtype = self.dtype or (torch.float32 if linear.weight.device.type == "mps" else torch.float64)
+        self._prior = prior = join(linear).to(dtype)
+        L, J, (m, p) = len(self._grid.lambdas), len(self._grid.settings), prior.shape
+        self._basis = basis_of(prior)
+        self._seen: dict[int, int] = {}  # hash of a sample in the fold: the update that learned it
+        self._salt = zlib.crc32(prior.cpu().numpy().tobytes())  # another fold with another seed
+        self._recent = _health.Recent(prior)
+        start = self._grid.settings.index(START) if START in self._grid.settings else 0
+        self._state = Candidates(
+            prior.new_zeros(L, p + m, p + m),
+            self._basis.expand(L, -1, -1).clone(),
+            prior.expand(J, m, p).clone(),
+            prior.new_zeros(J, p, p),
+            prior.new_zeros(J + 1, J + 1),
+            0.0 if self._settings["ridge"] == "auto" else 1.0,
+            start,
+            0,
+            (0.0,) * L,
+            (0,) * L,
+            -1,
+            UNREPEATED,
+            0,
+            ((0, start),),
+        )
+        self.linear = linear
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything beside the head itself: all candidates, their scores, and which samples they know."""
+        return write_candidates(self._ready(), Tuned(self._grid, self._prior, self._salt, self._seen))
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a state of the same shape, grid included; anything else is refused whole."""
+        state = self._ready()
+        new, tuned = read_candidates(state_dict, state, Tuned(self._grid, self._prior, self._salt, self._seen))
+        basis = basis_of(tuned.prior)
+
+        def write() -> None:
+            self._grid, self._prior, self._salt, self._seen = tuned
+            self._state, self._basis = new, basis
+            self._recent = _health.Recent(self._prior)
+
+        commit(write)
+
+    def to(self, device: torch.device | str | int) -> SelfTuningRLS:
+        """Move the head and its candidates together."""
+        owned_head("RLS", self.linear).to(device)
+        self._ready()
+        return self
+
+    def checkpoint(self) -> Any:
+        """What `rollback` needs to undo the next update; cheap, because updates make new tensors."""
+        return self._ready(), self._held_out, join(owned_head("RLS", self.linear))
+
+    def rollback(self, checkpoint: Any) -> None:
+        """Be again, head included, as when `checkpoint` was taken."""
+        state, held_out, head = checkpoint
+
+        def write() -> None:
+            self._state, self._held_out = state, held_out
+            for name in list(self._seen)[state.seen :]:
+                self._seen.pop(name, None)
+            store(owned_head("RLS", self.linear), head)
+
+        commit(write)
+
+    def __repr__(self) -> str:
+        head = "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
+        ridge, forgetting = (
+            '"auto"' if value == "auto" else f"{value:g}"
+            for value in (self._settings["ridge"], self._settings["forgetting"])
+        )
+        return f"RLS(ridge={ridge}, forgetting={forgetting}{head})"
+
+    def _ready(self) -> Candidates:
+        """The state as it is now, where the head is."""
+        device = owned_head("RLS", self.linear).weight.device
+        if self._prior.device != device:
+            self._prior, self._basis = self._prior.to(device), self._basis.to(device)
+            moved = {name: getattr(self._state, name).to(device) for name in ("M", "N", "W", "factor", "score")}
+            self._state = self._state._replace(**moved)
+        return self._state
+
+    # ------------------------------------------------------------------ what it chose
+
+    @property
+    def members(self) -> list[tuple[float, float]]:
+        """The candidates: (forgetting, ridge) of each."""
+        scale = self._ready().scale or 1.0
+        return [(lam, r * scale) for lam, r in self._grid.settings]
+
+    @property
+    def chosen(self) -> list[Choice]:
+        """Which candidate set the head from which update on, the last one now; at most the last 1,000 changes."""
+        members = self.members
+        return [Choice(step, *members[member]) for step, member in self._state.history]
+
+    @property
+    def scores(self) -> dict[tuple[float, float], float]:
+        """The recent mean squared error of each candidate at samples it had not learned, outliers cut off."""
+        score = self._ready().score
+        return dict(zip(self.members, (score[:-1, -1] / score[-1, -1]).tolist(), strict=True))
+
+    @property
+    def forgetting(self) -> float:
+        """That of the active candidate."""
+        return self._grid.settings[self._ready().active][0]
+
+    @property
+    def ridge(self) -> float:
+        """That of the active candidate."""
+        return self.members[self._state.active][1]
+
+    @property
+    def held_out(self) -> Tensor | None:
+        """Which rows (n,) of the last update were held out, as booleans; None where none was."""
+        return self._held_out
+
+    @property
+    def steps(self) -> int:
+        """How many updates the head has learned from."""
+        return self._ready().steps
+
+    @property
+    def samples(self) -> float:
+        """How many samples the active candidate remembers."""
+        state = self._ready()
+        return state.samples[self._grid.of[state.active]]
+
+    @torch.no_grad()
+    def weights(self) -> Tensor:
+        """W (J, m, p) of all candidates."""
+        return self._ready().W.clone()
+
+    @torch.no_grad()
+    def covariance(self) -> Tensor:
+        """B (p, p) of the active candidate, as `RLS.covariance`."""
+        T = self._square_root()
+        B = T.T @ T
+        return (B + B.T) / 2
+
+    @torch.no_grad()
+    def objective(self) -> Tensor:
+        """The minimum (m,) that the head's weights attain, one for each output."""
+        state, r, (m, p) = self._ready(), self.ridge, self._prior.shape
+        M, N = state.M[self._grid.of[state.active]], state.N[self._grid.of[state.active]]
+        fit = (state.W[state.active] * (M[p:, :p] + r * N[1 : m + 1])).sum(1)
+        return (M.diagonal()[p:] + r * N[m + 1 :].sum(1) - fit).clamp(min=0)
+
+    @property
+    def ridge_left(self) -> Tensor:
+        """The ridge (p,) that each coordinate of the active candidate has at the moment."""
+        state = self._ready()
+        return self.ridge * state.N[self._grid.of[state.active], 0]
+
+    def _square_root(self) -> Tensor:
+        """T with TᵀT = B of the active candidate."""
+        state, p = self._ready(), self._prior.shape[1]
+        eye = torch.eye(p, dtype=self._prior.dtype, device=self._prior.device)
+        if not state.steps:
+            return eye / math.sqrt(self.ridge)
+        T: Tensor = torch.linalg.solve_triangular(state.factor[state.active], eye, upper=False)
+        return T
+
+    @overload
+    def predict(self, features: Tensor, return_std: Literal[False] = False) -> Tensor: ...
+    @overload
+    def predict(self, features: Tensor, return_std: Literal[True]) -> Posterior: ...
+    @torch.no_grad()
+    def predict(self, features: Tensor, return_std: bool = False) -> Tensor | Posterior:
+        """Predict (..., out_features); with `return_std` also the standard deviation, of the active candidate."""
+        state, linear = self._ready(), owned_head("RLS", self.linear)
+        check_rows(linear, features)
+        W = follow(linear, state.W[state.active])
+        if not return_std:
+            return _square_root.predict(linear, features, W)
+        if not self.samples:
+            raise ValueError("return_std needs at least one update: before it the noise is unknown")
+        return _square_root.predict(linear, features, W, self._square_root(), self.objective() / self.samples)
+
+    @torch.no_grad()
+    def health(self) -> dict[str, float]:
+        """`RLS.health` of the active candidate."""
+        state = self._ready()
+        W, T = state.W[state.active], self._square_root()
+        return _health.report(T, W, self.ridge_left, self.samples, state.steps, self._recent)
+
+    # ------------------------------------------------------------------ learning
+
+    @staticmethod
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss this head minimizes, for the body to follow: mean squared error."""
+        return functional.mse_loss(outputs, targets)
+
+    @torch.no_grad()
+    def update(
+        self,
+        features: Tensor,
+        targets: Tensor,
+        sample_weight: Tensor | None = None,
+        *,
+        identity: Tensor | None = None,
+    ) -> None:
+        """Score every candidate, then learn: features (..., in_features), targets (..., out_features).
+
+        `identity` (b, ...) are the raw inputs by which samples are known again, b a divisor of their number; the
+        features unless given. `held_out` then tells which rows were only scored. On bad input nothing changes.
+        """
+        self._ready()
+        linear = owned_head("RLS", self.linear)
+        check_rows(linear, features, targets, sample_weight)
+        n = features.numel() // linear.in_features
+        if identity is None:
+            identity = features.reshape(n, -1)
+        elif not identity.ndim or not len(identity) or n % len(identity):
+            raise ValueError(
+                f"identity must have one row a sample, or a divisor of {n} rows, got shape {tuple(identity.shape)}"
+            )
+        state = self._state
+        codes = state.steps, state.first, state.unrepeated, self._salt
+        found = look_up(self._seen, *codes, identity, targets, n)
+        device = self._prior.device.type
+        with torch.autocast(device, enabled=False):
+            if not self._learn(linear, features, targets, sample_weight, found):
+                raise explain_nonfinite(features, targets, linear)
+
+    def _learn(
+        self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None, found: Lookup
+    ) -> bool:
+        state, p = self._state, self._prior.shape[1]
+        Phi, Y, total = samples(linear, features, targets, sample_weight, self._prior.dtype)
+        n = len(Phi)
+        X = torch.cat([Phi, Y], 1)
+        moved = follow(linear, state.W[state.active]) - state.W[state.active]
+        size, target_size, move = torch.stack(
+            [Phi[:, : linear.in_features].square().sum(), Y.square().sum(), moved.square().sum()]
+        ).tolist()
+        if not math.isfinite(size + target_size + move):
+            return False
+        if move:
+            state = _candidates.moved(state, moved)
+        scale = state.scale or _candidates.power_of_ten(math.sqrt(size / (n * linear.in_features))) ** 2
+        new = state._replace(
+            score=_candidates.scored(self._grid, state, Phi, Y, target_size, found),
+            scale=scale,
+            first=found.first_code,
+            unrepeated=found.unrepeated,
+        )
+        learning = len(found.held) < n
+        names: list[int] = []
+        if learning:
+            if found.held:
+                X[found.held] = 0
+                lost = len(found.held) if sample_weight is None else sample_weight.reshape(-1)[found.held].sum()
+                total -= float(lost)
+            M, N = _candidates.grown(self._grid, state, self._basis, X)
+            W, factor = _candidates.solve(self._grid, M, N, scale)
+            if not bool(W.isfinite().all()):
+                return False
+            turns = (restored(p, n, lam) for lam in self._grid.lambdas)
+            names = found.first_seen[: max(0, _SEEN_LIMIT - state.seen)]
+            new = new._replace(
+                M=M,
+                N=N,
+                W=W,
+                factor=factor,
+                steps=state.steps + 1,
+                samples=tuple(lam * old + total for lam, old in zip(self._grid.lambdas, state.samples, strict=True)),
+                cursors=tuple((old + c) % p for old, c in zip(state.cursors, turns, strict=True)),
+                seen=len(self._seen.keys() | set(names)),
+            )
+        active = _candidates.best(self._grid, new)
+        new = new._replace(active=active)
+        if new.history[-1][1] != active:
+            new = new._replace(history=(*new.history, (new.steps, active))[-_HISTORY_LIMIT:])
+        head = new.W[active].to(linear.weight.dtype)
+        if not bool(head.isfinite().all()):
+            return False
+        held_out = None
+        if found.held:
+            held_out = torch.zeros(n, dtype=torch.bool, device=features.device)
+            held_out[found.held] = True
+        before = self._state
+
+        def write() -> None:
+            self._seen.update(dict.fromkeys(names, new.steps))
+            self._state, self._held_out = new, held_out
+            store(linear, head)
+
+        commit(write)
+        if learning and before.steps % _health.EVERY == 0:
+            self._recent.note(Phi, before.W[before.active], before.steps)
+        return True

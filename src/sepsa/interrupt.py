@@ -1,0 +1,55 @@
+"""Ctrl-C between two steps, never inside one."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+try:  # Python's own signal module turns numbers into enums and back, which takes ten times as long.
+    from _signal import getsignal as _getsignal  # type: ignore[import-not-found]
+    from _signal import signal as _signal
+except ImportError:  # another Python than CPython
+    from signal import getsignal as _getsignal
+    from signal import signal as _signal
+
+_SIGINT = int(signal.SIGINT)
+
+
+class DeferredInterrupt:
+    """A context in which SIGINT is noted, and handled on the way out; a second one is handled at once.
+
+    Choose it around what must happen whole or not at all. In another thread than the main one, where Python handles no
+    signals, and where SIGINT has no handler of Python's, it does nothing.
+    """
+
+    __slots__ = ("frame", "handler", "pending")
+
+    def __enter__(self) -> None:
+        self.handler: Any = None
+        if threading.current_thread() is threading.main_thread():
+            handler = _getsignal(_SIGINT)
+            if callable(handler):
+                self.pending = False
+                self.frame: FrameType | None = None
+                self.handler = handler  # before ours is there: it may be called at once
+                _signal(_SIGINT, self.note)
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """The handler within the context."""
+        if self.pending:
+            self.pending = False
+            self.handler(number, frame)
+        else:
+            self.pending, self.frame = True, frame
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.handler is None:
+            return
+        _signal(_SIGINT, self.handler)
+        if self.pending:
+            frame, self.frame = self.frame, None
+            self.handler(_SIGINT, frame)

@@ -1,0 +1,56 @@
+"""What torchrun runs in tests/test_distributed.py: training that a killed rank interrupts, from a checkpoint on.
+
+`torchrun --standalone --nproc-per-node 2 --max-restarts 3 elastic.py FOLDER`
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+
+import ranks
+from sepsa import RLS
+
+STEPS, EVERY, KILLED_AT = 20, 5, 13
+
+
+def main(folder):
+    torch.set_num_threads(1)
+    rank, world, attempt = (int(os.environ[k]) for k in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"))
+    # A meeting place for each attempt: through torchrun's own store gloo finds addresses of killed processes.
+    where = f"file://{folder}/rendezvous-{attempt}"
+    dist.init_process_group("gloo", where, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    model = ranks.network()
+    optimizer = ranks.build(model, RLS(forgetting=0.95))
+    ddp = DistributedDataParallel(model)
+    path, done = folder / "checkpoint.pt", 0
+    if path.exists():
+        saved = torch.load(path, weights_only=True)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        done = saved["done"]
+        if rank == 0 and not (folder / "resumed").exists():
+            (folder / "resumed").write_text(str(done))
+    data = ranks.even(rank, world, ranks.batches(STEPS))
+    for step in range(done, STEPS):
+        if step == KILLED_AT and rank == 1 and attempt == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        ranks.train(ddp, optimizer, data[step : step + 1], mse_loss)
+        if (step + 1) % EVERY == 0 and rank == 0:
+            saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": step + 1}
+            torch.save(saved, path.with_suffix(".part"))
+            path.with_suffix(".part").replace(path)
+    torch.save(ranks.state(model) | {"steps": optimizer.solver.steps}, folder / f"end-{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,235 @@
+"""SepSA inside the training loops of other packages, the real ones, as examples/ writes them."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import mse_loss
+
+import sepsa
+
+
+def example(name):
+    """The recipe as it stands in examples/."""
+    if name not in sys.modules:
+        path = Path(__file__).parents[2] / "examples" / f"{name}.py"
+        spec = importlib.util.spec_from_file_location(name, path)
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of other packages, while they are imported
+            spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+def same(a, b):
+    return all(torch.equal(p, q) for p, q in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+def same_state(a, b):
+    """Whether two optimizers' states are equal to the last bit."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same_state(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(same_state(x, y) for x, y in zip(a, b, strict=True))
+    return a == b
+
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # the other packages' own
+    pytest.mark.filterwarnings("error:the head"),
+    pytest.mark.filterwarnings("error:the model's output"),
+]
+
+
+# ---------------------------------------------------------------------- Lightning
+
+
+def lightning_trainer(folder, **options):
+    import lightning
+
+    settings = {
+        "default_root_dir": folder, "accelerator": "cpu", "devices": 1, "logger": False, "enable_progress_bar": False,
+        "enable_checkpointing": False, "enable_model_summary": False,
+    }  # fmt: skip
+    return lightning.Trainer(**settings | options)
+
+
+@pytest.mark.parametrize("way", ["Automatic", "Manual"])
+def test_lightning_is_the_plain_loop(way, tmp_path):
+    recipe = example("lightning_loop")
+    torch.manual_seed(0)
+    module = getattr(recipe, way)()
+    twin = copy.deepcopy(module.network)
+    lightning_trainer(tmp_path, max_epochs=2).fit(module, recipe.loader())
+    optimizer = sepsa.SepSA(twin, torch.optim.Adam, lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+    losses = []
+    for _ in range(2):
+        for inputs, targets in recipe.loader():
+            losses.append(optimizer.learn(inputs, targets).item())
+        if way == "Automatic":
+            scheduler.step()
+    assert module.losses == losses
+    assert same(module.network, twin)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_lightning_resumes_to_the_bit(precision, tmp_path):
+    recipe = example("lightning_loop")
+    options = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5, "precision": precision}
+
+    def module():
+        torch.manual_seed(0)
+        return recipe.Automatic(sepsa.RLS(forgetting=0.99))
+
+    straight, first, second = module(), module(), module()
+    one = lightning_trainer(tmp_path, max_epochs=4, **options)
+    one.fit(straight, recipe.loader())
+    half = lightning_trainer(tmp_path, max_epochs=2, **options)
+    half.fit(first, recipe.loader())
+    half.save_checkpoint(tmp_path / "half.ckpt")
+    rest = lightning_trainer(tmp_path, max_epochs=4, **options)
+    rest.fit(second, recipe.loader(), ckpt_path=tmp_path / "half.ckpt")
+    assert first.losses + second.losses == straight.losses
+    assert same(second.network, straight.network)
+    assert same_state(rest.optimizers[0].state_dict(), one.optimizers[0].state_dict())
+    assert straight.losses[-1] < straight.losses[0]
+
+
+def test_fabric_resumes_to_the_bit(tmp_path):
+    import lightning
+
+    recipe = example("lightning_loop")
+
+    def setup():
+        torch.manual_seed(0)
+        fabric = lightning.Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+        model = recipe.network()
+        return fabric, *fabric.setup(model, sepsa.SepSA(model, torch.optim.Adam, lr=1e-2))
+
+    def epoch(fabric, model, optimizer):
+        losses = []
+        for inputs, targets in recipe.loader():
+            with optimizer.observe(targets):  # Fabric's wrapper has it
+                loss = mse_loss(model(inputs), targets)
+            fabric.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    fabric, model, optimizer = setup()
+    first = epoch(fabric, model, optimizer)
+    fabric.save(tmp_path / "half", {"model": model, "optimizer": optimizer})
+    second = epoch(fabric, model, optimizer)
+    fabric, twin, other = setup()
+    fabric.load(tmp_path / "half", {"model": twin, "optimizer": other})
+    assert epoch(fabric, twin, other) == second
+    assert same(model, twin)
+    assert second[-1] < first[0]
+
+
+def test_the_fabric_recipe_learns():
+    torch.manual_seed(0)
+    losses = example("lightning_loop").fabric_loop()
+    assert losses[-1] < losses[0]
+
+
+# ---------------------------------------------------------------------- accelerate
+
+
+def test_accelerate_resumes_to_the_bit(tmp_path):
+    recipe = example("accelerate_loop")
+    run = recipe.Run()
+    run.epoch()
+    run.accelerator.save_state(tmp_path)
+    losses = run.epoch()
+    resumed = recipe.Run()
+    resumed.accelerator.load_state(tmp_path)
+    assert resumed.epoch() == losses
+    assert same(run.model, resumed.model)
+    assert same_state(run.optimizer.state_dict(), resumed.optimizer.state_dict())
+    assert losses[-1] < losses[0]
+
+
+def test_accelerate_accumulates_as_a_plain_loop():
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    recipe = example("accelerate_loop")
+    AcceleratorState._reset_state(True)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 1))
+    twin = copy.deepcopy(model)
+    optimizer = sepsa.SepSA(model, torch.optim.SGD, lr=1e-2)
+    plain = sepsa.SepSA(twin, torch.optim.SGD, lr=1e-2)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    wrapped, hidden, data = accelerator.prepare(model, optimizer, recipe.loader())
+    for k, (inputs, targets) in enumerate(data):
+        with accelerator.accumulate(wrapped):
+            with sepsa.observe(wrapped, targets):
+                loss = mse_loss(wrapped(inputs), targets)
+            accelerator.backward(loss)
+            hidden.step()
+            hidden.zero_grad()
+        with plain.observe(targets):
+            loss = mse_loss(twin(inputs), targets) / 2
+        loss.backward()
+        if k % 2:
+            plain.step()
+            plain.zero_grad()
+    assert same(model, twin)
+
+
+# ---------------------------------------------------------------------- transformers
+
+
+def trained(name, folder, resume=None, **options):
+    run = example("transformers_trainer").trainer(
+        name, str(folder), save_strategy="epoch", save_total_limit=4, **options
+    )
+    run.train(resume_from_checkpoint=resume)
+    return run
+
+
+@pytest.mark.parametrize("name", ["BERT", "GPT"])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_trainer_resumes_to_the_bit(name, bf16, tmp_path):
+    options = {
+        "bf16": bf16, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5, "lr_scheduler_type": "cosine",
+        "warmup_steps": 2,
+    }  # fmt: skip
+    straight = trained(name, tmp_path / "one", **options)
+    first = sorted((tmp_path / "one").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))[0]
+    resumed = trained(name, tmp_path / "two", resume=str(first), **options)
+    assert same(straight.model, resumed.model)
+    assert same_state(straight.optimizer.state_dict(), resumed.optimizer.state_dict())
+
+
+def test_the_trainer_does_not_learn_what_it_evaluates(tmp_path):
+    recipe = example("transformers_trainer")
+    run = recipe.trainer("BERT", str(tmp_path))
+    run.train()
+    before = copy.deepcopy(run.model.state_dict())
+    run.evaluate(recipe.Sequences(64))
+    assert all(torch.equal(value, before[key]) for key, value in run.model.state_dict().items())
+
+
+def test_an_unmodified_trainer_is_warned(tmp_path):
+    from transformers import Trainer
+
+    recipe = example("transformers_trainer")
+    run = recipe.trainer("BERT", str(tmp_path), max_steps=2)
+    plain = Trainer(run.model, run.args, train_dataset=recipe.Sequences(), optimizers=(run.optimizer, None))
+    with pytest.warns(
+        UserWarning, match=r"the head 'classifier' has learned nothing .*sepsa.observe\(model, targets\)"
+    ):
+        plain.train()

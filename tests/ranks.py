@@ -1,0 +1,307 @@
+"""What the ranks of tests/test_distributed.py run: `python ranks.py RANK WORLD FOLDER`, one process each.
+
+Every case trains the model of `network()` and returns what the test compares with one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+import warnings
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.parallel import DistributedDataParallel
+
+from sepsa import RLS, OnlineLBFGS, SepSA, SoftmaxNewton
+from sepsa.heads import SlimTik
+
+ROWS, STEPS = 24, 50
+
+SOLVERS = {
+    "RLS": RLS,
+    "forgetting": lambda: RLS(forgetting=0.95),
+    "auto": lambda: RLS(ridge="auto", forgetting="auto"),
+    "SlimTik": SlimTik,
+    "OnlineLBFGS": OnlineLBFGS,
+    "SoftmaxNewton": SoftmaxNewton,
+    "SoftmaxNewton, forgetting": lambda: SoftmaxNewton(forgetting=0.95),
+}
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3)).double()
+
+
+def batches(count, rows=ROWS, labels=False, seed=1):
+    """Half as many as `count`, twice: from then on samples come again."""
+    g = torch.Generator().manual_seed(seed)
+    some = []
+    for _ in range((count + 1) // 2):
+        x = torch.randn(rows, 6, generator=g).double()
+        y = torch.stack([x[:, 0] * x[:, 1], x[:, 2].abs(), x.sum(1).sin()], 1)
+        some.append((x, y.argmax(1) if labels else y))
+    return (some + some)[:count]
+
+
+def build(model, solver, **options):
+    return SepSA(model, torch.optim.SGD, lr=1e-2, momentum=0.9, solver=solver, **options)
+
+
+def loss_of(name):
+    return cross_entropy if "Softmax" in name else mse_loss
+
+
+def state(model):
+    return {name.removeprefix("module."): value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def train(model, optimizer, data, loss_fn):
+    for x, y in data:
+        with optimizer.observe(y):
+            loss = loss_fn(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def even(rank, world, data):
+    n = len(data[0][0]) // world
+    return [(x[rank * n : (rank + 1) * n], y[rank * n : (rank + 1) * n]) for x, y in data]
+
+
+def uneven(rank, world, empty):
+    """Where this rank's rows of ROWS start and end."""
+    cuts = {2: [0, 10, 24], 3: [0, 5, 12, 24]}[world]
+    if empty:
+        cuts = {2: [0, 24, 24], 3: [0, 0, 9, 24]}[world]
+    return slice(cuts[rank], cuts[rank + 1])
+
+
+# ---------------------------------------------------------------------- cases
+
+
+def solver(rank, world, folder, name):
+    model = network(seed=rank)  # DDP gives all the first rank's
+    optimizer = build(model, SOLVERS[name]())
+    ddp = DistributedDataParallel(model)
+    train(ddp, optimizer, even(rank, world, batches(STEPS, labels="Softmax" in name)), loss_of(name))
+    return state(model)
+
+
+def wrapped_first(rank, world, folder):
+    ddp = DistributedDataParallel(network(seed=rank))
+    optimizer = build(ddp, RLS())
+    train(ddp, optimizer, even(rank, world, batches(STEPS)), mse_loss)
+    return state(ddp)
+
+
+def moments(rank, world, folder):
+    """So many rows that their moments are sent instead."""
+    model = network()
+    optimizer = build(model, RLS(forgetting=0.9))
+    ddp = DistributedDataParallel(model)
+    train(ddp, optimizer, even(rank, world, batches(STEPS, rows=40 * 6)), mse_loss)
+    return state(model)
+
+
+def parts(rank, world, folder, empty):
+    """Shards of several sizes; the loss is the mean over all samples, as DDP takes a mean of ranks."""
+    model = network()
+    optimizer = build(model, RLS())
+    ddp = DistributedDataParallel(model)
+    rows = uneven(rank, world, empty)
+    for x, y in batches(STEPS):
+        with optimizer.observe(y[rows]):
+            loss = (ddp(x[rows]) - y[rows]).square().sum() / y.numel() * world
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return state(model)
+
+
+def accumulated(rank, world, folder):
+    model = network()
+    optimizer = build(model, RLS())
+    ddp = DistributedDataParallel(model)
+    for k, (x, y) in enumerate(even(rank, world, batches(STEPS))):
+        last = k % 2 == 1
+        with contextlib.nullcontext() if last else ddp.no_sync():
+            with optimizer.observe(y):
+                loss = mse_loss(ddp(x), y) / 2
+            loss.backward()
+        if last:
+            optimizer.step()
+            optimizer.zero_grad()
+    return state(model)
+
+
+def missing(k):
+    """Samples of step k without a target, and all weights."""
+    g = torch.Generator().manual_seed(k)
+    return torch.rand(ROWS, generator=g) < 0.3, torch.rand(ROWS, generator=g).double() + 0.5
+
+
+def masked(rank, world, folder):
+    model = network()
+    optimizer = build(model, RLS())
+    ddp = DistributedDataParallel(model)
+    rows = uneven(rank, world, False)
+    for k, (x, y) in enumerate(batches(STEPS)):
+        gone, weight = missing(k)
+        seen, targets = ~gone[rows], torch.where(gone[:, None], torch.nan, y)[rows]
+        with optimizer.observe(targets, weight[rows] if rank else None):
+            outputs = ddp(x[rows])
+        ((outputs - targets)[seen].square().sum() / y.numel() * world).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return state(model)
+
+
+def refused(rank, world, folder):
+    """One rank's bad samples are refused by all, and then all go on."""
+    model = network()
+    optimizer = build(model, RLS())
+    ddp = DistributedDataParallel(model)
+    (x, y), *rest = even(rank, world, batches(4))
+
+    def error_of(inputs, targets):
+        try:
+            with optimizer.observe(targets):
+                ddp(inputs)
+        except (ValueError, RuntimeError) as error:
+            return type(error).__name__, str(error)
+
+    said = [error_of(x, y[:, :2] if rank == 1 else y), error_of(x * torch.nan if rank == 0 else x, y)]
+    train(ddp, optimizer, rest, mse_loss)
+    return {"said": said, **state(model)}
+
+
+def joined(rank, world, folder):
+    """Refused by all ranks before they wait for each other."""
+    model = network()
+    optimizer = build(model, RLS())
+    ddp = DistributedDataParallel(model)
+    x, y = even(rank, world, batches(1))[0]
+    try:
+        with ddp.join(), optimizer.observe(y):
+            ddp(x)
+    except RuntimeError as error:
+        return {"said": str(error)}
+    return {"said": ""}
+
+
+def alone(rank, world, folder):
+    model = network()
+    optimizer = build(model, RLS())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(model, optimizer, even(rank, world, batches(4)), mse_loss)
+        silent = build(network(), RLS(), process_group=None)
+        train(silent.model, silent, even(rank, world, batches(4)), mse_loss)
+    named = network()
+    together = build(named, RLS(), process_group=dist.group.WORLD)
+    for x, y in even(rank, world, batches(4)):
+        with together.observe(y):
+            named(x)
+    return {"warned": [str(w.message) for w in caught], "named": named[2].weight.detach().clone(), **state(model)}
+
+
+def sharded(rank, world, folder):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    mesh = init_device_mesh("cpu", (world,))
+    whole = network()
+    fully_shard(whole, mesh=mesh)
+    try:
+        build(whole, RLS())
+        said = ""
+    except ValueError as error:
+        said = str(error)
+    model = network()
+    fully_shard(model, mesh=mesh, ignored_params=set(model[2].parameters()))
+    optimizer = build(model, RLS())
+    train(model, optimizer, even(rank, world, batches(STEPS)), mse_loss)
+    found = {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in state(model).items()}
+    return {"said": said, **found}
+
+
+def checkpoint_save(rank, world, folder):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+
+    model = network()
+    optimizer = build(model, RLS(forgetting=0.95))
+    ddp = DistributedDataParallel(model)
+    train(ddp, optimizer, even(rank, world, batches(STEPS)[:30]), mse_loss)
+    saved = {"model": get_model_state_dict(ddp), "optimizer": get_optimizer_state_dict(ddp, optimizer)}
+    dcp.save(saved, checkpoint_id=folder / "checkpoint")
+    return state(model)
+
+
+def checkpoint_load(rank, world, folder):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import (
+        get_model_state_dict,
+        get_optimizer_state_dict,
+        set_model_state_dict,
+        set_optimizer_state_dict,
+    )
+
+    model = network(seed=5)
+    optimizer = build(model, RLS(forgetting=0.5))
+    ddp = DistributedDataParallel(model) if world > 1 else model
+    loaded = {"model": get_model_state_dict(ddp), "optimizer": get_optimizer_state_dict(ddp, optimizer)}
+    dcp.load(loaded, checkpoint_id=folder / "checkpoint")
+    set_model_state_dict(ddp, loaded["model"])
+    set_optimizer_state_dict(ddp, optimizer, loaded["optimizer"])
+    train(ddp, optimizer, even(rank, world, batches(STEPS)[30:]), mse_loss)
+    return state(model) | {"forgetting": optimizer.solver.forgetting, "steps": optimizer.solver.steps}
+
+
+CASES = {f"solver {name}": (solver, name) for name in SOLVERS} | {
+    "wrapped first": (wrapped_first,),
+    "moments": (moments,),
+    "uneven": (parts, False),
+    "an empty rank": (parts, True),
+    "accumulated": (accumulated,),
+    "masked": (masked,),
+    "refused": (refused,),
+    "alone": (alone,),
+    "joined": (joined,),
+    "sharded": (sharded,),
+}
+# Two ranks save what three load.
+CHECKPOINTS = {2: {"checkpoint": (checkpoint_save,)}, 3: {"checkpoint": (checkpoint_load,)}}
+
+
+def main(rank, world, folder):
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", module="torch.*")  # torch's own
+    dist.init_process_group(
+        "gloo", f"file://{folder}/rendezvous-{world}", rank=rank, world_size=world, timeout=timedelta(seconds=180)
+    )
+    results = {
+        name: function(rank, world, folder, *arguments)
+        for name, (function, *arguments) in (CASES | CHECKPOINTS[world]).items()
+    }
+    torch.save(results, folder / f"{world}-{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    except BaseException:
+        traceback.print_exc()
+        sys.exit(1)

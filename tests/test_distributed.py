@@ -1,0 +1,204 @@
+"""Several processes with gloo: every head is that of one process with the whole batch, and the same on all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import elastic
+import ranks
+from sepsa import RLS, SepSA
+from sepsa.distributed import as_samples, triangular
+
+HERE = Path(__file__).parent
+
+
+def run(*commands, timeout=300):
+    """Run programs beside each other, all of them to a good end."""
+    path = os.pathsep.join([str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *map(str, command)],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )
+        for command in commands
+    ]  # fmt: skip
+    try:
+        said = [process.communicate(timeout=timeout)[0] for process in processes]
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and what it has started
+    assert all(process.returncode == 0 for process in processes), "\n".join(said)
+
+
+def one_process(solver, data, loss_fn=mse_loss):
+    model = ranks.network()
+    optimizer = ranks.build(model, solver)
+    ranks.train(model, optimizer, data, loss_fn)
+    return model
+
+
+def accumulated():
+    model = ranks.network()
+    optimizer = ranks.build(model, RLS())
+    for k, (x, y) in enumerate(ranks.batches(ranks.STEPS)):
+        with optimizer.observe(y):
+            loss = mse_loss(model(x), y) / 2
+        loss.backward()
+        if k % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+def masked(world):
+    model = ranks.network()
+    optimizer = ranks.build(model, RLS())
+    first = ranks.uneven(0, world, False)
+    for k, (x, y) in enumerate(ranks.batches(ranks.STEPS)):
+        gone, weight = ranks.missing(k)
+        weight[first] = 1  # the first rank gives none
+        with optimizer.observe(torch.where(gone[:, None], torch.nan, y), weight):
+            outputs = model(x)
+        ((outputs - y)[~gone].square().sum() / y.numel()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def truths(world):
+    """What one process learns from the whole batches, for each case."""
+    data = ranks.batches(ranks.STEPS)
+    plain = one_process(RLS(), data)
+    solvers = {
+        f"solver {name}": one_process(make(), ranks.batches(ranks.STEPS, labels="Softmax" in name), ranks.loss_of(name))
+        for name, make in ranks.SOLVERS.items()
+    }
+    return solvers | {
+        "wrapped first": plain,
+        "moments": one_process(RLS(forgetting=0.9), ranks.batches(ranks.STEPS, rows=240)),
+        "uneven": plain,
+        "an empty rank": plain,
+        "accumulated": accumulated(),
+        "masked": masked(world),
+        "refused": one_process(RLS(), ranks.batches(4)[1:]),
+        "sharded": plain,
+        "checkpoint": one_process(RLS(forgetting=0.95), data[:30] if world == 2 else data),
+    }
+
+
+def check_model(case, found, model):
+    """Every rank has the model, and all ranks have one head to the last bit."""
+    for name, value in model.state_dict().items():
+        for result in found:
+            torch.testing.assert_close(
+                result[name], value, rtol=1e-6, atol=1e-6, msg=lambda m, name=name: f"{case}, {name}: {m}"
+            )
+            assert torch.equal(result[name], found[0][name]) or not name.startswith("2."), (case, name)
+
+
+def check_refused(found):
+    for rank, ((kind, words), (other, finite)) in enumerate(result["said"] for result in found):
+        if rank == 1:
+            assert kind == "ValueError"
+            assert "targets must have shape" in words
+        else:
+            assert (kind, words.split(",")[0]) == ("RuntimeError", "rank 1 refused its samples")
+        assert other == "NotFinite"
+        assert "features must be finite" in finite
+
+
+def check_alone(found):
+    for result in found:
+        (words,) = result["warned"]
+        assert words.startswith(f"torch.distributed has {len(found)} ranks, but the model runs in no Distributed")
+        assert torch.equal(result["named"], found[0]["named"])
+    assert not torch.equal(found[0]["2.weight"], found[1]["2.weight"])
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # torch's own, of the process without a group
+def test_two_and_three_ranks_learn_as_one_process(tmp_path):
+    """One test, because the processes take longer to start than to run."""
+    for world in (2, 3):
+        run(*([HERE / "ranks.py", rank, world, tmp_path] for rank in range(world)))
+        found = [torch.load(tmp_path / f"{world}-{rank}.pt") for rank in range(world)]
+        for case, model in truths(world).items():
+            check_model(case, [result[case] for result in found], model)
+        check_refused([result["refused"] for result in found])
+        check_alone([result["alone"] for result in found])
+        assert all("give such ranks empty batches" in result["joined"]["said"] for result in found)
+        assert "head '2' is sharded over ranks, and its solver needs it whole" in found[0]["sharded"]["said"]
+    assert [result["checkpoint"]["forgetting"] for result in found] == [0.95] * 3
+    assert [result["checkpoint"]["steps"] for result in found] == [ranks.STEPS] * 3
+    again = ranks.checkpoint_load(0, 1, tmp_path)  # and in a process without a group
+    check_model("loaded by one process", [again], one_process(RLS(forgetting=0.95), ranks.batches(ranks.STEPS)))
+
+
+def test_a_killed_rank_continues_from_the_last_checkpoint(tmp_path):
+    run(
+        [
+            "-m",
+            "torch.distributed.run",
+            *["--standalone", "--nproc-per-node", "2", "--max-restarts", "3"],
+            HERE / "elastic.py",
+            tmp_path,
+        ]
+    )
+    assert (tmp_path / "resumed").read_text() == "10"
+    model = one_process(RLS(forgetting=0.95), ranks.batches(elastic.STEPS))
+    found = [torch.load(tmp_path / f"end-{rank}.pt") for rank in range(2)]
+    check_model("restarted", found, model)
+    assert [result["steps"] for result in found] == [elastic.STEPS] * 2
+
+
+# ---------------------------------------------------------------------- moments as rows
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    k=st.integers(1, 6), m=st.integers(1, 3), more=st.integers(1, 30), seed=st.integers(0, 10**6),
+    scale=st.sampled_from([1e-3, 1.0, 1e3]), weighted=st.booleans(), flat=st.booleans(),
+)  # fmt: skip
+def test_few_samples_have_the_moments_of_many(k, m, more, seed, scale, weighted, flat):
+    g = torch.Generator().manual_seed(seed)
+    c = k + 1 + m
+    x, y = scale * torch.randn(c + more, k, generator=g).double(), torch.randn(c + more, m, generator=g).double()
+    if flat:
+        x[:] = x[:1]  # of rank one
+    w = torch.rand(c + more, generator=g).double() if weighted else torch.ones(c + more).double()
+    table = torch.cat([x, torch.ones(c + more, 1), y], 1)
+    few = as_samples(triangular(table * w.sqrt()[:, None]), k)
+    assert len(few.features) == c
+    again = torch.cat([few.features, torch.ones(c, 1), few.targets], 1)
+    truth = table.T @ (w[:, None] * table)
+    found = again.T @ (few.sample_weight[:, None] * again)
+    torch.testing.assert_close(found, truth, rtol=1e-9, atol=1e-9 * float(truth.abs().max()))
+
+
+def test_weights_of_zero_stay_weights_of_zero():
+    few = as_samples(triangular(torch.zeros(20, 6).double()), 3)
+    assert not few.sample_weight.any()
+    linear = nn.Linear(3, 2).double()
+    before = linear.weight.detach().clone()
+    RLS().bind(linear).update(*few[:3])
+    assert torch.equal(linear.weight, before)
+
+
+def test_one_process_needs_no_group():
+    model = ranks.network()
+    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2, process_group=None)
+    ranks.train(model, optimizer, ranks.batches(2), mse_loss)
+    assert optimizer.solver.steps == 2

@@ -1,0 +1,171 @@
+"""The site builds without a warning; every block of code on it and in the README runs, every result has its JSON.
+
+A page's ```python blocks run in order, in one namespace, in an empty folder, and so do its ```sh blocks. Comments say
+what else is to be done:
+    <!-- setup ... -->          Python that readers need not see, run in its place
+    <!-- file: name.py -->      the next block is written to that file, for later blocks to import
+    <!-- not run: reason -->    the next block needs what a test machine may lack, or shows what not to do
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# Pages whose blocks another test runs, because it asks more of them.
+ELSEWHERE = {"docs/solvers.md": "tests/test_testing.py"}
+
+BLOCK = re.compile(
+    r"<!--\s*setup\n(?P<setup>.*?)-->"
+    r"|(?:<!--\s*(?P<mark>not run|file):\s*(?P<said>[^\n]*?)\s*-->\n+)?^```(?P<kind>python|sh)\n(?P<code>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+def name(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page):
+    """What is to be run, in order: the language, the file it goes to or None, and the code at its own line numbers."""
+    text = page.read_text(encoding="utf-8")
+    for match in BLOCK.finditer(text):
+        if match["mark"] == "not run":
+            continue
+        part = "setup" if match["setup"] is not None else "code"
+        code = "\n" * text.count("\n", 0, match.start(part)) + match[part]
+        yield match["kind"] or "python", match["said"], code
+
+
+RUN = [page for page in PAGES if name(page) not in ELSEWHERE and any(blocks(page))]
+
+
+@pytest.mark.parametrize("page", RUN, ids=name)
+def test_the_code_on_a_page_runs_as_it_stands(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    space = {"__name__": "__main__"}
+    for kind, file, code in blocks(page):
+        if file:
+            Path(file).write_text(code.lstrip("\n"), encoding="utf-8")
+        elif kind == "sh":
+            done = subprocess.run(["bash", "-euc", code], capture_output=True, text=True, timeout=600)
+            assert done.returncode == 0, done.stderr
+        else:
+            exec(compile(code, name(page), "exec"), space)
+
+
+def test_every_page_that_another_test_runs_is_there():
+    assert all((ROOT / page).is_file() and (ROOT / test).is_file() for page, test in ELSEWHERE.items())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_what_is_not_run_has_a_reason_and_no_comment_is_misspelt(page):
+    text = page.read_text(encoding="utf-8")
+    fences = re.findall(r"^```(\w*)$", text, flags=re.MULTILINE)
+    assert set(fences[::2]) <= {"", "python", "sh", "diff", "json"}, "a block in a language that no test runs"
+    assert set(fences[1::2]) <= {""}
+    for mark in re.finditer(r"<!--\s*(.*?)-->", text, flags=re.DOTALL):
+        known = re.match(r"(setup\n|not run: \w{3,}|file: \w+\.py|results: |[\w ]+ (begin|end)|written by)", mark[1])
+        assert known, f"no test reads this comment: {mark[0]}"
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not done.stdout
+    assert not done.stderr
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > 10
+    for page in pages:
+        # A reader without a network sees the same page: what it loads lies beside it.
+        loaded = re.findall(r'<(?:script|img|link|iframe)[^>]*?(?:src|href)="?([^" >]+)', page.read_text("utf-8"))
+        assert not [url for url in loaded if re.match(r"(https?:)?//", url)], page.name
+
+
+# ---------------------------------------------------------------------- numbers
+
+
+@pytest.fixture(scope="module")
+def numbers():
+    """benchmarks/check_numbers.py"""
+    spec = importlib.util.spec_from_file_location("check_numbers", ROOT / "benchmarks" / "check_numbers.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_result_stands_in_a_committed_json(numbers, page):
+    assert not list(numbers.unfounded(name(page), page.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    ("true", "false"),
+    [
+        ("SepSA 1.00 [0.99, 1.01]", "SepSA 1.00 [0.98, 1.01]"),
+        ("SepSA 1.11 [1.10, 1.12]", "SepSA 1.00 [1.10, 1.12]"),  # numbers of two cases
+        ("| a | b |\n|---|---|\n| x | 11.2 [10.9, 11.6] |", "| a | b |\n|---|---|\n| x | 11.3 [10.9, 11.6] |"),
+        ("| a | b |\n|---|---|\n| x | 1.11 |", "| a | b |\n|---|---|\n| x | 2.11 |"),
+        ("It takes `9.99` seconds.", "It takes 9.99 seconds."),
+        ("Since Python 3.10.", "A step takes 3.10 times as long."),
+    ],
+)
+def test_a_changed_digit_is_found(numbers, true, false):
+    page = "# Cost\n\nMeasured by `benchmarks/step_cost.py`.\n\n{}\n"
+    assert not list(numbers.unfounded("docs/cost.md", page.format(true)))
+    told = list(numbers.unfounded("docs/cost.md", page.format(false)))
+    assert len(told) == 1
+    assert told[0].endswith("is not in benchmarks/step_cost.json")
+
+
+def test_a_result_without_a_source_is_found(numbers):
+    (told,) = numbers.unfounded("docs/cost.md", "# Cost\n\nA step takes 1.11 times as long.\n")
+    assert "docs/cost.md:3: 1.11 names no JSON" in told
+
+
+def test_nearly_every_changed_digit_on_the_pages_is_found(numbers):
+    """Each digit of each result, one more: what is missed reads as another number of the same row, column and JSON."""
+    changed = missed = 0
+    for page in PAGES:
+        computed = numbers.derived(name(page))
+        for result in numbers.results(name(page), page.read_text(encoding="utf-8")):
+            if any(number in numbers.CONSTANTS.get(name(page), {}) for number in result.numbers):
+                continue
+            known = numbers.known(result)
+            for n, number in enumerate(result.numbers):
+                for k in (k for k, digit in enumerate(number) if digit.isdigit()):
+                    wrong = f"{number[:k]}{(int(number[k]) + 1) % 10}{number[k + 1 :]}"
+                    other = result._replace(numbers=(*result.numbers[:n], wrong, *result.numbers[n + 1 :]))
+                    changed += 1
+                    missed += numbers.stands(other, known) or numbers.stands(other, computed)
+    assert changed > 1000
+    assert missed < 0.08 * changed
+
+
+def test_every_constant_is_still_on_its_page(numbers):
+    for page, constants in numbers.CONSTANTS.items():
+        stated = {n for r in numbers.results(page, (ROOT / page).read_text(encoding="utf-8")) for n in r.numbers}
+        assert not set(constants) - stated, f"{page} no longer states these constants"
+
+
+def test_the_generated_tables_are_those_of_the_records():
+    from sepsa.paper import report, table3
+
+    page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    block = page[page.index(report.BEGIN) + len(report.BEGIN) : page.index(report.END)].strip("\n")
+    records = table3.read(ROOT / "results")
+    gaps = report.missing(ROOT / "results", records)
+    assert block == report.markdown(table3.table3(records), gaps, "../results").strip("\n")

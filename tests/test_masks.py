@@ -1,0 +1,194 @@
+"""Samples without a target, and sample weights in `learn`."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from sepsa import RLS, OnlineLBFGS, SepSA, SoftmaxNewton
+from sepsa.heads import SlimTik
+
+NAN = float("nan")
+
+
+def network(outputs=2):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, outputs)).double()
+
+
+def batch(n=8, outputs=2, seed=1):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 6, generator=g).double(), torch.randn(n, outputs, generator=g).double()
+
+
+def close(a, b):
+    for p, q in zip(a.parameters(), b.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+SOLVERS = {"RLS": RLS, "auto": lambda: RLS(ridge="auto"), "SlimTik": SlimTik, "OnlineLBFGS": OnlineLBFGS}
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_nan_targets_are_samples_that_were_not_there(name):
+    model, twin = network(), network()
+    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2, solver=SOLVERS[name]())
+    other = SepSA(twin, torch.optim.SGD, lr=1e-2, solver=SOLVERS[name]())
+    for k in range(5):
+        inputs, targets = batch(seed=k)
+        keep = torch.rand(8) > 0.4
+        keep[k] = True
+        masked = torch.where(keep[:, None], targets, NAN)
+        torch.testing.assert_close(optimizer.learn(inputs, masked), other.learn(inputs[keep], targets[keep]))
+    close(model, twin)
+
+
+def test_a_loss_of_ones_own_gets_nan_but_the_body_does_not():
+    model, twin = network(), network()
+    optimizer, other = (SepSA(m, torch.optim.SGD, lr=1e-2) for m in (model, twin))
+    inputs, targets = batch()
+    targets[2] = targets[5] = NAN
+    with optimizer.observe(targets) as observation:
+        loss = mse_loss(model(inputs), targets)
+    assert observation.observed.tolist() == [k not in (2, 5) for k in range(8)]
+    assert loss.isnan()
+    loss.backward()
+    optimizer.step()
+    keep = observation.observed
+    other.learn(inputs[keep], targets[keep], lambda o, t: mse_loss(o, t) * 6 / 8)  # the mean was over 8
+    close(model, twin)
+
+
+def test_the_class_index_that_torch_ignores():
+    model, twin = network(3), network(3)
+    optimizer, other = (SepSA(m, torch.optim.SGD, lr=1e-2, solver=SoftmaxNewton()) for m in (model, twin))
+    for k in range(5):
+        inputs, labels = batch(seed=k)[0], torch.randint(0, 3, (8,), generator=torch.Generator().manual_seed(k))
+        masked = labels.clone()
+        masked[k : k + 3] = -100
+        keep = masked != -100
+        loss = optimizer.learn(inputs, masked, cross_entropy if k % 2 else None)
+        torch.testing.assert_close(loss, other.learn(inputs[keep], labels[keep]))
+    close(model, twin)
+    with pytest.raises(ValueError, match=r"class labels in \[0, 2\], got -1"):
+        optimizer.learn(inputs, torch.full((8,), -1))
+
+
+def test_tokens_with_shifted_labels_and_padding():
+    """A head over (batch, time, features): the label of a token is the next one, padding has none."""
+
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.mix, self.head = nn.Embedding(7, 9), nn.GRU(9, 9, batch_first=True), nn.Linear(9, 7)
+
+        def forward(self, tokens):
+            return self.head(self.mix(self.embed(tokens))[0])
+
+    torch.manual_seed(0)
+    model = Tokens()
+    optimizer = SepSA(model, torch.optim.Adam, lr=1e-2, solver=SoftmaxNewton())
+    tokens = torch.randint(0, 7, (4, 12))
+    labels = nn.functional.pad(tokens[:, 1:], (0, 1), value=-100)
+    labels[2, 5:] = -100
+    features, seen = model.mix(model.embed(tokens))[0].detach(), labels != -100
+    alone = SoftmaxNewton().bind(copy.deepcopy(model.head))
+    alone.update(features[seen], labels[seen])
+    with optimizer.observe(labels):
+        outputs = model(tokens)
+    assert torch.equal(model.head.weight, alone.linear.weight)
+    loss = cross_entropy(outputs.flatten(0, 1), labels.flatten())  # ignores the same tokens
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    for _ in range(15):
+        last = optimizer.learn(tokens, labels)
+    assert last < 0.8 * loss.detach()
+    assert optimizer.solver.samples == 16 * int(seen.sum())
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_nothing_observed_is_nothing_learned(fraction):
+    model = network()
+    before = copy.deepcopy(model)
+    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
+    optimizer.head_fraction = fraction
+    assert optimizer.learn(batch()[0], torch.full((8, 2), NAN)) == 0
+    close(model, before)
+    assert optimizer.solver.steps == 0
+
+
+def test_a_share_of_what_was_observed():
+    optimizer = SepSA(network(), torch.optim.SGD, lr=1e-2)
+    optimizer.head_fraction = 0.5
+    inputs, targets = batch()
+    targets[:2] = NAN
+    optimizer.learn(inputs, targets)
+    assert optimizer.solver.samples == 3
+
+
+def test_samples_observed_in_part_are_refused():
+    model = network()
+    before = copy.deepcopy(model)
+    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
+    inputs, targets = batch()
+    targets[3, 1] = NAN
+    with pytest.raises(ValueError, match=r"got 1 samples that are partly observed: .*heads of their own"):
+        optimizer.learn(inputs, targets)
+    close(model, before)
+
+
+# ---------------------------------------------------------------------- weights
+
+
+def weighted_mse(weight):
+    return lambda o, t: (weight[:, None] * (o - t) ** 2).mean(1).sum() / weight.sum()
+
+
+def test_learn_weighs_samples_in_the_head_and_in_the_loss():
+    model, twin = network(), network()
+    optimizer, other = (SepSA(m, torch.optim.SGD, lr=1e-2) for m in (model, twin))
+    weight = torch.tensor([1.0, 2, 0, 1, 3, 0.5, 1, 0]).double()
+    for k in range(5):
+        inputs, targets = batch(seed=k)
+        loss = optimizer.learn(inputs, targets, sample_weight=weight)
+        with other.observe(targets, weight):
+            truth = weighted_mse(weight)(twin(inputs), targets)
+        truth.backward()
+        other.step()
+        other.zero_grad()
+        torch.testing.assert_close(loss, truth.detach())
+    close(model, twin)
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_weights_beside_masks_and_class_indices(labels):
+    model = network(3)
+    optimizer = SepSA(model, torch.optim.SGD, lr=0.0, solver=SoftmaxNewton() if labels else RLS())
+    inputs, targets = batch(outputs=3)
+    weight = torch.rand(8).double() + 0.1
+    if labels:
+        targets = targets.argmax(1)
+        targets[3] = -100
+    else:
+        targets[3] = NAN
+    loss = optimizer.learn(inputs, targets, sample_weight=weight)
+    keep = torch.arange(8) != 3
+    outputs = model(inputs)[keep]
+    if labels:
+        truth = (weight[keep] * cross_entropy(outputs, targets[keep], reduction="none")).sum() / weight[keep].sum()
+    else:
+        truth = weighted_mse(weight[keep])(outputs, targets[keep])
+    torch.testing.assert_close(loss, truth.detach())
+
+
+def test_weights_of_zero_are_nothing_to_follow():
+    model = network()
+    before = copy.deepcopy(model[0])
+    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
+    assert optimizer.learn(*batch(), sample_weight=torch.zeros(8).double()) == 0
+    close(model[0], before)

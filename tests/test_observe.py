@@ -1,0 +1,251 @@
+"""What is being observed, however the optimizer is wrapped, and solvers of somebody's own."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import sepsa
+from sepsa import RLS, NotFinite, SepSA
+from third_party import LMS, RevertibleLMS
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 2))
+
+
+def batches(count=12, n=8, seed=1):
+    g = torch.Generator().manual_seed(seed)
+    return [(torch.randn(n, 6, generator=g), torch.randn(n, 2, generator=g)) for _ in range(count)]
+
+
+def same(a, b):
+    return all(torch.equal(p, q) for p, q in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+class CopiesTheDict:
+    """A wrapper that copies the optimizer's attributes and class, as Lightning's."""
+
+    def __init__(self, optimizer):
+        self.__dict__ = dict(optimizer.__dict__)
+        self.__class__ = type("Wrapped", (type(self), type(optimizer)), {})
+
+
+class Hides(torch.optim.Optimizer):
+    """A wrapper that passes on what every optimizer has, and nothing else, as accelerate's."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    param_groups = property(lambda self: self.optimizer.param_groups)
+
+    def step(self, closure=None):
+        return self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none=True):
+        self.optimizer.zero_grad(set_to_none)
+
+
+@pytest.mark.parametrize("way", ["method", "copied", "function", "hidden", "around"])
+def test_every_way_to_observe_is_learn(way):
+    model, twin = network(), network()
+    optimizer, plain = SepSA(model, torch.optim.Adam, lr=1e-2), SepSA(twin, torch.optim.Adam, lr=1e-2)
+    outer = nn.ModuleDict({"inner": model}) if way == "around" else model
+    loop = CopiesTheDict(optimizer) if way == "copied" else Hides(optimizer) if way == "hidden" else optimizer
+    for inputs, targets in batches():
+        context = loop.observe(targets) if way in ("method", "copied") else sepsa.observe(outer, targets)
+        with context:
+            loss = mse_loss(model(inputs), targets)
+        loss.backward()
+        loop.step()
+        loop.zero_grad()
+        plain.learn(inputs, targets)
+    assert same(model, twin)
+    assert optimizer.solver.steps == 12
+
+
+def test_settings_reach_the_head_through_a_copy():
+    optimizer = SepSA(network(), torch.optim.SGD, lr=1e-2)
+    CopiesTheDict(optimizer).head_fraction = 0.5
+    optimizer.learn(*batches()[0])
+    assert optimizer.head_fraction == 0.5
+    assert optimizer.solver.samples == 4
+
+
+def test_observe_needs_a_head_that_is_taught():
+    inputs, targets = batches()[0]
+    model = network()
+    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
+    for free in (network(), copy.deepcopy(model), model[0]):
+        with pytest.raises(ValueError, match="no SepSA teaches a head of this"):
+            sepsa.observe(free, targets)
+    other = network()
+    another = SepSA(other, torch.optim.SGD, lr=1e-2)
+    with pytest.raises(ValueError, match="one tensor for each of several heads"):
+        sepsa.observe(nn.ModuleList([model, other]), targets)
+    del another
+    with sepsa.observe(nn.ModuleList([model, other]), targets, torch.ones(8)):
+        model(inputs)
+    assert optimizer.solver.steps == 1
+
+
+def test_micro_batches_teach_the_head_what_the_whole_batch_does():
+    model = network().double().eval()
+    twin = copy.deepcopy(model)
+    optimizer, other = (SepSA(m, torch.optim.SGD, lr=1e-2) for m in (model, twin))
+    inputs, targets = batches(1, n=32)[0]
+    inputs, targets = inputs.double(), targets.double()
+    for rows in torch.arange(32).split(8):
+        with optimizer.observe(targets[rows]):
+            model(inputs[rows])
+    with other.observe(targets):
+        twin(inputs)
+    torch.testing.assert_close(model[3].weight, twin[3].weight)
+    torch.testing.assert_close(optimizer.solver.covariance(), other.solver.covariance())
+    assert (optimizer.solver.steps, other.solver.steps) == (4, 1)
+
+
+# ---------------------------------------------------------------------- solvers of somebody's own
+
+
+def test_a_solver_may_call_its_head():
+    model = network()
+    twin = copy.deepcopy(model)
+    optimizer = SepSA(model, torch.optim.SGD, solver=LMS(), lr=1e-2)
+    base, solver = torch.optim.SGD([*twin[:3].parameters()], lr=1e-2), LMS().bind(twin[3])
+    for inputs, targets in batches():
+        optimizer.learn(inputs, targets)
+        features = twin[:3](inputs)
+        solver.update(features.detach(), targets)
+        mse_loss(twin[3](features), targets).backward()
+        base.step()
+        twin.zero_grad()
+    assert optimizer.solver.steps == 12
+    assert same(model, twin)
+    with pytest.raises(RuntimeError, match="reached the head '3' twice"), optimizer.observe(targets):
+        _ = model(inputs), model(inputs)
+
+
+def test_a_third_party_solver_resumes():
+    model = network()
+    optimizer = SepSA(model, torch.optim.Adam, solver=LMS(), lr=1e-2)
+    for batch in batches(6):
+        optimizer.learn(*batch)
+    twin = network(1)
+    other = SepSA(twin, torch.optim.Adam, solver=LMS(rate=0.5), lr=1e-2)
+    twin.load_state_dict(model.state_dict())
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for batch in batches(6, seed=2):
+        assert torch.equal(optimizer.learn(*batch), other.learn(*batch))
+    assert same(model, twin)
+    assert other.solver.state_dict() == {"rate": 0.1, "steps": 12}
+
+
+def test_a_third_party_solver_says_that_numbers_cannot_be_learned():
+    optimizer = SepSA(network(), torch.optim.SGD, solver=LMS(), lr=1e-2)
+    with pytest.raises(NotFinite):
+        optimizer.learn(batches()[0][0], batches()[0][1] / 0)
+
+
+# ---------------------------------------------------------------------- errors in the middle of a step
+
+
+def fails_in_loss(model, inputs, targets):
+    def loss(outputs, targets):
+        raise MemoryError("no more")
+
+    return inputs, targets, loss
+
+
+def fails_in_backward(model, inputs, targets):
+    def loss(outputs, targets):
+        outputs.register_hook(lambda gradient: (_ for _ in ()).throw(MemoryError("no more")))
+        return mse_loss(outputs, targets)
+
+    return inputs, targets, loss
+
+
+def fails_in_the_head(model, inputs, targets):
+    return inputs * float("nan"), targets, mse_loss
+
+
+@pytest.mark.parametrize("fail", [fails_in_loss, fails_in_backward, fails_in_the_head])
+def test_after_an_error_the_head_is_not_ahead_of_the_body(fail):
+    model = network()
+    optimizer = SepSA(model, torch.optim.Adam, solver=RevertibleLMS(), lr=1e-2)
+    optimizer.learn(*batches()[0])
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    inputs, targets, loss = fail(model, *batches()[1])
+    with pytest.raises((MemoryError, NotFinite)):
+        optimizer.learn(inputs, targets, loss)
+    assert all(torch.equal(value, before[0][name]) for name, value in model.state_dict().items())
+    assert optimizer.solver.steps == 1
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    optimizer.learn(*batches()[2])
+    assert optimizer.solver.steps == 2
+
+
+def test_an_error_after_the_body_has_moved_takes_nothing_back():
+    model = network()
+    optimizer = SepSA(model, torch.optim.SGD, solver=RevertibleLMS(), lr=1e-2)
+    before = copy.deepcopy(model)
+    optimizer.register_step_post_hook(lambda *_: (_ for _ in ()).throw(ZeroDivisionError))
+    with pytest.raises(ZeroDivisionError):
+        optimizer.learn(*batches()[0])
+    assert optimizer.solver.steps == 1
+    assert not torch.equal(model[3].weight, before[3].weight)
+    assert not torch.equal(model[0].weight, before[0].weight)
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own: sparse and nested tensors are in beta
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda t: t.to_sparse(), r"must be a dense tensor, got torch.sparse_coo: call {}.to_dense\(\)"),
+        (lambda t: t.to_sparse_csr(), "must be a dense tensor, got torch.sparse_csr"),
+        (lambda t: torch.nested.nested_tensor(list(t)), "must be a dense tensor, got a nested one"),
+        (
+            lambda t: torch.nested.nested_tensor(list(t), layout=torch.jagged),
+            "must be a dense tensor, got a nested one",
+        ),
+        (
+            lambda t: torch.quantize_per_tensor(t, 0.1, 0, torch.qint8),
+            r"must be a dense tensor, got torch.qint8: call {}.dequantize\(\)",
+        ),
+    ],
+)
+@pytest.mark.parametrize("where", ["features", "targets", "sample_weight"])
+@pytest.mark.parametrize("solver", [RLS, lambda: RLS(ridge="auto")])
+def test_tensors_that_are_not_dense_get_our_words(make, words, where, solver):
+    model = nn.Sequential(nn.Identity(), nn.Linear(6, 2))
+    optimizer = SepSA(model, torch.optim.SGD, solver=solver(), lr=1e-2)
+    before = copy.deepcopy(model)
+    inputs, targets = batches()[0]
+    weight = None
+    if where == "features":
+        inputs = make(inputs)
+    elif where == "targets":
+        targets = make(targets)
+    else:
+        weight = make(torch.ones(8, 1)) if "nested" in words else make(torch.ones(8)[None])
+    with pytest.raises(TypeError, match=f"{where} {words.format(where)}"), optimizer.observe(targets, weight):
+        model(inputs)
+    assert same(model, before)
+    assert optimizer.solver.steps == 0
+
+
+def test_a_head_called_by_keyword():
+    head = nn.Linear(6, 2)
+    optimizer = SepSA(head, torch.optim.SGD)
+    inputs, targets = batches()[0]
+    with pytest.raises(TypeError, match="must get its features by position"), optimizer.observe(targets):
+        head(input=inputs)
+    head(input=inputs)

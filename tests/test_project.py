@@ -1,0 +1,90 @@
+"""What surrounds the code agrees with it: workflows, templates, versions, supported packages, the list of commands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sepsa
+
+ROOT = Path(__file__).parents[1]
+SCHEMAS = {  # those that come with check-jsonschema: nothing is fetched
+    "github-workflows": sorted((ROOT / ".github" / "workflows").glob("*.yml")),
+    "github-issue-config": [ROOT / ".github" / "ISSUE_TEMPLATE" / "config.yml"],
+    "github-issue-forms": [ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml" for name in ("bug", "feature")],
+    "citation-file-format": [ROOT / "CITATION.cff"],
+}
+
+
+def read(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def pins(name):
+    """Package and version of each line that pins one."""
+    lines = re.findall(r"^([\w.-]+)==([^\s;]+)", read(name), flags=re.MULTILINE)
+    return {package.lower().replace("_", "-"): version for package, version in lines}
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_files_for_others_keep_their_schema(schema):
+    assert SCHEMAS[schema]
+    done = subprocess.run(
+        [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *map(str, SCHEMAS[schema])],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_broken_workflow_is_found(tmp_path):
+    broken = tmp_path / "tests.yml"
+    broken.write_text(read(".github/workflows/tests.yml").replace("runs-on:", "runs_on:"))
+    done = subprocess.run(
+        [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(broken)],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1
+
+
+def test_one_version_everywhere():
+    assert f"version: {sepsa.__version__}\n" in read("CITATION.cff")
+
+
+def test_the_oldest_versions_are_those_that_are_promised():
+    promised = dict(re.findall(r'"([\w-]+)>=([\d.]+)"', read("pyproject.toml")))
+    for package, version in pins("oldest.txt").items():
+        given = [int(part) for part in version.split(".")]
+        least = [int(part) for part in promised[package].split(".")]
+        assert given[: len(least)] == least, package
+
+
+def test_the_page_on_versions_says_the_same():
+    rows = re.findall(r"^\| ([\w-]+).*?\| `([\d.]+)` \| `([\d.]+)` \|$", read("docs/policy.md"), flags=re.MULTILINE)
+    assert len(rows) == 6
+    oldest, newest = pins("oldest.txt"), pins("constraints.txt")
+    for package, old, new in rows:
+        if package == "Python":
+            assert f'requires-python = ">={old}"' in read("pyproject.toml")
+        else:
+            assert oldest[package.lower()].startswith(f"{old}.")
+            assert newest[package.lower()].startswith(f"{new}.")
+
+
+def test_the_lock_holds_what_the_constraints_say():
+    locked, wanted = pins("requirements.lock"), pins("constraints.txt")
+    optional = {"jax", "padasip", "vowpalwabbit"}  # the extra bench, which the tests do not need
+    assert {package: locked.get(package) for package in wanted.keys() - optional} == {
+        package: version for package, version in wanted.items() if package not in optional
+    }
+
+
+def test_the_page_on_the_command_line_lists_every_command():
+    from sepsa.cli import app
+
+    listed = re.findall(r"^\| `sepsa (\w+)` \|", read("docs/api/cli.md"), flags=re.MULTILINE)
+    names = {command.name or command.callback.__name__ for command in app.registered_commands}
+    assert sorted(listed) == sorted(names)

@@ -1,0 +1,204 @@
+"""Several heads on one body."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+import sepsa
+from sepsa import RLS, NotFinite, SepSA, SoftmaxNewton
+
+NAN = float("nan")
+
+
+class ActorCritic(nn.Module):
+    def __init__(self, as_dict=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.as_dict = nn.Sequential(nn.Linear(6, 9), nn.Tanh()), as_dict
+        self.value, self.policy = nn.Linear(9, 1), nn.Linear(9, 4)
+        self.double()
+
+    def forward(self, x):
+        h = self.body(x)
+        if self.as_dict:
+            return {"policy": self.policy(h), "value": self.value(h), "features": h}
+        return self.value(h), self.policy(h)
+
+
+def batch(n=16, seed=1):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 6, generator=g).double()
+    return x, x[:, :1] * x[:, 1:2], x[:, :4].argmax(1)
+
+
+def both(model, **options):
+    solvers = {"value": RLS(), "policy": SoftmaxNewton()}
+    return SepSA(model, torch.optim.Adam, head=["value", "policy"], solver=solvers, lr=1e-2, **options)
+
+
+@pytest.mark.parametrize("as_dict", [True, False])
+def test_several_heads_equal_the_loop_by_hand(as_dict):
+    model, twin = ActorCritic(as_dict), ActorCritic()
+    optimizer = both(model)
+    base = torch.optim.Adam(twin.body.parameters(), lr=1e-2)
+    value, policy = RLS().bind(twin.value), SoftmaxNewton().bind(twin.policy)
+    for k in range(10):
+        x, y, labels = batch(seed=k)
+        loss = optimizer.learn(x, {"policy": labels, "value": y} if as_dict else (y, labels))
+        h = twin.body(x)
+        value.update(h.detach(), y)
+        policy.update(h.detach(), labels)
+        truth = mse_loss(twin.value(h), y) + cross_entropy(twin.policy(h), labels)
+        twin.zero_grad()
+        truth.backward()
+        base.step()
+        torch.testing.assert_close(loss, truth.detach())
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+    assert [solver.steps for solver in optimizer.solvers.values()] == [10, 10]
+    assert optimizer.heads == {"value": model.value, "policy": model.policy}
+
+
+def test_a_pass_may_teach_some_of_the_heads():
+    model = ActorCritic(as_dict=True)
+    optimizer = both(model)
+    x, y, labels = batch()
+    still = copy.deepcopy(model.policy)
+    with sepsa.observe(model, {"value": y}):
+        loss = mse_loss(model(x)["value"], y)
+    loss.backward()
+    assert torch.equal(model.policy.weight, still.weight)
+    assert optimizer.solvers["policy"].steps == 0
+    optimizer.learn(x, {"policy": labels}, lambda outputs, t: cross_entropy(outputs["policy"], t["policy"]))
+    assert [solver.steps for solver in optimizer.solvers.values()] == [1, 1]
+
+
+def test_outputs_that_are_observed_in_part_have_heads_of_their_own():
+    """Each output has a curvature of its own, so a sample may have one target and not the other: exactly."""
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.body, self.a, self.b = nn.Linear(6, 9), nn.Linear(9, 1), nn.Linear(9, 1)
+            self.double()
+
+        def forward(self, x):
+            h = torch.tanh(self.body(x))
+            return self.a(h), self.b(h)
+
+    model, twin = Two(), Two()
+    optimizer = SepSA(model, torch.optim.SGD, head=["a", "b"], lr=0.0)
+    alone = [RLS().bind(head) for head in (twin.a, twin.b)]
+    for k in range(6):
+        x, y, _ = batch(seed=k)
+        y = torch.cat([y, -y], 1)
+        y[torch.rand(16, 2, generator=torch.Generator().manual_seed(k)) < 0.3] = NAN
+        optimizer.learn(x, (y[:, :1], y[:, 1:]))
+        for j, solver in enumerate(alone):
+            seen = ~y[:, j].isnan()
+            solver.update(torch.tanh(twin.body(x)).detach()[seen], y[seen, j : j + 1])
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+def test_one_weight_for_all_heads_or_one_each():
+    x, y, labels = batch()
+    weight = torch.rand(16).double()
+    models = [ActorCritic() for _ in range(3)]
+    for model, given in zip(models, [weight, (weight, weight), {"value": weight, "policy": weight}], strict=True):
+        both(model).learn(x, (y, labels), sample_weight=given)
+    for model in models[1:]:
+        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), models[0].parameters(), strict=True))
+
+
+def test_several_heads_resume_to_the_bit():
+    model = ActorCritic()
+    optimizer = both(model)
+    optimizer.head_fraction = 0.5
+    for k in range(5):
+        x, y, labels = batch(seed=k)
+        optimizer.learn(x, (y, labels))
+    twin = ActorCritic()
+    other = both(twin)
+    twin.load_state_dict(model.state_dict())
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for k in range(5):
+        x, y, labels = batch(seed=9 + k)
+        assert torch.equal(optimizer.learn(x, (y, labels)), other.learn(x, (y, labels)))
+    third, fourth = copy.deepcopy((model, optimizer))
+    assert torch.equal(optimizer.learn(x, (y, labels)), fourth.learn(x, (y, labels)))
+    assert torch.equal(model.value.weight, third.value.weight)
+
+
+def test_a_state_of_other_heads_is_refused_whole():
+    optimizer = both(ActorCritic())
+    x, y, labels = batch()
+    optimizer.learn(x, (y, labels))
+    before = optimizer.solvers["value"].state_dict()
+    state = copy.deepcopy(optimizer.state_dict())
+    state["sepsa"]["heads"]["policy"].popitem()
+    with pytest.raises(ValueError, match="state_dict"):
+        optimizer.load_state_dict(state)
+    now = optimizer.solvers["value"].state_dict()
+    assert all(torch.equal(v, now[k]) if isinstance(v, torch.Tensor) else v == now[k] for k, v in before.items())
+    one = SepSA(ActorCritic(), torch.optim.Adam, head="value")
+    with pytest.raises(ValueError, match=r"belongs to the heads \['value'\], this SepSA has \['policy', 'value'\]"):
+        optimizer.load_state_dict(
+            one.state_dict() | {"sepsa": one.state_dict()["sepsa"] | {"body": state["sepsa"]["body"]}}
+        )
+
+
+def test_an_error_in_one_head_takes_the_other_back():
+    model = ActorCritic()
+    optimizer = both(model)
+    x, y, labels = batch()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(NotFinite):  # the value's head, which comes first, would learn; then the loss fails
+        optimizer.learn(x, (y, labels), lambda outputs, targets: (_ for _ in ()).throw(NotFinite("no")))
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert [solver.steps for solver in optimizer.solvers.values()] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "words"),
+    [
+        (lambda o: o.solver, AttributeError, "this SepSA has several heads: use optimizer.heads and optimizer.solvers"),
+        (
+            lambda o: o.observe(torch.zeros(3)),
+            ValueError,
+            r"one tensor for each of several heads, \['value', 'policy'\]",
+        ),
+        (lambda o: o.observe((torch.zeros(3),)), ValueError, "got 1 of them"),
+        (lambda o: o.observe({"actor": torch.zeros(3)}), ValueError, r"names of heads, .* got \['actor'\]"),
+        (lambda o: SepSA(ActorCritic(), torch.optim.SGD, head=["value", "value"]), ValueError, "each once"),
+        (lambda o: SepSA(ActorCritic(), torch.optim.SGD, head=[]), ValueError, "one nn.Linear or more"),
+        (
+            lambda o: SepSA(ActorCritic(), torch.optim.SGD, head=["value"], solver=RLS()),
+            TypeError,
+            "a dict or a sequence",
+        ),
+        (
+            lambda o: o.add_param_group({"params": o.model.policy.weight}),
+            ValueError,
+            "head's parameter 'policy.weight'",
+        ),
+    ],
+)
+def test_bad_use(use, error, words):
+    optimizer = both(ActorCritic())
+    with pytest.raises(error, match=words):
+        use(optimizer)
+
+
+def test_the_optimizer_says_what_it_is_and_lets_go():
+    model = ActorCritic()
+    optimizer = both(model)
+    assert "solvers={'value': RLS(" in repr(optimizer)
+    optimizer.detach()
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
