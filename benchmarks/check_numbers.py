@@ -13,9 +13,10 @@ of its name, and a comment names one where the text should not: <!-- results: be
 JSON knows a table's row or column by name, the number must stand under that name; and the numbers of
 "1.02 [1.01, 1.05]" or "8.27 ± 0.66" must stand together, as median and quartiles or mean and deviation of one thing.
 
-Of a list of numbers its summary counts (mean, deviation, quartiles, range, length), not each entry. A number with a
-percent sign may stand in the JSON as a share, and one in ms or µs in seconds. CONSTANTS are what is neither a result
-nor code; `derived` computes what a page computes from a JSON.
+Of a list of numbers its summary counts (mean, deviation, quartiles, range, length), not each entry, and rows of the
+same names are summed up over their seeds. A row that the script of a JSON prints by `--table` may stand in a page word
+for word. A number with a percent sign may stand in the JSON as a share, and one in ms or µs in seconds. CONSTANTS are
+what is neither a result nor code; `derived` computes what a page computes from a JSON.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import json
 import math
 import re
 import statistics
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -46,6 +48,7 @@ CONSTANTS: dict[str, dict[str, str]] = {
 }
 MACHINE = {"machine", "threads", "python", "torch", "numpy"}  # what every JSON says of where it was made
 ASKED = {"wanted"}  # columns that say what was asked for, not what came
+PRINTS = {"benchmarks/prequential.json", "benchmarks/uci.json"}  # whose scripts print the tables that pages show
 COMMANDS = {"sepsa bench stream": "benchmarks/stream.json", "sepsa report": "results/table3.json"}
 
 SCALES = {"": (1.0,), "%": (1.0, 100.0), "points": (1.0, 100.0), "ms": (1.0, 1e3), "µs": (1.0, 1e6)}
@@ -195,6 +198,7 @@ def _values(part: Any, key: str, path: tuple[str, ...]) -> Iterator[Value]:
     elif isinstance(part, list):
         numbers = [value for value in part if isinstance(value, (int, float)) and not isinstance(value, bool)]
         yield from (Value(number, name, (*path, key)) for name, number in summary(numbers))
+        yield from over_seeds([value for value in part if isinstance(value, dict)], path)
         for n, value in enumerate(part):
             if not isinstance(value, (int, float)):
                 yield from _values(value, f"{key} {n}", path)
@@ -202,6 +206,17 @@ def _values(part: Any, key: str, path: tuple[str, ...]) -> Iterator[Value]:
                 yield Value(float(value), ("median", "low", "high")[n], (*path, key))
     elif isinstance(part, (int, float)) and not isinstance(part, bool):
         yield Value(float(part), key, path)
+
+
+def over_seeds(rows: list[dict[str, Any]], path: tuple[str, ...]) -> Iterator[Value]:
+    """The summary of each number over rows that have the same names and differ by a seed or a split."""
+    alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        alike.setdefault(tuple(value.lower() for value in row.values() if isinstance(value, str)), []).append(row)
+    for names, several in alike.items():
+        for key in dict.fromkeys(key for row in several for key in row) if len(several) > 1 else ():
+            numbers = [row[key] for row in several if isinstance(row.get(key), (int, float))]
+            yield from (Value(number, name, (*path, *names, key)) for name, number in summary(numbers))
 
 
 def summary(numbers: list[float]) -> Iterator[tuple[str, float]]:
@@ -213,7 +228,9 @@ def summary(numbers: list[float]) -> Iterator[tuple[str, float]]:
     if len(finite) > 1:
         low, middle, high = statistics.quantiles(finite, n=4, method="inclusive")
         yield from (("mean", statistics.fmean(finite)), ("median", middle), ("q25", low), ("q75", high))
-        yield from (("std", statistics.stdev(finite)), ("std", statistics.pstdev(finite)))
+        deviation = statistics.stdev(finite)
+        yield from (("std", deviation), ("std", statistics.pstdev(finite)))
+        yield "std", deviation / math.sqrt(len(finite))  # of the mean
         yield from (("min", min(finite)), ("max", max(finite)))
 
 
@@ -281,16 +298,28 @@ def reads(stated: str, unit: str, number: float) -> bool:
     return any(abs(abs(number) * scale - float(digits[0])) <= half for scale in SCALES[unit])
 
 
+@cache
+def printed(source: str) -> frozenset[str]:
+    """The lines of the tables that a script makes of its JSON."""
+    script = ROOT / Path(source).with_suffix(".py")
+    done = subprocess.run(
+        [sys.executable, script, "--table"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=600
+    )
+    return frozenset(line.strip() for line in done.stdout.splitlines())
+
+
 def unfounded(page: str, text: str) -> Iterator[str]:
     """What a page states and no JSON holds, in words."""
-    computed = derived(page)
+    computed, lines = derived(page), text.splitlines()
     for result in results(page, text):
         if any(number in CONSTANTS.get(page, {}) for number in result.numbers):
             continue
         where = f"{result.page}:{result.line}: {', '.join(result.numbers)}"
         if not result.sources:
             yield f"{where} names no JSON: name its benchmark beside it, or write it as `code` if it is a setting"
-        elif not stands(result, known(result)) and not stands(result, computed):
+        elif stands(result, known(result)) or stands(result, computed):
+            continue
+        elif not any(lines[result.line - 1].strip() in printed(source) for source in PRINTS & {*result.sources}):
             yield f"{where} is not in {', '.join(result.sources)}"
 
 
