@@ -2,6 +2,7 @@
 
     python benchmarks/prequential.py --peers                       # River's models, both halves, what is not there yet
     python benchmarks/prequential.py --ours [--half development]   # sepsa, always again
+    python benchmarks/prequential.py --variants                    # other settings of sepsa, development half, one seed
     python benchmarks/prequential.py --time                        # the microseconds alone, for a quiet machine
     python benchmarks/prequential.py --table [--half report]       # what prequential.json holds, as the docs print it
 
@@ -395,6 +396,18 @@ class Model(NamedTuple):
 
 
 OURS = "sepsa"
+VARIANTS: dict[str, dict[str, Any]] = {
+    "no body": {"hidden": []},
+    "32 units": {"hidden": (32,)},
+    "128 units": {"hidden": (128,)},
+    "rectifiers": {"activation": "relu"},
+    "lr 1e-3": {"lr": 1e-3},
+    "lr 1e-2": {"lr": 1e-2},
+    "forgetting 1": {"forgetting": 1.0},
+    "ridge 1": {"ridge": 1.0},
+    "ridge 100": {"ridge": 100.0},
+    "squared loss": {"loss": "squared"},
+}
 
 
 def models(stream: Stream, labels: int) -> dict[str, Model]:
@@ -504,6 +517,38 @@ def run(half: str | None, ours: bool, only: str) -> None:
                 store({"stream": name, "model": title, "seed": seed, "rows": len(rows)} | result)
 
 
+def run_variants() -> None:
+    for title, options in VARIANTS.items():
+        for name, stream in STREAMS.items():
+            if stream.half == HALVES[0]:
+                rows = list(stream.load())
+                model = (SepSARegressor if stream.kind == NUMBER else SepSAClassifier)(seed=0, **options)
+                result = measure(model, False, rows, stream)
+                print(f"{name:24s} {title:24s} {result}", flush=True)
+                store({"stream": name, "model": f"{OURS}, {title}", "seed": 0, "rows": len(rows)} | result)
+
+
+def print_variants(rows: list[dict[str, Any]]) -> None:
+    """The geometric mean of a setting's error over the default's, both of seed 0."""
+    error = {(row["model"], row["stream"]): row["error"] + 1e-9 for row in rows if row["seed"] == 0}
+    print("\n| setting | regressions | classifications | worst | best |\n|---|---|---|---|---|")
+    for title in VARIANTS:
+        ratios = {
+            name: error[f"{OURS}, {title}", name] / error[OURS, name]
+            for name in STREAMS
+            if (f"{OURS}, {title}", name) in error and (OURS, name) in error
+        }
+        if not ratios:
+            continue
+        means = [
+            float(np.exp(np.mean([math.log(v) for name, v in ratios.items() if STREAMS[name].kind == kind])))
+            for kind in (NUMBER, LABEL)
+        ]
+        worst, best = max(ratios, key=ratios.__getitem__), min(ratios, key=ratios.__getitem__)
+        print(f"| {title} | × {means[0]:.2f} | × {means[1]:.2f} | × {ratios[worst]:.2f} {worst} ", end="")
+        print(f"| × {ratios[best]:.2f} {best} |")
+
+
 def run_times() -> None:
     """Measure the time of a row again, on the first rows of each stream, and leave the errors as they are."""
     for name, stream in STREAMS.items():
@@ -536,15 +581,21 @@ def number(value: float) -> str:
 
 
 def summary(rows: list[dict[str, Any]], half: str, what: str = "error", kind: str | None = None) -> dict[str, float]:
-    """Ours against the best peer of each stream; one wrong row is added to both, so that no ratio is by zero."""
+    """Ours against the best peer of each stream; one wrong row is added to both, so that no ratio is by zero.
+
+    `what` "loss" is the error of regressions and the log loss of classifications.
+    """
     ratios, places = [], []
+    asked = what
     for name, stream in STREAMS.items():
+        what = ("log loss" if stream.kind == LABEL else "error") if asked == "loss" else asked
         ours = mean(rows, name, OURS, what)
         peers = [v for m in models(stream, 3) if m != OURS and (v := mean(rows, name, m, what)) is not None]
         if stream.half != half or ours is None or not peers or kind not in (None, stream.kind):
             continue
         count = next(row["rows"] for row in rows if row["stream"] == name)
-        least = (1 / min(count, int(what.split()[-1]) if what[-1] == "0" else count)) if stream.kind == LABEL else 0.0
+        least = 1 / min(count, int(what.split()[-1]) if what[-1] == "0" else count)
+        least *= stream.kind == LABEL and what.startswith("error")
         ratios.append((ours + least) / (min(peers) + least))
         places.append(1 + sum(peer < ours for peer in peers))
     if not ratios:
@@ -560,36 +611,74 @@ def summary(rows: list[dict[str, Any]], half: str, what: str = "error", kind: st
 
 
 def print_tables(half: str | None) -> None:
+    """As docs/streams.md has them."""
     rows = known()
     for part in [half] if half else HALVES:
         for kind in (NUMBER, LABEL):
             names = [name for name, stream in STREAMS.items() if (stream.half, stream.kind) == (part, kind)]
             titles = list(models(STREAMS[names[0]], 3))
-            for what in ["error", "error 50", "error 200", "rmse" if kind == NUMBER else "log loss", "us"]:
-                print(f"\n{kind}, {part}: {what}\n\n| stream | " + " | ".join(titles) + " |")
-                print("|---" * (len(titles) + 1) + "|")
-                for name in names:
-                    values = [mean(rows, name, title, what) for title in titles]
-                    least = min((v for v in values if v is not None), default=0.0)
-                    cells = [
-                        "" if v is None else f"**{number(v)}**" if v == least and what != "us" else number(v)
-                        for v in values
+            what = "mean absolute error" if kind == NUMBER else "share of wrong labels"
+            print(f"\n**{kind.capitalize()}s, {part}: {what}**\n\n| stream | rows | " + " | ".join(titles) + " |")
+            print("|---" * (len(titles) + 2) + "|")
+            for name in names:
+                values = [mean(rows, name, title, "error") for title in titles]
+                least = min((v for v in values if v is not None), default=0.0)
+                cells = ["" if v is None else f"**{number(v)}**" if v == least else number(v) for v in values]
+                count = next((row["rows"] for row in rows if row["stream"] == name), "")
+                print(f"| {name} | {count} | " + " | ".join(cells) + " |")
+            more = "rmse" if kind == NUMBER else "log loss"
+            columns = ["error 50", "error 200", more]
+            print(
+                "\n| sepsa / best peer | first 50 rows | first 200 rows | "
+                + more
+                + ", all rows | "
+                + "µs a row | "
+                + ("90 % intervals hold | 200 rows after each jump |" if kind == NUMBER else "")
+            )
+            print("|---" * (7 if kind == NUMBER else 5) + "|")
+            for name in names:
+                cells = []
+                for what in columns:
+                    ours = mean(rows, name, OURS, what)
+                    peers = [(v, title) for title in titles[1:] if (v := mean(rows, name, title, what)) is not None]
+                    cells.append(
+                        "" if ours is None or not peers else f"{number(ours)} / {number(min(peers)[0])} {min(peers)[1]}"
+                    )
+                us = mean(rows, name, OURS, "us")
+                cells.append("" if us is None else f"{us:.0f}")
+                if kind == NUMBER:
+                    held = mean(rows, name, OURS, "coverage")
+                    cells.append("" if held is None else f"{held:.3f}")
+                    after = [
+                        row["coverage after jumps"]
+                        for row in rows
+                        if row["stream"] == name and row["model"] == OURS and row.get("coverage after jumps")
                     ]
-                    print(f"| {name} | " + " | ".join(cells) + " |")
-        for what in ("error", "error 50", "error 200", "log loss"):
+                    cells.append(", ".join(f"{v:.2f}" for v in np.mean(after, axis=0)) if after else "")
+                print(f"| {name} | " + " | ".join(cells) + " |")
+        print(
+            f"\n**Summary, {part}**\n\n| measure | streams | best | second | within 5 % | more than 5 % worse |", end=""
+        )
+        print(" ratio to the best peer |")
+        print("|---" * 7 + "|")
+        measures = {
+            "loss": "mean absolute error or log loss",
+            "error": "mean absolute error or wrong labels",
+            "error 50": "the same, first 50 rows",
+            "error 200": "the same, first 200 rows",
+        }
+        for what, title in measures.items():
             for kind in (None, NUMBER, LABEL):
-                if told := summary(rows, part, what, kind):
-                    print(f"\n{part}, {what}, {kind or 'all'}: {told}")
-        print(f"\n{part}: coverage of 90 % intervals, as a whole and after each jump\n")
-        for row in rows:
-            if STREAMS[row["stream"]].half == part and "coverage" in row and row["seed"] == 0:
-                print(f"| {row['stream']} | {row['model']} | {row['coverage']} | {row['coverage after jumps'] or ''} |")
+                if (what, kind) != ("loss", NUMBER) and (told := summary(rows, part, what, kind)):
+                    cells = " | ".join(f"{v:.2f}" if isinstance(v, float) else str(v) for v in told.values())
+                    print(f"| {'log loss' if (what, kind) == ('loss', LABEL) else title}, {kind or 'all'} | {cells} |")
 
 
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--peers", action="store_true")
     options.add_argument("--ours", action="store_true")
+    options.add_argument("--variants", action="store_true")
     options.add_argument("--time", action="store_true")
     options.add_argument("--table", action="store_true")
     options.add_argument("--half", choices=HALVES)
@@ -599,10 +688,13 @@ def main() -> None:
         run(asked.half, True, asked.only)
     if asked.peers:
         run(asked.half, False, asked.only)
+    if asked.variants:
+        run_variants()
     if asked.time:
         run_times()
     if asked.table:
         print_tables(asked.half)
+        print_variants(known())
 
 
 if __name__ == "__main__":

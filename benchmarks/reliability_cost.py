@@ -1,6 +1,8 @@
 """What safety costs: `sepsa stream` over a million rows, and a checkpoint beside a plain write of the same bytes.
 
-    python benchmarks/reliability_cost.py [--rows 1000000] [--rounds 5]      # on a quiet machine; writes a .json beside itself
+    python benchmarks/reliability_cost.py [--rows 1000000] [--rounds 5]
+
+Writes reliability_cost.json; run it on a quiet machine.
 
 `sepsa stream` runs in a process of its own on one core, parsing and predictions included, from a cold start; rows a
 second are those of the whole process but for the import of its libraries, which is measured beside it.

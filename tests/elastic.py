@@ -1,6 +1,6 @@
 """What torchrun runs in tests/test_distributed.py: training that a killed rank interrupts, from a checkpoint on.
 
-`torchrun --nproc-per-node 2 --max-restarts 1 elastic.py FOLDER`
+`torchrun --standalone --nproc-per-node 2 --max-restarts 3 elastic.py FOLDER`
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -23,8 +24,10 @@ STEPS, EVERY, KILLED_AT = 20, 5, 13
 
 def main(folder):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank, world, attempt = (int(os.environ[k]) for k in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"))
+    # A meeting place for each attempt: through torchrun's own store gloo finds addresses of killed processes.
+    where = f"file://{folder}/rendezvous-{attempt}"
+    dist.init_process_group("gloo", where, rank=rank, world_size=world, timeout=timedelta(seconds=60))
     model = ranks.network()
     optimizer = ranks.build(model, RLS(forgetting=0.95))
     ddp = DistributedDataParallel(model)
@@ -34,10 +37,11 @@ def main(folder):
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         done = saved["done"]
-        (folder / "resumed").write_text(str(done))
+        if rank == 0 and not (folder / "resumed").exists():
+            (folder / "resumed").write_text(str(done))
     data = ranks.even(rank, world, ranks.batches(STEPS))
     for step in range(done, STEPS):
-        if step == KILLED_AT and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        if step == KILLED_AT and rank == 1 and attempt == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         ranks.train(ddp, optimizer, data[step : step + 1], mse_loss)
         if (step + 1) % EVERY == 0 and rank == 0:

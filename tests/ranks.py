@@ -183,6 +183,20 @@ def refused(rank, world, folder):
     return {"said": said, **state(model)}
 
 
+def joined(rank, world, folder):
+    """Refused by all ranks before they wait for each other."""
+    model = network()
+    optimizer = build(model, RLS())
+    ddp = DistributedDataParallel(model)
+    x, y = even(rank, world, batches(1))[0]
+    try:
+        with ddp.join(), optimizer.observe(y):
+            ddp(x)
+    except RuntimeError as error:
+        return {"said": str(error)}
+    return {"said": ""}
+
+
 def alone(rank, world, folder):
     model = network()
     optimizer = build(model, RLS())
@@ -262,6 +276,7 @@ CASES = {f"solver {name}": (solver, name) for name in SOLVERS} | {
     "masked": (masked,),
     "refused": (refused,),
     "alone": (alone,),
+    "joined": (joined,),
     "sharded": (sharded,),
 }
 # Two ranks save what three load.

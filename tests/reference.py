@@ -148,3 +148,102 @@ def _csv_record(data: bytes, start: int, line: int, separator: str, quotes: bool
         opening = False
         at += 1
     return CsvRecord(line, fields, False, not quoted, len(data))
+
+
+class RobustHeads:
+    """What `sepsa.stream.engine.Engine(loss="huber", forgetting="auto")` does without a body, one row at a time.
+
+    Every head is a ridge regression on Φ = [z, 1], solved anew for each row: A = Σ ω φφᵀ + diag(ridge left), fading by
+    λ. Targets' errors, inputs and weights are bounded by running quantiles of their sizes.
+    """
+
+    QUANTILES = (0.5, 0.8, 0.9)
+
+    def __init__(self, inputs: int, outputs: int, heads: list[tuple[float, float]]) -> None:
+        p = inputs + 1
+        self.mean, self.scale, self.gain = np.zeros(inputs), np.ones(inputs), np.ones(outputs)
+        self.typical, self.typical_run = np.full(inputs, 0.7), np.zeros(inputs)
+        self.error, self.error_run = np.zeros((outputs, 3)), np.zeros((outputs, 3))
+        self.low, self.high = np.full(outputs, np.inf), np.full(outputs, -np.inf)
+        self.usual_weight, self.evidence, self.steps = 0.0, 0.0, 0
+        self.heads = [
+            {"ridge": r, "lam": lam, "A": r * np.eye(p), "b": np.zeros((p, outputs)), "left": np.full(p, r), "turn": 0}
+            | {"loss": 0.0, "weight": 1 / len(heads)}
+            for r, lam in heads
+        ]
+
+    def limit(self) -> Matrix:
+        """How large an error may be and count fully, per output."""
+        size = np.maximum(self.error[:, 0], 0.25 * self.error[:, 1])
+        return np.where(size > 0, 4.5 * size, np.inf)
+
+    def seen(self, x: Matrix) -> Matrix:
+        bound = np.maximum(6.0, 16.0 * self.typical)
+        return np.append(np.clip((x - self.mean) * self.scale, -bound, bound), 1.0)
+
+    def predict(self, x: Matrix) -> Matrix:
+        phi = self.seen(x)
+        mixed = sum(head["weight"] * (phi @ np.linalg.solve(head["A"], head["b"])) for head in self.heads)
+        margin = 0.5 * (self.high - self.low)
+        return np.where(self.high >= self.low, np.clip(mixed, self.low - margin, self.high + margin), mixed)
+
+    def learn(self, x: Matrix, y: Matrix, weight: float) -> Matrix:
+        """One row; returns the prediction made before."""
+        before, phi, limit = self.predict(x), self.seen(x), self.limit()
+        usual, omega = self.usual_weight, weight
+        if usual and weight > 10 * usual:
+            omega = max(usual, 100 * usual**2 / weight)
+        distance = np.abs(x - self.mean) * self.scale
+        bound = np.maximum(6.0, 16.0 * self.typical)
+        omega *= float(np.min(np.where(distance > bound, (bound / distance) ** 2, 1.0)))
+        for j, z in enumerate(distance):
+            if z > 0:
+                self.typical[j], self.typical_run[j] = quantile_step(z, self.typical[j], self.typical_run[j], 0.5, 0.05)
+        self.steps += 1
+        share = omega / self.usual_weight if self.usual_weight else 1.0
+        self.evidence = 0.99 * self.evidence + share
+        for head in self.heads:
+            off = np.minimum(np.abs(phi @ np.linalg.solve(head["A"], head["b"]) - y), 2 * limit)
+            head["loss"] = 0.99 * head["loss"] + share * float(self.gain @ off**2)
+        least = min(head["loss"] for head in self.heads)
+        odds = [((head["loss"] + 1e-300) / (least + 1e-300)) ** (-0.25 * self.evidence) for head in self.heads]
+        leading = int(np.argmax(odds))
+        leverage = 0.0
+        for h, head in enumerate(self.heads):
+            head["weight"] = odds[h] / sum(odds)
+            head["A"], head["b"], head["left"] = (head[name] * head["lam"] for name in ("A", "b", "left"))
+            e = np.abs(y - phi @ np.linalg.solve(head["A"], head["b"]))
+            ratio = np.min(np.where(e > limit, limit / e, 1.0))
+            row = omega * ratio * min(1.0, 4 * ratio)
+            if h == leading:
+                leverage = float(phi @ np.linalg.solve(head["A"], phi))
+            head["A"] = head["A"] + row * np.outer(phi, phi)
+            head["b"] = head["b"] + row * np.outer(phi, y)
+            need = len(phi) * np.log2(1 / head["lam"])
+            if head["lam"] < 1 and (need >= 1 or self.steps % int(1 / need) == 0):
+                for _ in range(max(1, int(np.ceil(need)))):
+                    j = head["turn"]
+                    head["A"][j, j] += head["ridge"] - head["left"][j]
+                    head["left"][j], head["turn"] = head["ridge"], (j + 1) % len(phi)
+        off = y - before
+        plausible = before + np.clip(off, -limit, limit)
+        self.low, self.high = np.minimum(self.low, plausible), np.maximum(self.high, plausible)
+        for k, size in enumerate(np.abs(off)):
+            for t, tau in enumerate(self.QUANTILES):
+                shown, step = (size / np.sqrt(1 + leverage), 0.2) if tau == 0.9 else (size, 0.05)
+                self.error[k, t], self.error_run[k, t] = quantile_step(
+                    shown, self.error[k, t], self.error_run[k, t], tau, step
+                )
+        self.usual_weight += 0.01 * (omega - self.usual_weight) if self.usual_weight else omega
+        return before
+
+
+def quantile_step(value: float, quantile: float, run: float, tau: float, step: float) -> tuple[float, float]:
+    """log q up by step · τ where the value lies above, else down by step · (1 - τ); more from an unlikely run on."""
+    if quantile == 0:
+        return value, 0.0
+    above = value > quantile
+    run = max(run, 0) + 1 if above else min(run, 0) - 1
+    unlikely = -abs(run) * np.log(1 - tau if above else tau) - 4.16
+    move = (step * tau if above else -step * (1 - tau)) * np.exp(np.clip(unlikely / 3, 0, 12))
+    return float(np.clip(quantile * np.exp(np.clip(move, -5, 5)), 1e-300, 1e100)), run

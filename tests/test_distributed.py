@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import socket
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch.nn.functional import mse_loss
 import elastic
 import ranks
 from sepsa import RLS, SepSA
-from sepsa.distributed import Rows, compress, moment_rows
+from sepsa.distributed import as_samples, triangular
 
 HERE = Path(__file__).parent
 
@@ -30,7 +31,7 @@ def run(*commands, timeout=300):
     processes = [
         subprocess.Popen(
             [sys.executable, *map(str, command)],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )
         for command in commands
     ]  # fmt: skip
@@ -38,7 +39,8 @@ def run(*commands, timeout=300):
         said = [process.communicate(timeout=timeout)[0] for process in processes]
     finally:
         for process in processes:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and what it has started
     assert all(process.returncode == 0 for process in processes), "\n".join(said)
 
 
@@ -137,6 +139,7 @@ def test_two_and_three_ranks_learn_as_one_process(tmp_path):
             check_model(case, [result[case] for result in found], model)
         check_refused([result["refused"] for result in found])
         check_alone([result["alone"] for result in found])
+        assert all("give such ranks empty batches" in result["joined"]["said"] for result in found)
         assert "head '2' is sharded over ranks, and its solver needs it whole" in found[0]["sharded"]["said"]
     assert [result["checkpoint"]["forgetting"] for result in found] == [0.95] * 3
     assert [result["checkpoint"]["steps"] for result in found] == [ranks.STEPS] * 3
@@ -145,19 +148,20 @@ def test_two_and_three_ranks_learn_as_one_process(tmp_path):
 
 
 def test_a_killed_rank_continues_from_the_last_checkpoint(tmp_path):
-    command = ["-m", "torch.distributed.run", "--nproc-per-node", 2, "--max-restarts", 1, "--master-port", free_port()]
-    run([*command, HERE / "elastic.py", tmp_path])
+    run(
+        [
+            "-m",
+            "torch.distributed.run",
+            *["--standalone", "--nproc-per-node", "2", "--max-restarts", "3"],
+            HERE / "elastic.py",
+            tmp_path,
+        ]
+    )
     assert (tmp_path / "resumed").read_text() == "10"
     model = one_process(RLS(forgetting=0.95), ranks.batches(elastic.STEPS))
     found = [torch.load(tmp_path / f"end-{rank}.pt") for rank in range(2)]
     check_model("restarted", found, model)
     assert [result["steps"] for result in found] == [elastic.STEPS] * 2
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
 
 
 # ---------------------------------------------------------------------- moments as rows
@@ -168,27 +172,24 @@ def free_port():
     k=st.integers(1, 6), m=st.integers(1, 3), more=st.integers(1, 30), seed=st.integers(0, 10**6),
     scale=st.sampled_from([1e-3, 1.0, 1e3]), weighted=st.booleans(), flat=st.booleans(),
 )  # fmt: skip
-def test_compressed_rows_have_the_same_moments(k, m, more, seed, scale, weighted, flat):
+def test_few_samples_have_the_moments_of_many(k, m, more, seed, scale, weighted, flat):
     g = torch.Generator().manual_seed(seed)
-    n = k + 1 + m + more
-    x, y = scale * torch.randn(n, k, generator=g).double(), torch.randn(n, m, generator=g).double()
+    c = k + 1 + m
+    x, y = scale * torch.randn(c + more, k, generator=g).double(), torch.randn(c + more, m, generator=g).double()
     if flat:
         x[:] = x[:1]  # of rank one
-    w = torch.rand(n, generator=g).double() if weighted else None
-    rows = Rows(x, y, w)
-    few = compress(rows)
-    assert len(few.features) == moment_rows(rows)
-
-    def moments(rows, weight):
-        table = torch.cat([rows.features, torch.ones(len(rows.features), 1).double(), rows.targets], 1)
-        return table.T @ (weight[:, None] * table)
-
-    truth = moments(rows, torch.ones(n).double() if w is None else w)
-    torch.testing.assert_close(moments(few, few.sample_weight), truth, rtol=1e-9, atol=1e-9 * float(truth.abs().max()))
+    w = torch.rand(c + more, generator=g).double() if weighted else torch.ones(c + more).double()
+    table = torch.cat([x, torch.ones(c + more, 1), y], 1)
+    few = as_samples(triangular(table * w.sqrt()[:, None]), k)
+    assert len(few.features) == c
+    again = torch.cat([few.features, torch.ones(c, 1), few.targets], 1)
+    truth = table.T @ (w[:, None] * table)
+    found = again.T @ (few.sample_weight[:, None] * again)
+    torch.testing.assert_close(found, truth, rtol=1e-9, atol=1e-9 * float(truth.abs().max()))
 
 
-def test_weights_of_zero_compress_to_weights_of_zero():
-    few = compress(Rows(torch.randn(20, 3).double(), torch.randn(20, 2).double(), torch.zeros(20).double()))
+def test_weights_of_zero_stay_weights_of_zero():
+    few = as_samples(triangular(torch.zeros(20, 6).double()), 3)
     assert not few.sample_weight.any()
     linear = nn.Linear(3, 2).double()
     before = linear.weight.detach().clone()

@@ -134,9 +134,7 @@ def assert_alike(one, two, tolerance=2e-4):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}")
 
 
-@pytest.mark.parametrize(
-    ("base", "compile"), [*((base, False) for base in BASES), ("fused Adam", True), ("RMSprop", True), ("NAG", True)]
-)
+@pytest.mark.parametrize(("base", "compile"), [*((base, False) for base in BASES), ("fused Adam", True), ("NAG", True)])
 @pytest.mark.parametrize("n", [1, 8])
 @pytest.mark.parametrize("forgetting", [1.0, 0.95])
 def test_a_captured_step_is_the_eager_step(base, n, forgetting, compile, monkeypatch):
@@ -340,7 +338,8 @@ SOLVERS = {
 
 
 @pytest.mark.parametrize("name", SOLVERS)
-def test_every_capturable_solver_is_captured(name):
+def test_every_capturable_solver_is_captured(name, monkeypatch):
+    monkeypatch.setattr(_square_root, "restored", lambda p, n, lam: _square_root.rotation(p, lam))  # as a graph does
     torch.manual_seed(0)
     model = copy.deepcopy(CNN).cuda()
     twin = copy.deepcopy(model)

@@ -94,6 +94,22 @@ def test_observe_needs_a_head_that_is_taught():
     assert optimizer.solver.steps == 1
 
 
+def test_micro_batches_teach_the_head_what_the_whole_batch_does():
+    model = network().double().eval()
+    twin = copy.deepcopy(model)
+    optimizer, other = (SepSA(m, torch.optim.SGD, lr=1e-2) for m in (model, twin))
+    inputs, targets = batches(1, n=32)[0]
+    inputs, targets = inputs.double(), targets.double()
+    for rows in torch.arange(32).split(8):
+        with optimizer.observe(targets[rows]):
+            model(inputs[rows])
+    with other.observe(targets):
+        twin(inputs)
+    torch.testing.assert_close(model[3].weight, twin[3].weight)
+    torch.testing.assert_close(optimizer.solver.covariance(), other.solver.covariance())
+    assert (optimizer.solver.steps, other.solver.steps) == (4, 1)
+
+
 # ---------------------------------------------------------------------- solvers of somebody's own
 
 

@@ -25,6 +25,7 @@ from sepsa.stream.learner import WARM_UP, Learner
 
 FACES = (SepSARegressor, SepSAClassifier, SepSAMultiTargetRegressor)
 SMALL = {"hidden": (5,), "seed": 0}
+PLAIN = {"loss": "squared", "forgetting": 1.0}  # one head, and every row at its word
 
 
 def stream(n, face=SepSARegressor, seed=0, names="abc"):
@@ -77,7 +78,7 @@ def test_evaluation_in_a_pipeline_beats_the_linear_model():
 
 
 def test_a_drift_detector_beside_it_finds_the_drift():
-    model, detector, found = SepSARegressor(**SMALL), drift.ADWIN(), []
+    model, detector, found = SepSARegressor(**SMALL, activation="relu"), drift.ADWIN(), []
     for t, (x, y) in enumerate(stream(2000)):
         target = y if t < 1000 else -y
         detector.update(abs(target - model.predict_one(x)))
@@ -101,7 +102,7 @@ def test_single_samples_equal_the_learner_on_the_rows(face):
         model.learn_one(x, y)
     X = np.array([list(x.values()) for x, _ in data])
     Y = np.array([[y[name] for name in sorted(y)] if isinstance(y, dict) else [y] for _, y in data])
-    options = {name: value for name, value in model._get_params().items() if name != "seed"}
+    options = {name: value for name, value in model._get_params().items() if name not in ("seed", "max_features")}
     expected = Learner(3, Y.shape[1], regression=True, seed=0, **options).learn(X, Y)
     told = [[y[name] for name in sorted(y)] if isinstance(y, dict) else [y] for y in told[1:]]
     np.testing.assert_array_equal(told, expected[1:])
@@ -198,7 +199,7 @@ def test_a_sample_without_features_is_learned():
 
 def test_a_feature_that_appears_enters_exactly():
     """With a head alone: ridge regression on rows that have a zero where the feature was not there or not known."""
-    model, data = SepSARegressor(hidden=[], seed=0), list(stream(WARM_UP + 200, names="abz"))
+    model, data = SepSARegressor(hidden=[], seed=0, **PLAIN), list(stream(WARM_UP + 200, names="abz"))
     late = WARM_UP + 20
     rows = np.array([[x[name] for name in "abz"] for x, _ in data])
     mean, std = rows[:WARM_UP].mean(0), rows[:WARM_UP].std(0)
@@ -239,7 +240,7 @@ def test_what_was_never_seen_is_left_out_of_a_prediction():
 @pytest.mark.parametrize("late", [20, WARM_UP + 20])
 def test_a_class_that_comes_late_equals_one_known_from_the_start(late):
     """With a head alone, because the body's loss is a mean over the classes there are."""
-    model = SepSAClassifier(hidden=[], seed=0)
+    model = SepSAClassifier(hidden=[], seed=0, **PLAIN)
     X, Y = [], []
     for t, (x, y) in enumerate(stream(WARM_UP + 100, SepSAClassifier)):
         label = "new" if t >= late and x["c"] > 5 else y
@@ -259,7 +260,7 @@ def test_a_weight_of_zero_teaches_nothing_and_two_is_twice():
     model.learn_one({"never": 1.0}, 5.0, w=0)
     model.learn_one({"a": 1.0, "b": 2.0, "c": 3.0}, 5.0, w=0)
     assert inside(model) == before
-    twice, double = (trained(SepSARegressor, hidden=[]) for _ in range(2))
+    twice, double = (trained(SepSARegressor, hidden=[], **PLAIN) for _ in range(2))
     x = {"a": 1.0, "b": 2.0, "c": 3.0}
     twice.learn_one(x, 50.0)
     twice.learn_one(x, 50.0)
@@ -326,7 +327,7 @@ def test_the_nearest_point_of_the_simplex(scores):
 
 @pytest.mark.parametrize("forgetting", [1.0, 0.99])
 def test_probabilities_are_a_mixture_weighted_by_the_losses_made(forgetting):
-    model = SepSAClassifier(**SMALL, forgetting=forgetting)
+    model = SepSAClassifier(**SMALL, loss="squared", forgetting=forgetting)
     loss = [0.0] * len(INVERSE_TEMPERATURES)
     for t, (x, y) in enumerate(stream(WARM_UP + 300, SepSAClassifier)):
         scores = model._predict_row(x) or []
@@ -447,7 +448,7 @@ def test_a_bad_row_refuses_the_frame(n):
 
 @pytest.mark.parametrize("n", [20, WARM_UP + 20])
 def test_a_body_that_diverges_is_said_and_nothing_changes(n):
-    model = trained(SepSARegressor, n)
+    model = trained(SepSARegressor, n, activation="relu", **PLAIN)
     before = inside(model)
     for x in ({"a": 1e300, "b": 1.0, "c": 1.0}, {"a": 1e300, "b": 1.0, "c": 1.0, "new": 1.0}):
         with pytest.raises(NotFinite, match="nothing was learned"):

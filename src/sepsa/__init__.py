@@ -5,12 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sepsa._version import __version__
+from sepsa.features import FourierFeatures
 from sepsa.heads import RLS, HeadSolver, NotFinite, OnlineLBFGS, SoftmaxNewton
 from sepsa.observe import observe
 from sepsa.optimizer import SepSA
 from sepsa.storm import STORM
 
-__all__ = ["RLS", "STORM", "HeadSolver", "NotFinite", "OnlineLBFGS", "SepSA", "SoftmaxNewton", "__version__", "observe"]
+__all__ = [
+    "RLS",
+    "STORM",
+    "FourierFeatures",
+    "HeadSolver",
+    "NotFinite",
+    "OnlineLBFGS",
+    "SepSA",
+    "SoftmaxNewton",
+    "__version__",
+    "observe",
+]
 
 if TYPE_CHECKING:
     from sepsa.checkpoint import load as load

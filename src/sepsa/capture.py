@@ -11,17 +11,18 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Hashable
+from types import FunctionType
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sepsa.distributed import has_ranks, is_initialized
 from sepsa.heads import Capturable
 from sepsa.observe import Observation, Observer, observers_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-COMBINE = True  # whether kernels of several parameters become one
 WARM_UP = 3  # steps before a graph is recorded, as torch asks for
 
 
@@ -69,6 +70,11 @@ def capture(
         raise ValueError(
             f"solver {type(observer.solver).__name__} decides on the host and cannot be captured: "
             "use RLS or SoftmaxNewton, or optimizer.learn without a graph"
+        )
+    if observer is not None and observer.process_group is not None and is_initialized() and has_ranks("auto"):
+        raise ValueError(
+            "a captured step exchanges no samples between ranks, so each would learn a head of its own: use "
+            "optimizer.observe, or say by SepSA(..., process_group=None) that it is meant so"
         )
     return GraphStep(model, optimizer, inputs, targets, loss_fn, observer, compile)
 
@@ -229,7 +235,6 @@ class CompiledStep:
             loss = loss_fn(model(inputs), targets)
             return loss, loss.detach().abs() < math.inf, before
 
-        @torch.no_grad()
         def step(fine: Tensor, before: list[Tensor]) -> None:
             kept = [p for group in optimizer.param_groups for p in group["params"]]
             kept += [v for p in list(kept) for v in optimizer.state[p].values() if isinstance(v, Tensor)]
@@ -238,8 +243,9 @@ class CompiledStep:
             for tensor, value in zip(kept + buffers, old + before, strict=True):
                 tensor.copy_(torch.where(fine, tensor, value))
 
-        self._forward: Any = torch.compile(forward, fullgraph=True, dynamic=False)
-        self._step: Any = torch.compile(step, dynamic=False, options={"combo_kernels": COMBINE})
+        self._forward: Any = torch.compile(with_own_code(forward), fullgraph=True, dynamic=False)
+        # One kernel for the updates of several parameters, where each launch costs more than its work.
+        self._step: Any = torch.compile(with_own_code(step), dynamic=False, options={"combo_kernels": True})
         self._before: list[Tensor] = []
 
     def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -249,8 +255,20 @@ class CompiledStep:
 
     def step(self, fine: Tensor) -> None:
         """The body's step, undone where `fine` is false."""
-        self._step(fine, self._before)
+        with torch.no_grad():
+            self._step(fine, self._before)
         self._before = []
+
+
+def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with a code object of its own, by which torch counts how often it was compiled anew."""
+    return FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
 
 
 class Recording:

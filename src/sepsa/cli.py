@@ -194,18 +194,18 @@ def stream(
     categories: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Texts of a column with an input each; the others share 16. [default: 32]", show_default=False
+            min=1, help="Texts of a column with an input each; the others share 16. (default 32)", show_default=False
         ),
     ] = None,
     forgetting: Annotated[
-        float | None,
-        typer.Option(help="Below 1 the learner follows what drifts, as 0.999. [default: 1]", show_default=False),
+        str | None,
+        typer.Option(help="Below 1 the learner follows what drifts, as 0.999. (default 1)", show_default=False),
     ] = None,
     ridge: Annotated[
-        float | None, typer.Option(help="How strongly the head is held at its start. [default: 10]", show_default=False)
+        str | None, typer.Option(help="How strongly the head is held at its start. (default 10)", show_default=False)
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Same rows and same seed, same numbers. [default: 0]", show_default=False)
+        int | None, typer.Option(min=0, help="Same rows and same seed, same numbers. (default 0)", show_default=False)
     ] = None,
     sep: Annotated[str, typer.Option(help="Between cells; found by itself if it is , ; | or a tab.")] = "",
     decimal: Annotated[str, typer.Option(help="The decimal mark, . or ,")] = ".",
@@ -226,8 +226,9 @@ def stream(
     settings = command.Settings(
         source=None if str(source) == "-" else source,
         target=target, classify=classify or None, drop=names(drop), categorical=names(categorical),
-        categories=categories, forgetting=forgetting, ridge=ridge, seed=seed, separator=separator(sep),
-        decimal=decimal_mark(decimal, sep), follow=follow, strict=strict, predictions=predictions,
+        categories=categories, forgetting=number("--forgetting", forgetting), ridge=number("--ridge", ridge),
+        seed=seed, separator=separator(sep), decimal=decimal_mark(decimal, sep),
+        follow=follow, strict=strict, predictions=predictions,
         quarantine=quarantine, checkpoint=checkpoint, every=every, keep=keep, report=report,
     )  # fmt: skip
     raise typer.Exit(command.stream(settings))
@@ -286,6 +287,16 @@ def plain(value: Any) -> str:
 def names(given: str) -> list[str] | None:
     """The columns that an option lists; None where it was not given."""
     return next(csv.reader([given])) if given else None
+
+
+def number(option: str, given: str | None) -> float | str | None:
+    """A number, or "auto"."""
+    if given is None or given == "auto":
+        return given
+    try:
+        return float(given)
+    except ValueError:
+        raise refuse(f"{option} must be a number or auto, got {given!r}") from None
 
 
 def separator(given: str) -> str | None:

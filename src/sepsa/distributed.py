@@ -1,13 +1,14 @@
 """What several ranks share before a head update, so that each performs the same one and holds the same head.
 
-As in SyncBatchNorm the exchange happens in the forward pass. Each rank sends its rows; or, for a solver that needs
-second moments alone, and where that is less, as many rows as those moments have columns, with the same moments. Every
-rank then updates its head with the rows of all, in the order of ranks: the heads are equal to the last bit, and equal
-to that of one process with the whole batch.
+As in SyncBatchNorm the exchange happens in the forward pass. Either every rank sends its rows to all; or, for a solver
+that needs second moments alone, and where that is less, the ranks reduce their rows to as few as those moments have
+columns. Every rank then updates its head with the same rows: the heads are equal to the last bit, and equal to that of
+one process with the whole batch.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Callable
@@ -59,6 +60,11 @@ def active_group(setting: Any, sharded: Any) -> Any:
     """
     if setting == "auto":
         ddp = DistributedDataParallel._active_ddp_module
+        if ddp is not None and ddp._join_config.enable:
+            raise RuntimeError(
+                "inside join() a rank that has run out of batches would miss the exchange of samples for the head: "
+                "give such ranks empty batches, model(inputs[:0]), until all have run out"
+            )
         group = sharded if ddp is None else ddp.process_group
     else:
         group = setting
@@ -144,13 +150,9 @@ def gather(group: Any, rows: Rows | None, error: Exception | None, moments: bool
         rows = _empty_like(spoken[0], rows.features.device)
     if any(words[_WEIGHTED] for words in spoken):
         rows = rows._replace(sample_weight=_wide_weight(rows))
-    if moments and rows.identity is None and worth_compressing(most, rows):
-        rows = compress(rows) if counts[rank] > moment_rows(rows) else _wide(rows)
-        counts = [min(count, moment_rows(rows)) for count in counts]
-        most = max(counts)
-        own = slice(0)  # of no use: no sample of this rank can be told among them
-    else:
-        own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
+    if moments and rows.identity is None and moments_are_fewer(counts, rows):
+        return gather_moments(group, rows, counts), slice(0)  # none of this rank's samples can be told among them
+    own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
     parts = [part for part in rows if part is not None]
     flat = torch.cat([_bytes(part) for part in parts], 1)
     padded = flat.new_zeros(most, flat.shape[1])
@@ -169,40 +171,98 @@ def gather(group: Any, rows: Rows | None, error: Exception | None, moments: bool
     return Rows(*found), own
 
 
-def moment_rows(rows: Rows) -> int:
-    """How many rows have the second moments of any number: one a column of [features 1 targets]."""
-    return rows.features.shape[1] + 1 + rows.targets.shape[-1]
-
-
-def worth_compressing(n: int, rows: Rows) -> bool:
-    """Whether sending moments moves fewer bytes than sending n rows; the same answer on every rank."""
+def moments_are_fewer(counts: list[int], rows: Rows) -> bool:
+    """Whether a rank receives fewer bytes by moments than by rows; the same answer on every rank."""
     if not rows.targets.is_floating_point():
         return False
-    k, m = rows.features.shape[1], rows.targets.shape[-1]
+    k, m = rows.features.shape[1], rows.targets.shape[1]
     row = k * rows.features.element_size() + m * rows.targets.element_size() + 8 * (rows.sample_weight is not None)
-    return n * row > moment_rows(rows) * 8 * (k + m + 1)
+    rounds = math.ceil(math.log2(len(counts)))
+    return (len(counts) - 1) * max(counts) * row > rounds * 8 * min(max(counts), k + 1 + m) * (k + 1 + m)
 
 
-def compress(rows: Rows) -> Rows:
-    """Fewer rows with the same second moments: Q'[Φ 1 Y]√w for an orthogonal Q', whose column of ones is constant.
-
-    R of a QR decomposition has the moments, and a reflection makes the entries of its column of ones equal to s: then
-    its rows divided by s are samples of weight s².
-    """
+def gather_moments(group: Any, rows: Rows, counts: list[int]) -> Rows:
+    """At most k + 1 + m rows with the second moments of those of all ranks, of which rank i has counts[i]."""
     x, y, w, _ = _wide(rows)
     assert w is not None
     k = x.shape[1]
     table = torch.cat([x, x.new_ones(len(x), 1), y], 1) * w.sqrt()[:, None]
-    R = torch.linalg.qr(table, mode="r").R
-    ones = R[:, k]
+    device = _device(group)
+    return as_samples(reduce_rows(group, table.to(device), counts).to(x.device), k)
+
+
+def reduce_rows(group: Any, table: Tensor, counts: list[int]) -> Tensor:
+    """MᵀM of all ranks' tables (counts[i], c) one over the other, as a factor R with RᵀR = MᵀM, the same on all ranks.
+
+    A butterfly of QR decompositions: in each round a rank meets another, and both factor their two tables, the lower
+    rank's on top. Nothing is squared, so no digits are lost, and both compute the same bits. Ranks beyond a power of
+    two hand their table over before, and receive the result.
+    """
+    rank, size, c = dist.get_rank(group), len(counts), table.shape[1]
+    power = 1 << (size.bit_length() - 1)
+    held = [min(count, c) for count in counts]
+    table = triangular(table)
+    for i in range(size - power):
+        if rank == power + i:
+            _exchange(group, i, table, None)
+        elif rank == i:
+            table = triangular(
+                torch.cat([table, _exchange(group, power + i, None, table.new_empty(held[power + i], c))])
+            )
+        held[i] = min(held[i] + held[power + i], c)
+    bit = 1
+    while bit < power:
+        if rank < power:
+            other = rank ^ bit
+            theirs = _exchange(group, other, table, table.new_empty(held[other], c))
+            table = triangular(torch.cat([table, theirs] if rank < other else [theirs, table]))
+        held = [min(held[i] + held[i ^ bit], c) for i in range(power)]
+        bit *= 2
+    for i in range(size - power):
+        if rank == i:
+            _exchange(group, power + i, table, None)
+        elif rank == power + i:
+            table = _exchange(group, i, None, table.new_empty(held[0], c))
+    return table
+
+
+def triangular(table: Tensor) -> Tensor:
+    """No more rows than columns, and the same second moments."""
+    n, c = table.shape
+    if n <= c:
+        return table
+    R: Tensor = torch.linalg.qr(table, mode="r").R.contiguous()  # as it arrives elsewhere: another layout, other bits
+    return R
+
+
+def as_samples(table: Tensor, k: int) -> Rows:
+    """Rows of [Φ 1 Y]√w as samples, where column k need not be √w any more: after a reflection that makes it constant.
+
+    The reflection leaves the second moments as they are; with s in all of column k, the rows divided by s are samples
+    of weight s².
+    """
+    ones = table[:, k]
     size = torch.linalg.vector_norm(ones)
     if not bool(size > 0):  # every weight is 0
-        return Rows(x.new_zeros(len(R), k), y.new_zeros(len(R), y.shape[1]), w.new_zeros(len(R)))
-    s = size / len(R) ** 0.5
-    v = ones + torch.where(ones.sum() > 0, s, -s)  # the reflection that turns the column into -s or s times ones
-    R = R - torch.outer(v, (2 / (v @ v)) * (v @ R))
-    scaled = R / R[:, k : k + 1]
-    return Rows(scaled[:, :k], scaled[:, k + 1 :], R[:, k].square())
+        return Rows(torch.zeros_like(table[:, :k]), torch.zeros_like(table[:, k + 1 :]), torch.zeros_like(ones))
+    s = size / len(table) ** 0.5
+    v = ones + torch.where(ones.sum() > 0, s, -s)
+    table = table - torch.outer(v, (2 / (v @ v)) * (v @ table))
+    samples = table / table[:, k : k + 1]
+    return Rows(samples[:, :k], samples[:, k + 1 :], table[:, k].square())
+
+
+def _exchange(group: Any, other: int, sent: Tensor | None, received: Tensor | None) -> Any:
+    """Send to and receive from another rank of the group."""
+    peer = dist.get_global_rank(group, other)
+    operations = []
+    if sent is not None and sent.numel():
+        operations.append(dist.P2POp(dist.isend, sent.contiguous(), peer, group))
+    if received is not None and received.numel():
+        operations.append(dist.P2POp(dist.irecv, received, peer, group))
+    for work in dist.batch_isend_irecv(operations) if operations else []:
+        work.wait()
+    return received
 
 
 def _wide(rows: Rows) -> Rows:

@@ -354,9 +354,8 @@ class Observation:
         if self.observer.current is not None:
             raise RuntimeError("observe is already active: one observe for each pass through the model")
         observer = self.observer
-        if any(parameter.requires_grad for parameter in observer.body) and not (
-            is_initialized() and distributed.takes_gradients(observer.head)
-        ):
+        # Among ranks not yet: whether a DistributedDataParallel waits for the head's gradient is known in its forward.
+        if not is_initialized() and any(parameter.requires_grad for parameter in observer.body):
             self.freeze(observer.head)
         observer.current = self
         return self

@@ -11,7 +11,9 @@ from typing import Any, Generic, TypeVar, cast, overload
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
+from sepsa._base_state import check_base_state, check_own_state
 from sepsa.capture import PlainStep, Step, capture, check_devices
 from sepsa.distributed import is_sharded
 from sepsa.heads import RLS, HeadSolver
@@ -216,6 +218,19 @@ class SepSA(Optimizer, Generic[S]):
             self.zero_grad()
             return loss.detach()
 
+    def log_health(self, write: Callable[[dict[str, float], int], Any], every: int = 100) -> RemovableHandle:
+        """Call `write(numbers, step)` with the heads' `health()` after every so many steps. Returns a removable handle.
+
+        Any logger will do: `lightning_logger.log_metrics`, `wandb.log`, or for TensorBoard
+        `lambda numbers, step: [writer.add_scalar(name, value, step) for name, value in numbers.items()]`.
+        """
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ValueError(f"every must be an integer of at least 1, got {every!r}")
+        for name, solver in self.solvers.items():
+            if not hasattr(solver, "health"):
+                raise TypeError(f"solver {type(solver).__name__} of the head {name!r} has no health() to log")
+        return self.register_step_post_hook(HealthLog(write, every))
+
     def detach(self) -> Detached:
         """Leave the model as if we had never been there: for torch.jit.script, or to save it whole.
 
@@ -314,7 +329,9 @@ class SepSA(Optimizer, Generic[S]):
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         own = state_dict.pop("sepsa", None)
-        under = [key for key, value in state_dict.get("state", {}).items() if "sepsa" in value]
+        entries = state_dict.get("state")
+        entries = entries.items() if isinstance(entries, dict) else ()
+        under = [key for key, value in entries if isinstance(value, dict) and "sepsa" in value]
         for key in under:
             entry = dict(state_dict["state"][key])
             carried = unpacked(entry.pop("sepsa"))
@@ -325,10 +342,8 @@ class SepSA(Optimizer, Generic[S]):
                 f"state_dict must come from SepSA.state_dict(), got the keys {sorted(state_dict)}: "
                 "a plain base optimizer's state goes to optimizer.base.load_state_dict"
             )
-        if [list(shapes) for shapes in own["body"]] != self._body_shapes():
-            raise ValueError(
-                f"state_dict belongs to a body with parameter shapes {own['body']}, this one has {self._body_shapes()}"
-            )
+        check_own_state(own, self._body_shapes())
+        check_base_state(state_dict, self.base)
         heads = own.get("heads") or {self._observers[0].name: own["head"]}
         if self._several != ("heads" in own) or set(heads) != set(self.heads):
             raise ValueError(f"state_dict belongs to the heads {sorted(heads)}, this SepSA has {sorted(self.heads)}")
@@ -383,6 +398,23 @@ class SepSA(Optimizer, Generic[S]):
         if self._several:
             return f"SepSA(solvers={self.solvers!r}, base={self.base!r})"
         return f"SepSA(head={self.head_name!r}, solver={self.solver!r}, base={self.base!r})"
+
+
+class HealthLog:
+    """The hook after a step that writes the heads' health."""
+
+    def __init__(self, write: Callable[[dict[str, float], int], Any], every: int) -> None:
+        self.write, self.every, self.step = write, every, 0
+
+    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self.step += 1
+        if self.step % self.every:
+            return
+        assert isinstance(optimizer, SepSA)
+        numbers: dict[str, float] = {}
+        for name, solver in optimizer.solvers.items():
+            numbers |= {f"{name}/{key}": float(value) for key, value in cast(Any, solver).health().items()}
+        self.write(numbers, self.step)
 
 
 def packed(own: dict[str, Any]) -> bytes:

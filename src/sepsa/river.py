@@ -1,12 +1,16 @@
 """River's interface: a neural network with a Newton head that learns dicts of features, one at a time.
 
 A sample is x ∈ Rᵈ, one coordinate for each feature seen so far. What x does not hold, or holds as None or NaN, is
-missing and stands at the feature's mean, which the network sees as zero. A feature that appears in mid-stream enters
-as if it had been there, missing, from the start; that is exact, since an input at zero moves neither body nor head
-(`Engine.resize`). Once the learner's scales are fixed it enters with its `ROWS_FOR_SCALE`th value, so that these tell
-its scale: in a sensor's first two values there is little of how far it will go. A class first seen late enters at once
-and exactly, since its indicator was zero until then. The state grows with the features as d², with the samples not at
-all.
+missing and seen as zero by the network. For a feature with `missing="mean"` that is its mean; with `missing="zero"` it
+is the number zero, as in a bag of words; "auto" takes a feature that only ever comes as an indicator or a count, or
+seldom, for the latter. A feature that appears in mid-stream enters as if it had been there, missing, from the start;
+that is exact, since an input at zero moves neither body nor head (`Engine.resize`). Once the learner's scales are fixed
+it enters with its `ROWS_FOR_SCALE`th value, so that these tell its scale: in a sensor's first two values there is
+little of how far it will go; an indicator enters at once. A class first seen late enters at once and exactly, since
+its indicator was zero until then.
+
+The state grows with the features as d², with the samples not at all. Features beyond `max_features` share as many
+further inputs, to which they are hashed with a sign.
 
 A classifier fits the indicator of each class by least squares; `sepsa.stream.calibration` makes its scores
 probabilities.
@@ -17,20 +21,23 @@ from __future__ import annotations
 import math
 import sys
 import threading
+import warnings
+import zlib
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 try:
-    from river import base
+    from river import base, proba
     from river.utils import dataframe
 
     from sepsa.checkpoint import Saves, check_stamp, stamp
+    from sepsa.heads._checks import at_least
     from sepsa.stream import _state
-    from sepsa.stream.calibration import INVERSE_TEMPERATURES, log_losses, mixture, project_to_simplex
-    from sepsa.stream.engine import Engine, Floats
-    from sepsa.stream.learner import WARM_UP, Learner, moments, reciprocal
+    from sepsa.stream.calibration import mixture, project_to_simplex
+    from sepsa.stream.engine import Floats
+    from sepsa.stream.learner import HUGE, WARM_UP, Learner, is_indicator, moments, reciprocal
 except ModuleNotFoundError as error:
     if (error.name or "").split(".")[0] == "sepsa":
         raise
@@ -43,8 +50,8 @@ __all__ = ["SepSAClassifier", "SepSAMultiTargetRegressor", "SepSARegressor"]
 Frame = Any  # a frame or series of any library that River takes: pandas, polars, ...
 Series = Any
 Names = dict[Hashable, int]  # each with its place
-CALIBRATION_ROWS = 256  # a classifier's scores are kept until so many, or until probabilities are asked for
 ROWS_FOR_SCALE = 32
+SHARED = "sepsa: hashed "  # how the names of inputs begin that features beyond the limit share
 PLACEHOLDER = "sepsa: always missing"  # the one feature of a stream whose first sample has none
 
 
@@ -63,13 +70,16 @@ class _Stream(Saves, base.Estimator):
 
     def __init__(
         self,
-        hidden: Sequence[int] = (50,),
-        activation: str = "relu",
-        optimizer: str = "adam",
-        lr: float = 1e-3,
+        hidden: Sequence[int] = (64,),
+        activation: str = "fourier",
+        optimizer: str = "auto",
+        lr: float = 3e-3,
         weight_decay: float = 0.0,
-        ridge: float = 10.0,
-        forgetting: float = 1.0,
+        ridge: float | str = 10.0,
+        forgetting: float | str = "auto",
+        loss: str = "huber",
+        missing: str = "auto",
+        max_features: int = 256,
         skip: bool = True,
         seed: int | None = None,
         **optimizer_options: float,
@@ -83,6 +93,9 @@ class _Stream(Saves, base.Estimator):
         self.weight_decay = weight_decay
         self.ridge = ridge
         self.forgetting = forgetting
+        self.loss = loss
+        self.missing = missing
+        self.max_features = at_least("max_features", max_features, 1)
         self.skip = skip
         self.seed = seed
         self.optimizer_options = optimizer_options
@@ -91,16 +104,28 @@ class _Stream(Saves, base.Estimator):
         self._pending_features: dict[Hashable, list[float]] = {}  # features not yet entered, with their values
         self._outputs: Names = {}
         self._target_name: str | None = None
-        self._loss = np.zeros(INVERSE_TEMPERATURES.size)  # this and the next are a classifier's
-        self._uncalibrated: list[tuple[list[float], int, float]] = []  # scores, class and weight of the last rows
         self._lock = threading.RLock()
-        Engine(1, 1, **self._get_params())  # refuses what is wrong
+        self._new_learner(1, 1)  # refuses what is wrong
 
     @classmethod
     def _unit_test_params(cls) -> Iterator[dict[str, Any]]:
         yield {}
         yield {"hidden": (8, 4), "activation": "tanh", "optimizer": "momentum", "forgetting": 0.99, "skip": False}
-        yield {"hidden": ()}
+        yield {"hidden": (), "loss": "squared"}
+
+    def _new_learner(self, inputs: int, outputs: int) -> Learner:
+        options = {name: value for name, value in self._get_params().items() if name != "max_features"}
+        return Learner(inputs, outputs, regression=self._regression, **options)
+
+    @property
+    def outliers_(self) -> int:
+        """How many rows had a target, a feature or a weight so implausible that it was bounded."""
+        return 0 if self._learner is None else self._learner.engine.outliers
+
+    @property
+    def chosen_(self) -> dict[str, Any]:
+        """The head that leads the mixture: features, ridge, forgetting, since which row, and the weights of all."""
+        return {} if self._learner is None else self._learner.engine.chosen
 
     def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
         """All outputs after these targets, the new ones last in order of appearance, and their values (n, outputs)."""
@@ -128,18 +153,12 @@ class _Stream(Saves, base.Estimator):
                 ],
                 "outputs": [_state.pack_label(name) for name in self._outputs],
                 "target_name": self._target_name,
-                "calibration_loss": self._loss.copy(),
-                # As they are: taken in now, they would be summed in another order than without this look.
-                "uncalibrated": [[list(scores), place, weight] for scores, place, weight in self._uncalibrated],
                 "learner": None if self._learner is None else self._learner.state_dict(),
             }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from such a state. Whole, or ValueError naming the entry and nothing."""
-        keys = {
-            "model", "features", "pending_features", "outputs", "target_name", "calibration_loss", "uncalibrated",
-            "learner",
-        }  # fmt: skip
+        keys = {"model", "features", "pending_features", "outputs", "target_name", "learner"}
         new = _state.mapping("state_dict", state_dict, keys)
         _state.equal("state_dict['model']", new["model"], type(self).__name__)
         features = _state.unpack_labels("state_dict['features']", new["features"])
@@ -152,22 +171,11 @@ class _Stream(Saves, base.Estimator):
             pending[_state.unpack_label(entry, pair[0])] = [_state.number(entry, value) for value in pair[1]]
         if new["target_name"] is not None and not isinstance(new["target_name"], str):
             raise ValueError(f"state_dict['target_name'] must be a string or None, got {new['target_name']!r}")
-        entry = "state_dict['calibration_loss']"
-        loss = _state.array(entry, new["calibration_loss"], INVERSE_TEMPERATURES.shape, low=0.0)
-        uncalibrated = []
-        for i, row in enumerate(_state.sequence("state_dict['uncalibrated']", new["uncalibrated"])):
-            entry = f"state_dict['uncalibrated'][{i}]"
-            if len(_state.sequence(entry, row)) != 3 or len(_state.sequence(entry, row[0])) != len(outputs):
-                raise ValueError(f"{entry} must be {len(outputs)} scores, a class and a weight, got {row!r}")
-            scores, place = [_state.number(entry, score) for score in row[0]], _state.integer(entry, row[1], 0)
-            if place >= len(outputs) or self._regression or i >= CALIBRATION_ROWS:
-                raise ValueError(f"{entry} must be one of fewer than {CALIBRATION_ROWS} rows of a class, got {row!r}")
-            uncalibrated.append((scores, place, _state.number(entry, row[2], 0.0)))
         learner = None
         if new["learner"] is not None:
             if not features or not outputs:
                 raise ValueError("state_dict['features'] and ['outputs'] must not be empty where there is a learner")
-            learner = Learner(len(features), len(outputs), regression=self._regression, **self._get_params())
+            learner = self._new_learner(len(features), len(outputs))
             learner.load_state_dict(new["learner"], "state_dict['learner']")
             for name, known, count in (
                 ("features", features, learner.engine.inputs), ("outputs", outputs, learner.engine.outputs)
@@ -182,8 +190,6 @@ class _Stream(Saves, base.Estimator):
                 _outputs=outputs,
                 _pending_features=pending,
                 _target_name=new["target_name"],
-                _loss=loss,
-                _uncalibrated=uncalibrated,
                 _learner=learner,
             )
 
@@ -210,39 +216,31 @@ class _Stream(Saves, base.Estimator):
 
         All is computed on copies and taken over in one assignment.
         """
+        names, X = self._hashed(names, X)
         new, pending = self._new_features(names, X)
         d, m = len(self._features), len(self._outputs)
         entry_rows = [feature.row for feature in new]
         output_rows = [0] * (len(outputs) - m) if self._regression else (Y[:, m:] > 0).argmax(0).tolist()
         features = self._features | {feature.name: d + j for j, feature in enumerate(new)}
         table = in_columns(names, X, features)
-        cuts, blocks = sorted({0, *entry_rows, *output_rows}), []
+        cuts = sorted({0, *entry_rows, *output_rows})
         learner = None if self._learner is None else self._learner.copy()
         for start, stop in zip(cuts, [*cuts[1:], len(X)], strict=True):
             inputs = d + sum(row <= start for row in entry_rows)
             seen = m + sum(row <= start for row in output_rows)
             if learner is None:
-                learner = Learner(inputs, seen, regression=self._regression, **self._get_params())
+                learner = self._new_learner(inputs, seen)
             grow(learner, new[: inputs - d], inputs, seen)
             rows = np.ascontiguousarray(table[start:stop, :inputs])
-            blocks.append(learner.learn(rows, np.ascontiguousarray(Y[start:stop, :seen]), w[start:stop]))
-        self.__dict__.update(
-            _learner=learner,
-            _features=features,
-            _outputs=outputs,
-            _pending_features=pending,
-            **self._calibrated(blocks, Y, w),
-        )
-
-    def _calibrated(self, blocks: list[Floats], Y: Floats, w: Floats) -> dict[str, Any]:
-        """What the predictions made before learning, in blocks of rows, change beside the learner."""
-        return {}
+            learner.learn(rows, np.ascontiguousarray(Y[start:stop, :seen]), w[start:stop])
+        self.__dict__.update(_learner=learner, _features=features, _outputs=outputs, _pending_features=pending)
 
     def _new_features(
         self, names: Sequence[Hashable], X: Floats
     ) -> tuple[list[NewFeature], dict[Hashable, list[float]]]:
         """Which features enter with these rows, in order, and which wait from then on."""
         new, pending = [], dict(self._pending_features)
+        wait = 1 if self.missing == "zero" else ROWS_FOR_SCALE
         # Scales are fixed from this row on.
         fixed = max(0, WARM_UP - (0 if self._learner is None else self._learner.rows))
         for j, name in enumerate(names):
@@ -253,15 +251,42 @@ class _Stream(Saves, base.Estimator):
                 new.append(NewFeature(int(rows[0]), name, [float(X[rows[0], j])]))
                 continue
             values = pending.pop(name, [])
-            wanted = ROWS_FOR_SCALE - len(values)
+            indicator = self.missing == "auto" and not values and X[rows[0], j] == 1.0
+            needed = 1 if indicator or is_shared(name) else wait
+            wanted = needed - len(values)
             values = values + X[rows[:wanted], j].tolist()
-            if len(values) == ROWS_FOR_SCALE:
+            if len(values) == needed:
                 new.append(NewFeature(int(rows[wanted - 1]), name, values))
             else:
                 pending[name] = values
         if not self._features and not any(feature.row == 0 for feature in new):
             new.append(NewFeature(0, PLACEHOLDER, [0.0]))
         return sorted(new, key=lambda feature: (feature.row, repr(feature.name))), pending
+
+    def _hashed(self, names: Sequence[Hashable], X: Floats) -> tuple[Sequence[Hashable], Floats]:
+        """Names and columns, with those features in shared inputs that find none of their own."""
+        known = sum(not is_shared(name) for name in self._features)
+        new = [
+            (int(there.argmax()), repr(name), j)
+            for j, name in enumerate(names)
+            if name not in self._features and (there := ~np.isnan(X[:, j])).any()
+        ]
+        over = {j for _, _, j in sorted(new)[max(0, self.max_features - known) :]}
+        if not over:
+            return names, X
+        if not self._shares_inputs:
+            warnings.warn(
+                f"more than {self.max_features} features: further ones are hashed into {self.max_features} inputs that "
+                "they share; set max_features higher for inputs of their own, at a price that grows as its square",
+                UserWarning,
+                stacklevel=5,
+            )
+        columns: dict[Hashable, Floats] = {name: X[:, j] for j, name in enumerate(names) if j not in over}
+        for j in sorted(over):
+            shared, sign = shared_input(names[j], self.max_features)
+            both = np.stack([columns.get(shared, np.full(len(X), np.nan)), sign * X[:, j]])
+            columns[shared] = np.where(np.isnan(both).all(0), np.nan, np.nansum(both, 0))
+        return list(columns), np.stack(list(columns.values()), 1)
 
     def _learn_table(self, X: Frame, targets: Sequence[Any], w: float | Series) -> None:
         names, rows = read_frame(X)
@@ -279,7 +304,27 @@ class _Stream(Saves, base.Estimator):
                 self._learn(names, rows[there], outputs, Y, weights[there])
 
     def _predict(self, names: Sequence[Hashable], X: Floats) -> Floats | None:
-        return None if self._learner is None else self._learner.predict(in_columns(names, X, self._features))
+        if self._learner is None:
+            return None
+        if self._shares_inputs:
+            names, X = self._hashed(names, X)
+        return self._learner.predict(in_columns(names, X, self._features))
+
+    def _distributions(self, x: dict[Any, Any], outputs: int) -> list[proba.Gaussian]:
+        """A normal law for each output; of mean 0 and no deviation before anything is learned."""
+        mean, std = np.zeros(outputs), np.zeros(outputs)
+        if self._learner is not None:
+            names, X = self._hashed(*read_row(x)) if self._shares_inputs else read_row(x)
+            means, leverage = self._learner.predict_with_leverage(in_columns(names, X, self._features))
+            mean, std = means[0], np.sqrt(self._learner.noise_variance() * (1 + leverage[0]))
+        return [
+            proba.Gaussian._from_state(n=1, m=float(m), var=float(s) ** 2, ddof=0)  # type: ignore[no-untyped-call]
+            for m, s in zip(mean, std, strict=True)
+        ]
+
+    @property
+    def _shares_inputs(self) -> bool:
+        return any(map(is_shared, self._features))
 
     def _output_frame(self, values: Floats | None, X: Frame) -> Frame:
         """values (n, outputs) under the outputs' names, a frame like X; without a column where nothing was learned."""
@@ -303,7 +348,10 @@ class SepSARegressor(_Stream, base.MiniBatchRegressor):
             with self._lock:
                 learner.learn_row(values, (float(y),), w)
 
-    def predict_one(self, x: dict[Any, Any]) -> float:
+    def predict_one(self, x: dict[Any, Any], with_dist: bool = False) -> Any:
+        """The prediction; `with_dist` as a normal law, whose deviation is that of recent errors."""
+        if with_dist:
+            return self._distributions(x, 1)[0]
         row = self._predict_row(x)
         return 0.0 if row is None else row[0]
 
@@ -339,7 +387,11 @@ class SepSAMultiTargetRegressor(_Stream, base.MultiTargetRegressor):
             with self._lock:
                 learner.learn_row(values, list(map(float, targets)), w)
 
-    def predict_one(self, x: dict[Any, Any]) -> dict[Any, float]:
+    def predict_one(self, x: dict[Any, Any], with_dist: bool = False) -> dict[Any, Any]:
+        """The predictions; `with_dist` as normal laws, whose deviations are those of recent errors."""
+        if with_dist:
+            laws = self._distributions(x, len(self._outputs))
+            return dict(zip(self._outputs, laws, strict=True))
         row = self._predict_row(x)
         return {} if row is None else dict(zip(self._outputs, row, strict=True))
 
@@ -382,9 +434,7 @@ class SepSAClassifier(_Stream, base.MiniBatchClassifier):
             indicators = [0.0] * len(self._outputs)
             indicators[place] = 1.0
             with self._lock:
-                self._uncalibrated.append((learner.learn_row(values, indicators, w), place, w))
-                if len(self._uncalibrated) == CALIBRATION_ROWS:
-                    self._update_calibration()
+                learner.learn_row(values, indicators, w)
 
     def predict_one(self, x: dict[Any, Any], **kwargs: Any) -> Any:
         row = self._predict_row(x)
@@ -412,29 +462,9 @@ class SepSAClassifier(_Stream, base.MiniBatchClassifier):
         out = self._predict(*read_frame(X))
         return self._output_frame(None if out is None else self._probabilities(out), X)
 
-    def _calibrated(self, blocks: list[Floats], Y: Floats, w: Floats) -> dict[str, Any]:
-        loss, at = self._discounted_loss(self._loss, self._uncalibrated), 0
-        for scores in blocks:
-            rows = slice(at, at + len(scores))
-            kept = list(zip(scores.tolist(), Y[rows].argmax(1).tolist(), w[rows].tolist(), strict=True))
-            loss, at = self._discounted_loss(loss, kept), rows.stop
-        return {"_loss": loss, "_uncalibrated": []}
-
-    def _discounted_loss(self, loss: Floats, rows: list[tuple[list[float], int, float]]) -> Floats:
-        """The loss of each inverse temperature after these rows: scores, class and weight."""
-        if not rows:
-            return loss
-        scores, labels, w = (np.array(part) for part in zip(*rows, strict=True))
-        discount = self.forgetting ** np.arange(len(w), -1, -1)
-        total: Floats = discount[0] * loss + (w * discount[1:]) @ log_losses(project_to_simplex(scores), labels)
-        return total
-
-    def _update_calibration(self) -> None:
-        self.__dict__.update(_loss=self._discounted_loss(self._loss, self._uncalibrated), _uncalibrated=[])
-
     def _probabilities(self, scores: Floats) -> Floats:
-        self._update_calibration()
-        return mixture(project_to_simplex(scores), self._loss)
+        assert self._learner is not None
+        return mixture(project_to_simplex(scores), self._learner.engine.calibration_losses())
 
     def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
         outputs = dict(self._outputs)
@@ -451,11 +481,31 @@ def grow(learner: Learner, new: list[NewFeature], inputs: int, outputs: int) -> 
     """Let the learner have so many inputs, the last of which are new, and so many outputs."""
     more, added = inputs - learner.engine.inputs, outputs - learner.engine.outputs
     if more:
-        scales = [moments(np.array([feature.values]).T, np.ones(len(feature.values))) for feature in new[-more:]]
-        mean, variance = (np.concatenate(part) for part in zip(*scales, strict=True))
-        learner.add_inputs(mean, reciprocal(np.sqrt(variance)))
+        scales = np.array([scale_of(feature, learner) for feature in new[-more:]])
+        learner.add_inputs(*scales.T)
     if added:
         learner.add_outputs(added)
+
+
+def scale_of(feature: NewFeature, learner: Learner) -> tuple[float, float, float]:
+    """Mean, scale and typical distance of a feature that enters with these values."""
+    values = np.array(feature.values)
+    sparse = is_shared(feature.name) or learner.missing == "zero"
+    if sparse or (learner.warm and learner.missing == "auto" and is_indicator(values, 1.0)):
+        size = float(np.sqrt(np.mean(np.clip(values, -HUGE, HUGE) ** 2)))
+        return 0.0, 1 / size if size > 0 else 0.0, 1.0
+    mean, variance = moments(np.clip(values, -HUGE, HUGE)[:, None], np.ones(len(values)))
+    return float(mean[0]), float(reciprocal(np.sqrt(variance))[0]), 0.7
+
+
+def shared_input(name: Hashable, count: int) -> tuple[str, float]:
+    """The input that a feature shares, and the sign with which it does; the same in every process."""
+    number = zlib.crc32(repr(name).encode())
+    return f"{SHARED}{number // 2 % count}", 1.0 if number % 2 else -1.0
+
+
+def is_shared(name: Hashable) -> bool:
+    return isinstance(name, str) and name.startswith(SHARED)
 
 
 def in_columns(names: Sequence[Hashable], X: Floats, features: Names) -> Floats:
@@ -473,7 +523,7 @@ def in_columns(names: Sequence[Hashable], X: Floats, features: Names) -> Floats:
 def values_in_order(x: Any, names: Names, plus: Any = 0.0, learner: Learner | None = None) -> list[Any] | None:
     """The values of x in order, where x holds just these names, and finite numbers, as `plus` must be; else None.
 
-    With a learner whose scales are fixed some may be missing: they are its means.
+    With a learner whose scales are fixed some may be missing: they are NaN.
     """
     if type(x) is not dict:  # another mapping may make up what it is asked for
         return None
@@ -486,10 +536,9 @@ def values_in_order(x: Any, names: Names, plus: Any = 0.0, learner: Learner | No
         pass
     try:
         if learner is not None and learner.warm and x.keys() <= names.keys():
-            pairs = zip(map(x.get, names), learner.engine.scaling()[0].tolist(), strict=True)
-            values = [mean if value is None or value != value else value for value, mean in pairs]
-            if math.isfinite(sum(values, plus)):
-                return values
+            values = list(map(x.get, names))
+            if math.isfinite(sum((value for value in values if value is not None and value == value), plus)):
+                return [math.nan if value is None else value for value in values]
     except (TypeError, ValueError, OverflowError):
         pass
     return None

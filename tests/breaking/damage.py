@@ -183,7 +183,7 @@ def changed(value: Tensor, at: int, number: float) -> Tensor:
 def kind(value: Any) -> Any:
     if isinstance(value, (Tensor, np.ndarray)):
         return "tensor", value.dtype, tuple(value.shape)
-    return type(value)
+    return float if type(value) is int else type(value)
 
 
 def name_of(path: Path) -> Any:

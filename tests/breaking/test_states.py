@@ -93,6 +93,11 @@ def damages_of_a_run(state):
     """All but those after which the state is another lawful one: a parameter without a gradient has no moments yet."""
     lawful = ["['state']: empty", *(f"['state'][{i}]: empty" for i in range(2))]
     lawful += [f"['state']: without {i}" for i in range(2)]
+    lawful += [
+        f"['state'][{i}]{what}"
+        for i in range(2)
+        for what in ("['momentum_buffer']: None", ": without 'momentum_buffer'")
+    ]
     return ((what, damaged) for what, damaged in damages(state) if what not in lawful)
 
 

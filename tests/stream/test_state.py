@@ -206,9 +206,7 @@ def test_a_damaged_state_is_refused_and_nothing_changes(kind):
 def test_other_settings_are_refused():
     one = Engine(3, 1, (6,), forgetting=0.99)
     for options in ({"hidden": (7,)}, {"activation": "tanh"}, {"forgetting": 0.9}, {"dtype": np.float64}):
-        with pytest.raises(
-            ValueError, match=r"state_dict\['settings'\]\['(hidden|activation|options|dtype)'\] must be"
-        ):
+        with pytest.raises(ValueError, match=r"state_dict\['settings'\]\['(hidden|activation|heads|dtype)'\] must be"):
             Engine(3, 1, **{"hidden": (6,), "forgetting": 0.99} | options).load_state_dict(one.state_dict())
 
 

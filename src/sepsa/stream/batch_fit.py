@@ -35,7 +35,7 @@ VISITS = 1_200_000  # of rows, over all learners and passes: some seconds
 TOLERANCE = 1.02  # of a longer trial's squared error: what makes it worse for one learner is averaged out in several
 ENOUGH = 250  # rows left out tell σ to 4 %, where the folds are of no other use
 TRIALS = (64, 16, 4, 1)  # the most passes divided by this
-INFLATIONS: Floats = 2.0 ** np.arange(17)
+INFLATIONS = [2.0**k for k in range(17)]
 
 FORGET_EVERY = 8  # mini-batches, by λ⁸ at once: each time the ridge is restored, at the price of a mini-batch or two
 RATE = 0.01
@@ -106,14 +106,15 @@ class Committee:
 
     def state_dict(self) -> dict[str, Any]:
         """All that a further row depends on, as plain data."""
-        return {"inflation": self.inflation, "members": [member.state_dict() for member in self.members]}
+        states = [member.state_dict() for member in self.members]
+        return {"inflation": self.inflation, "count": len(states), "members": states}
 
     def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
         """Continue from such a state, with as many members as it has, made like the first. Whole, or ValueError."""
-        new = _state.mapping(entry, state_dict, {"inflation", "members"})
+        new = _state.mapping(entry, state_dict, {"inflation", "count", "members"})
         states = _state.sequence(f"{entry}['members']", new["members"])
-        if not states:
-            raise ValueError(f"{entry}['members'] must hold at least one learner, got none")
+        if not states or len(states) != _state.integer(f"{entry}['count']", new["count"], 1):
+            raise ValueError(f"{entry}['members'] must hold {new['count']} learners, got {len(states)}")
         inflation = _state.number(f"{entry}['inflation']", new["inflation"], 0.0)
         members = [self.members[0].copy() for _ in states]
         for i, (member, state) in enumerate(zip(members, states, strict=True)):
@@ -188,6 +189,13 @@ def fit(
     return Fit(Committee(members, inflation), passes, rows, means)
 
 
+def affordable_visits(features: int | None) -> int:
+    """How many visits of rows a head of so many features can have at the price of `VISITS`; None: a torch body."""
+    if features is None:
+        return VISITS // 100  # as a step in PyTorch costs a hundred times the engine's
+    return int(VISITS * min(1.0, (64 / features) ** 2))  # the curvature is p², and next to it all else is little
+
+
 def batch_of(rows: int) -> int:
     """A power of two near a thirty-second of the rows: few rows need many steps in a pass."""
     least, most = BATCHES
@@ -229,6 +237,6 @@ def likeliest(errors: Floats, leverage: Floats, weight: Floats) -> tuple[Floats,
         seen = noise[noise > 0]
         loss = float(len(seen) * np.average(np.log(growth), weights=weight) + np.log(seen).sum())
         if found is None or loss < found[0]:
-            found = loss, noise, float(inflation)
+            found = loss, noise, inflation
     assert found is not None
     return found[1], found[2]

@@ -52,8 +52,8 @@ class Settings:
     drop: Sequence[str] | None = None
     categorical: Sequence[str] | None = None
     categories: int | None = None
-    forgetting: float | None = None
-    ridge: float | None = None
+    forgetting: float | str | None = None
+    ridge: float | str | None = None
     seed: int | None = None
     separator: str | None = None
     decimal: str = "."
@@ -142,6 +142,7 @@ class Run:
 
     def go(self) -> int:
         code, reason = FINISHED, None
+        self.signals.at_work = True
         try:
             for block in self.table.blocks():
                 if block is None:
@@ -299,10 +300,11 @@ class Output:
 
 
 class Signals:
-    """SIGINT and SIGTERM as a wish to stop, granted between two blocks."""
+    """SIGINT and SIGTERM as a wish to stop, granted at once while nothing is under way, else between two blocks."""
 
     def __init__(self) -> None:
         self.code = 0
+        self.at_work = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -314,7 +316,7 @@ class Signals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         again = self.code
         self.code = INTERRUPTED if number == signal.SIGINT else TERMINATED
-        if again:  # who asks twice does not want to wait
+        if again or not self.at_work:  # who asks twice does not want to wait
             raise Stopped
 
     def __exit__(self, *error: object) -> None:
@@ -647,7 +649,7 @@ def write_report(path: Path, run: Run) -> None:
 def settings_of(model: TableLearner) -> dict[str, Any]:
     """What the model was made with, and what it has chosen by itself."""
     settings = {name: spelled(value) for name, value in model.get_params().items()}
-    chosen = getattr(model.learner, "chosen", None)
+    chosen = getattr(getattr(model.learner, "engine", None), "chosen", None)
     return settings | (
         {str(name): spelled(value) for name, value in chosen.items()} if isinstance(chosen, dict) else {}
     )

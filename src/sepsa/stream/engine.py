@@ -37,18 +37,36 @@ OPTIMIZERS: dict[str, tuple[int, dict[str, float]]] = {
     "nag": (kernels.SGD, {"momentum": 0.9, "nesterov": 1.0}),
     "rmsprop": (kernels.RMSPROP, {"momentum": 0.0, "beta2": 0.99, "eps": 1e-8}),
     "adam": (kernels.ADAM, {"momentum": 0.9, "beta2": 0.999, "eps": 1e-8}),
+    # Adam without momentum: a gradient is taken at a head that has moved since the last one.
+    "auto": (kernels.ADAM, {"momentum": 0.0, "beta2": 0.999, "eps": 1e-8}),
 }
 
 _BODY_PARTS = ("THETA", "FIRST", "SECOND")  # in the body's dtype
 _POSITIVE = ("D", "RIDGE")
-_NOT_NEGATIVE = ("SECOND", "ENERGY", "SCALE", "TYPICAL", "GAIN", "ERROR", "NUMBERS", "COUNTS")
-# What a head that tunes itself chooses from: how much it forgets, which features it sees, its ridge.
-CANDIDATES: tuple[tuple[str, float, float], ...] = (
-    ("both", 10.0, 1.0),
-    ("both", 10.0, 0.99),
-    ("inputs", 10.0, 1.0),
-    ("inputs", 10.0, 0.99),
-)
+_NOT_NEGATIVE = ("SECOND", "ENERGY", "SCALE", "TYPICAL", "USUAL", "LATE", "GAIN", "ERROR", "NUMBERS", "COUNTS")
+DISCOUNT = 0.99  # of the losses by which heads are weighted: about a hundred rows tell
+POWER = 0.5  # of the likelihood in a head's weight: below 1 because errors of neighbouring rows are alike
+BANDWIDTH = 1.4  # of Fourier features: how fast they turn over standardized inputs
+RIDGES = (10.0, 1.0, 100.0)  # to choose from
+FORGETTINGS = (1.0, 0.999, 0.99)
+
+
+def candidate_heads(
+    ridge: float | str, forgetting: float | str, hidden: Sequence[int], skip: bool
+) -> list[tuple[str, float, float]]:
+    """The heads among which a learner chooses by their errors: what each sees, its ridge and its forgetting.
+
+    Where `forgetting` is "auto", a head that forgets is small: it remembers few rows and can learn few weights of them.
+    """
+    whole = "both" if skip or not hidden else "hidden"
+    ridges = RIDGES if ridge == "auto" else (in_range("ridge", ridge, 0.0, math.inf),)  # type: ignore[arg-type]
+    if forgetting != "auto":
+        keeps = in_range("forgetting", forgetting, 0.0, 1.0)  # type: ignore[arg-type]
+        return [(whole, strength, keeps) for strength in ridges]
+    heads = [(whole, strength, 1.0) for strength in ridges]
+    if hidden and skip:
+        return [*heads, ("inputs", ridges[0], 1.0), ("inputs", ridges[0], 0.99)]
+    return [*heads, *((whole, ridges[0], keeps) for keeps in FORGETTINGS[1:])]
 
 
 class Engine:
@@ -57,6 +75,15 @@ class Engine:
     Choose it where samples come one at a time and the network is small; behind it stand `SepSARegressor` and
     `SepSAClassifier`. It equals `SepSA` with `RLS(ridge=..., forgetting=...)` on the same network in float64, step by
     step; `learn` returns the prediction made before each update.
+
+    `loss="huber"` bounds what a row can do, whatever it holds: a target's error counts as if it were no larger than
+    4.5 times the median one, and less and less where it is much larger; an input lies at most 16 times as far out as
+    it does as a rule, and a row beyond that weighs less; a weight beyond ten usual ones is taken for a usual one;
+    predictions go at most half the range of plausible targets beyond it. `outliers` counts the rows of which something
+    was beyond that. `ridge="auto"` and `forgetting="auto"` let several heads share the body (`candidate_heads`):
+    predictions are their mixture, weighted by their recent errors; `chosen` tells which leads. `classes` says that
+    targets are indicators, which are bounded, and keeps the log-losses by which scores become probabilities
+    (`sepsa.stream.calibration`).
 
     `skip` lets the head see the inputs beside the last layer. With `standardize` the network sees (x - mean) · scale
     (`set_scaling`), and each output's squared error counts in the body's loss with its own weight
@@ -74,13 +101,10 @@ class Engine:
         optimizer: str = "adam",
         lr: float = 1e-3,
         weight_decay: float = 0.0,
-        ridge: float = 1.0,
-        forgetting: float = 1.0,
-        heads: Sequence[tuple[str, float, float]] | None = None,
+        ridge: float | str = 1.0,
+        forgetting: float | str = 1.0,
         loss: str = "squared",
         classes: bool = False,
-        discount: float = 0.99,
-        power: float = 1.0,
         batch: int = 1,
         skip: bool = False,
         standardize: bool = False,
@@ -91,11 +115,7 @@ class Engine:
         if dtype not in (np.float32, np.float64):
             raise ValueError(f"dtype must be numpy.float32 or numpy.float64, got {dtype!r}")
         self._dtype_of_body = np.empty(0, dtype)  # tells the kernels, which read a dtype off an array
-        heads = heads or [("both" if skip or not hidden else "hidden", ridge, forgetting)]
-        self._heads: list[list[Any]] = [
-            [subset, in_range("ridge", strength, 0.0, math.inf), in_range("forgetting", keeps, 0.0, 1.0)]
-            for subset, strength, keeps in heads
-        ]
+        self._heads: list[list[Any]] = [list(head) for head in candidate_heads(ridge, forgetting, hidden, skip)]
         subsets = tuple(subset for subset, _, _ in self._heads)
         self._layout = Layout(inputs, outputs, tuple(hidden), subsets, self._dtype_of_body.itemsize)
         self._rng = np.random.default_rng(seed)
@@ -112,9 +132,9 @@ class Engine:
                 options.get("beta2", 0.0),
                 options.get("eps", 0.0),
                 options.get("nesterov", 0.0),
-                in_range("discount", discount, 0.0, 1.0),
-                in_range("power", power, 0.0, math.inf),
-                max(keeps for _, _, keeps in heads),
+                DISCOUNT,
+                POWER,
+                max(keeps for _, _, keeps in self._heads),
             ]
         )
         L = self._layout.numbers
@@ -150,15 +170,7 @@ class Engine:
     def _start_weights(self, shape: int | tuple[int, ...], inputs: int) -> Floats:
         """Random weights of units that see so many inputs: normal for Fourier features, else Kaiming's uniform law."""
         if self._fourier:
-            b = __import__("os").environ.get("BW", "1")
-            w = self._rng.normal(0.0, math.sqrt(1 / inputs), shape)
-            if b == "m" and isinstance(shape, tuple):
-                w *= np.geomspace(0.4, 2.5, shape[0])[self._rng.permutation(shape[0])][:, None]
-            elif b == "n" and isinstance(shape, tuple):
-                w *= np.geomspace(0.6, 2.4, shape[0])[self._rng.permutation(shape[0])][:, None]
-            else:
-                w *= float(b) if b not in "mn" else 1.0
-            return w
+            return self._rng.normal(0.0, BANDWIDTH * math.sqrt(1 / inputs), shape)
         bound = math.sqrt(6 / inputs)
         return self._rng.uniform(-bound, bound, shape)
 
@@ -240,9 +252,9 @@ class Engine:
         """Let the network see (x - mean) · scale, from input `first` on; a scale of zero waits for a value."""
         self._view("MEAN")[first:], self._view("SCALE")[first:] = mean, scale
 
-    def set_typical_inputs(self, distances: Floats, first: int = 0) -> None:
+    def set_typical_inputs(self, distances: Floats | float, first: int = 0) -> None:
         """Let standardized inputs lie so far from zero as a rule; 16 times as far is as far as the network sees."""
-        self._view("TYPICAL")[first:] = distances
+        self._view("TYPICAL")[first:] = self._view("USUAL")[first:] = distances
 
     def output_weights(self) -> Floats:
         """How much each output's squared error counts in the body's loss (outputs,), a copy."""
@@ -306,7 +318,7 @@ class Engine:
         self._view("RANGE").reshape(-1, 2)[:] = np.stack([low, high], 1)
 
     def set_typical_weight(self, weight: float) -> None:
-        """Let samples weigh so much as a rule; more than ten times that is taken for that."""
+        """Let samples weigh so much as a rule; what weighs more than ten times that is not believed."""
         self._view("COUNTS")[kernels.C_WEIGHT] = weight
 
     def calibration_losses(self) -> Floats:
@@ -374,12 +386,10 @@ class Engine:
         _state.mapping(f"{entry}['settings']", new["settings"], set(settings))
         for name, wanted in settings.items():
             _state.equal(f"{entry}['settings'][{name!r}]", new["settings"][name], wanted)
-        inputs, outputs = (_state.integer(f"{entry}[{name!r}]", new[name], 1) for name in ("inputs", "outputs"))
-        arrays = _state.mapping(f"{entry}['arrays']", new["arrays"], set(self._layout.parts))
-        for name, size in (("MEAN", inputs), ("GAIN", outputs)):  # before room is made for what may be a wrong number
-            _state.array(f"{entry}['arrays'][{name!r}]", arrays[name], (size,))
+        sizes = (_state.integer(f"{entry}[{name!r}]", new[name], 1) for name in ("inputs", "outputs"))
         other = self.copy()
-        other._allocate(inputs, outputs)
+        other._allocate(*sizes)
+        arrays = _state.mapping(f"{entry}['arrays']", new["arrays"], set(other._layout.parts))
         for name, value in arrays.items():
             view, where = other._view(name), f"{entry}['arrays'][{name!r}]"
             part = name.rstrip("0123456789")
@@ -436,7 +446,8 @@ class Engine:
         view("THETA")[cut : cut + added] = grown._start_weights(added, inputs)
         view("RANGE").reshape(-1, 2)[:] = 1.0, 0.0
         for name in (
-            "MEAN", "SCALE", "TYPICAL", "TYPICAL_RUN", "GAIN", "ERROR", "ERROR_RUN", "RANGE", "CALIBRATION", "COUNTS"
+            "MEAN", "SCALE", "TYPICAL", "TYPICAL_RUN", "USUAL", "LATE", "GAIN", "ERROR", "ERROR_RUN", "RANGE",
+            "CALIBRATION", "COUNTS"
         ):  # fmt: skip
             view(name)[: parts[name].size] = parts[name]
         if not new.numbers[kernels.L_STANDARDIZE]:
@@ -519,14 +530,14 @@ class Layout:
     """Where each part of an engine's state lies in its one vector."""
 
     def __init__(
-        self, inputs: int, outputs: int, hidden: tuple[int, ...], subsets: tuple[str | int, ...], itemsize: int
+        self, inputs: int, outputs: int, hidden: tuple[int, ...], subsets: tuple[str, ...], itemsize: int
     ) -> None:
         self.inputs, self.outputs = at_least("inputs", inputs, 1), at_least("outputs", outputs, 1)
         self.subsets = subsets
         self.hidden = tuple(at_least("hidden", width, 1) for width in hidden)
         d, m, last = inputs, outputs, hidden[-1] if hidden else 0
         self.features = last + d + 1
-        units = [{"both": last, "inputs": 0, "hidden": last}.get(subset, subset) for subset in subsets]
+        units = [0 if subset == "inputs" else last for subset in subsets]
         self.head_features = [
             n + 1 + (0 if subset == "hidden" else d) for n, subset in zip(units, subsets, strict=True)
         ]
@@ -535,16 +546,17 @@ class Layout:
         slots = (q * itemsize + 7) // 8  # of float64, for what is in the body's dtype
         lengths = {
             "THETA": slots, "FIRST": slots, "SECOND": slots, "MEAN": d, "SCALE": d, "TYPICAL": d, "TYPICAL_RUN": d,
+            "USUAL": d, "LATE": d,
             "GAIN": m, "ERROR": 3 * m, "ERROR_RUN": 3 * m, "RANGE": 2 * m, "CALIBRATION": kernels.TEMPERATURES,
             "COUNTS": kernels.COUNTS,
         }  # fmt: skip
-        own = lambda p: {  # noqa: E731
-            "NUMBERS": kernels.NUMBERS, "W": m * p, "U": p * (p - 1) // 2, "D": p, "RIDGE": p, "PRIOR": m * p,
-            "ENERGY": m,
-        }  # fmt: skip
         shared = list(lengths)
         for h, p in enumerate(self.head_features):
-            lengths |= {f"{name}{h}": length for name, length in own(p).items()}
+            own = {
+                "NUMBERS": kernels.NUMBERS, "W": m * p, "U": p * (p - 1) // 2, "D": p, "RIDGE": p, "PRIOR": m * p,
+                "ENERGY": m,
+            }  # fmt: skip
+            lengths |= {f"{name}{h}": length for name, length in own.items()}
         self.parts: dict[str, tuple[int, int]] = {}
         self.size = 0
         for name, length in lengths.items():

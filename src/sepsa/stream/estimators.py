@@ -61,11 +61,12 @@ class _SepSA(Saves, BaseEstimator):  # type: ignore[misc]
         hidden_layer_sizes: int | Sequence[int] | Literal["auto"] = "auto",
         activation: str = "auto",
         *,
-        optimizer: str = "adam",
+        optimizer: str = "auto",
         learning_rate: float | Literal["auto"] = "auto",
         weight_decay: float = 0.0,
-        ridge: float = 10.0,
+        ridge: float | Literal["auto"] = 10.0,
         forgetting: float | Literal["auto"] = "auto",
+        loss: Literal["huber", "squared"] = "huber",
         batch_size: int | Literal["auto"] = "auto",
         max_iter: int = 400,
         early_stopping: bool = True,
@@ -79,6 +80,7 @@ class _SepSA(Saves, BaseEstimator):  # type: ignore[misc]
         self.weight_decay = weight_decay
         self.ridge = ridge
         self.forgetting = forgetting
+        self.loss = loss
         self.batch_size = batch_size
         self.max_iter = max_iter
         self.early_stopping = early_stopping
@@ -91,15 +93,25 @@ class _SepSA(Saves, BaseEstimator):  # type: ignore[misc]
         Rate, forgetting and batch are those by which it goes on after that: single rows would shake a fitted body at
         the rate by which a new one learns.
         """
-        sizes, rate, forgetting = self.hidden_layer_sizes, self.learning_rate, self.forgetting
+        sizes, rate, forgetting, ridge = self.hidden_layer_sizes, self.learning_rate, self.forgetting, self.ridge
+        one_of("loss", self.loss, {"huber": None, "squared": None})
+        if ridge != "auto":
+            in_range("ridge", ridge, 0.0, np.inf)
+        if forgetting != "auto":
+            in_range("forgetting", forgetting, 0.0, 1.0)
+        fixed = table or self.module is not None  # one head, plain least squares
         options: dict[str, Any] = {
             "optimizer": one_of("optimizer", self.optimizer, OPTIMIZERS),
-            "lr": (1e-4 if table else 1e-3) if rate == "auto" else in_range("learning_rate", rate, 0.0, np.inf),
+            "lr": (1e-4 if table else 1e-3 if fixed else 3e-3)
+            if rate == "auto"
+            else in_range("learning_rate", rate, 0.0, np.inf),
             "weight_decay": not_negative("weight_decay", self.weight_decay),
-            "ridge": in_range("ridge", self.ridge, 0.0, np.inf),
-            "forgetting": 1.0 if forgetting == "auto" else in_range("forgetting", forgetting, 0.0, 1.0),
+            "ridge": 10.0 if fixed and ridge == "auto" else ridge,
+            "forgetting": 1.0 if fixed and forgetting == "auto" else forgetting,
             "seed": seed,
         }
+        if fixed and self.optimizer == "auto":
+            options["optimizer"] = "adam"
         regression = isinstance(self, RegressorMixin)
         if self.module is not None:
             from sepsa.stream.torch_body import TorchLearner
@@ -107,12 +119,13 @@ class _SepSA(Saves, BaseEstimator):  # type: ignore[misc]
             options["batch"] = 32 if self.batch_size == "auto" else at_least("batch_size", self.batch_size, 1)
             return TorchLearner(inputs, outputs, regression=regression, module=self.module, **options)
         options["batch"] = 1 if self.batch_size == "auto" else at_least("batch_size", self.batch_size, 1)
-        plain = "gelu" if table else "relu"
+        options["loss"] = "squared" if table else self.loss
+        plain = "gelu" if table else "fourier"
         options["activation"] = (
             plain if self.activation == "auto" else one_of("activation", self.activation, ACTIVATIONS)
         )
         if isinstance(sizes, str) and sizes == "auto":
-            sizes = (50, 50) if table else (50,)
+            sizes = (50, 50) if table else (64,)
         options["hidden"] = tuple(
             at_least("hidden_layer_sizes", width, 1) for width in (sizes if np.iterable(sizes) else [sizes])
         )
@@ -140,6 +153,7 @@ class _SepSA(Saves, BaseEstimator):  # type: ignore[misc]
         rate, forgetting = self.learning_rate, self.forgetting
         sizes, module = self.hidden_layer_sizes, self.module is not None
         linear = not module and np.iterable(sizes) and not len(sizes)
+        widths = (50,) if isinstance(sizes, str) else sizes if np.iterable(sizes) else (sizes,)
         if forgetting == "auto":
             forgetting = 1.0 if linear else batch_fit.FORGETTING  # features that do not move need none
         done = batch_fit.fit(
@@ -152,7 +166,7 @@ class _SepSA(Saves, BaseEstimator):  # type: ignore[misc]
                 rate=batch_fit.RATE if rate == "auto" else rate,
                 forgetting=forgetting,
                 batch=None if self.batch_size == "auto" else at_least("batch_size", self.batch_size, 1),
-                visits=batch_fit.VISITS // (100 if module else 1),  # as a row costs a hundred times the engine's
+                visits=batch_fit.affordable_visits(None if module else X.shape[1] + sum(widths[-1:]) + 1),
             ),
             early_stopping=self.early_stopping,
             together=linear or module,
@@ -174,12 +188,30 @@ class _SepSA(Saves, BaseEstimator):  # type: ignore[misc]
 
     def _check_rows(self, X: ArrayLike) -> Floats:
         check_is_fitted(self)
-        rows: Floats = validate_data(self, X, reset=False, dtype=np.float64, order="C")
+        rows: Floats = validate_data(self, X, reset=False, dtype=np.float64, order="C", ensure_all_finite="allow-nan")
         return rows
 
     def _weights(self, sample_weight: ArrayLike | None, X: Floats) -> Floats:
         weights: Floats = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         return weights
+
+    @property
+    def outliers_(self) -> int:
+        """How many rows had a target, an input or a weight so implausible that it was bounded."""
+        check_is_fitted(self)
+        return int(self._learner.engine.outliers)
+
+    @property
+    def chosen_(self) -> dict[str, Any]:
+        """The head that leads the mixture: features, ridge, forgetting, since which step, and the weights of all."""
+        check_is_fitted(self)
+        chosen: dict[str, Any] = self._learner.engine.chosen
+        return chosen
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True  # a missing value stands at the mean
+        return tags
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "_learner")
@@ -219,7 +251,9 @@ class _SepSA(Saves, BaseEstimator):  # type: ignore[misc]
                 )
                 for name in ("inputs", "outputs")
             ]
-            learner = self._new_learner(sizes[0], sizes[1], seed=0)
+            learner: Any = self._new_learner(sizes[0], sizes[1], seed=0, table=table)
+            if table:
+                learner = batch_fit.Committee([learner])
             learner.load_state_dict(new["learner"], "state_dict['learner']")
             fitted: dict[str, Any] = {"_learner": learner, "n_features_in_": sizes[0]}
             if new["feature_names"] is not None:
@@ -252,18 +286,24 @@ class SepSARegressor(RegressorMixin, _SepSA):  # type: ignore[misc]
     """A neural network with a recursive-least-squares head, for tables and streams, with intervals.
 
     Choose it where rows come one after another, where data are too few for plain training of a network, or where an
-    interval is wanted; targets may have several columns. Inputs and targets are taken raw: `fit` standardizes by all
-    its rows, `partial_fit` by the first 256 it is given.
+    interval is wanted; targets may have several columns. Inputs and targets are taken raw, NaN in an input is a missing
+    value: `fit` standardizes by all its rows, `partial_fit` by the first 256 it is given.
 
     `optimizer` ("adam", "sgd", "momentum", "nag", "rmsprop"), `learning_rate` and `weight_decay` are the body's;
     `ridge` and `forgetting` the head's, as in `sepsa.RLS`: below 1 it follows what drifts. `batch_size` rows make one
-    step. What is "auto" differs: `partial_fit` has one layer of 50 rectifiers, a rate of 1e-3 and single rows; `fit`
+    step. What is "auto" differs. `partial_fit` has one layer of 64 trainable random Fourier features, Adam without
+    momentum at a rate of 3e-3, single rows, and several heads, with and without forgetting and with and without the
+    hidden units, that are weighted by their recent errors (`chosen_`); `ridge="auto"` adds heads of other ridges. `fit`
     has two layers of 50 GELUs, a rate that falls from 1e-2 to 0, mini-batches and a forgetting of 0.98 for each. `fit`
     makes at most `max_iter` passes, with `early_stopping` as many as are best for rows left out, and fewer where the
     rows are many; `n_iter_` says how many.
 
+    `loss="huber"` bounds what a row of `partial_fit` can do, whatever finite numbers it holds, and `outliers_` counts
+    such rows (`sepsa.stream.engine.Engine` says how); `fit`, and `loss="squared"`, take every row at its word.
+
     `module` takes any torch body, an `nn.Module` from (n, features) to (n, k), instead of the hidden layers. A copy of
-    it is trained, from the weights it has, by `sepsa.SepSA` in PyTorch; "auto" is then a batch of 32.
+    it is trained, from the weights it has, by `sepsa.SepSA` in PyTorch, with one head and squared loss; "auto" is then
+    Adam and a batch of 32.
     """
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> SepSARegressor:
@@ -300,7 +340,15 @@ class SepSARegressor(RegressorMixin, _SepSA):  # type: ignore[misc]
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool
     ) -> tuple[Floats, Floats, Floats]:
         rows, targets = validate_data(
-            self, X, y, reset=reset, dtype=np.float64, order="C", multi_output=True, y_numeric=True
+            self,
+            X,
+            y,
+            reset=reset,
+            dtype=np.float64,
+            order="C",
+            multi_output=True,
+            y_numeric=True,
+            ensure_all_finite="allow-nan",
         )
         weights = self._weights(sample_weight, rows)
         shape = targets.shape[1:]
@@ -337,8 +385,44 @@ class SepSAClassifier(ClassifierMixin, _SepSA):  # type: ignore[misc]
     """A neural network with a recursive-least-squares head on class indicators, for tables and streams.
 
     Choose it where rows come one after another, or where classes may appear late: the head then grows and keeps what it
-    knows. The arguments are those of `SepSARegressor`. `classes_` are sorted, in the dtype of the labels.
+    knows. The arguments are those of `SepSARegressor`, and `class_weight`, a dict of the weight of each class, 1 where
+    it has none, or for `fit` "balanced". `classes_` are sorted, in the dtype of the labels.
     """
+
+    def __init__(
+        self,
+        hidden_layer_sizes: int | Sequence[int] | Literal["auto"] = "auto",
+        activation: str = "auto",
+        *,
+        optimizer: str = "auto",
+        learning_rate: float | Literal["auto"] = "auto",
+        weight_decay: float = 0.0,
+        ridge: float | Literal["auto"] = 10.0,
+        forgetting: float | Literal["auto"] = "auto",
+        loss: Literal["huber", "squared"] = "huber",
+        class_weight: dict[Any, float] | Literal["balanced"] | None = None,
+        batch_size: int | Literal["auto"] = "auto",
+        max_iter: int = 400,
+        early_stopping: bool = True,
+        random_state: int | np.random.RandomState | None = None,
+        module: nn.Module | None = None,
+    ) -> None:
+        super().__init__(
+            hidden_layer_sizes,
+            activation,
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            ridge=ridge,
+            forgetting=forgetting,
+            loss=loss,
+            batch_size=batch_size,
+            max_iter=max_iter,
+            early_stopping=early_stopping,
+            random_state=random_state,
+            module=module,
+        )
+        self.class_weight = class_weight
 
     _loss: Floats  # of each inverse temperature, on rows not yet learned
     _columns: NDArray[np.intp]  # the learner's output for each of classes_
@@ -347,6 +431,7 @@ class SepSAClassifier(ClassifierMixin, _SepSA):  # type: ignore[misc]
         """Learn from scratch, in shuffled passes. A sample's weight multiplies its squared error."""
         with self._exclusive():
             rows, labels, weight = self._check(X, y, sample_weight, reset=True)
+            weight = weight * self._class_weights(labels)
             self.classes_, codes = np.unique(labels[weight > 0], return_inverse=True)
             self._columns = np.arange(len(self.classes_))
             codes_of_rows = np.zeros(len(labels), np.intp)
@@ -442,6 +527,12 @@ class SepSAClassifier(ClassifierMixin, _SepSA):  # type: ignore[misc]
         with self._exclusive():
             first = not hasattr(self, "_learner")
             rows, labels, weight = self._check(X, y, sample_weight, reset=first)
+            if self.class_weight == "balanced":
+                raise ValueError(
+                    "class_weight must be a dict of weights for partial_fit, got 'balanced': a stream does not tell "
+                    "how often each class will come"
+                )
+            weight = weight * self._class_weights(labels)
             if first:
                 self.classes_, self._columns, self._loss = (
                     labels[:0],
@@ -469,6 +560,21 @@ class SepSAClassifier(ClassifierMixin, _SepSA):  # type: ignore[misc]
             known[~known.any(1)] = True
             return scores, sums[:-1], known
 
+    def _class_weights(self, labels: Labels) -> Floats:
+        """The weight (n,) of each row by its class."""
+        weights = self.class_weight
+        if weights is None:
+            return np.ones(len(labels))
+        if weights == "balanced":
+            _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+            balanced: Floats = len(labels) / (len(counts) * counts[codes])
+            return balanced
+        if not isinstance(weights, dict):
+            raise ValueError(f"class_weight must be a dict, 'balanced' or None, got {weights!r}")
+        for label, weight in weights.items():
+            not_negative(f"class_weight[{label!r}]", weight)
+        return np.array([float(weights.get(label, 1.0)) for label in labels.tolist()])
+
     def _add_classes(self, labels: Labels) -> None:
         """Widen `classes_` by these; the learner's outputs stay where they are and new ones come last."""
         if len(self.classes_) and (self.classes_.dtype.kind in "biuf") != (labels.dtype.kind in "biuf"):
@@ -486,6 +592,8 @@ class SepSAClassifier(ClassifierMixin, _SepSA):  # type: ignore[misc]
     def _check(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool
     ) -> tuple[Floats, Labels, Floats]:
-        rows, labels = validate_data(self, X, y, reset=reset, dtype=np.float64, order="C")
+        rows, labels = validate_data(
+            self, X, y, reset=reset, dtype=np.float64, order="C", ensure_all_finite="allow-nan"
+        )
         check_classification_targets(labels)
         return rows, labels, self._weights(sample_weight, rows)

@@ -64,8 +64,8 @@ END, HIDDEN = range(2)
 (
     L_DEPTH, L_INPUTS, L_OUTPUTS, L_HEADS, L_BODY, L_ACTIVATIONS, L_WIDEST, L_FEATURES, L_ACTIVATION, L_OPTIMIZER,
     L_STANDARDIZE, L_BATCH, L_ROBUST, L_CLASSES, L_THETA, L_FIRST, L_SECOND, L_MEAN, L_SCALE, L_TYPICAL, L_TYPICAL_RUN,
-    L_GAIN, L_ERROR, L_ERROR_RUN, L_RANGE, L_CALIBRATION, L_COUNTS, L_SIZES,
-) = range(28)  # fmt: skip
+    L_USUAL, L_LATE, L_GAIN, L_ERROR, L_ERROR_RUN, L_RANGE, L_CALIBRATION, L_COUNTS, L_SIZES,
+) = range(30)  # fmt: skip
 L_SETTINGS = [L_ACTIVATION, L_OPTIMIZER, L_STANDARDIZE, L_BATCH, L_ROBUST, L_CLASSES]
 
 # Where the options say what.
@@ -89,8 +89,9 @@ _STEP = 0.05  # of the logarithm of a quantile
 _LONG = 6  # a run of misses on one side so long is no chance: the step grows
 _IMPLAUSIBLE = 4.5  # in units of the median error: 3 standard deviations of a normal law
 _FAR = 16.0  # in units of an input's typical distance from its centre
+_PATIENCE = 64.0  # rows for which an input lies 4 times as far out as when its scale was found, before that is changed
 _HEAVY = 10.0  # in units of the typical weight
-_HUGE = 1e150  # so that squares stay finite
+_HUGE = 1e100  # so that squares, and their weighted sums, stay finite
 
 
 @_inner
@@ -419,11 +420,11 @@ def scale_constant_inputs(mean, scale, gain, x, y):
         if scale[j] == 0.0:
             off = abs(x[j] - mean[j])
             if off > _ROUNDING * abs(x[j]):
-                scale[j] = 1.0 / min(off, _HUGE)
+                scale[j] = 1.0 / min(max(off, 1.0 / _HUGE), _HUGE)
                 rescaled = True
     for k in range(y.size):
         if gain[k] == 0.0 and y[k] != 0.0:
-            gain[k] = 1.0 / (y[k] * y[k])
+            gain[k] = 1.0 / min(max(y[k] * y[k], 1.0 / _HUGE), _HUGE)
     return rescaled
 
 
@@ -435,20 +436,20 @@ def follow_quantile(value, quantile, run, tau, step):
     """The τ-quantile q of a stream of sizes, and the run of values on one side of it: above positive, below negative.
 
     log q moves by step · τ where the value lies above and by -step · (1 - τ) where not, so that it stands still where
-    a share 1 - τ lies above. A run whose chance is under 1/64 doubles each further step: the law has changed.
+    a share 1 - τ lies above. From a run on whose chance is under 1/64 the law may have changed: each further step is
+    larger, by the cube root of how much less likely the run has become.
     """
     if quantile == 0.0:
         return value, 0.0
     if value > quantile:
-        run = max(run, 0.0) + 1.0
-        extra = run - math.ceil(-4.16 / math.log(1.0 - tau))
+        run, chance = max(run, 0.0) + 1.0, math.log(1.0 - tau)
         move = step * tau
     else:
-        run = min(run, 0.0) - 1.0
-        extra = -run - math.ceil(-4.16 / math.log(tau))
+        run, chance = min(run, 0.0) - 1.0, math.log(tau)
         move = -step * (1.0 - tau)
-    if extra > 0.0:
-        move *= 2.0 ** min(extra, 8.0)
+    unlikely = -abs(run) * chance - 4.16
+    if unlikely > 0.0:
+        move *= math.exp(min(unlikely / 3.0, 12.0))
     return min(max(quantile * math.exp(min(max(move, -5.0), 5.0)), 1e-300), _HUGE), run
 
 
@@ -464,27 +465,47 @@ def plausible_error(error, k):
 
 @_inner
 def huber_weight(e, error):
-    """min(1, limit/|e|), the least over the outputs."""
+    """min(1, limit/|e|), the least over the outputs: the error counts as if it were the limit.
+
+    Beyond four times the limit it counts less and less, by 4 limit/|e|: it tells nothing.
+    """
     weight = 1.0
     for k in range(e.size):
         size, limit = abs(e[k]), plausible_error(error, k)
         if size > limit:
-            weight = min(weight, limit / size)
+            ratio = limit / size
+            weight = min(weight, ratio * min(1.0, 4.0 * ratio))
     return weight
 
 
 @_inner
+def plausible_weight(weight, usual):
+    """A sample's weight; beyond ten times the usual one it falls to that again, for it tells of an error."""
+    weight = min(weight, _HUGE)
+    if usual == 0.0 or weight <= _HEAVY * usual:
+        return weight
+    return max(usual, _HEAVY * usual * (_HEAVY * usual / weight))
+
+
+@_inner
 def follow_inputs(x, mean, scale, typical, typical_run):
-    """Take a row into the typical distance of each input from its centre; how many lie implausibly far."""
-    far = 0
+    """Take a row into the typical distance of each input from its centre; the weight that the row deserves by them.
+
+    That is 1, or (bound/distance)² for the input that lies farthest beyond where the network sees it.
+    """
+    weight = 1.0
     for j in range(x.size):
         if scale[j] > 0.0 and x[j] == x[j]:
             z = abs(x[j] - mean[j]) * scale[j]
             if z > 0.0:
-                if z > max(6.0, _FAR * typical[j]):
-                    far += 1
-                typical[j], typical_run[j] = follow_quantile(z, typical[j], typical_run[j], 0.5, _STEP)
-    return far
+                bound = max(6.0, _FAR * typical[j])
+                if z > bound:
+                    weight = min(weight, (bound / z) ** 2)
+                if typical[j] == 0.0:
+                    typical[j] = min(z, 4.0)
+                else:
+                    typical[j], typical_run[j] = follow_quantile(z, typical[j], typical_run[j], 0.5, _STEP)
+    return weight
 
 
 @_inner
@@ -681,17 +702,14 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
     )
     mean, scale = view(S, L[L_MEAN], d), view(S, L[L_SCALE], d)
     typical, typical_run = view(S, L[L_TYPICAL], d), view(S, L[L_TYPICAL_RUN], d)
+    usual, late = view(S, L[L_USUAL], d), view(S, L[L_LATE], d)
     error, error_run = view(S, L[L_ERROR], 3 * m).reshape(m, 3), view(S, L[L_ERROR_RUN], 3 * m).reshape(m, 3)
     bounds = view(S, L[L_RANGE], 2 * m).reshape(m, 2)
     stride = P + hidden + 1
     unit, b = workspace[:P], workspace[P : 2 * P]
     at = 2 * P
-    e, target, probabilities = (
-        workspace[at : at + m],
-        workspace[at + m : at + 2 * m],
-        workspace[at + 2 * m : at + 3 * m],
-    )
-    at += 3 * m
+    e, probabilities = workspace[at : at + m], workspace[at + m : at + 2 * m]
+    at += 2 * m
     phis = workspace[at : at + batch * stride].reshape(batch, stride)
     at += batch * stride
     answers = workspace[at : at + batch * heads * m]
@@ -746,8 +764,9 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
             if robust:
                 total = 0.0
                 for i in range(size):
-                    heaviest = _HEAVY * counts[C_WEIGHT] if counts[C_WEIGHT] > 0.0 else weights[at + i]
-                    omegas[i] = min(weights[at + i], heaviest)
+                    omegas[i] = plausible_weight(weights[at + i], counts[C_WEIGHT])
+                    if omegas[i] > 0.0:
+                        omegas[i] *= follow_inputs(X[at + i], mean, scale, typical, typical_run)
                     total += omegas[i]
             counts[C_STEPS] += 1.0
             # The losses of heads, and their weights, by what they said before.
@@ -763,7 +782,7 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
                         for k in range(m):
                             off = abs(answers[(i * heads + h) * m + k] - Y[at + i, k])
                             if robust:
-                                off = min(off, 10.0 * plausible_error(error, k), _HUGE)
+                                off = min(off, 2.0 * plausible_error(error, k), _HUGE)
                             loss += gain[k] * off * off
                         S[L[head_at(L, h) + 3] + H_LOSS] += share * loss
                 weigh_heads(S, L, opt[O_POWER], counts[C_EVIDENCE], counts)
@@ -809,6 +828,11 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
                     if L[row + 1] > 0:
                         share += S[L[row + 3] + H_WEIGHT]
                 for i in range(size):
+                    trust = omegas[i]
+                    if robust:
+                        for k in range(m):
+                            e[k] = min(max(Y[at + i, k], -_HUGE), _HUGE) - out[at + i, k]
+                        trust *= huber_weight(e, error)
                     for j in range(hidden):
                         delta[j] = 0.0
                     for h in range(heads):
@@ -823,7 +847,7 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
                             if robust:
                                 limit = plausible_error(error, k)
                                 off = min(max(off, -limit), limit)
-                            pull, weight = part * 2.0 * omegas[i] * gain[k] * off / (size * m), W + k * L[row + 2]
+                            pull, weight = part * 2.0 * trust * gain[k] * off / (size * m), W + k * L[row + 2]
                             for j in range(units):
                                 delta[hidden - units + j] += pull * S[weight + j]
                     backward(theta, sizes, activations[i], slopes[i], delta, gradient, i == 0)
@@ -836,9 +860,7 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
                             label = k
                     calibrate(calibration, out[at + i], label, omegas[i], opt[O_CALIBRATION], probabilities)
                 if robust and weights[at + i] > 0.0:
-                    far = follow_inputs(X[at + i], mean, scale, typical, typical_run)
-                    if weights[at + i] > omegas[i]:
-                        far += 1
+                    far = 1 if weights[at + i] > omegas[i] else 0
                     widen = math.sqrt(1.0 + leverage)
                     for k in range(0 if L[L_CLASSES] else m):  # indicators are bounded: error stays 0, without limit
                         off = min(max(Y[at + i, k], -_HUGE), _HUGE) - out[at + i, k]
@@ -852,7 +874,7 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
                         for t in range(3):
                             tau = (0.5, 0.8, 0.9)[t]
                             shown = abs(off) / widen if t == 2 else abs(off)
-                            step = 2.0 * _STEP if t == 2 else _STEP
+                            step = 4.0 * _STEP if t == 2 else _STEP
                             error[k, t], error_run[k, t] = follow_quantile(
                                 shown, error[k, t], error_run[k, t], tau, step
                             )
@@ -864,15 +886,19 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
                         counts[C_WEIGHT] = omegas[i]
             if robust:
                 for j in range(d):
-                    if typical[j] > 8.0 or 0.0 < typical[j] < 1.0 / 64.0:
-                        rescale_input(S, L, j, typical[j] / 0.7)
+                    if typical[j] > 0.0:
+                        change = typical[j] / (usual[j] if usual[j] > 0.0 else 0.7)
+                        late[j] = late[j] + 1.0 if change > 4.0 or change < 0.25 else 0.0
+                        if late[j] > _PATIENCE or (late[j] > 0.0 and (change > 12.0 or change < 1.0 / 64.0)):
+                            rescale_input(S, L, j, min(max(change, 1e-3), 1e3))
+                            late[j] = 0.0
         at += size
     return n
 
 
 @_kernel
 def predict(S, L, body_dtype, X, out, leverage, workspace):
-    """out (n, m): the mixture of the heads' Wφ for each row, and, where leverage (n,) is not empty, φᵀBφ of the best."""
+    """out (n, m): the mixture of the heads' Wφ for each row; leverage (n,), if not empty: φᵀBφ of the leading one."""
     d, P, m, width, heads, robust = L[L_INPUTS], L[L_FEATURES], L[L_OUTPUTS], L[L_ACTIVATIONS], L[L_HEADS], L[L_ROBUST]
     sizes = L[L_SIZES : L_SIZES + L[L_DEPTH]]
     hidden = sizes[sizes.size - 1] if sizes.size else 0

@@ -17,12 +17,13 @@ from operator import add, sub
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sepsa.stream import _state
-from sepsa.stream.engine import Engine, Floats, RowBuffer
+from sepsa.stream.engine import Engine, Floats, RowBuffer, one_of
 
 WARM_UP = 256
-HUGE = 1e150  # so that squares stay finite
+HUGE = 1e100  # so that squares, and their weighted sums, stay finite
 
 
 class Learner:
@@ -32,8 +33,18 @@ class Learner:
     Every method that changes it leaves it as it was before or as it is after, whatever interrupts it.
     """
 
-    def __init__(self, inputs: int, outputs: int, *, regression: bool, seed: int | None = 0, **options: Any) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        regression: bool,
+        missing: str = "mean",
+        seed: int | None = 0,
+        **options: Any,
+    ) -> None:
         self.regression, self.options = regression, options
+        self.missing = one_of("missing", missing, {"auto": None, "zero": None, "mean": None})
         self.robust = options.get("loss") == "huber"
         # Drawn once, because the warm-up starts the same body anew several times.
         self.seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
@@ -136,23 +147,30 @@ class Learner:
 
     def _relearn(self) -> None:
         """Learn all first rows from the start, at the scales they have together."""
+        losses = self.engine.calibration_losses() if isinstance(self.engine, Engine) else None
         self.engine = self._new_engine(self.engine.inputs, self.engine.outputs)
         self._fit_scales(self._X, self._Y, self._weight)
         self._engine_learn(self._X, self._Y, self._weight)
+        if losses is not None:
+            self.engine.set_calibration_losses(losses)  # those of what was said, not of the second time
 
     def _fit_scales(self, X: Floats, Y: Floats, weight: Floats) -> None:
         """Mean and deviation of each input, variance of each target, over these rows; of a robust learner, over what
         is plausible in them, and with the range and quantiles by which it tells what is."""
         if self.robust:
-            X, Y, weight = trimmed(X), trimmed(Y) if self.regression else Y, np.minimum(weight, 10 * np.median(weight))
+            X, Y = trimmed(X), trimmed(Y) if self.regression else Y
+            usual = np.median(np.minimum(weight, HUGE))
+            weight = np.where(weight > 10 * usual, usual, np.maximum(weight, 0.1 * usual))
         mean, variance = moments(X, weight)
+        sparse = self.zero_if_missing(X)
+        mean, variance = np.where(sparse, 0.0, mean), np.where(sparse, mean**2 + variance, variance)
         scale = reciprocal(np.sqrt(variance))
         self.engine.set_scaling(mean, scale)
         if self.regression:
             self.engine.set_output_weights(reciprocal(moments(Y, weight)[1]))
         if self.robust:
             self.offset = moments(Y, weight)[0] if self.regression else self.offset
-            self.engine.set_typical_inputs(quantiles_of_sizes((X - mean) * scale, [0.5])[:, 0])
+            self.engine.set_typical_inputs(np.minimum(quantiles_of_sizes((X - mean) * scale, [0.5])[:, 0], 4.0))
             self.engine.set_typical_weight(float(weight.mean()))
             if self.regression:
                 off = Y - self.offset
@@ -166,6 +184,23 @@ class Learner:
             self.offset = moments(Y, weight)[0]
         self._fit_scales(X, Y, weight)
 
+    def zero_if_missing(self, X: Floats) -> NDArray[np.bool_]:
+        """In which columns a missing value stands for zero, not for the mean.
+
+        What is missing is seen as zero by the network in either case: such a column is measured from zero, in units of
+        its root mean square, and others from their mean, in units of their deviation.
+        """
+        there = ~np.isnan(X)
+        if self.missing == "mean" or there.all():
+            return np.zeros(X.shape[1], bool)
+        some: NDArray[np.bool_] = ~there.all(0) & there.any(0)
+        if self.missing == "zero":
+            return some
+        share = there.mean(0)
+        for j in np.flatnonzero(some):
+            some[j] = is_indicator(X[there[:, j], j], share[j])
+        return some
+
     def noise_variance(self) -> Floats:
         """The variance (outputs,) of targets about predictions, from the errors made before learning."""
         return self.engine.noise_variance()
@@ -174,23 +209,19 @@ class Learner:
         """Let what the head knows stand for so many samples, and their errors for this noise variance (outputs,)."""
         self.engine.set_effective_samples(samples, noise)
 
-    def learn_row(self, x: Sequence[float], y: Sequence[float], weight: float = 1.0) -> list[float]:
-        """`learn` for one row with nothing missing and a positive weight, at the price of the kernel.
-
-        Returns the prediction made before, measured from `offset`.
-        """
+    def learn_row(self, x: Sequence[float], y: Sequence[float], weight: float = 1.0) -> None:
+        """`learn` for one row of a positive weight, at the price of the kernel."""
         if self.rows < WARM_UP:
-            rows = np.array([x], np.float64), np.array([y], np.float64), np.array([weight], np.float64)
-            return list((self.learn(*rows) - self.offset)[0].tolist())
+            self.learn(np.array([x], np.float64), np.array([y], np.float64), np.array([weight], np.float64))
+            return
         buffers = self._buffers
         row = buffers.pop() if buffers else RowBuffer(self.engine)
         row.write(row.values, 0, *x, *map(sub, y, self.offset.tolist()), weight)
         self.engine.learn_row(row)
         buffers.append(row)
-        return list(row.out.ravel().tolist())
 
     def predict_row(self, x: Sequence[float]) -> list[float]:
-        """`predict` for one row with nothing missing, at the price of the kernel; many threads may at once."""
+        """`predict` for one row, at the price of the kernel; many threads may at once."""
         buffers = self._buffers
         try:
             row = buffers.pop()
@@ -219,11 +250,12 @@ class Learner:
 
     # ------------------------------------------------------------------ growth
 
-    def add_inputs(self, mean: Floats, scale: Floats) -> None:
-        """More inputs, missing in all rows so far, with these means and scales."""
+    def add_inputs(self, mean: Floats, scale: Floats, typical: Floats | float = 0.7) -> None:
+        """More inputs, missing in all rows so far, with these means, scales and typical distances in such units."""
         other, old = self.copy(), self.engine.inputs
         other.engine.resize(old + len(mean), self.engine.outputs)
         other.engine.set_scaling(mean, scale, first=old)
+        other.engine.set_typical_inputs(typical, first=old)
         other._X = np.concatenate([self._X, np.full((len(self._X), len(mean)), np.nan)], 1)
         self.__dict__.update(other.__dict__)
 
@@ -247,6 +279,17 @@ def moments(X: Floats, weight: Floats) -> tuple[Floats, Floats]:
     off = np.where(there, X - first, 0.0)  # from the first value, so that a constant has exactly no deviation
     shift = (w * off).sum(0) / total
     return first + shift, (w * np.where(there, off - shift, 0.0) ** 2).sum(0) / total
+
+
+def is_indicator(values: Floats, share: float) -> bool:
+    """Whether values that came in this share of the rows are indicators or counts, which are absent at zero.
+
+    They are integers from 1 on, 1 more than once in a while, and never 0; or any numbers but 0 that come seldom.
+    """
+    if not values.size or (values == 0).any():
+        return False
+    counts = (values >= 1).all() and (values == np.floor(values)).all() and (values == 1).mean() >= 0.25
+    return bool(counts or share < 0.1)
 
 
 def trimmed(X: Floats) -> Floats:
@@ -275,5 +318,5 @@ def column_quantiles(X: Floats, levels: list[float]) -> Floats:
 
 
 def reciprocal(x: Floats) -> Floats:
-    """1/x, and 0 for 0."""
-    return np.divide(1.0, x, out=np.zeros_like(x), where=x > 0)
+    """1/x, and 0 for 0 and for what has no finite reciprocal worth the name."""
+    return np.divide(1.0, x, out=np.zeros_like(x), where=x > 1e-290)

@@ -44,8 +44,8 @@ class TableLearner:
         drop: Sequence[str] = (),
         categorical: Sequence[str] = (),
         categories: int = 32,
-        forgetting: float = 1.0,
-        ridge: float = 10.0,
+        forgetting: float | str = 1.0,
+        ridge: float | str = 10.0,
         seed: int = 0,
     ) -> None:
         self.target, self.classify = target, classify
@@ -64,8 +64,8 @@ class TableLearner:
 
     def _new_learner(self, inputs: int, outputs: int) -> Learner:
         return Learner(
-            inputs, outputs, regression=not self.classify, seed=self.seed, hidden=(50,), skip=True, ridge=self.ridge,
-            forgetting=self.forgetting,
+            inputs, outputs, regression=not self.classify, seed=self.seed, hidden=(64,), activation="fourier", lr=3e-3,
+            loss="huber", skip=True, ridge=self.ridge, forgetting=self.forgetting,
         )  # fmt: skip
 
     @property

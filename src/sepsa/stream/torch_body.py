@@ -28,6 +28,7 @@ BASES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "nag": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
     "rmsprop": (torch.optim.RMSprop, {}),
     "adam": (torch.optim.Adam, {}),
+    "auto": (torch.optim.Adam, {"betas": (0.0, 0.999)}),
 }
 
 
@@ -98,6 +99,17 @@ class TorchEngine:
     def samples(self) -> float:
         return self.solver.samples
 
+    @property
+    def outliers(self) -> int:
+        """None: every row is taken at its word."""
+        return 0
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The one head there is, as `Engine.chosen` tells it."""
+        head = {"features": "hidden", "ridge": self.solver.ridge, "forgetting": self.solver.forgetting}
+        return head | {"since": 0, "weights": [1.0]}
+
     def scaling(self) -> tuple[Floats, Floats]:
         """Mean and scale (inputs,) by which the network sees (x - mean) · scale, as copies."""
         return self._mean.copy(), self._scale.copy()
@@ -105,6 +117,9 @@ class TorchEngine:
     def set_scaling(self, mean: Floats, scale: Floats, first: int = 0) -> None:
         """Let the network see (x - mean) · scale, from input `first` on; a scale of zero waits for a value."""
         self._mean[first:], self._scale[first:] = mean, scale
+
+    def set_typical_inputs(self, distances: Floats | float, first: int = 0) -> None:
+        """Nothing: inputs are seen as far out as they lie."""
 
     def set_output_weights(self, weights: Floats | float) -> None:
         """Let each output's squared error count so much in the body's loss; zero waits for a value."""

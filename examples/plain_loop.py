@@ -1,0 +1,53 @@
+"""SepSA in a loop of one's own: gradient accumulation, a gradient scaler, clipping, an average of weights, a log.
+
+    python examples/plain_loop.py
+
+Each micro-batch teaches the head as it comes: at forgetting 1 the head is then that of the whole batch. Below 1 it
+forgets at every micro-batch; to forget as much in a step of k micro-batches, take the k-th root of the forgetting.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import sepsa
+
+MICRO = 4  # micro-batches a step
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(512, 6)
+    targets = (inputs[:, :1] * inputs[:, 1:2]).sin()
+    model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))
+    optimizer = sepsa.SepSA(model, torch.optim.AdamW, lr=1e-2, solver=sepsa.RLS(forgetting=0.99 ** (1 / MICRO)))
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-2, total_steps=80)
+    scaler = torch.amp.GradScaler("cpu")
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    log: list[dict[str, float]] = []
+    optimizer.log_health(lambda numbers, step: log.append(numbers), every=20)
+    for step in range(80):
+        rows = torch.randint(512, (MICRO, 16))
+        for micro in rows:
+            with torch.autocast("cpu", dtype=torch.bfloat16), optimizer.observe(targets[micro]):
+                loss = mse_loss(model(inputs[micro]).float(), targets[micro]) / MICRO
+            scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+        optimizer.zero_grad()
+        average.update_parameters(model)
+        if step % 20 == 19:
+            samples = log[-1]["2/effective_samples"]
+            print(f"step {step + 1}: loss {MICRO * loss.item():.4f}, the head remembers {samples:.0f} samples")
+    with torch.no_grad():
+        print(f"averaged weights: mean squared error {mse_loss(average(inputs), targets).item():.4f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,478 @@
+"""What no row may do to a learner, and how it tunes itself: against slow references, and on hostile streams."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import threading
+from types import FrameType
+
+import numpy as np
+import pytest
+import torch
+from river import feature_extraction, linear_model
+
+from reference import RobustHeads, quantile_step
+from sepsa import FourierFeatures, SepSAClassifier, SepSARegressor
+from sepsa import river as faces
+from sepsa.stream import kernels
+from sepsa.stream.engine import Engine
+from sepsa.stream.learner import WARM_UP, Learner
+
+DEFAULT = {
+    "hidden": (64,),
+    "activation": "fourier",
+    "optimizer": "auto",
+    "lr": 3e-3,
+    "ridge": 10.0,
+    "forgetting": "auto",
+    "loss": "huber",
+    "skip": True,
+}
+
+
+def curve(n, seed=0, inputs=5):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(5, 3, (n, inputs))
+    return X, 20 + 3 * X[:, 0] + 5 * np.sin(X[:, 1]) + rng.normal(size=n)
+
+
+# ---------------------------------------------------------------------- against the slow truth
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("inputs", [1, 4])
+def test_robust_heads_equal_the_slow_reference(inputs, outputs):
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((400, inputs))
+    Y = X[:, :1] * [1.0, -2.0][:outputs] + rng.standard_normal((400, outputs))
+    Y[200:] += 5.0
+    Y[rng.random(400) < 0.05] *= 100
+    X[rng.random(400) < 0.03] *= 1e3
+    weight = rng.choice([0.5, 1.0, 1e6], 400, p=[0.3, 0.6, 0.1])
+    engine = Engine(inputs, outputs, (), loss="huber", forgetting="auto", ridge=2.0, dtype=np.float64, standardize=True)
+    engine.set_scaling(np.zeros(inputs), np.ones(inputs))
+    engine.set_typical_inputs(0.7)
+    engine.set_output_weights(1.0)
+    slow = RobustHeads(inputs, outputs, [(ridge, lam) for _, ridge, lam in engine._heads])
+    # The reference does not rescale an input, and none of these asks for it.
+    expected = np.array([slow.learn(x, y, w) for x, y, w in zip(X, Y, weight, strict=True)])
+    np.testing.assert_allclose(engine.learn(X, Y, weight), expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(engine.chosen["weights"], [head["weight"] for head in slow.heads], rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(engine.noise_variance(), (slow.error[:, 2] / 1.6448536) ** 2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("tau", [0.5, 0.8, 0.9])
+def test_a_followed_quantile_has_its_share_above(tau):
+    rng = np.random.default_rng(0)
+    quantile, run, above = 1e-9, 0.0, []
+    for value in np.abs(rng.standard_normal(20000)) * np.where(np.arange(20000) < 10000, 1.0, 1e6):
+        above.append(value > quantile)
+        expected = quantile_step(value, quantile, run, tau, 0.05)
+        quantile, run = kernels.follow_quantile.py_func(value, quantile, run, tau, 0.05)
+        assert (quantile, run) == pytest.approx(expected)
+    for half in (above[500:10000], above[10500:]):
+        assert np.mean(half) == pytest.approx(1 - tau, abs=0.01)
+
+
+@pytest.mark.parametrize("g", [4.0, 0.25])
+def test_an_input_rescaled_changes_no_prediction_of_a_linear_head(g):
+    X, y = np.random.default_rng(0).standard_normal((2, 200, 3))
+    engine = Engine(3, 3, (), loss="huber", forgetting="auto", dtype=np.float64)
+    engine.learn(X, y)
+    before = engine.predict_with_leverage(X)
+    kernels.rescale_input.py_func(engine._state, engine._layout.numbers, 1, g)
+    assert engine.scaling()[1].tolist() == [1.0, 1 / g, 1.0]
+    for one, other in zip(engine.predict_with_leverage(X), before, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9)
+
+
+def test_cosines_in_float32_are_cosines():
+    a = np.linspace(-200, 200, 20001).astype(np.float32)
+    value, slope = a.copy(), np.empty_like(a)
+    kernels.cosines(value, slope)
+    np.testing.assert_allclose(value, math.sqrt(2) * np.cos(a.astype(float)), atol=3e-5)
+    np.testing.assert_allclose(slope, -math.sqrt(2) * np.sin(a.astype(float)), atol=3e-5)
+
+
+def test_the_module_is_the_engines_body():
+    engine = Engine(3, 1, (8,), activation="fourier", dtype=np.float64, skip=True, seed=1)
+    ((weight, bias),) = engine.layers()
+    wide = Engine(3, 1, (2000,), activation="fourier").layers()[0][0]
+    assert FourierFeatures(3, 2000).weight.std().item() == pytest.approx(float(wide.std()), rel=0.05)
+    module = FourierFeatures(3, 8).double()
+    module.load_state_dict({"weight": torch.tensor(weight), "bias": torch.tensor(bias)})
+    engine.set_head(np.random.default_rng(0).standard_normal((1, 12)))
+    X = np.random.default_rng(1).standard_normal((5, 3))
+    features = module(torch.tensor(X)).detach().numpy()
+    assert features.shape == (5, module.out_features)
+    np.testing.assert_allclose(engine.predict(X), features @ engine.head[:, :-1].T + engine.head[:, -1], rtol=1e-12)
+    assert FourierFeatures(3, 8, skip=False)(torch.zeros(2, 3)).shape == (2, 8)
+    with pytest.raises(ValueError, match="units must be an integer of at least 1, got 0"):
+        FourierFeatures(3, 0)
+
+
+# ---------------------------------------------------------------------- hostile rows
+
+FILL = [9.97e36, -9.99e33, 1e20, -9999.0, 1e300, -1.7e308, 1e-300, 5e-324]
+
+
+def hostile(X, y, n, seed=1):
+    """n rows that no sensor measured: fill values, 1e±300, denormals, weights of 0 and 1e150, flipped signs, jumps."""
+    rng = np.random.default_rng(seed)
+    some = rng.integers(0, len(X), n)
+    X, y, weight = X[some].copy(), y[some].copy(), np.ones(n)
+    for i, case in enumerate(rng.integers(0, 7, n)):
+        value, j = FILL[rng.integers(len(FILL))], rng.integers(X.shape[1])
+        if case == 0:
+            y[i] = value
+        elif case == 1:
+            X[i, j] = value
+        elif case == 2:
+            X[i] = value
+        elif case == 3:
+            y[i], weight[i] = 1e300, 0.0
+        elif case == 4:
+            y[i], weight[i] = -y[i], 1e150
+        elif case == 5:
+            X[i, j] = -X[i, j]
+        else:
+            X[i, j] *= 1e6
+    return X, y, weight
+
+
+def mixed(X, y, n, seed=1):
+    """Good rows and n hostile ones in random places, with which are good."""
+    bad_X, bad_y, weight = hostile(X, y, n, seed)
+    at = np.sort(np.random.default_rng(seed).integers(20, len(X) + 1, n))
+    good = np.insert(np.ones(len(X), bool), at, False)
+    return np.insert(X, at, bad_X, 0), np.insert(y, at, bad_y), np.insert(np.ones(len(X)), at, weight), good
+
+
+def errors(X, y, weight=None):
+    learner = Learner(X.shape[1], 1, regression=True, **DEFAULT)
+    before = learner.learn(X, y[:, None].copy(), weight)[:, 0]
+    assert np.isfinite(before).all()
+    assert np.isfinite(learner.engine._state).all()
+    with np.errstate(over="ignore"):
+        return np.abs(before - y), learner
+
+
+def test_hostile_rows_leave_the_good_ones_as_they_are():
+    X, y = curve(4000)
+    clean, _ = errors(X, y)
+    X, y, weight, good = mixed(X, y, 100)
+    spoiled, learner = errors(X, y, weight)
+    assert spoiled[good].mean() < 1.05 * clean.mean()
+    assert 50 < learner.engine.outliers < 200
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [1, 2])
+def test_ten_thousand_hostile_rows(seed):
+    X, y = curve(200_000, seed)
+    clean, _ = errors(X, y)
+    X, y, weight, good = mixed(X, y, 10_000, seed)
+    spoiled, _ = errors(X, y, weight)
+    assert spoiled[good].mean() < 1.05 * clean.mean()
+
+
+@pytest.mark.parametrize("value", [*FILL, 1.7976931348623157e308])
+@pytest.mark.parametrize("rows", [1, 2, 5, 100, WARM_UP, WARM_UP + 50])
+def test_one_row_of_any_number_is_forgotten(value, rows):
+    X, y = curve(WARM_UP + 400)
+    for spoil in ("x", "y", "w"):
+        model = faces.SepSARegressor(seed=0)
+        for i, (row, target) in enumerate(zip(X.tolist(), y.tolist(), strict=True)):
+            if i == rows:
+                bad = dict(zip("abcde", [value] * 5 if spoil == "x" else row, strict=True))
+                model.learn_one(bad, value if spoil == "y" else target, w=abs(value) if spoil == "w" else 1.0)
+            model.learn_one(dict(zip("abcde", row, strict=True)), target)
+        told = np.array([model.predict_one(dict(zip("abcde", row, strict=True))) for row in X[-200:].tolist()])
+        assert np.abs(told - y[-200:]).mean() < 3.0
+
+
+def test_squared_loss_takes_every_row_at_its_word():
+    X, y = curve(WARM_UP + 50)
+    model = SepSARegressor(loss="squared", forgetting=1.0, random_state=0).partial_fit(X, y)
+    model.partial_fit(X[:1], [1e12])
+    assert abs(model.predict(X[:1])[0]) > 1e6
+    assert model.outliers_ == 0
+
+
+def test_an_input_that_was_tiny_and_then_moves_is_learned():
+    X, y = curve(3000)
+    X[:, 2] = np.where(np.arange(3000) < 500, 1e-6, 1.0) * (X[:, 2] - 5)
+    y = y + 5 * np.abs(X[:, 2])
+    error, _ = errors(X, y)
+    assert error[-1000:].mean() < 2.5  # the mean distance of 5|x| from its mean is 7
+
+
+# ---------------------------------------------------------------------- what is chosen
+
+
+def test_the_choice_follows_the_law():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((3000, 4))
+    noise = SepSARegressor(random_state=0).partial_fit(X, 0.3 * X[:, 0] + 3 * rng.standard_normal(3000))
+    assert noise.chosen_["features"] == "inputs"
+    curved = SepSARegressor(random_state=0).partial_fit(X, np.sin(3 * X[:, 0]) * X[:, 1])
+    assert curved.chosen_["features"] == "both"
+    assert sum(curved.chosen_["weights"]) == pytest.approx(1.0)
+    drift = (X * np.cumsum(0.05 * rng.standard_normal((3000, 4)), 0)).sum(1)
+    assert SepSARegressor(hidden_layer_sizes=()).partial_fit(X, drift).chosen_["forgetting"] < 1
+
+
+def test_heads_to_choose_from():
+    for options in ({"ridge": "auto"}, {"forgetting": "auto"}, {"ridge": "auto", "forgetting": "auto", "skip": False}):
+        engine = Engine(3, 1, (5,), **{"skip": True} | options)
+        X, y = np.random.default_rng(0).standard_normal((2, 60, 3))
+        assert np.isfinite(engine.learn(X, y[:, :1].copy())).all()
+        assert len(engine.chosen["weights"]) > 1
+
+
+# ---------------------------------------------------------------------- intervals
+
+
+def test_intervals_hold_nine_in_ten_and_recover_from_a_jump():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((2500, 3))
+    y = X @ [1.0, 2.0, 0.0] + np.where(np.arange(2500) < 1200, 0.2, 2.0) * rng.standard_normal(2500)
+    y[1800:] += 20 * X[1800:, 2]
+    model, held = faces.SepSARegressor(seed=0), []
+    for row, target in zip(X.tolist(), y.tolist(), strict=True):
+        x = dict(zip("abc", row, strict=True))
+        law = model.predict_one(x, with_dist=True)
+        assert law.mode == model.predict_one(x)
+        held.append(abs(target - law.mode) <= 1.645 * law.sigma)
+        model.learn_one(x, target)
+    assert 0.86 < np.mean(held[1:]) < 0.94
+    assert np.mean(held[1200:1400]) > 0.8
+    assert np.mean(held[1800:2000]) > 0.8
+
+
+# ---------------------------------------------------------------------- sparse samples
+
+
+def documents(n, seed=0):
+    rng = np.random.default_rng(seed)
+    words = np.array([f"word{i}" for i in range(60)])
+    odds = np.full((2, 60), 0.05)
+    odds[0, :10], odds[1, 10:20] = 0.2, 0.2
+    for _ in range(n):
+        y = int(rng.integers(2))
+        yield " ".join(words[rng.random(60) < odds[y]]), y
+
+
+def test_a_bag_of_words_is_worth_what_it_is_to_logistic_regression():
+    ours = feature_extraction.BagOfWords() | faces.SepSAClassifier(seed=0)
+    theirs = feature_extraction.BagOfWords() | linear_model.LogisticRegression()
+    right = np.zeros(2)
+    for text, y in documents(1200):
+        for i, model in enumerate((ours, theirs)):
+            right[i] += model.predict_one(text) == y
+            model.learn_one(text, y)
+    assert right[0] > right[1] - 12
+
+
+def test_absence_means_zero_for_indicators_and_the_mean_for_sensors():
+    rng = np.random.default_rng(0)
+    model = faces.SepSARegressor(hidden=[], seed=0)
+    for _ in range(600):
+        x = {"sensor": 20 + rng.normal()} | ({"word": 1} if rng.random() < 0.3 else {})
+        if rng.random() < 0.2:
+            del x["sensor"]
+        y = 5 * x.get("word", 0) + x.get("sensor", 20)
+        model.learn_one(x, y)
+    assert model.predict_one({"word": 1}) == pytest.approx(25, abs=0.3)
+    assert model.predict_one({"sensor": 22.0}) == pytest.approx(22, abs=0.3)
+    assert model.predict_one({}) == pytest.approx(20, abs=0.3)
+
+
+@pytest.mark.parametrize(("missing", "expected"), [("zero", 0.0), ("mean", 10.0)])
+def test_missing_can_be_told(missing, expected):
+    rng = np.random.default_rng(0)
+    model = faces.SepSARegressor(hidden=[], missing=missing, seed=0)
+    for _ in range(500):
+        value = 10 + rng.normal()
+        there = rng.random() < 0.5
+        model.learn_one({"a": value} if there else {}, value if there else expected)
+    assert model.predict_one({}) == pytest.approx(expected, abs=0.6)
+    with pytest.raises(ValueError, match="missing must be one of 'auto', 'zero', 'mean', got 'none'"):
+        faces.SepSARegressor(missing="none")
+
+
+def test_features_beyond_the_limit_are_hashed_and_it_is_said():
+    model, rng = faces.SepSARegressor(hidden=[], max_features=8, seed=0), np.random.default_rng(0)
+    documents = [rng.choice(40, 4, replace=False).tolist() for _ in range(400)]
+    model.learn_one({f"w{i}": 1 for i in range(8)}, 8.0)
+    with pytest.warns(UserWarning, match="more than 8 features: further ones are hashed into 8 inputs"):
+        model.learn_one({f"w{i}": 1 for i in range(5, 12)}, 3.0)
+    for words in documents:
+        model.learn_one({f"w{i}": 1 for i in words}, float(sum(i < 8 for i in words)))
+    assert len(model._features) <= 16
+    again = faces.SepSARegressor(hidden=[], max_features=8, seed=0)
+    again.load_state_dict(model.state_dict())
+    x = {"w1": 1, "w30": 1, "never": 1}
+    assert again.predict_one(x) == model.predict_one(x)
+
+
+# ---------------------------------------------------------------------- NaN and class weights in scikit-learn's face
+
+
+def test_a_missing_value_is_taken_by_scikit_learns_face():
+    X, y = curve(500)
+    X[np.random.default_rng(1).random(X.shape) < 0.1] = np.nan
+    for model in (
+        SepSARegressor(random_state=0, max_iter=2).fit(X, y),
+        SepSARegressor(random_state=0).partial_fit(X, y),
+    ):
+        hole = X[:1].copy()
+        hole[0, 1] = np.nan
+        assert np.isfinite(model.predict(hole)).all()
+    with pytest.raises(ValueError, match="NaN"):
+        SepSARegressor().partial_fit(X, np.where(np.arange(500) == 7, np.nan, y))
+
+
+def test_class_weights_move_the_border():
+    rng = np.random.default_rng(0)
+    y = (rng.random(1500) < 0.1).astype(int)
+    X = rng.normal(y[:, None], 1.0, (1500, 2))
+    plain = SepSAClassifier(random_state=0).partial_fit(X, y)
+    weighted = SepSAClassifier(random_state=0, class_weight={1: 9.0}).partial_fit(X, y)
+    balanced = SepSAClassifier(random_state=0, class_weight="balanced", max_iter=4).fit(X, y)
+    found = [(model.predict(X)[y == 1] == 1).mean() for model in (plain, weighted, balanced)]
+    assert found[1] > found[0] + 0.2
+    assert found[2] > found[0] + 0.2
+    with pytest.raises(ValueError, match="class_weight must be a dict of weights for partial_fit, got 'balanced'"):
+        SepSAClassifier(class_weight="balanced").partial_fit(X, y)
+
+
+# ---------------------------------------------------------------------- interrupts and threads
+
+
+class Interrupted(KeyboardInterrupt):
+    pass
+
+
+def interrupt_at(count):
+    """A tracer that raises at the line of this number, of those in our own files."""
+    left = [count]
+
+    def trace(frame: FrameType, event: str, _: object):
+        if "/sepsa/" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            left[0] -= 1
+            if left[0] == 0:
+                raise Interrupted
+        return trace
+
+    return trace
+
+
+def snapshot(model):
+    def flat(value):
+        if isinstance(value, dict):
+            return {key: flat(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [flat(inner) for inner in value]
+        return value.tobytes() if isinstance(value, np.ndarray) else value
+
+    return flat(model.state_dict())
+
+
+CASES = {
+    "a settled row": (faces.SepSARegressor, WARM_UP + 5, ({"a": 1.0, "b": 2.0}, 3.0)),
+    "a first row": (faces.SepSARegressor, 31, ({"a": 1.0, "b": 2.0}, 3.0)),
+    "a row with something missing": (faces.SepSARegressor, WARM_UP + 5, ({"a": 1.0}, 3.0)),
+    "a new feature": (faces.SepSARegressor, WARM_UP + 5, ({"a": 1.0, "b": 2.0, "word": 1.0}, 3.0)),
+    "a class": (faces.SepSAClassifier, WARM_UP + 5, ({"a": 1.0, "b": 2.0}, 1)),
+    "a new class": (faces.SepSAClassifier, WARM_UP + 5, ({"a": 1.0, "b": 2.0}, 7)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_interrupted_row_is_learned_or_not(case):
+    face, rows, (x, y) = CASES[case]
+    rng = np.random.default_rng(0)
+    first = [({"a": float(v), "b": 1.0 - float(v)}, int(v > 0)) for v in rng.normal(size=rows)]
+    model = face(hidden=(3,), seed=0)
+    for row, target in first:
+        model.learn_one(row, target)
+    state = model.state_dict()
+    before = snapshot(model)
+    model.learn_one(x, y)
+    after = snapshot(model)
+    assert before != after
+    seen = set()
+    for count in [*range(1, 40), *range(40, 4000, 37)]:
+        model.load_state_dict(state)
+        try:
+            sys.settrace(interrupt_at(count))
+            model.learn_one(x, y)
+            finished = True
+        except Interrupted:
+            finished = False
+        finally:
+            sys.settrace(None)
+        found = snapshot(model)
+        assert found in (before, after), f"torn by an interrupt at line {count}"
+        seen.add(found == after)
+        if finished:
+            break
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize("kind", [SepSARegressor, SepSAClassifier])
+def test_an_interrupted_partial_fit_changes_nothing(kind):
+    X, y = curve(WARM_UP + 60)
+    y = (y > 35).astype(int) if kind is SepSAClassifier else y
+    model = kind(hidden_layer_sizes=(3,), random_state=0).partial_fit(X[:-40], y[:-40])
+    state, before = model.state_dict(), snapshot(model)
+    after = snapshot(model.partial_fit(X[-40:], y[-40:]))
+    for count in range(1, 300, 7):
+        model.load_state_dict(state)
+        sys.settrace(interrupt_at(count))
+        try:
+            model.partial_fit(X[-40:], y[-40:])
+        except Interrupted:
+            pass
+        finally:
+            sys.settrace(None)
+        assert snapshot(model) in (before, after)
+
+
+def test_threads_that_learn_wait_for_each_other():
+    X, y = curve(2000)
+    model = SepSARegressor(random_state=0).partial_fit(X[:300], y[:300])
+    river = faces.SepSARegressor(seed=0)
+    for row, target in zip(X[:300].tolist(), y[:300].tolist(), strict=True):
+        river.learn_one(dict(zip("abcde", row, strict=True)), target)
+
+    def learn(part):
+        model.partial_fit(X[part], y[part])
+        for row, target in zip(X[part].tolist(), y[part].tolist(), strict=True):
+            river.learn_one(dict(zip("abcde", row, strict=True)), target)
+
+    threads = [threading.Thread(target=learn, args=(slice(300 + 400 * i, 700 + 400 * i),)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert model._learner.engine.samples == pytest.approx(1900, rel=0.05)
+    assert river._learner.engine.samples == pytest.approx(1900, rel=0.05)
+    assert np.abs(model.predict(X) - y).mean() < 2.0
+
+
+def test_a_machine_with_nothing_writable_compiles_in_memory():
+    code = (
+        "from numba.core import caching; caching.CacheImpl._locator_classes = []; "
+        "import sepsa.river; model = sepsa.river.SepSARegressor(hidden=[]); model.learn_one({'a': 1.0}, 2.0); "
+        "print(model.predict_one({'a': 1.0}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) == 2.0
+    assert done.stderr.count("no folder for compiled code can be written") == 1
+    assert "Traceback" not in done.stderr
