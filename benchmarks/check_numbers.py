@@ -1,8 +1,8 @@
 """Is every result that README.md and docs/ state in a committed JSON?
 
-    python benchmarks/check_numbers.py
+    python benchmarks/check_numbers.py [--write]
 
-A result is
+`--write` first puts the tables that scripts print by `--table` anew into the pages that show them. A result is
 - in a table, every number of a cell that starts with one, but for the first column, which names the row;
 - in prose, every number with a decimal point, a thousands separator, an exponent or a percent sign.
 Code, comments, links and headings state none: write a setting as code, `forgetting=0.99`.
@@ -42,7 +42,12 @@ CONSTANTS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("0.95", "0.99", "0.999"), "a forgetting"),
         **dict.fromkeys(("1e-4", "1e-3", "1e-2"), "a learning rate"),
         **dict.fromkeys(("1e5", "1e10"), "a limit that health() tells"),
+        "64": "features of a stream's body",
         "6": "a bound on the differences in the table below it",
+    },
+    "docs/reliability.md": {
+        "2,000": "a limit on inputs",
+        **dict.fromkeys(("60,000", "90,000"), "rows a second that are wanted"),
     },
     "docs/reproduction.md": {"0.001": "a learning rate", "0.9999": "a forgetting", "5": "n/(n-1) at 10 seeds"},
 }
@@ -299,13 +304,38 @@ def reads(stated: str, unit: str, number: float) -> bool:
 
 
 @cache
-def printed(source: str) -> frozenset[str]:
-    """The lines of the tables that a script makes of its JSON."""
+def output(source: str) -> tuple[str, ...]:
+    """The lines that a script prints of its JSON."""
     script = ROOT / Path(source).with_suffix(".py")
     done = subprocess.run(
         [sys.executable, script, "--table"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=600
     )
-    return frozenset(line.strip() for line in done.stdout.splitlines())
+    return tuple(line.strip() for line in done.stdout.splitlines())
+
+
+def tables(lines: list[str]) -> Iterator[tuple[tuple[str, str], int, int]]:
+    """The tables in a text: the title above and the first line, and where the rows below the rule begin and end."""
+    title, start = "", None
+    for n, line in enumerate([*lines, ""]):
+        if re.match(r"#|\*\*.*\*\*$", line):
+            title = line.strip("#* ")
+        if line.startswith("|") and start is None:
+            start = n
+        if not line.startswith("|") and start is not None:
+            yield (title, lines[start].strip()), start + 2, n
+            start = None
+
+
+def rewritten(text: str) -> str:
+    """A page with the tables as scripts print them now."""
+    lines = text.split("\n")
+    shown = {source: list(output(source)) for source in PRINTS & {*sources(text)}}
+    new = {key: told[a:b] for told in shown.values() for key, a, b in tables(told)}
+    new |= {("", first): rows for (_, first), rows in new.items()}
+    for (title, first), start, end in reversed(list(tables(lines))):
+        rows = new.get((title, first)) or (new.get(("", first)) if first.startswith("| RMSE") else None)
+        lines[start:end] = lines[start:end] if rows is None else rows
+    return "\n".join(lines)
 
 
 def unfounded(page: str, text: str) -> Iterator[str]:
@@ -319,13 +349,15 @@ def unfounded(page: str, text: str) -> Iterator[str]:
             yield f"{where} names no JSON: name its benchmark beside it, or write it as `code` if it is a setting"
         elif stands(result, known(result)) or stands(result, computed):
             continue
-        elif not any(lines[result.line - 1].strip() in printed(source) for source in PRINTS & {*result.sources}):
+        elif not any(lines[result.line - 1].strip() in output(source) for source in PRINTS & {*result.sources}):
             yield f"{where} is not in {', '.join(result.sources)}"
 
 
 def main() -> int:
     told, checked = [], 0
     for path in pages():
+        if "--write" in sys.argv:
+            path.write_text(rewritten(path.read_text(encoding="utf-8")), encoding="utf-8")
         page, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
         checked += sum(len(result.numbers) for result in results(page, text))
         told += unfounded(page, text)
