@@ -1,8 +1,8 @@
 """Is every result that README.md and docs/ state in a committed JSON?
 
-    python benchmarks/check_numbers.py
+    python benchmarks/check_numbers.py [--write]
 
-A result is
+`--write` first puts the tables that scripts print by `--table` anew into the pages that show them. A result is
 - in a table, every number of a cell that starts with one, but for the first column, which names the row;
 - in prose, every number with a decimal point, a thousands separator, an exponent or a percent sign.
 Code, comments, links and headings state none: write a setting as code, `forgetting=0.99`.
@@ -13,9 +13,10 @@ of its name, and a comment names one where the text should not: <!-- results: be
 JSON knows a table's row or column by name, the number must stand under that name; and the numbers of
 "1.02 [1.01, 1.05]" or "8.27 ± 0.66" must stand together, as median and quartiles or mean and deviation of one thing.
 
-Of a list of numbers its summary counts (mean, deviation, quartiles, range, length), not each entry. A number with a
-percent sign may stand in the JSON as a share, and one in ms or µs in seconds. CONSTANTS are what is neither a result
-nor code; `derived` computes what a page computes from a JSON.
+Of a list of numbers its summary counts (mean, deviation, quartiles, range, length), not each entry, and rows of the
+same names are summed up over their seeds. A row that the script of a JSON prints by `--table` may stand in a page word
+for word. A number with a percent sign may stand in the JSON as a share, and one in ms or µs in seconds. CONSTANTS are
+what is neither a result nor code; `derived` computes what a page computes from a JSON.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import json
 import math
 import re
 import statistics
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -40,12 +42,18 @@ CONSTANTS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("0.95", "0.99", "0.999"), "a forgetting"),
         **dict.fromkeys(("1e-4", "1e-3", "1e-2"), "a learning rate"),
         **dict.fromkeys(("1e5", "1e10"), "a limit that health() tells"),
+        "64": "features of a stream's body",
         "6": "a bound on the differences in the table below it",
+    },
+    "docs/reliability.md": {
+        "2,000": "a limit on inputs",
+        **dict.fromkeys(("60,000", "90,000"), "rows a second that are wanted"),
     },
     "docs/reproduction.md": {"0.001": "a learning rate", "0.9999": "a forgetting", "5": "n/(n-1) at 10 seeds"},
 }
 MACHINE = {"machine", "threads", "python", "torch", "numpy"}  # what every JSON says of where it was made
 ASKED = {"wanted"}  # columns that say what was asked for, not what came
+PRINTS = {"benchmarks/prequential.json", "benchmarks/uci.json"}  # whose scripts print the tables that pages show
 COMMANDS = {"sepsa bench stream": "benchmarks/stream.json", "sepsa report": "results/table3.json"}
 
 SCALES = {"": (1.0,), "%": (1.0, 100.0), "points": (1.0, 100.0), "ms": (1.0, 1e3), "µs": (1.0, 1e6)}
@@ -195,6 +203,7 @@ def _values(part: Any, key: str, path: tuple[str, ...]) -> Iterator[Value]:
     elif isinstance(part, list):
         numbers = [value for value in part if isinstance(value, (int, float)) and not isinstance(value, bool)]
         yield from (Value(number, name, (*path, key)) for name, number in summary(numbers))
+        yield from over_seeds([value for value in part if isinstance(value, dict)], path)
         for n, value in enumerate(part):
             if not isinstance(value, (int, float)):
                 yield from _values(value, f"{key} {n}", path)
@@ -202,6 +211,17 @@ def _values(part: Any, key: str, path: tuple[str, ...]) -> Iterator[Value]:
                 yield Value(float(value), ("median", "low", "high")[n], (*path, key))
     elif isinstance(part, (int, float)) and not isinstance(part, bool):
         yield Value(float(part), key, path)
+
+
+def over_seeds(rows: list[dict[str, Any]], path: tuple[str, ...]) -> Iterator[Value]:
+    """The summary of each number over rows that have the same names and differ by a seed or a split."""
+    alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        alike.setdefault(tuple(value.lower() for value in row.values() if isinstance(value, str)), []).append(row)
+    for names, several in alike.items():
+        for key in dict.fromkeys(key for row in several for key in row) if len(several) > 1 else ():
+            numbers = [row[key] for row in several if isinstance(row.get(key), (int, float))]
+            yield from (Value(number, name, (*path, *names, key)) for name, number in summary(numbers))
 
 
 def summary(numbers: list[float]) -> Iterator[tuple[str, float]]:
@@ -213,7 +233,9 @@ def summary(numbers: list[float]) -> Iterator[tuple[str, float]]:
     if len(finite) > 1:
         low, middle, high = statistics.quantiles(finite, n=4, method="inclusive")
         yield from (("mean", statistics.fmean(finite)), ("median", middle), ("q25", low), ("q75", high))
-        yield from (("std", statistics.stdev(finite)), ("std", statistics.pstdev(finite)))
+        deviation = statistics.stdev(finite)
+        yield from (("std", deviation), ("std", statistics.pstdev(finite)))
+        yield "std", deviation / math.sqrt(len(finite))  # of the mean
         yield from (("min", min(finite)), ("max", max(finite)))
 
 
@@ -281,22 +303,61 @@ def reads(stated: str, unit: str, number: float) -> bool:
     return any(abs(abs(number) * scale - float(digits[0])) <= half for scale in SCALES[unit])
 
 
+@cache
+def output(source: str) -> tuple[str, ...]:
+    """The lines that a script prints of its JSON."""
+    script = ROOT / Path(source).with_suffix(".py")
+    done = subprocess.run(
+        [sys.executable, script, "--table"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=600
+    )
+    return tuple(line.strip() for line in done.stdout.splitlines())
+
+
+def tables(lines: list[str]) -> Iterator[tuple[tuple[str, str], int, int]]:
+    """The tables in a text: the title above and the first line, and where the rows below the rule begin and end."""
+    title, start = "", None
+    for n, line in enumerate([*lines, ""]):
+        if re.match(r"#|\*\*.*\*\*$", line):
+            title = line.strip("#* ")
+        if line.startswith("|") and start is None:
+            start = n
+        if not line.startswith("|") and start is not None:
+            yield (title, lines[start].strip()), start + 2, n
+            start = None
+
+
+def rewritten(text: str) -> str:
+    """A page with the tables as scripts print them now."""
+    lines = text.split("\n")
+    shown = {source: list(output(source)) for source in PRINTS & {*sources(text)}}
+    new = {key: told[a:b] for told in shown.values() for key, a, b in tables(told)}
+    new |= {("", first): rows for (_, first), rows in new.items()}
+    for (title, first), start, end in reversed(list(tables(lines))):
+        rows = new.get((title, first)) or (new.get(("", first)) if first.startswith("| RMSE") else None)
+        lines[start:end] = lines[start:end] if rows is None else rows
+    return "\n".join(lines)
+
+
 def unfounded(page: str, text: str) -> Iterator[str]:
     """What a page states and no JSON holds, in words."""
-    computed = derived(page)
+    computed, lines = derived(page), text.splitlines()
     for result in results(page, text):
         if any(number in CONSTANTS.get(page, {}) for number in result.numbers):
             continue
         where = f"{result.page}:{result.line}: {', '.join(result.numbers)}"
         if not result.sources:
             yield f"{where} names no JSON: name its benchmark beside it, or write it as `code` if it is a setting"
-        elif not stands(result, known(result)) and not stands(result, computed):
+        elif stands(result, known(result)) or stands(result, computed):
+            continue
+        elif not any(lines[result.line - 1].strip() in output(source) for source in PRINTS & {*result.sources}):
             yield f"{where} is not in {', '.join(result.sources)}"
 
 
 def main() -> int:
     told, checked = [], 0
     for path in pages():
+        if "--write" in sys.argv:
+            path.write_text(rewritten(path.read_text(encoding="utf-8")), encoding="utf-8")
         page, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
         checked += sum(len(result.numbers) for result in results(page, text))
         told += unfounded(page, text)
