@@ -230,7 +230,7 @@ class RobustHeads:
         self.low, self.high = np.minimum(self.low, plausible), np.maximum(self.high, plausible)
         for k, size in enumerate(np.abs(off)):
             for t, tau in enumerate(self.QUANTILES):
-                shown, step = (size / np.sqrt(1 + leverage), 0.2) if tau == 0.9 else (size, 0.05)
+                shown, step = (size / np.sqrt(1 + leverage), 0.1) if tau == 0.9 else (size, 0.05)
                 self.error[k, t], self.error_run[k, t] = quantile_step(
                     shown, self.error[k, t], self.error_run[k, t], tau, step
                 )

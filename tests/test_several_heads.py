@@ -147,11 +147,10 @@ def test_a_state_of_other_heads_is_refused_whole():
         optimizer.load_state_dict(state)
     now = optimizer.solvers["value"].state_dict()
     assert all(torch.equal(v, now[k]) if isinstance(v, torch.Tensor) else v == now[k] for k, v in before.items())
-    one = SepSA(ActorCritic(), torch.optim.Adam, head="value")
+    one = copy.deepcopy(optimizer.state_dict())
+    one["sepsa"]["head"] = one["sepsa"].pop("heads")["value"]
     with pytest.raises(ValueError, match=r"belongs to the heads \['value'\], this SepSA has \['policy', 'value'\]"):
-        optimizer.load_state_dict(
-            one.state_dict() | {"sepsa": one.state_dict()["sepsa"] | {"body": state["sepsa"]["body"]}}
-        )
+        optimizer.load_state_dict(one)
 
 
 def test_an_error_in_one_head_takes_the_other_back():

@@ -123,8 +123,7 @@ class Observer:
                 f"the forward inside observe reached the head {self.name!r} twice: "
                 "use one observe for each pass through the model"
             )
-        ranks = is_initialized()
-        hidden = None
+        ranks, hidden = observation.ranks, None
         self.current = None  # so that the solver may call its head
         try:
             if observation.captured:
@@ -339,7 +338,7 @@ class Observation:
     """The context that `observe` returns: one pass through the model, from which the head learns first."""
 
     # Not set in __init__, which runs at every step.
-    learned = captured = False
+    learned = captured = ranks = False
     observed: Tensor | None = None  # which rows (n,) were, where some were not
     finite: Tensor | None = None  # what `update_captured` returned
     inputs: Sequence[Tensor] = ()  # the model's, where the solver asks for them
@@ -351,12 +350,16 @@ class Observation:
         self.observer, self.targets, self.sample_weight = observer, targets, sample_weight
 
     def __enter__(self) -> Observation:
-        if self.observer.current is not None:
-            raise RuntimeError("observe is already active: one observe for each pass through the model")
         observer = self.observer
+        if observer.current is not None:
+            raise RuntimeError("observe is already active: one observe for each pass through the model")
+        self.ranks = is_initialized()
         # Among ranks not yet: whether a DistributedDataParallel waits for the head's gradient is known in its forward.
-        if not is_initialized() and any(parameter.requires_grad for parameter in observer.body):
-            self.freeze(observer.head)
+        if not self.ranks:
+            for parameter in observer.body:  # `any` of a generator takes four times as long
+                if parameter.requires_grad:
+                    self.freeze(observer.head)
+                    break
         observer.current = self
         return self
 
@@ -401,9 +404,10 @@ class Observation:
 
     def thaw(self) -> None:
         """Let gradients reach the head again."""
-        for parameter in self.frozen:
-            parameter.requires_grad_(True)
-        self.frozen = ()
+        if self.frozen:
+            for parameter in self.frozen:
+                parameter.requires_grad_(True)
+            self.frozen = ()
 
 
 class Observations:
@@ -487,11 +491,12 @@ class HeadHook:
 
     def __init__(self, observer: Observer | None = None) -> None:
         self.observer = (lambda: None) if observer is None else weakref.ref(observer)
-        self.number = 0 if observer is None or observer.holds_out else operator.register(observer)
+        # By which the operator finds the observer; 0 for a copy, and None where a compiled model breaks its graph here.
+        self.number = 0 if observer is None else None if observer.holds_out else operator.register(observer)
 
     def __call__(self, module: nn.Linear, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        if self.number and torch.compiler.is_compiling():
-            if not module.weight.requires_grad:  # as an observation leaves it, where the body learns
+        if self.number is not None and torch.compiler.is_compiling():
+            if self.number and not module.weight.requires_grad:  # as an observation leaves it, where the body learns
                 operator.learn_head(args[0], module.weight, module.bias, self.number)
             return None
         return self.in_eager(args)

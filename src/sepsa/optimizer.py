@@ -343,10 +343,12 @@ class SepSA(Optimizer, Generic[S]):
                 "a plain base optimizer's state goes to optimizer.base.load_state_dict"
             )
         check_own_state(own, self._body_shapes())
-        check_base_state(state_dict, self.base)
         heads = own.get("heads") or {self._observers[0].name: own["head"]}
         if self._several != ("heads" in own) or set(heads) != set(self.heads):
             raise ValueError(f"state_dict belongs to the heads {sorted(heads)}, this SepSA has {sorted(self.heads)}")
+        if under:
+            state_dict = numbered(state_dict)
+        check_base_state(state_dict, self.base)
         self._load_heads(heads)
         self.head_fraction = own["head_fraction"]
         for observer in self._observers:
@@ -422,6 +424,15 @@ def packed(own: dict[str, Any]) -> bytes:
     file = io.BytesIO()
     torch.save(own, file)
     return file.getvalue()
+
+
+def numbered(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """With parameters by number, where torch.distributed.checkpoint wrote their names."""
+    names = [name for group in state_dict["param_groups"] for name in group["params"]]
+    place = {name: k for k, name in enumerate(names)}
+    groups = [group | {"params": [place[name] for name in group["params"]]} for group in state_dict["param_groups"]]
+    state = {place.get(name, name): entry for name, entry in state_dict["state"].items()}
+    return state_dict | {"param_groups": groups, "state": state}
 
 
 def unpacked(carried: bytes) -> dict[str, Any]:

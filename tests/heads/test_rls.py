@@ -236,6 +236,33 @@ def test_unlearn_is_never_having_learned(problem, which):
     np.testing.assert_allclose(all_.objective(), rest.objective(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("verb", ["unlearn", "merge"])
+@pytest.mark.parametrize("scale", [10.0**k for k in range(-3, 10)])
+def test_unlearn_and_merge_are_exact_or_refused_at_any_scale(verb, scale):
+    """Against the head that learned the right samples and nothing else; at moderate scales nothing is refused."""
+    rng = np.random.default_rng(0)
+    small, large = rng.normal(size=(20, 5)), scale * rng.normal(size=(3, 5))
+    y, z = rng.normal(size=(20, 2)), rng.normal(size=(3, 2))
+    heads = [make(5, 2)[0] for _ in range(3)]
+    one, other, truth = heads
+    learn(one, small, y, np.ones(20))
+    if verb == "unlearn":
+        learn(one, large, z, np.ones(3))
+        learn(truth, small, y, np.ones(20))
+    else:
+        learn(other, large, z, np.ones(3))
+        learn(truth, np.vstack([small, large]), np.vstack([y, z]), np.ones(23))
+    before = snapshot(one, one.linear)
+    try:
+        one.unlearn(torch.as_tensor(large), torch.as_tensor(z)) if verb == "unlearn" else one.merge(other)
+    except ValueError:
+        assert scale > 1e3
+        assert_unchanged(one, one.linear, before)
+        return
+    assert relative(weights(one.linear), weights(truth.linear)) <= 1e-6
+    assert relative(one.covariance(), truth.covariance()) <= 1e-6
+
+
 def test_unlearn_refuses_what_was_never_learned():
     solver, linear = make(4, 1)
     x, y = torch.randn(10, 4, dtype=torch.float64), torch.randn(10, 1, dtype=torch.float64)

@@ -325,6 +325,23 @@ def test_what_is_wrong_is_one_line_with_the_cure(data, arguments, code, words, t
     assert isinstance(result.exception, SystemExit)
 
 
+def test_nothing_of_the_user_is_written_over(tmp_path):
+    path = write(tmp_path / "t.csv", n=5)
+    before = path.read_bytes()
+    for option in ("--predictions", "--quarantine", "--checkpoint", "--report"):
+        result = run("stream", path, "--target", "y", option, path)
+        assert result.exit_code == 2
+        assert f"{option} must be another file than the table" in result.stderr
+    (tmp_path / "mine.csv").write_text("a,b\n")
+    result = run(
+        "stream", path, "--target", "y", "--quarantine", tmp_path / "mine.csv", "--predictions", tmp_path / "o.csv"
+    )
+    assert result.exit_code == 2
+    assert "mine.csv is no file of quarantined rows: name another by --quarantine" in result.stderr
+    assert (tmp_path / "mine.csv").read_text() == "a,b\n"
+    assert path.read_bytes() == before
+
+
 def test_what_came_before_the_end_of_a_truncated_file_is_learned(tmp_path):
     path = tmp_path / "t.csv.gz"
     path.write_bytes(gzip.compress(b"x,y\n" + b"1,2\n" * 50)[:-9])

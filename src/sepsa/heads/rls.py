@@ -19,13 +19,7 @@ from torch.nn import functional
 from sepsa.heads import _exact, _health, _square_root
 from sepsa.heads._affine import commit, follow, join, samples, store, width
 from sepsa.heads._captured import CapturedState
-from sepsa.heads._checks import (
-    check_rows,
-    explain_nonfinite,
-    in_range,
-    is_new_head,
-    owned_head,
-)
+from sepsa.heads._checks import check_rows, explain_nonfinite, in_range, is_new_head, owned_head
 from sepsa.heads._rls_state import Settings, read_root, write_root
 from sepsa.heads._square_root import GROWTH, PENDING, SAMPLES, STEPS, Root
 from sepsa.heads.self_tuning import SelfTuningRLS
@@ -36,8 +30,9 @@ if TYPE_CHECKING:
 
     from sepsa.heads._numba import Workspace
 
-# Up to this p one compiled call costs less than torch's calls for the same arithmetic.
-_NUMBA_LIMIT = 256
+# Up to this p one compiled call costs less than torch's calls for the same arithmetic; for so many rows or more of a
+# wider head than this, torch's products are faster.
+_NUMBA_LIMIT, _ROWS, _WIDTH = 256, 16, 96
 
 
 class RLS:
@@ -156,9 +151,9 @@ class RLS:
 
     @property
     def backend(self) -> str:
-        """What computes the next update: "numba", one compiled call on a CPU, or "torch"."""
+        """What computes an update of one row: "numba", one compiled call, or "torch"."""
         self._state()
-        return "torch" if self._compiled() is None else "numba"
+        return "numba" if self._can_compile(owned_head("RLS", self.linear).weight) else "torch"
 
     def __getstate__(self) -> dict[str, Any]:
         if self.linear is None:
@@ -167,6 +162,7 @@ class RLS:
 
     def __repr__(self) -> str:
         head = "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
+        head += "" if self.linear is None else f", backend={self.backend}"
         return f"RLS(ridge={self.ridge:g}, forgetting={self.forgetting:g}{head})"
 
     def _state(self) -> Root:
@@ -176,25 +172,27 @@ class RLS:
             assert self._captured is not None
             self._captured.finish()
             self._root, self._counters = self._captured.root, self._captured.counters()
-            self._on_device = False
+            self._workspace, self._place, self._on_device = None, (), False
         device = linear.weight.device
         if self._prior.device != device:
             self._prior, self._ridge = self._prior.to(device), self._ridge.to(device)
             self._root = self._root.map(lambda part: part.to(device))
         return self._root if self._counters[PENDING] else self._root._replace(H=None)
 
-    def _compiled(self) -> Workspace | None:
-        """The workspace of the compiled update, where there is one for this head."""
-        linear = self.linear
-        assert linear is not None
+    def _can_compile(self, weight: Tensor) -> bool:
+        fits = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64) and weight.is_contiguous()
+        fits &= len(self._ridge) <= _NUMBA_LIMIT and self._prior.dtype == torch.float64
+        return fits and importlib.util.find_spec("numba") is not None
+
+    def _compiled(self, linear: nn.Linear, n: int) -> Workspace | None:
+        """The workspace of the compiled update, where there is one for n rows of this head."""
         weight, bias = linear._parameters["weight"], linear._parameters["bias"]
         assert weight is not None
-        place = (weight.data_ptr(), None if bias is None else bias.data_ptr())
-        if place != self._place:  # the head moved to another device, dtype or memory
+        few = len(self._ridge) <= _WIDTH or n < _ROWS
+        place = (weight.data_ptr(), None if bias is None else bias.data_ptr(), few)
+        if place != self._place:  # the head moved to another device, dtype or memory, or other blocks come
             work = None
-            fits = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64)
-            fits &= len(self._ridge) <= _NUMBA_LIMIT and self._prior.dtype == torch.float64
-            if fits and weight.is_contiguous() and importlib.util.find_spec("numba") is not None:
+            if few and self._can_compile(weight):
                 from sepsa.heads._numba import Workspace
 
                 work = Workspace(linear, self._state(), self._counters, self._prior, self._ridge)
@@ -240,7 +238,7 @@ class RLS:
     def _learn(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> None:
         steps, learned = int(self._counters[STEPS]), None
         before = self._root.W.clone() if steps % _health.EVERY == 0 else None
-        work = self._compiled()
+        work = self._compiled(linear, features.numel() // linear.in_features)
         if work is not None:
             block, total = work.rows(features, targets, sample_weight)
             Phi, Y = block.Phi, block.Y
@@ -279,10 +277,8 @@ class RLS:
 
     def checkpoint(self) -> Any:
         """What `rollback` needs to undo the next update; cheap, because updates make new tensors or are small."""
-        linear, root = owned_head("RLS", self.linear), self._state()
-        if self._workspace is not None:
-            root = root.map(Tensor.clone)
-        return root, self._counters.copy(), join(linear)
+        root = self._state() if self._workspace is None else self._state().map(Tensor.clone)
+        return root, self._counters.copy(), join(owned_head("RLS", self.linear))
 
     def rollback(self, checkpoint: Any) -> None:
         """Be again, head included, as when `checkpoint` was taken."""
@@ -294,13 +290,11 @@ class RLS:
     @torch.no_grad()
     def prepare_capture(self) -> Hashable:
         """Bring the state to where captured updates write: the host may have learned or set the head since."""
-        linear = owned_head("RLS", self.linear)
-        if self._captured is not None and self._captured.lies_in(linear):
-            captured = self._captured
+        linear, captured = owned_head("RLS", self.linear), self._captured
+        if captured is not None and captured.lies_in(linear):
             captured.finish()
         else:
-            self._state()
-            captured = CapturedState(linear, self._root)
+            captured = CapturedState(linear, self._state())
         if not self._on_device:
             captured.load(_square_root.fade(self._state(), 1.0), self._counters)
         captured.W.copy_(follow(linear, captured.W))
@@ -326,7 +320,8 @@ class RLS:
     def unlearn(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
         """Remove samples learned before, exactly, as if they had never been seen (at forgetting 1).
 
-        Refused, with nothing changed, where it would leave less curvature than the prior alone has.
+        Exact to a millionth, or refused with nothing changed: where it would leave less curvature than the prior has,
+        or where the samples are so large that too few digits of the rest are left.
         """
         root, linear = self._state(), owned_head("RLS", self.linear)
         self._remembers_all("unlearn")
@@ -342,7 +337,7 @@ class RLS:
 
     @torch.no_grad()
     def merge(self, other: RLS) -> None:
-        """Become the head that saw this one's data and `other`'s: exact at forgetting 1 and one common prior."""
+        """Become the head that saw this one's data and `other`'s, exactly, at forgetting 1 and one common prior."""
         if not isinstance(other, RLS):
             raise TypeError(f"other must be an RLS, got {type(other).__name__}")
         mine, theirs = self._state(), other._state()

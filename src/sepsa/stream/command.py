@@ -106,14 +106,14 @@ class Run:
 
     def __init__(self, settings: Settings, signals: Signals, held: contextlib.ExitStack) -> None:
         self.settings, self.signals = settings, signals
+        check_files(settings)
         position: dict[str, Any] = {}
         if settings.checkpoint is not None and settings.checkpoint.exists():
             self.model, position = resume(settings)
-            self.began = False
         else:
             if settings.target is None:
                 raise Misuse("--target must name the column to predict")
-            self.model, self.began = make_model(settings), True
+            self.model = make_model(settings)
         self.table = open_table(
             settings.source,
             held,
@@ -271,6 +271,9 @@ class Output:
         elif not lazy:
             self._make()
         elif path.exists():
+            with path.open("rb") as file:
+                if file.readline() != header.encode():
+                    raise Misuse(f"{path} is no file of quarantined rows: name another by --quarantine")
             path.unlink()  # of another run: there is nothing in quarantine yet
 
     def _make(self) -> TextIO:
@@ -353,6 +356,18 @@ class RunningLine:
     def say(self, text: str) -> None:
         self.end()
         say(text)
+
+
+def check_files(settings: Settings) -> None:
+    """Refuse to write over the table, or two things into one file."""
+    files = {
+        "the table": settings.source, "--predictions": settings.predictions, "--quarantine": settings.quarantine,
+        "--checkpoint": settings.checkpoint, "--report": settings.report,
+    }  # fmt: skip
+    seen: dict[str, str] = {}
+    for option, path in files.items():
+        if path is not None and (other := seen.setdefault(os.path.realpath(path), option)) != option:
+            raise Misuse(f"{option} must be another file than {other}, got {path} for both")
 
 
 def make_model(settings: Settings) -> TableLearner:

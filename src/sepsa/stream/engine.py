@@ -303,7 +303,7 @@ class Engine:
         for h in range(len(self._heads)):
             self._view("D", h)[:] *= passes
             self._view("RIDGE", h)[:] /= passes
-            self._view("NUMBERS", h)[kernels.H_SAMPLES] /= passes
+            self._view("NUMBERS", h)[[kernels.H_SAMPLES, kernels.H_RIDGE]] /= passes
         penalty, left = self._penalty_and_degrees_left()
         self._view("ENERGY", 0)[:] = noise * left + penalty
         self.set_error_quantiles(np.sqrt(noise)[:, None] * NORMAL_QUANTILES)

@@ -874,7 +874,7 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
                         for t in range(3):
                             tau = (0.5, 0.8, 0.9)[t]
                             shown = abs(off) / widen if t == 2 else abs(off)
-                            step = 4.0 * _STEP if t == 2 else _STEP
+                            step = 2.0 * _STEP if t == 2 else _STEP
                             error[k, t], error_run[k, t] = follow_quantile(
                                 shown, error[k, t], error_run[k, t], tau, step
                             )

@@ -193,7 +193,7 @@ class Learner:
         there = ~np.isnan(X)
         if self.missing == "mean" or there.all():
             return np.zeros(X.shape[1], bool)
-        some: NDArray[np.bool_] = ~there.all(0) & there.any(0)
+        some = np.array(~there.all(0) & there.any(0), dtype=bool)
         if self.missing == "zero":
             return some
         share = there.mean(0)

@@ -145,9 +145,11 @@ class TorchEngine:
         """Let what the head knows stand for so many samples, as `Engine.set_effective_samples`."""
         state = self.solver.state_dict()
         passes = max(1.0, float(self.solver.samples / samples))
-        state["Z"][: state["Z"].shape[1]] *= math.sqrt(passes)
-        state["ridge_left"] /= passes
-        state["mass"] /= passes
+        state["T"] *= math.sqrt(passes)  # B = TᵀT
+        for name in ("left", "ridge", "samples"):
+            state[name] = state[name] / passes
+        if state["forgetting"] == 1.0 and bool((state["left"] < state["ridge"]).any()):
+            state["forgetting"] = 1 - 1e-9  # a schedule has forgotten some of the ridge, which so comes back in turn
         self.solver.load_state_dict(state)
         penalty, left = self._penalty_and_degrees_left()
         state["energy"].copy_(torch.from_numpy(noise * left + penalty))
@@ -156,7 +158,7 @@ class TorchEngine:
     def _penalty_and_degrees_left(self) -> tuple[Floats, float]:
         head = self.optimizer.head
         state = self.solver.state_dict()
-        ridge = state["ridge_left"].numpy(force=True)
+        ridge = state["left"].numpy(force=True)
         W = torch.cat([head.weight.detach(), head.bias.detach()[:, None]], 1).to(state["prior"])
         penalty: Floats = (W - state["prior"]).square().numpy(force=True) @ ridge
         free = len(ridge) - float(self.solver.covariance().diagonal().numpy(force=True) @ ridge)
@@ -269,7 +271,7 @@ class TorchEngine:
         head = zero_head(old.in_features, outputs, old.weight)
         head.weight.data[: self.outputs], head.bias.data[: self.outputs] = old.weight.data, old.bias.data
         state = self.solver.state_dict()
-        for name in ("Z", "energy", "prior"):
+        for name in ("W", "energy", "prior"):
             state[name] = torch.cat([state[name], state[name].new_zeros(more, *state[name].shape[1:])])
         self.solver = RLS(ridge=self.solver.ridge, forgetting=self.solver.forgetting)
         model = nn.Sequential(self.optimizer.model[0], head)  # type: ignore[index]

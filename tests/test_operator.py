@@ -1,0 +1,75 @@
+"""A compiled model is one graph, the head's update in it, and learns as in eager."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss, one_hot
+
+from sepsa import RLS, OnlineLBFGS, SepSA, SoftmaxNewton
+
+NETWORKS = {
+    "Sequential": lambda: nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3)),
+    "no bias": lambda: nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3, bias=False)),
+    "batch norm": lambda: nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 3)),
+}
+SOLVERS = {"RLS": RLS, "forgetting": lambda: RLS(forgetting=0.9), "SoftmaxNewton": SoftmaxNewton, "L-BFGS": OnlineLBFGS}
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_compiled_model_learns_as_in_eager(network, solver):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = NETWORKS[network]()
+    twin = copy.deepcopy(model)
+    optimizers = [SepSA(m, torch.optim.Adam, lr=1e-2, solver=SOLVERS[solver]()) for m in (model, twin)]
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for _ in range(6):
+        x = torch.randn(8, 6)
+        y = one_hot(torch.randint(3, (8,)), 3).float() if solver == "SoftmaxNewton" else torch.randn(8, 3)
+        for net, optimizer in zip((compiled, twin), optimizers, strict=True):
+            with optimizer.observe(y):
+                loss = optimizer.solver.loss(net(x), y)
+            loss.backward()
+            assert all(p.grad is None for p in optimizer.head.parameters())
+            optimizer.step()
+            optimizer.zero_grad()
+    for a, b in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    assert optimizers[0].solver.steps == 6
+
+
+def test_outside_observe_a_compiled_model_never_learns():
+    torch._dynamo.reset()
+    model = NETWORKS["Sequential"]()
+    optimizer = SepSA(model, torch.optim.SGD, lr=0.1)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x, y = torch.randn(8, 6), torch.randn(8, 3)
+    before = model[2].weight.detach().clone()
+    mse_loss(compiled(x), y).backward()
+    assert model[2].weight.grad is not None
+    optimizer.zero_grad()
+    with torch.no_grad():
+        compiled(x)
+    assert torch.equal(model[2].weight, before)
+    assert optimizer.solver.steps == 0
+    with optimizer.observe(y):
+        compiled(x)
+    assert optimizer.solver.steps == 1
+    assert model[2].weight.requires_grad
+
+
+def test_a_copy_of_a_model_is_free_of_the_operator():
+    torch._dynamo.reset()
+    model = NETWORKS["Sequential"]()
+    optimizer = SepSA(model, torch.optim.SGD, lr=0.1)
+    twin = copy.deepcopy(model)
+    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
+    with optimizer.observe(torch.randn(8, 3)):
+        compiled(torch.randn(8, 6))
+        model(torch.randn(8, 6))
+    assert optimizer.solver.steps == 1
