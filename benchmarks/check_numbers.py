@@ -40,10 +40,8 @@ CONSTANTS: dict[str, dict[str, str]] = {
     "docs/algorithm.md": {"1e-8": "the tolerance of a test", "20,000": "steps of the benchmark"},
     "docs/how-to-choose.md": {
         **dict.fromkeys(("0.95", "0.99", "0.999"), "a forgetting"),
-        **dict.fromkeys(("1e-4", "1e-3", "1e-2"), "a learning rate"),
         **dict.fromkeys(("1e5", "1e10"), "a limit that health() tells"),
         "64": "features of a stream's body",
-        "6": "a bound on the differences in the table below it",
     },
     "docs/reliability.md": {
         "2,000": "a limit on inputs",
