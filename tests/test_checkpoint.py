@@ -84,7 +84,7 @@ def test_nan_keeps_its_bits_in_arrays():
 @pytest.mark.parametrize(
     "value",
     [object(), {1, 2}, 1j, np.array([1j]), torch.tensor([1j]), lambda: 0, np.array(["2020"], "M8[D]")],
-    ids=repr,
+    ids=["object", "set", "complex", "complex array", "complex tensor", "function", "dates"],
 )
 def test_what_cannot_be_saved_is_named(value):
     with pytest.raises(TypeError, match=r"state\['a'\]\[1\]"):
