@@ -43,6 +43,12 @@ CONSTANTS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("1e5", "1e10"), "a limit that health() tells"),
         "64": "features of a stream's body",
     },
+    "docs/performance.md": {
+        **dict.fromkeys(("2,000", "4,096"), "a size"),
+        "60,000": "images of MNIST",
+        "0.999": "a forgetting",
+        "7.0": "60,000 times 116 µs",
+    },
     "docs/reliability.md": {
         "2,000": "a limit on inputs",
         **dict.fromkeys(("60,000", "90,000"), "rows a second that are wanted"),
@@ -161,7 +167,7 @@ def in_row(page: str, n: int, lines: list[str], found: tuple[str, ...]) -> Itera
     for title, cell in list(zip(titles, cells, strict=False))[1:]:
         if plain(title) not in ASKED and re.match(r"[\s*]*[-−+×≈]?\s*\d", cell):
             for _, numbers, spread, after in together(cell):
-                unit = re.search(r"%|points|\bms\b|µs", after + lines[top])
+                unit = re.search(r"%|points|\bms\b|µs", after + lines[top] + cells[0])
                 labels = (plain(title), plain(cells[0]))
                 yield Result(page, n + 1, numbers, spread, unit[0] if unit else "", found, labels)
 
