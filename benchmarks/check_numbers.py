@@ -64,7 +64,8 @@ SCALES = {"": (1.0,), "%": (1.0, 100.0), "points": (1.0, 100.0), "ms": (1.0, 1e3
 
 NUMBER = re.compile(r"(?<![\w.,/^-])[-−+]?(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(e[+-]?\d+)?(?![\w.]*\.\d)(?![A-Za-z])")
 SOURCE = re.compile(r"\b((?:benchmarks|results)/[\w./-]+?)\.(?:py|json|png|svg)\b")
-GENERATED = re.compile(r"<!-- table3 begin -->.*?<!-- table3 end -->", re.DOTALL)  # a test compares it as a whole
+# Tests compare these as a whole.
+GENERATED = re.compile(r"<!-- (table3|prequential|uci) begin -->.*?<!-- \1 end -->", re.DOTALL)
 
 
 class Result(NamedTuple):

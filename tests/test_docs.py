@@ -169,3 +169,16 @@ def test_the_generated_tables_are_those_of_the_records():
     records = table3.read(ROOT / "results")
     gaps = report.missing(ROOT / "results", records)
     assert block == report.markdown(table3.table3(records), gaps, "../results").strip("\n")
+
+
+@pytest.mark.parametrize("script", ["prequential", "uci"])
+def test_generated_tables_are_what_the_script_prints(script):
+    printed = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / f"{script}.py", "--table"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    for page in ("docs/streams.md", "docs/how-to-choose.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for part in re.findall(f"<!-- {script} begin -->(.*?)<!-- {script} end -->", text, re.DOTALL):
+            lines = [line for line in part.splitlines() if line.startswith("|")]
+            assert lines
+            assert set(lines) <= set(printed)

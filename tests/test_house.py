@@ -30,7 +30,7 @@ def test_import_needs_torch_and_numpy_alone():
 
 def test_the_public_names():
     assert set(sepsa.__all__) == {
-        *("HeadSolver", "NotFinite", "OnlineLBFGS", "RLS", "STORM", "SepSA", "SoftmaxNewton"),
+        *("FourierFeatures", "HeadSolver", "NotFinite", "OnlineLBFGS", "RLS", "STORM", "SepSA", "SoftmaxNewton"),
         *("__version__", "observe"),
     }
     assert all(hasattr(sepsa, name) for name in sepsa.__all__)

@@ -12,7 +12,7 @@ from sepsa.heads._checks import (
     affine_parameters,
     check_keys,
     check_positive_definite,
-    check_regular,
+    check_root,
     check_state_number,
     check_state_tensor,
     explain_nonfinite,
@@ -44,12 +44,13 @@ def test_other_numbers_are_refused(value, options, words):
         check_state_number("n", value, **options)
 
 
-def test_tensors_are_copied_into_one_layout_dtype_and_device():
+def test_tensors_are_copied_into_one_layout_and_device():
     given = torch.randn(3, 2).T
-    copy = check_state_tensor("T", given, (2, 3), dtype=torch.float64)
+    copy = check_state_tensor("T", given, (2, 3), dtype=torch.float32)
     assert copy.is_contiguous()
-    assert copy.dtype == torch.float64
-    assert torch.equal(copy.float(), given)
+    assert torch.equal(copy, given)
+    with pytest.raises(ValueError, match=r"must be a tensor of torch\.float64, .* got torch\.float32"):
+        check_state_tensor("T", given, (2, 3), dtype=torch.float64)
     copy.zero_()
     assert given.abs().max() > 0
     assert check_state_tensor("T", given, (2, 3), device=torch.device("meta")).is_meta
@@ -64,10 +65,12 @@ def test_a_matrix_must_be_positive_definite():
         check_positive_definite("H", torch.diag(torch.tensor([1.0, -1.0])))
 
 
-def test_a_matrix_must_be_regular():
-    check_regular("T", torch.diag(torch.tensor([1e-9, 1.0, 1e5], dtype=torch.float64)))
-    with pytest.raises(ValueError, match="must be a regular matrix, got pivots from 0 to"):
-        check_regular("T", torch.zeros(3, 3))
+def test_a_root_is_regular_and_bounded_by_the_ridge():
+    check_root("T", torch.diag(torch.tensor([1e-9, 1.0, 1e-5], dtype=torch.float64)), torch.ones(3))
+    with pytest.raises(ValueError, match="must be a regular matrix, got a row or column of zeros"):
+        check_root("T", torch.zeros(3, 3), torch.ones(3))
+    with pytest.raises(ValueError, match="of at least the ridge, got a larger matrix"):
+        check_root("T", torch.eye(3), torch.full((3,), 2.0))
 
 
 def test_keys_and_heads():

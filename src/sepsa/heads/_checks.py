@@ -113,7 +113,7 @@ def check_state_tensor(
 ) -> Tensor:
     """A copy of a state's entry, which must be a dense, finite tensor of this shape in float32 or float64.
 
-    With `dtype` and `device` the copy has these, and is finite there too.
+    With `dtype` it must be of that, because another has lost digits or never had them; `device` is where the copy goes.
     """
     if not isinstance(value, Tensor) or value.is_nested or value.shape != shape:
         came = kind_of(value) if not isinstance(value, Tensor) or value.is_nested else tuple(value.shape)
@@ -123,10 +123,11 @@ def check_state_tensor(
         )
     if value.layout is not torch.strided or value.is_meta or value.dtype not in (torch.float32, torch.float64):
         raise damaged(key, "a dense tensor of float32 or float64", kind_of(value))
-    copy = value.detach().to(dtype=dtype or value.dtype, copy=True, memory_format=torch.contiguous_format)
+    if dtype is not None and value.dtype != dtype:
+        raise damaged(key, f"a tensor of {dtype}, in which this solver computes", value.dtype)
+    copy = value.detach().to(copy=True, memory_format=torch.contiguous_format)
     if not bool(torch.isfinite(copy).all()):
-        came = "NaN or Inf" if copy.dtype == value.dtype else f"what {copy.dtype} cannot hold"
-        raise damaged(key, "finite", came)
+        raise damaged(key, "finite", "NaN or Inf")
     return copy if device is None else copy.to(device)
 
 
@@ -140,11 +141,13 @@ def check_positive_definite(key: str, value: Tensor) -> None:
         raise damaged(key, "positive definite", "a matrix without a Cholesky factor")
 
 
-def check_regular(key: str, value: Tensor) -> None:
-    """Refuse a state's matrix (p, p) that has no inverse in its dtype: a root of a curvature has one."""
-    pivots = torch.linalg.lu_factor_ex(value).LU.diagonal().abs()
-    if not bool(pivots.min() > torch.finfo(value.dtype).eps * pivots.max()):
-        raise damaged(key, "a regular matrix", f"pivots from {float(pivots.min()):g} to {float(pivots.max()):g}")
+def check_root(key: str, value: Tensor, ridge_left: Tensor) -> None:
+    """Refuse a T (p, p) that is no root of an inverse curvature: TᵀT is regular, and at most 1/ridge_left (p,)."""
+    squares = value.square()
+    if not bool((squares.sum(0) > 0).all() & (squares.sum(1) > 0).all()):
+        raise damaged(key, "a regular matrix", "a row or column of zeros")
+    if bool((squares.sum(0) * ridge_left > 1.01).any()):
+        raise damaged(key, "the root of an inverse curvature of at least the ridge", "a larger matrix")
 
 
 def damaged(key: str, what: str, came: object) -> ValueError:

@@ -12,7 +12,7 @@ from sepsa.heads._candidates import Candidates, Grid, factors
 from sepsa.heads._checks import (
     check_keys,
     check_positive_definite,
-    check_regular,
+    check_root,
     check_state_number,
     check_state_tensor,
     damaged,
@@ -72,7 +72,6 @@ def read_root(state: Any, like: Tensor) -> tuple[Root, NDArray[np.float64], Sett
         )
     if state["steps"] == 0 and state["samples"] > 0:
         raise damaged("samples", "0 before the first update", state["samples"])
-    check_regular("T", tensors["T"])
     if "H" in tensors:
         check_positive_definite("H", tensors["H"])
     if bool((tensors["energy"] < -1e-6 * (1 + tensors["energy"].abs().max())).any()):
@@ -86,6 +85,7 @@ def read_root(state: Any, like: Tensor) -> tuple[Root, NDArray[np.float64], Sett
         or (forgetting == 1.0 and low < (1 - slack) * ridge)
     ):
         raise damaged("left", f"between half of the ridge {ridge:g} and all of it", f"{low:g} to {high:g}")
+    check_root("T", tensors["T"], torch.zeros_like(left) if "H" in tensors else left)
     whole = bool((left == ridge).all())
     root = Root(tensors["T"], tensors["W"], tensors.get("H"), tensors["energy"], left, whole)
     counters = np.array([float(state[name]) for name in _COUNTERS])

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sepsa.heads._checks import check_regular, damaged
+from sepsa.heads._checks import check_root, damaged
 from sepsa.heads._square_root import andrews, lacking, turn
 
 FADE = 7.0  # curvature fades as if each sample pushed out so many; benchmarks/softmax_newton.py compares
@@ -185,6 +185,4 @@ def check_consistent(state: State, ridge: float) -> None:
     left = state.ridge_left
     if not bool(((left > 0) & (left <= ridge * (1 + 1e-6))).all()):
         raise damaged("ridge_left", f"in (0, {ridge:g}]", f"{float(left.min()):g} to {float(left.max()):g}")
-    check_regular("T", state.T)
-    if bool((state.T.square().sum(0) * left > 1.01).any()):  # A is at least diag left
-        raise damaged("T", "the root of an inverse curvature of at least the ridge", "a larger matrix")
+    check_root("T", state.T, left)

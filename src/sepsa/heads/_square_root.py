@@ -255,14 +255,14 @@ def learn(
     else:
         new = learn_block(root, F, E, lam, ridge, at, prior)
     W = new.W.to(head)
-    norms = [torch.linalg.vector_norm(F), torch.linalg.vector_norm(E), torch.linalg.vector_norm(W, dtype=F.dtype)]
+    norms = [torch.linalg.vector_norm(part) for part in (F, E, W.to(F.dtype))]
     size, error, weight = torch.stack(norms).tolist()
     size *= size
     digits = 1.0 if F.dtype == torch.float64 else 0.5  # float32 has half of them
     if size > PRODUCT_LIMIT**digits and math.isfinite(size + error):
         new, gathers = learn_large(fade(root, lam), Phi, Y, ridge, at, prior), False
         W = new.W.to(head)
-        weight = float(torch.linalg.vector_norm(W, dtype=F.dtype)) + float(new.T.sum())
+        weight = float(torch.linalg.vector_norm(W.to(F.dtype))) + float(new.T.sum())
     if not math.isfinite(size + error * error + weight):
         return None
     if gathers:

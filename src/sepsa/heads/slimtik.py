@@ -99,16 +99,18 @@ class SlimTik:
         """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
         shape = self._shape()
         check_keys("SlimTik", state_dict, {"shape", *_SETTINGS, *State._fields})
-        if state_dict["shape"] not in (shape, list(shape)):
+        given = state_dict["shape"]
+        if not isinstance(given, (list, tuple)) or not all(type(n) is int for n in given) or tuple(given) != shape:
             raise ValueError(
-                f"state_dict['shape'] must be {shape}, got {state_dict['shape']}: "
-                "the checkpoint belongs to a head of another size"
+                f"state_dict['shape'] must be {shape}, got {given!r}: the checkpoint belongs to a head of another size"
             )
         memory, regularization, bounds, candidates = (state_dict[name] for name in _SETTINGS)
         try:
             check_settings(memory, regularization, bounds, candidates)
         except TypeError as error:
             raise ValueError(f"state_dict: {error}: the checkpoint is damaged") from None
+        for name in ("memory", "candidates"):
+            check_state_number(name, state_dict[name], 0, 2**31, integer=True)
         steps, last, total, blocks = (state_dict[name] for name in State._fields)
         check_state_number("steps", steps, 0, integer=True)
         check_state_number("last_regularization", last, -bounds[1], bounds[1])
