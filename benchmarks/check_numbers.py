@@ -49,10 +49,6 @@ CONSTANTS: dict[str, dict[str, str]] = {
         "0.999": "a forgetting",
         "7.0": "60,000 times 116 µs",
     },
-    "docs/reliability.md": {
-        "2,000": "a limit on inputs",
-        **dict.fromkeys(("60,000", "90,000"), "rows a second that are wanted"),
-    },
     "docs/reproduction.md": {"0.001": "a learning rate", "0.9999": "a forgetting", "5": "n/(n-1) at 10 seeds"},
 }
 MACHINE = {"machine", "threads", "python", "torch", "numpy"}  # what every JSON says of where it was made
