@@ -36,7 +36,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # What is no result, by page, and what it is.
 CONSTANTS: dict[str, dict[str, str]] = {
-    "README.md": {"60,000": "images of MNIST"},
     "docs/algorithm.md": {"1e-8": "the tolerance of a test", "20,000": "steps of the benchmark"},
     "docs/how-to-choose.md": {
         **dict.fromkeys(("0.95", "0.99", "0.999"), "a forgetting"),
