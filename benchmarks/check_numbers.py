@@ -50,7 +50,7 @@ CONSTANTS: dict[str, dict[str, str]] = {
     },
     "docs/reproduction.md": {"0.001": "a learning rate", "0.9999": "a forgetting", "5": "n/(n-1) at 10 seeds"},
 }
-MACHINE = {"machine", "threads", "python", "torch", "numpy"}  # what every JSON says of where it was made
+MACHINE = {"machine", "processor", "threads", "python", "torch", "numpy"}  # what every JSON says of where it was made
 ASKED = {"wanted"}  # columns that say what was asked for, not what came
 PRINTS = {"benchmarks/prequential.json", "benchmarks/uci.json"}  # whose scripts print the tables that pages show
 COMMANDS = {"sepsa bench stream": "benchmarks/stream.json", "sepsa report": "results/table3.json"}

@@ -60,9 +60,21 @@ def ratio(times: dict[str, list[float]], one: str, other: str) -> dict[str, floa
     return spread([a / b for a, b in zip(times[one], times[other], strict=True)])
 
 
+def processor() -> str:
+    """The processor's name, as far as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model"))]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
 def machine() -> dict[str, Any]:
+    """What a measurement depends on beside the code."""
     return {
         "machine": platform.machine(),
+        "processor": processor(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
