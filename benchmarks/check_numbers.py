@@ -42,12 +42,6 @@ CONSTANTS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("1e5", "1e10"), "a limit that health() tells"),
         "64": "features of a stream's body",
     },
-    "docs/performance.md": {
-        **dict.fromkeys(("2,000", "4,096"), "a size"),
-        "60,000": "images of MNIST",
-        "0.999": "a forgetting",
-        "7.0": "60,000 times 116 µs",
-    },
     "docs/reproduction.md": {"0.001": "a learning rate", "0.9999": "a forgetting", "5": "n/(n-1) at 10 seeds"},
 }
 MACHINE = {"machine", "processor", "threads", "python", "torch", "numpy"}  # what every JSON says of where it was made
