@@ -36,16 +36,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # What is no result, by page, and what it is.
 CONSTANTS: dict[str, dict[str, str]] = {
-    "README.md": {"60,000": "images of MNIST"},
     "docs/algorithm.md": {"1e-8": "the tolerance of a test", "20,000": "steps of the benchmark"},
     "docs/how-to-choose.md": {
         **dict.fromkeys(("0.95", "0.99", "0.999"), "a forgetting"),
         **dict.fromkeys(("1e5", "1e10"), "a limit that health() tells"),
         "64": "features of a stream's body",
-    },
-    "docs/reliability.md": {
-        "2,000": "a limit on inputs",
-        **dict.fromkeys(("60,000", "90,000"), "rows a second that are wanted"),
     },
     "docs/reproduction.md": {"0.001": "a learning rate", "0.9999": "a forgetting", "5": "n/(n-1) at 10 seeds"},
 }
@@ -162,7 +157,7 @@ def in_row(page: str, n: int, lines: list[str], found: tuple[str, ...]) -> Itera
     for title, cell in list(zip(titles, cells, strict=False))[1:]:
         if plain(title) not in ASKED and re.match(r"[\s*]*[-−+×≈]?\s*\d", cell):
             for _, numbers, spread, after in together(cell):
-                unit = re.search(r"%|points|\bms\b|µs", after + lines[top])
+                unit = re.search(r"%|points|\bms\b|µs", after + lines[top] + cells[0])
                 labels = (plain(title), plain(cells[0]))
                 yield Result(page, n + 1, numbers, spread, unit[0] if unit else "", found, labels)
 

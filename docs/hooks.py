@@ -11,23 +11,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 # A link or picture that leaves docs/: from a page in docs/, or in a folder of it.
-LATER = {"loops.md", "performance.md", "reliability.md", "scale.md", "streams.md"}  # in the navigation once they exist
 OUTSIDE = re.compile(r"\]\((?:\.\./)+((?:results|benchmarks|examples)/[\w./-]+)\)")
-
-
-def on_config(config: Any, **_: Any) -> Any:
-    """Leave out of the navigation what is not written yet."""
-    config.nav = [
-        {title: [entry for entry in part if not missing(entry)] if isinstance(part, list) else part}
-        for section in config.nav
-        for title, part in section.items()
-    ]
-    return config
-
-
-def missing(entry: dict[str, str]) -> bool:
-    (page,) = entry.values()
-    return page in LATER and not (ROOT / "docs" / page).is_file()
 
 
 def on_files(files: Files, config: Any, **_: Any) -> Files:

@@ -151,7 +151,7 @@ def test_nearly_every_changed_digit_on_the_pages_is_found(numbers):
                     other = result._replace(numbers=(*result.numbers[:n], wrong, *result.numbers[n + 1 :]))
                     changed += 1
                     missed += numbers.stands(other, known) or numbers.stands(other, computed)
-    assert changed > 1000
+    assert changed > 500
     assert missed < 0.08 * changed
 
 
