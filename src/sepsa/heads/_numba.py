@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import torch
+from numba import njit
 from torch import Tensor, nn
 
+from sepsa.heads._jit import announce_compilation, cached
 from sepsa.heads._square_root import (
     CURSOR,
     GROWTH,
@@ -31,13 +32,14 @@ from sepsa.heads._square_root import (
 )
 
 # Not "nnan" and "ninf": the kernels look for NaN and Inf.
-_compile = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+_OPTIONS: Any = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
+_inner = njit(**_OPTIONS)
 
 # What a call says: learned, not finite, or too large for products, which the QR route takes.
 LEARNED, NOT_FINITE, TOO_LARGE = range(3)
 
 
-@_compile
+@_inner
 def cholesky(A):
     """The lower triangle of A becomes its Cholesky factor. False where A is not positive definite."""
     for i in range(A.shape[0]):
@@ -54,7 +56,7 @@ def cholesky(A):
     return True
 
 
-@_compile
+@_inner
 def forward(C, X):
     """X <- C⁻¹X for lower C."""
     for i in range(X.shape[0]):
@@ -67,7 +69,7 @@ def forward(C, X):
             X[i, q] *= c
 
 
-@_compile
+@_inner
 def backward(C, X):
     """X <- C⁻ᵀX for lower C."""
     for i in range(X.shape[0] - 1, -1, -1):
@@ -80,7 +82,7 @@ def backward(C, X):
                 X[j, q] -= c * X[i, q]
 
 
-@_compile
+@_inner
 def potter(T, W, f, e, u, energy):
     """`_square_root.potter` in place, u a buffer."""
     p, m = T.shape[0], W.shape[0]
@@ -104,7 +106,7 @@ def potter(T, W, f, e, u, energy):
             W[o, j] += c * u[j]
 
 
-@_compile
+@_inner
 def whiten(T, W, Phi, Y, F, E):
     """F = TΦᵀ and E = Y - ΦWᵀ; returns the sums of their squares."""
     (n, p), m = Phi.shape, W.shape[0]
@@ -126,7 +128,7 @@ def whiten(T, W, Phi, Y, F, E):
     return size, error
 
 
-@_compile
+@_inner
 def add_product(A, left, right):
     """The lower triangle of A += left rightᵀ."""
     for i in range(A.shape[0]):
@@ -137,7 +139,7 @@ def add_product(A, left, right):
             A[i, j] += total
 
 
-@_compile
+@_inner
 def gather(T, W, H, energy, left, prior, ridge, gram, F, E, lam, cursor, count, pending, new_H, D, q):
     """`_square_root.gather` but for V and what follows: new_H (its lower triangle) and D; energy and left in place."""
     (n, m), p = E.shape, T.shape[0]
@@ -184,7 +186,7 @@ def gather(T, W, H, energy, left, prior, ridge, gram, F, E, lam, cursor, count, 
                 D[i, o] += T[i, j] * q[j] * pull
 
 
-@_compile
+@cached(**_OPTIONS)
 def update(
     T, W, H, energy, left, counters, prior, ridge, gram, weight, bias, Phi, Y, F, E, lam, samples, count,
     Z, C, D, scratch,
@@ -316,6 +318,7 @@ class Workspace:
     """Buffers for `update`, and the state and the head as arrays over the tensors' own memory."""
 
     def __init__(self, linear: nn.Linear, root: Root, counters, prior: Tensor, ridge: Tensor) -> None:
+        announce_compilation(update, "the update of a head")
         weight, bias = linear.weight.detach(), linear.bias
         (m, p), self.k = root.W.shape, linear.in_features
         H = torch.zeros_like(root.T) if root.H is None else root.H

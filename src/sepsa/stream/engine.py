@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import struct
-import sys
 from collections.abc import Sequence
 from copy import copy
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sepsa.heads._checks import at_least, in_range
+from sepsa.heads._jit import announce_compilation
 from sepsa.heads.solver import NotFinite
 from sepsa.stream import _state, kernels
 
@@ -462,7 +461,7 @@ class Engine:
         The arrays are C-contiguous float64 and finite; the faces see to that. Where the body has diverged `NotFinite`
         is raised and nothing changes.
         """
-        announce_compilation(kernels.learn)
+        announce_compilation(kernels.learn, "the stream engine")
         weights = np.ones(len(X)) if sample_weight is None else sample_weight
         out = np.empty((len(X), self.outputs))
         several = len(X) > self.batch_size
@@ -481,7 +480,7 @@ class Engine:
     def learn_row(self, row: RowBuffer) -> None:
         """`learn` of the row in the buffer, without the making of any array; the prediction is left in it."""
         if not kernels.learn.overloads:
-            announce_compilation(kernels.learn)
+            announce_compilation(kernels.learn, "the stream engine")
         if not kernels.learn(
             self._state, self._layout.numbers, self._options, self._dtype_of_body,
             row.x, row.y, row.weight, row.out, self._workspace,
@@ -500,13 +499,13 @@ class Engine:
     def predict_row(self, row: RowBuffer) -> None:
         """`predict` for the row in the buffer, left in it; many threads may at once, each with its own buffer."""
         if not kernels.predict.overloads:
-            announce_compilation(kernels.predict)
+            announce_compilation(kernels.predict, "the stream engine")
         kernels.predict(
             self._state, self._layout.numbers, self._dtype_of_body, row.x, row.out, row.leverage, row.workspace
         )
 
     def _predict(self, X: Floats, leverage: Floats) -> Floats:
-        announce_compilation(kernels.predict)
+        announce_compilation(kernels.predict, "the stream engine")
         out = np.empty((len(X), self.outputs))
         workspace = np.empty_like(self._workspace)  # its own: many threads may predict at once
         kernels.predict(self._state, self._layout.numbers, self._dtype_of_body, X, out, leverage, workspace)
@@ -599,19 +598,3 @@ def one_of(name: str, value: str, valid: dict[str, Any]) -> str:
 
 def not_negative(name: str, value: float) -> float:
     return 0.0 if value == 0 else in_range(name, value, 0.0, math.inf)
-
-
-_announced: set[Any] = set()
-
-
-def announce_compilation(kernel: Any) -> None:
-    """Say that the first call of this kernel compiles it; a warm cache needs no word."""
-    if kernel in _announced:
-        return
-    _announced.add(kernel)
-    source, folder = Path(kernels.__file__), kernel.stats.cache_path
-    if folder is None:
-        return  # the import has said so
-    indices = Path(folder).glob(f"{source.stem}.{kernel.py_func.__name__}-*.nbi")
-    if not any(index.stat().st_mtime >= source.stat().st_mtime for index in indices):
-        print("sepsa: compiling the stream engine, once on this machine, some seconds", file=sys.stderr, flush=True)

@@ -16,39 +16,16 @@ read as that, and `body_dtype`, an array of no elements, says which.
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 from numba import njit
 
+from sepsa.heads._jit import cached
+
 # The order of sums may change; NaN and Inf keep their meaning, for they tell of a diverged body.
 _OPTIONS: Any = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy", "nogil": True}
 _inner = njit(**_OPTIONS)
-
-
-def _kernel(function):
-    """Compile for calls from Python, cached on disk; without a cache where no folder can be written."""
-    try:
-        return njit(cache=True, **_OPTIONS)(function)
-    except RuntimeError as error:
-        warn_without_cache(str(error))
-        return njit(**_OPTIONS)(function)
-
-
-_warned: list[str] = []
-
-
-def warn_without_cache(reason):
-    """Say once that every process compiles anew, and the cure."""
-    if not _warned:
-        _warned.append(reason)
-        warnings.warn(
-            "sepsa: no folder for compiled code can be written, so each process compiles it anew, some seconds: "
-            "set NUMBA_CACHE_DIR to a folder that can",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-
+_kernel = cached(**_OPTIONS)
 
 # A value this close to a constant, relatively, is that constant.
 _ROUNDING = 1e-12
