@@ -673,4 +673,5 @@ def test_targets_are_checked_where_they_enter():
 
 def test_it_says_what_it_is():
     text = repr(SepSA(network(), torch.optim.Adam, lr=1e-2))
-    assert text.startswith("SepSA(head='2', solver=RLS(ridge=1, forgetting=1, head=9->2), base=Adam (")
+    assert text.startswith("SepSA(head='2', solver=RLS(ridge=1, forgetting=1, head=9->2, backend=")
+    assert "base=Adam (" in text

@@ -515,12 +515,13 @@ def run_to(call: Callable[[], object], packages: set[str], at: int | None) -> in
                 raise KeyboardInterrupt(f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}")
         return trace
 
-    previous = sys.gettrace()
+    previous, gradients = sys.gettrace(), torch.is_grad_enabled()
     sys.settrace(trace)
     try:
         call()
     finally:
         sys.settrace(previous)
+        torch.set_grad_enabled(gradients)  # an interrupt inside torch's own no_grad leaves it as it is at that instant
     return seen
 
 

@@ -69,6 +69,8 @@ def test_a_root_is_regular_and_bounded_by_the_ridge():
     check_root("T", torch.diag(torch.tensor([1e-9, 1.0, 1e-5], dtype=torch.float64)), torch.ones(3))
     with pytest.raises(ValueError, match="must be a regular matrix, got a row or column of zeros"):
         check_root("T", torch.zeros(3, 3), torch.ones(3))
+    with pytest.raises(ValueError, match="must be a regular matrix, got pivots from 0 to"):
+        check_root("T", torch.ones(3, 3), torch.zeros(3))
     with pytest.raises(ValueError, match="of at least the ridge, got a larger matrix"):
         check_root("T", torch.eye(3), torch.full((3,), 2.0))
 

@@ -43,6 +43,13 @@ def trained(name):
     return solver, generator
 
 
+@pytest.fixture(autouse=True)
+def gradients():
+    """An interrupt inside torch's own no_grad leaves gradients off, for every test that follows."""
+    yield
+    torch.set_grad_enabled(True)
+
+
 @names
 @counts
 def test_an_exception_at_any_bytecode_tears_nothing(name, count):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sepsa.heads import _square_root
 from sepsa.heads._affine import rows, store
 from sepsa.heads._square_root import (
     CURSOR,
@@ -18,7 +19,6 @@ from sepsa.heads._square_root import (
     andrews,
     fade,
     learn_rows,
-    rotation,
     turn,
     whiten,
 )
@@ -75,7 +75,7 @@ class CapturedState:
         self.finish()
         x, y = features.detach().reshape(-1, self.k), targets.detach().reshape(-1, len(self.W))
         n, p = len(x), len(self.T)
-        count = rotation(p, lam)
+        count = _square_root.rotation(p, lam)
         if self.kernels is not None and count <= 1:
             if n == 1:
                 fine: Tensor = self.kernels.rank_one(self, x, y, lam, ridge, prior)
@@ -84,6 +84,7 @@ class CapturedState:
                 products, fine = self.kernels.block(self, x, y, lam, ridge, prior)
                 self._unfinished = products, lam, fine
                 return fine
+        count = _square_root.restored(p, n, lam)  # all of them, where that costs no more kernels
         Phi, Y = rows(self.linear, x, self.Z.dtype), y.to(self.Z.dtype)
         at = turn(p, count, self.tally[2].long(), x.device) if count else None
         faded = fade(self.root, lam)

@@ -14,6 +14,10 @@ from sepsa.heads.solver import NotFinite
 _LARGEST = torch.finfo(torch.float64).max
 
 
+# Up to this size a matrix of a state is factorized to see whether it is regular; beyond, loading would take too long.
+_FACTORIZED = 512
+
+
 def in_range(name: str, value: float, low: float, high: float) -> float:
     """A number in (low, high], or in (low, inf)."""
     words = f"({low:g}, inf)" if high == math.inf else f"({low:g}, {high:g}]"
@@ -28,7 +32,7 @@ def at_least(name: str, value: object, low: int) -> int:
     """An integer that is not smaller than `low`."""
     integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not integer or value < low:  # type: ignore[operator]
-        error: type[Exception] = ValueError if integer else TypeError
+        error: type[Exception] = ValueError if isinstance(value, (int, np.integer)) else TypeError
         raise error(f"{name} must be an integer of at least {low}, got {value!r}")
     return int(value)  # type: ignore[call-overload, no-any-return]
 
@@ -146,6 +150,10 @@ def check_root(key: str, value: Tensor, ridge_left: Tensor) -> None:
     squares = value.square()
     if not bool((squares.sum(0) > 0).all() & (squares.sum(1) > 0).all()):
         raise damaged(key, "a regular matrix", "a row or column of zeros")
+    if len(value) <= _FACTORIZED:
+        pivots = torch.linalg.lu_factor_ex(value).LU.diagonal().abs()
+        if not bool(pivots.min() > torch.finfo(value.dtype).eps * pivots.max()):
+            raise damaged(key, "a regular matrix", f"pivots from {float(pivots.min()):g} to {float(pivots.max()):g}")
     if bool((squares.sum(0) * ridge_left > 1.01).any()):
         raise damaged(key, "the root of an inverse curvature of at least the ridge", "a larger matrix")
 

@@ -213,7 +213,7 @@ class RLS:
 
         Forgetting takes the share 1 - λ of the ridge too, and an update gives it back, to all coordinates at once,
         A <- λA + (1 - λ) ridge I + ΦᵀΦ, or to a few in rotation, usually one, at O(p²): no coordinate ever falls
-        under half of its ridge. A captured step restores in rotation whatever n is.
+        under half of its ridge. The kernels of captured steps, up to 64 samples, restore in rotation whatever n is.
         """
         return _square_root.restored(len(self._ridge), n, self.forgetting)
 

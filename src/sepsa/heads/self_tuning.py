@@ -93,7 +93,8 @@ class SelfTuningRLS:
         L, J, (m, p) = len(self._grid.lambdas), len(self._grid.settings), prior.shape
         self._basis = basis_of(prior)
         self._seen: dict[int, int] = {}  # hash of a sample in the fold: the update that learned it
-        self._salt = zlib.crc32(prior.cpu().numpy().tobytes())  # another fold with another seed
+        # Another fold with another seed.
+        self._salt = 0 if prior.is_meta else zlib.crc32(prior.cpu().numpy().tobytes())
         self._recent = _health.Recent(prior)
         start = self._grid.settings.index(START) if START in self._grid.settings else 0
         self._state = Candidates(

@@ -698,5 +698,5 @@ def ticks(top: float) -> list[float]:
     if not 0 < top < math.inf:
         return [0.0]
     step = 10 ** math.floor(math.log10(top))
-    step = next(step * f for f in (0.1, 0.2, 0.25, 0.5, 1.0) if top / (step * f) <= 7)
+    step = next(step * f for f in (0.1, 0.2, 0.25, 0.5, 1.0, 2.0) if top / (step * f) <= 7)
     return [i * step for i in range(int(top / step) + 1)]
