@@ -15,6 +15,7 @@ from torch import nn
 
 from sepsa import RLS, SepSA, SoftmaxNewton
 from sepsa.interrupt import DeferredInterrupt
+from sepsa.testing import modes_restored
 from third_party import RevertibleLMS
 
 INTERRUPTS = int(os.environ.get("SEPSA_INTERRUPTS", "20"))  # the long version: 200
@@ -22,6 +23,13 @@ INTERRUPTS = int(os.environ.get("SEPSA_INTERRUPTS", "20"))  # the long version: 
 
 def press():
     signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture(autouse=True)
+def modes():
+    """Signals may fall into torch's own no_grad and autocast."""
+    with modes_restored():
+        yield
 
 
 def test_an_interrupt_waits_for_the_end():

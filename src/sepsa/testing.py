@@ -6,6 +6,7 @@ Run `check_solver(make)` in the tests of a solver of your own: it raises an Asse
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import math
@@ -515,14 +516,31 @@ def run_to(call: Callable[[], object], packages: set[str], at: int | None) -> in
                 raise KeyboardInterrupt(f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}")
         return trace
 
-    previous, gradients = sys.gettrace(), torch.is_grad_enabled()
-    sys.settrace(trace)
-    try:
-        call()
-    finally:
-        sys.settrace(previous)
-        torch.set_grad_enabled(gradients)  # an interrupt inside torch's own no_grad leaves it as it is at that instant
+    previous = sys.gettrace()
+    with modes_restored():
+        sys.settrace(trace)
+        try:
+            call()
+        finally:
+            sys.settrace(previous)
     return seen
+
+
+@contextlib.contextmanager
+def modes_restored() -> Iterator[None]:
+    """Put torch's modes back: an interrupt inside its no_grad or autocast leaves them as they are at that instant."""
+    gradients, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+    depth = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(gradients)
+        torch.set_autocast_enabled("cpu", autocast)
+        now = torch.autocast_increment_nesting()
+        for _ in range(now - depth + 1):
+            torch.autocast_decrement_nesting()
+        torch.clear_autocast_cache()
 
 
 # ---------------------------------------------------------------------- in SepSA, and in a CUDA graph

@@ -13,7 +13,7 @@ from torch import nn
 
 from sepsa import RLS, OnlineLBFGS, SoftmaxNewton
 from sepsa.heads.slimtik import SlimTik
-from sepsa.testing import difference, interrupt, snapshot
+from sepsa.testing import difference, interrupt, modes_restored, snapshot
 
 SHORT, LONG = 40, 200
 SOLVERS = {
@@ -44,10 +44,10 @@ def trained(name):
 
 
 @pytest.fixture(autouse=True)
-def gradients():
-    """An interrupt inside torch's own no_grad leaves gradients off, for every test that follows."""
-    yield
-    torch.set_grad_enabled(True)
+def modes():
+    """Signals may fall into torch's own no_grad and autocast."""
+    with modes_restored():
+        yield
 
 
 @names
