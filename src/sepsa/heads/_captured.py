@@ -84,7 +84,7 @@ class CapturedState:
                 products, fine = self.kernels.block(self, x, y, lam, ridge, prior)
                 self._unfinished = products, lam, fine
                 return fine
-        count = _square_root.restored(p, n, lam)  # all of them, where that costs no more kernels
+        count = _square_root.restored(p, n, lam)  # as many as an update outside of a graph
         Phi, Y = rows(self.linear, x, self.Z.dtype), y.to(self.Z.dtype)
         at = turn(p, count, self.tally[2].long(), x.device) if count else None
         faded = fade(self.root, lam)

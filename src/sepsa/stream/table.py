@@ -18,7 +18,7 @@ import re
 import select
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -534,13 +534,7 @@ class Csv(Table):
         return unique([cell.strip() or f"column {i + 1}" for i, cell in enumerate(cells)], name)
 
     def blocks(self) -> Iterator[Block | None]:
-        for lexed in self.records.blocks():
-            if lexed is None:
-                yield None
-            elif isinstance(lexed, Bad):
-                yield empty_block([lexed], self.records.position())
-            else:
-                yield self._block(lexed)
+        return parsed(self.records, self.records.blocks(), self._block)
 
     def _block(self, lexed: Lexed) -> Block:
         assert self.names is not None
@@ -624,13 +618,7 @@ class JsonLines(Table):
         self.resumed = resume is not None and self.records.resume(resume)
 
     def blocks(self) -> Iterator[Block | None]:
-        for lexed in self.records.blocks(most=ROWS):
-            if lexed is None:
-                yield None
-            elif isinstance(lexed, Bad):
-                yield empty_block([lexed], self.records.position())
-            else:
-                yield self._block(lexed)
+        return parsed(self.records, self.records.blocks(most=ROWS), self._block)
 
     def _block(self, lexed: Lexed) -> Block:
         rows, places, bad = [], [], []
@@ -810,6 +798,19 @@ def joined(parts: list[dict[str, Column]]) -> dict[str, Column]:
             None if np.isnan(times).all() else times,
         )
     return out
+
+
+def parsed(
+    records: Records, blocks: Iterable[Lexed | Bad | None], parse: Callable[[Lexed], Block]
+) -> Iterator[Block | None]:
+    """Blocks of records, read by `parse`; a record too broken to be one of many is a block of its own."""
+    for lexed in blocks:
+        if lexed is None:
+            yield None
+        elif isinstance(lexed, Bad):
+            yield empty_block([lexed], records.position())
+        else:
+            yield parse(lexed)
 
 
 def empty_block(bad: list[Bad], position: dict[str, Any]) -> Block:
