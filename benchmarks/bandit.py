@@ -1,8 +1,8 @@
 """MNIST as a contextual bandit: ten arms, reward 1 for the right class, 4,096 rounds; accumulated regret.
 
-    SEPSA_DATA=... python benchmarks/bandit.py [--methods ...] [--seeds 10] [--device cuda]
+    SEPSA_DATA=... python benchmarks/bandit.py [--methods ...] [--seeds 10] [--jobs 1] [--device cuda]
     SEPSA_DATA=... python benchmarks/bandit.py --choose
-    python benchmarks/bandit.py --table
+    python benchmarks/bandit.py --table | --figure   # from the JSON
 
 A round shows an image, an arm is pulled, and the reward of that arm alone is seen. A convolutional body has ten heads,
 one for each arm, and `SepSA` replays the rounds so far, in which each sample teaches the head of the arm it pulled.
@@ -10,9 +10,9 @@ Exploration is by heads of its own on the same features, RLS that has learned ea
 is no further observation; they are made anew when the body has moved. Thompson sampling draws a head for each arm from
 its posterior, UCB adds deviations to the mean.
 
-Settings were chosen by `--choose` on rounds from the first 20,000 training images, with seeds that are not reported; the
-reported seeds draw theirs from the other 50,000 images, training and test. A seed is recorded when it ends; what the JSON
-holds is not run again.
+Settings were chosen by `--choose` on rounds from the first 20,000 training images, with seeds that are not reported;
+the reported seeds draw theirs from the other 50,000 images, training and test. A seed is recorded when it ends; what
+the JSON holds is not run again. `--jobs` runs several seeds beside each other.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ import argparse
 import json
 import statistics
 import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from measure import write
 from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 
 from sepsa import RLS, SepSA
 from sepsa.paper import data
@@ -38,61 +41,69 @@ class Setting(NamedTuple):
     """One for all seeds."""
 
     explore: str = "thompson"  # or "ucb" or "greedy"
-    noise: float = 0.1  # the deviation of a reward about its head, which scales exploration
+    noise: float = 0.1  # the deviation of a reward about its head: how much is explored
     ridge: float = 1.0  # of the heads that explore
     every: int = 32  # rounds between replays
-    steps: int = 32
+    steps: int = 16
     batch: int = 64
     lr: float = 1e-3
     forgetting: float = 0.99  # of the heads that train the body
     width: int = 128
+    body: str = "convolutions"  # or "pixels": none
 
 
 class Network(nn.Module):
-    """A convolutional body, and a linear head for each arm."""
+    """A body, and a linear head for each arm."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, setting: Setting) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(1, 16, 5, stride=2, padding=2), nn.ReLU(),
-            nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
-            nn.Flatten(), nn.Linear(32 * 7 * 7, width), nn.ReLU(),
-        )  # fmt: skip
-        self.arms = nn.ModuleList(nn.Linear(width, 1) for _ in range(ARMS))
+        width = setting.width
+        if setting.body == "pixels":
+            self.body = nn.Sequential(nn.AvgPool2d(2), nn.Flatten())
+        else:
+            self.body = nn.Sequential(
+                nn.Conv2d(1, 16, 5, stride=2, padding=2), nn.ReLU(),
+                nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
+                nn.Flatten(), nn.Linear(32 * 7 * 7, width), nn.ReLU(),
+            )  # fmt: skip
+        self.arms = nn.ModuleList(zero_head(width) for _ in range(ARMS))
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         h = self.body(x)
         return tuple(arm(h) for arm in self.arms)
 
 
-def fresh_heads(width: int, ridge: float, device: str) -> list[RLS]:
-    """A head for each arm, at zero."""
-    heads = [nn.Linear(width, 1, device=device) for _ in range(ARMS)]
-    for head in heads:
-        nn.init.zeros_(head.weight)
-        nn.init.zeros_(head.bias)
-    return [RLS(ridge=ridge).bind(head) for head in heads]
+def zero_head(width: int) -> nn.Linear:
+    head = nn.Linear(width, 1)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
 
 
-def pull(heads: list[RLS], h: Tensor, setting: Setting) -> int:
+def explorers(setting: Setting, device: str) -> list[RLS]:
+    """A head for each arm that knows nothing yet."""
+    return [RLS(ridge=setting.ridge).bind(zero_head(setting.width).to(device)) for _ in range(ARMS)]
+
+
+def pull(heads: list[RLS], h: Tensor, setting: Setting, generator: torch.Generator) -> int:
     """The arm that the features (1, width) of a round call for."""
     if setting.explore == "greedy":
         scores = [head.predict(h) for head in heads]
     elif setting.explore == "ucb":
         told = [head.predict(h, return_std=True, noise=setting.noise) for head in heads]
-        scores = [mean + std for mean, std in told]
+        scores = [mean + (std.square() - setting.noise**2).clamp(min=0).sqrt() for mean, std in told]
     else:
-        scores = [head.sample(h, noise=setting.noise) for head in heads]
+        scores = [head.sample(h, noise=setting.noise, generator=generator) for head in heads]
     return int(torch.cat(scores, 1).argmax())
 
 
 def play(images: Tensor, labels: Tensor, setting: Setting, seed: int, device: str) -> dict[str, Any]:
     """The regret of all rounds, and of each eighth of them."""
     torch.manual_seed(seed)
-    model = Network(setting.width).to(device)
+    model = Network(setting).to(device)
     solvers = [RLS(forgetting=setting.forgetting) for _ in range(ARMS)]
     optimizer = SepSA(model, torch.optim.Adam, head=[f"arms.{j}" for j in range(ARMS)], solver=solvers, lr=setting.lr)
-    explorers = fresh_heads(setting.width, setting.ridge, device)
+    heads, generator = explorers(setting, device), torch.Generator(device).manual_seed(seed)
     images, labels = images.to(device), labels.tolist()
     pulled = torch.zeros(len(images), dtype=torch.long, device=device)
     rewards = torch.zeros(len(images), device=device)
@@ -100,24 +111,29 @@ def play(images: Tensor, labels: Tensor, setting: Setting, seed: int, device: st
     for k in range(len(images)):
         with torch.no_grad():
             h = model.body(images[k : k + 1])
-        arm = pull(explorers, h, setting)
+        arm = pull(heads, h, setting, generator)
         reward = float(labels[k] == arm)
         pulled[k], rewards[k] = arm, reward
         losses.append(1 - reward)
-        explorers[arm].update(h, rewards[k : k + 1, None])
-        if (k + 1) % setting.every == 0:
+        heads[arm].update(h, rewards[k : k + 1, None])
+        if setting.steps and (k + 1) % setting.every == 0:
             for _ in range(setting.steps):
-                rows = torch.randint(0, k + 1, (setting.batch,), device=device)
+                rows = torch.randint(0, k + 1, (setting.batch,), device=device, generator=generator)
+                arms = pulled[rows, None]
                 targets = torch.full((setting.batch, ARMS), torch.nan, device=device)
-                targets[torch.arange(setting.batch, device=device), pulled[rows]] = rewards[rows]
-                optimizer.learn(images[rows], tuple(targets.split(1, dim=1)))
-            explorers = fresh_heads(setting.width, setting.ridge, device)
+                targets.scatter_(1, arms, rewards[rows, None])
+                with optimizer.observe(tuple(targets.split(1, dim=1))):
+                    outputs = torch.cat(model(images[rows]), 1)
+                mse_loss(outputs.gather(1, arms), rewards[rows, None]).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            heads = explorers(setting, device)
             with torch.no_grad():
                 h = model.body(images[: k + 1])
             for j in range(ARMS):
                 own = pulled[: k + 1] == j
                 if own.any():
-                    explorers[j].update(h[own], rewards[: k + 1][own, None])
+                    heads[j].update(h[own], rewards[: k + 1][own, None])
     part = len(losses) // 8
     return {"regret": sum(losses), "eighths": [sum(losses[i * part : (i + 1) * part]) for i in range(8)]}
 
@@ -136,9 +152,12 @@ def rounds(seed: int, chosen_on: bool) -> tuple[Tensor, Tensor]:
 
 METHODS = {
     "neural-linear, Thompson": Setting(),
-    "neural-linear, UCB": Setting(explore="ucb"),
+    "neural-linear, UCB": Setting(explore="ucb", noise=0.5),
     "neural-linear, greedy": Setting(explore="greedy"),
+    "linear on pixels, UCB": Setting(explore="ucb", noise=0.5, steps=0, width=14 * 14, body="pixels"),
 }
+SOURCE = "github.com/neural-bandits/calvera, experiments/datasets/mnist, one seed"
+PRINTED = {"NeuralTS": 888, "NeuralUCB": 898, "NeuralLinear": 1948, "LinTS": 3585, "random": 3715}
 
 
 def rows_known() -> list[dict[str, Any]]:
@@ -146,19 +165,25 @@ def rows_known() -> list[dict[str, Any]]:
     return json.loads(path.read_text())["rows"] if path.exists() else []
 
 
-def measure(methods: list[str], seeds: int, device: str) -> None:
+def run(method: str, seed: int, device: str) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    start = time.perf_counter()
+    told = play(*rounds(seed, False), METHODS[method], seed, device)
+    where = torch.cuda.get_device_name() if device == "cuda" else "cpu"
+    return {"method": method, "seed": seed, **told, "seconds": time.perf_counter() - start, "device": where}
+
+
+def measure(methods: list[str], seeds: int, device: str, jobs: int) -> None:
     rows = rows_known()
     done = {(row["method"], row["seed"]) for row in rows}
-    for seed in range(seeds):
-        for method in methods:
-            if (method, seed) not in done:
-                start = time.perf_counter()
-                told = play(*rounds(seed, False), METHODS[method], seed, device)
-                row = {"method": method, "seed": seed, **told, "seconds": time.perf_counter() - start}
-                row["device"] = torch.cuda.get_device_name() if device == "cuda" else "cpu"
-                rows.append(row)
-                print(row, flush=True)
-                write(__file__, {"settings": {name: s._asdict() for name, s in METHODS.items()}, "rows": rows})
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        todo = [(method, seed) for seed in range(seeds) for method in methods if (method, seed) not in done]
+        for future in as_completed([pool.submit(run, method, seed, device) for method, seed in todo]):
+            rows.append(future.result())
+            print(rows[-1], flush=True)
+            printed = [{"method": f"calvera {k}, printed", "regret": v, "source": SOURCE} for k, v in PRINTED.items()]
+            settings = {name: setting._asdict() for name, setting in METHODS.items()}
+            write(__file__, {"settings": settings, "printed": printed, "rows": rows})
 
 
 def table() -> None:
@@ -176,16 +201,33 @@ def table() -> None:
             print(f"| {' | '.join(cells)} |")
 
 
-def choose(device: str, changes: list[dict[str, Any]]) -> None:
-    for change in changes:
-        start = time.perf_counter()
-        told = [play(*rounds(seed, True), Setting(**change), seed, device) for seed in (100, 101)]
-        print(
-            change,
-            [(row["regret"], row["eighths"]) for row in told],
-            f"{time.perf_counter() - start:.0f} s",
-            flush=True,
-        )
+def figure() -> None:
+    """Accumulated regret against rounds, the mean over seeds."""
+    from matplotlib import pyplot as plt
+
+    rows = rows_known()
+    fig, ax = plt.subplots(figsize=(6, 3.8), layout="constrained")
+    for method in METHODS:
+        games = torch.tensor([row["eighths"] for row in rows if row["method"] == method])
+        if len(games):
+            total = torch.cat([torch.zeros(len(games), 1), games.cumsum(1)], 1)
+            at = torch.arange(9) * (ROUNDS // 8)
+            (line,) = ax.plot(at, total.mean(0), label=f"{method}, {len(games)} seeds")
+            ax.fill_between(at, total.min(0).values, total.max(0).values, alpha=0.2, color=line.get_color())
+    for name in ("NeuralTS", "NeuralLinear"):
+        ax.axhline(PRINTED[name], color="k", lw=0.8, ls=":")
+        ax.text(0, PRINTED[name] + 20, f"calvera's {name} after all rounds, printed", fontsize=8)
+    ax.set(xlabel="rounds", ylabel="accumulated regret", ylim=(0, 2100), title="MNIST as a contextual bandit")
+    ax.legend(fontsize=8)
+    fig.savefig(Path(__file__).with_suffix(".svg"), metadata={"Date": None})
+
+
+def choose(device: str) -> None:
+    changes = [("thompson", noise) for noise in (0.03, 0.1, 0.3)] + [("ucb", noise) for noise in (0.1, 0.3, 0.5)]
+    for explore, noise in changes:
+        setting = Setting(explore=explore, noise=noise)
+        told = [play(*rounds(seed, True), setting, seed, device)["regret"] for seed in (100, 101)]
+        print(explore, noise, told, flush=True)
 
 
 def main() -> None:
@@ -193,16 +235,20 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--choose", action="store_true")
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--figure", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.table:
         table()
+    elif options.figure:
+        figure()
     elif options.choose:
-        choose(options.device, [{}])
+        choose(options.device)
     else:
-        measure(options.methods, options.seeds, options.device)
+        measure(options.methods, options.seeds, options.device, options.jobs)
         table()
 
 

@@ -1,8 +1,9 @@
 """Online class-incremental learning: five tasks of two classes, one pass, no sample kept; accuracy over all classes.
 
-    SEPSA_DATA=... python benchmarks/continual.py [--data mnist cifar10] [--methods ...] [--seeds 10] [--device cuda]
+    SEPSA_DATA=... python benchmarks/continual.py [--data mnist cifar10] [--methods ...] [--seeds 10] [--jobs 1]
+        [--device cuda]
     SEPSA_DATA=... python benchmarks/continual.py --choose [--data cifar10]
-    python benchmarks/continual.py --table
+    python benchmarks/continual.py --table | --figure   # from the JSON
 
 Split MNIST and split CIFAR-10 in the order 0-1, 2-3, ..., as continual-learning-baselines has them. The body of the
 first rows is random: patches of the first 500 images that come, whitened by the same images, are the filters of one
@@ -21,6 +22,8 @@ import json
 import statistics
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +52,7 @@ class Setting(NamedTuple):
 
 SETTINGS = {
     "mnist": Setting(filters=100, size=7, stride=2, regions=3, threshold=0.25, ridge=1.0),
-    "cifar10": Setting(filters=200, size=6, stride=2, regions=2, threshold=0.25, ridge=1.0),
+    "cifar10": Setting(filters=200, size=6, stride=2, regions=2, threshold=0.25, ridge=100.0),
 }
 BLOCK = {"RLS, random body": 500, "RLS, random body, ridge by itself": 1000}
 
@@ -182,14 +185,25 @@ METHODS = (
 )
 
 
-def run(method: str, name: str, split: Split, seed: int) -> dict[str, Any]:
+SOURCE = "github.com/ContinualAI/continual-learning-baselines, README"
+PRINTED = {
+    "mnist": {"CoPE, 2,000 samples kept": 0.93, "online replay, 1,000 samples kept": 0.92},
+    "cifar10": {"online replay, 1,000 samples kept": 0.50, "ER-AML": 0.47, "ER-ACE": 0.45},
+}
+
+
+def run(method: str, name: str, seed: int, device: str) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    split = load(name, device)
     start = time.perf_counter()
     if method in BLOCK:
         ridge = "auto" if method.endswith("by itself") else SETTINGS[name].ridge
         told = on_random_body(split, SETTINGS[name], seed, ridge, BLOCK[method])
     else:
         told = on_moving_body(name, split, seed, method.startswith("SepSA"))
-    return told | {"seconds": time.perf_counter() - start}
+    where = torch.cuda.get_device_name() if device == "cuda" else "cpu"
+    seconds = time.perf_counter() - start
+    return {"data": name, "method": method, "seed": seed, **told, "seconds": seconds, "device": where}
 
 
 def rows_known() -> list[dict[str, Any]]:
@@ -197,20 +211,22 @@ def rows_known() -> list[dict[str, Any]]:
     return json.loads(path.read_text())["rows"] if path.exists() else []
 
 
-def measure(names: list[str], methods: list[str], seeds: int, device: str) -> None:
+def measure(names: list[str], methods: list[str], seeds: int, device: str, jobs: int) -> None:
     rows = rows_known()
     done = {(row["data"], row["method"], row["seed"]) for row in rows}
-    for name in names:
-        split = load(name, device)
-        for seed in range(seeds):
-            for method in methods:
-                if (name, method, seed) in done:
-                    continue
-                row = {"data": name, "method": method, "seed": seed, **run(method, name, split, seed)}
-                row["device"] = torch.cuda.get_device_name() if device == "cuda" else "cpu"
-                rows.append(row)
-                print(row, flush=True)
-                write(__file__, {"settings": {k: s._asdict() for k, s in SETTINGS.items()}, "rows": rows})
+    every = [(method, name, seed) for seed in range(seeds) for name in names for method in methods]
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        todo = [(method, name, seed) for method, name, seed in every if (name, method, seed) not in done]
+        for future in as_completed([pool.submit(run, *one, device) for one in todo]):
+            rows.append(future.result())
+            print(rows[-1], flush=True)
+            printed = [
+                {"data": name, "method": f"{method}, printed", "accuracy": accuracy, "source": SOURCE}
+                for name, told in PRINTED.items()
+                for method, accuracy in told.items()
+            ]
+            settings = {name: setting._asdict() for name, setting in SETTINGS.items()}
+            write(__file__, {"settings": settings, "printed": printed, "rows": rows})
 
 
 def choose(names: list[str], device: str) -> None:
@@ -242,22 +258,46 @@ def table() -> None:
                 print(f"| {' | '.join(cells)} |")
 
 
+def figure() -> None:
+    """Final accuracy over all classes, the mean over seeds."""
+    from matplotlib import pyplot as plt
+
+    rows = rows_known()
+    fig, axes = plt.subplots(1, 2, figsize=(8, 3), layout="constrained", sharex=True)
+    for ax, name in zip(axes, SETTINGS, strict=True):
+        own = {m: [r["accuracy"] for r in rows if (r["data"], r["method"]) == (name, m)] for m in METHODS}
+        bars = {m: statistics.fmean(values) for m, values in own.items() if values}
+        bars |= {f"{method}, printed": accuracy for method, accuracy in PRINTED[name].items()}
+        colours = ["C0" if m.startswith("RLS") else "C1" if m in METHODS else "0.7" for m in bars]
+        ax.barh(list(bars), list(bars.values()), color=colours)
+        for at, value in enumerate(bars.values()):
+            ax.text(value, at, f" {value:.2f}", va="center", fontsize=7)
+        ax.invert_yaxis()
+        ax.tick_params(axis="y", labelsize=7)
+        ax.set(title=f"split {name}", xlabel="accuracy over all classes", xlim=(0, 1.1))
+    fig.savefig(Path(__file__).with_suffix(".svg"), metadata={"Date": None})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", nargs="+", default=["mnist", "cifar10"])
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--choose", action="store_true")
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--figure", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.table:
         table()
+    elif options.figure:
+        figure()
     elif options.choose:
         choose(options.data, options.device)
     else:
-        measure(options.data, options.methods, options.seeds, options.device)
+        measure(options.data, options.methods, options.seeds, options.device, options.jobs)
         table()
 
 

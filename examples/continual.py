@@ -3,7 +3,7 @@
     python examples/continual.py
 
 At forgetting 1 the head is the ridge regression on all samples so far, whatever their order: digits 0 and 1 first, then
-2 and 3, ... gives the same weights as all digits mixed, and no sample is kept. A head by Adam knows the last classes only.
+2 and 3, ... gives the same weights as all digits mixed, and no sample is kept. A head by Adam knows the last classes.
 """
 
 import torch
