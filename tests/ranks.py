@@ -183,18 +183,76 @@ def refused(rank, world, folder):
     return {"said": said, **state(model)}
 
 
+def lasts(world):
+    """How many batches each rank has: one has none, or less, and the last has all."""
+    return {2: [STEPS - 7, STEPS], 3: [0, STEPS - 5, STEPS]}[world]
+
+
 def joined(rank, world, folder):
-    """Refused by all ranks before they wait for each other."""
+    """Ranks that run out of batches, one after the other."""
+    model = network()
+    optimizer = build(model, RLS(forgetting=0.95))
+    ddp = DistributedDataParallel(model)
+    with optimizer.join(ddp):
+        train(ddp, optimizer, even(rank, world, batches(STEPS))[: lasts(world)[rank]], mse_loss)
+    assert optimizer.solver.steps == STEPS
+    after = even(rank, world, batches(STEPS))[:1]  # and all go on together
+    with optimizer.observe(after[0][1]):
+        ddp(after[0][0])
+    return state(model)
+
+
+class TwoHeads(nn.Module):
+    """With buffers, which DDP sends before each forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.Tanh())
+        self.one, self.other = nn.Linear(9, 3), nn.Linear(9, 3)
+
+    def forward(self, x):
+        features = self.body(x)
+        return self.one(features), self.other(features)
+
+
+def joined_heads(rank, world, folder):
+    torch.manual_seed(0)
+    model = TwoHeads().double()
+    optimizer = build(model, [RLS(), SlimTik()], head=["one", "other"])
+    ddp = DistributedDataParallel(model)
+    with optimizer.join(ddp, divide_by_initial_world_size=False):
+        for k, (x, y) in enumerate(even(rank, world, batches(STEPS))[: lasts(world)[rank]]):
+            with ddp.no_sync() if k % 2 == 0 else contextlib.nullcontext():
+                with optimizer.observe((y, -y)):
+                    one, other = ddp(x)
+                (mse_loss(one, y) + mse_loss(other, -y)).backward()
+            if k % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    return {"steps": optimizer.solvers["one"].steps, **state(model)}
+
+
+def refused_joins(rank, world, folder):
+    """What all ranks refuse before they wait for each other."""
     model = network()
     optimizer = build(model, RLS())
-    ddp = DistributedDataParallel(model)
+    ddp, unrelated = DistributedDataParallel(model), DistributedDataParallel(network())
     x, y = even(rank, world, batches(1))[0]
-    try:
-        with ddp.join(), optimizer.observe(y):
-            ddp(x)
-    except RuntimeError as error:
-        return {"said": str(error)}
-    return {"said": ""}
+
+    def error_of(join, *arguments, observation):
+        try:
+            with join(*arguments), observation:
+                ddp(x)
+        except (RuntimeError, TypeError, ValueError) as error:
+            return str(error)
+
+    unobserved = contextlib.nullcontext()
+    return {
+        "said": [
+            error_of(ddp.join, observation=optimizer.observe(y)),
+            *(error_of(optimizer.join, other, observation=unobserved) for other in (ddp, model, unrelated)),
+        ]
+    }
 
 
 def alone(rank, world, folder):
@@ -277,6 +335,8 @@ CASES = {f"solver {name}": (solver, name) for name in SOLVERS} | {
     "refused": (refused,),
     "alone": (alone,),
     "joined": (joined,),
+    "joined heads": (joined_heads,),
+    "refused joins": (refused_joins,),
     "sharded": (sharded,),
 }
 # Two ranks save what three load.

@@ -79,6 +79,38 @@ def masked(world):
     return model
 
 
+def joined(world):
+    """Of batches whose first ranks' shards are missing from some step on, as zeros in the mean over all ranks."""
+    model = ranks.network()
+    optimizer = ranks.build(model, RLS(forgetting=0.95))
+    shards = [ranks.even(rank, world, ranks.batches(ranks.STEPS))[:n] for rank, n in enumerate(ranks.lasts(world))]
+    whole = [[shard[k] for shard in shards if k < len(shard)] for k in range(ranks.STEPS)]
+    for parts in whole:
+        x, y = (torch.cat(part) for part in zip(*parts, strict=True))
+        with optimizer.observe(y):
+            loss = mse_loss(model(x), y) * len(parts) / world
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    x, y = ranks.batches(ranks.STEPS)[0]
+    with optimizer.observe(y):
+        model(x)
+    return model
+
+
+def check_joins(found):
+    """One head on all ranks, those that had run out included; and the errors."""
+    for result in found:
+        for name in ("one.weight", "one.bias", "other.weight", "other.bias", "body.0.weight"):
+            assert torch.equal(result["joined heads"][name], found[0]["joined heads"][name]), name
+        assert result["joined heads"]["steps"] == ranks.STEPS
+        plain, unobserved, unwrapped, other = result["refused joins"]["said"]
+        assert "write `with optimizer.join(ddp):` in its place" in plain
+        assert "inside join every pass through the model must be inside observe" in unobserved
+        assert unwrapped == "ddp must be the DistributedDataParallel around the model, got Sequential"
+        assert other == "ddp must be the one around the model of this SepSA, and it has no head '2'"
+
+
 def truths(world):
     """What one process learns from the whole batches, for each case."""
     data = ranks.batches(ranks.STEPS)
@@ -95,6 +127,7 @@ def truths(world):
         "accumulated": accumulated(),
         "masked": masked(world),
         "refused": one_process(RLS(), ranks.batches(4)[1:]),
+        "joined": joined(world),
         "sharded": plain,
         "checkpoint": one_process(RLS(forgetting=0.95), data[:30] if world == 2 else data),
     }
@@ -139,7 +172,7 @@ def test_two_and_three_ranks_learn_as_one_process(tmp_path):
             check_model(case, [result[case] for result in found], model)
         check_refused([result["refused"] for result in found])
         check_alone([result["alone"] for result in found])
-        assert all("give such ranks empty batches" in result["joined"]["said"] for result in found)
+        check_joins(found)
         assert "head '2' is sharded over ranks, and its solver needs it whole" in found[0]["sharded"]["said"]
     assert [result["checkpoint"]["forgetting"] for result in found] == [0.95] * 3
     assert [result["checkpoint"]["steps"] for result in found] == [ranks.STEPS] * 3

@@ -8,10 +8,11 @@ one process with the whole batch.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -52,23 +53,50 @@ def has_ranks(setting: Any) -> bool:
     return setting == "auto" and dist.get_world_size() > 1
 
 
-def active_group(setting: Any, sharded: Any) -> Any:
+def active_group(setting: Any, sharded: Any, joined: Any = None) -> Any:
     """The process group whose ranks learn together, or None where this rank learns alone.
 
     `setting` is a group, None for no exchange, or "auto": that of the DistributedDataParallel whose forward this is, or
-    `sharded`, that of fully_shard.
+    `sharded`, that of fully_shard. `joined` is the DistributedDataParallel that `join_ranks` watches, if any.
     """
+    ddp = DistributedDataParallel._active_ddp_module
+    if ddp is not None and ddp._join_config.enable and ddp is not joined:
+        raise RuntimeError(
+            "inside ddp.join() a rank that has run out of batches would miss the exchange of samples for the head: "
+            "write `with optimizer.join(ddp):` in its place"
+        )
     if setting == "auto":
-        ddp = DistributedDataParallel._active_ddp_module
-        if ddp is not None and ddp._join_config.enable:
+        setting = sharded if ddp is None else ddp.process_group
+    return setting if setting is not None and dist.get_world_size(setting) > 1 else None
+
+
+@contextlib.contextmanager
+def join_ranks(ddp: Any, observed: Callable[[], bool], take_part: Callable[[], None], **options: Any) -> Iterator[None]:
+    """`ddp.join(**options)`, in which a rank that has run out of batches calls `take_part` whenever others run forward.
+
+    It does so where their forward reaches the head: DDP's own hook for such ranks matches what its forward and backward
+    send, and asks in between whether there will be a backward. `observed` says whether a forward will reach the head.
+    """
+    will_sync, before = ddp._check_global_requires_backward_grad_sync, ddp._join_config
+
+    def ask(is_joined_rank: bool) -> Any:
+        if not is_joined_rank and not observed():
             raise RuntimeError(
-                "inside join() a rank that has run out of batches would miss the exchange of samples for the head: "
-                "give such ranks empty batches, model(inputs[:0]), until all have run out"
+                "inside join every pass through the model must be inside observe, with targets for all heads: "
+                "ranks that have run out of batches take part in the heads' exchange at each"
             )
-        group = sharded if ddp is None else ddp.process_group
-    else:
-        group = setting
-    return group if group is not None and dist.get_world_size(group) > 1 else None
+        sync = will_sync(is_joined_rank=is_joined_rank)
+        if is_joined_rank:
+            take_part()
+        return sync
+
+    ddp._check_global_requires_backward_grad_sync = ask
+    try:
+        with ddp.join(**options):
+            yield
+    finally:
+        del ddp._check_global_requires_backward_grad_sync
+        ddp._join_config = before  # which torch leaves as it is inside
 
 
 def is_sharded(parameter: Tensor) -> bool:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import io
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from sepsa._base_state import check_base_state, check_own_state
 from sepsa.capture import PlainStep, Step, capture, check_devices
-from sepsa.distributed import is_sharded
+from sepsa.distributed import is_sharded, join_ranks
 from sepsa.heads import RLS, HeadSolver
 from sepsa.interrupt import DeferredInterrupt
 from sepsa.observe import (
@@ -230,6 +232,45 @@ class SepSA(Optimizer, Generic[S]):
             if not hasattr(solver, "health"):
                 raise TypeError(f"solver {type(solver).__name__} of the head {name!r} has no health() to log")
         return self.register_step_post_hook(HealthLog(write, every))
+
+    @contextlib.contextmanager
+    def join(
+        self,
+        ddp: DistributedDataParallel,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Iterator[None]:
+        """`ddp.join(...)` for ranks with different numbers of batches: those that run out follow the head all the same.
+
+        Choose it in place of `ddp.join`, which cannot know of the heads. Inside it every pass is inside `observe`.
+        """
+        if not isinstance(ddp, DistributedDataParallel):
+            raise TypeError(f"ddp must be the DistributedDataParallel around the model, got {type(ddp).__name__}")
+        inside = set(ddp.modules())
+        for name, head in self.heads.items():
+            if head not in inside:
+                raise ValueError(f"ddp must be the one around the model of this SepSA, and it has no head {name!r}")
+
+        def take_part() -> None:
+            for observer in self._observers:
+                observer.learn_without_batch(ddp)
+
+        for observer in self._observers:
+            observer.joined = ddp
+        try:
+            with join_ranks(
+                ddp,
+                lambda: all(observer.current is not None for observer in self._observers),
+                take_part,
+                divide_by_initial_world_size=divide_by_initial_world_size,
+                enable=enable,
+                throw_on_early_termination=throw_on_early_termination,
+            ):
+                yield
+        finally:
+            for observer in self._observers:
+                observer.joined = None
 
     def detach(self) -> Detached:
         """Leave the model as if we had never been there: for torch.jit.script, or to save it whole.
