@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import signal
 import subprocess
@@ -198,6 +199,30 @@ def test_a_killed_rank_continues_from_the_last_checkpoint(tmp_path):
         for name, value in result["end"].items():
             assert torch.equal(value, result["undisturbed"][name]), name
     assert [result["steps"] for result in found] == [elastic.STEPS] * 2
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_state_by_names_needs_one_body_parameter_that_learns(frozen):
+    """torch keeps states of parameters that learn alone, so the head's goes under the first of those."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    def build():
+        model = ranks.network()
+        for parameter in list(model.parameters())[:frozen]:
+            parameter.requires_grad_(False)
+        return model, ranks.build(model, RLS())
+
+    model, optimizer = build()
+    ranks.train(model, optimizer, ranks.batches(6), mse_loss)
+    saved = copy.deepcopy(get_optimizer_state_dict(model, optimizer))
+    assert [name for name, entry in saved["state"].items() if "sepsa" in entry] == [["0.weight", "0.bias"][frozen]]
+    again, resumed = build()
+    set_optimizer_state_dict(again, resumed, saved)
+    again.load_state_dict(model.state_dict())
+    for network, solver in ((model, optimizer), (again, resumed)):
+        ranks.train(network, solver, ranks.batches(2), mse_loss)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
 # ---------------------------------------------------------------------- moments as rows

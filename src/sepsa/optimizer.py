@@ -357,9 +357,14 @@ class SepSA(Optimizer, Generic[S]):
             own["head"] = self.solver.state_dict()
         state["sepsa"] = own
         if "torch.distributed.checkpoint.state_dict" in sys.modules and state["param_groups"]:
-            # Its get_optimizer_state_dict keeps what belongs to a parameter, and drops the rest.
-            first = state["param_groups"][0]["params"][:1]
-            state["state"] = state["state"] | {k: state["state"].get(k, {}) | {"sepsa": packed(own)} for k in first}
+            # Its get_optimizer_state_dict refuses what belongs to no parameter of the groups, as the head's do not, and
+            # its set_optimizer_state_dict drops what belongs to a frozen one.
+            parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+            keys = [key for group in state["param_groups"] for key in group["params"]]
+            learns = (k for k, parameter in zip(keys, parameters, strict=True) if parameter.requires_grad)
+            first = next(learns, keys[0]) if keys else None
+            if first is not None:
+                state["state"] = state["state"] | {first: state["state"].get(first, {}) | {"sepsa": packed(own)}}
         for after in self._optimizer_state_dict_post_hooks.values():
             state = after(self, state) or state
         return state
