@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from sepsa import RLS, OnlineLBFGS, SepSA, SoftmaxNewton
+from sepsa import RLS, OnlineLBFGS, SepSA, SoftmaxNewton, distributed
 from sepsa.heads import SlimTik
 
 ROWS, STEPS = 24, 50
@@ -325,6 +325,51 @@ def checkpoint_load(rank, world, folder):
     return state(model) | {"forgetting": optimizer.solver.forgetting, "steps": optimizer.solver.steps}
 
 
+def captured(rank, world, folder):
+    """What a captured step does with other ranks, step by step: a CUDA graph of it needs NCCL and a GPU for each rank.
+
+    On the wrapped model's own module, as the step runs it, so that DDP's hooks are there and nobody waits for them.
+    """
+    model = network(seed=rank)
+    ddp = DistributedDataParallel(model)
+    optimizer = build(ddp, RLS())
+    group = dist.group.WORLD
+    distributed.same_start(group, model)
+    (observer,) = optimizer._observers
+    observer.start_together(group)
+    agreed = []
+    for x, y in even(rank, world, batches(STEPS)):
+        optimizer.solver.prepare_capture()
+        observation = optimizer.observe(y)
+        observation.captured, observation.group = True, group
+        with observation:
+            loss = mse_loss(model(x), y)
+        optimizer.solver.finish_captured()
+        loss.backward()
+        distributed.average_gradients(group, model.parameters())
+        agreed.append(bool(distributed.on_all_ranks(group, observation.finite)))
+        optimizer.step()
+        optimizer.zero_grad()
+    one_is_bad = distributed.on_all_ranks(group, torch.tensor(rank != 1))
+    said = [
+        error_of(distributed.check_same, group, "order's batch size", 8, x.device),
+        error_of(distributed.check_same, group, "order's batch size", 8 + rank, x.device),
+        *(
+            error_of(distributed.capture_group, *arguments)
+            for arguments in ((model, None, None), (ddp, "auto", None), (model, group, None), (model, "auto", None))
+        ),
+    ]
+    return {"agreed": all(agreed), "bad": not one_is_bad, "said": said, **state(model)}
+
+
+def error_of(function, *arguments):
+    try:
+        function(*arguments)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 CASES = {f"solver {name}": (solver, name) for name in SOLVERS} | {
     "wrapped first": (wrapped_first,),
     "moments": (moments,),
@@ -337,6 +382,7 @@ CASES = {f"solver {name}": (solver, name) for name in SOLVERS} | {
     "joined": (joined,),
     "joined heads": (joined_heads,),
     "refused joins": (refused_joins,),
+    "captured": (captured,),
     "sharded": (sharded,),
 }
 # Two ranks save what three load.

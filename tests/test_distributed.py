@@ -112,6 +112,20 @@ def check_joins(found):
         assert other == "ddp must be the one around the model of this SepSA, and it has no head '2'"
 
 
+def check_captured(found):
+    for result in found:
+        assert result["agreed"]
+        assert result["bad"]
+        same, other, alone, *gloo, unknown = result["said"]
+        assert same == alone == ""
+        sizes = [8 + rank for rank in range(len(found))]
+        assert other == f"order's batch size must be the same on all ranks of a captured step, got {sizes}"
+        assert set(gloo) == {
+            "a captured step exchanges samples by NCCL, got a group of gloo: use optimizer.observe",
+        }
+        assert unknown.startswith("a captured step cannot tell which ranks learn together")
+
+
 def truths(world):
     """What one process learns from the whole batches, for each case."""
     data = ranks.batches(ranks.STEPS)
@@ -129,6 +143,7 @@ def truths(world):
         "masked": masked(world),
         "refused": one_process(RLS(), ranks.batches(4)[1:]),
         "joined": joined(world),
+        "captured": plain,
         "sharded": plain,
         "checkpoint": one_process(RLS(forgetting=0.95), data[:30] if world == 2 else data),
     }
@@ -174,6 +189,7 @@ def test_two_and_three_ranks_learn_as_one_process(tmp_path):
         check_refused([result["refused"] for result in found])
         check_alone([result["alone"] for result in found])
         check_joins(found)
+        check_captured([result["captured"] for result in found])
         assert "head '2' is sharded over ranks, and its solver needs it whole" in found[0]["sharded"]["said"]
     assert [result["checkpoint"]["forgetting"] for result in found] == [0.95] * 3
     assert [result["checkpoint"]["steps"] for result in found] == [ranks.STEPS] * 3

@@ -231,9 +231,7 @@ class Observer:
         """Let the solver learn the rows of all ranks. Returns where this rank's are among them; None: no rows."""
         moments = isinstance(self.solver, distributed.LearnsMoments) and self.solver.learns_moments
         rows, mine = distributed.gather(group, own, error, moments)
-        if not self.started_together:
-            self.solver.load_state_dict(distributed.share_start(group, self.head, self.solver.state_dict()))
-            self.started_together = True
+        self.start_together(group)
         if rows is None:
             return None
         if self.holds_out:
@@ -242,6 +240,12 @@ class Observer:
         else:
             self.solver.update(rows.features, rows.targets, rows.sample_weight)
         return mine
+
+    def start_together(self, group: Any) -> None:
+        """Give all ranks the first one's head and solver, once."""
+        if not self.started_together:
+            self.solver.load_state_dict(distributed.share_start(group, self.head, self.solver.state_dict()))
+            self.started_together = True
 
     def learn_without_batch(self, ddp: Any) -> None:
         """What the other ranks' forward teaches the head, on a rank that has run out of batches."""
@@ -298,6 +302,8 @@ class Observer:
         if count < len(rows):
             drawn = torch.rand(len(rows), device=rows.device).topk(count).indices
             rows, targets = rows[drawn], targets[drawn]
+        if observation.group is not None:
+            rows, targets = (distributed.gather_equal(observation.group, part) for part in (rows, targets))
         observation.finite = cast(Capturable, self.solver).update_captured(rows, targets)
 
     def body_moved(self) -> None:
@@ -355,6 +361,7 @@ class Observation:
     learned = captured = ranks = False
     observed: Tensor | None = None  # which rows (n,) were, where some were not
     finite: Tensor | None = None  # what `update_captured` returned
+    group: Any = None  # the ranks whose rows it learned, where it was captured
     inputs: Sequence[Tensor] = ()  # the model's, where the solver asks for them
     frozen: Sequence[nn.Parameter] = ()
 
@@ -367,7 +374,7 @@ class Observation:
         observer = self.observer
         if observer.current is not None:
             raise RuntimeError("observe is already active: one observe for each pass through the model")
-        self.ranks = is_initialized()
+        self.ranks = is_initialized() and not self.captured
         # Among ranks not yet: whether a DistributedDataParallel waits for the head's gradient is known in its forward.
         if not self.ranks:
             for parameter in observer.body:  # `any` of a generator takes four times as long
