@@ -2,6 +2,7 @@
 
 from sepsa.heads._affine import commit
 from sepsa.heads._checks import check_rows
+from sepsa.heads._delta import Delta
 from sepsa.heads.lbfgs import OnlineLBFGS
 from sepsa.heads.rls import RLS
 from sepsa.heads.slimtik import SlimTik
@@ -11,6 +12,7 @@ from sepsa.heads.solver import Capturable, HeadSolver, HoldsOut, NotFinite, Reve
 __all__ = [
     "RLS",
     "Capturable",
+    "Delta",
     "HeadSolver",
     "HoldsOut",
     "NotFinite",

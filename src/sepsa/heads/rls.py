@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa.heads import _exact, _health, _square_root
+from sepsa.heads import _delta, _exact, _health, _square_root
 from sepsa.heads._affine import commit, follow, join, samples, store, width
 from sepsa.heads._captured import CapturedState
 from sepsa.heads._checks import check_rows, explain_nonfinite, in_range, is_new_head, owned_head
+from sepsa.heads._delta import Delta
 from sepsa.heads._posterior import NormalPosterior
 from sepsa.heads._rls_state import Settings, read_root, write_root
-from sepsa.heads._square_root import GROWTH, PENDING, SAMPLES, STEPS, Root
+from sepsa.heads._square_root import PENDING, SAMPLES, STEPS, Root
 from sepsa.heads.self_tuning import SelfTuningRLS
 
 if TYPE_CHECKING:
@@ -336,33 +337,32 @@ class RLS(NormalPosterior):
         self._take(new, counters, new.W.to(linear.weight.dtype))
 
     @torch.no_grad()
-    def merge(self, other: RLS) -> None:
+    def delta_since(self, mark: dict[str, Any] | None = None) -> Delta:
+        """What was learned since `mark`, an earlier `state_dict()` of this head (None: since `bind`), to `merge`."""
+        root, linear = self._state(), owned_head("RLS", self.linear)
+        self._remembers_all("delta_since")
+        root = root._replace(W=follow(linear, root.W))
+        return _delta.since(mark, root, self._counters, self._prior, self._ridge)
+
+    @torch.no_grad()
+    def merge(self, other: RLS | Delta) -> None:
         """Become the head that saw this one's data and `other`'s, exactly, at forgetting 1 and one common prior."""
-        if not isinstance(other, RLS):
-            raise TypeError(f"other must be an RLS, got {type(other).__name__}")
-        mine, theirs = self._state(), other._state()
-        linear, head = owned_head("RLS", self.linear), owned_head("RLS", other.linear)
+        if not isinstance(other, (RLS, Delta)):
+            raise TypeError(f"other must be an RLS or a Delta, which delta_since returns, got {type(other).__name__}")
+        root, linear = self._state(), owned_head("RLS", self.linear)
         self._remembers_all("merge")
-        other._remembers_all("merge")
-        if other._prior.shape != self._prior.shape:
-            raise ValueError(
-                f"other must have a head of shape {tuple(self._prior.shape)}, got {tuple(other._prior.shape)}"
-            )
-        if other.ridge != self.ridge or not torch.equal(other._prior.to(self._prior), self._prior):
-            raise ValueError(
-                f"other must have started from the same prior, ridge {self.ridge:g} and the same initial weights, "
-                f"got ridge {other.ridge:g} and its own: bind both to copies of one head before they learn"
-            )
-        mine, theirs = mine._replace(W=follow(linear, mine.W)), theirs._replace(W=follow(head, theirs.W))
-        theirs = theirs.map(lambda part: part.to(mine.T))
-        new = _exact.merge(mine, theirs, self._ridge, self._prior)
-        counters = self._counters + other._counters * [1, 1, 0, 0, 0]
-        counters[[PENDING, GROWTH]] = 0.0
-        self._take(new, counters, new.W.to(linear.weight.dtype))
+        delta = other if isinstance(other, Delta) else other.delta_since()
+        root, dtype = root._replace(W=follow(linear, root.W)), linear.weight.dtype
+        new = _delta.learn(root, delta, self._prior, self._ridge, dtype)
+        steps, seen, cursor, _, _ = self._counters
+        self._take(new, np.array([steps + delta.steps, seen + delta.samples, cursor, 0.0, 0.0]), new.W.to(dtype))
 
     def _remembers_all(self, verb: str) -> None:
         if self.forgetting != 1.0:
-            raise ValueError(f"{verb} is exact only at forgetting 1, got {self.forgetting:g}")
+            raise ValueError(
+                f"{verb} is exact only at forgetting 1, got {self.forgetting:g}: "
+                "with forgetting, a head depends on when each sample came"
+            )
 
     # ------------------------------------------------------------------ prediction
 
