@@ -272,16 +272,17 @@ def choose(trials: int) -> None:
 def table() -> None:
     rows = rows_known()
     for name in SETTINGS:
-        print(f"\n| {name} | RMSE one step ahead | of the deviation | closed loop, valid steps | seconds |")
-        print("|---|---|---|---|---|")
+        print(f"\n### {name}\n")
+        print("| readout | seeds | RMSE one step ahead | steps alone until wrong | seconds |\n|---|---|---|---|---|")
         for method in dict.fromkeys(row["method"] for row in rows if row["series"] == name):
             own = [row for row in rows if (row["series"], row["method"]) == (name, method)]
-            cells = [method]
-            for key, form in (("rmse", ".2g"), ("relative", ".2g"), ("valid", ".0f"), ("seconds", ".2f")):
-                values = [row[key] for row in own if key in row]
+            cells = []
+            for key, form in (("rmse", ".2g"), ("valid", ".0f"), ("seconds", ".2f")):
+                values = [row[key] for row in own]
                 spread = statistics.stdev(values) if len(values) > 1 else 0.0
-                cells.append(f"{statistics.fmean(values):{form}} ± {spread:{form}}" if values else "")
-            print(f"| {' | '.join(cells)} |")
+                cells.append(f"{statistics.fmean(values):{form}} ± {spread:{form}}")
+            print(f"| {method} | {len(own)} | {' | '.join(cells)} |")
+    print(f"\n{PRINTED[0]['method']}: {PRINTED[0]['rmse']:.4f}")
 
 
 def figure() -> None:
