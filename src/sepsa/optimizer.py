@@ -537,7 +537,7 @@ def build_base(
         refuse_head_parameters(heads, given)
         refuse_other_heads(model, heads, given)
         return base
-    misplaced = sorted({"ridge", "forgetting"} & set(options) - set(inspect.signature(kind).parameters))
+    misplaced = sorted({"ridge", "forgetting", "bias_ridge"} & set(options) - set(inspect.signature(kind).parameters))
     if misplaced:
         settings = ", ".join(f"{name}={options[name]!r}" for name in misplaced)
         raise TypeError(

@@ -45,6 +45,23 @@ def unlearn(root: Root, Phi: Tensor, Y: Tensor, samples: float, seen: float, rid
     return Root(T, W - step, None, energy, root.left, root.whole)
 
 
+def check_one_prior(prior: Tensor, ridge: Tensor, other: Tensor, others_ridge: Tensor) -> None:
+    """Refuse to join heads that did not start from one prior (m, p) with one ridge (p,)."""
+    if other.shape != prior.shape:
+        raise ValueError(f"other must have a head of shape {tuple(prior.shape)}, got {tuple(other.shape)}")
+    if not torch.equal(others_ridge.to(ridge), ridge) or not torch.equal(other.to(prior), prior):
+        raise ValueError(
+            f"other must have started from the same prior, ridge {words(ridge)} and the same initial weights, "
+            f"got ridge {words(others_ridge)} and its own: bind both to copies of one head before they learn"
+        )
+
+
+def words(ridge: Tensor) -> str:
+    """The ridge of the weights, and that of the bias where it has another."""
+    first, last = float(ridge[0]), float(ridge[-1])
+    return f"{first:g}" if first == last else f"{first:g} ({last:g} for the bias)"
+
+
 def merge(root: Root, other: Root, ridge: Tensor, prior: Tensor) -> Root:
     """The state that saw the data of both, which had one prior, H = I."""
     T, W = square_root(root), root.W

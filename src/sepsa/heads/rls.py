@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sepsa.heads import _exact, _health, _square_root
-from sepsa.heads._affine import commit, follow, join, samples, store, width
+from sepsa.heads._affine import bias_words, commit, follow, join, ridges, samples, store
 from sepsa.heads._captured import CapturedState
-from sepsa.heads._checks import check_rows, explain_nonfinite, in_range, is_new_head, owned_head
+from sepsa.heads._checks import bias_setting, check_rows, explain_nonfinite, in_range, is_new_head, owned_head
 from sepsa.heads._rls_state import Settings, read_root, write_root
 from sepsa.heads._square_root import GROWTH, PENDING, SAMPLES, STEPS, Root
 from sepsa.heads.self_tuning import SelfTuningRLS
@@ -45,7 +45,9 @@ class RLS:
 
     where `prior` is what the head held when it was bound, age counts updates, and ridge_j is `ridge`, kept
     alive however much is forgotten (see `restored_per_update`). So at forgetting 1 an `RLS` equals ridge
-    regression about the initial weights on all data seen, in any order and in any batches.
+    regression about the initial weights on all data seen, in any order and in any batches. The bias is next to free:
+    its ridge_j is `bias_ridge`, in samples, 1e-4 (1e-3 in float32) or the ridge where that is less; "ridge" holds it
+    as the weights are held.
 
     Either setting, or both, may be "auto": then a `SelfTuningRLS` is made, which chooses by the errors it makes.
     Features and targets may come in any floating dtype; the arithmetic runs in `dtype`, float64 unless given.
@@ -64,10 +66,12 @@ class RLS:
         *,
         ridge: float | Literal["auto"] = 1.0,
         forgetting: float | Literal["auto"] = 1.0,
+        bias_ridge: float | Literal["ridge"] | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         self.ridge = in_range("ridge", cast(float, ridge), 0.0, math.inf)
         self.forgetting = in_range("forgetting", cast(float, forgetting), 0.0, 1.0)
+        self.bias_ridge = bias_setting(bias_ridge)
         if dtype not in (None, torch.float32, torch.float64):
             raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}")
         self.dtype = dtype
@@ -80,12 +84,10 @@ class RLS:
         """Own the curvature of `linear`; its present weights become the prior mean."""
         if not is_new_head("RLS", self.linear, linear):
             return self
-        device, p = linear.weight.device, width(linear)
-        dtype = self.dtype or (torch.float32 if device.type == "mps" else torch.float64)
+        dtype = self.dtype or (torch.float32 if linear.weight.device.type == "mps" else torch.float64)
         self._prior = join(linear).to(dtype)
-        self._ridge = torch.full((p,), self.ridge, dtype=dtype, device=device)
-        T = torch.eye(p, dtype=dtype, device=device) / math.sqrt(self.ridge)
-        self._root = Root(T, self._prior.clone(), None, T.new_zeros(len(self._prior)), self._ridge.clone(), whole=True)
+        self._ridge = ridges(linear, self.ridge, self.bias_ridge, self._prior)
+        self._root = _square_root.start(self._prior, self._ridge)
         self._counters = np.zeros(5)
         self._recent = _health.Recent(self._prior)
         self._workspace: Workspace | None = None
@@ -98,17 +100,19 @@ class RLS:
     def state_dict(self) -> dict[str, Any]:
         """Everything beside the head itself, whose weights live in the `nn.Linear`."""
         root = self._state()
-        return write_root(root, self._counters, Settings(self._prior, self.ridge, self.forgetting))
+        settings = Settings(self._prior, self.ridge, self.bias_ridge, self.forgetting)
+        return write_root(root, self._counters, settings)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
         self._state()
-        root, counters, settings = read_root(state_dict, self._prior)
-        ridge = torch.full_like(self._ridge, settings.ridge)
+        linear = owned_head("RLS", self.linear)
+        root, counters, settings = read_root(state_dict, linear, self._prior)
+        ridge = ridges(linear, settings.ridge, settings.bias_ridge, self._prior)
 
         def write() -> None:
-            self._prior, self.ridge, self.forgetting = settings
+            self._prior, self.ridge, self.bias_ridge, self.forgetting = settings
             self._ridge, self._root, self._counters = ridge, root, counters
             self._workspace, self._captured, self._place, self._on_device = None, None, (), False
             self._recent = _health.Recent(self._prior)
@@ -135,7 +139,7 @@ class RLS:
 
     @property
     def ridge_left(self) -> Tensor:
-        """The ridge (p,) that each coordinate has at the moment, between half of `ridge` and all of it."""
+        """The ridge (p,) that each coordinate has at the moment, between half of its own and all of it."""
         return self._state().left.clone()
 
     def objective(self) -> Tensor:
@@ -163,6 +167,7 @@ class RLS:
     def __repr__(self) -> str:
         head = "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
         head += "" if self.linear is None else f", backend={self.backend}"
+        head = bias_words(self.bias_ridge) + head
         return f"RLS(ridge={self.ridge:g}, forgetting={self.forgetting:g}{head})"
 
     def _state(self) -> Root:
@@ -344,15 +349,7 @@ class RLS:
         linear, head = owned_head("RLS", self.linear), owned_head("RLS", other.linear)
         self._remembers_all("merge")
         other._remembers_all("merge")
-        if other._prior.shape != self._prior.shape:
-            raise ValueError(
-                f"other must have a head of shape {tuple(self._prior.shape)}, got {tuple(other._prior.shape)}"
-            )
-        if other.ridge != self.ridge or not torch.equal(other._prior.to(self._prior), self._prior):
-            raise ValueError(
-                f"other must have started from the same prior, ridge {self.ridge:g} and the same initial weights, "
-                f"got ridge {other.ridge:g} and its own: bind both to copies of one head before they learn"
-            )
+        _exact.check_one_prior(self._prior, self._ridge, other._prior, other._ridge)
         mine, theirs = mine._replace(W=follow(linear, mine.W)), theirs._replace(W=follow(head, theirs.W))
         theirs = theirs.map(lambda part: part.to(mine.T))
         new = _exact.merge(mine, theirs, self._ridge, self._prior)
