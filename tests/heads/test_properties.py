@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot
 
 from heads.test_adversarial import BATTERY, SHORT, battery
 from heads.test_adversarial import K as BATTERY_WIDTH
-from sepsa import RLS, NotFinite, OnlineLBFGS
+from sepsa import RLS, NotFinite, OnlineLBFGS, PerOutput
 from sepsa.heads.slimtik import SlimTik
 from sepsa.heads.softmax import SoftmaxNewton
 from sepsa.testing import CHECKS, Case, difference, not_finite, snapshot
@@ -25,6 +25,7 @@ SOLVERS = {
     "RLS, forgetting 0.9": Case(lambda: RLS(forgetting=0.9)),
     "RLS, float32": Case(lambda: RLS(dtype=torch.float32), block=1e-4, too_large=1e30),
     "RLS, self-tuning": Case(lambda: RLS(forgetting="auto", ridge="auto")),
+    "PerOutput": Case(lambda: PerOutput(RLS()), block=1e-10),
     "SlimTik": Case(SlimTik, weighted=False),
     "OnlineLBFGS": Case(OnlineLBFGS),
     "OnlineLBFGS, forgetting 0.9": Case(lambda: OnlineLBFGS(forgetting=0.9)),
