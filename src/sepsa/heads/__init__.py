@@ -3,6 +3,7 @@
 from sepsa.heads._affine import commit
 from sepsa.heads._checks import check_rows
 from sepsa.heads.lbfgs import OnlineLBFGS
+from sepsa.heads.logistic import LogisticNewton
 from sepsa.heads.per_output import PerOutput
 from sepsa.heads.rls import RLS
 from sepsa.heads.slimtik import SlimTik
@@ -15,6 +16,7 @@ __all__ = [
     "HeadSolver",
     "HoldsOut",
     "LearnsPartly",
+    "LogisticNewton",
     "NotFinite",
     "OnlineLBFGS",
     "PerOutput",

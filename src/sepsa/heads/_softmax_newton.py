@@ -110,7 +110,7 @@ def learned(
     at, left = turn(p, c, cursor.long(), W.device), lam * state.ridge_left
     q = lacking(left, state.ridge, at)
     back = q[at].sqrt()[:, None]
-    rows = torch.cat([Phi * scale, Phi.new_zeros(c, p).scatter_(1, at[:, None], back)])
+    rows = torch.cat([Phi * scale, Phi.new_zeros(c, p).scatter(1, at[:, None], back)])
     residuals = torch.cat([R / s / scale.clamp(min=tiny), back * (W - state.prior)[:, at].T])
     inflation = torch.cat([rho.expand(n), rho.new_ones(c)])[:, None]
 
