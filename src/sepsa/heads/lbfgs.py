@@ -16,17 +16,20 @@ from sepsa.heads._checks import (
     bias_setting,
     check_dtype,
     check_keys,
+    check_labels,
     check_ridges,
     check_rows,
     check_state_number,
     check_state_tensor,
     explain_nonfinite,
     in_range,
+    is_integer,
     is_new_head,
     owned_head,
     with_ridges,
 )
 from sepsa.heads._quasi_newton import State, check_consistent, compact, curve, direction, moved, product, remember
+from sepsa.heads._softmax_newton import probabilities_of
 
 _LOSSES = ("squared", "cross-entropy")
 _BETA = 0.8  # any value from 0.5 to 0.95 does as well
@@ -44,7 +47,8 @@ class OnlineLBFGS:
     as `RLS` does, where loss is ½ ||targets_i - W features_i||^2 or the cross-entropy, and `prior` is what the head
     held when it was bound; the bias has the ridge `bias_ridge` of `RLS`, next to none. `forgetting` < 1 weights what
     was seen by forgetting^age, age counting updates, and leaves the ridge whole. With loss="cross-entropy" targets are
-    probabilities: each row is at least 0 and sums to 1, or for a head of one output, the logistic case, lies in [0, 1].
+    probabilities (..., out_features), each row at least 0 and of sum 1, or for a head of one output, the logistic case,
+    in [0, 1]; or integer labels (...).
 
     Features and targets may come in any floating dtype; the arithmetic runs in `dtype`, float32 unless given.
     """
@@ -239,18 +243,24 @@ class OnlineLBFGS:
         """The loss this head minimizes, for the body to follow: mean squared error or mean cross-entropy."""
         if self.loss_name == "squared":
             return functional.mse_loss(outputs, targets)
+        targets = as_probabilities(targets, outputs)
         if outputs.shape[-1] == 1:
             return functional.binary_cross_entropy_with_logits(outputs, targets)
         return functional.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1, targets.shape[-1]))
 
     @torch.no_grad()
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
-        """Learn samples as one block: features (..., in_features), targets (..., out_features).
+        """Learn samples as one block: features (..., in_features), targets (..., out_features) or labels (...).
 
         `sample_weight` (...) multiplies each sample's loss. `forgetting` acts once per update, however many samples
         it has. On bad input an error is raised and nothing changes.
         """
         linear = self._ready()
+        if self.loss_name == "cross-entropy" and is_integer(targets) and targets.dtype != torch.bool:
+            check_rows(linear, features)
+            if targets.shape == features.shape[:-1]:
+                check_labels(linear, features, targets, sample_weight)
+                targets = labels_one_hot(linear, targets)
         check_rows(linear, features, targets, sample_weight)
         if self.loss_name == "cross-entropy":
             check_probabilities(targets)
@@ -344,6 +354,26 @@ def check_settings(loss: str, memory: int, forgetting: float) -> None:
         raise ValueError(f"loss must be one of {', '.join(map(repr, _LOSSES))}, got {loss!r}")
     at_least("memory", memory, 1)
     in_range("forgetting", forgetting, 0.0, 1.0)
+
+
+def as_probabilities(targets: Tensor, like: Tensor) -> Tensor:
+    """Probabilities (..., m) of labels (...), NaN for one that is no class; other targets as they are."""
+    if targets.is_floating_point():
+        return targets
+    m = like.shape[-1]
+    return probabilities_of(targets, like.new_ones(max(m, 2)))[..., -m:]
+
+
+def labels_one_hot(linear: nn.Linear, labels: Tensor) -> Tensor:
+    """Class labels as probabilities, in the head's dtype; an error for one that is no class."""
+    hot = as_probabilities(labels, linear.weight.detach().new_empty(linear.out_features))
+    wrong = hot.isnan().any(-1)
+    if bool(wrong.any()):
+        most = max(linear.out_features, 2) - 1
+        raise ValueError(
+            f"targets must be class labels in [0, {most}], got {int(labels[wrong][0])}: nothing was learned"
+        )
+    return hot
 
 
 def check_probabilities(targets: Tensor) -> None:
