@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sepsa import distributed, operator
 from sepsa.distributed import is_initialized
-from sepsa.heads import Capturable, HeadSolver, HoldsOut, LearnsPartly, Revertible
+from sepsa.heads import Capturable, Forgets, HeadSolver, HoldsOut, LearnsPartly, Revertible
 from sepsa.heads._checks import check_rows, check_weight
 
 Collection: TypeAlias = Mapping[str, Tensor] | Sequence[Tensor]
@@ -63,10 +63,14 @@ class Checkpoint(NamedTuple):
     state: Any  # the solver's
     statistics: list[tuple[Tensor, Tensor]]  # buffers of normalization layers, and what they held
     body_steps: int
+    forgot: bool
 
 
 class Observer:
     """One head, its solver and the observation in progress, shared by the hook on the head and the optimizer."""
+
+    forget_per_step = False  # else in every update
+    forgot = False  # whether the head has, since the body's last step
 
     def __init__(
         self, model: nn.Module, name: str, head: nn.Linear, solver: HeadSolver, process_group: Any = "auto"
@@ -136,7 +140,7 @@ class Observer:
                     if self.holds_out or self.head_fraction < 1.0:
                         hidden = self._update_rows(observation, features)
                     else:
-                        self.solver.update(features, observation.targets, observation.sample_weight)
+                        self._teach(features, observation.targets, observation.sample_weight)
                 except Exception as error:
                     hidden = self._update_observed(observation, features, error)
         finally:
@@ -187,6 +191,19 @@ class Observer:
         held = self._update_rows(observation, features)
         return ~observation.observed if held is None else held | ~observation.observed
 
+    def _teach(self, features: Tensor, targets: Tensor, weight: Tensor | None, **identity: Any) -> None:
+        """Let the solver learn these samples, and forget or not."""
+        if not self.forget_per_step:
+            self.solver.update(features, targets, weight, **identity)
+            return
+        solver = cast(Forgets, self.solver)
+        try:
+            solver.forgets = not self.forgot
+            self.solver.update(features, targets, weight, **identity)
+        finally:
+            solver.forgets = True
+        self.forgot = True
+
     def _update_rows(self, observation: Observation, features: Tensor) -> Tensor | None:
         """Let the solver learn a share of the rows that are known to be observed. Returns which were held out."""
         if observation.observed is None and self.head_fraction == 1.0:
@@ -197,14 +214,14 @@ class Observer:
             if not len(rows):
                 return None
         if not self.holds_out:
-            self.solver.update(drawn, targets, weight)
+            self._teach(drawn, targets, weight)
             return None
         solver = cast(HoldsOut, self.solver)
         n = features.numel() // features.shape[-1]
         identity = next((x for x in observation.inputs if x.ndim and len(x) and n % len(x) == 0), None)
         if identity is not None and rows is not None:
             identity = identity[rows // (n // len(identity))]
-        solver.update(drawn, targets, weight, identity=identity)
+        self._teach(drawn, targets, weight, identity=identity)
         held = solver.held_out
         if held is None or rows is None:
             return held
@@ -226,10 +243,10 @@ class Observer:
         if rows is None:
             return hidden
         if not self.holds_out:
-            self.solver.update(rows.features, rows.targets, rows.sample_weight)
+            self._teach(rows.features, rows.targets, rows.sample_weight)
             return hidden
         solver = cast(HoldsOut, self.solver)
-        solver.update(rows.features, rows.targets, rows.sample_weight, identity=rows.identity)
+        self._teach(rows.features, rows.targets, rows.sample_weight, identity=rows.identity)
         if solver.held_out is None:
             return hidden
         held = solver.held_out[mine]
@@ -301,7 +318,7 @@ class Observer:
                     "where the optimizer is wrapped",
                     stacklevel=3,
                 )
-        self.observed = False
+        self.observed = self.forgot = False
 
     def checkpoint(self) -> Checkpoint:
         """What a pass through the model in training changes, to come back to."""
@@ -313,7 +330,7 @@ class Observer:
             if buffer is not None
         ]
         state = cast(Revertible, self.solver).checkpoint() if self.revertible else None
-        return Checkpoint(state, statistics, self.body_steps)
+        return Checkpoint(state, statistics, self.body_steps, self.forgot)
 
     def rollback(self, checkpoint: Checkpoint, learned: bool) -> None:
         """Come back to `checkpoint` from a step that failed, after the head had `learned` or before the body."""
@@ -321,6 +338,7 @@ class Observer:
             return
         if self.revertible and learned:
             cast(Revertible, self.solver).rollback(checkpoint.state)
+            self.forgot = checkpoint.forgot
         for buffer, before in checkpoint.statistics:
             buffer.copy_(before)
 

@@ -8,11 +8,12 @@ from sepsa.heads.per_output import PerOutput
 from sepsa.heads.rls import RLS
 from sepsa.heads.slimtik import SlimTik
 from sepsa.heads.softmax import SoftmaxNewton
-from sepsa.heads.solver import Capturable, HeadSolver, HoldsOut, LearnsPartly, NotFinite, Revertible
+from sepsa.heads.solver import Capturable, Forgets, HeadSolver, HoldsOut, LearnsPartly, NotFinite, Revertible
 
 __all__ = [
     "RLS",
     "Capturable",
+    "Forgets",
     "HeadSolver",
     "HoldsOut",
     "LearnsPartly",

@@ -53,6 +53,8 @@ class OnlineLBFGS:
     Features and targets may come in any floating dtype; the arithmetic runs in `dtype`, float32 unless given.
     """
 
+    forgets = True  # in the next update; see `sepsa.heads.Forgets`
+
     def __init__(
         self,
         *,
@@ -278,7 +280,7 @@ class OnlineLBFGS:
             omega = sample_weight.detach().reshape(-1, 1).to(self.dtype)
             n = float(omega.sum())
             omega = omega / (n or 1.0)
-        N = self.forgetting * state.samples + n
+        N = (self.forgetting if self.forgets else 1.0) * state.samples + n
         lam = _affine.ridges(linear, self.ridge, self.bias_ridge, state.W) / (N or math.inf)
 
         # A head of the solver's dtype holds W itself; in another, W keeps what rounding took from the head.

@@ -46,6 +46,7 @@ class LogisticNewton:
     """
 
     learns_partly = True
+    forgets = True  # in the next update; see `sepsa.heads.Forgets`
 
     def __init__(
         self,
@@ -243,8 +244,8 @@ class LogisticNewton:
 
     def _learned(self, linear: nn.Linear, W: Tensor, x: Tensor, y: Tensor, omega: Tensor) -> tuple[State, Tensor]:
         """The state after an update of every output, and for each whether it may be."""
-        Phi, forgetting, dtype = _affine.rows(linear, x, W.dtype), self.forgetting, linear.weight.dtype
-        ridge = self._state.ridge
+        Phi, ridge, dtype = _affine.rows(linear, x, W.dtype), self._state.ridge, linear.weight.dtype
+        forgetting = self.forgetting if self.forgets else 1.0
 
         def one(state: tuple[Tensor, ...], W: Tensor, t: Tensor, w: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
             T, _, prior, share, left, counters, weights = state

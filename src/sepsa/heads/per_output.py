@@ -102,6 +102,17 @@ class PerOutput(Generic[S]):
         commit(write)
 
     @property
+    def forgets(self) -> bool:
+        """Whether the next update forgets, where the solvers can be told; see `sepsa.heads.Forgets`."""
+        one: Any = self.solver if self.linear is None else self.solvers[0]
+        return bool(one.forgets)
+
+    @forgets.setter
+    def forgets(self, value: bool) -> None:
+        for solver in self._each:
+            solver.forgets = value
+
+    @property
     def steps(self) -> int:
         """How many updates that output has learned from which has most."""
         self._ready()

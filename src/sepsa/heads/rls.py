@@ -55,6 +55,7 @@ class RLS:
     """
 
     learns_moments = True  # rows with equal second moments are equal to it: see sepsa.distributed
+    forgets = True  # in the next update; see `sepsa.heads.Forgets`
 
     def __new__(cls, **settings: Any) -> Any:
         if "auto" in (settings.get("ridge"), settings.get("forgetting")):
@@ -247,7 +248,7 @@ class RLS:
         if work is not None:
             block, total = work.rows(features, targets, sample_weight)
             Phi, Y = block.Phi, block.Y
-            learned = work.update(block, self.forgetting, total)
+            learned = work.update(block, self.forgetting if self.forgets else 1.0, total)
         else:
             Phi, Y, total = samples(linear, features, targets, sample_weight, self._state().T.dtype)
         if learned is None:
@@ -260,7 +261,7 @@ class RLS:
     def _learn_in_torch(self, linear: nn.Linear, Phi: Tensor, Y: Tensor, total: float) -> bool:
         root = self._state()
         root = root._replace(W=follow(linear, root.W))
-        settings = self.forgetting, self._ridge, self._prior, linear.weight.dtype
+        settings = self.forgetting if self.forgets else 1.0, self._ridge, self._prior, linear.weight.dtype
         learned = _square_root.learn(root, self._counters.tolist(), Phi, Y, total, *settings)
         if learned is not None:
             root, counters, head = learned

@@ -99,6 +99,13 @@ class HoldsOut(Protocol):
 
 
 @runtime_checkable
+class Forgets(Protocol):
+    """A solver that forgets once in an update, unless `forgets`, True as a rule, was set to False before it."""
+
+    forgets: bool
+
+
+@runtime_checkable
 class LearnsPartly(Protocol):
     """A solver with a curvature for each output, which takes samples of which some outputs are not observed."""
 
