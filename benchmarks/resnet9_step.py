@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 import torch
 from measure import ratio, spread, write
-from torch import Tensor, nn
+from networks import resnet9
+from torch import Tensor
 from torch.nn import functional
 
 from sepsa import RLS, SepSA
@@ -22,30 +23,9 @@ from sepsa import RLS, SepSA
 BATCH, STEPS, ROUNDS = 256, 50, 15
 
 
-class Residual(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(conv(channels, channels), conv(channels, channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.body(x)
-
-
-def conv(inputs: int, outputs: int, pool: bool = False) -> nn.Sequential:
-    layers = [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
-    return nn.Sequential(*layers, *([nn.MaxPool2d(2)] if pool else []))
-
-
-def resnet9() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        *(conv(3, 64), conv(64, 128, pool=True), Residual(128), conv(128, 256, pool=True), conv(256, 512, pool=True)),
-        *(Residual(512), nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(512, 10)),
-    ).to("cuda", memory_format=torch.channels_last)
-
-
 def step_of(kind: str, x: Tensor, y: Tensor) -> Callable[[], None]:
-    model = resnet9()
+    torch.manual_seed(0)
+    model = resnet9().to("cuda", memory_format=torch.channels_last)
     hot = functional.one_hot(y, 10).float()
     if kind == "AdamW":
         adam = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)

@@ -22,15 +22,26 @@ from sepsa import RLS
 STEPS, EVERY, KILLED_AT = 20, 5, 13
 
 
+def build():
+    model = ranks.network()
+    optimizer = ranks.build(model, RLS(forgetting=0.95))
+    return model, optimizer, DistributedDataParallel(model)
+
+
+def undisturbed(data):
+    """The same training without a checkpoint, for comparison."""
+    model, optimizer, ddp = build()
+    ranks.train(ddp, optimizer, data, mse_loss)
+    return ranks.state(model)
+
+
 def main(folder):
     torch.set_num_threads(1)
     rank, world, attempt = (int(os.environ[k]) for k in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"))
     # A meeting place for each attempt: through torchrun's own store gloo finds addresses of killed processes.
     where = f"file://{folder}/rendezvous-{attempt}"
     dist.init_process_group("gloo", where, rank=rank, world_size=world, timeout=timedelta(seconds=60))
-    model = ranks.network()
-    optimizer = ranks.build(model, RLS(forgetting=0.95))
-    ddp = DistributedDataParallel(model)
+    model, optimizer, ddp = build()
     path, done = folder / "checkpoint.pt", 0
     if path.exists():
         saved = torch.load(path, weights_only=True)
@@ -48,7 +59,8 @@ def main(folder):
             saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": step + 1}
             torch.save(saved, path.with_suffix(".part"))
             path.with_suffix(".part").replace(path)
-    torch.save(ranks.state(model) | {"steps": optimizer.solver.steps}, folder / f"end-{rank}.pt")
+    end = {"end": ranks.state(model), "undisturbed": undisturbed(data), "steps": optimizer.solver.steps}
+    torch.save(end, folder / f"end-{rank}.pt")
     dist.destroy_process_group()
 
 

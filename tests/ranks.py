@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from sepsa import RLS, OnlineLBFGS, SepSA, SoftmaxNewton
+from sepsa import RLS, OnlineLBFGS, SepSA, SoftmaxNewton, distributed
 from sepsa.heads import SlimTik
 
 ROWS, STEPS = 24, 50
@@ -183,18 +183,76 @@ def refused(rank, world, folder):
     return {"said": said, **state(model)}
 
 
+def lasts(world):
+    """How many batches each rank has: one has none, or less, and the last has all."""
+    return {2: [STEPS - 7, STEPS], 3: [0, STEPS - 5, STEPS]}[world]
+
+
 def joined(rank, world, folder):
-    """Refused by all ranks before they wait for each other."""
+    """Ranks that run out of batches, one after the other."""
+    model = network()
+    optimizer = build(model, RLS(forgetting=0.95))
+    ddp = DistributedDataParallel(model)
+    with optimizer.join(ddp):
+        train(ddp, optimizer, even(rank, world, batches(STEPS))[: lasts(world)[rank]], mse_loss)
+    assert optimizer.solver.steps == STEPS
+    after = even(rank, world, batches(STEPS))[:1]  # and all go on together
+    with optimizer.observe(after[0][1]):
+        ddp(after[0][0])
+    return state(model)
+
+
+class TwoHeads(nn.Module):
+    """With buffers, which DDP sends before each forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.Tanh())
+        self.one, self.other = nn.Linear(9, 3), nn.Linear(9, 3)
+
+    def forward(self, x):
+        features = self.body(x)
+        return self.one(features), self.other(features)
+
+
+def joined_heads(rank, world, folder):
+    torch.manual_seed(0)
+    model = TwoHeads().double()
+    optimizer = build(model, [RLS(), SlimTik()], head=["one", "other"])
+    ddp = DistributedDataParallel(model)
+    with optimizer.join(ddp, divide_by_initial_world_size=False):
+        for k, (x, y) in enumerate(even(rank, world, batches(STEPS))[: lasts(world)[rank]]):
+            with ddp.no_sync() if k % 2 == 0 else contextlib.nullcontext():
+                with optimizer.observe((y, -y)):
+                    one, other = ddp(x)
+                (mse_loss(one, y) + mse_loss(other, -y)).backward()
+            if k % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    return {"steps": optimizer.solvers["one"].steps, **state(model)}
+
+
+def refused_joins(rank, world, folder):
+    """What all ranks refuse before they wait for each other."""
     model = network()
     optimizer = build(model, RLS())
-    ddp = DistributedDataParallel(model)
+    ddp, unrelated = DistributedDataParallel(model), DistributedDataParallel(network())
     x, y = even(rank, world, batches(1))[0]
-    try:
-        with ddp.join(), optimizer.observe(y):
-            ddp(x)
-    except RuntimeError as error:
-        return {"said": str(error)}
-    return {"said": ""}
+
+    def error_of(join, *arguments, observation):
+        try:
+            with join(*arguments), observation:
+                ddp(x)
+        except (RuntimeError, TypeError, ValueError) as error:
+            return str(error)
+
+    unobserved = contextlib.nullcontext()
+    return {
+        "said": [
+            error_of(ddp.join, observation=optimizer.observe(y)),
+            *(error_of(optimizer.join, other, observation=unobserved) for other in (ddp, model, unrelated)),
+        ]
+    }
 
 
 def alone(rank, world, folder):
@@ -267,6 +325,51 @@ def checkpoint_load(rank, world, folder):
     return state(model) | {"forgetting": optimizer.solver.forgetting, "steps": optimizer.solver.steps}
 
 
+def captured(rank, world, folder):
+    """What a captured step does with other ranks, step by step: a CUDA graph of it needs NCCL and a GPU for each rank.
+
+    On the wrapped model's own module, as the step runs it, so that DDP's hooks are there and nobody waits for them.
+    """
+    model = network(seed=rank)
+    ddp = DistributedDataParallel(model)
+    optimizer = build(ddp, RLS())
+    group = dist.group.WORLD
+    distributed.same_start(group, model)
+    (observer,) = optimizer._observers
+    observer.start_together(group)
+    agreed = []
+    for x, y in even(rank, world, batches(STEPS)):
+        optimizer.solver.prepare_capture()
+        observation = optimizer.observe(y)
+        observation.captured, observation.group = True, group
+        with observation:
+            loss = mse_loss(model(x), y)
+        optimizer.solver.finish_captured()
+        loss.backward()
+        distributed.average_gradients(group, model.parameters())
+        agreed.append(bool(distributed.on_all_ranks(group, observation.finite)))
+        optimizer.step()
+        optimizer.zero_grad()
+    one_is_bad = distributed.on_all_ranks(group, torch.tensor(rank != 1))
+    said = [
+        error_of(distributed.check_same, group, "order's batch size", 8, x.device),
+        error_of(distributed.check_same, group, "order's batch size", 8 + rank, x.device),
+        *(
+            error_of(distributed.capture_group, *arguments)
+            for arguments in ((model, None, None), (ddp, "auto", None), (model, group, None), (model, "auto", None))
+        ),
+    ]
+    return {"agreed": all(agreed), "bad": not one_is_bad, "said": said, **state(model)}
+
+
+def error_of(function, *arguments):
+    try:
+        function(*arguments)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 CASES = {f"solver {name}": (solver, name) for name in SOLVERS} | {
     "wrapped first": (wrapped_first,),
     "moments": (moments,),
@@ -277,6 +380,9 @@ CASES = {f"solver {name}": (solver, name) for name in SOLVERS} | {
     "refused": (refused,),
     "alone": (alone,),
     "joined": (joined,),
+    "joined heads": (joined_heads,),
+    "refused joins": (refused_joins,),
+    "captured": (captured,),
     "sharded": (sharded,),
 }
 # Two ranks save what three load.

@@ -54,7 +54,11 @@ def test_seeds_and_folder_are_taken_from_the_command(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("fig9",), "experiment must be one of fig1, fig2, fig3, fig4, table3, convergence, tuning, all, got 'fig9'"),
+        (
+            ("fig9",),
+            "experiment must be one of fig1, fig2, fig3, fig4, table3, augmented, images, "
+            "images-augmented, convergence, tuning, all, got 'fig9'",
+        ),
         (("fig1", "--datasets", "energy,iris"), "--datasets must be of energy, diabetes, mnist, cifar10, got 'iris'"),
         (
             ("fig1", "--methods", "muon"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import signal
 import subprocess
@@ -79,6 +80,52 @@ def masked(world):
     return model
 
 
+def joined(world):
+    """Of batches whose first ranks' shards are missing from some step on, as zeros in the mean over all ranks."""
+    model = ranks.network()
+    optimizer = ranks.build(model, RLS(forgetting=0.95))
+    shards = [ranks.even(rank, world, ranks.batches(ranks.STEPS))[:n] for rank, n in enumerate(ranks.lasts(world))]
+    whole = [[shard[k] for shard in shards if k < len(shard)] for k in range(ranks.STEPS)]
+    for parts in whole:
+        x, y = (torch.cat(part) for part in zip(*parts, strict=True))
+        with optimizer.observe(y):
+            loss = mse_loss(model(x), y) * len(parts) / world
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    x, y = ranks.batches(ranks.STEPS)[0]
+    with optimizer.observe(y):
+        model(x)
+    return model
+
+
+def check_joins(found):
+    """One head on all ranks, those that had run out included; and the errors."""
+    for result in found:
+        for name in ("one.weight", "one.bias", "other.weight", "other.bias", "body.0.weight"):
+            assert torch.equal(result["joined heads"][name], found[0]["joined heads"][name]), name
+        assert result["joined heads"]["steps"] == ranks.STEPS
+        plain, unobserved, unwrapped, other = result["refused joins"]["said"]
+        assert "write `with optimizer.join(ddp):` in its place" in plain
+        assert "inside join every pass through the model must be inside observe" in unobserved
+        assert unwrapped == "ddp must be the DistributedDataParallel around the model, got Sequential"
+        assert other == "ddp must be the one around the model of this SepSA, and it has no head '2'"
+
+
+def check_captured(found):
+    for result in found:
+        assert result["agreed"]
+        assert result["bad"]
+        same, other, alone, *gloo, unknown = result["said"]
+        assert same == alone == ""
+        sizes = [8 + rank for rank in range(len(found))]
+        assert other == f"order's batch size must be the same on all ranks of a captured step, got {sizes}"
+        assert set(gloo) == {
+            "a captured step exchanges samples by NCCL, got a group of gloo: use optimizer.observe",
+        }
+        assert unknown.startswith("a captured step cannot tell which ranks learn together")
+
+
 def truths(world):
     """What one process learns from the whole batches, for each case."""
     data = ranks.batches(ranks.STEPS)
@@ -95,6 +142,8 @@ def truths(world):
         "accumulated": accumulated(),
         "masked": masked(world),
         "refused": one_process(RLS(), ranks.batches(4)[1:]),
+        "joined": joined(world),
+        "captured": plain,
         "sharded": plain,
         "checkpoint": one_process(RLS(forgetting=0.95), data[:30] if world == 2 else data),
     }
@@ -139,7 +188,8 @@ def test_two_and_three_ranks_learn_as_one_process(tmp_path):
             check_model(case, [result[case] for result in found], model)
         check_refused([result["refused"] for result in found])
         check_alone([result["alone"] for result in found])
-        assert all("give such ranks empty batches" in result["joined"]["said"] for result in found)
+        check_joins(found)
+        check_captured([result["captured"] for result in found])
         assert "head '2' is sharded over ranks, and its solver needs it whole" in found[0]["sharded"]["said"]
     assert [result["checkpoint"]["forgetting"] for result in found] == [0.95] * 3
     assert [result["checkpoint"]["steps"] for result in found] == [ranks.STEPS] * 3
@@ -160,8 +210,35 @@ def test_a_killed_rank_continues_from_the_last_checkpoint(tmp_path):
     assert (tmp_path / "resumed").read_text() == "10"
     model = one_process(RLS(forgetting=0.95), ranks.batches(elastic.STEPS))
     found = [torch.load(tmp_path / f"end-{rank}.pt") for rank in range(2)]
-    check_model("restarted", found, model)
+    check_model("restarted", [result["end"] for result in found], model)
+    for result in found:  # and as the same two ranks without a kill to the last bit
+        for name, value in result["end"].items():
+            assert torch.equal(value, result["undisturbed"][name]), name
     assert [result["steps"] for result in found] == [elastic.STEPS] * 2
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_state_by_names_needs_one_body_parameter_that_learns(frozen):
+    """torch keeps states of parameters that learn alone, so the head's goes under the first of those."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    def build():
+        model = ranks.network()
+        for parameter in list(model.parameters())[:frozen]:
+            parameter.requires_grad_(False)
+        return model, ranks.build(model, RLS())
+
+    model, optimizer = build()
+    ranks.train(model, optimizer, ranks.batches(6), mse_loss)
+    saved = copy.deepcopy(get_optimizer_state_dict(model, optimizer))
+    assert [name for name, entry in saved["state"].items() if "sepsa" in entry] == [["0.weight", "0.bias"][frozen]]
+    again, resumed = build()
+    set_optimizer_state_dict(again, resumed, saved)
+    again.load_state_dict(model.state_dict())
+    for network, solver in ((model, optimizer), (again, resumed)):
+        ranks.train(network, solver, ranks.batches(2), mse_loss)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
 # ---------------------------------------------------------------------- moments as rows

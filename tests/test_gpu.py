@@ -7,10 +7,12 @@ import copy
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from reference import ridge_regression, ridges, with_ones
-from sepsa import RLS, SepSA, SoftmaxNewton
+from sepsa import RLS, SepSA, SoftmaxNewton, distributed
 from sepsa.heads import _square_root
 from third_party import CapturableLMS
 
@@ -391,3 +393,59 @@ def test_a_compiled_model_is_one_graph_and_learns_as_in_eager():
             one.zero_grad()
     assert_alike(model, twin)
     assert optimizer.solver.steps == 10
+
+
+# ---------------------------------------------------------------------- ranks
+
+
+@pytest.fixture
+def nccl(tmp_path):
+    """A group of one rank, whose collectives run and are recorded as those of many."""
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("compile", [False, None])
+@pytest.mark.parametrize("n", [1, 16])
+def test_a_graph_holds_the_exchange_between_ranks(nccl, n, compile, monkeypatch):
+    gathered = []
+    gather = distributed.gather_equal
+    monkeypatch.setattr(distributed, "gather_equal", lambda *given: gathered.append(given) or gather(*given))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 2)).cuda()
+    twin = copy.deepcopy(model)
+    x, y = torch.randn(12 * n, 6, device="cuda"), torch.randn(12 * n, 2, device="cuda")
+    order = torch.arange(12 * n, device="cuda").reshape(12, n)
+    one = SepSA(model, torch.optim.SGD, lr=1e-2, process_group=nccl)
+    two = SepSA(twin, torch.optim.SGD, lr=1e-2, process_group=None)
+    step, alone = (optimizer.capture(x[:n], y[:n], compile=compile) for optimizer in (one, two))
+    for part in (order[:6], order[6:]):
+        step.run(x, y, part)
+        alone.run(x, y, part)
+    assert len(gathered) < 2 * 12  # features and targets: the rest was replayed
+    assert one.solver.steps == two.solver.steps == 12
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+    bad = y.clone()
+    bad[0] = torch.nan
+    before = [p.detach().clone() for p in model.parameters()]
+    step.run(x, bad, order[:1])
+    assert step.skipped == 1
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+def test_a_wrapped_model_is_captured_as_its_own_module(nccl, monkeypatch):
+    """And with one rank it is the model without a wrapper."""
+    monkeypatch.setattr(distributed, "has_ranks", lambda setting: True)  # as if there were more
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 2)).cuda()
+    twin = copy.deepcopy(model)
+    one = SepSA(DistributedDataParallel(model), torch.optim.Adam, lr=1e-2)
+    two = SepSA(twin, torch.optim.Adam, lr=1e-2, process_group=None)
+    x, y = torch.randn(96, 6, device="cuda"), torch.randn(96, 2, device="cuda")
+    order = torch.arange(96, device="cuda").reshape(12, 8)
+    for optimizer in (one, two):
+        optimizer.capture(x[:8], y[:8], compile=False).run(x, y, order)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)

@@ -16,9 +16,10 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from sepsa.distributed import has_ranks, is_initialized
+from sepsa import distributed
 from sepsa.heads import Capturable
 from sepsa.observe import Observation, Observer, observers_of
 
@@ -71,12 +72,12 @@ def capture(
             f"solver {type(observer.solver).__name__} decides on the host and cannot be captured: "
             "use RLS or SoftmaxNewton, or optimizer.learn without a graph"
         )
-    if observer is not None and observer.process_group is not None and is_initialized() and has_ranks("auto"):
-        raise ValueError(
-            "a captured step exchanges no samples between ranks, so each would learn a head of its own: use "
-            "optimizer.observe, or say by SepSA(..., process_group=None) that it is meant so"
-        )
-    return GraphStep(model, optimizer, inputs, targets, loss_fn, observer, compile)
+    group = None
+    if observer is not None:
+        group = distributed.capture_group(model, observer.process_group, observer.sharded)
+    if group is not None and isinstance(model, DistributedDataParallel):
+        model = model.module  # the step averages gradients itself, where a graph can record it
+    return GraphStep(model, optimizer, inputs, targets, loss_fn, observer, compile, group)
 
 
 def check_devices(inputs: Tensor, targets: Tensor) -> None:
@@ -122,8 +123,12 @@ class GraphStep:
         loss_fn: Loss,
         observer: Observer | None,
         compile: bool | None,
+        group: Any = None,
     ) -> None:
-        self.compile = compile
+        self.compile, self.group = compile, group
+        if group is not None and observer is not None:
+            distributed.same_start(group, model)
+            observer.start_together(group)
         self.compiled: CompiledStep | None = None if compile is False else CompiledStep(model, optimizer, loss_fn)
         self.model, self.optimizer, self.loss_fn, self.observer = model, optimizer, loss_fn, observer
         self.solver = None if observer is None else cast(Capturable, observer.solver)
@@ -164,6 +169,8 @@ class GraphStep:
         key = (inputs.data_ptr(), targets.data_ptr(), order.shape[1], *self._fixed(), head)
         recording = self._recorded.get(key)
         if recording is None:
+            if self.group is not None:
+                distributed.check_same(self.group, "order's batch size", order.shape[1], inputs.device)
             recording = self._recorded[key] = Recording(self, inputs, targets, order.shape[1])
         recording.run(order)
 
@@ -188,7 +195,7 @@ class GraphStep:
             loss, fine = self._loss_of(compiled, inputs, targets)
         else:
             observation = Observation(self.observer, targets)
-            observation.captured = True
+            observation.captured, observation.group = True, self.group
             with observation:
                 loss, fine = self._loss_of(compiled, inputs, targets)
             learned = observation.finite
@@ -199,6 +206,9 @@ class GraphStep:
         loss.backward()  # type: ignore[no-untyped-call]
         if learned is not None:
             fine = fine & learned
+        if self.group is not None:
+            distributed.average_gradients(self.group, self.model.parameters())
+            fine = distributed.on_all_ranks(self.group, fine)
         if guard is not None:
             guard.step(self.optimizer, fine)
         elif compiled is not None:

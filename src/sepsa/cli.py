@@ -35,7 +35,7 @@ EXIT_CODES = (
 )
 
 # What `sepsa reproduce all` does; "tuning" is asked for by name, because the others take its choices as given.
-ALL = ("fig1", "fig2", "fig3", "fig4", "table3", "convergence")
+ALL = ("fig1", "fig2", "fig3", "fig4", "table3", "augmented", "images", "images-augmented", "convergence")
 REPRODUCIBLE = (*ALL, "tuning", "all")
 
 
@@ -199,7 +199,7 @@ def stream(
     ] = None,
     forgetting: Annotated[
         str | None,
-        typer.Option(help="Below 1 the learner follows what drifts, as 0.999. (default 1)", show_default=False),
+        typer.Option(help="Below 1 it follows what drifts, as 0.999; auto chooses. (default 1)", show_default=False),
     ] = None,
     ridge: Annotated[
         str | None, typer.Option(help="How strongly the head is held at its start. (default 10)", show_default=False)

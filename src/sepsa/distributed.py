@@ -8,10 +8,11 @@ one process with the whole batch.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -52,23 +53,50 @@ def has_ranks(setting: Any) -> bool:
     return setting == "auto" and dist.get_world_size() > 1
 
 
-def active_group(setting: Any, sharded: Any) -> Any:
+def active_group(setting: Any, sharded: Any, joined: Any = None) -> Any:
     """The process group whose ranks learn together, or None where this rank learns alone.
 
     `setting` is a group, None for no exchange, or "auto": that of the DistributedDataParallel whose forward this is, or
-    `sharded`, that of fully_shard.
+    `sharded`, that of fully_shard. `joined` is the DistributedDataParallel that `join_ranks` watches, if any.
     """
+    ddp = DistributedDataParallel._active_ddp_module
+    if ddp is not None and ddp._join_config.enable and ddp is not joined:
+        raise RuntimeError(
+            "inside ddp.join() a rank that has run out of batches would miss the exchange of samples for the head: "
+            "write `with optimizer.join(ddp):` in its place"
+        )
     if setting == "auto":
-        ddp = DistributedDataParallel._active_ddp_module
-        if ddp is not None and ddp._join_config.enable:
+        setting = sharded if ddp is None else ddp.process_group
+    return setting if setting is not None and dist.get_world_size(setting) > 1 else None
+
+
+@contextlib.contextmanager
+def join_ranks(ddp: Any, observed: Callable[[], bool], take_part: Callable[[], None], **options: Any) -> Iterator[None]:
+    """`ddp.join(**options)`, in which a rank that has run out of batches calls `take_part` whenever others run forward.
+
+    It does so where their forward reaches the head: DDP's own hook for such ranks matches what its forward and backward
+    send, and asks in between whether there will be a backward. `observed` says whether a forward will reach the head.
+    """
+    will_sync, before = ddp._check_global_requires_backward_grad_sync, ddp._join_config
+
+    def ask(is_joined_rank: bool) -> Any:
+        if not is_joined_rank and not observed():
             raise RuntimeError(
-                "inside join() a rank that has run out of batches would miss the exchange of samples for the head: "
-                "give such ranks empty batches, model(inputs[:0]), until all have run out"
+                "inside join every pass through the model must be inside observe, with targets for all heads: "
+                "ranks that have run out of batches take part in the heads' exchange at each"
             )
-        group = sharded if ddp is None else ddp.process_group
-    else:
-        group = setting
-    return group if group is not None and dist.get_world_size(group) > 1 else None
+        sync = will_sync(is_joined_rank=is_joined_rank)
+        if is_joined_rank:
+            take_part()
+        return sync
+
+    ddp._check_global_requires_backward_grad_sync = ask
+    try:
+        with ddp.join(**options):
+            yield
+    finally:
+        del ddp._check_global_requires_backward_grad_sync
+        ddp._join_config = before  # which torch leaves as it is inside
 
 
 def is_sharded(parameter: Tensor) -> bool:
@@ -169,6 +197,64 @@ def gather(group: Any, rows: Rows | None, error: Exception | None, moments: bool
         found.append(joined[:, at : at + width].clone().view(part.dtype).reshape(-1, *part.shape[1:]))
         at += width
     return Rows(*found), own
+
+
+def capture_group(model: nn.Module, setting: Any, sharded: Any) -> Any:
+    """The process group with whose ranks a captured step on `model` learns, or None; refused where a graph cannot."""
+    if setting is None or not is_initialized() or (setting == "auto" and not has_ranks(setting)):
+        return None
+    if sharded is not None or (setting == "auto" and not isinstance(model, DistributedDataParallel)):
+        raise ValueError(
+            "a captured step cannot tell which ranks learn together, so each would learn a head of its own: make the "
+            "SepSA on the DistributedDataParallel itself, or pass SepSA(..., process_group=...), or None to say that "
+            "it is meant so; what fully_shard has sharded cannot be captured"
+        )
+    group = model.process_group if isinstance(model, DistributedDataParallel) and setting == "auto" else setting
+    backend = dist.get_backend(group)
+    if "nccl" not in backend:
+        raise ValueError(f"a captured step exchanges samples by NCCL, got a group of {backend}: use optimizer.observe")
+    return group
+
+
+def same_start(group: Any, model: nn.Module) -> None:
+    """Give all ranks the first one's parameters and buffers."""
+    for value in (*model.parameters(), *model.buffers()):
+        dist.broadcast(value.detach(), src=dist.get_global_rank(group, 0), group=group)
+
+
+def check_same(group: Any, what: str, value: int, device: torch.device) -> None:
+    """Refuse ranks of which each has another `value` of `what`."""
+    values = _gather_tensor(group, torch.tensor([value], device=device), dist.get_world_size(group)).flatten().tolist()
+    if len(set(values)) > 1:
+        raise ValueError(f"{what} must be the same on all ranks of a captured step, got {values}")
+
+
+def gather_equal(group: Any, rows: Tensor) -> Tensor:
+    """The rows of all ranks, each of which has as many: without a look from the host."""
+    everyone = rows.new_empty(dist.get_world_size(group) * len(rows), *rows.shape[1:])
+    dist.all_gather_into_tensor(everyone, rows.contiguous(), group=group)
+    return everyone
+
+
+def average_gradients(group: Any, parameters: Iterable[Tensor]) -> None:
+    """Set every gradient to its mean over ranks, as DistributedDataParallel does, by one message for each dtype."""
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+    for gradients in by_dtype.values():
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        dist.all_reduce(flat, group=group)
+        flat /= dist.get_world_size(group)
+        parts = torch.split_with_sizes(flat, [gradient.numel() for gradient in gradients])
+        torch._foreach_copy_(gradients, [part.view_as(g) for part, g in zip(parts, gradients, strict=True)])
+
+
+def on_all_ranks(group: Any, fine: Tensor) -> Tensor:
+    """Whether something holds (0-d) on every rank."""
+    flag = fine.to(torch.int32)
+    dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=group)
+    return flag.bool()
 
 
 def moments_are_fewer(counts: list[int], rows: Rows) -> bool:

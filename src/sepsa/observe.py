@@ -78,6 +78,7 @@ class Observer:
         self.model, self.name, self.head, self.solver = model, name, head, solver
         self.process_group = process_group
         self.started_together = False  # whether all ranks have had one start
+        self.joined: Any = None  # the DistributedDataParallel whose ranks may run out of batches
         self.head_fraction = 1.0
         self.generator = torch.Generator().manual_seed(torch.initial_seed())
         self.current: Observation | None = None
@@ -169,7 +170,7 @@ class Observer:
 
     def _group(self) -> Any:
         """The ranks to learn with; a warning, once, where there are others, and they cannot be told."""
-        group = distributed.active_group(self.process_group, self.sharded)
+        group = distributed.active_group(self.process_group, self.sharded, self.joined)
         if group is None and not self.warned_alone and distributed.has_ranks(self.process_group):
             self.warned_alone = True
             distributed.warn_alone(self.name)
@@ -234,26 +235,42 @@ class Observer:
             own, chosen = self._own_rows(observation, features)
         except Exception as refused:  # raised once the other ranks, which wait, have been told
             error = refused
-        moments = isinstance(self.solver, distributed.LearnsMoments) and self.solver.learns_moments
-        rows, mine = distributed.gather(group, own, error, moments)
-        if not self.started_together:
-            self.solver.load_state_dict(distributed.share_start(group, self.head, self.solver.state_dict()))
-            self.started_together = True
+        mine = self._learn_from_all(group, own, error)
         hidden = None if observation.observed is None else ~observation.observed
-        if rows is None:
+        if mine is None or not self.holds_out or (held_out := cast(HoldsOut, self.solver).held_out) is None:
             return hidden
-        if not self.holds_out:
-            self._teach(rows.features, rows.targets, rows.sample_weight)
-            return hidden
-        solver = cast(HoldsOut, self.solver)
-        self._teach(rows.features, rows.targets, rows.sample_weight, identity=rows.identity)
-        if solver.held_out is None:
-            return hidden
-        held = solver.held_out[mine]
+        held = held_out[mine]
         if chosen is not None:
             n = features.numel() // features.shape[-1]
             held = held.new_zeros(n).index_put((chosen[held],), held.new_ones(()))
         return held if hidden is None else held | hidden
+
+    def _learn_from_all(self, group: Any, own: distributed.Rows | None, error: Exception | None) -> slice | None:
+        """Let the solver learn the rows of all ranks. Returns where this rank's are among them; None: no rows."""
+        moments = isinstance(self.solver, distributed.LearnsMoments) and self.solver.learns_moments
+        rows, mine = distributed.gather(group, own, error, moments)
+        self.start_together(group)
+        if rows is None:
+            return None
+        if self.holds_out:
+            self._teach(rows.features, rows.targets, rows.sample_weight, identity=rows.identity)
+        else:
+            self._teach(rows.features, rows.targets, rows.sample_weight)
+        return mine
+
+    def start_together(self, group: Any) -> None:
+        """Give all ranks the first one's head and solver, once."""
+        if not self.started_together:
+            self.solver.load_state_dict(distributed.share_start(group, self.head, self.solver.state_dict()))
+            self.started_together = True
+
+    def learn_without_batch(self, ddp: Any) -> None:
+        """What the other ranks' forward teaches the head, on a rank that has run out of batches."""
+        group = distributed.active_group(self.process_group, ddp.process_group)
+        if group is not None:
+            weight = self.head.weight.detach()
+            none = distributed.Rows(weight.new_zeros(0, weight.shape[1]), weight.new_zeros(0, len(weight)), None)
+            self._learn_from_all(group, none, None)
 
     def _own_rows(self, observation: Observation, features: Tensor) -> tuple[distributed.Rows, Tensor | None]:
         """What this rank has to share, and which of its rows they are; None: all."""
@@ -303,6 +320,8 @@ class Observer:
         if count < len(rows):
             drawn = torch.rand(len(rows), device=rows.device).topk(count).indices
             rows, targets = rows[drawn], targets[drawn]
+        if observation.group is not None:
+            rows, targets = (distributed.gather_equal(observation.group, part) for part in (rows, targets))
         observation.finite = cast(Capturable, self.solver).update_captured(rows, targets)
 
     def body_moved(self) -> None:
@@ -343,7 +362,7 @@ class Observer:
             buffer.copy_(before)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"generator": self.generator.get_state(), "current": None, "sharded": None}
+        own = {"generator": self.generator.get_state(), "current": None, "sharded": None, "joined": None}
         group = {"process_group": self.process_group if self.process_group in ("auto", None) else "auto"}
         return self.__dict__ | own | group
 
@@ -361,6 +380,7 @@ class Observation:
     learned = captured = ranks = False
     observed: Tensor | None = None  # which rows (n,) were, where some were not
     finite: Tensor | None = None  # what `update_captured` returned
+    group: Any = None  # the ranks whose rows it learned, where it was captured
     inputs: Sequence[Tensor] = ()  # the model's, where the solver asks for them
     frozen: Sequence[nn.Parameter] = ()
 
@@ -373,7 +393,7 @@ class Observation:
         observer = self.observer
         if observer.current is not None:
             raise RuntimeError("observe is already active: one observe for each pass through the model")
-        self.ranks = is_initialized()
+        self.ranks = is_initialized() and not self.captured
         # Among ranks not yet: whether a DistributedDataParallel waits for the head's gradient is known in its forward.
         if not self.ranks:
             for parameter in observer.body:  # `any` of a generator takes four times as long

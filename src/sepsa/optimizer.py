@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import io
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from sepsa._base_state import check_base_state, check_own_state
 from sepsa.capture import PlainStep, Step, capture, check_devices
-from sepsa.distributed import is_sharded
+from sepsa.distributed import is_sharded, join_ranks
 from sepsa.heads import RLS, Forgets, HeadSolver
 from sepsa.interrupt import DeferredInterrupt
 from sepsa.observe import (
@@ -241,6 +243,45 @@ class SepSA(Optimizer, Generic[S]):
                 raise TypeError(f"solver {type(solver).__name__} of the head {name!r} has no health() to log")
         return self.register_step_post_hook(HealthLog(write, every))
 
+    @contextlib.contextmanager
+    def join(
+        self,
+        ddp: DistributedDataParallel,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Iterator[None]:
+        """`ddp.join(...)` for ranks with different numbers of batches: those that run out follow the head all the same.
+
+        Choose it in place of `ddp.join`, which cannot know of the heads. Inside it every pass is inside `observe`.
+        """
+        if not isinstance(ddp, DistributedDataParallel):
+            raise TypeError(f"ddp must be the DistributedDataParallel around the model, got {type(ddp).__name__}")
+        inside = set(ddp.modules())
+        for name, head in self.heads.items():
+            if head not in inside:
+                raise ValueError(f"ddp must be the one around the model of this SepSA, and it has no head {name!r}")
+
+        def take_part() -> None:
+            for observer in self._observers:
+                observer.learn_without_batch(ddp)
+
+        for observer in self._observers:
+            observer.joined = ddp
+        try:
+            with join_ranks(
+                ddp,
+                lambda: all(observer.current is not None for observer in self._observers),
+                take_part,
+                divide_by_initial_world_size=divide_by_initial_world_size,
+                enable=enable,
+                throw_on_early_termination=throw_on_early_termination,
+            ):
+                yield
+        finally:
+            for observer in self._observers:
+                observer.joined = None
+
     def detach(self) -> Detached:
         """Leave the model as if we had never been there: for torch.jit.script, or to save it whole.
 
@@ -326,9 +367,14 @@ class SepSA(Optimizer, Generic[S]):
             own["head"] = self.solver.state_dict()
         state["sepsa"] = own
         if "torch.distributed.checkpoint.state_dict" in sys.modules and state["param_groups"]:
-            # Its get_optimizer_state_dict keeps what belongs to a parameter, and drops the rest.
-            first = state["param_groups"][0]["params"][:1]
-            state["state"] = state["state"] | {k: state["state"].get(k, {}) | {"sepsa": packed(own)} for k in first}
+            # Its get_optimizer_state_dict refuses what belongs to no parameter of the groups, as the head's do not, and
+            # its set_optimizer_state_dict drops what belongs to a frozen one.
+            parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+            keys = [key for group in state["param_groups"] for key in group["params"]]
+            learns = (k for k, parameter in zip(keys, parameters, strict=True) if parameter.requires_grad)
+            first = next(learns, keys[0]) if keys else None
+            if first is not None:
+                state["state"] = state["state"] | {first: state["state"].get(first, {}) | {"sepsa": packed(own)}}
         for after in self._optimizer_state_dict_post_hooks.values():
             state = after(self, state) or state
         return state

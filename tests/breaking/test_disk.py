@@ -173,12 +173,13 @@ def test_an_interrupt_while_writing_leaves_the_old_or_the_new(old, tally):
         for i in range(100):
             marker = {"a": np.full(20_000, float(i))}
             try:
-                signal.setitimer(signal.ITIMER_REAL, float(rng.uniform(1e-5, 2e-3)))
-                sepsa.save(marker, old)
-            except KeyboardInterrupt:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, float(rng.uniform(1e-5, 2e-3)))
+                    sepsa.save(marker, old)
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:  # outside the finally, before which the timer may still end
                 hit += 1
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
             values = sepsa.load(old)["a"]
             assert (values == values[0]).all()
     finally:

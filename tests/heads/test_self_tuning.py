@@ -341,7 +341,7 @@ def test_what_it_refuses():
     solver.update(x, y)
     for beyond in ("unlearn", "merge", "prepare_capture"):
         assert not hasattr(solver, beyond)
-    with pytest.raises(TypeError, match=r"other must be an RLS, got SelfTuningRLS"):
+    with pytest.raises(TypeError, match=r"other must be an RLS or a Delta, .* got SelfTuningRLS"):
         make(3, ridge=1.0)[0].merge(solver)
 
 

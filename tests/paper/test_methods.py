@@ -143,7 +143,15 @@ def test_wrong_arguments_are_named():
 
 @pytest.mark.skipif(not TUNING.exists(), reason="results/tuning.json is not there: sepsa reproduce tuning")
 def test_the_tuned_settings_are_those_that_tuning_chose():
+    named = {methods.slug(name): name for name in NAMES}
+    images = {}
     for key, found in json.loads(TUNING.read_text()).items():
-        dataset, mode = key.split()
         chosen = found["chosen"]
-        assert methods.TUNED_SETTINGS[dataset, mode] == (chosen["ridge"], chosen["forgetting"]), key
+        if key.startswith("images"):
+            experiment, dataset, mode, method = key.split()
+            settings = tuple(chosen[field] for field in ("lr", "ridge", "forgetting", "smoothing"))
+            images[experiment, dataset, mode, named[method]] = settings
+        else:
+            dataset, mode = key.split()
+            assert methods.TUNED_SETTINGS[dataset, mode] == (chosen["ridge"], chosen["forgetting"]), key
+    assert images == methods.IMAGE_SETTINGS

@@ -29,13 +29,20 @@ def test_the_classifications_hold_out_the_last_images():
 
 
 @pytest.mark.parametrize("name", ["energy", "diabetes", "mnist", "cifar10"])
-@pytest.mark.parametrize("mode", tuning.MODES)
-def test_no_reported_seed_takes_part(name, mode):
+def test_no_reported_seed_takes_part(name):
     reported = {run.seed for each in experiments.EXPERIMENTS for run in experiments.plan(each)}
-    runs = tuning.grid(name, mode, quick=False)
-    assert not reported & {run.seed for run in runs}
-    assert len(set(runs)) == len(runs)
-    assert {run.mode for run in runs} == {mode}
+    for choice, runs in tuning.grids([name], quick=False).items():
+        assert not reported & {run.seed for run in runs}
+        assert len(set(runs)) == len(runs)
+        assert {run.dataset for run in runs} == {name}
+        assert all(run.mode in choice for run in runs)
+
+
+def test_every_method_on_images_tries_as_many_settings():
+    grids = tuning.grids(["mnist", "cifar10"], quick=False)
+    assert len(grids) == 3 * (2 + 4)  # methods; MNIST in two modes, CIFAR-10 in two with crops and flips and without
+    assert {len(runs) for runs in grids.values()} == {6}
+    assert {run.padding for name, runs in grids.items() for run in runs if "augmented" in name} == {"black"}
 
 
 def test_the_best_mean_wins_and_a_diverged_setting_never():
@@ -54,8 +61,8 @@ def test_the_best_mean_wins_and_a_diverged_setting_never():
 
 
 def test_choices_are_recorded_and_made_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "RIDGES", {"regression": (1.0, 1000.0)})
-    monkeypatch.setattr(tuning, "FORGETTINGS", {"regression": (1.0,)})
+    monkeypatch.setattr(tuning, "RIDGES", (1.0, 1000.0))
+    monkeypatch.setattr(tuning, "FORGETTINGS", (1.0,))
     tuning.tune(tmp_path, ["diabetes"], quick=True, console=QUIET)
     found = json.loads((tmp_path / "tuning.json").read_text())
     assert sorted(found) == ["diabetes mini-batch", "diabetes online"]

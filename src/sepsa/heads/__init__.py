@@ -2,6 +2,7 @@
 
 from sepsa.heads._affine import commit
 from sepsa.heads._checks import check_rows
+from sepsa.heads._delta import Delta
 from sepsa.heads.lbfgs import OnlineLBFGS
 from sepsa.heads.logistic import LogisticNewton
 from sepsa.heads.per_output import PerOutput
@@ -13,6 +14,7 @@ from sepsa.heads.solver import Capturable, Forgets, HeadSolver, HoldsOut, Learns
 __all__ = [
     "RLS",
     "Capturable",
+    "Delta",
     "Forgets",
     "HeadSolver",
     "HoldsOut",

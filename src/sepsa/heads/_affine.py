@@ -25,6 +25,11 @@ def join(linear: nn.Linear) -> Tensor:
     return weight.clone() if linear.bias is None else torch.cat([weight, linear.bias.detach()[:, None]], 1)
 
 
+def start(linear: nn.Linear, dtype: torch.dtype | None) -> Tensor:
+    """W as it is, in this dtype or, for None, in float64, which MPS does not have."""
+    return join(linear).to(dtype or (torch.float32 if linear.weight.device.type == "mps" else torch.float64))
+
+
 def ridges(linear: nn.Linear, ridge: float, bias_ridge: BiasRidge, like: Tensor) -> Tensor:
     """The ridge (p,) of each column of W, in the dtype and on the device of `like`."""
     each = torch.full((width(linear),), ridge, dtype=like.dtype, device=like.device)

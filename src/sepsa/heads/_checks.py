@@ -89,6 +89,13 @@ def check_dtype(dtype: object) -> None:
         raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
 
 
+def optional_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
+    """A dtype to compute in, or None for that of the device."""
+    if dtype not in (None, torch.float32, torch.float64):
+        raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}")
+    return dtype
+
+
 # ---------------------------------------------------------------------- states
 
 

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa.heads import _exact, _health, _square_root
-from sepsa.heads._affine import bias_words, commit, follow, join, ridges, samples, store
+from sepsa.heads import _checks, _delta, _exact, _health, _square_root
+from sepsa.heads._affine import bias_words, commit, follow, join, ridges, samples, start, store
 from sepsa.heads._captured import CapturedState
-from sepsa.heads._checks import bias_setting, check_rows, explain_nonfinite, in_range, is_new_head, owned_head
+from sepsa.heads._checks import check_rows, explain_nonfinite, in_range, is_new_head, owned_head
+from sepsa.heads._delta import Delta
 from sepsa.heads._rls_state import Settings, read_root, write_root
-from sepsa.heads._square_root import GROWTH, PENDING, SAMPLES, STEPS, Root
+from sepsa.heads._square_root import PENDING, SAMPLES, STEPS, Root
 from sepsa.heads.self_tuning import SelfTuningRLS
 from sepsa.heads.solver import Posterior
 
@@ -45,9 +46,8 @@ class RLS:
 
     where `prior` is what the head held when it was bound, age counts updates, and ridge_j is `ridge`, kept
     alive however much is forgotten (see `restored_per_update`). So at forgetting 1 an `RLS` equals ridge
-    regression about the initial weights on all data seen, in any order and in any batches. The bias is next to free:
-    its ridge_j is `bias_ridge`, in samples, 1e-4 (1e-3 in float32) or the ridge where that is less; "ridge" holds it
-    as the weights are held.
+    regression about the initial weights on all data seen, in any order and in any batches. The bias is next to free,
+    by `bias_ridge`: 1e-4 (1e-3 in float32), or the ridge where that is less; "ridge" holds it as it does the weights.
 
     Either setting, or both, may be "auto": then a `SelfTuningRLS` is made, which chooses by the errors it makes.
     Features and targets may come in any floating dtype; the arithmetic runs in `dtype`, float64 unless given.
@@ -72,10 +72,7 @@ class RLS:
     ) -> None:
         self.ridge = in_range("ridge", cast(float, ridge), 0.0, math.inf)
         self.forgetting = in_range("forgetting", cast(float, forgetting), 0.0, 1.0)
-        self.bias_ridge = bias_setting(bias_ridge)
-        if dtype not in (None, torch.float32, torch.float64):
-            raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}")
-        self.dtype = dtype
+        self.bias_ridge, self.dtype = _checks.bias_setting(bias_ridge), _checks.optional_dtype(dtype)
         self.linear: nn.Linear | None = None
 
     # ------------------------------------------------------------------ state
@@ -85,8 +82,7 @@ class RLS:
         """Own the curvature of `linear`; its present weights become the prior mean."""
         if not is_new_head("RLS", self.linear, linear):
             return self
-        dtype = self.dtype or (torch.float32 if linear.weight.device.type == "mps" else torch.float64)
-        self._prior = join(linear).to(dtype)
+        self._prior = start(linear, self.dtype)
         self._ridge = ridges(linear, self.ridge, self.bias_ridge, self._prior)
         self._root = _square_root.start(self._prior, self._ridge)
         self._counters = np.zeros(5)
@@ -166,10 +162,9 @@ class RLS:
         return self.__dict__ | {"_root": self._state(), "_workspace": None, "_captured": None, "_place": ()}
 
     def __repr__(self) -> str:
-        head = "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
-        head += "" if self.linear is None else f", backend={self.backend}"
-        head = bias_words(self.bias_ridge) + head
-        return f"RLS(ridge={self.ridge:g}, forgetting={self.forgetting:g}{head})"
+        linear = self.linear
+        head = "" if linear is None else f", head={linear.in_features}->{linear.out_features}, backend={self.backend}"
+        return f"RLS(ridge={self.ridge:g}, forgetting={self.forgetting:g}{bias_words(self.bias_ridge)}{head})"
 
     def _state(self) -> Root:
         """The state as it is now, where the head is."""
@@ -342,25 +337,32 @@ class RLS:
         self._take(new, counters, new.W.to(linear.weight.dtype))
 
     @torch.no_grad()
-    def merge(self, other: RLS) -> None:
+    def delta_since(self, mark: dict[str, Any] | None = None) -> Delta:
+        """What was learned since `mark`, an earlier `state_dict()` of this head (None: since `bind`), to `merge`."""
+        root, linear = self._state(), owned_head("RLS", self.linear)
+        self._remembers_all("delta_since")
+        root = root._replace(W=follow(linear, root.W))
+        return _delta.since(mark, linear, root, self._counters, self._prior, self._ridge)
+
+    @torch.no_grad()
+    def merge(self, other: RLS | Delta) -> None:
         """Become the head that saw this one's data and `other`'s, exactly, at forgetting 1 and one common prior."""
-        if not isinstance(other, RLS):
-            raise TypeError(f"other must be an RLS, got {type(other).__name__}")
-        mine, theirs = self._state(), other._state()
-        linear, head = owned_head("RLS", self.linear), owned_head("RLS", other.linear)
+        if not isinstance(other, (RLS, Delta)):
+            raise TypeError(f"other must be an RLS or a Delta, which delta_since returns, got {type(other).__name__}")
+        root, linear = self._state(), owned_head("RLS", self.linear)
         self._remembers_all("merge")
-        other._remembers_all("merge")
-        _exact.check_one_prior(self._prior, self._ridge, other._prior, other._ridge)
-        mine, theirs = mine._replace(W=follow(linear, mine.W)), theirs._replace(W=follow(head, theirs.W))
-        theirs = theirs.map(lambda part: part.to(mine.T))
-        new = _exact.merge(mine, theirs, self._ridge, self._prior)
-        counters = self._counters + other._counters * [1, 1, 0, 0, 0]
-        counters[[PENDING, GROWTH]] = 0.0
-        self._take(new, counters, new.W.to(linear.weight.dtype))
+        delta = other if isinstance(other, Delta) else other.delta_since()
+        root, dtype = root._replace(W=follow(linear, root.W)), linear.weight.dtype
+        new = _delta.learn(root, delta, self._prior, self._ridge, dtype)
+        steps, seen, cursor, _, _ = self._counters
+        self._take(new, np.array([steps + delta.steps, seen + delta.samples, cursor, 0.0, 0.0]), new.W.to(dtype))
 
     def _remembers_all(self, verb: str) -> None:
         if self.forgetting != 1.0:
-            raise ValueError(f"{verb} is exact only at forgetting 1, got {self.forgetting:g}")
+            raise ValueError(
+                f"{verb} is exact only at forgetting 1, got {self.forgetting:g}: "
+                "with forgetting, a head depends on when each sample came"
+            )
 
     # ------------------------------------------------------------------ prediction
 
@@ -394,5 +396,5 @@ class RLS:
         Those of the last updates know one update in eight, and are NaN before one and inside a captured step.
         """
         root = self._state()
-        T, W = _square_root.square_root(root), root.W
-        return _health.report(T, W, root.left, self.samples, self.steps, self._recent)
+        T = _square_root.square_root(root)
+        return _health.report(T, root.W, root.left, self.samples, self.steps, self._recent)

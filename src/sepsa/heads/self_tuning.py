@@ -22,6 +22,7 @@ from sepsa.heads._checks import (
     explain_nonfinite,
     in_range,
     is_new_head,
+    optional_dtype,
     owned_head,
 )
 from sepsa.heads._repeats import UNREPEATED, Lookup, look_up
@@ -74,13 +75,11 @@ class SelfTuningRLS:
             [lam for lam, _ in GRID] if forgetting == "auto" else [in_range("forgetting", forgetting, 0.0, 1.0)]
         )
         ridges = [r for _, r in GRID] if ridge == "auto" else [in_range("ridge", ridge, 0.0, math.inf)]
-        if dtype not in (None, torch.float32, torch.float64):
-            raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}")
         both = forgetting == ridge == "auto"
         pairs = GRID if both else tuple(dict.fromkeys((lam, r) for lam in forgettings for r in ridges))
         self._grid = Grid(pairs, bias_setting(bias_ridge))
         self._settings: dict[str, Any] = {"ridge": ridge, "forgetting": forgetting, "bias_ridge": bias_ridge}
-        self.dtype = dtype
+        self.dtype = optional_dtype(dtype)
         self.linear: nn.Linear | None = None
         self._held_out: Tensor | None = None
 

@@ -289,6 +289,12 @@ def _standardize(pixels: Bytes, mean: float, std: float, out: Floats) -> None:
     np.divide(out, np.float32(std), out=out)
 
 
+def black(name: str) -> float:
+    """What a black pixel is in the standardized images of "mnist" or "cifar10"."""
+    mean, std = {"mnist": (_MNIST_MEAN, _MNIST_STD), "cifar10": (_CIFAR10_MEAN, _CIFAR10_STD)}[name]
+    return -mean / std
+
+
 def _one_hot(labels: Bytes) -> Tensor:
     return torch.from_numpy(np.eye(_CLASSES, dtype=np.float32)[labels])
 

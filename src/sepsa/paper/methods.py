@@ -46,6 +46,30 @@ TUNED_SETTINGS: dict[tuple[str, str], tuple[float, float]] = {
 NEWTON_RIDGE = {"online": 1000.0, "mini-batch": 1.0}
 
 
+# Learning rate, ridge, forgetting and smoothing of the methods on images as we would use them, by experiment, data set,
+# mode and method: what `sepsa reproduce tuning` chose, of as many settings for each, on training images held out.
+IMAGE_SETTINGS: dict[tuple[str, str, str, str], tuple[float, float | None, float | None, float]] = {
+    ("images", "cifar10", "mini-batch", CROSS_ENTROPY): (0.0005, None, None, 0.0),
+    ("images", "cifar10", "mini-batch", NEWTON): (0.001, 1.0, 0.9999, 0.0),
+    ("images", "cifar10", "mini-batch", TUNED): (0.002, 1.0, 1.0, 0.0),
+    ("images", "cifar10", "online", CROSS_ENTROPY): (0.0005, None, None, 0.0),
+    ("images", "cifar10", "online", NEWTON): (0.001, 1000.0, 0.9999, 0.0),
+    ("images", "cifar10", "online", TUNED): (0.002, 1.0, 1.0, 0.0),
+    ("images", "mnist", "mini-batch", CROSS_ENTROPY): (0.001, None, None, 0.1),
+    ("images", "mnist", "mini-batch", NEWTON): (0.001, 1.0, 0.999, 0.1),
+    ("images", "mnist", "mini-batch", TUNED): (0.001, 1.0, 0.9999, 0.0),
+    ("images", "mnist", "online", CROSS_ENTROPY): (0.0005, None, None, 0.1),
+    ("images", "mnist", "online", NEWTON): (0.001, 1000.0, 0.9999, 0.0),
+    ("images", "mnist", "online", TUNED): (0.001, 1.0, 0.9999, 0.0),
+    ("images-augmented", "cifar10", "mini-batch", CROSS_ENTROPY): (0.002, None, None, 0.1),
+    ("images-augmented", "cifar10", "mini-batch", NEWTON): (0.001, 1.0, 0.999, 0.1),
+    ("images-augmented", "cifar10", "mini-batch", TUNED): (0.002, 1.0, 0.999, 0.0),
+    ("images-augmented", "cifar10", "online", CROSS_ENTROPY): (0.0005, None, None, 0.1),
+    ("images-augmented", "cifar10", "online", NEWTON): (0.001, 1000.0, 1.0, 0.1),
+    ("images-augmented", "cifar10", "online", TUNED): (0.001, 1.0, 0.9999, 0.0),
+}
+
+
 def slug(name: str) -> str:
     """The method's name for files and command lines: "Adam, cross-entropy" is adam-cross-entropy."""
     return name.lower().replace(",", "").replace(" ", "-")
@@ -64,6 +88,13 @@ def head_settings(name: str, dataset: str, mode: str) -> tuple[float | None, flo
     if name == NEWTON:
         return NEWTON_RIDGE[mode], 1.0
     return (1.0, 1.0) if name == "SepSA" else (None, None)
+
+
+def image_settings(name: str, experiment: str, dataset: str, mode: str) -> dict[str, Any]:
+    """The settings of an experiment on images with a falling rate, as fields of its run."""
+    default = (1e-3, *head_settings(name, dataset, mode), 0.0)  # of methods that were not tuned
+    chosen = IMAGE_SETTINGS.get((experiment, dataset, mode, name), default)
+    return dict(zip(("lr", "ridge", "forgetting", "smoothing"), chosen, strict=True))
 
 
 class Learner:
@@ -86,17 +117,25 @@ class Learner:
         self.step: Step | None = None
 
     def capture(self, inputs: Tensor, targets: Tensor) -> Step:
-        """The iteration for batches like these: one CUDA graph on a GPU, unless the head decides on the host."""
+        """The iteration for batches like these: one CUDA graph on a GPU, unless the head decides on the host.
+
+        Not compiled: a run ends before that has paid for itself, and every process would compile for itself.
+        """
         if isinstance(self.optimizer, SepSA):
             if not isinstance(self.optimizer.solver, Capturable):
                 return PlainStep(self.learn)
-            return self.optimizer.capture(inputs, targets, self.loss_fn)
-        return capture(self.model, self.optimizer, inputs, targets, self.loss_fn)
+            return self.optimizer.capture(inputs, targets, self.loss_fn, compile=False)
+        return capture(self.model, self.optimizer, inputs, targets, self.loss_fn, compile=False)
 
     def begin_epoch(self, epoch: int) -> None:
         """Tell which epoch comes, the first being 1."""
         if self.halving and isinstance(self.optimizer, SepSA):
             self.optimizer.head_fraction = 0.5 ** (epoch - 1)
+
+    def set_rate(self, rate: float) -> None:
+        """Take this learning rate from here on."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
 
     def learn(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """One iteration on one batch. Returns the loss that the body's gradient was taken of."""

@@ -97,8 +97,16 @@ def missing(results: Path, runs: list[Run]) -> list[Run]:
     """The runs not recorded yet, with exactly this specification."""
     known: dict[Path, list[Any]] = {}
     for file in {path(results, run) for run in runs}:
-        known[file] = [entry["spec"] for entry in read(file)["runs"]] if file.exists() else []
-    return [run for run in runs if asdict(run) not in known[path(results, run)]]
+        # Through Run, because a record older than a field of it means that field's default.
+        known[file] = [_specification(entry["spec"]) for entry in read(file)["runs"]] if file.exists() else []
+    return [run for run in runs if run not in known[path(results, run)]]
+
+
+def _specification(spec: dict[str, Any]) -> Run | None:
+    try:
+        return Run(**spec)
+    except TypeError:  # written by another version, with fields of its own
+        return None
 
 
 def add(results: Path, run: Run, entry: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,11 @@ HEADINGS = {
     "fig4": "Fig. 4",
     "convergence": "Convergence",
     "table3": "Table III",
+    "augmented": "Table III with crops and flips",
+    "images": "Images as we would learn them",
+    "images-augmented": "Images as we would learn them, with crops and flips",
 }
+IMAGES = ("augmented", "images", "images-augmented")
 PAPER_SEEDS = {"mse": len(REGRESSION_SEEDS), "accuracy": len(CLASSIFICATION_SEEDS)}
 BEGIN, END = "<!-- table3 begin -->", "<!-- table3 end -->"
 
@@ -53,8 +58,9 @@ BEGIN, END = "<!-- table3 begin -->", "<!-- table3 end -->"
 def write(results: Path, out: Path, docs: Path | None = None) -> None:
     """Make the table, the figures and the page again from the records under `results`.
 
-    They go to `results/table3.json`, `out/figures/` and `out/report.html`; `docs` is a markdown file whose block
-    between the marks "table3 begin" and "table3 end" is replaced. What has not been run is named with its command.
+    They go to `results/table3.json` and `images.json`, `out/figures/` and `out/report.html`; `docs` is a markdown file
+    whose block between the marks "table3 begin" and "table3 end" is replaced. What has not been run is named with its
+    command.
     """
     if not results.is_dir():
         raise FileNotFoundError(f"results must be a folder of records, got {str(results)!r}: run `sepsa reproduce all`")
@@ -62,19 +68,21 @@ def write(results: Path, out: Path, docs: Path | None = None) -> None:
     if docs is not None and not 0 <= page.find(BEGIN) < page.find(END):
         raise ValueError(f"docs must hold the lines {BEGIN} and {END}, got {str(docs)!r} without them: write them in")
     records = read(results)
-    rows = table3(records)
+    rows, images = table3(records), table3(records, IMAGES)
     gaps = missing(results, records)
-    write_file(results / "table3.json", json.dumps([asdict(row) for row in rows], indent=1, allow_nan=False) + "\n")
+    for name, table in (("table3", rows), ("images", images)):
+        text = json.dumps([asdict(row) for row in table], indent=1, allow_nan=False)
+        write_file(results / f"{name}.json", text + "\n")
     plates = draw(records, results / "convergence.json")
     for name, plate in plates.items():
         figures.save(plate.figure, out / "figures" / f"{name}.svg")
         plate.figure.set_layout_engine("none")  # it stays as it was laid out, which takes longer than drawing it
         figures.save(plate.figure, out / "figures" / f"{name}.png")
-    write_file(out / "report.html", html(records, rows, gaps, plates, out / "figures"))
+    write_file(out / "report.html", html(records, rows, images, gaps, plates, out / "figures"))
     if docs is not None:
         there = Path(os.path.relpath(results, docs.parent)).as_posix()
         before, after = page[: page.find(BEGIN) + len(BEGIN)], page[page.find(END) :]
-        write_file(docs, f"{before}\n{markdown(rows, gaps, there)}\n{after}")
+        write_file(docs, f"{before}\n{markdown(rows, images, gaps, there)}\n{after}")
 
 
 # ---------------------------------------------------------------------- what is missing
@@ -374,6 +382,7 @@ def against(ours: float | None, reference: float | None, metric: str) -> str:
 def html(
     records: Sequence[Record],
     rows: Sequence[Row],
+    images: Sequence[Row],
     gaps: Sequence[Gap],
     plates: Mapping[str, Plate],
     drawn: Path,
@@ -395,7 +404,7 @@ def html(
         if (verdict := judge(difference, row.metric))
     ]
     kinds = [verdict.kind for verdict in verdicts]
-    behind = [record for record in records if record.experiment == "table3"]
+    behind = [record for record in records if record.experiment in ("table3", *IMAGES)]
     runs = [run for record in records for run in record.runs]
     return environment.from_string(source).render(
         printed=2 * len(PAPER),
@@ -411,7 +420,13 @@ def html(
         notes=list(dict.fromkeys(run.note for run in runs if run.note)),
         gaps=gaps,
         sections=[{"title": _mode(mode), "groups": _paper_groups(rows, mode, best)} for mode in MODES],
+        augmented=[
+            {"title": _mode(mode), "groups": groups}
+            for mode in MODES
+            if (groups := _paper_groups([row for row in images if row.experiment == "augmented"], mode, set(), False))
+        ],
         extras=_extra_groups(rows, best),
+        images=_image_groups(images),
         plates=[_plate(name, plates.get(name), gaps, drawn) for name in PLATES],
         records=[_behind(record) for record in behind],
     )
@@ -425,8 +440,10 @@ def _metric(metric: str) -> str:
     return "mean squared error, less is better" if metric == "mse" else "accuracy in %, more is better"
 
 
-def _paper_groups(rows: Iterable[Row], mode: str, best: set[tuple[str, str, str]]) -> list[dict[str, Any]]:
-    """The paper's rows of one mode, each with ours if it has been run."""
+def _paper_groups(
+    rows: Iterable[Row], mode: str, best: set[tuple[str, str, str]], whole: bool = True
+) -> list[dict[str, Any]]:
+    """The paper's rows of one mode, each with ours if it has been run; unless `whole`, of data sets with ours alone."""
     ours = {(row.mode, row.dataset, row.method): row for row in rows}
     groups = []
     for dataset in NAMES:
@@ -442,7 +459,29 @@ def _paper_groups(rows: Iterable[Row], mode: str, best: set[tuple[str, str, str]
                     "paper_seconds": seconds(printed.seconds),
                 }
                 lines.append(line)
-        groups.append({"title": TITLES[dataset], "metric": _metric(metric), "rows": lines})
+        if whole or any(line["anchor"] for line in lines):
+            groups.append({"title": TITLES[dataset], "metric": _metric(metric), "rows": lines})
+    return groups
+
+
+def _image_groups(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows of "images" and "images-augmented", against the paper's SepSA as it is printed."""
+    groups = []
+    for experiment, told in (("images", ""), ("images-augmented", ", crops and flips")):
+        for dataset, mode in product(CLASSIFICATIONS, MODES):
+            here = [row for row in rows if (row.experiment, row.dataset, row.mode) == (experiment, dataset, mode)]
+            best = best_methods(here)
+            lines = [
+                _cells(row, best)
+                | {
+                    "method": row.method,
+                    "against_paper": against(row.test_mean, PAPER[mode, dataset, "SepSA"].test_mean, row.metric),
+                }
+                for row in here
+            ]
+            if lines:
+                title = f"{TITLES[dataset]}, {'online' if mode == 'online' else 'mini-batches'}{told}"
+                groups.append({"title": title, "metric": _metric(here[0].metric), "rows": lines})
     return groups
 
 
@@ -473,7 +512,7 @@ def _extra_groups(rows: Sequence[Row], best: set[tuple[str, str, str]]) -> list[
 def _cells(row: Row, best: set[tuple[str, str, str]]) -> dict[str, Any]:
     """What stands in the cells of our own numbers."""
     return {
-        "anchor": f"runs-{row.name}",
+        "anchor": _anchor(row.name),
         "best": (row.mode, row.dataset, row.method) in best,
         "train": ours(row.train_mean, row.train_std, row),
         "test": ours(row.test_mean, row.test_std, row),
@@ -483,6 +522,10 @@ def _cells(row: Row, best: set[tuple[str, str, str]]) -> dict[str, Any]:
         "seeds": _seeds(row),
         "seconds": seconds(row.seconds_mean),
     }
+
+
+def _anchor(name: str) -> str:
+    return f"runs-{name.replace('/', '-')}"
 
 
 def _plate(name: str, plate: Plate | None, gaps: Sequence[Gap], drawn: Path) -> dict[str, Any]:
@@ -512,8 +555,8 @@ def _behind(record: Record) -> dict[str, Any]:
         if key not in told and value not in (None, False) and all(_setting(run, key) == value for run in record.runs)
     ]
     return {
-        "anchor": f"runs-{record.name}",
-        "title": f"{TITLES[record.dataset]}, {record.mode}, {record.method}",
+        "anchor": _anchor(record.name),
+        "title": f"{HEADINGS[record.experiment]}: {TITLES[record.dataset]}, {record.mode}, {record.method}",
         "count": _plural(len(record.runs), "run"),
         "spec": spec,
         "runs": [
@@ -536,20 +579,34 @@ def _setting(run: Run, key: str) -> Any:
 # ---------------------------------------------------------------------- docs/reproduction.md
 
 
-def markdown(rows: Sequence[Row], gaps: Sequence[Gap], results: str) -> str:
+def markdown(rows: Sequence[Row], images: Sequence[Row], gaps: Sequence[Gap], results: str) -> str:
     """Table III side by side, the rows the paper lacks, and what differs; `results` is the way to the records."""
     best = best_methods(rows)
     parts = ["<!-- written by `sepsa report`: change the records or the code, not this block -->"]
-    for mode in MODES:
-        lines = [
-            _line(row, f"{results}/table3/{row.name}.json", best)
-            for row in rows
-            if row.mode == mode and row.paper_test_mean is not None
+    augmented = [row for row in images if row.experiment == "augmented"]
+    for table, heading in ((rows, "{mode}"), (augmented, "CIFAR-10 with random crops and flips, {mode}")):
+        for mode in MODES:
+            lines = [
+                _line(row, f"{results}/{row.name}.json", best)
+                for row in table
+                if row.mode == mode and row.paper_test_mean is not None
+            ]
+            if lines:
+                head = "| | method | train, paper | ours | | test, paper | ours | | seeds | seconds, paper | ours |"
+                rule = "|---|---|--:|--:|---|--:|--:|---|--:|--:|--:|"
+                title = heading.format(mode=_mode(mode) if table is rows else mode)
+                parts += ["", f"### {title}", "", head, rule, *lines]
+    groups = _image_groups(images)
+    if groups:
+        parts += ["", "### Images as we would learn them", ""]
+        parts.append("| | method | train | test | test against SepSA, printed | seeds | seconds |")
+        parts.append("|---|---|--:|--:|--:|--:|--:|")
+        parts += [
+            f"| {group['title']} | {line['method']}{' ★' if line['best'] else ''} | {_told(line, 'train')} "
+            f"| {_told(line, 'test')} | {line['against_paper']} | {line['seeds']} | {line['seconds']} |"
+            for group in groups
+            for line in group["rows"]
         ]
-        if lines:
-            head = "| | method | train, paper | ours | | test, paper | ours | | seeds | seconds, paper | ours |"
-            rule = "|---|---|--:|--:|---|--:|--:|---|--:|--:|--:|"
-            parts += ["", f"### {_mode(mode)}", "", head, rule, *lines]
     extras = _extra_groups(rows, best)
     if extras:
         parts += ["", "### Which comparison the paper left out", ""]
@@ -574,7 +631,7 @@ def markdown(rows: Sequence[Row], gaps: Sequence[Gap], results: str) -> str:
             "",
             "### Rows beyond two standard deviations",
             "",
-            *(_beyond(rows) or ["None."]),
+            *(_beyond([*rows, *augmented]) or ["None."]),
         ]
     if gaps:
         parts += ["", "### Not run yet", "", *(f"- {gap.what}: `{gap.command}`" for gap in gaps)]
@@ -609,7 +666,8 @@ def _beyond(rows: Iterable[Row]) -> list[str]:
         ):
             verdict = judge(difference, row.metric)
             if verdict and verdict.kind.startswith("far"):
-                where = f"{TITLES[row.dataset]}, {row.mode}, {row.method}, {split}"
+                cut = ", with crops and flips" if row.experiment == "augmented" else ""
+                where = f"{TITLES[row.dataset]}, {row.mode}{cut}, {row.method}, {split}"
                 values = f"{number(mean, row.metric)} where the paper has {number(printed, row.metric)}"
                 lines.append(f"- {where}: {values}, {verdict.text}.")
     return lines

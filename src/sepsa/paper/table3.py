@@ -97,7 +97,7 @@ class Record:
     @property
     def name(self) -> str:
         """That of its file."""
-        return f"{self.dataset}-{self.mode}-{slug(self.method)}"
+        return f"{self.experiment}/{self.dataset}-{self.mode}-{slug(self.method)}"
 
 
 def read(results: Path) -> list[Record]:
@@ -138,12 +138,13 @@ def _finite(value: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of table3.json: ours beside the paper's, None where there is no number.
+    """One row of table3.json or images.json: ours beside the paper's, None where there is no number.
 
     Means and standard deviations (of the sample: n − 1) leave diverged runs out, and `diverged` counts those. The
     differences are (ours − paper's) / the paper's standard deviation.
     """
 
+    experiment: str
     mode: str
     dataset: str
     method: str
@@ -166,20 +167,23 @@ class Row:
     @property
     def name(self) -> str:
         """That of the file with the runs behind it."""
-        return f"{self.dataset}-{self.mode}-{slug(self.method)}"
+        return f"{self.experiment}/{self.dataset}-{self.mode}-{slug(self.method)}"
 
 
-def table3(records: Iterable[Record]) -> list[Row]:
-    """One row per record of the experiment table3, in the paper's order."""
-    return [_row(record) for record in records if record.experiment == "table3"]
+def table3(records: Iterable[Record], experiments: Sequence[str] = ("table3",)) -> list[Row]:
+    """One row per record of the experiments, in the paper's order."""
+    return [_row(record) for name in experiments for record in records if record.experiment == name]
 
 
 def _row(record: Record) -> Row:
+    # The settings of "images" are not the paper's, though a method may bear the name.
+    comparable = record.experiment in ("table3", "augmented")
     stays = [run for run in record.runs if not run.diverged]
     train_mean, train_std = _mean_and_std([run.train for run in stays if run.train is not None])
     test_mean, test_std = _mean_and_std([run.test for run in stays if run.test is not None])
-    paper = PAPER.get((record.mode, record.dataset, record.method))
+    paper = PAPER.get((record.mode, record.dataset, record.method)) if comparable else None
     return Row(
+        experiment=record.experiment,
         mode=record.mode,
         dataset=record.dataset,
         method=record.method,

@@ -1,7 +1,8 @@
-"""The ridge and the forgetting of "SepSA, tuned", chosen on rows that neither training nor testing sees.
+"""The settings of the tuned methods, chosen on rows that neither training nor testing sees.
 
-For the regressions these are the validation rows that the paper splits off and leaves unused; for the classifications
-the last 5,000 training images, held out here alone. The seeds are none of those reported.
+For the regressions these are the ridge and the forgetting of "SepSA, tuned", by the validation rows that the paper
+splits off and leaves unused; for the images those of three methods in the experiments "images" and "images-augmented",
+as many settings for each, by the last 5,000 training images, held out here alone. The seeds are none of those reported.
 """
 
 from __future__ import annotations
@@ -20,13 +21,23 @@ from rich.progress import track
 from sepsa.paper import experiments, records, runner
 from sepsa.paper.data import Dataset
 from sepsa.paper.experiments import CLASSIFICATIONS, REGRESSIONS, Mode, Outcome, Run
-from sepsa.paper.methods import TUNED
+from sepsa.paper.methods import CROSS_ENTROPY, NEWTON, TUNED, head_settings, slug
 
 MODES: tuple[Mode, ...] = ("online", "mini-batch")
-RIDGES = {"regression": (0.01, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4), "classification": (1.0, 100.0)}
-FORGETTINGS = {"regression": (1.0, 0.999, 0.99, 0.95, 0.9, 0.8), "classification": (1.0, 0.9999, 0.999, 0.99)}
-SEEDS = {"regression": (100, 101, 102, 103, 104), "classification": (100,)}
+RIDGES = (0.01, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
+FORGETTINGS = (1.0, 0.999, 0.99, 0.95, 0.9, 0.8)
+SEEDS = (100, 101, 102, 103, 104)
+IMAGE_SEEDS = (100,)
 HELD_OUT = 5_000  # images
+
+REGRESSION_FIELDS = ("ridge", "forgetting")
+IMAGE_FIELDS = ("lr", "ridge", "forgetting", "smoothing")
+# Six settings for each method: learning rate, forgetting of the head, smoothing of the labels.
+IMAGE_GRID: dict[str, list[tuple[float, float | None, float]]] = {
+    TUNED: [(lr, forgetting, 0.0) for lr in (1e-3, 2e-3) for forgetting in (1.0, 0.9999, 0.999)],
+    CROSS_ENTROPY: [(lr, None, smoothing) for lr in (5e-4, 1e-3, 2e-3) for smoothing in (0.0, 0.1)],
+    NEWTON: [(1e-3, forgetting, smoothing) for forgetting in (1.0, 0.9999, 0.999) for smoothing in (0.0, 0.1)],
+}
 
 
 def tune(
@@ -37,64 +48,87 @@ def tune(
     quick: bool = False,
     console: Console | None = None,
 ) -> None:
-    """Try the grid on each data set in each mode, and write the choices to results/tuning.json as they are made.
+    """Try the grid of each data set and mode, and write the choices to results/tuning.json as they are made.
 
-    What the file holds already stays. The choices themselves are in `methods.TUNED_SETTINGS`, to be brought up to date
-    by hand: so a change of them is one that somebody sees.
+    What the file holds already stays. The choices themselves are in `methods.TUNED_SETTINGS` and `IMAGE_SETTINGS`, to
+    be brought up to date by hand: so a change of them is one that somebody sees.
     """
     console = console or Console()
     file = results / "tuning.json"
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    for dataset in datasets or (*REGRESSIONS, *CLASSIFICATIONS):
+    wanted = grids(datasets or (*REGRESSIONS, *CLASSIFICATIONS), quick)
+    left = {name: runs for name, runs in wanted.items() if name not in found}
+    scores: dict[str, dict[Run, float | None]] = {name: {} for name in left}
+    runs = [(name, run) for name, each in left.items() for run in each]
+    done = runner.each(partial(_validate, device=device), [run for _, run in runs], jobs)
+    for i, outcome, _ in track(done, "tuning", total=len(runs), console=console) if runs else ():
+        name, run = runs[i]
+        scores[name][run] = outcome.test
+        if len(scores[name]) == len(left[name]):
+            fields = REGRESSION_FIELDS if run.dataset in REGRESSIONS else IMAGE_FIELDS
+            found[name] = verdict(scores[name], experiments.metric(run.dataset), fields)
+            lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(found[key])}" for key in sorted(found))
+            records.write(file, f"{{\n{lines}\n}}\n")
+    for name in wanted:
+        chosen = {key: value for key, value in found[name]["chosen"].items() if key not in ("mean", "std")}
+        told = ", ".join(f"{key} {value:g}" for key, value in chosen.items() if value is not None)
+        metric = f"validation {found[name]['metric']} {found[name]['chosen']['mean']:g}"
+        console.print(f"{name}: {told}, {metric}", highlight=False)
+
+
+def grids(datasets: Sequence[str], quick: bool) -> dict[str, list[Run]]:
+    """The runs to choose from, by the name of the choice."""
+    found: dict[str, list[Run]] = {}
+    for dataset in datasets:
         for mode in MODES:
-            name = f"{dataset} {mode}"
-            if name not in found:
-                runs = grid(dataset, mode, quick)
-                each = runner.each(partial(_validate, device=device), runs, jobs)
-                scores: dict[Run, float | None] = {}
-                for i, outcome, _ in track(each, name, total=len(runs), console=console):
-                    scores[runs[i]] = outcome.test
-                found[name] = verdict(scores, experiments.metric(dataset))
-                lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(found[key])}" for key in sorted(found))
-                records.write(file, f"{{\n{lines}\n}}\n")
-            chosen = found[name]["chosen"]
-            console.print(
-                f"{name}: ridge {chosen['ridge']:g}, forgetting {chosen['forgetting']:g}, "
-                f"validation {found[name]['metric']} {chosen['mean']:g}",
-                highlight=False,
-            )
+            if dataset in REGRESSIONS:
+                found[f"{dataset} {mode}"] = grid(dataset, mode, quick)
+                continue
+            for run in experiments.plan("images", [dataset], None, 1, quick):
+                if run.mode == mode:
+                    found[f"images {dataset} {mode} {slug(run.method)}"] = image_grid(run, quick)
+            for run in experiments.plan("images-augmented", [dataset], None, 1, quick):
+                if run.mode == mode:
+                    found[f"images-augmented {dataset} {mode} {slug(run.method)}"] = image_grid(run, quick)
+    return found
 
 
 def grid(dataset: str, mode: Mode, quick: bool) -> list[Run]:
-    """The runs to choose from: every ridge with every forgetting and every seed."""
-    task = "regression" if dataset in REGRESSIONS else "classification"
-    seeds = SEEDS[task][:1] if quick else SEEDS[task]
+    """The runs of a regression: every ridge with every forgetting and every seed."""
     (run,) = (r for r in experiments.plan("table3", [dataset], [TUNED], 1, quick) if r.mode == mode)
     return [
         replace(run, experiment="tuning", ridge=ridge, forgetting=forgetting, seed=seed)
-        for ridge in RIDGES[task]
-        for forgetting in FORGETTINGS[task]
-        for seed in seeds
+        for ridge in RIDGES
+        for forgetting in FORGETTINGS
+        for seed in (SEEDS[:1] if quick else SEEDS)
     ]
 
 
-def verdict(scores: dict[Run, float | None], metric: str) -> dict[str, Any]:
-    """The settings with the best mean, among those of which no run diverged, and how all did."""
-    settings = dict.fromkeys((run.ridge, run.forgetting) for run in scores)
-    tried = []
-    for ridge, forgetting in settings:
-        values = [score for run, score in scores.items() if (run.ridge, run.forgetting) == (ridge, forgetting)]
+def image_grid(run: Run, quick: bool) -> list[Run]:
+    """The runs of one method on images: its settings in IMAGE_GRID around those of `run`."""
+    settings = IMAGE_GRID[run.method][:1] if quick else IMAGE_GRID[run.method]
+    ridge, _ = head_settings(run.method, run.dataset, run.mode)
+    return [
+        replace(run, experiment="tuning", lr=lr, ridge=ridge, forgetting=forgetting, smoothing=smoothing, seed=seed)
+        for lr, forgetting, smoothing in settings
+        for seed in IMAGE_SEEDS
+    ]
+
+
+def verdict(scores: dict[Run, float | None], metric: str, fields: Sequence[str] = REGRESSION_FIELDS) -> dict[str, Any]:
+    """The settings with the best mean, among those of which no run diverged, and how all did.
+
+    `fields` are those of a run by which its settings are told apart.
+    """
+    setting_of = {run: tuple(getattr(run, field) for field in fields) for run in scores}
+    tried: list[dict[str, Any]] = []
+    for setting in sorted(set(setting_of.values()), key=list(setting_of.values()).index):
+        values = [score for run, score in scores.items() if setting_of[run] == setting]
         finite = [value for value in values if value is not None]
         mean = statistics.fmean(finite) if len(finite) == len(values) else None
         std = statistics.stdev(finite) if mean is not None and len(finite) > 1 else None
-        tried.append(
-            {
-                "ridge": ridge,
-                "forgetting": forgetting,
-                "mean": records.significant(mean),
-                "std": records.significant(std),
-            }
-        )
+        known = dict(zip(fields, setting, strict=True))
+        tried.append(known | {"mean": records.significant(mean), "std": records.significant(std)})
     whole = [entry for entry in tried if entry["mean"] is not None]
     if not whole:
         raise RuntimeError("every setting of the grid diverged in some run: widen the grid in sepsa.paper.tuning")

@@ -1,0 +1,53 @@
+"""Random crops and flips of a whole training set at once, on the device that holds it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from sepsa.paper.data import Dataset, black
+
+Padding = Literal["black", "zero", "reflect"]
+MARGIN = 4  # pixels, as for CIFAR-10 everywhere
+_CHUNK = 5_000  # images cut in one indexing, which bounds its index arrays
+_DRAW_STREAM = 2_000_000_011  # keeps the draws' chance apart from that of weights and order
+
+
+class Augmentation:
+    """Each image padded by 4 pixels, cut out again at a random place and flipped with probability a half.
+
+    An epoch sees every image once, so drawing the set anew before each epoch is drawing each image when it is seen. The
+    border is "black", as when images are padded before they are standardized, "zero", as when after, or "reflect".
+    """
+
+    def __init__(self, dataset: Dataset, padding: Padding, seed: int) -> None:
+        images = dataset.train_inputs
+        mode, value = ("reflect", None) if padding == "reflect" else ("constant", 0.0)
+        if padding == "black":
+            value = black(dataset.name)
+        self.size = images.shape[-1]
+        self.padded = pad(images, (MARGIN,) * 4, mode=mode, value=value)
+        self.drawn = torch.empty_like(images)
+        # On the CPU, so that the draws are the same on every device.
+        self.generator = torch.Generator().manual_seed(seed + _DRAW_STREAM)
+
+    def draw(self) -> Tensor:
+        """The set (n, channels, size, size) drawn anew, always into the same memory, as a recorded graph needs."""
+        n, device = len(self.drawn), self.drawn.device
+        corners = torch.randint(2 * MARGIN + 1, (2, n), generator=self.generator)
+        flipped = torch.randint(2, (n,), generator=self.generator).bool()
+        steps = torch.arange(self.size)
+        rows = corners[0, :, None] + steps
+        columns = corners[1, :, None] + torch.where(flipped[:, None], self.size - 1 - steps, steps)
+        rows, columns = rows.to(device), columns.to(device)
+        for start in range(0, n, _CHUNK):
+            some = slice(start, start + _CHUNK)
+            images = self.padded[some]
+            which = torch.arange(len(images), device=device)[:, None, None]
+            # Advanced indices around a slice: their dimensions (n, size, size) come first, the channels last.
+            cut = images[which, :, rows[some, :, None], columns[some, None, :]]
+            self.drawn[some].copy_(cut.permute(0, 3, 1, 2))
+        return self.drawn

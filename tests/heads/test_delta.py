@@ -1,0 +1,279 @@
+"""Deltas: what a head learned since a mark, merged elsewhere, is what one head would have learned."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from reference import ridge_regression, ridges, weights
+from sepsa import RLS, NotFinite, checkpoint
+from sepsa.checkpoint import CheckpointError
+from sepsa.heads import Delta
+
+
+def make(k=4, m=2, seed=0, bias=True, dtype=torch.float64, **options):
+    torch.manual_seed(seed)
+    return RLS(**options).bind(nn.Linear(k, m, bias=bias, dtype=dtype))
+
+
+def data(n, k=4, m=2, seed=1, scale=1.0):
+    g = torch.Generator().manual_seed(seed)
+    x = scale * torch.randn(n, k, generator=g, dtype=torch.float64)
+    return x, torch.randn(n, m, generator=g, dtype=torch.float64) + x[:, :1] / scale
+
+
+def copied(solver):
+    return copy.deepcopy(solver)
+
+
+def relative(a, b):
+    a, b = torch.as_tensor(a), torch.as_tensor(b)
+    return float(torch.linalg.vector_norm(a - b) / torch.linalg.vector_norm(b).clamp(min=1e-300))
+
+
+def assert_same_head(found, truth):
+    """To 1e-9, or to what rounding leaves of the digits where the curvature spans more than six orders of magnitude."""
+    B = truth.covariance()
+    size = B.diagonal().sqrt()
+    tolerance = max(1e-9, 10 * torch.finfo(B.dtype).eps * float(torch.linalg.cond(B / size / size[:, None])))
+    assert relative(weights(found.linear), weights(truth.linear)) <= tolerance
+    assert relative(found.covariance(), B) <= tolerance
+    torch.testing.assert_close(found.objective(), truth.objective(), rtol=100 * tolerance, atol=100 * tolerance)
+    assert found.samples == pytest.approx(truth.samples, rel=1e-12)
+    assert found.steps == truth.steps
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    k=st.integers(1, 9), m=st.integers(1, 3), bias=st.booleans(), seed=st.integers(0, 10**6),
+    sizes=st.lists(st.integers(0, 30), min_size=2, max_size=5), first=st.integers(0, 40),
+    ridge=st.sampled_from([1e-2, 1.0, 30.0]), scale=st.sampled_from([1e-2, 1.0, 1e2]), weighted=st.booleans(),
+)  # fmt: skip
+def test_workers_that_start_from_one_head_make_the_head_of_one_process(
+    k, m, bias, seed, sizes, first, ridge, scale, weighted
+):
+    truth = make(k, m, bias=bias, seed=seed, ridge=ridge)
+    if first:
+        truth.update(*data(first, k, m, seed, scale))
+    central, blobs = copied(truth), []
+    for i, n in enumerate(sizes):
+        worker = copied(central)
+        mark = worker.state_dict()
+        if n:
+            x, y = data(n, k, m, seed + i + 1, scale)
+            weight = torch.rand(n, generator=torch.Generator().manual_seed(i), dtype=torch.float64)
+            for solver in (truth, worker):
+                solver.update(x, y, weight if weighted else None)
+        blobs.append(worker.delta_since(mark).to_bytes())
+    for blob in blobs:
+        delta = Delta.from_bytes(blob)
+        assert len(delta.features) <= k + bias
+        central.merge(delta)
+    assert_same_head(central, truth)
+
+
+@pytest.mark.parametrize("p", [33, 300])  # one compiled call, and torch's
+def test_it_is_the_closed_form(p):
+    truth = make(p - 1, 1, ridge=2.0)
+    prior = weights(truth.linear).copy()
+    parts = [data(2 * p, p - 1, 1, seed) for seed in range(3)]
+    for x, y in parts:
+        worker = make(p - 1, 1, ridge=2.0)
+        worker.update(x, y)
+        truth.merge(worker.delta_since())
+    X, Y = (np.vstack([part[i].numpy() for part in parts]) for i in (0, 1))
+    Phi = np.hstack([X, np.ones((len(X), 1))])
+    assert (
+        relative(weights(truth.linear), ridge_regression(Phi, Y, np.ones(len(X)), ridges(p, 2.0, True), prior)) <= 1e-9
+    )
+
+
+def test_a_delta_holds_what_came_after_the_mark_and_nothing_else():
+    worker, truth = make(), make()
+    worker.update(*data(20))
+    mark = worker.state_dict()
+    assert worker.delta_since(mark).samples == 0
+    assert len(worker.delta_since(mark).features) == 0
+    worker.update(*data(7, seed=2))
+    worker.update(*data(2, seed=3))
+    delta = worker.delta_since(mark)
+    assert (delta.samples, delta.steps) == (9, 2)
+    central = make()
+    central.merge(delta)
+    truth.update(*data(7, seed=2))
+    truth.update(*data(2, seed=3))
+    assert_same_head(central, truth)
+
+
+def test_two_samples_are_two_rows():
+    worker = make(50, 1)
+    worker.update(*data(300, 50, 1))
+    mark = worker.state_dict()
+    worker.update(*data(2, 50, 1, seed=2))
+    delta = worker.delta_since(mark)
+    assert delta.features.shape == (2, 51)
+    assert repr(delta) == "Delta(samples=2, rows=2, head=51->1, dtype=torch.float64)"
+
+
+def test_a_merged_head_goes_on_as_any_other():
+    truth, central, worker = make(), make(), make()
+    worker.update(*data(30))
+    central.merge(worker.delta_since())
+    truth.update(*data(30))
+    mark = central.state_dict()
+    for solver in (truth, central):
+        solver.update(*data(5, seed=4))
+    assert_same_head(central, truth)
+    assert central.delta_since(mark).samples == 5
+    central.unlearn(*data(30))
+    only = make()
+    only.update(*data(5, seed=4))
+    assert relative(weights(central.linear), weights(only.linear)) <= 1e-6
+
+
+def test_head_of_single_precision_and_solver_of_single_precision():
+    truth, central, worker = (make(dtype=torch.float32) for _ in range(3))
+    worker.update(*data(30))
+    truth.update(*data(30))
+    central.merge(Delta.from_bytes(worker.delta_since().to_bytes()))
+    assert relative(weights(central.linear), weights(truth.linear)) <= 1e-6
+    assert relative(central.covariance(), truth.covariance()) <= 1e-9
+    truth, central, worker = (make(dtype=torch.float32) for _ in range(3))
+    narrow = [RLS(dtype=torch.float32).bind(solver.linear) for solver in (truth, central, worker)]
+    narrow[2].update(*data(30))
+    narrow[0].update(*data(30))
+    delta = narrow[2].delta_since()
+    assert delta.features.dtype == torch.float32
+    narrow[1].merge(delta)
+    assert relative(narrow[1].covariance(), narrow[0].covariance()) <= 1e-4
+
+
+# ---------------------------------------------------------------------- what is refused, with nothing changed
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (lambda: make(5), r"other must have a head of shape \(2, 5\), got \(2, 6\)"),
+        (lambda: make(m=1), r"other must have a head of shape \(2, 5\), got \(1, 5\)"),
+        (lambda: make(ridge=3.0), "same prior, ridge 1 .* and the same initial weights, got ridge 3"),
+        (lambda: make(seed=3), "same prior, ridge 1 .* and the same initial weights"),
+        (lambda: make(bias_ridge="ridge"), r"ridge 1 \(0\.0001 for the bias\) and the same .* got ridge 1 and its own"),
+        (
+            lambda: RLS(dtype=torch.float32).bind(copy.deepcopy(make().linear)),
+            "other must compute in torch.float64, as this head does, got torch.float32",
+        ),
+    ],
+)
+def test_a_delta_of_another_head_is_refused(other, words):
+    worker, central = other(), make()
+    worker.update(*data(9, worker.linear.in_features, worker.linear.out_features))
+    central.update(*data(9))
+    before = copied(central).state_dict(), weights(central.linear).copy()
+    with pytest.raises(ValueError, match=words):
+        central.merge(worker.delta_since())
+    after = central.state_dict()
+    assert all(
+        torch.equal(value, after[key]) if isinstance(value, torch.Tensor) else value == after[key]
+        for key, value in before[0].items()
+    )
+    assert np.array_equal(before[1], weights(central.linear))
+
+
+def test_forgetting_is_refused_with_the_reason():
+    forgetful = make(forgetting=0.9)
+    words = r"exact only at forgetting 1, got 0\.9: with forgetting, a head depends on when each sample came"
+    with pytest.raises(ValueError, match=f"delta_since is {words}"):
+        forgetful.delta_since()
+    with pytest.raises(ValueError, match=f"merge is {words}"):
+        forgetful.merge(make().delta_since())
+
+
+def test_a_mark_that_is_none_of_this_head_is_refused():
+    solver = make()
+    solver.update(*data(20))
+    for other in (make(seed=4), make(ridge=2.0), make(forgetting=0.5)):
+        with pytest.raises(ValueError, match="mark must be a state_dict"):
+            solver.delta_since(other.state_dict())
+    with pytest.raises(ValueError, match="another size"):
+        solver.delta_since(make(5).state_dict())
+    later = copied(solver)
+    later.update(*data(5, seed=2))
+    with pytest.raises(ValueError, match="mark: the head has less curvature than it had then"):
+        solver.delta_since(later.state_dict())
+    mark = solver.state_dict()
+    solver.unlearn(*(part[:3] for part in data(20)))
+    with pytest.raises(ValueError, match="samples were unlearned since"):
+        solver.delta_since(mark)
+
+
+def test_weights_that_somebody_set_are_not_passed_on_as_learned():
+    solver = make(8, 1)
+    solver.update(*data(20, 8, 1))
+    mark = solver.state_dict()
+    solver.update(*data(2, 8, 1, seed=2))
+    with torch.no_grad():
+        solver.linear.weight.add_(1)
+    with pytest.raises(ValueError, match="set by something other than this solver"):
+        solver.delta_since(mark)
+
+
+def test_damaged_bytes_are_refused():
+    worker = make()
+    worker.update(*data(9))
+    blob = worker.delta_since().to_bytes()
+    for at in (3, 40, len(blob) // 2, len(blob) - 1):
+        broken = bytearray(blob)
+        broken[at] ^= 1
+        with pytest.raises(CheckpointError, match="damaged or no checkpoint"):
+            Delta.from_bytes(bytes(broken))
+    with pytest.raises(CheckpointError, match="damaged"):
+        Delta.from_bytes(blob[:-8])
+    with pytest.raises(CheckpointError, match=r"these bytes holds a sepsa\.RLS"):
+        Delta.from_bytes(checkpoint.to_bytes(worker))
+    with pytest.raises(TypeError, match="other must be an RLS or a Delta, which delta_since returns, got bytes"):
+        worker.merge(blob)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"features": torch.zeros(9, 4)}, r"state_dict\['features'\] must be a tensor of shape \(9, 5\)"),
+        ({"features": torch.zeros(5, 5)}, "a tensor of torch.float64"),
+        ({"targets": torch.full((5, 2), torch.nan, dtype=torch.float64)}, "must be finite"),
+        ({"energy": torch.tensor([-1.0, 0.0], dtype=torch.float64)}, "must be at least 0"),
+        ({"ridge": torch.zeros(5, dtype=torch.float64)}, "must be at least 0"),
+        ({"prior": None}, r"state_dict\['prior'\] must be a tensor \(m, p\)"),
+        ({"samples": float("inf")}, r"state_dict\['samples'\] must be a number of at least 0"),
+        ({"steps": 1.5}, r"state_dict\['steps'\] must be an integer"),
+    ],
+)
+def test_what_no_head_can_have_learned_is_refused(change, words):
+    """Such as bytes that somebody made, whose checksums fit."""
+    worker = make()
+    worker.update(*data(9))
+    delta = worker.delta_since()
+    with pytest.raises(ValueError, match=words):
+        dataclasses.replace(delta, **change)
+
+
+def test_too_large_to_be_added_changes_nothing():
+    worker = make()
+    worker.update(*data(9))
+    delta = worker.delta_since()
+    delta = dataclasses.replace(
+        delta, features=torch.ones(5, 5).double(), targets=torch.full((5, 2), 1.7e308, dtype=torch.float64)
+    )
+    central = make()
+    before = weights(central.linear).copy()
+    with pytest.raises(NotFinite, match="too large to be added"):
+        central.merge(delta)
+    assert np.array_equal(before, weights(central.linear))
+    assert central.samples == 0

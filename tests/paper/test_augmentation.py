@@ -1,0 +1,102 @@
+"""Random crops and flips: every image cut from its own, padded as asked for, and the same on every device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.functional import pad
+
+from sepsa.paper import experiments
+from sepsa.paper.augmentation import MARGIN, Augmentation
+from sepsa.paper.data import Dataset
+
+SIZE = 8
+
+
+def images(n=40):
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(n, 3, SIZE, SIZE, generator=generator)
+    targets = torch.eye(10)[torch.arange(n) % 10]
+    return Dataset("cifar10", "classification", inputs, targets, inputs[:10], targets[:10])
+
+
+def cuts(image, padding):
+    """All images that may come of this one, the slow way."""
+    mode, value = ("reflect", None) if padding == "reflect" else ("constant", {"black": -1.0, "zero": 0.0}[padding])
+    padded = pad(image[None], (MARGIN,) * 4, mode=mode, value=value)[0]
+    for row in range(2 * MARGIN + 1):
+        for column in range(2 * MARGIN + 1):
+            cut = padded[:, row : row + SIZE, column : column + SIZE]
+            yield (row, column, False), cut
+            yield (row, column, True), cut.flip(-1)
+
+
+@pytest.mark.parametrize("padding", ["black", "zero", "reflect"])
+def test_each_image_is_a_cut_of_its_own(padding):
+    dataset = images()
+    drawn = Augmentation(dataset, padding, seed=1).draw()
+    found = set()
+    for image, cut in zip(dataset.train_inputs, drawn, strict=True):
+        places = [place for place, candidate in cuts(image, padding) if torch.equal(candidate, cut)]
+        assert places
+        found.add(places[0])
+    assert len(found) > len(drawn) / 2
+
+
+def test_draws_differ_from_each_other_and_follow_the_seed():
+    one, same, other = (Augmentation(images(), "black", seed) for seed in (1, 1, 2))
+    first = one.draw().clone()
+    assert torch.equal(first, same.draw())
+    assert not torch.equal(first, other.draw())
+    memory = one.drawn.data_ptr()
+    second = one.draw()
+    assert not torch.equal(first, second)
+    assert second.data_ptr() == memory  # where a recorded graph reads
+
+
+def test_places_and_flips_are_spread_evenly():
+    n = 20_000
+    inputs = torch.arange(SIZE * SIZE, dtype=torch.float32).reshape(1, 1, SIZE, SIZE).expand(n, 1, SIZE, SIZE) + 1
+    dataset = replace(images(), train_inputs=inputs)
+    drawn = Augmentation(dataset, "zero", seed=0).draw()
+    # The first pixel of the image is 1: it is there unless the cut begins below or right of it.
+    there = (drawn == 1).flatten(1).any(1).double().mean()
+    assert there == pytest.approx(((MARGIN + 1) / (2 * MARGIN + 1)) ** 2, abs=0.02)
+
+
+def run_of(**changes):
+    run = experiments.plan("augmented", ["cifar10"], ["SepSA"], 1)[-1]
+    return replace(run, **{"epochs": 2, "batch": 8} | changes)
+
+
+def test_training_sees_cut_images_and_testing_does_not(monkeypatch):
+    seen = []
+    advance = experiments.advance
+    monkeypatch.setattr(
+        experiments,
+        "advance",
+        lambda learner, inputs, *rest: (seen.append(inputs.clone()), advance(learner, inputs, *rest)),
+    )
+    dataset = images()
+    outcome = experiments.train(run_of(), dataset)
+    assert outcome.test is not None
+    assert len(seen) == 2  # epochs of 5 whole batches
+    assert not torch.equal(seen[0], seen[1])
+    assert not any(torch.equal(inputs, dataset.train_inputs) for inputs in seen)
+
+
+def test_a_linear_rate_falls_to_nearly_zero_and_smoothing_reaches_the_targets(monkeypatch):
+    rates, targets_seen = [], []
+    advance = experiments.advance
+
+    def watched(learner, inputs, targets, order):
+        rates.extend([learner.optimizer.param_groups[0]["lr"]] * len(order))
+        targets_seen.append(targets)
+        advance(learner, inputs, targets, order)
+
+    monkeypatch.setattr(experiments, "advance", watched)
+    experiments.train(run_of(padding=None, schedule="linear", smoothing=0.1), images())
+    assert rates == pytest.approx([1e-3 * (1 - i / 10) for i in range(10)])
+    assert all(torch.allclose(targets, 0.9 * images().train_targets + 0.01) for targets in targets_seen)
