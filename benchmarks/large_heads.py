@@ -52,7 +52,7 @@ def quality(problem: str, seed: int) -> dict[str, float]:
     for head in heads.values():
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
-    online, exact = OnlineLBFGS().bind(heads["OnlineLBFGS"]), RLS().bind(heads["RLS"])
+    online, exact = (make(bias_ridge="ridge").bind(heads[make.__name__]) for make in (OnlineLBFGS, RLS))
     for rows in torch.arange(SAMPLES).split(P):
         exact.update(x[rows], y[rows], torch.full((len(rows),), float(PASSES)))
     for _ in range(PASSES):

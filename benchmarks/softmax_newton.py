@@ -91,7 +91,7 @@ def curve(name: str, setting: float, X: Tensor, y: Tensor, least: float, seed: i
     if name == "Adam":
         learner = Adam(linear, setting, len(X))
     else:
-        learner = Boehning(linear) if name == "Böhning" else SoftmaxNewton(ridge=RIDGE).bind(linear)
+        learner = Boehning(linear) if name == "Böhning" else SoftmaxNewton(ridge=RIDGE, bias_ridge="ridge").bind(linear)
     generator = torch.Generator().manual_seed(seed)
     batches = [rows for _ in range(PASSES) for rows in torch.randperm(len(X), generator=generator).split(BATCH)]
     marks = {round(i * len(batches) / PASSES / POINTS) for i in range(1, PASSES * POINTS + 1)}

@@ -44,7 +44,7 @@ STYLES = {"SGD": ("#000000", ":"), "STORM": ("#D55E00", "-"), "Adam": ("#0072B2"
 def follow(spacing: float, base: Any, d: float, seed: int) -> list[float]:
     """The objective above its minimum at each of the marks."""
     x, model, clean, drawn, noise = convergence.away_from_optimum(spacing, seed, STEPS)
-    optimizer = SepSA(model, base, solver=RLS(), lr=1.0)
+    optimizer = SepSA(model, base, solver=RLS(bias_ridge="ridge"), lr=1.0)
     looked_at, gaps = set(marks(STEPS)), []
     for k in range(1, STEPS + 1):
         row = drawn[k - 1 : k]
@@ -62,7 +62,7 @@ def energy(data: Dataset, method: str, lr: float, head: tuple[float, float], see
     torch.manual_seed(seed)
     model = for_dataset(data)
     base = {"SGD": torch.optim.SGD, "STORM": STORM, "Adam": torch.optim.Adam}[method]
-    optimizer = SepSA(model, base, solver=RLS(ridge=head[0], forgetting=head[1]), lr=lr)
+    optimizer = SepSA(model, base, solver=RLS(ridge=head[0], forgetting=head[1], bias_ridge="ridge"), lr=lr)
     train, test = [float("nan")] * EPOCHS, [float("nan")] * EPOCHS
     for epoch in range(EPOCHS):
         try:

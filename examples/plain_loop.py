@@ -2,8 +2,8 @@
 
     python examples/plain_loop.py
 
-Each micro-batch teaches the head as it comes: at forgetting 1 the head is then that of the whole batch. Below 1 it
-forgets at every micro-batch; to forget as much in a step of k micro-batches, take the k-th root of the forgetting.
+Each micro-batch teaches the head as it comes. With forget_per="step" it forgets at the first one of each step alone, so
+that it is the head of the whole batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> None:
     inputs = torch.randn(512, 6)
     targets = (inputs[:, :1] * inputs[:, 1:2]).sin()
     model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))
-    optimizer = sepsa.SepSA(model, torch.optim.AdamW, lr=1e-2, solver=sepsa.RLS(forgetting=0.99 ** (1 / MICRO)))
+    optimizer = sepsa.SepSA(model, torch.optim.AdamW, lr=1e-2, solver=sepsa.RLS(forgetting=0.99), forget_per="step")
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-2, total_steps=80)
     scaler = torch.amp.GradScaler("cpu")
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))

@@ -16,6 +16,11 @@ def with_ones(features: Matrix, bias: bool) -> Matrix:
     return np.hstack([features, np.ones((len(features), 1))]) if bias else features
 
 
+def ridges(p: int, ridge: float, bias: bool, bias_ridge: float = 1e-4) -> Matrix:
+    """The ridge (p,) of each coordinate: that of the bias, the last one, is another."""
+    return np.append(np.full(p - 1, ridge), min(bias_ridge, ridge)) if bias else np.full(p, float(ridge))
+
+
 def ridge_regression(Phi: Matrix, Y: Matrix, omega: Matrix, ridge: Matrix, prior: Matrix) -> Matrix:
     """argmin_W sum_i ω_i ||y_i - W φ_i||² + sum_j ridge_j ||W_j - prior_j||², W (m, p), by least squares."""
     rows = np.vstack([np.sqrt(omega)[:, None] * Phi, np.diag(np.sqrt(ridge))])
@@ -34,9 +39,9 @@ def curvature(Phi: Matrix, omega: Matrix, ridge: Matrix) -> Matrix:
     return np.diag(ridge) + (Phi * omega[:, None]).T @ Phi
 
 
-def ridge_left(p: int, ridge: float, forgetting: float, batches: list[int]) -> Matrix:
+def ridge_left(ridge: Matrix, forgetting: float, batches: list[int]) -> Matrix:
     """The ridge each coordinate still has after updates of these sizes: all fade, then some are made whole in turn."""
-    left = np.full(p, float(ridge))
+    p, left = len(ridge), ridge.copy()
     turn = 0
     for n in batches:
         if forgetting == 1.0:
@@ -44,7 +49,7 @@ def ridge_left(p: int, ridge: float, forgetting: float, batches: list[int]) -> M
         left *= forgetting
         whole = n > 1 and 4 * n >= p
         for _ in range(p if whole else min(p, int(np.ceil(p * np.log2(1 / forgetting))))):
-            left[turn] = ridge
+            left[turn] = ridge[turn]
             turn = (turn + 1) % p
     return left
 
@@ -247,3 +252,14 @@ def quantile_step(value: float, quantile: float, run: float, tau: float, step: f
     unlikely = -abs(run) * np.log(1 - tau if above else tau) - 4.16
     move = (step * tau if above else -step * (1 - tau)) * np.exp(np.clip(unlikely / 3, 0, 12))
     return float(np.clip(quantile * np.exp(np.clip(move, -5, 5)), 1e-300, 1e100)), run
+
+
+def free_bias_regression(X: Matrix, Y: Matrix, omega: Matrix, ridge: float, prior: Matrix) -> Matrix:
+    """Ridge regression as people know it, about `prior` (m, k + 1), whose bias is not asked: [weights, intercept].
+
+    On features and targets less their means, and the intercept is what is then left of the means.
+    """
+    start = prior[:, :-1]
+    x, y = (np.average(a, axis=0, weights=omega) for a in (X, Y))
+    W = ridge_regression(X - x, Y - y, omega, np.full(X.shape[1], ridge), start)
+    return np.hstack([W, (y - W @ x)[:, None]])

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from reference import ridge_regression, with_ones
+from reference import ridge_regression, ridges, with_ones
 from sepsa import RLS, SepSA, SoftmaxNewton, distributed
 from sepsa.heads import _square_root
 from third_party import CapturableLMS
@@ -34,7 +34,7 @@ def test_rls_on_a_gpu_is_ridge_regression(dtype, n):
     for i in range(0, 120, n):
         solver.update(x[i : i + n], y[i : i + n])
     Phi = with_ones(x.double().cpu().numpy(), True)
-    truth = ridge_regression(Phi, y.double().cpu().numpy(), np.ones(120), np.ones(10), prior)
+    truth = ridge_regression(Phi, y.double().cpu().numpy(), np.ones(120), ridges(10, 1.0, True), prior)
     got = torch.cat([linear.weight, linear.bias[:, None]], 1).detach().double().cpu().numpy()
     np.testing.assert_allclose(got, truth, rtol=1e-6, atol=1e-6)
     mean, std = solver.predict(x, return_std=True)

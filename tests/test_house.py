@@ -31,7 +31,7 @@ def test_import_needs_torch_and_numpy_alone():
 def test_the_public_names():
     assert set(sepsa.__all__) == {
         *("FourierFeatures", "HeadSolver", "NotFinite", "OnlineLBFGS", "RLS", "STORM", "SepSA", "SoftmaxNewton"),
-        *("__version__", "observe"),
+        *("LogisticNewton", "PerOutput", "__version__", "observe"),
     }
     assert all(hasattr(sepsa, name) for name in sepsa.__all__)
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from sepsa import RLS, OnlineLBFGS, SepSA, SoftmaxNewton
+from sepsa import RLS, LogisticNewton, OnlineLBFGS, SepSA, SoftmaxNewton
 from sepsa.heads import SlimTik
 
 NAN = float("nan")
@@ -63,18 +63,40 @@ def test_a_loss_of_ones_own_gets_nan_but_the_body_does_not():
     close(model, twin)
 
 
-def test_the_class_index_that_torch_ignores():
-    model, twin = network(3), network(3)
-    optimizer, other = (SepSA(m, torch.optim.SGD, lr=1e-2, solver=SoftmaxNewton()) for m in (model, twin))
+CLASSIFIERS = {
+    "SoftmaxNewton": (SoftmaxNewton, 3),
+    "OnlineLBFGS": (lambda: OnlineLBFGS(loss="cross-entropy", dtype=torch.float64), 3),
+    "SoftmaxNewton, one output": (SoftmaxNewton, 1),
+    "OnlineLBFGS, one output": (lambda: OnlineLBFGS(loss="cross-entropy", dtype=torch.float64), 1),
+    "LogisticNewton, one output": (LogisticNewton, 1),
+}
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_the_class_index_that_torch_ignores(name):
+    make, outputs = CLASSIFIERS[name]
+    model, twin, third = network(outputs), network(outputs), network(outputs)
+    optimizer, other, hot = (SepSA(m, torch.optim.SGD, lr=1e-2, solver=make()) for m in (model, twin, third))
     for k in range(5):
-        inputs, labels = batch(seed=k)[0], torch.randint(0, 3, (8,), generator=torch.Generator().manual_seed(k))
+        classes = max(outputs, 2)
+        inputs, labels = batch(seed=k)[0], torch.randint(0, classes, (8,), generator=torch.Generator().manual_seed(k))
         masked = labels.clone()
         masked[k : k + 3] = -100
         keep = masked != -100
-        loss = optimizer.learn(inputs, masked, cross_entropy if k % 2 else None)
+        loss = optimizer.learn(inputs, masked, cross_entropy if k % 2 and outputs > 1 else None)
         torch.testing.assert_close(loss, other.learn(inputs[keep], labels[keep]))
+        probabilities = nn.functional.one_hot(labels[keep], classes).double()[:, -outputs:]
+        torch.testing.assert_close(loss, hot.learn(inputs[keep], probabilities))
+        weight = torch.rand(8).double()
+        torch.testing.assert_close(
+            optimizer.learn(inputs, masked, sample_weight=weight),
+            other.learn(inputs[keep], labels[keep], sample_weight=weight[keep]),
+        )
+        hot.learn(inputs[keep], probabilities, sample_weight=weight[keep])
     close(model, twin)
-    with pytest.raises(ValueError, match=r"class labels in \[0, 2\], got -1"):
+    close(model, third)
+    words = r"0 or 1, or prob.* got -1" if "Logistic" in name else rf"class labels in \[0, {classes - 1}\], got -1"
+    with pytest.raises(ValueError, match=words):
         optimizer.learn(inputs, torch.full((8,), -1))
 
 
@@ -137,7 +159,7 @@ def test_samples_observed_in_part_are_refused():
     optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
     inputs, targets = batch()
     targets[3, 1] = NAN
-    with pytest.raises(ValueError, match=r"got 1 samples that are partly observed: .*heads of their own"):
+    with pytest.raises(ValueError, match=r"got 1 samples that are partly observed: .*PerOutput\(RLS\(\)\)"):
         optimizer.learn(inputs, targets)
     close(model, before)
 

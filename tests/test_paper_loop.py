@@ -25,7 +25,7 @@ def test_online_on_diabetes_in_float64(lr):
     model = nn.Sequential(nn.Linear(10, 50), nn.ReLU(), nn.Linear(50, 1)).double()
     head = torch.cat([model[2].weight, model[2].bias[:, None]], 1).detach().numpy().T
     loop = PaperLoop(model[0].weight.detach().numpy(), model[0].bias.detach().numpy(), head, lr, 1e-5)
-    optimizer = SepSA(model, torch.optim.Adam, solver=RLS(), lr=lr, weight_decay=1e-5)
+    optimizer = SepSA(model, torch.optim.Adam, solver=RLS(bias_ridge="ridge"), lr=lr, weight_decay=1e-5)
     for k in np.random.default_rng(0).permutation(len(X)):
         x, y = torch.as_tensor(X[k : k + 1]), torch.as_tensor(Y[k : k + 1])
         with optimizer.observe(y):

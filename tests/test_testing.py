@@ -216,7 +216,7 @@ def test_a_solver_without_the_methods_is_told_so():
 
 
 def test_wrong_arguments_are_named(NLMS):
-    with pytest.raises(ValueError, match="task must be 'regression' or 'classification', got 'ranking'"):
+    with pytest.raises(ValueError, match="task must be 'regression', 'classification' or 'labels', got 'ranking'"):
         check_solver(NLMS, task="ranking")
     with pytest.raises(ValueError, match=r"only must name checks, .*, got 'speed'"):
         check_solver(NLMS, only=["speed"])

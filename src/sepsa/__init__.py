@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sepsa._version import __version__
 from sepsa.features import FourierFeatures
-from sepsa.heads import RLS, HeadSolver, NotFinite, OnlineLBFGS, SoftmaxNewton
+from sepsa.heads import RLS, HeadSolver, LogisticNewton, NotFinite, OnlineLBFGS, PerOutput, SoftmaxNewton
 from sepsa.observe import observe
 from sepsa.optimizer import SepSA
 from sepsa.storm import STORM
@@ -16,8 +16,10 @@ __all__ = [
     "STORM",
     "FourierFeatures",
     "HeadSolver",
+    "LogisticNewton",
     "NotFinite",
     "OnlineLBFGS",
+    "PerOutput",
     "SepSA",
     "SoftmaxNewton",
     "__version__",

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sepsa import distributed, operator
 from sepsa.distributed import is_initialized
-from sepsa.heads import Capturable, HeadSolver, HoldsOut, Revertible
+from sepsa.heads import Capturable, Forgets, HeadSolver, HoldsOut, LearnsPartly, Revertible
 from sepsa.heads._checks import check_rows, check_weight
 
 Collection: TypeAlias = Mapping[str, Tensor] | Sequence[Tensor]
@@ -63,10 +63,14 @@ class Checkpoint(NamedTuple):
     state: Any  # the solver's
     statistics: list[tuple[Tensor, Tensor]]  # buffers of normalization layers, and what they held
     body_steps: int
+    forgot: bool
 
 
 class Observer:
     """One head, its solver and the observation in progress, shared by the hook on the head and the optimizer."""
+
+    forget_per_step = False  # else in every update
+    forgot = False  # whether the head has, since the body's last step
 
     def __init__(
         self, model: nn.Module, name: str, head: nn.Linear, solver: HeadSolver, process_group: Any = "auto"
@@ -89,6 +93,7 @@ class Observer:
         self.holds_out = isinstance(self.solver, HoldsOut)
         self.sharded = distributed.sharded_group(self.model)
         self.revertible = isinstance(self.solver, Revertible)
+        self.partly = isinstance(self.solver, LearnsPartly) and self.solver.learns_partly
         self.normalizations = [module for module in self.model.modules() if hasattr(module, "track_running_stats")]
         for hook in list(self.head._forward_pre_hooks.values()):
             if isinstance(hook, HeadHook):  # of an earlier one, or a copy's
@@ -136,7 +141,7 @@ class Observer:
                     if self.holds_out or self.head_fraction < 1.0:
                         hidden = self._update_rows(observation, features)
                     else:
-                        self.solver.update(features, observation.targets, observation.sample_weight)
+                        self._teach(features, observation.targets, observation.sample_weight)
                 except Exception as error:
                     hidden = self._update_observed(observation, features, error)
         finally:
@@ -181,11 +186,24 @@ class Observer:
         if observation.sample_weight is not None:
             check_dense("sample_weight", observation.sample_weight)
         if isinstance(error, ValueError):
-            observation.observed = observed_rows(features, observation.targets)
+            observation.observed = observed_rows(features, observation.targets, self.partly)
         if observation.observed is None:
             raise error
         held = self._update_rows(observation, features)
         return ~observation.observed if held is None else held | ~observation.observed
+
+    def _teach(self, features: Tensor, targets: Tensor, weight: Tensor | None, **identity: Any) -> None:
+        """Let the solver learn these samples, and forget or not."""
+        if not self.forget_per_step:
+            self.solver.update(features, targets, weight, **identity)
+            return
+        solver = cast(Forgets, self.solver)
+        try:
+            solver.forgets = not self.forgot
+            self.solver.update(features, targets, weight, **identity)
+        finally:
+            solver.forgets = True
+        self.forgot = True
 
     def _update_rows(self, observation: Observation, features: Tensor) -> Tensor | None:
         """Let the solver learn a share of the rows that are known to be observed. Returns which were held out."""
@@ -197,14 +215,14 @@ class Observer:
             if not len(rows):
                 return None
         if not self.holds_out:
-            self.solver.update(drawn, targets, weight)
+            self._teach(drawn, targets, weight)
             return None
         solver = cast(HoldsOut, self.solver)
         n = features.numel() // features.shape[-1]
         identity = next((x for x in observation.inputs if x.ndim and len(x) and n % len(x) == 0), None)
         if identity is not None and rows is not None:
             identity = identity[rows // (n // len(identity))]
-        solver.update(drawn, targets, weight, identity=identity)
+        self._teach(drawn, targets, weight, identity=identity)
         held = solver.held_out
         if held is None or rows is None:
             return held
@@ -235,10 +253,9 @@ class Observer:
         if rows is None:
             return None
         if self.holds_out:
-            solver = cast(HoldsOut, self.solver)
-            solver.update(rows.features, rows.targets, rows.sample_weight, identity=rows.identity)
+            self._teach(rows.features, rows.targets, rows.sample_weight, identity=rows.identity)
         else:
-            self.solver.update(rows.features, rows.targets, rows.sample_weight)
+            self._teach(rows.features, rows.targets, rows.sample_weight)
         return mine
 
     def start_together(self, group: Any) -> None:
@@ -261,8 +278,8 @@ class Observer:
         flat = features.detach().reshape(-1, self.head.in_features)
         labels = not targets.is_floating_point() and targets.shape == features.shape[:-1]
         if len(flat):
-            observation.observed = observed_rows(features, targets)
-            check_rows(self.head, features, None if labels else targets)
+            observation.observed = observed_rows(features, targets, self.partly)
+            check_rows(self.head, features, None if labels or self.partly else targets)
             check_weight(self.head, features, weight)
         n = len(flat)
         identity = None
@@ -280,8 +297,9 @@ class Observer:
         """What was observed, at `head_fraction` of the rows, drawn at random, and which rows they are."""
         targets, sample_weight = observation.targets, observation.sample_weight
         labels = not targets.is_floating_point() and targets.shape == features.shape[:-1]
-        check_rows(self.head, features, None if labels else targets)
-        check_weight(self.head, features, sample_weight)
+        check_rows(self.head, features, None if labels or self.partly else targets)
+        if not self.partly:  # which may have a weight for each output, and looks itself
+            check_weight(self.head, features, sample_weight)
         flat = features.reshape(-1, features.shape[-1])
         if observation.observed is None:
             rows = torch.randperm(len(flat), generator=self.generator)
@@ -290,7 +308,7 @@ class Observer:
             if self.head_fraction < 1.0:
                 rows = rows[torch.randperm(len(rows), generator=self.generator)]
         rows = rows[: math.ceil(self.head_fraction * len(rows))].to(flat.device)
-        weight = None if sample_weight is None else sample_weight.reshape(-1)[rows]
+        weight = None if sample_weight is None else weight_rows(sample_weight, len(flat))[rows]
         targets = targets.reshape(-1) if labels else targets.reshape(len(flat), -1)
         return flat[rows], targets[rows], weight, rows
 
@@ -319,7 +337,7 @@ class Observer:
                     "where the optimizer is wrapped",
                     stacklevel=3,
                 )
-        self.observed = False
+        self.observed = self.forgot = False
 
     def checkpoint(self) -> Checkpoint:
         """What a pass through the model in training changes, to come back to."""
@@ -331,7 +349,7 @@ class Observer:
             if buffer is not None
         ]
         state = cast(Revertible, self.solver).checkpoint() if self.revertible else None
-        return Checkpoint(state, statistics, self.body_steps)
+        return Checkpoint(state, statistics, self.body_steps, self.forgot)
 
     def rollback(self, checkpoint: Checkpoint, learned: bool) -> None:
         """Come back to `checkpoint` from a step that failed, after the head had `learned` or before the body."""
@@ -339,6 +357,7 @@ class Observer:
             return
         if self.revertible and learned:
             cast(Revertible, self.solver).rollback(checkpoint.state)
+            self.forgot = checkpoint.forgot
         for buffer, before in checkpoint.statistics:
             buffer.copy_(before)
 
@@ -404,13 +423,19 @@ class Observation:
         if self.observed is not None:
             rows, n = self.observed, len(self.observed)
             outputs = outputs.reshape(n, -1)[rows]
-            targets = (targets.reshape(n, -1) if targets.is_floating_point() else targets.reshape(n))[rows]
-            weight = None if weight is None else weight.reshape(-1)[rows]
+            targets = (
+                targets.reshape(n)
+                if targets.numel() == n and not targets.is_floating_point()
+                else targets.reshape(n, -1)
+            )[rows]
+            weight = None if weight is None else weight_rows(weight, n)[rows]
             if not len(outputs):
                 return outputs.sum()  # 0, with a gradient of 0
             if weight is None:
                 return solver.loss(outputs, targets)
         assert weight is not None
+        if self.observer.partly:
+            return cast(LearnsPartly, solver).loss(outputs, targets, weight)
         n = weight.numel()
         targets = targets.reshape(n, 1) if targets.shape == weight.shape else targets.reshape(n, 1, -1)
         each: Tensor = torch.func.vmap(solver.loss)(outputs.reshape(n, 1, -1), targets)  # of one sample each
@@ -635,28 +660,38 @@ def unreached(observer: Observer) -> str:
     )
 
 
-def observed_rows(features: Tensor, targets: Tensor) -> Tensor | None:
+def weight_rows(weight: Tensor, n: int) -> Tensor:
+    """Weights of n samples as (n,), or as (n, out_features) where each output has one."""
+    return weight.reshape(n) if weight.numel() == n else weight.reshape(n, -1)
+
+
+def observed_rows(features: Tensor, targets: Tensor, partly: bool = False) -> Tensor | None:
     """Which rows (n,) have a target: not NaN, and as a class index not -100. None where all have, or none can be told.
 
-    A row of which some outputs are observed and others not is refused: one curvature serves all outputs of a head.
+    A row of which some outputs are observed and others not is refused, as one curvature serves all outputs of a head,
+    unless the solver learns `partly`.
     """
     n = features.numel() // max(1, features.shape[-1])
     if not targets.numel() or targets.numel() % max(n, 1):
         return None
-    if targets.is_floating_point():
-        missing = targets.detach().reshape(n, -1).isnan()
-        partly = missing.any(1) & ~missing.all(1)
-        if bool(partly.any()):
+    each = targets.detach().reshape(n, -1)
+    if partly:
+        missing = (each.isnan() if targets.is_floating_point() else each == IGNORE_INDEX).all(1)
+    elif targets.is_floating_point():
+        absent = each.isnan()
+        some = absent.any(1) & ~absent.all(1)
+        if bool(some.any()):
             raise ValueError(
-                f"targets must be finite, or NaN for all outputs of a sample, got {int(partly.sum())} samples that are "
-                "partly observed: a head has one curvature for all its outputs, so give these outputs heads of "
-                "their own, SepSA(model, base, head=[...])"
+                f"targets must be finite, or NaN for all outputs of a sample, got {int(some.sum())} samples that are "
+                "partly observed: this solver has one curvature for all outputs; for one each, take "
+                "solver=PerOutput(RLS()), or LogisticNewton() for labels, or heads of their own, "
+                "SepSA(model, base, head=[...])"
             )
-        missing = missing[:, 0]
+        missing = absent[:, 0]
+    elif targets.shape != features.shape[:-1]:
+        return None
     else:
-        if targets.shape != features.shape[:-1]:
-            return None
-        missing = targets.detach().reshape(-1) == IGNORE_INDEX
+        missing = each[:, 0] == IGNORE_INDEX
     return ~missing if bool(missing.any()) else None
 
 

@@ -7,7 +7,7 @@ import inspect
 import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from sepsa._base_state import check_base_state, check_own_state
 from sepsa.capture import PlainStep, Step, capture, check_devices
 from sepsa.distributed import is_sharded, join_ranks
-from sepsa.heads import RLS, HeadSolver
+from sepsa.heads import RLS, Forgets, HeadSolver
 from sepsa.interrupt import DeferredInterrupt
 from sepsa.observe import (
     Collection,
@@ -54,6 +54,9 @@ class SepSA(Optimizer, Generic[S]):
     Inside DistributedDataParallel, or beside fully_shard, all ranks learn one head from the samples of all;
     `process_group` names their group where it cannot be told, and None lets each rank learn its own.
 
+    A head with forgetting below 1 forgets with every batch it learns; with `forget_per="step"` only with the first one
+    after each step of the body, so that micro-batches whose gradients are accumulated equal the batch they make up.
+
     `head_fraction` in (0, 1], 1 unless set, is the share of each batch that feeds the head, drawn at random
     and rounded up. The paper's mini-batch rule is `optimizer.head_fraction = 0.5**epoch`.
     """
@@ -67,6 +70,7 @@ class SepSA(Optimizer, Generic[S]):
         head: nn.Linear | str | None = None,
         solver: None = None,
         process_group: Any = "auto",
+        forget_per: Literal["update", "step"] = "update",
         **base_options: Any,
     ) -> None: ...
     @overload
@@ -78,6 +82,7 @@ class SepSA(Optimizer, Generic[S]):
         head: nn.Linear | str | None = None,
         solver: S,
         process_group: Any = "auto",
+        forget_per: Literal["update", "step"] = "update",
         **base_options: Any,
     ) -> None: ...
     @overload
@@ -89,6 +94,7 @@ class SepSA(Optimizer, Generic[S]):
         head: Sequence[nn.Linear | str],
         solver: Mapping[str, HeadSolver] | Sequence[HeadSolver] | None = None,
         process_group: Any = "auto",
+        forget_per: Literal["update", "step"] = "update",
         **base_options: Any,
     ) -> None: ...
     def __init__(
@@ -99,6 +105,7 @@ class SepSA(Optimizer, Generic[S]):
         head: Any = None,
         solver: Any = None,
         process_group: Any = "auto",
+        forget_per: Literal["update", "step"] = "update",
         **base_options: Any,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -112,10 +119,13 @@ class SepSA(Optimizer, Generic[S]):
         self.base = build_base(model, heads, base, base_options)
         self.model = model
         solvers = solvers_for(list(heads), solver, several)
+        check_forgetting(forget_per, solvers)
         for name, linear in heads.items():
             solvers[name].bind(linear)
         self._several = several
         self._observers = [Observer(model, name, heads[name], solvers[name], process_group) for name in heads]
+        for observer in self._observers:
+            observer.forget_per_step = forget_per == "step"
         self._dtype = self._observers[0].head.weight.dtype
         super().__init__(self.base.param_groups, self.base.defaults)
         self._adopt_base()
@@ -548,6 +558,18 @@ def solvers_for(names: list[str], given: Any, several: bool) -> dict[str, HeadSo
     )
 
 
+def check_forgetting(forget_per: str, solvers: dict[str, HeadSolver]) -> None:
+    """Refuse what `forget_per` cannot be, and solvers that cannot be told."""
+    if forget_per not in ("update", "step"):
+        raise ValueError(f"forget_per must be 'update' or 'step', got {forget_per!r}")
+    for solver in solvers.values():
+        if forget_per == "step" and not isinstance(solver, Forgets):
+            raise TypeError(
+                f"forget_per='step' needs a solver that can learn without forgetting, got {solver!r}: "
+                "choose its forgetting, as RLS(forgetting=0.99), or leave forget_per at 'update'"
+            )
+
+
 def build_base(
     model: nn.Module,
     heads: dict[str, nn.Linear],
@@ -583,7 +605,7 @@ def build_base(
         refuse_head_parameters(heads, given)
         refuse_other_heads(model, heads, given)
         return base
-    misplaced = sorted({"ridge", "forgetting"} & set(options) - set(inspect.signature(kind).parameters))
+    misplaced = sorted({"ridge", "forgetting", "bias_ridge"} & set(options) - set(inspect.signature(kind).parameters))
     if misplaced:
         settings = ", ".join(f"{name}={options[name]!r}" for name in misplaced)
         raise TypeError(

@@ -70,8 +70,8 @@ class Case:
             yield x, (outputs + 0.3 * noise if self.task == "regression" else self.classes(outputs, noise))
 
     def classes(self, outputs: Tensor, noise: Tensor) -> Tensor:
-        """One-hot targets of the class whose output, with noise, is largest; of one output, whether it is positive."""
-        if self.outputs == 1:
+        """One-hot targets of the class whose output, with noise, is largest; of labels, which outputs are positive."""
+        if self.outputs == 1 or self.task == "labels":
             return (outputs + noise > 0).to(outputs.dtype)
         return one_hot((outputs + noise).argmax(-1), self.outputs).to(outputs.dtype)
 
@@ -91,7 +91,8 @@ def check_solver(
 ) -> None:
     """Hold the solvers that `make()` returns, each new and unbound, to all that `HeadSolver` promises.
 
-    - `task`: "regression", or "classification" for targets that are class probabilities.
+    - `task`: "regression", or "classification" for targets that are class probabilities, or "labels" for targets of
+      0 and 1 that do not exclude each other.
     - `recovers`: how near it comes to the true weights in 300 batches of 16 samples, relative to their norm.
     - `block`: how near an update of n samples is to n updates of one, or None where they are not alike.
     - `too_large`: a factor at which features cannot be squared in the solver's dtype.
@@ -102,8 +103,8 @@ def check_solver(
 
     A solver with the methods of `Capturable`, or with `checkpoint` and `rollback`, is held to these too.
     """
-    if task not in ("regression", "classification"):
-        raise ValueError(f"task must be 'regression' or 'classification', got {task!r}")
+    if task not in ("regression", "classification", "labels"):
+        raise ValueError(f"task must be 'regression', 'classification' or 'labels', got {task!r}")
     case = Case(make, task, recovers, block, too_large, outputs, weighted, falls_to, interrupts)
     names = list(CHECKS) if only is None else list(only)
     for name in names:
@@ -177,8 +178,10 @@ def learns(case: Case) -> None:
         for _ in range(300):
             x = torch.randn(16, _K, generator=generator, dtype=torch.float64)
             outputs = x @ truth.T + shift
-            if case.task == "classification":
-                outputs = outputs.softmax(1) if case.outputs > 1 else outputs.sigmoid()
+            if case.task != "regression":
+                outputs = (
+                    outputs.softmax(1) if case.task == "classification" and case.outputs > 1 else outputs.sigmoid()
+                )
             solver.update(x, outputs)
         found = linear.weight.detach()
         aim = truth

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from reference import ridge_left, ridge_regression, with_ones
+from reference import ridge_left, ridge_regression, ridges, with_ones
 from sepsa import RLS
 
 SHORT, LONG, K, M = 2_000, 100_000, 6, 2
@@ -71,7 +71,7 @@ def test_battery(name, forgetting, steps):
             first = max(0, k + 1 - 4000) if forgetting < 1 else 0  # 0.99^4000 is 1e-18
             Phi = with_ones(features[first : k + 1].astype(np.float64), True)
             age = np.arange(len(Phi))[::-1]
-            left = ridge_left(K + 1, 1.0, forgetting, [1] * (k + 1))
+            left = ridge_left(ridges(K + 1, 1.0, True), forgetting, [1] * (k + 1))
             truth = ridge_regression(Phi, targets[first : k + 1].astype(np.float64), forgetting**age, left, prior)
             for rows in (features[k - 5 : k + 1], probe):
                 expected = with_ones(rows.astype(np.float64), True) @ truth.T

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from reference import ridge_regression, weights
+from reference import ridge_regression, ridges, weights
 from sepsa import RLS, NotFinite, checkpoint
 from sepsa.checkpoint import CheckpointError
 from sepsa.heads import Delta
@@ -90,7 +90,9 @@ def test_it_is_the_closed_form(p):
         truth.merge(worker.delta_since())
     X, Y = (np.vstack([part[i].numpy() for part in parts]) for i in (0, 1))
     Phi = np.hstack([X, np.ones((len(X), 1))])
-    assert relative(weights(truth.linear), ridge_regression(Phi, Y, np.ones(len(X)), np.full(p, 2.0), prior)) <= 1e-9
+    assert (
+        relative(weights(truth.linear), ridge_regression(Phi, Y, np.ones(len(X)), ridges(p, 2.0, True), prior)) <= 1e-9
+    )
 
 
 def test_a_delta_holds_what_came_after_the_mark_and_nothing_else():
@@ -161,8 +163,9 @@ def test_head_of_single_precision_and_solver_of_single_precision():
     [
         (lambda: make(5), r"other must have a head of shape \(2, 5\), got \(2, 6\)"),
         (lambda: make(m=1), r"other must have a head of shape \(2, 5\), got \(1, 5\)"),
-        (lambda: make(ridge=3.0), "same prior, ridge 1 and the same initial weights, got ridge 3"),
-        (lambda: make(seed=3), "same prior, ridge 1 and the same initial weights"),
+        (lambda: make(ridge=3.0), "same prior, ridge 1 .* and the same initial weights, got ridge 3"),
+        (lambda: make(seed=3), "same prior, ridge 1 .* and the same initial weights"),
+        (lambda: make(bias_ridge="ridge"), r"ridge 1 \(0\.0001 for the bias\) and the same .* got ridge 1 and its own"),
         (
             lambda: RLS(dtype=torch.float32).bind(copy.deepcopy(make().linear)),
             "other must compute in torch.float64, as this head does, got torch.float32",

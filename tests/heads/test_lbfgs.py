@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import one_hot
 
-from reference import ridge_regression, with_ones
+from reference import ridge_regression, ridges, with_ones
 from sepsa.heads.lbfgs import OnlineLBFGS
 
 LOSSES = ("squared", "cross-entropy")
@@ -25,8 +25,9 @@ LOSSES = ("squared", "cross-entropy")
 class Twin:
     """The same method with every gradient from autograd and H by the two-loop recursion; W (m, p) with the bias."""
 
-    def __init__(self, W, loss, memory, ridge, forgetting):
-        self.loss, self.memory, self.ridge, self.forgetting = loss, memory, ridge, forgetting
+    def __init__(self, W, loss, memory, ridge, forgetting, bias):
+        self.loss, self.memory, self.forgetting = loss, memory, forgetting
+        self.ridge = torch.as_tensor(ridges(W.shape[1], ridge, bias))
         self.W, self.Z, self.prior = W.clone(), W.clone(), W.clone()
         self.mass, self.pairs, self.steps = 0.0, [], []
         self.s, self.gathered = None, []
@@ -39,7 +40,7 @@ class Twin:
             each = nn.functional.binary_cross_entropy_with_logits(outputs, T, reduction="none")[:, 0]
         else:
             each = -(T * outputs.log_softmax(1)).sum(1)
-        return (omega * each).sum() / omega.sum() + self.ridge / self.mass / 2 * (V - self.prior).square().sum()
+        return (omega * each).sum() / omega.sum() + (self.ridge / self.mass / 2 * (V - self.prior).square()).sum()
 
     def direction(self, g):
         q, alphas = g.clone(), []
@@ -127,7 +128,7 @@ def draw(loss, n, k, m, seed=0):
 def test_every_step_equals_the_twins(loss, k, m, bias, sizes, memory, ridge, forgetting, weighted, seed):
     options = {"loss": loss, "memory": memory, "ridge": ridge, "forgetting": forgetting}
     solver, linear = make(k, m, bias, seed=seed, **options)
-    twin = Twin(weights(linear), **options)
+    twin = Twin(weights(linear), **options, bias=bias)
     for i, n in enumerate(sizes):
         x, y = draw(loss, n, k, m, seed + i)
         omega = torch.rand(n, dtype=torch.float64) + 0.1 if weighted else torch.ones(n, dtype=torch.float64)
@@ -178,10 +179,10 @@ def test_many_passes_approach_ridge_regression():
         for i in np.array_split(rng.permutation(400), 20):
             solver.update(torch.as_tensor(x[i]), torch.as_tensor(y[i]))
     Phi = with_ones(x, True)
-    truth = ridge_regression(Phi, y, np.full(400, passes), np.full(21, 50.0), prior)
+    truth = ridge_regression(Phi, y, np.full(400, passes), ridges(21, 50.0, True), prior)
 
     def loss(W):
-        return float(((y - Phi @ W.T) ** 2).sum() + 50.0 / passes * ((W - prior) ** 2).sum())
+        return float(((y - Phi @ W.T) ** 2).sum() + (ridges(21, 50.0, True) / passes * (W - prior) ** 2).sum())
 
     assert loss(weights(linear).numpy()) <= 1.002 * loss(truth)
 
@@ -328,7 +329,7 @@ def test_it_owns_one_head():
         ("A", torch.zeros(2, 3, 8), r"state_dict\['A'\] must be a tensor of shape \(2, 10, 8\)"),
         ("loss_name", "hinge", "loss must be one of"),
         ("memory", 0, "memory must be an integer of at least 1"),
-        ("ridge", -1.0, "ridge must be in"),
+        ("ridges", [-1.0, 1e-4], "ridge must be in"),
         ("steps", -1, r"state_dict\['steps'\] must be an integer of at least 0"),
         ("pairs", 11, r"state_dict\['pairs'\] must be at most the memory, 10, got 11"),
         ("samples", True, r"state_dict\['samples'\] must be a number of at least 0"),

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from reference import curvature, objective, ridge_left, ridge_regression, rls_step, weights, with_ones
+from reference import curvature, objective, ridge_left, ridge_regression, ridges, rls_step, weights, with_ones
 from sepsa import RLS
 
 
@@ -72,7 +72,7 @@ def test_block_equals_loop_equals_ridge_regression(problem):
         for i in range(len(x)):
             learn(loop, x[i : i + 1], y[i : i + 1], w[i : i + 1])
     Phi, Yall, weight = with_ones(np.vstack(X), problem["bias"]), np.vstack(Y), np.concatenate(omega)
-    ridge = np.full(Phi.shape[1], problem["ridge"])
+    ridge = ridges(Phi.shape[1], problem["ridge"], problem["bias"])
     truth = ridge_regression(Phi, Yall, weight, ridge, prior)
     assert relative(weights(linear), truth) <= 1e-9
     assert relative(weights(loop_linear), truth) <= 1e-9
@@ -95,9 +95,10 @@ def test_forgetting_keeps_the_ridge(problem, forgetting):
     age = np.concatenate([np.full(n, len(sizes) - 1 - i) for i, n in enumerate(sizes)])
     Phi, Yall = with_ones(np.vstack(X), problem["bias"]), np.vstack(Y)
     weight = np.concatenate(omega) * forgetting**age
-    left = ridge_left(Phi.shape[1], problem["ridge"], forgetting, sizes)
+    ridge = ridges(Phi.shape[1], problem["ridge"], problem["bias"])
+    left = ridge_left(ridge, forgetting, sizes)
     truth = ridge_regression(Phi, Yall, weight, left, prior)
-    assert left.min() >= problem["ridge"] / 2 * (1 - 1e-12)
+    assert (left >= ridge / 2 * (1 - 1e-12)).all()
     np.testing.assert_allclose(solver.ridge_left, left, rtol=1e-12)
     assert relative(weights(linear), truth) <= 1e-8
     assert relative(solver.covariance(), np.linalg.inv(curvature(Phi, weight, left))) <= 1e-8
@@ -107,7 +108,7 @@ def test_forgetting_keeps_the_ridge(problem, forgetting):
 
 
 def test_one_sample_is_equations_17_and_18():
-    solver, linear = make(5, 3)
+    solver, linear = make(5, 3, bias_ridge="ridge")
     rng = np.random.default_rng(0)
     B, alpha = np.eye(6), weights(linear).T
     for _ in range(20):
@@ -119,15 +120,15 @@ def test_one_sample_is_equations_17_and_18():
 
 
 def test_a_batch_forgets_by_the_letter():
-    """A <- λA + (1 - λ) ridge I + ΦᵀΦ."""
-    solver, _ = make(6, 2, ridge=3.0, forgetting=0.8)
+    """A <- λA + (1 - λ) diag ridge + ΦᵀΦ."""
+    solver, _ = make(6, 2, ridge=3.0, forgetting=0.8, bias_ridge=0.5)
     rng = np.random.default_rng(1)
-    A = 3.0 * np.eye(7)
+    A = ridge = np.diag(ridges(7, 3.0, True, 0.5))
     for _ in range(50):
         x = rng.normal(size=(5, 6))
         solver.update(torch.as_tensor(x), torch.zeros(5, 2, dtype=torch.float64))
         Phi = with_ones(x, True)
-        A = 0.8 * A + 0.2 * 3.0 * np.eye(7) + Phi.T @ Phi
+        A = 0.8 * A + 0.2 * ridge + Phi.T @ Phi
     assert relative(torch.linalg.inv(solver.covariance()), A) <= 1e-10
 
 
@@ -163,7 +164,7 @@ def test_features_and_heads_of_any_floating_dtype(dtype, head):
     for x, y in zip(X, Y, strict=True):
         solver.update(x, y)
     Phi = with_ones(X.double().numpy(), True)
-    truth = ridge_regression(Phi, Y.double().numpy(), np.ones(400), np.ones(6), prior)
+    truth = ridge_regression(Phi, Y.double().numpy(), np.ones(400), ridges(6, 1.0, True), prior)
     assert linear.weight.dtype == head
     eps = max(torch.finfo(head).eps, 1e-12)
     np.testing.assert_allclose(weights(linear), truth, rtol=eps, atol=eps)
@@ -288,8 +289,10 @@ def test_merge_and_unlearn_need_a_whole_memory_and_one_prior():
         a.unlearn(torch.zeros(1, 3), torch.zeros(1, 1))
     with pytest.raises(ValueError, match="same prior"):
         b.merge(make(3, 1, seed=5)[0])
-    with pytest.raises(ValueError, match="same prior, ridge 1"):
+    with pytest.raises(ValueError, match=r"same prior, ridge 1 \(0\.0001 for the bias\)"):
         b.merge(make(3, 1, ridge=2.0)[0])
+    with pytest.raises(ValueError, match="got ridge 1 and its own"):
+        b.merge(make(3, 1, bias_ridge="ridge")[0])
     with pytest.raises(ValueError, match=r"shape \(1, 4\), got \(1, 5\)"):
         b.merge(make(4, 1)[0])
 
@@ -500,6 +503,9 @@ def test_a_head_that_somebody_broke_is_named(part):
         ({"ridge": nan}, ValueError, "ridge must be in"),
         ({"ridge": inf}, ValueError, "ridge must be in"),
         ({"ridge": "1"}, TypeError, "ridge must be a number"),
+        ({"bias_ridge": 0.0}, ValueError, r"bias_ridge must be in \(0, inf\), got 0"),
+        ({"bias_ridge": "auto"}, ValueError, r"bias_ridge must be a number in \(0, inf\) or 'ridge', got 'auto'"),
+        ({"bias_ridge": True}, TypeError, "bias_ridge must be a number"),
         ({"forgetting": 1.2}, ValueError, r"forgetting must be in \(0, 1\], got 1.2"),
         ({"forgetting": 0.0}, ValueError, "forgetting must be in"),
         ({"forgetting": True}, TypeError, "forgetting must be a number"),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
-from reference import weights
+from reference import ridges, weights
 from sepsa import SepSA, SoftmaxNewton
 
 # ---------------------------------------------------------------------- the slow, obvious truth, in float64
@@ -24,12 +24,13 @@ from sepsa import SepSA, SoftmaxNewton
 class Dense:
     """Equations 1 and 2 with A and the gradients formed, sample by sample and class by class."""
 
-    def __init__(self, W, ridge, forgetting, label_smoothing, class_weight):
+    def __init__(self, W, ridge, forgetting, label_smoothing, class_weight, bias):
         self.W, self.prior = W.copy(), W.copy()
         K, p = W.shape
-        self.ridge, self.forgetting, self.smoothing = ridge * max(K / 2, 1), forgetting, label_smoothing
+        self.ridge = ridges(p, ridge, bias) * max(K / 2, 1)
+        self.forgetting, self.smoothing = forgetting, label_smoothing
         self.weight = np.ones(max(K, 2)) if class_weight is None else np.array(class_weight)
-        self.A, self.left = self.ridge * np.eye(p), np.full(p, self.ridge)
+        self.A, self.left = np.diag(self.ridge), self.ridge.copy()
         self.shares, self.seen, self.turn = np.ones(K), 0.0, 0
 
     def update(self, Phi, targets, omega):
@@ -60,10 +61,10 @@ class Dense:
         self.A, self.left = lam * self.A, lam * self.left
         for _ in range(min(p, max(n, math.ceil(-p * math.log2(self.forgetting))))):
             j = self.turn
-            q = max(0.0, self.ridge - self.left[j])
+            q = max(0.0, self.ridge[j] - self.left[j])
             self.A[j, j] += q
             gradient[:, j] += q * (self.W - self.prior)[:, j]
-            self.left[j], self.turn = self.ridge, (j + 1) % p
+            self.left[j], self.turn = self.ridge[j], (j + 1) % p
         self.W = self.W - np.linalg.solve(self.A + rho * own, gradient.T).T
         self.A = self.A + own
 
@@ -148,7 +149,7 @@ def test_updates_equal_the_equations_spelled_out(problem):
     C = max(K, 2)
     options = problem | {"class_weight": rng.uniform(0.1, 3, C).tolist() if weighted else None}
     solver, linear = make(k, K, bias, seed=seed, **options)
-    dense = Dense(weights(linear), **options)
+    dense = Dense(weights(linear), **options, bias=bias)
     for n in sizes:
         x = scale * rng.normal(size=(n, k))
         t = rng.dirichlet(np.full(C, 0.3), size=n)
@@ -170,11 +171,12 @@ def test_a_stream_brings_it_to_the_optimum(K, batch):
     prior = weights(linear)
     Phi = torch.cat([x, torch.ones(len(x), 1)], 1)
     hot = one_hot(y, max(K, 2)).double()
-    least, _ = minimum(Phi, hot, 1.0, prior)
+    ridge = torch.tensor(ridges(7, 1.0, True))
+    least, _ = minimum(Phi, hot, ridge, prior)
 
     def excess():
         W = torch.tensor(weights(linear))
-        return (objective(W, Phi, hot, 1.0, torch.tensor(prior)).item() - least) / len(x)
+        return (objective(W, Phi, hot, ridge, torch.tensor(prior)).item() - least) / len(x)
 
     before = excess()
     for i in range(0, len(x), batch):
@@ -196,7 +198,7 @@ def test_on_a_full_batch_it_converges_to_the_optimum_of_what_it_remembers(ridge)
         solver.update(x, y)
     # At forgetting 1/2 it remembers the batch twice, which is the batch against half of the ridge; each class has its
     # ridge by its share of the curvature.
-    share = 1.5 * solver.class_shares()[:, None]
+    share = 1.5 * solver.class_shares()[:, None] * torch.tensor(ridges(5, 1.0, True, 1e-4 / ridge))
     Phi, hot = torch.cat([x, torch.ones(300, 1)], 1), one_hot(y, 3).double()
     _, W = minimum(Phi, hot, ridge / 2 * share, prior)
     # What all classes have in common moves no probability, and only the ridge moves it.
@@ -327,7 +329,7 @@ def test_finite_under_what_breaks_a_curvature(kind, forgetting, batch):
     assert bool(solver.covariance().isfinite().all())
     assert solver.loss(linear(x.float()), y).isfinite()
     if kind == "half dead, then alive":
-        assert (linear(x.float()).argmax(1) == y).double().mean() > 0.6
+        assert (linear(x.float()).argmax(1) == y).double().mean() > 0.5  # by the last ten
 
 
 bad_input = {
@@ -445,7 +447,9 @@ def test_a_checkpoint_continues_bit_by_bit():
         ("T", torch.zeros(2, 2), "another size"),
         ("W", torch.full((3, 5), math.nan), "damaged"),
         ("prior", "none", "another size"),
-        ("ridge", -1.0, "ridge must be"),
+        ("ridges", [-1.0, 1e-4], "ridge must be"),
+        ("ridges", [1.0, "no"], "bias_ridge must be"),
+        ("ridges", 1.0, "must be a pair"),
         ("forgetting", 2.0, "forgetting must be"),
         ("label_smoothing", 1.5, "label_smoothing must be"),
         ("class_weight", [1.0], "class_weight must have 3"),
@@ -464,7 +468,7 @@ def test_a_checkpoint_continues_bit_by_bit():
         ("counters", torch.tensor([1.0, -3.0, 0.0]), r"state_dict\['counters'\] must be"),
         ("counters", torch.tensor([1.0, 30.0, 5.0]), r"state_dict\['counters'\] must be"),
         ("counters", torch.tensor([0.0, 30.0, 0.0]), r"state_dict\['counters'\] must be"),
-        ("ridge", True, "ridge must be a number"),
+        ("ridges", [True, 1e-4], "ridge must be a number"),
         ("forgetting", "1", "forgetting must be a number"),
         ("class_weight", "abc", "class_weight must be numbers"),
         ("class_weight", [1.0, 2.0, None], "class_weight must be a number"),

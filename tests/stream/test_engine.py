@@ -81,9 +81,9 @@ def twins(hidden=(12,), activation="relu", optimizer="adam", batch=1, skip=False
     engine.set_head(np.random.default_rng(4).standard_normal(engine.head.shape))
     model = Twin(engine, activation, skip)
     if not hidden:
-        return engine, model, RLS(ridge=ridge, forgetting=forgetting).bind(model.head), None
+        return engine, model, RLS(ridge=ridge, forgetting=forgetting, bias_ridge="ridge").bind(model.head), None
     base, more = BASES[optimizer]
-    solver = RLS(ridge=ridge, forgetting=forgetting)
+    solver = RLS(ridge=ridge, forgetting=forgetting, bias_ridge="ridge")
     return engine, model, solver, SepSA(model, base, solver=solver, **options, **more)
 
 

@@ -4,19 +4,25 @@ from sepsa.heads._affine import commit
 from sepsa.heads._checks import check_rows
 from sepsa.heads._delta import Delta
 from sepsa.heads.lbfgs import OnlineLBFGS
+from sepsa.heads.logistic import LogisticNewton
+from sepsa.heads.per_output import PerOutput
 from sepsa.heads.rls import RLS
 from sepsa.heads.slimtik import SlimTik
 from sepsa.heads.softmax import SoftmaxNewton
-from sepsa.heads.solver import Capturable, HeadSolver, HoldsOut, NotFinite, Revertible
+from sepsa.heads.solver import Capturable, Forgets, HeadSolver, HoldsOut, LearnsPartly, NotFinite, Revertible
 
 __all__ = [
     "RLS",
     "Capturable",
     "Delta",
+    "Forgets",
     "HeadSolver",
     "HoldsOut",
+    "LearnsPartly",
+    "LogisticNewton",
     "NotFinite",
     "OnlineLBFGS",
+    "PerOutput",
     "Revertible",
     "SlimTik",
     "SoftmaxNewton",

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+
+# What holds the bias to its start: so many samples, next to nothing unless told otherwise; or "ridge", what holds the
+# weights. Less than the default would cost a first block digits, and nothing at all has no inverse before it.
+BiasRidge: TypeAlias = float | Literal["ridge"] | None
+_BIAS_RIDGE = {torch.float64: 1e-4, torch.float32: 1e-3}
 
 
 def width(linear: nn.Linear) -> int:
@@ -17,6 +23,32 @@ def join(linear: nn.Linear) -> Tensor:
     """The head's weight, with its bias as a last column if it has one: (m, p), a copy in its dtype."""
     weight = linear.weight.detach()
     return weight.clone() if linear.bias is None else torch.cat([weight, linear.bias.detach()[:, None]], 1)
+
+
+def start(linear: nn.Linear, dtype: torch.dtype | None) -> Tensor:
+    """W as it is, in this dtype or, for None, in float64, which MPS does not have."""
+    return join(linear).to(dtype or (torch.float32 if linear.weight.device.type == "mps" else torch.float64))
+
+
+def ridges(linear: nn.Linear, ridge: float, bias_ridge: BiasRidge, like: Tensor) -> Tensor:
+    """The ridge (p,) of each column of W, in the dtype and on the device of `like`."""
+    each = torch.full((width(linear),), ridge, dtype=like.dtype, device=like.device)
+    if linear.bias is not None:
+        hold_bias(each, bias_ridge)
+    return each
+
+
+def hold_bias(ridge: Tensor, bias_ridge: BiasRidge) -> None:
+    """Let the last coordinate, the bias, have its own of the ridges (..., p), by default never more than the others."""
+    if bias_ridge is None:
+        ridge[..., -1].clamp_(max=_BIAS_RIDGE[ridge.dtype])
+    elif bias_ridge != "ridge":
+        ridge[..., -1] = bias_ridge
+
+
+def bias_words(bias_ridge: BiasRidge) -> str:
+    """The setting for a repr, where it is not the default."""
+    return "" if bias_ridge is None else f", bias_ridge={bias_ridge!r}"
 
 
 def follow(linear: nn.Linear, W: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ Symbols as in `_square_root`. The candidates of one λ share all that was seen, 
 S = Σ λ^age ΦᵀΦ and C = Σ λ^age YᵀΦ are, and N with the rows D, the part of its ridge that each coordinate has left,
 G = D prior, and D prior². The candidate of ridge r is then
 
-    A = S + r D,    W = (C + r G) A⁻¹,
+    A = S + r D,    W = (C + r G) A⁻¹,    where r is another for the bias,
 
 the very minimizer that RLS(ridge=r, forgetting=λ) keeps, at one Cholesky factor a candidate and update.
 
@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sepsa.heads._affine import BiasRidge, hold_bias
 from sepsa.heads._repeats import Lookup
 from sepsa.heads._square_root import restored
 
@@ -44,6 +45,7 @@ class Grid(NamedTuple):
     """The settings of J candidates, each (λ, ridge), and what they share."""
 
     settings: tuple[tuple[float, float], ...]
+    bias_ridge: BiasRidge = "ridge"  # of the last coordinate, in all candidates
 
     @property
     def lambdas(self) -> list[float]:
@@ -145,7 +147,7 @@ def factors(grid: Grid, M: Tensor, N: Tensor, scale: float) -> tuple[Tensor, Ten
     """The Cholesky factors (J, p, p) of every A, and C + r G (J, m, p), which is WA."""
     of, p = grid.of, N.shape[2]
     m = M.shape[1] - p
-    ridge = N[of, : m + 1] * (scale * M.new_tensor([r for _, r in grid.settings])[:, None, None])
+    ridge = N[of, : m + 1] * ridges(grid, scale, N)
     A, aim = M[of, :p, :p], M[of, p:, :p] + ridge[:, 1:]
     diagonal = A.diagonal(dim1=1, dim2=2)
     diagonal.add_(ridge[:, 0])
@@ -156,6 +158,13 @@ def factors(grid: Grid, M: Tensor, N: Tensor, scale: float) -> tuple[Tensor, Ten
     if factor is None:
         factor = torch.full_like(A, math.nan)  # too large to square
     return factor, aim
+
+
+def ridges(grid: Grid, scale: float, N: Tensor) -> Tensor:
+    """The r (J, 1, p) of each candidate and coordinate."""
+    r = (scale * N.new_tensor([r for _, r in grid.settings])[:, None, None]).repeat(1, 1, N.shape[2])
+    hold_bias(r, grid.bias_ridge)
+    return r
 
 
 def moved(state: Candidates, delta: Tensor) -> Candidates:

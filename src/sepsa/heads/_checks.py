@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,6 +27,15 @@ def in_range(name: str, value: float, low: float, high: float) -> float:
     if not low < value <= high or value == math.inf:
         raise ValueError(f"{name} must be in {words}, got {value}")
     return float(value)
+
+
+def bias_setting(value: Any) -> float | Literal["ridge"] | None:
+    """What holds the bias: a number, "ridge" for what holds the weights, or None for next to nothing."""
+    if value is None or value == "ridge":
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, str):
+        raise ValueError(f"bias_ridge must be a number in (0, inf) or 'ridge', got {value!r}")
+    return in_range("bias_ridge", value, 0.0, math.inf)
 
 
 def at_least(name: str, value: object, low: int) -> int:
@@ -79,6 +89,13 @@ def check_dtype(dtype: object) -> None:
         raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
 
 
+def optional_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
+    """A dtype to compute in, or None for that of the device."""
+    if dtype not in (None, torch.float32, torch.float64):
+        raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}")
+    return dtype
+
+
 # ---------------------------------------------------------------------- states
 
 
@@ -89,6 +106,24 @@ def check_keys(name: str, state_dict: object, keys: set[str]) -> None:
     if set(state_dict) != keys:
         missing, extra = sorted(keys - set(state_dict)), sorted(map(str, set(state_dict) - keys))
         raise ValueError(f"state_dict is not one of {name}: missing {missing}, unexpected {extra}")
+
+
+def with_ridges(state_dict: Any) -> Any:
+    """A state from before the bias had a ridge of its own, with the pair `ridges` in which both are written now."""
+    if not isinstance(state_dict, Mapping) or "ridge" not in state_dict or "ridges" in state_dict:
+        return state_dict
+    rest = {key: value for key, value in state_dict.items() if key != "ridge"}
+    return rest | {"ridges": [state_dict["ridge"], "ridge"]}
+
+
+def check_ridges(value: object) -> tuple[float, float | Literal["ridge"] | None]:
+    """The entry `ridges` of a state: the ridge of the weights, and that of the bias."""
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise damaged("ridges", "a pair: the ridge, and that of the bias", value)
+    try:
+        return in_range("ridge", value[0], 0.0, math.inf), bias_setting(value[1])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"state_dict['ridges']: {error}: the checkpoint is damaged") from None
 
 
 def check_state_number(

@@ -11,12 +11,12 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sepsa.checkpoint import Saves
 from sepsa.heads._checks import check_state_number, check_state_tensor, damaged
 from sepsa.heads._rls_state import read_root
-from sepsa.heads._square_root import SAMPLES, STEPS, Root, fade, learn_large, square_root
+from sepsa.heads._square_root import SAMPLES, STEPS, Root, fade, learn_large, square_root, start
 from sepsa.heads.solver import NotFinite
 
 if TYPE_CHECKING:
@@ -73,13 +73,20 @@ class Delta(Saves):
         return f"Delta(samples={self.samples:g}, rows={len(self.features)}, head={p}->{m}, dtype={self.prior.dtype})"
 
 
-def since(mark: dict[str, Any] | None, now: Root, counters: NDArray[np.float64], prior: Tensor, ridge: Tensor) -> Delta:
+def since(
+    mark: dict[str, Any] | None,
+    linear: nn.Linear,
+    now: Root,
+    counters: NDArray[np.float64],
+    prior: Tensor,
+    ridge: Tensor,
+) -> Delta:
     """What `now` has learned since `mark`, a state of the same head; None: since it was bound."""
     if mark is None:
-        before = Root(torch.diag(ridge.rsqrt()), prior, None, prior.new_zeros(len(prior)), ridge)
+        before = start(prior, ridge)
         samples, steps = float(counters[SAMPLES]), int(counters[STEPS])
     else:
-        before, then, settings = read_root(mark, prior)
+        before, then, settings = read_root(mark, linear, prior)
         if not torch.equal(settings.prior, prior) or not torch.equal(before.left, ridge) or settings.forgetting != 1:
             raise ValueError(
                 "mark must be a state_dict() of this head, got one with another prior, ridge or forgetting: "
@@ -133,8 +140,8 @@ def learn(root: Root, delta: Delta, prior: Tensor, ridge: Tensor, head: torch.dt
         )
     if not torch.equal(delta.ridge, ridge.cpu()) or not torch.equal(delta.prior, prior.cpu()):
         raise ValueError(
-            f"other must have started from the same prior, ridge {float(ridge[0]):g} and the same initial weights, "
-            f"got ridge {float(delta.ridge[0]):g} and its own: bind both to copies of one head before they learn"
+            f"other must have started from the same prior, ridge {words(ridge)} and the same initial weights, "
+            f"got ridge {words(delta.ridge)} and its own: bind both to copies of one head before they learn"
         )
     Phi, Y, energy = (part.to(root.T) for part in (delta.features, delta.targets, delta.energy))
     new = learn_large(fade(root, 1.0), Phi, Y, ridge, None, prior)
@@ -142,6 +149,12 @@ def learn(root: Root, delta: Delta, prior: Tensor, ridge: Tensor, head: torch.dt
     if not all(bool(torch.isfinite(part).all()) for part in (new.W.to(head), new.T, new.energy)):
         raise NotFinite("other: what it learned is too large to be added to this head: rescale features and targets")
     return new
+
+
+def words(ridge: Tensor) -> str:
+    """The ridge of the weights, and that of the bias where it has another."""
+    first, last = float(ridge[0]), float(ridge[-1])
+    return f"{first:g}" if first == last else f"{first:g} ({last:g} for the bias)"
 
 
 def wide(part: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ Online L-BFGS: a quasi-Newton head in O(lp) time and memory, for heads too wide 
 Symbols: Φ (n, p) the features of a batch, with a last column of ones where the head has a bias; T (n, m) its targets;
 N the samples seen, less what was forgotten of them; l the memory. The objective of one batch is
 
-    f(V) = mean_i loss(VΦ_i, T_i) + (ridge/N) ½‖V - prior‖²,      loss = ½‖VΦ_i - T_i‖² or the cross-entropy
+    f(V) = mean_i loss(VΦ_i, T_i) + ½ Σ_j (ridge_j/N) ‖V_j - prior_j‖²,   loss = ½‖VΦ_i - T_i‖² or the cross-entropy
 
 With G = ∇f(V) (m, p), read as one long vector g, a step is
 

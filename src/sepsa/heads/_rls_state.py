@@ -6,16 +6,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from sepsa.heads._affine import BiasRidge, ridges
 from sepsa.heads._candidates import Candidates, Grid, factors
 from sepsa.heads._checks import (
     check_keys,
     check_positive_definite,
+    check_ridges,
     check_root,
     check_state_number,
     check_state_tensor,
     damaged,
+    with_ridges,
 )
 from sepsa.heads._square_root import Root
 
@@ -33,6 +36,7 @@ class Settings(NamedTuple):
 
     prior: Tensor
     ridge: float
+    bias_ridge: BiasRidge
     forgetting: float
 
 
@@ -41,12 +45,14 @@ def write_root(root: Root, counters: NDArray[np.float64], settings: Settings) ->
     state: dict[str, Any] = {name: value for name, value in root.map(Tensor.clone)._asdict().items() if name in _ROOT}
     steps, samples, cursor, pending, growth = counters.tolist()
     state |= {"steps": int(steps), "samples": samples, "cursor": int(cursor), "pending": int(pending), "growth": growth}
-    return state | {"prior": settings.prior.clone(), "ridge": settings.ridge, "forgetting": settings.forgetting}
+    pair = [settings.ridge, settings.bias_ridge]
+    return state | {"prior": settings.prior.clone(), "ridges": pair, "forgetting": settings.forgetting}
 
 
-def read_root(state: Any, like: Tensor) -> tuple[Root, NDArray[np.float64], Settings]:
+def read_root(state: Any, linear: nn.Linear, like: Tensor) -> tuple[Root, NDArray[np.float64], Settings]:
     """The state that `write_root` wrote, for a head whose prior is shaped and placed `like` this one."""
-    check_keys("RLS", state, {*_ROOT, *_COUNTERS, "prior", "ridge", "forgetting"})
+    state = with_ridges(state)
+    check_keys("RLS", state, {*_ROOT, *_COUNTERS, "prior", "ridges", "forgetting"})
     m, p = like.shape
     shapes = {"T": (p, p), "W": (m, p), "H": (p, p), "energy": (m,), "left": (p,), "prior": (m, p)}
     tensors = {
@@ -54,9 +60,9 @@ def read_root(state: Any, like: Tensor) -> tuple[Root, NDArray[np.float64], Sett
         for name, shape in shapes.items()
         if name != "H" or state["H"] is not None
     }
-    check_setting("ridge", state["ridge"], 0.0, float("inf"))
+    ridge, bias_ridge = check_ridges(state["ridges"])
     check_setting("forgetting", state["forgetting"], 0.0, 1.0)
-    ridge, forgetting = float(state["ridge"]), float(state["forgetting"])
+    forgetting = float(state["forgetting"])
     check_state_number("steps", state["steps"], 0, 2**53, integer=True)
     check_state_number("cursor", state["cursor"], 0, p - 1, integer=True)
     check_state_number("pending", state["pending"], 0, 256, integer=True)
@@ -76,20 +82,16 @@ def read_root(state: Any, like: Tensor) -> tuple[Root, NDArray[np.float64], Sett
         check_positive_definite("H", tensors["H"])
     if bool((tensors["energy"] < -1e-6 * (1 + tensors["energy"].abs().max())).any()):
         raise damaged("energy", "at least 0", float(tensors["energy"].min()))
-    left = tensors["left"]
-    low, high = float(left.min()), float(left.max())
+    left, full = tensors["left"], ridges(linear, ridge, bias_ridge, like)
+    low, high = float((left / full).min()), float((left / full).max())
     slack = 1e-5
-    if (
-        not (0.5 - slack) * ridge <= low
-        or not high <= (1 + slack) * ridge
-        or (forgetting == 1.0 and low < (1 - slack) * ridge)
-    ):
-        raise damaged("left", f"between half of the ridge {ridge:g} and all of it", f"{low:g} to {high:g}")
+    if not 0.5 - slack <= low or not high <= 1 + slack or (forgetting == 1.0 and low < 1 - slack):
+        raise damaged("left", f"between half of the ridge {ridge:g} and all of it", f"{low:g} to {high:g} of it")
     check_root("T", tensors["T"], torch.zeros_like(left) if "H" in tensors else left)
-    whole = bool((left == ridge).all())
+    whole = bool((left == full).all())
     root = Root(tensors["T"], tensors["W"], tensors.get("H"), tensors["energy"], left, whole)
     counters = np.array([float(state[name]) for name in _COUNTERS])
-    return root, counters, Settings(tensors["prior"], ridge, forgetting)
+    return root, counters, Settings(tensors["prior"], ridge, bias_ridge, forgetting)
 
 
 def check_setting(name: str, value: object, low: float, high: float) -> None:
@@ -118,7 +120,8 @@ def write_candidates(state: Candidates, tuned: Tuned) -> dict[str, Any]:
     seen = torch.tensor([*tuned.seen.keys(), *tuned.seen.values()], dtype=torch.int64).reshape(2, -1)
     tensors = {name: getattr(state, name).clone() for name in _TENSORS}
     numbers = {name: getattr(state, name) for name in _NUMBERS}
-    more = {"prior": tuned.prior.clone(), "grid": tuned.grid.settings, "salt": tuned.salt, "seen": seen}
+    grid = [(*pair, tuned.grid.bias_ridge) for pair in tuned.grid.settings]
+    more = {"prior": tuned.prior.clone(), "grid": grid, "salt": tuned.salt, "seen": seen}
     return tensors | numbers | more
 
 
@@ -198,13 +201,18 @@ def check_list(key: str, value: object, count: int | None = None) -> list[Any]:
 
 
 def read_grid(value: object, count: int) -> Grid:
-    settings = []
-    for i, pair in enumerate(check_list("grid", value, count)):
-        lam, ridge = check_list(f"grid[{i}]", pair, 2)
+    """Triples (forgetting, ridge, that of the bias); pairs are from before the bias had one of its own."""
+    settings, of_bias = [], set()
+    for i, triple in enumerate(check_list("grid", value, count)):
+        entries = check_list(f"grid[{i}]", triple)
+        lam, ridge, bias_ridge = check_list(f"grid[{i}]", entries + ["ridge"] * (len(entries) == 2), 3)
         check_setting("forgetting", lam, 0.0, 1.0)
-        check_setting("ridge", ridge, 0.0, float("inf"))
-        settings.append((float(lam), float(ridge)))
-    return Grid(tuple(settings))
+        ridge, bias_ridge = check_ridges([ridge, bias_ridge])
+        settings.append((float(lam), ridge))
+        of_bias.add(bias_ridge)
+    if len(of_bias) != 1:
+        raise damaged("grid", "of one ridge for the bias", sorted(map(str, of_bias)))
+    return Grid(tuple(settings), of_bias.pop())
 
 
 def read_history(value: object, count: int, steps: int, active: int) -> tuple[tuple[int, int], ...]:

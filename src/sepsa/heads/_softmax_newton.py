@@ -7,7 +7,7 @@ the weights of sample and class, m = Σ_k τ_k; W (K, p) the head; P (n, K) its 
 the summed cross-entropy is Σ_i m_i (diag P_i - P_i P_iᵀ) ⊗ φ_i φ_iᵀ. With V = P(1 - P), Gershgorin bounds each class
 factor by 2 diag V_i, and the sum of Kronecker products is taken for one product of sums, as K-FAC does:
 
-    diag s ⊗ A,    A = Σ_i ω_i φ_i φ_iᵀ + ridge/s̄ I,    ω_i = Σ_k U_ik,    s = 2 Σ_i U_i / Σ_i ω_i,    s̄ = 2/K       (1)
+    diag s ⊗ A,    A = Σ_i ω_i φ_i φ_iᵀ + diag ridge/s̄,    ω_i = Σ_k U_ik,    s = 2 Σ_i U_i / Σ_i ω_i,    s̄ = 2/K    (1)
 
 U = (mV + R²/m)/2 is the mean of the Fisher information and its sample: R² expects mV. V alone forgets where it matters:
 a head that overshoots is sure of what is wrong, finds no curvature there, and overshoots again.
@@ -25,12 +25,13 @@ the residual √q (W - prior)_j, in rotation. State: T (p, p) with TᵀT = A⁻�
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sepsa.heads._checks import check_root, damaged
+from sepsa.heads._checks import check_root, damaged, in_range
 from sepsa.heads._square_root import andrews, lacking, turn
 
 FADE = 7.0  # curvature fades as if each sample pushed out so many; benchmarks/softmax_newton.py compares
@@ -47,6 +48,21 @@ class State(NamedTuple):
     ridge_left: Tensor  # (p,)
     counters: Tensor  # (3,): updates, samples, the coordinate next to get its ridge back
     weights: Tensor  # (classes,)
+    ridge: Tensor  # (p,): as A has it, ridge/s̄
+
+
+def start(W: Tensor, weights: Tensor, ridge: Tensor) -> State:
+    """Before any data: the head W (K, p), the classes' weights and the ridge (p,) of A."""
+    return State(
+        T=torch.diag(1 / ridge.sqrt()),
+        W=W,
+        prior=W.clone(),
+        shares=W.new_ones(len(W)),
+        ridge_left=ridge.clone(),
+        counters=W.new_zeros(3),
+        weights=weights,
+        ridge=ridge,
+    )
 
 
 def learned(
@@ -56,7 +72,6 @@ def learned(
     targets: Tensor,
     sample_weight: Tensor | None,
     *,
-    ridge: float,
     forgetting: float,
     label_smoothing: float,
     head_dtype: torch.dtype,
@@ -66,7 +81,7 @@ def learned(
     The flag is false where targets are no probabilities, or where a number cannot be held, also by a head of
     `head_dtype`.
     """
-    dtype, ridge = W.dtype, floor(ridge, len(W))
+    dtype = W.dtype
     (K, p), n, C = W.shape, len(Phi), len(state.weights)
     t = probabilities_of(targets.detach(), state.weights).reshape(n, C).to(dtype)
     valid = (t >= 0).all() & ((t.sum(1) - 1).abs() <= TOLERANCE).all()
@@ -93,9 +108,9 @@ def learned(
     scale = omega.sqrt()
     c = min(p, max(n, math.ceil(-p * math.log2(forgetting))))
     at, left = turn(p, c, cursor.long(), W.device), lam * state.ridge_left
-    q = lacking(left, torch.full_like(left, ridge), at)
+    q = lacking(left, state.ridge, at)
     back = q[at].sqrt()[:, None]
-    rows = torch.cat([Phi * scale, Phi.new_zeros(c, p).scatter_(1, at[:, None], back)])
+    rows = torch.cat([Phi * scale, Phi.new_zeros(c, p).scatter(1, at[:, None], back)])
     residuals = torch.cat([R / s / scale.clamp(min=tiny), back * (W - state.prior)[:, at].T])
     inflation = torch.cat([rho.expand(n), rho.new_ones(c)])[:, None]
 
@@ -104,7 +119,7 @@ def learned(
     counters = torch.stack([updates + 1, seen + m.sum(), (cursor + c) % p])
     sums = Phi.square().sum() + shares.sum() + counters[1]
     fine = valid & sums.isfinite() & T.isfinite().all() & W.to(head_dtype).isfinite().all()
-    return State(T, W, state.prior, shares, left + q, counters, state.weights), fine
+    return State(T, W, state.prior, shares, left + q, counters, state.weights, state.ridge), fine
 
 
 def absorb(T: Tensor, rows: Tensor, residuals: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,8 +174,8 @@ def class_factors(shares: Tensor) -> Tensor:
     return min(len(shares), 2) * shares / shares.sum()
 
 
-def floor(ridge: float, K: int) -> float:
-    """The ridge as A has it: ridge/s̄."""
+def floor(ridge: Tensor, K: int) -> Tensor:
+    """The ridge (p,) as A has it: ridge/s̄."""
     return ridge * max(K / 2, 1)
 
 
@@ -173,8 +188,8 @@ def effective_samples(state: State, forgetting: float) -> float:
     return min(remembered, seen / updates / (1 - forgetting)) if forgetting < 1.0 and updates else remembered
 
 
-def check_consistent(state: State, ridge: float) -> None:
-    """Refuse tensors of a checkpoint that no updates could have made; `ridge` is that of A."""
+def check_consistent(state: State) -> None:
+    """Refuse tensors of a checkpoint that no updates could have made."""
     p = len(state.T)
     updates, seen, cursor = state.counters.tolist()
     whole = updates == int(updates) >= 0 and cursor == int(cursor) and 0 <= cursor < p
@@ -182,7 +197,32 @@ def check_consistent(state: State, ridge: float) -> None:
         raise damaged("counters", f"[updates, samples, a coordinate below {p}]", state.counters.tolist())
     if not bool((state.shares > 0).all()):
         raise damaged("shares", "positive", float(state.shares.min()))
-    left = state.ridge_left
-    if not bool(((left > 0) & (left <= ridge * (1 + 1e-6))).all()):
+    left, ridge = state.ridge_left, float(state.ridge[0])
+    if not bool(((left > 0) & (left <= state.ridge * (1 + 1e-6))).all()):
         raise damaged("ridge_left", f"in (0, {ridge:g}]", f"{float(left.min()):g} to {float(left.max()):g}")
     check_root("T", state.T, left)
+
+
+def smoothing(value: float) -> float:
+    """The setting `label_smoothing`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"label_smoothing must be a number in [0, 1), got {value!r}")
+    if not 0.0 <= value < 1.0:
+        raise ValueError(f"label_smoothing must be in [0, 1), got {value}")
+    return float(value)
+
+
+def class_weights(values: Sequence[float] | Tensor | None) -> list[float] | None:
+    """The setting `class_weight`."""
+    if values is None:
+        return None
+    if isinstance(values, (str, dict)) or not hasattr(values, "__iter__"):
+        raise TypeError(f"class_weight must be numbers, one a class, or None, got {values!r}")
+    return [in_range("class_weight", c, 0.0, math.inf) for c in getattr(values, "tolist", lambda: values)()]
+
+
+def check_class_count(class_weight: list[float] | None, K: int) -> None:
+    """As many weights as classes of a head with K outputs."""
+    classes = max(K, 2)
+    if class_weight is not None and len(class_weight) != classes:
+        raise ValueError(f"class_weight must have {classes} numbers, one a class of this head, got {len(class_weight)}")

@@ -51,6 +51,12 @@ class Root(NamedTuple):
         return Root(change(T), change(W), None if H is None else change(H), change(energy), change(left), whole)
 
 
+def start(prior: Tensor, ridge: Tensor) -> Root:
+    """Before any data: A = diag ridge (p,), and W the prior (m, p)."""
+    T, energy = torch.diag(1 / ridge.sqrt()), prior.new_zeros(len(prior))
+    return Root(T, prior.clone(), None, energy, ridge.clone(), whole=True)
+
+
 def rotation(p: int, forgetting: float) -> int:
     """How many of p coordinates get their ridge back in turn, so that none ever falls under half of it."""
     return 0 if forgetting == 1.0 else min(p, math.ceil(-p * math.log2(forgetting)))

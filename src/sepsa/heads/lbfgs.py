@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,21 +13,27 @@ from torch.nn import functional
 from sepsa.heads import _affine
 from sepsa.heads._checks import (
     at_least,
+    bias_setting,
     check_dtype,
     check_keys,
+    check_labels,
+    check_ridges,
     check_rows,
     check_state_number,
     check_state_tensor,
     explain_nonfinite,
     in_range,
+    is_integer,
     is_new_head,
     owned_head,
+    with_ridges,
 )
 from sepsa.heads._quasi_newton import State, check_consistent, compact, curve, direction, moved, product, remember
+from sepsa.heads._softmax_newton import probabilities_of
 
 _LOSSES = ("squared", "cross-entropy")
 _BETA = 0.8  # any value from 0.5 to 0.95 does as well
-_SETTINGS = ("loss_name", "memory", "ridge", "forgetting")
+_SETTINGS = ("loss_name", "memory", "forgetting")
 
 
 class OnlineLBFGS:
@@ -39,12 +45,15 @@ class OnlineLBFGS:
         sum_i loss(W features_i, targets_i) + (ridge / passes) ½ ||W - prior||^2
 
     as `RLS` does, where loss is ½ ||targets_i - W features_i||^2 or the cross-entropy, and `prior` is what the head
-    held when it was bound. `forgetting` < 1 weights what was seen by forgetting^age, age counting updates, and leaves
-    the ridge whole. With loss="cross-entropy" targets are probabilities: each row is at least 0 and sums to 1, or for
-    a head of one output, the logistic case, lies in [0, 1].
+    held when it was bound; the bias has the ridge `bias_ridge` of `RLS`, next to none. `forgetting` < 1 weights what
+    was seen by forgetting^age, age counting updates, and leaves the ridge whole. With loss="cross-entropy" targets are
+    probabilities (..., out_features), each row at least 0 and of sum 1, or for a head of one output, the logistic case,
+    in [0, 1]; or integer labels (...).
 
     Features and targets may come in any floating dtype; the arithmetic runs in `dtype`, float32 unless given.
     """
+
+    forgets = True  # in the next update; see `sepsa.heads.Forgets`
 
     def __init__(
         self,
@@ -53,12 +62,14 @@ class OnlineLBFGS:
         memory: int = 10,
         ridge: float = 1.0,
         forgetting: float = 1.0,
+        bias_ridge: float | Literal["ridge"] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        check_settings(loss, memory, ridge, forgetting)
+        check_settings(loss, memory, forgetting)
         check_dtype(dtype)
         self.loss_name, self.memory, self.dtype = loss, memory, dtype
-        self.ridge, self.forgetting = float(ridge), float(forgetting)
+        self.ridge, self.bias_ridge = in_range("ridge", ridge, 0.0, math.inf), bias_setting(bias_ridge)
+        self.forgetting = float(forgetting)
         self.linear: nn.Linear | None = None
         self._previous: Tensor | None = None  # where the last update started, for health alone
 
@@ -84,13 +95,15 @@ class OnlineLBFGS:
         state = {
             key: value.clone() if isinstance(value, Tensor) else value for key, value in self._state._asdict().items()
         }
-        return state | {name: getattr(self, name) for name in _SETTINGS}
+        return state | {name: getattr(self, name) for name in _SETTINGS} | {"ridges": [self.ridge, self.bias_ridge]}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
         linear = self._ready()
-        check_keys("OnlineLBFGS", state_dict, {*State._fields, *_SETTINGS})
+        state_dict = with_ridges(state_dict)
+        check_keys("OnlineLBFGS", state_dict, {*State._fields, *_SETTINGS, "ridges"})
+        ridge, bias_ridge = check_ridges(state_dict["ridges"])
         settings = {name: state_dict[name] for name in _SETTINGS}
         try:
             check_settings(*settings.values())
@@ -113,7 +126,7 @@ class OnlineLBFGS:
             entries[key] = state_dict[key] if key in ("steps", "pairs") else float(state_dict[key])
         state = State(**entries)
         check_consistent(state, memory)
-        settings |= {name: float(settings[name]) for name in ("ridge", "forgetting")}
+        settings |= {"forgetting": float(settings["forgetting"]), "ridge": ridge, "bias_ridge": bias_ridge}
         inverse = compact(state)
 
         def write() -> None:
@@ -210,7 +223,7 @@ class OnlineLBFGS:
         head = "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
         return (
             f"OnlineLBFGS(loss={self.loss_name!r}, memory={self.memory}, ridge={self.ridge:g}, "
-            f"forgetting={self.forgetting:g}{head})"
+            f"forgetting={self.forgetting:g}{_affine.bias_words(self.bias_ridge)}{head})"
         )
 
     def _ready(self) -> nn.Linear:
@@ -232,18 +245,24 @@ class OnlineLBFGS:
         """The loss this head minimizes, for the body to follow: mean squared error or mean cross-entropy."""
         if self.loss_name == "squared":
             return functional.mse_loss(outputs, targets)
+        targets = as_probabilities(targets, outputs)
         if outputs.shape[-1] == 1:
             return functional.binary_cross_entropy_with_logits(outputs, targets)
         return functional.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1, targets.shape[-1]))
 
     @torch.no_grad()
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
-        """Learn samples as one block: features (..., in_features), targets (..., out_features).
+        """Learn samples as one block: features (..., in_features), targets (..., out_features) or labels (...).
 
         `sample_weight` (...) multiplies each sample's loss. `forgetting` acts once per update, however many samples
         it has. On bad input an error is raised and nothing changes.
         """
         linear = self._ready()
+        if self.loss_name == "cross-entropy" and is_integer(targets) and targets.dtype != torch.bool:
+            check_rows(linear, features)
+            if targets.shape == features.shape[:-1]:
+                check_labels(linear, features, targets, sample_weight)
+                targets = labels_one_hot(linear, targets)
         check_rows(linear, features, targets, sample_weight)
         if self.loss_name == "cross-entropy":
             check_probabilities(targets)
@@ -261,8 +280,8 @@ class OnlineLBFGS:
             omega = sample_weight.detach().reshape(-1, 1).to(self.dtype)
             n = float(omega.sum())
             omega = omega / (n or 1.0)
-        N = self.forgetting * state.samples + n
-        lam = self.ridge / N if N else 0.0
+        N = (self.forgetting if self.forgets else 1.0) * state.samples + n
+        lam = _affine.ridges(linear, self.ridge, self.bias_ridge, state.W) / (N or math.inf)
 
         # A head of the solver's dtype holds W itself; in another, W keeps what rounding took from the head.
         start = _affine.join(linear) if linear.weight.dtype == self.dtype else _affine.follow(linear, state.W)
@@ -279,7 +298,7 @@ class OnlineLBFGS:
         G, y = both[:m] + lam * (V - state.prior), both[m:] + lam * state.s
         D, length, slope = direction(state.A, self._compact, G)
         along = Phi @ D.T
-        bend = max(0.0, float((along * curve(P, along) * omega).sum())) + lam * float(D.square().sum())
+        bend = max(0.0, float((along * curve(P, along) * omega).sum())) + float((lam * D.square()).sum())
         y = state.y + n * y
         if not math.isfinite(N + length + slope + bend + float(torch.linalg.vector_norm(y))):
             raise explain_nonfinite(features, targets, linear)
@@ -331,13 +350,32 @@ class OnlineLBFGS:
         return outputs.reshape(*features.shape[:-1], linear.out_features).to(linear.weight.dtype)
 
 
-def check_settings(loss: str, memory: int, ridge: float, forgetting: float) -> None:
+def check_settings(loss: str, memory: int, forgetting: float) -> None:
     """The hyperparameters, given or loaded."""
     if loss not in _LOSSES:
         raise ValueError(f"loss must be one of {', '.join(map(repr, _LOSSES))}, got {loss!r}")
     at_least("memory", memory, 1)
-    in_range("ridge", ridge, 0.0, math.inf)
     in_range("forgetting", forgetting, 0.0, 1.0)
+
+
+def as_probabilities(targets: Tensor, like: Tensor) -> Tensor:
+    """Probabilities (..., m) of labels (...), NaN for one that is no class; other targets as they are."""
+    if targets.is_floating_point():
+        return targets
+    m = like.shape[-1]
+    return probabilities_of(targets, like.new_ones(max(m, 2)))[..., -m:]
+
+
+def labels_one_hot(linear: nn.Linear, labels: Tensor) -> Tensor:
+    """Class labels as probabilities, in the head's dtype; an error for one that is no class."""
+    hot = as_probabilities(labels, linear.weight.detach().new_empty(linear.out_features))
+    wrong = hot.isnan().any(-1)
+    if bool(wrong.any()):
+        most = max(linear.out_features, 2) - 1
+        raise ValueError(
+            f"targets must be class labels in [0, {most}], got {int(labels[wrong][0])}: nothing was learned"
+        )
+    return hot
 
 
 def check_probabilities(targets: Tensor) -> None:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa.heads import _delta, _exact, _health, _square_root
-from sepsa.heads._affine import commit, follow, join, samples, store, width
+from sepsa.heads import _checks, _delta, _exact, _health, _square_root
+from sepsa.heads._affine import bias_words, commit, follow, join, ridges, samples, start, store
 from sepsa.heads._captured import CapturedState
 from sepsa.heads._checks import check_rows, explain_nonfinite, in_range, is_new_head, owned_head
 from sepsa.heads._delta import Delta
@@ -46,7 +46,8 @@ class RLS(NormalPosterior):
 
     where `prior` is what the head held when it was bound, age counts updates, and ridge_j is `ridge`, kept
     alive however much is forgotten (see `restored_per_update`). So at forgetting 1 an `RLS` equals ridge
-    regression about the initial weights on all data seen, in any order and in any batches.
+    regression about the initial weights on all data seen, in any order and in any batches. The bias is next to free,
+    by `bias_ridge`: 1e-4 (1e-3 in float32), or the ridge where that is less; "ridge" holds it as it does the weights.
 
     Either setting, or both, may be "auto": then a `SelfTuningRLS` is made, which chooses by the errors it makes.
     Features and targets may come in any floating dtype; the arithmetic runs in `dtype`, float64 unless given.
@@ -54,6 +55,7 @@ class RLS(NormalPosterior):
     """
 
     learns_moments = True  # rows with equal second moments are equal to it: see sepsa.distributed
+    forgets = True  # in the next update; see `sepsa.heads.Forgets`
 
     def __new__(cls, **settings: Any) -> Any:
         if "auto" in (settings.get("ridge"), settings.get("forgetting")):
@@ -65,13 +67,12 @@ class RLS(NormalPosterior):
         *,
         ridge: float | Literal["auto"] = 1.0,
         forgetting: float | Literal["auto"] = 1.0,
+        bias_ridge: float | Literal["ridge"] | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         self.ridge = in_range("ridge", cast(float, ridge), 0.0, math.inf)
         self.forgetting = in_range("forgetting", cast(float, forgetting), 0.0, 1.0)
-        if dtype not in (None, torch.float32, torch.float64):
-            raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}")
-        self.dtype = dtype
+        self.bias_ridge, self.dtype = _checks.bias_setting(bias_ridge), _checks.optional_dtype(dtype)
         self.linear: nn.Linear | None = None
 
     # ------------------------------------------------------------------ state
@@ -81,12 +82,9 @@ class RLS(NormalPosterior):
         """Own the curvature of `linear`; its present weights become the prior mean."""
         if not is_new_head("RLS", self.linear, linear):
             return self
-        device, p = linear.weight.device, width(linear)
-        dtype = self.dtype or (torch.float32 if device.type == "mps" else torch.float64)
-        self._prior = join(linear).to(dtype)
-        self._ridge = torch.full((p,), self.ridge, dtype=dtype, device=device)
-        T = torch.eye(p, dtype=dtype, device=device) / math.sqrt(self.ridge)
-        self._root = Root(T, self._prior.clone(), None, T.new_zeros(len(self._prior)), self._ridge.clone(), whole=True)
+        self._prior = start(linear, self.dtype)
+        self._ridge = ridges(linear, self.ridge, self.bias_ridge, self._prior)
+        self._root = _square_root.start(self._prior, self._ridge)
         self._counters = np.zeros(5)
         self._recent = _health.Recent(self._prior)
         self._workspace: Workspace | None = None
@@ -99,17 +97,19 @@ class RLS(NormalPosterior):
     def state_dict(self) -> dict[str, Any]:
         """Everything beside the head itself, whose weights live in the `nn.Linear`."""
         root = self._state()
-        return write_root(root, self._counters, Settings(self._prior, self.ridge, self.forgetting))
+        settings = Settings(self._prior, self.ridge, self.bias_ridge, self.forgetting)
+        return write_root(root, self._counters, settings)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
         self._state()
-        root, counters, settings = read_root(state_dict, self._prior)
-        ridge = torch.full_like(self._ridge, settings.ridge)
+        linear = owned_head("RLS", self.linear)
+        root, counters, settings = read_root(state_dict, linear, self._prior)
+        ridge = ridges(linear, settings.ridge, settings.bias_ridge, self._prior)
 
         def write() -> None:
-            self._prior, self.ridge, self.forgetting = settings
+            self._prior, self.ridge, self.bias_ridge, self.forgetting = settings
             self._ridge, self._root, self._counters = ridge, root, counters
             self._workspace, self._captured, self._place, self._on_device = None, None, (), False
             self._recent = _health.Recent(self._prior)
@@ -136,7 +136,7 @@ class RLS(NormalPosterior):
 
     @property
     def ridge_left(self) -> Tensor:
-        """The ridge (p,) that each coordinate has at the moment, between half of `ridge` and all of it."""
+        """The ridge (p,) that each coordinate has at the moment, between half of its own and all of it."""
         return self._state().left.clone()
 
     def objective(self) -> Tensor:
@@ -162,9 +162,9 @@ class RLS(NormalPosterior):
         return self.__dict__ | {"_root": self._state(), "_workspace": None, "_captured": None, "_place": ()}
 
     def __repr__(self) -> str:
-        head = "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
-        head += "" if self.linear is None else f", backend={self.backend}"
-        return f"RLS(ridge={self.ridge:g}, forgetting={self.forgetting:g}{head})"
+        linear = self.linear
+        head = "" if linear is None else f", head={linear.in_features}->{linear.out_features}, backend={self.backend}"
+        return f"RLS(ridge={self.ridge:g}, forgetting={self.forgetting:g}{bias_words(self.bias_ridge)}{head})"
 
     def _state(self) -> Root:
         """The state as it is now, where the head is."""
@@ -243,7 +243,7 @@ class RLS(NormalPosterior):
         if work is not None:
             block, total = work.rows(features, targets, sample_weight)
             Phi, Y = block.Phi, block.Y
-            learned = work.update(block, self.forgetting, total)
+            learned = work.update(block, self.forgetting if self.forgets else 1.0, total)
         else:
             Phi, Y, total = samples(linear, features, targets, sample_weight, self._state().T.dtype)
         if learned is None:
@@ -256,7 +256,7 @@ class RLS(NormalPosterior):
     def _learn_in_torch(self, linear: nn.Linear, Phi: Tensor, Y: Tensor, total: float) -> bool:
         root = self._state()
         root = root._replace(W=follow(linear, root.W))
-        settings = self.forgetting, self._ridge, self._prior, linear.weight.dtype
+        settings = self.forgetting if self.forgets else 1.0, self._ridge, self._prior, linear.weight.dtype
         learned = _square_root.learn(root, self._counters.tolist(), Phi, Y, total, *settings)
         if learned is not None:
             root, counters, head = learned
@@ -342,7 +342,7 @@ class RLS(NormalPosterior):
         root, linear = self._state(), owned_head("RLS", self.linear)
         self._remembers_all("delta_since")
         root = root._replace(W=follow(linear, root.W))
-        return _delta.since(mark, root, self._counters, self._prior, self._ridge)
+        return _delta.since(mark, linear, root, self._counters, self._prior, self._ridge)
 
     @torch.no_grad()
     def merge(self, other: RLS | Delta) -> None:
@@ -383,5 +383,5 @@ class RLS(NormalPosterior):
         Those of the last updates know one update in eight, and are NaN before one and inside a captured step.
         """
         root = self._state()
-        T, W = _square_root.square_root(root), root.W
-        return _health.report(T, W, root.left, self.samples, self.steps, self._recent)
+        T = _square_root.square_root(root)
+        return _health.report(T, root.W, root.left, self.samples, self.steps, self._recent)

@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sepsa.heads import _candidates, _health
-from sepsa.heads._affine import commit, follow, join, samples, store
+from sepsa.heads._affine import bias_words, commit, follow, join, samples, store
 from sepsa.heads._candidates import Candidates, Grid, basis_of
 from sepsa.heads._checks import (
+    bias_setting,
     check_rows,
     explain_nonfinite,
     in_range,
     is_new_head,
+    optional_dtype,
     owned_head,
 )
 from sepsa.heads._posterior import NormalPosterior
@@ -53,7 +55,7 @@ class SelfTuningRLS(NormalPosterior):
     over time; `forgetting` and `ridge` are those of now. An update costs a Cholesky factor of A a candidate.
 
     Ridges of the grid are relative to the squared size (root mean square) of the features in the first update, rounded
-    to a power of ten.
+    to a power of ten. `bias_ridge` is that of `RLS`, the same for all.
 
     `SepSA` hands over the model's inputs as the samples' `identity`; alone, features and targets are it. A tenth of
     the samples become a validation set when they come again, and teach neither head nor body from then on. A sample
@@ -66,18 +68,18 @@ class SelfTuningRLS(NormalPosterior):
         *,
         ridge: float | Literal["auto"] = "auto",
         forgetting: float | Literal["auto"] = "auto",
+        bias_ridge: float | Literal["ridge"] | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         forgettings = (
             [lam for lam, _ in GRID] if forgetting == "auto" else [in_range("forgetting", forgetting, 0.0, 1.0)]
         )
         ridges = [r for _, r in GRID] if ridge == "auto" else [in_range("ridge", ridge, 0.0, math.inf)]
-        if dtype not in (None, torch.float32, torch.float64):
-            raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}")
         both = forgetting == ridge == "auto"
-        self._grid = Grid(GRID if both else tuple(dict.fromkeys((lam, r) for lam in forgettings for r in ridges)))
-        self._settings: dict[str, Any] = {"ridge": ridge, "forgetting": forgetting}
-        self.dtype = dtype
+        pairs = GRID if both else tuple(dict.fromkeys((lam, r) for lam in forgettings for r in ridges))
+        self._grid = Grid(pairs, bias_setting(bias_ridge))
+        self._settings: dict[str, Any] = {"ridge": ridge, "forgetting": forgetting, "bias_ridge": bias_ridge}
+        self.dtype = optional_dtype(dtype)
         self.linear: nn.Linear | None = None
         self._held_out: Tensor | None = None
 
@@ -89,6 +91,8 @@ class SelfTuningRLS(NormalPosterior):
         if not is_new_head("RLS", self.linear, linear):
             return self
         dtype = self.dtype or (torch.float32 if linear.weight.device.type == "mps" else torch.float64)
+        if linear._parameters["bias"] is None:
+            self._grid = self._grid._replace(bias_ridge="ridge")
         self._prior = prior = join(linear).to(dtype)
         L, J, (m, p) = len(self._grid.lambdas), len(self._grid.settings), prior.shape
         self._basis = basis_of(prior)
@@ -162,6 +166,7 @@ class SelfTuningRLS(NormalPosterior):
             '"auto"' if value == "auto" else f"{value:g}"
             for value in (self._settings["ridge"], self._settings["forgetting"])
         )
+        head = bias_words(self._settings["bias_ridge"]) + head
         return f"RLS(ridge={ridge}, forgetting={forgetting}{head})"
 
     def _ready(self) -> Candidates:
@@ -234,23 +239,28 @@ class SelfTuningRLS(NormalPosterior):
     @torch.no_grad()
     def objective(self) -> Tensor:
         """The minimum (m,) that the head's weights attain, one for each output."""
-        state, r, (m, p) = self._ready(), self.ridge, self._prior.shape
+        state, r, (m, p) = self._ready(), self._ridges(), self._prior.shape
         M, N = state.M[self._grid.of[state.active]], state.N[self._grid.of[state.active]]
         fit = (state.W[state.active] * (M[p:, :p] + r * N[1 : m + 1])).sum(1)
-        return (M.diagonal()[p:] + r * N[m + 1 :].sum(1) - fit).clamp(min=0)
+        return (M.diagonal()[p:] + (r * N[m + 1 :]).sum(1) - fit).clamp(min=0)
 
     @property
     def ridge_left(self) -> Tensor:
         """The ridge (p,) that each coordinate of the active candidate has at the moment."""
         state = self._ready()
-        return self.ridge * state.N[self._grid.of[state.active], 0]
+        return self._ridges() * state.N[self._grid.of[state.active], 0]
+
+    def _ridges(self) -> Tensor:
+        """The whole ridge (p,) of the active candidate."""
+        state = self._ready()
+        return _candidates.ridges(self._grid, state.scale or 1.0, state.N)[state.active, 0]
 
     def _square_root(self) -> Tensor:
         """T with TᵀT = B of the active candidate."""
         state, p = self._ready(), self._prior.shape[1]
         eye = torch.eye(p, dtype=self._prior.dtype, device=self._prior.device)
         if not state.steps:
-            return eye / math.sqrt(self.ridge)
+            return eye / self._ridges().sqrt()
         T: Tensor = torch.linalg.solve_triangular(state.factor[state.active], eye, upper=False)
         return T
 

@@ -12,8 +12,10 @@ from torch.nn import functional
 
 from sepsa.heads import _affine
 from sepsa.heads._checks import (
+    bias_setting,
     check_keys,
     check_labels,
+    check_ridges,
     check_rows,
     check_state_tensor,
     explain_nonfinite,
@@ -21,24 +23,27 @@ from sepsa.heads._checks import (
     is_integer,
     is_new_head,
     owned_head,
+    with_ridges,
 )
 from sepsa.heads._softmax_newton import (
     TOLERANCE,
     State,
     both,
+    check_class_count,
     check_consistent,
     class_factors,
+    class_weights,
     effective_samples,
     floor,
     learned,
     probabilities_of,
+    smoothing,
+    start,
 )
 from sepsa.heads.solver import Posterior
 
-_SETTINGS = ("ridge", "forgetting", "label_smoothing", "class_weight")
-
-
-_KEYS = State._fields[:-1]  # weights follow from class_weight
+_SETTINGS = ("forgetting", "label_smoothing", "class_weight")
+_KEYS = State._fields[:-2]  # weights follow from class_weight, ridge from ridge and bias_ridge
 
 
 class SoftmaxNewton:
@@ -50,23 +55,28 @@ class SoftmaxNewton:
         sum_i cross_entropy(W features_i, targets_i) + ridge/2 ||W - prior||^2
 
     where `prior` is what the head held when it was bound, over the last samples, a number that grows with all seen
-    unless `forgetting` below 1 holds it down, by this factor in each update; the ridge is never forgotten.
+    unless `forgetting` below 1 holds it down, by this factor in each update; the ridge is never forgotten. The bias has
+    the ridge `bias_ridge`, that of `RLS`, next to none.
 
     Targets are class probabilities (..., out_features) or integer labels (...). `label_smoothing` mixes them with the
     uniform distribution, `class_weight` multiplies each class's term, as in `torch.nn.functional.cross_entropy`, whose
     mean over samples `loss` is. One output stands for class 1 of two, so there are two class weights.
     """
 
+    forgets = True  # in the next update; see `sepsa.heads.Forgets`
+
     def __init__(
         self,
         *,
         ridge: float = 1.0,
         forgetting: float = 1.0,
+        bias_ridge: float | Literal["ridge"] | None = None,
         label_smoothing: float = 0.0,
         class_weight: Sequence[float] | Tensor | None = None,
     ) -> None:
         self.ridge = in_range("ridge", ridge, 0.0, math.inf)
         self.forgetting = in_range("forgetting", forgetting, 0.0, 1.0)
+        self.bias_ridge = bias_setting(bias_ridge)
         self.label_smoothing = smoothing(label_smoothing)
         self.class_weight = class_weights(class_weight)
         self.linear: nn.Linear | None = None
@@ -80,20 +90,14 @@ class SoftmaxNewton:
         """Own the curvature of `linear`; its present weights become the prior mean."""
         if not is_new_head("SoftmaxNewton", self.linear, linear):
             return self
-        K, p = linear.out_features, _affine.width(linear)
+        K = linear.out_features
         check_class_count(self.class_weight, K)
         device = linear.weight.device
         options: dict[str, Any] = {"dtype": torch.float32 if device.type == "mps" else torch.float64, "device": device}
         W = _affine.join(linear).to(**options)
-        self._state = State(
-            T=torch.eye(p, **options) / math.sqrt(floor(self.ridge, K)),
-            W=W,
-            prior=W.clone(),
-            shares=torch.ones(K, **options),
-            ridge_left=torch.full((p,), floor(self.ridge, K), **options),
-            counters=torch.zeros(3, **options),
-            weights=torch.tensor(self.class_weight or [1.0] * max(K, 2), **options),
-        )
+        ridge = floor(_affine.ridges(linear, self.ridge, self.bias_ridge, W), K)
+        weights = torch.tensor(self.class_weight or [1.0] * max(K, 2), **options)
+        self._state = start(W, weights, ridge)
         self.linear = linear
         return self
 
@@ -101,16 +105,18 @@ class SoftmaxNewton:
         """Everything beside the head itself, whose weights live in the `nn.Linear`."""
         self._ready()
         state: dict[str, Any] = {key: getattr(self._state, key).clone() for key in _KEYS}
-        settings = {name: getattr(self, name) for name in _SETTINGS}
+        settings = {name: getattr(self, name) for name in _SETTINGS} | {"ridges": [self.ridge, self.bias_ridge]}
         return state | settings | {"class_weight": self.class_weight and list(self.class_weight)}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
         linear, old = self._ready(), self._state
-        check_keys("SoftmaxNewton", state_dict, {*_KEYS, *_SETTINGS})
+        state_dict = with_ridges(state_dict)
+        check_keys("SoftmaxNewton", state_dict, {*_KEYS, *_SETTINGS, "ridges"})
+        ridge, bias_ridge = check_ridges(state_dict["ridges"])
         try:
-            fresh = SoftmaxNewton(**{name: state_dict[name] for name in _SETTINGS})
+            fresh = SoftmaxNewton(ridge=ridge, bias_ridge=bias_ridge, **{name: state_dict[name] for name in _SETTINGS})
         except TypeError as error:
             raise ValueError(f"state_dict: {error}: the checkpoint is damaged") from None
         K = len(old.W)
@@ -122,9 +128,10 @@ class SoftmaxNewton:
             for key, was in zip(_KEYS, old, strict=False)
         }
         weights = old.weights.new_tensor(fresh.class_weight or [1.0] * max(K, 2))
-        state = State(**tensors, weights=weights)
-        check_consistent(state, floor(fresh.ridge, K))
-        settings = {name: getattr(fresh, name) for name in _SETTINGS}
+        full = floor(_affine.ridges(linear, ridge, bias_ridge, old.W), K)
+        state = State(**tensors, weights=weights, ridge=full)
+        check_consistent(state)
+        settings = {name: getattr(fresh, name) for name in (*_SETTINGS, "ridge", "bias_ridge")}
 
         def write() -> None:
             self.__dict__.update(settings)
@@ -212,7 +219,8 @@ class SoftmaxNewton:
 
     def __repr__(self) -> str:
         head = "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
-        more = f", label_smoothing={self.label_smoothing:g}" if self.label_smoothing else ""
+        more = _affine.bias_words(self.bias_ridge)
+        more += f", label_smoothing={self.label_smoothing:g}" if self.label_smoothing else ""
         more += "" if self.class_weight is None else f", class_weight={self.class_weight}"
         return f"SoftmaxNewton(ridge={self.ridge:g}, forgetting={self.forgetting:g}{more}{head})"
 
@@ -316,7 +324,7 @@ class SoftmaxNewton:
 
             _affine.commit(write)
         written = (linear.weight, linear.bias, *buffers)
-        settings = (self.ridge, self.forgetting, self.label_smoothing, tuple(self.class_weight or ()))
+        settings = (self.forgetting, self.label_smoothing, self.class_weight is None)
         return settings, tuple(tensor.data_ptr() for tensor in written if tensor is not None)
 
     @torch.no_grad()
@@ -353,8 +361,7 @@ class SoftmaxNewton:
             _affine.rows(linear, features, W.dtype),
             targets.detach(),
             sample_weight,
-            ridge=self.ridge,
-            forgetting=self.forgetting,
+            forgetting=self.forgetting if self.forgets else 1.0,
             label_smoothing=self.label_smoothing,
             head_dtype=linear.weight.dtype,
         )
@@ -376,25 +383,3 @@ class SoftmaxNewton:
                 f"targets must be {what}, got {targets.reshape(len(rows), -1)[bad][0].tolist()}: nothing was learned"
             )
         return explain_nonfinite(features, targets, self._bound(), learned)
-
-
-def smoothing(value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"label_smoothing must be a number in [0, 1), got {value!r}")
-    if not 0.0 <= value < 1.0:
-        raise ValueError(f"label_smoothing must be in [0, 1), got {value}")
-    return float(value)
-
-
-def class_weights(values: Sequence[float] | Tensor | None) -> list[float] | None:
-    if values is None:
-        return None
-    if isinstance(values, (str, dict)) or not hasattr(values, "__iter__"):
-        raise TypeError(f"class_weight must be numbers, one a class, or None, got {values!r}")
-    return [in_range("class_weight", c, 0.0, math.inf) for c in getattr(values, "tolist", lambda: values)()]
-
-
-def check_class_count(class_weight: list[float] | None, K: int) -> None:
-    classes = max(K, 2)
-    if class_weight is not None and len(class_weight) != classes:
-        raise ValueError(f"class_weight must have {classes} numbers, one a class of this head, got {len(class_weight)}")

@@ -99,6 +99,24 @@ class HoldsOut(Protocol):
 
 
 @runtime_checkable
+class Forgets(Protocol):
+    """A solver that forgets once in an update, unless `forgets`, True as a rule, was set to False before it."""
+
+    forgets: bool
+
+
+@runtime_checkable
+class LearnsPartly(Protocol):
+    """A solver with a curvature for each output, which takes samples of which some outputs are not observed."""
+
+    learns_partly: bool
+
+    def loss(self, outputs: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> Tensor:
+        """As `HeadSolver.loss`: the mean over what was observed, by weights (...) or (..., out_features)."""
+        ...
+
+
+@runtime_checkable
 class Revertible(Protocol):
     """A solver that can take its last updates back, for where the body could not follow them."""
 

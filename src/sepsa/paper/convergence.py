@@ -106,7 +106,7 @@ def away_from_optimum(spacing: float, seed: int, steps: int) -> tuple[Tensor, nn
 def follow(walk: Walk) -> Curves:
     """The norm of the true gradient of f, and f less its minimum, at each of the marks."""
     x, model, clean, drawn, noise = away_from_optimum(walk.spacing, walk.seed, walk.steps)
-    optimizer = SepSA(model, torch.optim.SGD, solver=RLS(), lr=1.0)
+    optimizer = SepSA(model, torch.optim.SGD, solver=RLS(bias_ridge="ridge"), lr=1.0)
     looked_at, norms, gaps = set(marks(walk.steps)), [], []
     for k in range(1, walk.steps + 1):
         row = drawn[k - 1 : k]
@@ -182,7 +182,7 @@ def iteration(inputs: int, hidden: int, seconds: float) -> float | None:
     """The median time of one iteration of SepSA with SGD on a network with one hidden layer, tried for some seconds."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, 1))
-    optimizer = SepSA(model, torch.optim.SGD, solver=RLS(), lr=1e-6)
+    optimizer = SepSA(model, torch.optim.SGD, solver=RLS(bias_ridge="ridge"), lr=1e-6)
     x, y = torch.randn(1, inputs), torch.randn(1, 1)
     times: list[float] = []
     for _ in range(5):  # the first ones find cold caches

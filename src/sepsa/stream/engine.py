@@ -72,7 +72,7 @@ class Engine:
     """A multilayer perceptron with a recursive-least-squares head, learned sample by sample in compiled code.
 
     Choose it where samples come one at a time and the network is small; behind it stand `SepSARegressor` and
-    `SepSAClassifier`. It equals `SepSA` with `RLS(ridge=..., forgetting=...)` on the same network in float64, step by
+    `SepSAClassifier`. It equals `SepSA` with `RLS(..., bias_ridge="ridge")` on the same network in float64, step by
     step; `learn` returns the prediction made before each update.
 
     `loss="huber"` bounds what a row can do, whatever it holds: a target's error counts as if it were no larger than

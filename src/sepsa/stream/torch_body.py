@@ -83,7 +83,7 @@ class TorchEngine:
             raise ValueError(f"module must map ({2}, {inputs}) to (2, k) features, got {came}")
         head = zero_head(features.shape[1], outputs, like)
         base, options = BASES[optimizer]
-        self.solver = RLS(ridge=ridge, forgetting=forgetting)
+        self.solver = RLS(ridge=ridge, forgetting=forgetting, bias_ridge="ridge")
         self.optimizer = SepSA(
             nn.Sequential(body, head), base, head="1", solver=self.solver, lr=lr, weight_decay=weight_decay, **options
         )
@@ -273,7 +273,7 @@ class TorchEngine:
         state = self.solver.state_dict()
         for name in ("W", "energy", "prior"):
             state[name] = torch.cat([state[name], state[name].new_zeros(more, *state[name].shape[1:])])
-        self.solver = RLS(ridge=self.solver.ridge, forgetting=self.solver.forgetting)
+        self.solver = RLS(ridge=self.solver.ridge, forgetting=self.solver.forgetting, bias_ridge="ridge")
         model = nn.Sequential(self.optimizer.model[0], head)  # type: ignore[index]
         self.optimizer = SepSA(model, self.optimizer.base, head="1", solver=self.solver)
         self.solver.load_state_dict(state)

@@ -1,0 +1,346 @@
+"""The head of independent logistic outputs: for each, the online Newton method that `_softmax_newton` writes out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sepsa.heads import _affine, _partly
+from sepsa.heads._checks import (
+    bias_setting,
+    check_keys,
+    check_labels,
+    check_ridges,
+    check_rows,
+    check_state_tensor,
+    explain_nonfinite,
+    in_range,
+    is_integer,
+    is_new_head,
+    owned_head,
+)
+from sepsa.heads._softmax_newton import State, check_consistent, effective_samples, learned
+from sepsa.heads.solver import Posterior
+
+_SETTINGS = ("forgetting", "pos_weight")
+_KEYS = State._fields[:-2]
+IGNORE_INDEX = -100
+
+
+class LogisticNewton:
+    """Head of independent yes-or-no outputs by an online Newton method on their binary cross-entropy.
+
+    Choose it for labels that do not exclude each other (multi-label), or for one output that says yes or no; for
+    classes of which one is right, `SoftmaxNewton`. Each output equals a `SoftmaxNewton` of one output that is given
+    weight 0 where this output was not observed, with a curvature of its own: out_features matrices of p x p.
+
+    Targets (..., out_features) are 0 or 1 as numbers or booleans, or probabilities between; NaN, or -100 among
+    integers, or a weight of 0, says that this output was not observed, and an output of which nothing was observed does
+    not change. For a head of one output labels (...) will do. `pos_weight`, one number an output, multiplies what a
+    yes counts, as in `torch.nn.BCEWithLogitsLoss`; `ridge`, `forgetting` and `bias_ridge` are those of `SoftmaxNewton`.
+    """
+
+    learns_partly = True
+    forgets = True  # in the next update; see `sepsa.heads.Forgets`
+
+    def __init__(
+        self,
+        *,
+        ridge: float = 1.0,
+        forgetting: float = 1.0,
+        bias_ridge: float | Literal["ridge"] | None = None,
+        pos_weight: Sequence[float] | Tensor | None = None,
+    ) -> None:
+        self.ridge = in_range("ridge", ridge, 0.0, math.inf)
+        self.forgetting = in_range("forgetting", forgetting, 0.0, 1.0)
+        self.bias_ridge = bias_setting(bias_ridge)
+        self.pos_weight = positive_weights(pos_weight)
+        self.linear: nn.Linear | None = None
+        self._previous: Tensor | None = None  # where the last update started, for health alone
+
+    # ------------------------------------------------------------------ state
+
+    @torch.no_grad()
+    def bind(self, linear: nn.Linear) -> LogisticNewton:
+        """Own the curvatures of `linear`; its present weights become the prior mean."""
+        if not is_new_head("LogisticNewton", self.linear, linear):
+            return self
+        m, device = linear.out_features, linear.weight.device
+        check_count(self.pos_weight, m)
+        W = _affine.join(linear).to(torch.float32 if device.type == "mps" else torch.float64)
+        ridge = _affine.ridges(linear, self.ridge, self.bias_ridge, W)
+        self._state = State(
+            T=torch.diag(1 / ridge.sqrt()).repeat(m, 1, 1),
+            W=W,
+            prior=W.clone(),
+            shares=W.new_ones(m),
+            ridge_left=ridge.repeat(m, 1),
+            counters=W.new_zeros(m, 3),
+            weights=class_weights(self.pos_weight, W),
+            ridge=ridge,
+        )
+        self.linear = linear
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything beside the head itself, whose weights live in the `nn.Linear`."""
+        self._ready()
+        state: dict[str, Any] = {key: getattr(self._state, key).clone() for key in _KEYS}
+        settings = {"forgetting": self.forgetting, "pos_weight": self.pos_weight and list(self.pos_weight)}
+        return state | settings | {"ridges": [self.ridge, self.bias_ridge]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
+        linear, old = self._ready(), self._state
+        check_keys("LogisticNewton", state_dict, {*_KEYS, *_SETTINGS, "ridges"})
+        ridge, bias_ridge = check_ridges(state_dict["ridges"])
+        try:
+            fresh = LogisticNewton(ridge=ridge, bias_ridge=bias_ridge, **{name: state_dict[name] for name in _SETTINGS})
+        except TypeError as error:
+            raise ValueError(f"state_dict: {error}: the checkpoint is damaged") from None
+        check_count(fresh.pos_weight, len(old.W))
+        tensors = {
+            key: check_state_tensor(
+                key, state_dict[key], tuple(was.shape), dtype=was.dtype, device=linear.weight.device
+            )
+            for key, was in zip(_KEYS, old, strict=False)
+        }
+        full = _affine.ridges(linear, ridge, bias_ridge, old.W)
+        state = State(**tensors, weights=class_weights(fresh.pos_weight, old.W), ridge=full)
+        for one in each_output(state):
+            check_consistent(one)
+        settings = {name: getattr(fresh, name) for name in (*_SETTINGS, "ridge", "bias_ridge")}
+
+        def write() -> None:
+            self.__dict__.update(settings)
+            self._state, self._previous = state, None
+
+        _affine.commit(write)
+
+    def to(self, device: torch.device | str | int) -> LogisticNewton:
+        """Move the head and its curvatures together."""
+        owned_head("LogisticNewton", self.linear).to(device)
+        self._ready()
+        return self
+
+    def checkpoint(self) -> Hashable:
+        """What `rollback` returns to: cheap, a copy of the head's weights and a reference to the rest."""
+        linear = self._ready()
+        return self._state, self._previous, _affine.join(linear)
+
+    def rollback(self, token: Any) -> None:
+        """Undo every update since `checkpoint()` gave this token."""
+        state, previous, head = token
+        linear = owned_head("LogisticNewton", self.linear)
+
+        def write() -> None:
+            self._state, self._previous = state, previous
+            _affine.store(linear, head)
+
+        _affine.commit(write)
+
+    @property
+    def steps(self) -> int:
+        """How many updates that output has learned from which has most."""
+        self._ready()
+        return int(self._state.counters[:, 0].max())
+
+    @property
+    def samples(self) -> float:
+        """How many samples an output has seen, each by its weight, in the mean over outputs."""
+        self._ready()
+        return float(self._state.counters[:, 1].mean())
+
+    @torch.no_grad()
+    def covariance(self) -> Tensor:
+        """B = A⁻¹ (out_features, p, p), the inverse curvatures; a bias is the last coordinate."""
+        self._ready()
+        T = self._state.T
+        B = T.mT @ T
+        return (B + B.mT) / 2
+
+    @torch.no_grad()
+    def health(self) -> dict[str, float]:
+        """The numbers of `SoftmaxNewton.health`, each as the output has it for which it is worst."""
+        self._ready()
+        state = self._state
+        roots = torch.linalg.svdvals(state.T)  # (m, p), of each B's eigenvalues, the largest first
+        step = math.nan if self._previous is None else float(torch.linalg.vector_norm(state.W - self._previous))
+        return {
+            "condition": float((roots[:, 0] / roots[:, -1]).max()) ** 2,
+            "smallest_eigenvalue": 1 / float(roots[:, 0].max()) ** 2,
+            "effective_samples": min(effective_samples(one, self.forgetting) for one in each_output(state)),
+            "last_step": step,
+            "dead_features": float((state.T.square().sum(1) * state.ridge_left > 1 - 1e-9).sum(1).max()),
+        }
+
+    def __repr__(self) -> str:
+        head = "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
+        more = _affine.bias_words(self.bias_ridge)
+        more += "" if self.pos_weight is None else f", pos_weight={self.pos_weight}"
+        return f"LogisticNewton(ridge={self.ridge:g}, forgetting={self.forgetting:g}{more}{head})"
+
+    def _ready(self) -> nn.Linear:
+        """The head, with the state where it is."""
+        linear = owned_head("LogisticNewton", self.linear)
+        device = linear.weight.device
+        if self._state.T.device != device:
+            state = State(*(tensor.to(device) for tensor in self._state))
+
+            def write() -> None:
+                self._state, self._previous = state, None
+
+            _affine.commit(write)
+        return linear
+
+    # ------------------------------------------------------------------ learning
+
+    def loss(self, outputs: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> Tensor:
+        """The loss this head minimizes, for the body to follow: the mean binary cross-entropy of what was observed."""
+        self._ready()
+        targets = as_numbers(targets, outputs)
+        missing = targets.isnan()
+        weight = None if self.pos_weight is None else self._state.weights[:, 1].to(outputs.dtype)
+        each = functional.binary_cross_entropy_with_logits(
+            outputs, targets.where(~missing, 0), pos_weight=weight, reduction="none"
+        )
+        return _partly.mean_loss(each, ~missing, sample_weight)
+
+    @torch.no_grad()
+    def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
+        """Learn samples: features (..., in_features), targets (..., out_features), or labels (...) for one output.
+
+        `sample_weight` is (...) or (..., out_features) and multiplies losses. `forgetting` acts once per update of an
+        output, however many samples it has. On bad input an error is raised and nothing changes.
+        """
+        linear = self._ready()
+        check_rows(linear, features)
+        if is_integer(targets):
+            check_labels(linear, features, targets)
+            targets = as_numbers(targets, linear.weight, features.shape[:-1])
+        x, y, weight, observed = _partly.rows_of(linear, features, targets, sample_weight)
+        with torch.autocast(linear.weight.device.type, enabled=False):
+            before = _affine.follow(linear, self._state.W)
+            y = y.to(before.dtype)
+            omega = (torch.ones_like(y) if observed is None else observed.to(y)) if weight is None else weight.to(y)
+            new, fine = self._learned(linear, before, x, y, omega)
+            if not bool(fine.all()):
+                raise self._explain(features, targets, y, new.W)
+            if observed is not None:
+                new = kept(new, self._state._replace(W=before), observed.any(0))
+            head = new.W.to(linear.weight.dtype)
+
+        def write() -> None:
+            self._state, self._previous = new, before
+            _affine.store(linear, head)
+
+        _affine.commit(write)
+
+    def _learned(self, linear: nn.Linear, W: Tensor, x: Tensor, y: Tensor, omega: Tensor) -> tuple[State, Tensor]:
+        """The state after an update of every output, and for each whether it may be."""
+        Phi, ridge, dtype = _affine.rows(linear, x, W.dtype), self._state.ridge, linear.weight.dtype
+        forgetting = self.forgetting if self.forgets else 1.0
+
+        def one(state: tuple[Tensor, ...], W: Tensor, t: Tensor, w: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+            T, _, prior, share, left, counters, weights = state
+            alone = State(T, W[None], prior[None], share[None], left, counters, weights, ridge)
+            new, fine = learned(
+                alone, W[None], Phi, t[:, None], w, forgetting=forgetting, label_smoothing=0.0, head_dtype=dtype
+            )
+            return (new.T, new.W[0], new.shares[0], new.ridge_left, new.counters), fine
+
+        old = self._state
+        (T, W, shares, left, counters), fine = torch.func.vmap(one, in_dims=(0, 0, 1, 1))(tuple(old[:7]), W, y, omega)
+        tensors = (T, W, old.prior, shares, left, counters)
+        return State._make([*(tensor.contiguous() for tensor in tensors), old.weights, ridge]), fine
+
+    def _explain(self, features: Tensor, targets: Tensor, y: Tensor, learned: Tensor) -> ValueError:
+        bad = (y < 0) | (y > 1)
+        if bool((bad & y.isfinite()).any()):
+            worst = targets.reshape(y.shape)[bad & y.isfinite()][0].item()
+            return ValueError(f"targets must be 0 or 1, or probabilities in [0, 1], got {worst:g}: nothing was learned")
+        return explain_nonfinite(features, y, owned_head("LogisticNewton", self.linear), learned)
+
+    # ------------------------------------------------------------------ prediction
+
+    @torch.no_grad()
+    def predict_proba(self, features: Tensor) -> Tensor:
+        """The probabilities of a yes (..., out_features)."""
+        linear = self._ready()
+        check_rows(linear, features)
+        probabilities: Tensor = linear(features).sigmoid()
+        return probabilities
+
+    @overload
+    def predict(self, features: Tensor, return_std: Literal[False] = False) -> Tensor: ...
+    @overload
+    def predict(self, features: Tensor, return_std: Literal[True]) -> Posterior: ...
+    @torch.no_grad()
+    def predict(self, features: Tensor, return_std: bool = False) -> Tensor | Posterior:
+        """The logits (..., out_features); with `return_std` also their deviation, of the Laplace approximation."""
+        linear = self._ready()
+        check_rows(linear, features)
+        state, dtype = self._state, linear.weight.dtype
+        Phi = _affine.rows(linear, features, state.T.dtype)
+        if not bool(Phi.square().sum().isfinite()):
+            raise explain_nonfinite(features, None, linear)
+        shape = (*features.shape[:-1], linear.out_features)
+        mean = (Phi @ _affine.follow(linear, state.W).T).reshape(shape).to(dtype)
+        if not return_std:
+            return mean
+        std = torch.linalg.vector_norm(Phi @ state.T.mT, dim=2).T
+        return Posterior(mean, std.reshape(shape).to(dtype))
+
+
+def each_output(state: State) -> list[State]:
+    """The outputs one by one, as a `SoftmaxNewton` of one output has them."""
+    return [
+        State(T, W[None], prior[None], share[None], left, counters, weights, state.ridge)
+        for T, W, prior, share, left, counters, weights in zip(*state[:7], strict=True)
+    ]
+
+
+def kept(new: State, old: State, which: Tensor) -> State:
+    """`new` for the outputs `which` (m,), and `old` for the others."""
+    pairs = zip(new[:6], old[:6], strict=True)
+    return State._make([*(a.where(which.reshape(-1, *[1] * (a.ndim - 1)), b) for a, b in pairs), *new[6:]])
+
+
+def as_numbers(targets: Tensor, like: Tensor, leading: torch.Size | None = None) -> Tensor:
+    """Targets in the dtype of `like`, NaN for -100 among integers; labels of the `leading` shape get a last dimension.
+
+    `like` tells that shape too, where it has as many dimensions as features.
+    """
+    if targets.is_floating_point():
+        return targets.to(like.dtype) if leading is None else targets
+    numbers = targets.to(like.dtype)
+    if targets.dtype != torch.bool:
+        numbers = numbers.where(targets != IGNORE_INDEX, math.nan)
+    return numbers.unsqueeze(-1) if numbers.shape == (like.shape[:-1] if leading is None else leading) else numbers
+
+
+def class_weights(pos_weight: list[float] | None, like: Tensor) -> Tensor:
+    """(m, 2): what a no and a yes count for each output."""
+    yes = like.new_tensor(pos_weight or [1.0] * len(like))
+    return torch.stack([torch.ones_like(yes), yes], 1)
+
+
+def positive_weights(values: Sequence[float] | Tensor | None) -> list[float] | None:
+    """The setting `pos_weight`."""
+    if values is None:
+        return None
+    if isinstance(values, (str, dict)) or not hasattr(values, "__iter__"):
+        raise TypeError(f"pos_weight must be numbers, one an output, or None, got {values!r}")
+    return [in_range("pos_weight", c, 0.0, math.inf) for c in getattr(values, "tolist", lambda: values)()]
+
+
+def check_count(pos_weight: list[float] | None, m: int) -> None:
+    """As many weights as outputs."""
+    if pos_weight is not None and len(pos_weight) != m:
+        raise ValueError(f"pos_weight must have {m} numbers, one an output of this head, got {len(pos_weight)}")

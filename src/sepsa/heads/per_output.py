@@ -1,0 +1,239 @@
+"""A solver for each output of one head, so that a sample may have targets for some outputs and not for others."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable
+from typing import Any, Generic, Literal, TypeVar, overload
+
+import torch
+from torch import Tensor, nn
+
+from sepsa.heads import _partly
+from sepsa.heads._affine import commit
+from sepsa.heads._checks import check_keys, check_rows, is_new_head, owned_head
+from sepsa.heads.solver import HeadSolver, HoldsOut, Posterior, Revertible
+
+S = TypeVar("S", bound=HeadSolver)
+
+
+class PerOutput(Generic[S]):
+    """As many solvers as the head has outputs, each with a curvature of its own.
+
+    Choose it where single outputs of a sample are not observed: several tasks with gaps, or contextual bandits, where
+    each arm is an output and a round shows the reward of one. It equals out_features heads of one output, each of which
+    learns the samples that have its target, at out_features times the price.
+
+        PerOutput(RLS(forgetting=0.99))
+
+    A target of NaN, or a weight of 0, says that this output was not observed: to the head as if the sample had not
+    come, so nothing is forgotten either; and `loss` is the mean over what was. `sample_weight` may have one number a
+    sample or one for each output of it. `solvers` has them one by one.
+    """
+
+    learns_partly = True
+
+    def __init__(self, solver: S) -> None:
+        given: Any = solver
+        if not isinstance(given, HeadSolver) or not isinstance(given, Revertible):
+            raise TypeError(
+                f"solver must be a head solver with checkpoint() and rollback(), got {type(solver).__name__}: "
+                "an update is taken back where one output refuses it"
+            )
+        if isinstance(given, HoldsOut):
+            raise TypeError(
+                f"solver must learn all its samples, got {solver!r}, which holds some out, and others for each output: "
+                "choose its ridge and forgetting"
+            )
+        if getattr(solver, "linear", None) is not None:
+            raise ValueError(
+                f"solver must be a new one that owns no head, got {solver!r}: it is copied for each output"
+            )
+        self.solver: S = solver
+        self.solvers: list[S] = []
+        self.linear: nn.Linear | None = None
+
+    # ------------------------------------------------------------------ state
+
+    def bind(self, linear: nn.Linear) -> PerOutput[S]:
+        """Own `linear`; each output's present weights become the start of its solver."""
+        if is_new_head("PerOutput", self.linear, linear):
+            self.solvers = [copy.deepcopy(self.solver).bind(row) for row in rows_of(linear)]
+            self.linear = linear
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of the outputs' solvers, in order."""
+        self._ready()
+        return {"outputs": [solver.state_dict() for solver in self.solvers]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a state of as many outputs; anything else is refused whole."""
+        self._ready()
+        check_keys("PerOutput", state_dict, {"outputs"})
+        states = state_dict["outputs"]
+        if not isinstance(states, (list, tuple)) or len(states) != len(self.solvers):
+            came = f"{len(states)} entries" if isinstance(states, (list, tuple)) else type(states).__name__
+            raise ValueError(f"state_dict['outputs'] must be a list of {len(self.solvers)} states, got {came}")
+        fresh = copy.deepcopy(self.solvers)
+        for solver, state in zip(fresh, states, strict=True):
+            solver.load_state_dict(state)
+        self.solvers = fresh  # whose heads are copies, until they are laid over the head again
+
+    def to(self, device: torch.device | str | int) -> PerOutput[S]:
+        """Move the head and its curvatures together."""
+        owned_head("PerOutput", self.linear).to(device)
+        self._ready()
+        return self
+
+    def checkpoint(self) -> Hashable:
+        """What `rollback` returns to."""
+        self._ready()
+        return tuple(solver.checkpoint() for solver in self._each)
+
+    def rollback(self, token: Any) -> None:
+        """Undo every update since `checkpoint()` gave this token."""
+        self._ready()
+
+        def write() -> None:
+            for solver, own in zip(self._each, token, strict=True):
+                solver.rollback(own)
+
+        commit(write)
+
+    @property
+    def forgets(self) -> bool:
+        """Whether the next update forgets, where the solvers can be told; see `sepsa.heads.Forgets`."""
+        one: Any = self.solver if self.linear is None else self.solvers[0]
+        return bool(one.forgets)
+
+    @forgets.setter
+    def forgets(self, value: bool) -> None:
+        for solver in self._each:
+            solver.forgets = value
+
+    @property
+    def steps(self) -> int:
+        """How many updates that output has learned from which has most."""
+        self._ready()
+        return max(int(getattr(solver, "steps", 0)) for solver in self.solvers)
+
+    @property
+    def samples(self) -> float:
+        """How many samples an output remembers, in the mean over outputs."""
+        self._ready()
+        return sum(float(getattr(solver, "samples", 0.0)) for solver in self.solvers) / len(self.solvers)
+
+    def covariance(self) -> Tensor:
+        """B (out_features, p, p) of the outputs."""
+        self._ready()
+        return torch.stack([solver.covariance() for solver in self._each])
+
+    def health(self) -> dict[str, float]:
+        """The solvers' `health()`, each number as the output has it for which it is worst."""
+        self._ready()
+        return _partly.worst([solver.health() for solver in self._each])
+
+    def __repr__(self) -> str:
+        head = "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
+        return f"PerOutput({self.solver!r}{head})"
+
+    @property
+    def _each(self) -> list[Any]:
+        """The solvers, for what only some offer."""
+        return list(self.solvers)
+
+    def _ready(self) -> nn.Linear:
+        """The head, with the rows that the solvers own laid over its memory."""
+        linear = owned_head("PerOutput", self.linear)
+        if not lies_over(self._each[0].linear, linear):
+            for solver, row in zip(self._each, rows_of(linear), strict=True):
+                for name, parameter in row._parameters.items():
+                    solver.linear._parameters[name] = parameter
+        return linear
+
+    # ------------------------------------------------------------------ learning
+
+    def loss(self, outputs: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> Tensor:
+        """The solver's loss, as a mean over the outputs that were observed, by their weights."""
+        self._ready()
+        missing = targets.isnan()
+        one = (*outputs.shape, 1, 1)
+        loss = self.solvers[0].loss
+        for _ in outputs.shape:
+            loss = torch.func.vmap(loss)  # of one output of one sample each
+        each = loss(outputs.reshape(one), targets.where(~missing, 0).reshape(one))
+        return _partly.mean_loss(each, ~missing, sample_weight)
+
+    @torch.no_grad()
+    def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
+        """Learn samples: features (..., in_features), targets (..., out_features), NaN where not observed.
+
+        `sample_weight` is (...) or (..., out_features). An output of which nothing was observed does not change. On bad
+        input an error is raised and nothing changes.
+        """
+        linear = self._ready()
+        x, y, weight, observed = _partly.rows_of(linear, features, targets, sample_weight)
+        before = self.checkpoint()
+        try:
+            linear.weight.detach()[:0].zero_()  # tells autograd that the weight changes, as a compiled update does not
+            for j, solver in enumerate(self.solvers):
+                if observed is None:
+                    solver.update(x, y[:, j : j + 1])
+                    continue
+                at = observed[:, j].nonzero()[:, 0]
+                if len(at):
+                    solver.update(x[at], y[at, j : j + 1], None if weight is None else weight[at, j])
+        except BaseException:
+            self.rollback(before)
+            raise
+
+    # ------------------------------------------------------------------ prediction
+
+    @overload
+    def predict(
+        self, features: Tensor, return_std: Literal[False] = False, *, noise: float | None = None
+    ) -> Tensor: ...
+    @overload
+    def predict(self, features: Tensor, return_std: Literal[True], *, noise: float | None = None) -> Posterior: ...
+    def predict(self, features: Tensor, return_std: bool = False, *, noise: float | None = None) -> Tensor | Posterior:
+        """What the solvers predict, (..., out_features); with `return_std` also the deviations, by `noise` if given."""
+        check_rows(self._ready(), features)
+        if not return_std:
+            return torch.cat([solver.predict(features) for solver in self._each], -1)
+        known = {} if noise is None else {"noise": noise}
+        found = [solver.predict(features, return_std=True, **known) for solver in self._each]
+        return Posterior(torch.cat([mean for mean, _ in found], -1), torch.cat([std for _, std in found], -1))
+
+    def sample(
+        self, features: Tensor, *, noise: float | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Predict (..., out_features) by weights drawn once from the solvers' posteriors: see `RLS.sample`."""
+        check_rows(self._ready(), features)
+        if not hasattr(self.solver, "sample"):
+            raise TypeError(f"sample needs a solver that can draw from its posterior, an RLS, got {self.solver!r}")
+        return torch.cat([solver.sample(features, noise=noise, generator=generator) for solver in self._each], -1)
+
+
+def rows_of(linear: nn.Linear) -> list[nn.Linear]:
+    """A head of one output for each output, in the same memory."""
+    weight, bias = linear.weight.detach(), linear.bias
+    rows = []
+    for j in range(linear.out_features):
+        row = nn.Linear(linear.in_features, 1, bias=bias is not None, device="meta")
+        row.weight = nn.Parameter(weight[j : j + 1])
+        if bias is not None:
+            row.bias = nn.Parameter(bias.detach()[j : j + 1])
+        rows.append(row)
+    return rows
+
+
+def lies_over(row: nn.Linear, linear: nn.Linear) -> bool:
+    """Whether the first row still is where the head is: `model.to`, a copy or a load may have parted them."""
+    pairs = ((row._parameters[name], linear._parameters[name]) for name in ("weight", "bias"))
+    return all(
+        mine is None
+        or its is None
+        or (mine.data_ptr() == its.data_ptr() and mine.dtype == its.dtype and mine.device == its.device)
+        for mine, its in pairs
+    )

@@ -1,0 +1,181 @@
+"""The ridge does not hold the bias: targets may have any offset."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from reference import free_bias_regression, weights
+from sepsa import RLS, OnlineLBFGS, SepSA, SoftmaxNewton
+
+ROUTES = {
+    "numba": lambda **options: RLS(**options),
+    "torch": lambda **options: RLS(**options),
+    "float32": lambda **options: RLS(dtype=torch.float32, **options),
+    "self-tuning": lambda ridge=1.0, **options: RLS(ridge=ridge, forgetting="auto", **options),
+    "captured": lambda **options: RLS(**options),
+}
+
+
+def learn(route, solver, x, y):
+    if route == "captured":
+        solver.prepare_capture()
+        assert bool(solver.update_captured(x, y))
+        solver.finish_captured()
+    else:
+        solver.update(x, y)
+
+
+@pytest.fixture(params=ROUTES)
+def route(request, monkeypatch):
+    if request.param == "torch":
+        monkeypatch.setattr("sepsa.heads.rls._NUMBA_LIMIT", 0)
+    return request.param
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    k=st.integers(1, 20),
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=5),
+    ridge=st.sampled_from([1.0, 30.0, 1000.0]),
+    offset=st.sampled_from([0.0, 1e3, -1e6]),
+    seed=st.integers(0, 10**6),
+)
+def test_it_is_ridge_regression_with_a_free_intercept(k, sizes, ridge, offset, seed):
+    rng = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    linear = nn.Linear(k, 2, dtype=torch.float64)
+    prior, solver = weights(linear), RLS(ridge=ridge).bind(linear)
+    x = rng.normal(size=(sum(sizes), k))
+    y = x @ rng.normal(size=(k, 2)) + offset + rng.normal(size=(len(x), 2))
+    for rows in np.split(np.arange(len(x)), np.cumsum(sizes)[:-1]):
+        solver.update(torch.as_tensor(x[rows]), torch.as_tensor(y[rows]))
+    truth = free_bias_regression(x, y, np.ones(len(x)), ridge, prior)
+    # The default holds the bias by 1e-4 of a sample, and so the offset by 1e-4 of itself over n.
+    slack = 1e-3 * (1 + abs(offset)) * (1 + k / ridge)
+    np.testing.assert_allclose(weights(linear), truth, atol=slack / len(x) + 1e-7, rtol=1e-7)
+
+
+def after_five_epochs(solver, offset):
+    """The mean squared error of a small network, on samples that it has seen."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
+    x = torch.randn(640, 8)
+    y = torch.sin(x[:, :1]) + x[:, 1:2] * x[:, 2:3] + 0.1 * torch.randn(640, 1)
+    optimizer = SepSA(model, torch.optim.Adam, lr=1e-3, solver=solver)
+    for _ in range(5):
+        for rows in torch.randperm(640).split(32):
+            optimizer.learn(x[rows], y[rows] + offset)
+    with torch.no_grad():
+        return float((model.double()(x.double()) - y - offset).square().mean())
+
+
+def test_an_offset_of_1000_costs_nothing(route):
+    plain = after_five_epochs(ROUTES[route](), 0.0)
+    assert after_five_epochs(ROUTES[route](), 1000.0) < 1.03 * plain
+    if route != "self-tuning":  # which escapes by its choice of the ridge
+        assert after_five_epochs(ROUTES[route](bias_ridge="ridge"), 1000.0) > 10 * plain
+
+
+def test_every_route_finds_the_offset(route):
+    """Blocks of one, of a few and of many, from the very first update on."""
+    for n in (1, 3, 40):
+        torch.manual_seed(n)
+        linear = nn.Linear(12, 2, dtype=torch.float64)
+        solver = ROUTES[route]().bind(linear)
+        truth = torch.randn(12, 2, dtype=torch.float64)
+        for _ in range(120 // n):
+            x = torch.randn(n, 12, dtype=torch.float64)
+            learn(route, solver, x, x @ truth + torch.tensor([1000.0, -7.0], dtype=torch.float64))
+        assert (linear.bias - torch.tensor([1000.0, -7.0])).abs().max() < (0.2 if route == "float32" else 0.02)
+
+
+def test_class_frequencies_are_an_offset_too():
+    """One class in fifty: the bias is its logit, whatever ridge holds the weights."""
+    torch.manual_seed(0)
+    x = torch.randn(4000, 3, dtype=torch.float64)
+    y = (torch.rand(4000) < 0.02).long()
+    logits = {}
+    for bias_ridge in (None, "ridge"):
+        linear = nn.Linear(3, 1, dtype=torch.float64)
+        nn.init.zeros_(linear.weight)
+        nn.init.zeros_(linear.bias)
+        solver = SoftmaxNewton(ridge=300.0, bias_ridge=bias_ridge).bind(linear)
+        for rows in torch.arange(4000).split(40):
+            solver.update(x[rows], y[rows])
+        logits[bias_ridge] = linear.bias.item()
+    truth = float(torch.logit(y.double().mean()))
+    assert abs(logits[None] - truth) < 0.3 < abs(logits["ridge"] - truth)
+
+
+def test_lbfgs_comes_to_the_offset():
+    torch.manual_seed(0)
+    x = torch.randn(200, 5)
+    errors = {}
+    for bias_ridge in (None, "ridge"):
+        linear = nn.Linear(5, 1)
+        solver = OnlineLBFGS(ridge=500.0, bias_ridge=bias_ridge).bind(linear)
+        for _ in range(60):
+            for rows in torch.randperm(200).split(20):
+                solver.update(x[rows], torch.full((20, 1), 100.0))
+        errors[bias_ridge] = (linear.bias - 100).abs().item()
+    assert errors[None] < 0.1 < errors["ridge"]
+
+
+def test_what_was_learned_with_an_offset_is_unlearned_and_merged():
+    torch.manual_seed(0)
+    linear = nn.Linear(5, 2, dtype=torch.float64)
+    x, y = torch.randn(60, 5).double(), 1000 + torch.randn(60, 2).double()
+    both, one, other = (RLS().bind(copy.deepcopy(linear)) for _ in range(3))
+    both.update(x, y)
+    one.update(x[:20], y[:20])
+    other.update(x[20:], y[20:])
+    both.unlearn(x[20:], y[20:])
+    torch.testing.assert_close(both.linear.bias, one.linear.bias, rtol=1e-7, atol=0)
+    both.update(x[20:], y[20:])
+    one.merge(other)
+    torch.testing.assert_close(both.linear.bias, one.linear.bias, rtol=1e-8, atol=0)
+    assert one.ridge_left.tolist() == [1.0] * 5 + [1e-4]
+
+
+def test_the_setting_is_told_and_goes_with_the_state():
+    linear = nn.Linear(3, 1)
+    solver = RLS(ridge=2.0, bias_ridge=0.25).bind(linear)
+    assert repr(solver).startswith("RLS(ridge=2, forgetting=1, bias_ridge=0.25, head=3->1")
+    assert solver.ridge_left.tolist() == [2.0, 2.0, 2.0, 0.25]
+    again = RLS().bind(copy.deepcopy(linear))
+    again.load_state_dict(solver.state_dict())
+    assert again.bias_ridge == 0.25
+    assert torch.equal(again.ridge_left, solver.ridge_left)
+    assert RLS(ridge=2.0).bind(nn.Linear(3, 1, bias=False)).ridge_left.tolist() == [2.0] * 3
+    assert RLS(ridge=1e-9).bind(nn.Linear(3, 1)).ridge_left.tolist() == [1e-9] * 4
+    assert RLS(forgetting="auto", bias_ridge=0.25).bind(nn.Linear(3, 1)).ridge_left[-1] == 0.25
+    assert "bias_ridge" not in repr(RLS(forgetting="auto").bind(nn.Linear(3, 1, bias=False)))
+
+
+OLD = torch.load(Path(__file__).parent.parent / "data" / "heads-with-one-ridge.pt")
+MAKE = {"RLS": RLS, "self-tuning": lambda: RLS(ridge="auto", forgetting="auto")}
+MAKE |= {"SoftmaxNewton": SoftmaxNewton, "OnlineLBFGS": OnlineLBFGS}
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_states_from_before_go_on_as_they_were(name):
+    """Written when the ridge held the bias too, and a state had no ridge of the bias."""
+    old = OLD[name]
+    linear = nn.Linear(4, 3, dtype=torch.float64)
+    linear.load_state_dict(old["head"])
+    solver = MAKE[name]().bind(linear)
+    solver.load_state_dict(old["state"])
+    again = copy.deepcopy(solver)
+    again.load_state_dict(solver.state_dict())  # as written now
+    for one in (solver, again):
+        for x, y in old["batches"]:
+            one.update(x, y)
+        torch.testing.assert_close(dict(one.linear.state_dict()), old["after"], rtol=1e-10, atol=1e-10)

@@ -1,0 +1,308 @@
+"""Heads with a curvature for each output: equal to heads of one output, each with the samples that have its target."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import mse_loss, one_hot
+
+import sepsa
+from reference import ridge_regression, ridges, weights, with_ones
+from sepsa import RLS, NotFinite, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton
+
+NAN = float("nan")
+
+
+def make(k=4, m=3, bias=True, seed=0, solver=None, dtype=torch.float64):
+    torch.manual_seed(seed)
+    linear = nn.Linear(k, m, bias=bias, dtype=dtype)
+    return PerOutput(solver or RLS()).bind(linear), linear
+
+
+def singles(linear, make_one):
+    """Heads of one output with the same start."""
+    ones = []
+    for j in range(linear.out_features):
+        one = nn.Linear(linear.in_features, 1, bias=linear.bias is not None, dtype=linear.weight.dtype)
+        one.weight.data = linear.weight.detach()[j : j + 1].clone()
+        if linear.bias is not None:
+            one.bias.data = linear.bias.detach()[j : j + 1].clone()
+        ones.append(make_one().bind(one))
+    return ones
+
+
+def with_gaps(y, share, rng):
+    """NaN for some outputs, but never for all of a sample."""
+    missing = rng.uniform(size=y.shape) < share
+    missing[np.arange(len(y)), rng.integers(y.shape[1], size=len(y))] = False
+    return np.where(missing, np.nan, y)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    k=st.integers(1, 8),
+    m=st.integers(1, 4),
+    bias=st.booleans(),
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=5),
+    share=st.sampled_from([0.0, 0.3, 0.8]),
+    weighted=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_it_is_ridge_regression_of_each_output_on_what_was_observed(k, m, bias, sizes, share, weighted, seed):
+    solver, linear = make(k, m, bias, seed)
+    prior, rng = weights(linear), np.random.default_rng(seed)
+    X = [rng.normal(size=(n, k)) for n in sizes]
+    Y = [with_gaps(rng.normal(size=(n, m)), share, rng) for n in sizes]
+    omega = [rng.uniform(0, 2, size=(n, m)) * rng.integers(0, 2, size=(n, m)) if weighted else None for n in sizes]
+    for x, y, w in zip(X, Y, omega, strict=True):
+        solver.update(torch.as_tensor(x), torch.as_tensor(y), None if w is None else torch.as_tensor(w))
+    Phi, targets = with_ones(np.vstack(X), bias), np.vstack(Y)
+    weight = np.vstack(omega) if weighted else np.ones_like(targets)
+    for j in range(m):
+        seen = ~np.isnan(targets[:, j])
+        ridge = ridges(Phi.shape[1], 1.0, bias)
+        truth = ridge_regression(Phi[seen], targets[seen, j : j + 1], weight[seen, j], ridge, prior[j : j + 1])
+        np.testing.assert_allclose(weights(linear)[j], truth[0], rtol=1e-8, atol=1e-8)
+
+
+MAKERS = {
+    "RLS": lambda: RLS(forgetting=0.9),
+    "torch": lambda: RLS(dtype=torch.float32, forgetting=0.9),
+    "OnlineLBFGS": lambda: OnlineLBFGS(dtype=torch.float64),
+    "SoftmaxNewton": SoftmaxNewton,
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_it_equals_heads_of_one_output(name):
+    solver, linear = make(solver=MAKERS[name]())
+    ones = singles(linear, MAKERS[name])
+    rng = np.random.default_rng(0)
+    for n in (1, 7, 3, 20, 2):
+        x = torch.as_tensor(rng.normal(size=(n, 4)))
+        y = torch.as_tensor(with_gaps(rng.integers(0, 2, size=(n, 3)).astype(float), 0.4, rng))
+        solver.update(x, y)
+        for j, one in enumerate(ones):
+            seen = ~y[:, j].isnan()
+            if seen.any():
+                one.update(x[seen], y[seen, j : j + 1])
+    for j, one in enumerate(ones):
+        assert torch.equal(linear.weight[j : j + 1], one.linear.weight)
+        assert torch.equal(linear.bias[j : j + 1], one.linear.bias)
+        assert solver.solvers[j].samples == one.samples
+    assert solver.steps == max(one.steps for one in ones)
+    assert solver.samples == pytest.approx(sum(one.samples for one in ones) / 3)
+    if name == "RLS":
+        mean, std = solver.predict(x, return_std=True)
+        for j, one in enumerate(ones):
+            torch.testing.assert_close((mean[:, j : j + 1], std[:, j : j + 1]), tuple(one.predict(x, return_std=True)))
+
+
+def test_bandits_show_one_reward_a_round():
+    """Weight 0 for the arms that were not pulled is NaN for their rewards."""
+    by_weight, head = make(3, 4)
+    by_nan, other = make(3, 4)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(30):
+        context = torch.randn(1, 3, generator=generator, dtype=torch.float64)
+        arm = torch.randint(4, (1,), generator=generator)
+        reward = torch.randn(1, 1, generator=generator, dtype=torch.float64)
+        pulled = one_hot(arm, 4).double()
+        by_weight.update(context, reward.expand(1, 4), pulled)
+        by_nan.update(context, torch.where(pulled > 0, reward, NAN))
+    assert torch.equal(head.weight, other.weight)
+    assert sum(one.samples for one in by_weight.solvers) == 30
+
+
+def test_the_loss_is_the_mean_over_what_was_observed():
+    solver, linear = make()
+    x, y = torch.randn(5, 4).double(), torch.randn(5, 3).double()
+    outputs = linear(x)
+    torch.testing.assert_close(solver.loss(outputs, y), mse_loss(outputs, y))
+    gaps = y.clone()
+    gaps[0, 1] = gaps[3, 2] = gaps[4, 0] = NAN
+    seen = ~gaps.isnan()
+    loss = solver.loss(outputs, gaps)
+    torch.testing.assert_close(loss, mse_loss(outputs[seen], y[seen]))
+    (gradient,) = torch.autograd.grad(loss, outputs)
+    assert (gradient[~seen] == 0).all()
+    assert (gradient[seen] != 0).all()
+    for weight in (torch.rand(5).double(), torch.rand(5, 3).double()):
+        wide = weight.reshape(5, -1).expand(5, 3)[seen]
+        truth = (wide * (outputs[seen] - y[seen]) ** 2).sum() / wide.sum()
+        torch.testing.assert_close(solver.loss(outputs, gaps, weight), truth)
+    deep = solver.loss(outputs.reshape(1, 5, 3), gaps.reshape(1, 5, 3), torch.ones(1, 5))
+    torch.testing.assert_close(deep, loss)
+
+
+# ---------------------------------------------------------------------- in SepSA
+
+
+def network(outputs=3):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, outputs)).double()
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_network_learns_from_gaps(weighted, fraction):
+    """As outputs with heads of their own on a shared body, whose loss is the mean over what was observed."""
+    model = network()
+    optimizer = SepSA(model, torch.optim.SGD, lr=0.05, solver=PerOutput(RLS()))
+    optimizer.head_fraction = fraction
+    rng = np.random.default_rng(0)
+    for k in range(5):
+        x = torch.as_tensor(rng.normal(size=(8, 6)))
+        y = torch.as_tensor(with_gaps(rng.normal(size=(8, 3)), 0.4, rng))
+        y[k] = NAN  # a sample without any target
+        weight = torch.as_tensor(rng.uniform(0.1, 1, size=(8, 3))) if weighted else None
+        twin = copy.deepcopy(optimizer)
+        keep = torch.arange(8) != k
+        loss = optimizer.learn(x, y, sample_weight=weight)
+        if fraction == 1.0:
+            truth = twin.learn(x[keep], y[keep], sample_weight=None if weight is None else weight[keep])
+            torch.testing.assert_close(loss, truth)
+            for p, q in zip(model.parameters(), twin.model.parameters(), strict=True):
+                torch.testing.assert_close(p, q)
+    assert loss.isfinite()
+
+
+def test_the_body_follows_what_was_observed():
+    model = network()
+    optimizer = SepSA(model, torch.optim.SGD, lr=0.05, solver=PerOutput(RLS()))
+    x, y = torch.randn(8, 6).double(), torch.randn(8, 3).double()
+    y[:4, 0] = y[4:, 1] = NAN
+    twin = copy.deepcopy(optimizer)
+    with twin.observe(y):
+        outputs = twin.model(x)
+    loss = (outputs[~y.isnan()] - y[~y.isnan()]).square().mean()
+    loss.backward()
+    twin.step()
+    torch.testing.assert_close(optimizer.learn(x, y), loss.detach())
+    for p, q in zip(model.parameters(), twin.model.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+def test_it_goes_through_checkpoints(tmp_path):
+    model = network()
+    optimizer = SepSA(model, torch.optim.Adam, lr=0.01, solver=PerOutput(RLS(forgetting=0.9)))
+    x, y = torch.randn(20, 6).double(), torch.randn(20, 3).double()
+    y[::2, 1] = NAN
+    optimizer.learn(x, y)
+    sepsa.save(optimizer, tmp_path / "run.sepsa")
+    other = SepSA(network(), torch.optim.Adam, lr=0.01, solver=PerOutput(RLS()))
+    sepsa.load(tmp_path / "run.sepsa", into=other)
+    for one in (optimizer, other):
+        one.learn(x, y)
+    for p, q in zip(model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+# ---------------------------------------------------------------------- the head's memory, errors
+
+
+def test_it_follows_the_head_to_other_memory_and_dtypes():
+    solver, linear = make(dtype=torch.float32)
+    x, y = torch.randn(9, 4), torch.randn(9, 3)
+    solver.update(x, y)
+    twin = copy.deepcopy(solver)
+    for one in (solver, twin):
+        one.linear.double()
+        one.linear.weight.data = one.linear.weight.data.clone()
+        one.update(x, y)
+    assert linear.weight.dtype == torch.float64
+    assert torch.equal(linear.weight, twin.linear.weight)
+    assert solver.solvers[1].linear.weight.data_ptr() == linear.weight[1:].data_ptr()
+    before = linear.weight._version
+    solver.update(x, y)
+    assert linear.weight._version > before  # autograd refuses a backward through the weights of before
+    linear.weight.data.zero_()
+    assert torch.equal(solver.predict(x), linear(x.double()).detach())
+
+
+def test_one_output_that_refuses_takes_all_back():
+    solver, linear = make(dtype=torch.float16)
+    solver.update(torch.randn(5, 4), torch.randn(5, 3))
+    before, state = linear.weight.clone(), solver.state_dict()
+    y = torch.zeros(5, 3)
+    y[:, 2] = 1e9  # more than a float16 head can hold
+    with pytest.raises(NotFinite, match="nothing was learned"):
+        solver.update(torch.randn(5, 4), y)
+    assert torch.equal(linear.weight, before)
+    for one, other in zip(state["outputs"], solver.state_dict()["outputs"], strict=True):
+        assert torch.equal(one["T"], other["T"])
+        assert one["steps"] == other["steps"] == 1
+
+
+def test_what_is_refused():
+    solver, _ = make()
+    x, y = torch.randn(5, 4).double(), torch.randn(5, 3).double()
+    y[2] = NAN
+    with pytest.raises(NotFinite, match="got 1 of 5 samples without any"):
+        solver.update(x, y)
+    y[2] = float("inf")
+    with pytest.raises(NotFinite, match="targets must be finite, got inf"):
+        solver.update(x, y)
+    y[2] = 0.0
+    with pytest.raises(ValueError, match=r"sample_weight must have shape \(5,\)"):
+        solver.update(x, y, torch.ones(5, 2).double())
+    for bad in (-1.0, NAN):
+        weight = torch.ones(5, 3).double()
+        weight[1, 1] = bad
+        with pytest.raises(ValueError, match="sample_weight must be finite and at least 0"):
+            solver.update(x, y, weight)
+    with pytest.raises(TypeError, match="which holds some out"):
+        PerOutput(RLS(ridge="auto"))
+    with pytest.raises(TypeError, match=r"must be a head solver with checkpoint\(\) and rollback\(\), got Linear"):
+        PerOutput(nn.Linear(2, 1))
+    with pytest.raises(ValueError, match="owns no head"):
+        PerOutput(RLS().bind(nn.Linear(2, 1)))
+    with pytest.raises(ValueError, match="must be a list of 3 states, got 2 entries"):
+        solver.load_state_dict({"outputs": solver.state_dict()["outputs"][:2]})
+    model = network()
+    optimizer = SepSA(model, torch.optim.SGD, lr=0.1)
+    y = torch.randn(8, 3).double()
+    y[3, 1] = NAN
+    with pytest.raises(ValueError, match=r"partly observed: .* solver=PerOutput\(RLS\(\)\)"):
+        optimizer.learn(torch.randn(8, 6).double(), y)
+
+
+def test_samples_and_known_noise_are_those_of_heads_of_one_output():
+    solver, linear = make()
+    ones = singles(linear, RLS)
+    x = torch.randn(5, 4, dtype=torch.float64)
+    std = solver.predict(x, return_std=True, noise=0.5).std  # of the prior
+    for j, one in enumerate(ones):
+        torch.testing.assert_close(std[:, j : j + 1], one.predict(x, return_std=True, noise=0.5).std)
+    with pytest.raises(ValueError, match="at least one update"):
+        solver.sample(x)
+    y = torch.full((3, 3), NAN, dtype=torch.float64)
+    y[0, 0] = y[1, 1] = y[2, 2] = 1.0
+    solver.update(x[:3], y)
+    for j, one in enumerate(ones):
+        one.update(x[j : j + 1], y[j : j + 1, j : j + 1])
+    g, twin = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
+    got = solver.sample(x, noise=0.3, generator=g)
+    torch.testing.assert_close(got, torch.cat([one.sample(x, noise=0.3, generator=twin) for one in ones], 1))
+    with pytest.raises(TypeError, match="draw from its posterior"):
+        PerOutput(OnlineLBFGS()).bind(nn.Linear(4, 3)).sample(x.float())
+
+
+def test_a_look_at_it():
+    solver, linear = make()
+    assert repr(PerOutput(RLS())) == "PerOutput(RLS(ridge=1, forgetting=1))"
+    assert repr(solver) == "PerOutput(RLS(ridge=1, forgetting=1), head=4->3)"
+    solver.update(torch.randn(5, 4).double(), torch.randn(5, 3).double())
+    assert solver.covariance().shape == (3, 5, 5)
+    assert solver.health()["condition"] == max(one.health()["condition"] for one in solver.solvers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert isinstance(solver, sepsa.HeadSolver)
+    assert linear.weight.is_leaf
