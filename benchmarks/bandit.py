@@ -4,11 +4,11 @@
     SEPSA_DATA=... python benchmarks/bandit.py --choose
     python benchmarks/bandit.py --table | --figure   # from the JSON
 
-A round shows an image, an arm is pulled, and the reward of that arm alone is seen. A convolutional body has ten heads,
-one for each arm, and `SepSA` replays the rounds so far, in which each sample teaches the head of the arm it pulled.
-Exploration is by heads of its own on the same features, RLS that has learned each round once, because a replayed sample
-is no further observation; they are made anew when the body has moved. Thompson sampling draws a head for each arm from
-its posterior, UCB adds deviations to the mean.
+A round shows an image, an arm is pulled, and the reward of that arm alone is seen. A convolutional body has a head with
+an output for each arm, `PerOutput(RLS())`, and `SepSA` replays the rounds so far, in which each sample teaches the
+output of the arm it pulled. Exploration is by a head of its own on the same features, which has learned each round once,
+because a replayed sample is no further observation; it is made anew when the body has moved. Thompson sampling draws
+weights from its posterior, UCB adds deviations to the mean.
 
 Settings were chosen by `--choose` on rounds from the first 20,000 training images, with seeds that are not reported;
 the reported seeds draw theirs from the other 50,000 images, training and test. A seed is recorded when it ends; what
@@ -29,9 +29,8 @@ from typing import Any, NamedTuple
 import torch
 from measure import write
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
 
-from sepsa import RLS, SepSA
+from sepsa import RLS, PerOutput, SepSA
 from sepsa.paper import data
 
 ARMS, ROUNDS, APART = 10, 4096, 20_000
@@ -52,88 +51,69 @@ class Setting(NamedTuple):
     body: str = "convolutions"  # or "pixels": none
 
 
-class Network(nn.Module):
-    """A body, and a linear head for each arm."""
-
-    def __init__(self, setting: Setting) -> None:
-        super().__init__()
-        width = setting.width
-        if setting.body == "pixels":
-            self.body = nn.Sequential(nn.AvgPool2d(2), nn.Flatten())
-        else:
-            self.body = nn.Sequential(
-                nn.Conv2d(1, 16, 5, stride=2, padding=2), nn.ReLU(),
-                nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
-                nn.Flatten(), nn.Linear(32 * 7 * 7, width), nn.ReLU(),
-            )  # fmt: skip
-        self.arms = nn.ModuleList(zero_head(width) for _ in range(ARMS))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        h = self.body(x)
-        return tuple(arm(h) for arm in self.arms)
+def network(setting: Setting) -> nn.Sequential:
+    """A body, and a head with an output for each arm."""
+    if setting.body == "pixels":
+        body = nn.Sequential(nn.AvgPool2d(2), nn.Flatten())
+    else:
+        body = nn.Sequential(
+            nn.Conv2d(1, 16, 5, stride=2, padding=2), nn.ReLU(),
+            nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
+            nn.Flatten(), nn.Linear(32 * 7 * 7, setting.width), nn.ReLU(),
+        )  # fmt: skip
+    return nn.Sequential(body, zero_head(setting.width))
 
 
 def zero_head(width: int) -> nn.Linear:
-    head = nn.Linear(width, 1)
+    head = nn.Linear(width, ARMS)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head
 
 
-def explorers(setting: Setting, device: str) -> list[RLS]:
-    """A head for each arm that knows nothing yet."""
-    return [RLS(ridge=setting.ridge).bind(zero_head(setting.width).to(device)) for _ in range(ARMS)]
+def explorer(setting: Setting, device: str) -> PerOutput[RLS]:
+    """A head that knows nothing yet."""
+    return PerOutput(RLS(ridge=setting.ridge)).bind(zero_head(setting.width).to(device))
 
 
-def pull(heads: list[RLS], h: Tensor, setting: Setting, generator: torch.Generator) -> int:
+def pull(head: PerOutput[RLS], h: Tensor, setting: Setting, generator: torch.Generator) -> int:
     """The arm that the features (1, width) of a round call for."""
     if setting.explore == "greedy":
-        scores = [head.predict(h) for head in heads]
+        scores = head.predict(h)
     elif setting.explore == "ucb":
-        told = [head.predict(h, return_std=True, noise=setting.noise) for head in heads]
-        scores = [mean + (std.square() - setting.noise**2).clamp(min=0).sqrt() for mean, std in told]
+        mean, std = head.predict(h, return_std=True, noise=setting.noise)
+        scores = mean + (std.square() - setting.noise**2).clamp(min=0).sqrt()  # without the noise itself
     else:
-        scores = [head.sample(h, noise=setting.noise, generator=generator) for head in heads]
-    return int(torch.cat(scores, 1).argmax())
+        scores = head.sample(h, noise=setting.noise, generator=generator)
+    return int(scores.argmax())
 
 
 def play(images: Tensor, labels: Tensor, setting: Setting, seed: int, device: str) -> dict[str, Any]:
     """The regret of all rounds, and of each eighth of them."""
     torch.manual_seed(seed)
-    model = Network(setting).to(device)
-    solvers = [RLS(forgetting=setting.forgetting) for _ in range(ARMS)]
-    optimizer = SepSA(model, torch.optim.Adam, head=[f"arms.{j}" for j in range(ARMS)], solver=solvers, lr=setting.lr)
-    heads, generator = explorers(setting, device), torch.Generator(device).manual_seed(seed)
-    images, labels = images.to(device), labels.tolist()
-    pulled = torch.zeros(len(images), dtype=torch.long, device=device)
-    rewards = torch.zeros(len(images), device=device)
+    model = network(setting).to(device)
+    body = model[0]
+    if setting.steps:
+        solver = PerOutput(RLS(forgetting=setting.forgetting))
+        optimizer = SepSA(model, torch.optim.Adam, solver=solver, lr=setting.lr)
+    head, generator = explorer(setting, device), torch.Generator(device).manual_seed(seed)
+    images = images.to(device)
+    rewards = torch.full((len(images), ARMS), torch.nan, device=device)  # NaN: that arm was not pulled
     losses = []
-    for k in range(len(images)):
+    for k, label in enumerate(labels.tolist()):
         with torch.no_grad():
-            h = model.body(images[k : k + 1])
-        arm = pull(heads, h, setting, generator)
-        reward = float(labels[k] == arm)
-        pulled[k], rewards[k] = arm, reward
-        losses.append(1 - reward)
-        heads[arm].update(h, rewards[k : k + 1, None])
+            h = body(images[k : k + 1])
+        arm = pull(head, h, setting, generator)
+        rewards[k, arm] = float(label == arm)
+        losses.append(int(label != arm))
+        head.update(h, rewards[k : k + 1])
         if setting.steps and (k + 1) % setting.every == 0:
             for _ in range(setting.steps):
                 rows = torch.randint(0, k + 1, (setting.batch,), device=device, generator=generator)
-                arms = pulled[rows, None]
-                targets = torch.full((setting.batch, ARMS), torch.nan, device=device)
-                targets.scatter_(1, arms, rewards[rows, None])
-                with optimizer.observe(tuple(targets.split(1, dim=1))):
-                    outputs = torch.cat(model(images[rows]), 1)
-                mse_loss(outputs.gather(1, arms), rewards[rows, None]).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            heads = explorers(setting, device)
+                optimizer.learn(images[rows], rewards[rows])
+            head = explorer(setting, device)
             with torch.no_grad():
-                h = model.body(images[: k + 1])
-            for j in range(ARMS):
-                own = pulled[: k + 1] == j
-                if own.any():
-                    heads[j].update(h[own], rewards[: k + 1][own, None])
+                head.update(body(images[: k + 1]), rewards[: k + 1])
     part = len(losses) // 8
     return {"regret": sum(losses), "eighths": [sum(losses[i * part : (i + 1) * part]) for i in range(8)]}
 
