@@ -6,7 +6,7 @@
 
 A round shows an image, an arm is pulled, and the reward of that arm alone is seen. A convolutional body has a head with
 an output for each arm, `PerOutput(RLS())`, and `SepSA` replays the rounds so far, in which each sample teaches the
-output of the arm it pulled. Exploration is by a head of its own on the same features, which has learned each round once,
+output of the arm it pulled. Exploration is by a head of its own on the same features, which learns each round once,
 because a replayed sample is no further observation; it is made anew when the body has moved. Thompson sampling draws
 weights from its posterior, UCB adds deviations to the mean.
 
