@@ -1,6 +1,7 @@
 """MNIST as a contextual bandit: ten arms, reward 1 for the right class, 4,096 rounds; accumulated regret.
 
     SEPSA_DATA=... python benchmarks/bandit.py [--methods ...] [--seeds 10] [--jobs 1] [--device cuda]
+        [--peer PYTHON]
     SEPSA_DATA=... python benchmarks/bandit.py --choose
     python benchmarks/bandit.py --table | --figure   # from the JSON
 
@@ -12,20 +13,25 @@ weights from its posterior, UCB adds deviations to the mean.
 
 Settings were chosen by `--choose` on rounds from the first 20,000 training images, with seeds that are not reported;
 the reported seeds draw theirs from the other 50,000 images, training and test. A seed is recorded when it ends; what
-the JSON holds is not run again. `--jobs` runs several seeds beside each other.
+the JSON holds is not run again. `--jobs` runs several seeds beside each other; `--peer` names a Python that has
+bayesianbandits, for a linear bandit beside ours on the same features.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
+import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from measure import write
 from torch import Tensor, nn
@@ -114,8 +120,7 @@ def play(images: Tensor, labels: Tensor, setting: Setting, seed: int, device: st
             head = explorer(setting, device)
             with torch.no_grad():
                 head.update(body(images[: k + 1]), rewards[: k + 1])
-    part = len(losses) // 8
-    return {"regret": sum(losses), "eighths": [sum(losses[i * part : (i + 1) * part]) for i in range(8)]}
+    return summed(losses)
 
 
 def rounds(seed: int, chosen_on: bool) -> tuple[Tensor, Tensor]:
@@ -135,7 +140,9 @@ METHODS = {
     "neural-linear, UCB": Setting(explore="ucb", noise=0.5),
     "neural-linear, greedy": Setting(explore="greedy"),
     "linear on pixels, UCB": Setting(explore="ucb", noise=0.1, steps=0, width=14 * 14, body="pixels"),
+    "linear on pixels, Thompson": Setting(noise=0.03, steps=0, width=14 * 14, body="pixels"),
 }
+PEER_METHOD = "bayesianbandits, linear on pixels, Thompson"
 SOURCE = "github.com/neural-bandits/calvera, experiments/datasets/mnist, one seed"
 PRINTED = {"NeuralTS": 888, "NeuralUCB": 898, "NeuralLinear": 1948, "LinTS": 3585, "random": 3715}
 
@@ -145,20 +152,70 @@ def rows_known() -> list[dict[str, Any]]:
     return json.loads(path.read_text())["rows"] if path.exists() else []
 
 
-def run(method: str, seed: int, device: str) -> dict[str, Any]:
+# What runs in the peer's environment: the same features, prior and noise as "linear on pixels, Thompson".
+PEER = """
+import json, sys, time
+from importlib.metadata import version
+import numpy as np
+import bayesianbandits as bb
+
+given, seed = np.load(sys.argv[1]), int(sys.argv[2])
+X, y, precision = given["X"], given["y"], float(given["precision"])
+start = time.perf_counter()
+prior = precision * float(given["ridge"])
+arms = [bb.Arm(j, learner=bb.NormalRegressor(alpha=prior, beta=precision)) for j in range(10)]
+agent = bb.ContextualAgent(arms, bb.ThompsonSampling(), random_seed=seed)
+losses = []
+for k in range(len(X)):
+    (arm,) = agent.pull(X[k : k + 1])
+    losses.append(int(y[k] != arm))
+    agent.select_for_update(arm).update(X[k : k + 1], np.array([float(y[k] == arm)]))
+told = {"seconds": time.perf_counter() - start, "version": "bayesianbandits " + version("bayesianbandits")}
+print(json.dumps(told | {"losses": losses}))
+"""
+
+
+def summed(losses: list[int]) -> dict[str, Any]:
+    part = len(losses) // 8
+    return {"regret": sum(losses), "eighths": [sum(losses[i * part : (i + 1) * part]) for i in range(8)]}
+
+
+def theirs(python: str, seed: int) -> dict[str, Any]:
+    """bayesianbandits in its own process; importing it is not in the seconds."""
+    setting, (images, labels) = METHODS["linear on pixels, Thompson"], rounds(seed, False)
+    X = network(setting)[0](images).double()
+    given = {"X": torch.cat([X, X.new_ones(len(X), 1)], 1).numpy(), "y": labels.numpy()}
+    with tempfile.NamedTemporaryFile(suffix=".npz") as file:
+        np.savez(file, **given, precision=setting.noise**-2, ridge=setting.ridge)
+        file.flush()
+        command = [python, "-c", PEER, file.name, str(seed)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"{python} failed: {done.stderr[-2000:]}")
+    told = json.loads(done.stdout.splitlines()[-1])
+    return {**summed(told["losses"]), "seconds": told["seconds"], "version": told["version"]}
+
+
+def run(method: str, seed: int, device: str, peer: str | None) -> dict[str, Any]:
     torch.set_num_threads(1)
+    if method == PEER_METHOD:
+        assert peer is not None
+        return {"method": method, "seed": seed, **theirs(peer, seed), "device": "cpu"}
+    game = rounds(seed, False)
     start = time.perf_counter()
-    told = play(*rounds(seed, False), METHODS[method], seed, device)
+    told = play(*game, METHODS[method], seed, device)
     where = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     return {"method": method, "seed": seed, **told, "seconds": time.perf_counter() - start, "device": where}
 
 
-def measure(methods: list[str], seeds: int, device: str, jobs: int) -> None:
+def measure(methods: list[str], seeds: int, device: str, jobs: int, peer: str | None) -> None:
+    methods = [*methods, PEER_METHOD] if peer else methods
     rows = rows_known()
     done = {(row["method"], row["seed"]) for row in rows}
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         todo = [(method, seed) for seed in range(seeds) for method in methods if (method, seed) not in done]
-        for future in as_completed([pool.submit(run, method, seed, device) for method, seed in todo]):
+        for future in as_completed([pool.submit(run, method, seed, device, peer) for method, seed in todo]):
             rows.append(future.result())
             print(rows[-1], flush=True)
             printed = [{"method": f"calvera {k}, printed", "regret": v, "source": SOURCE} for k, v in PRINTED.items()]
@@ -170,7 +227,7 @@ def table() -> None:
     rows = rows_known()
     print("## MNIST as a contextual bandit\n")
     print("| method | seeds | accumulated regret | of it in the last 512 rounds | seconds |\n|---|---|---|---|---|")
-    for method in METHODS:
+    for method in (*METHODS, PEER_METHOD):
         own = [row for row in rows if row["method"] == method]
         if own:
             columns = (
@@ -219,6 +276,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--peer")
     parser.add_argument("--choose", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--figure", action="store_true")
@@ -231,7 +289,7 @@ def main() -> None:
     elif options.choose:
         choose(options.device)
     else:
-        measure(options.methods, options.seeds, options.device, options.jobs)
+        measure(options.methods, options.seeds, options.device, options.jobs, options.peer)
         table()
 
 
