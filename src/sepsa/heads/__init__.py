@@ -6,11 +6,12 @@ from sepsa.heads.lbfgs import OnlineLBFGS
 from sepsa.heads.rls import RLS
 from sepsa.heads.slimtik import SlimTik
 from sepsa.heads.softmax import SoftmaxNewton
-from sepsa.heads.solver import Capturable, HeadSolver, HoldsOut, NotFinite, Revertible
+from sepsa.heads.solver import Capturable, CapturableByRow, HeadSolver, HoldsOut, NotFinite, Revertible
 
 __all__ = [
     "RLS",
     "Capturable",
+    "CapturableByRow",
     "HeadSolver",
     "HoldsOut",
     "NotFinite",
