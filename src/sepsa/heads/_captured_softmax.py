@@ -59,6 +59,7 @@ class CapturedSoftmax:
         c = restored(p, n, settings.forgetting)
         if self.kernels is not None and self.kernels.takes(p, K, n, c):
             numbers, head = self._on_device(settings), (self.weight, self.bias)
+            fine: Tensor
             fine, self._unfinished = self.kernels.learn(self, x, targets.detach(), numbers, c, head)
             return fine
         W = _affine.follow(self.linear, now.W)

@@ -82,8 +82,8 @@ def hashes(inputs: Tensor, targets: Tensor, salt: int) -> tuple[list[int], list[
     """The name and the code of every row, as `_repeats.look_up` gives them."""
     n = len(inputs)
     raw = [x.detach().cpu().contiguous().reshape(n, -1).view(torch.uint8).numpy() for x in (inputs, targets)]
-    pairs = list(zip(*raw, strict=True))
-    return [name_of(*pair) for pair in pairs], [code_of(*pair, salt) for pair in pairs]
+    pairs = list(zip(raw[0], raw[1], strict=True))
+    return [name_of(one, other) for one, other in pairs], [code_of(one, other, salt) for one, other in pairs]
 
 
 class Now(NamedTuple):
@@ -109,14 +109,15 @@ class CapturedCandidates:
         self.weight, self.bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
         self.limits = Limits(HELD_OUT, UNREPEATED, seen_limit)
         self.now = Now(
-            *(torch.zeros_like(part) for part in (state.M, state.N, state.W, state.score)),
+            *(torch.zeros_like(state.M), torch.zeros_like(state.N)),
+            *(torch.zeros_like(state.W), torch.zeros_like(state.score)),
             integers=torch.zeros(CURSORS + L, dtype=torch.int64, device=device),
             numbers=torch.zeros(1 + L, dtype=torch.float64, device=device),
             log=torch.zeros(history, 2, dtype=torch.int64, device=device),
         )
-        double = {"dtype": torch.float64}
-        self.forgettings, self.ridges = (torch.tensor(x, **double).to(device) for x in zip(*grid.settings, strict=True))
-        self.lambdas = torch.tensor(grid.lambdas, **double).to(device)
+        settings = torch.tensor(grid.settings, dtype=torch.float64).to(device)
+        self.forgettings, self.ridges = settings.T.contiguous().unbind()
+        self.lambdas = torch.tensor(grid.lambdas, dtype=torch.float64).to(device)
         self.of = torch.tensor(grid.of).to(device)
         self.tables: dict[tuple[Any, ...], Table] = {}
         self.table: Table | None = None

@@ -21,7 +21,7 @@ UNREPEATED = 50
 
 def code_of(inputs: NDArray[np.uint8], outputs: NDArray[np.uint8], salt: int) -> int:
     """By which a sample, as bytes, is in the fold or not; another one with another salt."""
-    return zlib.crc32(outputs, zlib.crc32(inputs, salt))
+    return zlib.crc32(outputs.data, zlib.crc32(inputs.data, salt))
 
 
 def name_of(inputs: NDArray[np.uint8], outputs: NDArray[np.uint8]) -> int:

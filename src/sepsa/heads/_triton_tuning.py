@@ -366,7 +366,7 @@ def learn(
     L, limits = len(now.M), state.limits
     if n not in state.work:
         state.work[n] = Buffers(state, n)
-    work = state.work[n]
+    work: Buffers = state.work[n]
     x, y = readable(features), readable(targets)
     weight, bias = head
     has_bias = bias is not None
