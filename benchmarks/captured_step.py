@@ -178,7 +178,8 @@ def main() -> None:
     given = parser.parse_args()
     result: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     if given.table:
-        return table(result)
+        table(result)
+        return
 
     def note(key: str, row: Any) -> None:
         result.update(machine() | {key: row})
