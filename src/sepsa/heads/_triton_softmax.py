@@ -103,7 +103,7 @@ def _curvature(
     mine = known & (c >= C - K)
     shares = tl.load(snapshot + 3 + c - (C - K), mask=mine, other=0.0)
     shares = tl.where(mine, lam * shares + (1.0 - lam) + sums, 0.0)
-    classes = tl.where(K > 1, 2.0, 1.0).to(dtype)
+    classes = 1.0 if ONE else 2.0
     s = tl.where(mine, classes * shares / tl.sum(shares), 1.0)
     whole = tl.sum(omega)
     rho = tl.max(tl.where(mine, sums / s, 0.0), axis=0) * classes / tl.where(whole > 0.0, whole, 1.0)

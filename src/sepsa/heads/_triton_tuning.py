@@ -139,14 +139,14 @@ def _grow(
     old = tl.load(M + place, mask=inside, other=0.0)
     tl.store(new_M + place, tl.dot(tl.trans(A), B, lam * old, input_precision="ieee", out_dtype=dtype), mask=inside)
     if tl.program_id(2) == 0:
-        inside = (q < 1 + 2 * m)[:, None] & (one < p)[None, :]
-        place = level * (1 + 2 * m) * p + q[:, None] * p + one[None, :]
+        there = (q < 1 + 2 * m)[:, None] & (one < p)[None, :]
+        where = level * (1 + 2 * m) * p + q[:, None] * p + one[None, :]
         left = lam * tl.load(N + level * (1 + 2 * m) * p + one, mask=one < p, other=0.0)
         turn = (one - tl.load(integers + 6 + level) + p) % p < tl.load(turns + level)
         back = tl.where(turn, 1.0 - left, 0.0)
-        whole = tl.load(basis + q[:, None] * p + one[None, :], mask=inside, other=0.0)
-        value = lam * tl.load(N + place, mask=inside, other=0.0) + back[None, :] * whole
-        tl.store(new_N + place, value, mask=inside)
+        whole = tl.load(basis + q[:, None] * p + one[None, :], mask=there, other=0.0)
+        value = lam * tl.load(N + where, mask=there, other=0.0) + back[None, :] * whole
+        tl.store(new_N + where, value, mask=there)
 
 
 @triton.jit
