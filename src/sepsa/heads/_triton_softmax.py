@@ -68,7 +68,7 @@ def _curvature(
 ):  # fmt: skip
     """(1) of the rows i and the classes c, whose logits are given: all that depends on what the head says.
 
-    Returns whether the targets are probabilities, R/s (n, classes), ω (n,), Σ U (classes,), λ, ρ and Σ m.
+    Returns whether the targets are probabilities, R/s (n, classes), ω (n,), the new shares (classes,), λ, ρ and Σ m.
     """
     dtype: tl.constexpr = logits.dtype
     row, known = i < n, (c >= 0) & (c < C)
