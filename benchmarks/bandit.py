@@ -79,7 +79,8 @@ def zero_head(width: int) -> nn.Linear:
 
 def explorer(setting: Setting, device: str) -> PerOutput[RLS]:
     """A head that knows nothing yet."""
-    return PerOutput(RLS(ridge=setting.ridge)).bind(zero_head(setting.width).to(device))
+    # The bias has the ridge too: without it an arm that was never pulled would have no prior to explore by.
+    return PerOutput(RLS(ridge=setting.ridge, bias_ridge="ridge")).bind(zero_head(setting.width).to(device))
 
 
 def pull(head: PerOutput[RLS], h: Tensor, setting: Setting, generator: torch.Generator) -> int:

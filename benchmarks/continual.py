@@ -131,7 +131,7 @@ def on_random_body(split: Split, setting: Setting, seed: int, ridge: Any, block:
             head = nn.Linear(body.out_features, 10, device=device)
             nn.init.zeros_(head.weight)
             nn.init.zeros_(head.bias)
-            solver = RLS(ridge=ridge).bind(head)
+            solver = RLS(ridge=ridge, bias_ridge="ridge").bind(head)
             first = body(x)
             scale = first.square().mean().sqrt()  # so that a ridge means the same for all bodies
         with torch.no_grad():

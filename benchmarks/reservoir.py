@@ -130,7 +130,7 @@ def predictions(task: Task, setting: Setting, seed: int, force: bool = False) ->
     head = nn.Linear(UNITS, series.shape[1], dtype=torch.float64)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
-    solver = RLS(ridge=setting.ridge).bind(head)
+    solver = RLS(ridge=setting.ridge, bias_ridge="ridge").bind(head)
     with torch.no_grad():
         for k in range(n):
             h = body(head(body.h) if force and k > 2 * WARMUP else series[k])

@@ -32,7 +32,7 @@ digits = load_digits()
 for score in (thompson, ucb, at_random):
     torch.manual_seed(0)
     body = nn.Sequential(nn.Linear(64, 200), nn.ReLU()).requires_grad_(False)
-    head = PerOutput(RLS(ridge=1.0)).bind(nn.Linear(200, 10))
+    head = PerOutput(RLS(ridge=1.0, bias_ridge="ridge")).bind(nn.Linear(200, 10))
     regret = 0
     for k in torch.randperm(len(digits.target)).tolist():
         h = body(torch.tensor(digits.data[k] / 8 - 1, dtype=torch.float32))

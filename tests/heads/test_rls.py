@@ -321,7 +321,7 @@ def test_deviation_before_learning_is_an_error():
 
 
 def test_with_the_noise_given_the_prior_predicts():
-    solver, linear = make(3, 2, ridge=4.0)
+    solver, linear = make(3, 2, ridge=4.0, bias_ridge="ridge")
     x = torch.randn(5, 3, dtype=torch.float64)
     mean, std = solver.predict(x, return_std=True, noise=0.5)
     torch.testing.assert_close(mean, linear(x).detach())
