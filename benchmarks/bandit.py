@@ -264,11 +264,15 @@ def figure() -> None:
 
 
 def choose(device: str) -> None:
-    changes = [("thompson", noise) for noise in (0.03, 0.1, 0.3)] + [("ucb", noise) for noise in (0.1, 0.3, 0.5)]
-    for explore, noise in changes:
-        setting = Setting(explore=explore, noise=noise)
-        told = [play(*rounds(seed, True), setting, seed, device)["regret"] for seed in (100, 101)]
-        print(explore, noise, told, flush=True)
+    """Two ways to explore, and how much, with each body."""
+    noises = {"convolutions": (0.03, 0.1, 0.3, 0.5), "pixels": (0.03, 0.1, 0.3)}
+    bodies = {"convolutions": Setting(), "pixels": METHODS["linear on pixels, Thompson"]}
+    for body, base in bodies.items():
+        for explore in ("thompson", "ucb"):
+            for noise in noises[body]:
+                setting = base._replace(explore=explore, noise=noise)
+                told = [play(*rounds(seed, True), setting, seed, device)["regret"] for seed in (100, 101)]
+                print(body, explore, noise, told, flush=True)
 
 
 def main() -> None:
