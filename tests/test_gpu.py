@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from reference import ridge_regression, ridges, with_ones
-from sepsa import RLS, SepSA, SoftmaxNewton, distributed
+from sepsa import RLS, OnlineLBFGS, SepSA, SoftmaxNewton, distributed
 from sepsa.heads import _square_root
 from third_party import CapturableLMS
 
@@ -335,6 +335,7 @@ SOLVERS = {
     "forgetting": lambda: RLS(forgetting=0.9),
     "SoftmaxNewton": SoftmaxNewton,
     "SoftmaxNewton, forgetting": lambda: SoftmaxNewton(forgetting=0.95),
+    "self-tuning": lambda: RLS(ridge="auto", forgetting="auto"),
     "somebody's own": CapturableLMS,
 }
 
@@ -375,8 +376,13 @@ def test_the_self_tuning_head_learns_on_a_gpu_as_on_a_cpu(settings):
         for i in range(0, 64, 16):
             a, b = x[i : i + 16], y[i : i + 16]
             torch.testing.assert_close(two.learn(a.cuda(), b.cuda()).cpu(), one.learn(a, b), rtol=1e-7, atol=1e-7)
+
+
+def test_a_solver_that_decides_on_the_host_is_not_captured():
+    x, y = torch.randn(16, 6, device="cuda"), torch.randn(16, 2, device="cuda")
+    optimizer = SepSA(nn.Linear(6, 2, device="cuda"), torch.optim.SGD, solver=OnlineLBFGS(), lr=1e-2)
     with pytest.raises(ValueError, match="decides on the host and cannot be captured"):
-        two.capture(x[:16].cuda(), y[:16].cuda())
+        optimizer.capture(x, y)
 
 
 def test_a_compiled_model_is_one_graph_and_learns_as_in_eager():
@@ -449,3 +455,162 @@ def test_a_wrapped_model_is_captured_as_its_own_module(nccl, monkeypatch):
         optimizer.capture(x[:8], y[:8], compile=False).run(x, y, order)
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+# ---------------------------------------------------------------------- the fused kernels of SoftmaxNewton
+
+
+@pytest.mark.parametrize(
+    ("k", "m", "bias", "n", "features"),
+    [
+        (9, 3, True, 1, torch.float32),
+        (9, 1, False, 1, torch.float64),
+        (128, 10, True, 1, torch.float32),
+        (300, 3, True, 1, torch.float16),
+        (9, 1, True, 8, torch.bfloat16),
+        (40, 5, True, 16, torch.float32),
+        (128, 10, True, 8, torch.float32),
+        (128, 10, True, 33, torch.float64),
+        (128, 10, True, 64, torch.float32),
+        (20, 64, True, 64, torch.float32),
+        (128, 10, True, 65, torch.float32),  # beyond the kernels
+    ],
+)
+@pytest.mark.parametrize("labels", [True, False])
+@pytest.mark.parametrize("forgetting", [1.0, 0.999, 0.9])
+def test_softmax_newton_on_the_device_equals_update(k, m, bias, n, features, labels, forgetting):
+    torch.manual_seed(0)
+    linear = nn.Linear(k, m, bias=bias, device="cuda")
+    classes = max(m, 2)
+    settings = {"forgetting": forgetting, "label_smoothing": 0.1, "class_weight": [1.0 + i for i in range(classes)]}
+    one, two = SoftmaxNewton(**settings).bind(linear), SoftmaxNewton(**settings).bind(copy.deepcopy(linear))
+    for i in range(6):
+        x, y = torch.randn(n, k, device="cuda").to(features), torch.randint(classes, (n,), device="cuda")
+        if not labels:
+            y = torch.rand(n, 1, device="cuda") if m == 1 else torch.randn(n, m, device="cuda").softmax(1)
+        one.prepare_capture()
+        if i == 3:
+            before = one.state_dict()
+            one.prepare_capture()
+            worse, wrong = x.clone(), y.clone()
+            worse[n // 2, 0], wrong[-1] = float("nan"), classes + 1
+            assert not one.update_captured(worse, y)
+            assert not one.update_captured(x, wrong)
+            after = one.state_dict()
+            for key in ("T", "W", "shares", "ridge_left", "counters"):
+                assert torch.equal(before[key], after[key]), key
+            one.prepare_capture()
+        assert one.update_captured(x, y)
+        if i % 2:
+            one.finish_captured()
+        two.update(x, y)
+    mine, theirs = one.state_dict(), two.state_dict()
+    for key in ("W", "shares", "ridge_left", "counters"):
+        torch.testing.assert_close(mine[key], theirs[key], rtol=1e-8, atol=1e-8, msg=lambda m, key=key: f"{key}: {m}")
+    torch.testing.assert_close(one.covariance(), two.covariance(), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(one.linear.weight, two.linear.weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [1, 8, 64])
+@pytest.mark.parametrize("forgetting", [1.0, 0.999])
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_captured_step_of_softmax_newton_is_the_eager_step(n, forgetting, compile):
+    torch.manual_seed(0)
+    model = copy.deepcopy(CNN).cuda()
+    twin = copy.deepcopy(model)
+    options = {"lr": 1e-3, "fused": True}
+    optimizer = SepSA(model, torch.optim.Adam, solver=SoftmaxNewton(forgetting=forgetting), **options)
+    plain = SepSA(twin, torch.optim.Adam, solver=SoftmaxNewton(forgetting=forgetting), **options)
+    if n == 1:
+        model.eval(), twin.eval()
+    x, y = images(20, n)
+    y = y.argmax(1)
+    step = optimizer.capture(x[:n], y[:n], compile=compile)
+    order = torch.arange(20 * n, device="cuda").reshape(20, n)
+    step.run(x, y, order)
+    for rows in order:
+        plain.learn(x[rows], y[rows])
+    assert_alike(model, twin, tolerance=1e-3)
+    assert optimizer.solver.steps == plain.solver.steps == 20
+    torch.testing.assert_close(optimizer.solver.covariance(), plain.solver.covariance(), rtol=1e-2, atol=1e-3)
+
+
+# ---------------------------------------------------------------------- the self-tuning head in a graph
+
+BOTH = {"ridge": "auto", "forgetting": "auto"}
+
+
+@pytest.mark.parametrize("settings", [BOTH, {"ridge": "auto"}, {"forgetting": "auto"}])
+@pytest.mark.parametrize(
+    ("k", "m", "bias", "n"),
+    [
+        (9, 2, True, 1),
+        (9, 1, False, 8),
+        (128, 10, True, 64),
+        (40, 3, True, 70),  # beyond the kernels
+        (300, 2, True, 8),  # beyond the kernels
+    ],
+)
+def test_the_self_tuning_head_on_the_device_equals_update(k, m, bias, n, settings):
+    torch.manual_seed(0)
+    raw = torch.randn(100, 5, device="cuda")
+    raw[7] = raw[3]
+    features = 3 * torch.tanh(raw @ torch.randn(5, k, device="cuda")) + torch.randn(100, k, device="cuda")
+    targets = features @ torch.randn(k, m, device="cuda") + 0.3 * torch.randn(100, m, device="cuda")
+    targets[7] = targets[3]
+    linear = nn.Linear(k, m, bias=bias, device="cuda", dtype=torch.float64)
+    one, two = RLS(**settings).bind(linear), RLS(**settings).bind(copy.deepcopy(linear))
+    held = 0
+    for i in range(25):
+        rows = torch.randint(100, (n,), device="cuda")
+        if i in (0, 20):
+            rows[0] = 0  # the first sample of all is held out when it comes again
+        features = features + 0.01 * torch.randn(100, k, device="cuda")
+        x, y = features[rows], targets[rows]
+        one.prepare_capture(raw, targets)
+        if i == 12:
+            before = one.state_dict()
+            one.prepare_capture(raw, targets)
+            assert not one.update_captured(x * float("nan"), y, rows)
+            after = one.state_dict()
+            for key, value in before.items():
+                assert torch.equal(after[key], value) if isinstance(value, torch.Tensor) else after[key] == value, key
+            one.prepare_capture(raw, targets)
+        assert one.update_captured(x, y, rows)
+        if i % 2:
+            one.finish_captured()
+        two.update(x, y, identity=raw[rows])
+        mask = torch.zeros(n, dtype=torch.bool, device="cuda") if two.held_out is None else two.held_out
+        assert torch.equal(one.held_out, mask)
+        held += int(mask.sum())
+    assert held
+    mine, theirs = one.state_dict(), two.state_dict()
+    for key in ("M", "N", "W", "score"):
+        size = theirs[key].abs().max()
+        torch.testing.assert_close(mine[key] / size, theirs[key] / size, rtol=1e-6, atol=1e-9)
+    for key in ("active", "steps", "cursors", "first", "unrepeated", "history"):
+        assert mine[key] == theirs[key], key
+    pairs = (dict(zip(*state["seen"].tolist(), strict=True)) for state in (mine, theirs))
+    assert next(pairs) == next(pairs)
+
+
+@pytest.mark.parametrize("n", [1, 8, 64])
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_captured_step_of_the_self_tuning_head_is_the_eager_step(n, compile):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 2)).double().cuda()
+    twin = copy.deepcopy(model)
+    optimizer, plain = (SepSA(net, torch.optim.Adam, solver=RLS(**BOTH), lr=1e-3, fused=True) for net in (model, twin))
+    x, y = torch.randn(4 * n + 40, 6).double().cuda(), torch.randn(4 * n + 40, 2).double().cuda()
+    order = torch.stack([torch.randperm(len(x))[:n] for _ in range(60)]).cuda()
+    step = optimizer.capture(x[:n], y[:n], compile=compile)
+    step.run(x, y, order[:40])
+    step.run(x, y, order[40:])  # from the recording, or one that is made anew
+    for rows in order:
+        plain.learn(x[rows], y[rows])
+    mine, theirs = optimizer.solver.state_dict(), plain.solver.state_dict()
+    assert mine["history"] == theirs["history"]
+    assert mine["seen"].shape == theirs["seen"].shape
+    assert optimizer.solver.samples == pytest.approx(plain.solver.samples)
+    assert_alike(model, twin, tolerance=1e-6)
+    assert step.skipped == 0

@@ -8,6 +8,7 @@ what `Capturable` says, and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Callable, Hashable
@@ -20,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from sepsa import distributed
-from sepsa.heads import Capturable
+from sepsa.heads import Capturable, CapturableByRow
 from sepsa.observe import Observation, Observer, observers_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -163,7 +164,7 @@ class GraphStep:
     def run(self, inputs: Tensor, targets: Tensor, order: Tensor) -> None:
         if order.ndim != 2 or order.dtype != torch.long:
             raise ValueError(f"order must be (steps, batch) of torch.long, got {tuple(order.shape)} of {order.dtype}")
-        head = None if self.solver is None else self.solver.prepare_capture()
+        head = self._prepare(inputs, targets)
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             rate.fill_(float(group["lr"]))
         key = (inputs.data_ptr(), targets.data_ptr(), order.shape[1], *self._fixed(), head)
@@ -178,14 +179,24 @@ class GraphStep:
     def skipped(self) -> int:
         return int(self._skipped)
 
+    def _prepare(self, inputs: Tensor, targets: Tensor) -> Hashable:
+        if self.observer is None or self.solver is None:
+            return None
+        if self.observer.holds_out:
+            return cast(CapturableByRow, self.solver).prepare_capture(inputs, targets)
+        return self.solver.prepare_capture()
+
     def _fixed(self) -> tuple[Hashable, ...]:
         """What a recording cannot follow: then there is one for each value."""
         fraction = None if self.observer is None else self.observer.head_fraction
         rates = tuple(None if follows_rate(group) else float(group["lr"]) for group in self.optimizer.param_groups)
         return fraction, rates, self.model.training
 
-    def iterate(self, inputs: Tensor, targets: Tensor) -> None:
-        """One iteration, all of it on the device. A batch whose loss is not finite leaves everything as it was."""
+    def iterate(self, inputs: Tensor, targets: Tensor, rows: Tensor) -> None:
+        """One iteration, all of it on the device. A batch whose loss is not finite leaves everything as it was.
+
+        `rows` are the batch's in its data set.
+        """
         self._forget_gradients()
         # The optimizer makes its state in the first step, which is not compiled therefore.
         compiled = self.compiled if self.optimizer.state else None
@@ -195,8 +206,8 @@ class GraphStep:
             loss, fine = self._loss_of(compiled, inputs, targets)
         else:
             observation = Observation(self.observer, targets)
-            observation.captured, observation.group = True, self.group
-            with observation:
+            observation.captured, observation.group, observation.rows = True, self.group, rows
+            with observation, self.observer.whole() if self.observer.holds_out else contextlib.nullcontext():
                 loss, fine = self._loss_of(compiled, inputs, targets)
             learned = observation.finite
             # Beside the backward pass, which does not wait for it.
@@ -311,7 +322,7 @@ class Recording:
     def _once(self) -> None:
         rows = self.order.index_select(0, self.place)[0]
         self.place.add_(1)
-        self.step.iterate(self.inputs.index_select(0, rows), self.targets.index_select(0, rows))
+        self.step.iterate(self.inputs.index_select(0, rows), self.targets.index_select(0, rows), rows)
 
     def _on_side_stream(self) -> None:
         step, side = self.step, self.step.stream

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sepsa import distributed, operator
 from sepsa.distributed import is_initialized
-from sepsa.heads import Capturable, Forgets, HeadSolver, HoldsOut, LearnsPartly, Revertible
+from sepsa.heads import Capturable, CapturableByRow, Forgets, HeadSolver, HoldsOut, LearnsPartly, Revertible
 from sepsa.heads._checks import check_rows, check_weight
 
 Collection: TypeAlias = Mapping[str, Tensor] | Sequence[Tensor]
@@ -99,7 +99,7 @@ class Observer:
             if isinstance(hook, HeadHook):  # of an earlier one, or a copy's
                 for module in (self.head, self.model):
                     remove_hooks(module, hook.observer())
-        for kind, name in ((HeadHook, "in_eager"), (InputHook, "__call__")):
+        for kind, name in ((HeadHook, "in_eager"), (InputHook, "note")):
             if not hasattr(getattr(kind, name), "_torchdynamo_disable"):  # not at import, where it would cost a second
                 setattr(kind, name, torch.compiler.disable(getattr(kind, name)))  # type: ignore[no-untyped-call]
         head = {id(parameter) for parameter in self.head.parameters()}
@@ -133,7 +133,7 @@ class Observer:
         self.current = None  # so that the solver may call its head
         try:
             if observation.captured:
-                self._update_captured(observation, features)
+                hidden = self._update_captured(observation, features)
             elif ranks and self.process_group is not None and (group := self._group()) is not None:
                 hidden = self._update_together(group, observation, features)
             else:
@@ -147,6 +147,7 @@ class Observer:
         finally:
             self.current = observation
         observation.learned = self.observed = True
+        observation.hidden = hidden
         if not features.requires_grad:
             observation.thaw()
         else:
@@ -156,17 +157,39 @@ class Observer:
                 observation.freeze(self.head)
         return features
 
-    def learn_compiled(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        """The same as an operator of a compiled graph, which may have copies of the head's parameters."""
+    def learn_compiled(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """The same as an operator of a compiled graph, which may have copies of the head's parameters.
+
+        Returns which rows (n,) were held out.
+        """
         observation = self.current
         if observation is None:
-            return
+            return None
         frozen, observation.frozen = observation.frozen, ()
         self.learn(observation, features)
         observation.frozen = frozen
         for copy, parameter in ((weight, self.head.weight), (bias, self.head.bias)):
             if copy is not None and copy.data_ptr() != parameter.data_ptr():
                 copy.copy_(parameter.detach())
+        return observation.hidden
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """Within it a compiled model is one graph also where the solver holds out: it knows samples by their rows."""
+        hooks = [
+            hook
+            for module in (self.head, self.model)
+            for hook in module._forward_pre_hooks.values()
+            if isinstance(hook, HeadHook) and of(hook, self)
+        ]
+        before = [hook.whole for hook in hooks]
+        for hook in hooks:
+            hook.whole = True
+        try:
+            yield
+        finally:
+            for hook, was in zip(hooks, before, strict=True):
+                hook.whole = was
 
     def _group(self) -> Any:
         """The ranks to learn with; a warning, once, where there are others, and they cannot be told."""
@@ -316,17 +339,35 @@ class Observer:
         targets = targets.reshape(-1) if labels else targets.reshape(len(flat), -1)
         return flat[rows], targets[rows], weight, rows
 
-    def _update_captured(self, observation: Observation, features: Tensor) -> None:
-        """The same inside a CUDA graph, where the host can neither draw rows nor look at numbers."""
+    def _update_captured(self, observation: Observation, features: Tensor) -> Tensor | None:
+        """The same inside a CUDA graph, where the host can neither draw rows nor look at numbers.
+
+        Returns which rows (n,) were held out.
+        """
         rows = features.detach().reshape(-1, features.shape[-1])
         targets = observation.targets.reshape(len(rows), -1)
         count = math.ceil(self.head_fraction * len(rows))
+        drawn = None
         if count < len(rows):
             drawn = torch.rand(len(rows), device=rows.device).topk(count).indices
             rows, targets = rows[drawn], targets[drawn]
         if observation.group is not None:
             rows, targets = (distributed.gather_equal(observation.group, part) for part in (rows, targets))
-        observation.finite = cast(Capturable, self.solver).update_captured(rows, targets)
+        if not self.holds_out or observation.rows is None:
+            observation.finite = cast(Capturable, self.solver).update_captured(rows, targets)
+            return None
+        names, n = observation.rows, features.numel() // features.shape[-1]
+        if len(names) != n:
+            raise ValueError(
+                f"a captured solver that holds out samples needs one row of features for each, got {n} for "
+                f"{len(names)} samples: use optimizer.learn without a graph"
+            )
+        names = names if drawn is None else names[drawn]
+        observation.finite = cast(CapturableByRow, self.solver).update_captured(rows, targets, names)
+        held = cast(HoldsOut, self.solver).held_out
+        if held is None or drawn is None:
+            return held
+        return held.new_zeros(n).index_put((drawn,), held)
 
     def body_moved(self) -> None:
         """Note a step of the body; warn, once, where a backward reached a head that had learned nothing."""
@@ -385,6 +426,8 @@ class Observation:
     observed: Tensor | None = None  # which rows (n,) were, where some were not
     finite: Tensor | None = None  # what `update_captured` returned
     group: Any = None  # the ranks whose rows it learned, where it was captured
+    hidden: Tensor | None = None  # which rows (n,) must not teach the body
+    rows: Tensor | None = None  # of a data set, which a captured step learns
     inputs: Sequence[Tensor] = ()  # the model's, where the solver asks for them
     frozen: Sequence[nn.Parameter] = ()
 
@@ -541,14 +584,23 @@ class HeadHook:
 
     def __init__(self, observer: Observer | None = None) -> None:
         self.observer = (lambda: None) if observer is None else weakref.ref(observer)
-        # By which the operator finds the observer; 0 for a copy, and None where a compiled model breaks its graph here.
-        self.number = 0 if observer is None else None if observer.holds_out else operator.register(observer)
+        self.number = 0 if observer is None else operator.register(observer)  # by which the operator finds the observer
+        self.hides = observer is not None and observer.holds_out
+        # Whether a compiled model does not break its graph here: a solver that holds out must see the model's inputs.
+        self.whole = not self.hides
 
     def __call__(self, module: nn.Linear, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        if self.number is not None and torch.compiler.is_compiling():
-            if self.number and not module.weight.requires_grad:  # as an observation leaves it, where the body learns
+        if self.whole and torch.compiler.is_compiling():
+            if (
+                not self.number or module.weight.requires_grad
+            ):  # an observation leaves it without, where the body learns
+                return None
+            if not self.hides:
                 operator.learn_head(args[0], module.weight, module.bias, self.number)
-            return None
+                return None
+            features = args[0].detach()
+            hidden = operator.learn_and_hide(features, module.weight, module.bias, self.number)
+            return torch.where(hidden, features, args[0]), *args[1:]
         return self.in_eager(args)
 
     def in_eager(self, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
@@ -569,6 +621,11 @@ class InputHook(HeadHook):
     """The forward pre-hook on the model, for a solver that asks which samples these are."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # type: ignore[override]
+        if not self.whole or not torch.compiler.is_compiling():
+            self.note(args, kwargs)
+
+    def note(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What the hook does where a model is not compiled, or its graph breaks here."""
         observer = self.observer()
         if observer is not None and observer.current is not None:
             observer.current.inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]

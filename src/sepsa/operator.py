@@ -17,7 +17,7 @@ from torch import Tensor
 class Learner(Protocol):
     """What `learn_head` calls: an `Observer`."""
 
-    def learn_compiled(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> None: ...
+    def learn_compiled(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None: ...
 
 
 _learners: weakref.WeakValueDictionary[int, Learner] = weakref.WeakValueDictionary()
@@ -37,13 +37,32 @@ def _learn_head(features: Tensor, weight: Tensor, bias: Tensor | None, number: i
         learner.learn_compiled(features, weight, bias)
 
 
+def _learn_and_hide(features: Tensor, weight: Tensor, bias: Tensor | None, number: int) -> Tensor:
+    learner, shape = _learners.get(number), (*features.shape[:-1], 1)
+    hidden = None if learner is None else learner.learn_compiled(features, weight, bias)
+    if hidden is None:
+        return features.new_zeros(shape, dtype=torch.bool)
+    return hidden.reshape(shape).clone()  # a graph may write over what an operator returned
+
+
 _library = torch.library.Library("sepsa", "DEF")  # type: ignore[no-untyped-call]
 _library.define("learn_head(Tensor features, Tensor(a!) weight, Tensor(b!)? bias, int number) -> ()")  # type: ignore[no-untyped-call]
+_library.define("learn_and_hide(Tensor features, Tensor(a!) weight, Tensor(b!)? bias, int number) -> Tensor")  # type: ignore[no-untyped-call]
 for _device in ("CPU", "CUDA"):
     _library.impl("learn_head", _learn_head, _device)  # type: ignore[no-untyped-call]
+    _library.impl("learn_and_hide", _learn_and_hide, _device)  # type: ignore[no-untyped-call]
 _library.impl("learn_head", lambda features, weight, bias, number: None, "Meta")  # type: ignore[no-untyped-call]
+_library.impl(  # type: ignore[no-untyped-call]
+    "learn_and_hide", lambda x, weight, bias, number: x.new_empty((*x.shape[:-1], 1), dtype=torch.bool), "Meta"
+)
 
 
 def learn_head(features: Tensor, weight: Tensor, bias: Tensor | None, number: int) -> None:
     """Let the learner `number` teach its head `features` (..., in_features); `weight` and `bias` become the head's."""
     torch.ops.sepsa.learn_head(features, weight, bias, number)
+
+
+def learn_and_hide(features: Tensor, weight: Tensor, bias: Tensor | None, number: int) -> Tensor:
+    """The same. Returns which rows (..., 1) were held out, from which the body must not learn."""
+    hidden: Tensor = torch.ops.sepsa.learn_and_hide(features, weight, bias, number)
+    return hidden

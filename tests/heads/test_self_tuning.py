@@ -226,7 +226,7 @@ def test_a_held_out_sample_is_scored_as_if_it_had_never_been_learned():
         found = look_up(solver._seen, state.steps, state.first, state.unrepeated, solver._salt, x[:1], y[:1], 1)
         assert found.held == [0]
         assert found.ages == [1]
-        before = state.score * _candidates._FADING
+        before = state.score * _candidates.FADING
         Phi = torch.cat([x[:1], torch.ones_like(x[:1, :1])], 1)
         after = _candidates.scored(solver._grid, state, Phi, y[:1], float(y[:1].square().sum()), found)
         for j, (_, r) in enumerate(solver.members):
@@ -234,7 +234,7 @@ def test_a_held_out_sample_is_scored_as_if_it_had_never_been_learned():
             without.update(x[:1], y[:1], torch.zeros(1, dtype=torch.float64))
             without.update(x[1:], y[1:])
             error = (without.predict(x[:1]) - y[:1]).square()
-            cap = _candidates._OUTLIER * min(solver.scores.values())
+            cap = _candidates.OUTLIER * min(solver.scores.values())
             assert float((after - before)[j, -1]) == pytest.approx(min(float(error), cap), rel=1e-8)
 
 
@@ -339,7 +339,7 @@ def test_what_it_refuses():
     solver, _ = make(3)
     x, y = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, 1, dtype=torch.float64)
     solver.update(x, y)
-    for beyond in ("unlearn", "merge", "prepare_capture"):
+    for beyond in ("unlearn", "merge", "delta_since"):
         assert not hasattr(solver, beyond)
     with pytest.raises(TypeError, match=r"other must be an RLS or a Delta, .* got SelfTuningRLS"):
         make(3, ridge=1.0)[0].merge(solver)

@@ -9,11 +9,21 @@ from sepsa.heads.per_output import PerOutput
 from sepsa.heads.rls import RLS
 from sepsa.heads.slimtik import SlimTik
 from sepsa.heads.softmax import SoftmaxNewton
-from sepsa.heads.solver import Capturable, Forgets, HeadSolver, HoldsOut, LearnsPartly, NotFinite, Revertible
+from sepsa.heads.solver import (
+    Capturable,
+    CapturableByRow,
+    Forgets,
+    HeadSolver,
+    HoldsOut,
+    LearnsPartly,
+    NotFinite,
+    Revertible,
+)
 
 __all__ = [
     "RLS",
     "Capturable",
+    "CapturableByRow",
     "Delta",
     "Forgets",
     "HeadSolver",

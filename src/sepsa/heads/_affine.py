@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
@@ -40,10 +41,14 @@ def ridges(linear: nn.Linear, ridge: float, bias_ridge: BiasRidge, like: Tensor)
 
 def hold_bias(ridge: Tensor, bias_ridge: BiasRidge) -> None:
     """Let the last coordinate, the bias, have its own of the ridges (..., p), by default never more than the others."""
-    if bias_ridge is None:
-        ridge[..., -1].clamp_(max=_BIAS_RIDGE[ridge.dtype])
-    elif bias_ridge != "ridge":
-        ridge[..., -1] = bias_ridge
+    ridge[..., -1].clamp_(*bias_bounds(bias_ridge, ridge.dtype))
+
+
+def bias_bounds(bias_ridge: BiasRidge, dtype: torch.dtype) -> tuple[float, float]:
+    """The least and the most that the ridge of the bias may be, where it would be that of the weights."""
+    if bias_ridge == "ridge":
+        return 0.0, math.inf
+    return (0.0, _BIAS_RIDGE[dtype]) if bias_ridge is None else (bias_ridge, bias_ridge)
 
 
 def bias_words(bias_ridge: BiasRidge) -> str:

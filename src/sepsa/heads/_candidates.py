@@ -25,18 +25,19 @@ import torch
 from torch import Tensor
 
 from sepsa.heads._affine import BiasRidge, hold_bias
-from sepsa.heads._repeats import Lookup
+from sepsa.heads._checks import in_range
+from sepsa.heads._repeats import UNREPEATED, Lookup
 from sepsa.heads._square_root import restored
 
 # An error weighs this factor less with each sample scored after it.
-_FADING = 0.98
+FADING = 0.98
 # Errors that differ by no more than so many standard errors count as equal, and the longer memory wins.
-_CERTAINTY = 0.5
+CERTAINTY = 0.5
 # No error counts for more than so many times the mean one of the best: how badly a candidate failed while the data
 # changed says nothing about it afterwards.
-_OUTLIER = 4.0
+OUTLIER = 4.0
 # Below this share of the targets' mean square errors are as good as none.
-_EXACT = 1e-6
+EXACT = 1e-6
 # Up to this p, NumPy's Cholesky factors of several matrices cost less than torch's, which starts threads for them.
 _NUMPY_LIMIT = 64
 
@@ -78,9 +79,79 @@ class Candidates(NamedTuple):
     history: tuple[tuple[int, int], ...]  # (update, candidate)
 
 
+class Choice(NamedTuple):
+    """From this update on, this candidate sets the head's weights."""
+
+    step: int
+    forgetting: float
+    ridge: float
+
+
+def start(grid: Grid, prior: Tensor, scale: float, active: int) -> Candidates:
+    """The state before the first update."""
+    L, J, (m, p) = len(grid.lambdas), len(grid.settings), prior.shape
+    return Candidates(
+        prior.new_zeros(L, p + m, p + m),
+        basis_of(prior).expand(L, -1, -1).clone(),
+        prior.expand(J, m, p).clone(),
+        prior.new_zeros(J, p, p),
+        prior.new_zeros(J + 1, J + 1),
+        scale,
+        active,
+        0,
+        (0.0,) * L,
+        (0,) * L,
+        -1,
+        UNREPEATED,
+        0,
+        ((0, active),),
+    )
+
+
 def basis_of(prior: Tensor) -> Tensor:
     """Of this (1 + 2m, p) a coordinate with all of its ridge has one in N: 1, the prior and its square."""
     return torch.cat([torch.ones_like(prior[:1]), prior, prior.square()])
+
+
+def fixed(settings: tuple[tuple[float, float], ...], ridge: float | str, forgetting: float | str) -> Grid:
+    """The grid of these settings, where what is not "auto" has one value."""
+    if forgetting != "auto":
+        in_range("forgetting", forgetting, 0.0, 1.0)  # type: ignore[arg-type]
+    if ridge != "auto":
+        in_range("ridge", ridge, 0.0, math.inf)  # type: ignore[arg-type]
+    if forgetting == ridge == "auto":
+        return Grid(settings)
+    forgettings = [lam for lam, _ in settings] if isinstance(forgetting, str) else [float(forgetting)]
+    ridges = [r for _, r in settings] if isinstance(ridge, str) else [float(ridge)]
+    return Grid(tuple(dict.fromkeys((lam, r) for lam in forgettings for r in ridges)))
+
+
+def placed(state: Candidates, device: torch.device) -> Candidates:
+    """The state on another device."""
+    return state._replace(**{name: getattr(state, name).to(device) for name in ("M", "N", "W", "factor", "score")})
+
+
+def minimum(grid: Grid, state: Candidates) -> Tensor:
+    """The objective (m,) of the active candidate at its W."""
+    m, p = state.W.shape[1:]
+    M, N = state.M[grid.of[state.active]], state.N[grid.of[state.active]]
+    r = active_ridge(grid, state)
+    fit = (state.W[state.active] * (M[p:, :p] + r * N[1 : m + 1])).sum(1)
+    return (M.diagonal()[p:] + (r * N[m + 1 :]).sum(1) - fit).clamp(min=0)
+
+
+def active_ridge(grid: Grid, state: Candidates) -> Tensor:
+    """The whole ridge (p,) of the active candidate."""
+    return ridges(grid, state.scale or 1.0, state.N)[state.active, 0]
+
+
+def square_root(grid: Grid, state: Candidates) -> Tensor:
+    """T with TᵀT = B of the active candidate."""
+    eye = torch.eye(state.W.shape[2], dtype=state.W.dtype, device=state.W.device)
+    if not state.steps:
+        return eye / active_ridge(grid, state).sqrt()
+    T: Tensor = torch.linalg.solve_triangular(state.factor[state.active], eye, upper=False)
+    return T
 
 
 def best(grid: Grid, state: Candidates) -> int:
@@ -94,7 +165,7 @@ def best(grid: Grid, state: Candidates) -> int:
         # The mean of the differences against its standard error, of n samples in pairs.
         mean = (losses[j] - losses[best]) / n
         square = (products[j][j] + products[best][best] - 2 * products[j][best]) / n
-        return bool(mean <= _CERTAINTY * math.sqrt(max(0.0, square - mean**2) / (n - 1)))
+        return bool(mean <= CERTAINTY * math.sqrt(max(0.0, square - mean**2) / (n - 1)))
 
     chosen = [j for j in range(len(losses)) if j == best or by_chance(j)]
     return min(chosen, key=lambda j: (-grid.settings[j][0], losses[j], j != state.active))
@@ -119,10 +190,10 @@ def scored(grid: Grid, state: Candidates, Phi: Tensor, Y: Tensor, size: float, f
         # The features have moved since, so the difference may come out at zero or below.
         errors[:, held] /= (1 - copies * leverage).clamp(min=0.1) ** 2
     if seen := float(score[-1, -1]):
-        usual = max(float(score[:-1, -1].min()) / seen, _EXACT * size / (m * n))
-        errors = errors.clamp(0, _OUTLIER * usual)
+        usual = max(float(score[:-1, -1].min()) / seen, EXACT * size / (m * n))
+        errors = errors.clamp(0, OUTLIER * usual)
     Q = torch.cat([errors, errors.new_ones(1, n)])
-    return torch.addmm(score, Q, Q.T, beta=_FADING**n)
+    return torch.addmm(score, Q, Q.T, beta=FADING**n)
 
 
 def grown(grid: Grid, state: Candidates, basis: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,12 +240,18 @@ def ridges(grid: Grid, scale: float, N: Tensor) -> Tensor:
 
 def moved(state: Candidates, delta: Tensor) -> Candidates:
     """Where somebody moved the head by δ, every candidate moves by δ, its curvature as it is."""
+    M, N, W = shifted(state.M, state.N, state.W, delta)
+    return state._replace(M=M, N=N, W=W)
+
+
+def shifted(M: Tensor, N: Tensor, W: Tensor, delta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of M, N and W."""
     m, p = delta.shape
     shift = torch.eye(p + m, dtype=delta.dtype, device=delta.device)
     shift[p:, :p] = delta  # y becomes y + δφ
-    D, G, squares = torch.split_with_sizes(state.N, [1, m, m], 1)
+    D, G, squares = torch.split_with_sizes(N, [1, m, m], 1)
     N = torch.cat([D, G + D * delta, squares + (2 * G + D * delta) * delta], 1)
-    return state._replace(M=shift @ state.M @ shift.T, N=N, W=state.W + delta)
+    return shift @ M @ shift.T, N, W + delta
 
 
 def power_of_ten(x: float) -> float:

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 # One sample in so many is held out once samples repeat.
-_HELD_OUT = 10
+HELD_OUT = 10
 # Samples not held out are scored again after so many new ones among those that would be.
 UNREPEATED = 50
+
+
+def code_of(inputs: NDArray[np.uint8], outputs: NDArray[np.uint8], salt: int) -> int:
+    """By which a sample, as bytes, is in the fold or not; another one with another salt."""
+    return zlib.crc32(outputs.data, zlib.crc32(inputs.data, salt))
+
+
+def name_of(inputs: NDArray[np.uint8], outputs: NDArray[np.uint8]) -> int:
+    """By which a sample, as bytes, is known again."""
+    row = inputs.tobytes() + outputs.tobytes()
+    return int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), "little", signed=True)
 
 
 class Lookup(NamedTuple):
@@ -24,6 +39,14 @@ class Lookup(NamedTuple):
     first_seen: list[int]  # hashes to remember
     first_code: int
     unrepeated: int
+
+    def mask(self, n: int, device: torch.device) -> Tensor | None:
+        """Which of n rows are held out, as booleans; None where none is."""
+        if not self.held:
+            return None
+        mask = torch.zeros(n, dtype=torch.bool, device=device)
+        mask[self.held] = True
+        return mask
 
 
 def look_up(
@@ -43,15 +66,14 @@ def look_up(
     ages: list[int] = []
     new: list[int] = []
     for i in range(b):
-        code = zlib.crc32(outputs[i], zlib.crc32(inputs[i], salt))
+        code = code_of(inputs[i], outputs[i], salt)
         if first < 0:
             first = code  # the first sample of all is in the fold, so that there is one
-        if code % _HELD_OUT and code != first:
+        if code % HELD_OUT and code != first:
             continue
         positions = range(i * span, (i + 1) * span)
         fold.extend(positions)
-        row = inputs[i].tobytes() + outputs[i].tobytes()
-        name = int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), "little", signed=True)
+        name = name_of(inputs[i], outputs[i])
         if (learned := seen.get(name)) is None:
             unrepeated += 1
             new.append(name)

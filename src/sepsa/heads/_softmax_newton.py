@@ -106,7 +106,7 @@ def learned(
 
     # The rows that A gains, scaled to weight one, and the residuals of (2) as they see them
     scale = omega.sqrt()
-    c = min(p, max(n, math.ceil(-p * math.log2(forgetting))))
+    c = restored(p, n, forgetting)
     at, left = turn(p, c, cursor.long(), W.device), lam * state.ridge_left
     q = lacking(left, state.ridge, at)
     back = q[at].sqrt()[:, None]
@@ -120,6 +120,11 @@ def learned(
     sums = Phi.square().sum() + shares.sum() + counters[1]
     fine = valid & sums.isfinite() & T.isfinite().all() & W.to(head_dtype).isfinite().all()
     return State(T, W, state.prior, shares, left + q, counters, state.weights, state.ridge), fine
+
+
+def restored(p: int, n: int, forgetting: float) -> int:
+    """How many of p coordinates get their ridge back in an update of n samples."""
+    return min(p, max(n, math.ceil(-p * math.log2(forgetting))))
 
 
 def absorb(T: Tensor, rows: Tensor, residuals: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,6 +24,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sepsa.heads._triton_linalg import readable, sweep, tile_of
+
 # One program holds all rows of a few columns of Z; beyond this many rows they no longer fit its registers.
 MAX_ROWS = 1024
 _COLUMNS = 8
@@ -233,39 +235,6 @@ def _products(
 
 
 @triton.jit
-def _part(C, stride, n, row, column, SIZE: tl.constexpr):
-    """A square of C, which goes on as the identity."""
-    i, j = row + tl.arange(0, SIZE), column + tl.arange(0, SIZE)
-    part = tl.load(C + i[:, None] * stride + j[None, :], mask=(i < n)[:, None] & (j < n)[None, :], other=0.0)
-    return tl.where((i[:, None] == j[None, :]) & (i >= n)[:, None], 1.0, part)
-
-
-@triton.jit
-def _sweep(A, buffer, count, SIZE: tl.constexpr):
-    """-A⁻¹ of a symmetric A whose rows from `count` on are the identity's, or the same with those of them unswept."""
-    i, j = tl.arange(0, SIZE), tl.arange(0, SIZE)
-    for q in range(0, count, 2):
-        swept = (i == q) | (i == q + 1)
-        # The pivots' rows pass through memory: read back they are rows, columns and numbers at one latency.
-        tl.store(buffer + i[:, None] * SIZE + j[None, :], A, mask=swept[:, None])
-        tl.debug_barrier()
-        u, v = buffer + q * SIZE, buffer + (q + 1) * SIZE
-        a = tl.load(u + q, cache_modifier=".cg")
-        b = tl.load(u + q + 1, cache_modifier=".cg")
-        d = tl.load(v + q + 1, cache_modifier=".cg")
-        over = 1.0 / (a * d - b * b)  # D = [a b; b d]
-        u_i, v_i = tl.load(u + i, cache_modifier=".cg"), tl.load(v + i, cache_modifier=".cg")
-        u_j, v_j = tl.load(u + j, cache_modifier=".cg"), tl.load(v + j, cache_modifier=".cg")
-        u_i = tl.where(i == q, -1.0, tl.where(i == q + 1, 0.0, u_i))
-        v_i = tl.where(i == q + 1, -1.0, tl.where(i == q, 0.0, v_i))
-        u_j = tl.where(j == q, -1.0, tl.where(j == q + 1, 0.0, u_j))
-        v_j = tl.where(j == q + 1, -1.0, tl.where(j == q, 0.0, v_j))
-        A = tl.where(swept[:, None] | ((j == q) | (j == q + 1))[None, :], 0.0, A)
-        A -= u_i[:, None] * ((d * u_j - b * v_j) * over)[None, :] + v_i[:, None] * ((a * v_j - b * u_j) * over)[None, :]
-    return A
-
-
-@triton.jit
 def _solve(
     P, CUF, W, weight, bias, energy, left, ridge, tally, fading, fine_in, buffer, n, all, p, m, k,
     HAS_BIAS: tl.constexpr, FADES: tl.constexpr, TWO: tl.constexpr, SIZE: tl.constexpr, BLOCK_M: tl.constexpr,
@@ -289,18 +258,18 @@ def _solve(
     border = tl.load(CUF + i * wide + n, mask=(i < n) & FADES, other=0.0)
     E = tl.where((o == m)[None, :], border[:, None], E)
     U = tl.load(of_U + i[:, None] * wide, mask=(i < n)[:, None] & (c < p)[None, :], other=0.0)
-    A = _sweep(_part(CUF, wide, n, 0, 0, SIZE), buffer, tl.minimum(n, SIZE), SIZE)
+    A, _ = sweep(tile_of(CUF, wide, n, 0, 0, SIZE), buffer, tl.minimum(n, SIZE), SIZE)
     X = tl.dot(A, -E, input_precision="ieee", out_dtype=dtype)
     if TWO:
         e = tl.load(of_E + SIZE + i[:, None], mask=(SIZE + i < n)[:, None] & (o < m)[None, :], other=0.0)
         e = tl.where(fine, e, 0.0)
         border_2 = tl.load(CUF + (SIZE + i) * wide + n, mask=(SIZE + i < n) & FADES, other=0.0)
         e = tl.where((o == m)[None, :], border_2[:, None], e)
-        B = _part(CUF, wide, n, 0, SIZE, SIZE)
+        B = tile_of(CUF, wide, n, 0, SIZE, SIZE)
         AB = tl.dot(A, B, input_precision="ieee", out_dtype=dtype)  # -A⁻¹B
-        D = _part(CUF, wide, n, SIZE, SIZE, SIZE)
+        D = tile_of(CUF, wide, n, SIZE, SIZE, SIZE)
         D += tl.dot(tl.trans(B), AB, input_precision="ieee", out_dtype=dtype)
-        D = _sweep(D, buffer + SIZE * SIZE, n - SIZE, SIZE)
+        D, _ = sweep(D, buffer + SIZE * SIZE, n - SIZE, SIZE)
         rest = e + tl.dot(tl.trans(AB), E, input_precision="ieee", out_dtype=dtype)
         x = tl.dot(D, -rest, input_precision="ieee", out_dtype=dtype)
         X += tl.dot(AB, x, input_precision="ieee", out_dtype=dtype)
@@ -387,8 +356,3 @@ def block(
         num_warps=_WARPS,
     )  # fmt: skip
     return CUF, fine
-
-
-def readable(rows: Tensor) -> Tensor:
-    """Rows that the kernels can read: Triton's float64 products take no operand that comes from 16 bits."""
-    return (rows.float() if rows.element_size() < 4 else rows).contiguous()

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from typing import Any, Literal, NamedTuple, overload
+from collections.abc import Hashable
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -15,17 +16,17 @@ from torch.nn import functional
 
 from sepsa.heads import _candidates, _health, _square_root
 from sepsa.heads._affine import bias_words, commit, follow, join, samples, store
-from sepsa.heads._candidates import Candidates, Grid, basis_of
+from sepsa.heads._candidates import Candidates, Choice, basis_of
+from sepsa.heads._captured_tuning import CapturedCandidates
 from sepsa.heads._checks import (
     bias_setting,
     check_rows,
     explain_nonfinite,
-    in_range,
     is_new_head,
     optional_dtype,
     owned_head,
 )
-from sepsa.heads._repeats import UNREPEATED, Lookup, look_up
+from sepsa.heads._repeats import Lookup, look_up
 from sepsa.heads._rls_state import Tuned, read_candidates, write_candidates
 from sepsa.heads._square_root import restored
 from sepsa.heads.solver import Posterior
@@ -36,14 +37,6 @@ START = (1.0, 3.0)  # the candidate that is active before any has made a differe
 # What is remembered: so many held-out samples, of a data set ten times as large, and so many changes of the choice.
 _SEEN_LIMIT = 2**17
 _HISTORY_LIMIT = 1000
-
-
-class Choice(NamedTuple):
-    """From this update on, this candidate sets the head's weights."""
-
-    step: int
-    forgetting: float
-    ridge: float
 
 
 class SelfTuningRLS:
@@ -71,13 +64,7 @@ class SelfTuningRLS:
         bias_ridge: float | Literal["ridge"] | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        forgettings = (
-            [lam for lam, _ in GRID] if forgetting == "auto" else [in_range("forgetting", forgetting, 0.0, 1.0)]
-        )
-        ridges = [r for _, r in GRID] if ridge == "auto" else [in_range("ridge", ridge, 0.0, math.inf)]
-        both = forgetting == ridge == "auto"
-        pairs = GRID if both else tuple(dict.fromkeys((lam, r) for lam in forgettings for r in ridges))
-        self._grid = Grid(pairs, bias_setting(bias_ridge))
+        self._grid = _candidates.fixed(GRID, ridge, forgetting)._replace(bias_ridge=bias_setting(bias_ridge))
         self._settings: dict[str, Any] = {"ridge": ridge, "forgetting": forgetting, "bias_ridge": bias_ridge}
         self.dtype = optional_dtype(dtype)
         self.linear: nn.Linear | None = None
@@ -94,29 +81,15 @@ class SelfTuningRLS:
         if linear._parameters["bias"] is None:
             self._grid = self._grid._replace(bias_ridge="ridge")
         self._prior = prior = join(linear).to(dtype)
-        L, J, (m, p) = len(self._grid.lambdas), len(self._grid.settings), prior.shape
         self._basis = basis_of(prior)
         self._seen: dict[int, int] = {}  # hash of a sample in the fold: the update that learned it
         # Another fold with another seed.
         self._salt = 0 if prior.is_meta else zlib.crc32(prior.cpu().numpy().tobytes())
         self._recent = _health.Recent(prior)
         start = self._grid.settings.index(START) if START in self._grid.settings else 0
-        self._state = Candidates(
-            prior.new_zeros(L, p + m, p + m),
-            self._basis.expand(L, -1, -1).clone(),
-            prior.expand(J, m, p).clone(),
-            prior.new_zeros(J, p, p),
-            prior.new_zeros(J + 1, J + 1),
-            0.0 if self._settings["ridge"] == "auto" else 1.0,
-            start,
-            0,
-            (0.0,) * L,
-            (0,) * L,
-            -1,
-            UNREPEATED,
-            0,
-            ((0, start),),
-        )
+        self._state = _candidates.start(self._grid, prior, 0.0 if self._settings["ridge"] == "auto" else 1.0, start)
+        self._captured: CapturedCandidates | None = None
+        self._on_device = False  # whether the captured state is ahead of this one
         self.linear = linear
         return self
 
@@ -133,7 +106,7 @@ class SelfTuningRLS:
 
         def write() -> None:
             self._grid, self._prior, self._salt, self._seen = tuned
-            self._state, self._basis = new, basis
+            self._state, self._basis, self._captured = new, basis, None
             self._recent = _health.Recent(self._prior)
 
         commit(write)
@@ -150,6 +123,7 @@ class SelfTuningRLS:
 
     def rollback(self, checkpoint: Any) -> None:
         """Be again, head included, as when `checkpoint` was taken."""
+        self._ready()
         state, held_out, head = checkpoint
 
         def write() -> None:
@@ -159,6 +133,11 @@ class SelfTuningRLS:
             store(owned_head("RLS", self.linear), head)
 
         commit(write)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.linear is not None:
+            self._ready()
+        return self.__dict__ | {"_captured": None}  # recordings stay with the original
 
     def __repr__(self) -> str:
         head = "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
@@ -172,10 +151,13 @@ class SelfTuningRLS:
     def _ready(self) -> Candidates:
         """The state as it is now, where the head is."""
         device = owned_head("RLS", self.linear).weight.device
+        if self._on_device:
+            assert self._captured is not None
+            self._state, self._seen = self._captured.read(self._state), self._captured.read_seen(self._seen)
+            self._on_device = False
         if self._prior.device != device:
             self._prior, self._basis = self._prior.to(device), self._basis.to(device)
-            moved = {name: getattr(self._state, name).to(device) for name in ("M", "N", "W", "factor", "score")}
-            self._state = self._state._replace(**moved)
+            self._state = _candidates.placed(self._state, device)
         return self._state
 
     # ------------------------------------------------------------------ what it chose
@@ -232,37 +214,20 @@ class SelfTuningRLS:
     @torch.no_grad()
     def covariance(self) -> Tensor:
         """B (p, p) of the active candidate, as `RLS.covariance`."""
-        T = self._square_root()
+        T = _candidates.square_root(self._grid, self._ready())
         B = T.T @ T
         return (B + B.T) / 2
 
     @torch.no_grad()
     def objective(self) -> Tensor:
         """The minimum (m,) that the head's weights attain, one for each output."""
-        state, r, (m, p) = self._ready(), self._ridges(), self._prior.shape
-        M, N = state.M[self._grid.of[state.active]], state.N[self._grid.of[state.active]]
-        fit = (state.W[state.active] * (M[p:, :p] + r * N[1 : m + 1])).sum(1)
-        return (M.diagonal()[p:] + (r * N[m + 1 :]).sum(1) - fit).clamp(min=0)
+        return _candidates.minimum(self._grid, self._ready())
 
     @property
     def ridge_left(self) -> Tensor:
         """The ridge (p,) that each coordinate of the active candidate has at the moment."""
         state = self._ready()
-        return self._ridges() * state.N[self._grid.of[state.active], 0]
-
-    def _ridges(self) -> Tensor:
-        """The whole ridge (p,) of the active candidate."""
-        state = self._ready()
-        return _candidates.ridges(self._grid, state.scale or 1.0, state.N)[state.active, 0]
-
-    def _square_root(self) -> Tensor:
-        """T with TᵀT = B of the active candidate."""
-        state, p = self._ready(), self._prior.shape[1]
-        eye = torch.eye(p, dtype=self._prior.dtype, device=self._prior.device)
-        if not state.steps:
-            return eye / self._ridges().sqrt()
-        T: Tensor = torch.linalg.solve_triangular(state.factor[state.active], eye, upper=False)
-        return T
+        return _candidates.active_ridge(self._grid, state) * state.N[self._grid.of[state.active], 0]
 
     @overload
     def predict(self, features: Tensor, return_std: Literal[False] = False) -> Tensor: ...
@@ -278,13 +243,15 @@ class SelfTuningRLS:
             return _square_root.predict(linear, features, W)
         if not self.samples:
             raise ValueError("return_std needs at least one update: before it the noise is unknown")
-        return _square_root.predict(linear, features, W, self._square_root(), self.objective() / self.samples)
+        return _square_root.predict(
+            linear, features, W, _candidates.square_root(self._grid, self._ready()), self.objective() / self.samples
+        )
 
     @torch.no_grad()
     def health(self) -> dict[str, float]:
         """`RLS.health` of the active candidate."""
         state = self._ready()
-        W, T = state.W[state.active], self._square_root()
+        W, T = state.W[state.active], _candidates.square_root(self._grid, state)
         return _health.report(T, W, self.ridge_left, self.samples, state.steps, self._recent)
 
     # ------------------------------------------------------------------ learning
@@ -378,11 +345,7 @@ class SelfTuningRLS:
         head = new.W[active].to(linear.weight.dtype)
         if not bool(head.isfinite().all()):
             return False
-        held_out = None
-        if found.held:
-            held_out = torch.zeros(n, dtype=torch.bool, device=features.device)
-            held_out[found.held] = True
-        before = self._state
+        held_out, before = found.mask(n, features.device), self._state
 
         def write() -> None:
             self._seen.update(dict.fromkeys(names, new.steps))
@@ -393,3 +356,43 @@ class SelfTuningRLS:
         if learning and before.steps % _health.EVERY == 0:
             self._recent.note(Phi, before.W[before.active], before.steps)
         return True
+
+    # ------------------------------------------------------------------ learning inside a CUDA graph
+
+    @torch.no_grad()
+    def prepare_capture(self, inputs: Tensor | None = None, targets: Tensor | None = None) -> Hashable:
+        """Bring the state to where captured updates write, of rows of the data set that `inputs` and `targets` are."""
+        linear, captured = owned_head("RLS", self.linear), self._captured
+        if captured is None or not captured.lies_in(linear):
+            limits = _SEEN_LIMIT, _HISTORY_LIMIT
+            captured = CapturedCandidates(linear, self._grid, self._ready(), self._basis, *limits)
+        captured.finish()
+        if inputs is not None and targets is not None:
+            if not captured.holds(inputs, targets):
+                self._ready()
+            captured.open(inputs, targets, self._salt, self._seen, self._on_device)
+        if not self._on_device:
+            captured.load(self._ready())
+        captured.follow()
+        self._captured, self._on_device = captured, True
+        return *captured.place, None if captured.table is None else captured.table.codes.data_ptr()
+
+    @torch.no_grad()
+    def update_captured(self, features: Tensor, targets: Tensor, rows: Tensor | None = None) -> Tensor:
+        """`update` without a look from the host, of these `rows` (n,) of the data set; `held_out` is then a mask.
+
+        Without `rows` the samples are hashed, which the host must look at: not inside a graph.
+        """
+        if self._captured is None or not self._on_device:
+            raise RuntimeError("update_captured needs prepare_capture() first")
+        if rows is None:
+            self._seen = self._captured.read_seen(self._seen)
+            rows = self._captured.hash(features, targets, self._salt, self._seen)
+        fine, self._held_out = self._captured.update(features, targets, rows)
+        return fine
+
+    @torch.no_grad()
+    def finish_captured(self) -> None:
+        """What the last `update_captured` left: the candidates' state, which no forward or backward reads."""
+        if self._captured is not None:
+            self._captured.finish()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sepsa.heads import _affine
+from sepsa.heads._captured_softmax import CapturedSoftmax, Settings
 from sepsa.heads._checks import (
     bias_setting,
     check_keys,
@@ -81,7 +82,7 @@ class SoftmaxNewton:
         self.class_weight = class_weights(class_weight)
         self.linear: nn.Linear | None = None
         self._previous: Tensor | None = None  # where the last update started, for health alone
-        self._buffers: State | None = None  # what recordings write to
+        self._captured: CapturedSoftmax | None = None  # what recordings write to
 
     # ------------------------------------------------------------------ state
 
@@ -148,7 +149,7 @@ class SoftmaxNewton:
     def checkpoint(self) -> Hashable:
         """What `rollback` returns to: cheap, a copy of the head's weights and a reference to the rest."""
         linear, state = self._ready(), self._state
-        if state is self._buffers:  # captured updates write into these
+        if self._captured is not None and state is self._captured.now:  # captured updates write into these
             state = State(*(tensor.clone() for tensor in state))
         return state, self._previous, _affine.join(linear)
 
@@ -164,7 +165,7 @@ class SoftmaxNewton:
         _affine.commit(write)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_buffers": None}  # recordings stay with the original
+        return self.__dict__ | {"_captured": None}  # recordings stay with the original
 
     @property
     def steps(self) -> int:
@@ -230,6 +231,8 @@ class SoftmaxNewton:
     def _ready(self) -> nn.Linear:
         """The head, with the state where it is."""
         linear = self._bound()
+        if self._captured is not None:
+            self._captured.finish()
         device = linear.weight.device
         if self._state.T.device != device:
             state = State(*(tensor.to(device) for tensor in self._state))
@@ -311,46 +314,38 @@ class SoftmaxNewton:
     @torch.no_grad()
     def prepare_capture(self) -> Hashable:
         """Bring the state to where recordings read and write it. Returns where that is, and the settings."""
-        linear, state = self._ready(), self._state
-        buffers = self._buffers
-        if buffers is None or buffers.T.device != state.T.device:
-            buffers = State(*(tensor.clone() for tensor in state))
-        if state is not buffers:
-            for buffer, tensor in zip(buffers, state, strict=True):
-                buffer.copy_(tensor)
+        linear, state, captured = self._ready(), self._state, self._captured
+        if captured is None or not captured.lies_in(linear):
+            captured = CapturedSoftmax(linear, state)
+        if state is not captured.now:
+            captured.load(state)
 
             def write() -> None:
-                self._buffers, self._state, self._previous = buffers, buffers, None
+                self._captured, self._state, self._previous = captured, captured.now, None
 
             _affine.commit(write)
-        written = (linear.weight, linear.bias, *buffers)
-        settings = (self.forgetting, self.label_smoothing, self.class_weight is None)
-        return settings, tuple(tensor.data_ptr() for tensor in written if tensor is not None)
+        captured.now.W.copy_(_affine.follow(linear, captured.now.W))
+        return self._fixed(), tuple(self.class_weight or ()), captured.place
+
+    def _fixed(self) -> Settings:
+        return Settings(self.forgetting, self.label_smoothing)
 
     @torch.no_grad()
     def update_captured(self, features: Tensor, targets: Tensor) -> Tensor:
         """`update` of rows without a look from the host: bad samples change nothing, and the flag says so."""
-        linear, state = self._bound(), self._state
-        if state is not self._buffers:
+        self._bound()
+        captured = self._captured
+        if captured is None or self._state is not captured.now:
             raise RuntimeError("update_captured needs prepare_capture() before it, and after every update without it")
         if not targets.is_floating_point():
             targets = targets.reshape(features.shape[:-1])
-        before = _affine.follow(linear, state.W)
-        new, fine = self._learned(linear, before, features, targets, None)
-        new = State(*(value if value is old else value.where(fine, old) for value, old in zip(new, state, strict=True)))
-        head = new.W.to(linear.weight.dtype)
+        return captured.update(features, targets, self._fixed())
 
-        def write() -> None:
-            for buffer, value in zip(state, new, strict=True):
-                if value is not buffer:
-                    buffer.copy_(value)
-            _affine.store(linear, head)
-
-        _affine.commit(write)
-        return fine
-
+    @torch.no_grad()
     def finish_captured(self) -> None:
-        """Nothing: an update leaves nothing undone."""
+        """What the last `update_captured` left, if anything: the curvature, which no forward or backward reads."""
+        if self._captured is not None:
+            self._captured.finish()
 
     def _learned(
         self, linear: nn.Linear, W: Tensor, features: Tensor, targets: Tensor, sample_weight: Tensor | None

@@ -98,6 +98,21 @@ class HoldsOut(Protocol):
         ...
 
 
+class CapturableByRow(Protocol):
+    """What a solver is that is both `Capturable` and `HoldsOut`: in a graph it knows samples by their rows."""
+
+    def prepare_capture(self, inputs: Tensor | None = None, targets: Tensor | None = None) -> Hashable:
+        """As `Capturable.prepare_capture`, for a run over the rows of this data set on the device."""
+        ...
+
+    def update_captured(self, features: Tensor, targets: Tensor, rows: Tensor | None = None) -> Tensor:
+        """As `Capturable.update_captured`, of these `rows` (n,) of the data set; `held_out` is a mask then, not None.
+
+        Without `rows`, outside of a graph, samples are known by their features.
+        """
+        ...
+
+
 @runtime_checkable
 class Forgets(Protocol):
     """A solver that forgets once in an update, unless `forgets`, True as a rule, was set to False before it."""

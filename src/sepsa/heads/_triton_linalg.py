@@ -1,0 +1,109 @@
+"""Linear algebra of small symmetric matrices inside Triton kernels: what one program can do with a few blocks."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def tile_of(C, stride, n, row, column, SIZE: tl.constexpr):
+    """A square of C, which goes on as the identity."""
+    i, j = row + tl.arange(0, SIZE), column + tl.arange(0, SIZE)
+    part = tl.load(C + i[:, None] * stride + j[None, :], mask=(i < n)[:, None] & (j < n)[None, :], other=0.0)
+    return tl.where((i[:, None] == j[None, :]) & (i >= n)[:, None], 1.0, part)
+
+
+@triton.jit
+def sweep(A, buffer, count, SIZE: tl.constexpr):
+    """-A⁻¹ of a symmetric A whose rows from `count` on are the identity's, or the same with those of them unswept.
+
+    Also the smallest pivot: above 0 where A is positive definite.
+    """
+    i, j = tl.arange(0, SIZE), tl.arange(0, SIZE)
+    least = tl.full((), float("inf"), A.dtype)
+    for q in range(0, count, 2):
+        swept = (i == q) | (i == q + 1)
+        # The pivots' rows pass through memory: read back they are rows, columns and numbers at one latency.
+        tl.store(buffer + i[:, None] * SIZE + j[None, :], A, mask=swept[:, None])
+        tl.debug_barrier()
+        u, v = buffer + q * SIZE, buffer + (q + 1) * SIZE
+        a = tl.load(u + q, cache_modifier=".cg")
+        b = tl.load(u + q + 1, cache_modifier=".cg")
+        d = tl.load(v + q + 1, cache_modifier=".cg")
+        over = 1.0 / (a * d - b * b)  # D = [a b; b d]
+        least = tl.minimum(least, tl.minimum(a, a * d - b * b))
+        u_i, v_i = tl.load(u + i, cache_modifier=".cg"), tl.load(v + i, cache_modifier=".cg")
+        u_j, v_j = tl.load(u + j, cache_modifier=".cg"), tl.load(v + j, cache_modifier=".cg")
+        u_i = tl.where(i == q, -1.0, tl.where(i == q + 1, 0.0, u_i))
+        v_i = tl.where(i == q + 1, -1.0, tl.where(i == q, 0.0, v_i))
+        u_j = tl.where(j == q, -1.0, tl.where(j == q + 1, 0.0, u_j))
+        v_j = tl.where(j == q + 1, -1.0, tl.where(j == q, 0.0, v_j))
+        A = tl.where(swept[:, None] | ((j == q) | (j == q + 1))[None, :], 0.0, A)
+        A -= u_i[:, None] * ((d * u_j - b * v_j) * over)[None, :] + v_i[:, None] * ((a * v_j - b * u_j) * over)[None, :]
+    return A, least
+
+
+@triton.jit
+def eliminate(
+    G, stride, diagonal, factor, S, L, right, buffer, count, SIZE: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
+    """X = A⁻¹R of a symmetric A = G + factor diag(diagonal) of so many rows, in blocks, by one program.
+
+    With S_bj what is left of block A_bj, b <= j, when the blocks before b are eliminated, and L_bj = -S_bb⁻¹S_bj:
+
+        S_bj = A_bj + Σ_a<b S_abᵀL_aj,    Y_b = R_b + Σ_a<b L_abᵀY_a,    X_b = S_bb⁻¹Y_b + Σ_j>b L_bj X_j
+
+    S and L lie block by block, and -S_bb⁻¹ where L_bb would; `right` holds R, and gets Y and X behind it, all of them
+    padded with zeros to whole blocks. Returns the smallest pivot. The caller forbids pipelining (num_stages=1), which
+    would read blocks before they are written.
+    """
+    dtype: tl.constexpr = G.dtype.element_ty
+    i, o = tl.arange(0, SIZE), tl.arange(0, WIDTH)
+    square, wide = i[:, None] * SIZE + i[None, :], i[:, None] * WIDTH + o[None, :]
+    blocks = tl.cdiv(count, SIZE)
+    Y = right + blocks * SIZE * WIDTH
+    X = Y + blocks * SIZE * WIDTH
+    least = tl.full((), float("inf"), dtype)
+    for b in range(blocks):
+        tl.debug_barrier()  # what is read below was written before
+        row = (b * SIZE + i) < count
+        more = tl.load(diagonal + b * SIZE + i, mask=row, other=0.0) * factor
+        D = tile_of(G, stride, count, b * SIZE, b * SIZE, SIZE)
+        D += tl.where(i[:, None] == i[None, :], more[:, None], 0.0)
+        y = tl.load(right + b * SIZE * WIDTH + wide)
+        for a in range(b):
+            left = tl.trans(tl.load(L + (a * blocks + b) * SIZE * SIZE + square))
+            s = tl.load(S + (a * blocks + b) * SIZE * SIZE + square)
+            D = tl.dot(left, s, D, input_precision="ieee", out_dtype=dtype)
+            y = tl.dot(left, tl.load(Y + a * SIZE * WIDTH + wide), y, input_precision="ieee", out_dtype=dtype)
+        tl.store(Y + b * SIZE * WIDTH + wide, y)
+        D, low = sweep(D, buffer, tl.minimum(count - b * SIZE, SIZE), SIZE)
+        least = tl.minimum(least, low)
+        tl.store(L + (b * blocks + b) * SIZE * SIZE + square, D)
+        for j in range(b + 1, blocks):
+            B = tile_of(G, stride, count, b * SIZE, j * SIZE, SIZE)
+            for a in range(b):
+                s = tl.trans(tl.load(S + (a * blocks + b) * SIZE * SIZE + square))
+                left = tl.load(L + (a * blocks + j) * SIZE * SIZE + square)
+                B = tl.dot(s, left, B, input_precision="ieee", out_dtype=dtype)
+            tl.store(S + (b * blocks + j) * SIZE * SIZE + square, B)
+            left = tl.dot(D, B, input_precision="ieee", out_dtype=dtype)
+            tl.store(L + (b * blocks + j) * SIZE * SIZE + square, left)
+    for back in range(blocks):
+        tl.debug_barrier()
+        b = blocks - 1 - back
+        D = tl.load(L + (b * blocks + b) * SIZE * SIZE + square)
+        x = tl.dot(D, -tl.load(Y + b * SIZE * WIDTH + wide), input_precision="ieee", out_dtype=dtype)
+        for j in range(b + 1, blocks):
+            left = tl.load(L + (b * blocks + j) * SIZE * SIZE + square)
+            x = tl.dot(left, tl.load(X + j * SIZE * WIDTH + wide), x, input_precision="ieee", out_dtype=dtype)
+        tl.store(X + b * SIZE * WIDTH + wide, x)
+    tl.debug_barrier()
+    return least
+
+
+def readable(rows: Tensor) -> Tensor:
+    """Rows that the kernels can read: Triton's float64 products take no operand that comes from 16 bits."""
+    return (rows.float() if rows.element_size() < 4 else rows).contiguous()
