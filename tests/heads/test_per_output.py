@@ -274,6 +274,27 @@ def test_what_is_refused():
         optimizer.learn(torch.randn(8, 6).double(), y)
 
 
+def test_samples_and_known_noise_are_those_of_heads_of_one_output():
+    solver, linear = make()
+    ones = singles(linear, RLS)
+    x = torch.randn(5, 4, dtype=torch.float64)
+    std = solver.predict(x, return_std=True, noise=0.5).std  # of the prior
+    for j, one in enumerate(ones):
+        torch.testing.assert_close(std[:, j : j + 1], one.predict(x, return_std=True, noise=0.5).std)
+    with pytest.raises(ValueError, match="at least one update"):
+        solver.sample(x)
+    y = torch.full((3, 3), NAN, dtype=torch.float64)
+    y[0, 0] = y[1, 1] = y[2, 2] = 1.0
+    solver.update(x[:3], y)
+    for j, one in enumerate(ones):
+        one.update(x[j : j + 1], y[j : j + 1, j : j + 1])
+    g, twin = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
+    got = solver.sample(x, noise=0.3, generator=g)
+    torch.testing.assert_close(got, torch.cat([one.sample(x, noise=0.3, generator=twin) for one in ones], 1))
+    with pytest.raises(TypeError, match="draw from its posterior"):
+        PerOutput(OnlineLBFGS()).bind(nn.Linear(4, 3)).sample(x.float())
+
+
 def test_a_look_at_it():
     solver, linear = make()
     assert repr(PerOutput(RLS())) == "PerOutput(RLS(ridge=1, forgetting=1))"

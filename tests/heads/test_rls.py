@@ -316,6 +316,51 @@ def test_deviation_before_learning_is_an_error():
     solver, _ = make(3, 1)
     with pytest.raises(ValueError, match="at least one update"):
         solver.predict(torch.zeros(1, 3), return_std=True)
+    with pytest.raises(ValueError, match="sample needs at least one update"):
+        solver.sample(torch.zeros(1, 3))
+
+
+def test_with_the_noise_given_the_prior_predicts():
+    solver, linear = make(3, 2, ridge=4.0)
+    x = torch.randn(5, 3, dtype=torch.float64)
+    mean, std = solver.predict(x, return_std=True, noise=0.5)
+    torch.testing.assert_close(mean, linear(x).detach())
+    torch.testing.assert_close(std, (0.25 * (1 + (x.square().sum(1) + 1) / 4.0)).sqrt()[:, None].expand(-1, 2))
+    with pytest.raises(ValueError, match="noise must be in"):
+        solver.predict(x, return_std=True, noise=0.0)
+    with pytest.raises(ValueError, match="noise must be in"):
+        solver.sample(x, noise=-1.0)
+
+
+@pytest.mark.parametrize("options", [{}, {"forgetting": 0.95}, {"ridge": "auto", "forgetting": "auto"}])
+@pytest.mark.parametrize("noise", [None, 0.5])
+def test_samples_have_the_mean_and_covariance_of_the_weights(options, noise):
+    solver, linear = make(4, 2, **options)
+    for x, y in stream(k=4, m=2):
+        solver.update(x, y * torch.tensor([1.0, 5.0]))
+    at = torch.randn(3, 4, dtype=torch.float64)
+    g = torch.Generator().manual_seed(0)
+    drawn = torch.stack([solver.sample(at, noise=noise, generator=g) for _ in range(4000)])  # (draws, rows, outputs)
+    Phi = torch.tensor(with_ones(at.numpy(), bias=True))
+    variance = solver.objective() / solver.samples if noise is None else torch.full((2,), noise**2)
+    for j in range(2):
+        covariance = variance[j] * Phi @ solver.covariance() @ Phi.T  # one draw of weights serves all rows of a call
+        unit = torch.linalg.cholesky(covariance.double())
+        z = torch.linalg.solve_triangular(unit, (drawn[..., j] - linear(at)[:, j]).detach().T, upper=False)
+        assert z.mean(1).abs().max() < 4.5 / 4000**0.5
+        torch.testing.assert_close(z @ z.T / 4000, torch.eye(3).double(), atol=0.1, rtol=0)
+    apart = torch.corrcoef(drawn[:, 0].T)[0, 1]
+    assert abs(apart) < 4.5 / 4000**0.5  # outputs are drawn independently
+
+
+def test_a_sample_is_as_random_as_its_generator():
+    solver, _ = make(3, 1)
+    x = torch.randn(2, 5, 3, dtype=torch.float64)
+    solver.update(x, x[..., :1])
+    one, two = (solver.sample(x, generator=torch.Generator().manual_seed(7)) for _ in range(2))
+    assert one.shape == (2, 5, 1)
+    assert torch.equal(one, two)
+    assert not torch.equal(one, solver.sample(x))
 
 
 # ---------------------------------------------------------------------- state
@@ -374,6 +419,7 @@ def test_looking_changes_nothing():
         solver.update(x, y)
         before = snapshot(solver, linear)
         solver.predict(x, return_std=True)
+        solver.sample(x)
         solver.covariance()
         repr(solver)
         assert_unchanged(solver, linear, before)

@@ -7,23 +7,19 @@ Z = [T; W] and H with
     B = TᵀH⁻¹T,
 
 where H is the identity, so that T is a square root of B, except between large blocks, which gather in H while T rests.
-All but `gather`, `learn`, which chooses the route, and `predict` run on the host and inside a CUDA graph alike: they
-look at no number.
+All but `gather` and `learn`, which chooses the route, run on the host and inside a CUDA graph alike: they look at no
+number.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
-
-from sepsa.heads._affine import rows
-from sepsa.heads._checks import explain_nonfinite
-from sepsa.heads.solver import Posterior
 
 # Above this squared size the product FFᵀ swallows the identity it is added to; the QR route does not.
 PRODUCT_LIMIT = 1e10
@@ -278,22 +274,3 @@ def learn(
     else:
         pending = growth = 0.0
     return new, [steps + 1, lam * seen + samples, (cursor + count) % p, pending, growth], W
-
-
-@overload
-def predict(linear: nn.Linear, features: Tensor, W: Tensor) -> Tensor: ...
-@overload
-def predict(linear: nn.Linear, features: Tensor, W: Tensor, T: Tensor, noise: Tensor) -> Posterior: ...
-def predict(
-    linear: nn.Linear, features: Tensor, W: Tensor, T: Tensor | None = None, noise: Tensor | None = None
-) -> Tensor | Posterior:
-    """WΦᵀ in the head's dtype, and with T also the deviations σ√(1 + hᵀBh) for the noise σ² (m,)."""
-    Phi = rows(linear, features, W.dtype)
-    if not math.isfinite(float(Phi.square().sum())):
-        raise explain_nonfinite(features, None, linear)
-    shape, dtype = (*features.shape[:-1], linear.out_features), linear.weight.dtype
-    mean = (Phi @ W.T).reshape(shape).to(dtype)
-    if T is None or noise is None:
-        return mean
-    spread = 1 + (Phi @ T.T).square().sum(1, keepdim=True)
-    return Posterior(mean, (spread * noise).sqrt().reshape(shape).to(dtype))

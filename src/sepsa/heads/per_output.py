@@ -191,16 +191,28 @@ class PerOutput(Generic[S]):
     # ------------------------------------------------------------------ prediction
 
     @overload
-    def predict(self, features: Tensor, return_std: Literal[False] = False) -> Tensor: ...
+    def predict(
+        self, features: Tensor, return_std: Literal[False] = False, *, noise: float | None = None
+    ) -> Tensor: ...
     @overload
-    def predict(self, features: Tensor, return_std: Literal[True]) -> Posterior: ...
-    def predict(self, features: Tensor, return_std: bool = False) -> Tensor | Posterior:
-        """What the solvers predict, (..., out_features); with `return_std` also the deviations."""
+    def predict(self, features: Tensor, return_std: Literal[True], *, noise: float | None = None) -> Posterior: ...
+    def predict(self, features: Tensor, return_std: bool = False, *, noise: float | None = None) -> Tensor | Posterior:
+        """What the solvers predict, (..., out_features); with `return_std` also the deviations, by `noise` if given."""
         check_rows(self._ready(), features)
         if not return_std:
             return torch.cat([solver.predict(features) for solver in self._each], -1)
-        found = [solver.predict(features, return_std=True) for solver in self._each]
+        known = {} if noise is None else {"noise": noise}
+        found = [solver.predict(features, return_std=True, **known) for solver in self._each]
         return Posterior(torch.cat([mean for mean, _ in found], -1), torch.cat([std for _, std in found], -1))
+
+    def sample(
+        self, features: Tensor, *, noise: float | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Predict (..., out_features) by weights drawn once from the solvers' posteriors: see `RLS.sample`."""
+        check_rows(self._ready(), features)
+        if not hasattr(self.solver, "sample"):
+            raise TypeError(f"sample needs a solver that can draw from its posterior, an RLS, got {self.solver!r}")
+        return torch.cat([solver.sample(features, noise=noise, generator=generator) for solver in self._each], -1)
 
 
 def rows_of(linear: nn.Linear) -> list[nn.Linear]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -21,10 +21,10 @@ from sepsa.heads._affine import bias_words, commit, follow, join, ridges, sample
 from sepsa.heads._captured import CapturedState
 from sepsa.heads._checks import check_rows, explain_nonfinite, in_range, is_new_head, owned_head
 from sepsa.heads._delta import Delta
+from sepsa.heads._posterior import NormalPosterior
 from sepsa.heads._rls_state import Settings, read_root, write_root
 from sepsa.heads._square_root import PENDING, SAMPLES, STEPS, Root
 from sepsa.heads.self_tuning import SelfTuningRLS
-from sepsa.heads.solver import Posterior
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _NUMBA_LIMIT, _ROWS, _WIDTH = 256, 16, 96
 
 
-class RLS:
+class RLS(NormalPosterior):
     """Linear head by recursive least squares: an exact Newton step per update.
 
     Choose it for squared loss, whenever a p x p matrix is affordable. After any updates the head's weights
@@ -366,25 +366,12 @@ class RLS:
 
     # ------------------------------------------------------------------ prediction
 
-    @overload
-    def predict(self, features: Tensor, return_std: Literal[False] = False) -> Tensor: ...
-    @overload
-    def predict(self, features: Tensor, return_std: Literal[True]) -> Posterior: ...
-    @torch.no_grad()
-    def predict(self, features: Tensor, return_std: bool = False) -> Tensor | Posterior:
-        """Predict (..., out_features); with `return_std` also the predictive standard deviation.
+    def _weights(self) -> Tensor:
+        return self._state().W
 
-        The variance is σ²(1 + hᵀBh), with σ² the noise that the errors made while learning show.
-        """
-        root, linear = self._state(), owned_head("RLS", self.linear)
-        check_rows(linear, features)
-        if not return_std:
-            return _square_root.predict(linear, features, follow(linear, root.W))
-        if not self._counters[SAMPLES]:
-            raise ValueError("return_std needs at least one update: before it the noise is unknown")
-        noise = root.energy.clamp(min=0) / self._counters[SAMPLES]  # rounding can leave a perfect fit below zero
-        T = _square_root.square_root(root)
-        return _square_root.predict(linear, features, follow(linear, root.W), T, noise)
+    def _spread(self) -> tuple[Tensor, Tensor, float]:
+        root = self._state()
+        return _square_root.square_root(root), root.energy, float(self._counters[SAMPLES])
 
     @torch.no_grad()
     def health(self) -> dict[str, float]:

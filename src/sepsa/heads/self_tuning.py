@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Hashable
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa.heads import _candidates, _health, _square_root
+from sepsa.heads import _candidates, _health
 from sepsa.heads._affine import bias_words, commit, follow, join, samples, store
 from sepsa.heads._candidates import Candidates, Choice, basis_of
 from sepsa.heads._captured_tuning import CapturedCandidates
@@ -26,10 +26,10 @@ from sepsa.heads._checks import (
     optional_dtype,
     owned_head,
 )
+from sepsa.heads._posterior import NormalPosterior
 from sepsa.heads._repeats import Lookup, look_up
 from sepsa.heads._rls_state import Tuned, read_candidates, write_candidates
 from sepsa.heads._square_root import restored
-from sepsa.heads.solver import Posterior
 
 # The grid, by evidence: benchmarks/self_tuning.py. A ridge is relative to the squared size of the first features.
 GRID = ((1.0, 0.1), (1.0, 3.0), (1.0, 1000.0), (0.98, 0.1), (0.98, 1000.0), (0.9, 0.1))
@@ -39,7 +39,7 @@ _SEEN_LIMIT = 2**17
 _HISTORY_LIMIT = 1000
 
 
-class SelfTuningRLS:
+class SelfTuningRLS(NormalPosterior):
     """Recursive least squares that chooses its forgetting, its ridge, or both: what `RLS(forgetting="auto")` makes.
 
     Choose it where nobody knows how fast the body makes old curvature stale, or how noisy the targets are. Each
@@ -229,23 +229,12 @@ class SelfTuningRLS:
         state = self._ready()
         return _candidates.active_ridge(self._grid, state) * state.N[self._grid.of[state.active], 0]
 
-    @overload
-    def predict(self, features: Tensor, return_std: Literal[False] = False) -> Tensor: ...
-    @overload
-    def predict(self, features: Tensor, return_std: Literal[True]) -> Posterior: ...
-    @torch.no_grad()
-    def predict(self, features: Tensor, return_std: bool = False) -> Tensor | Posterior:
-        """Predict (..., out_features); with `return_std` also the standard deviation, of the active candidate."""
-        state, linear = self._ready(), owned_head("RLS", self.linear)
-        check_rows(linear, features)
-        W = follow(linear, state.W[state.active])
-        if not return_std:
-            return _square_root.predict(linear, features, W)
-        if not self.samples:
-            raise ValueError("return_std needs at least one update: before it the noise is unknown")
-        return _square_root.predict(
-            linear, features, W, _candidates.square_root(self._grid, self._ready()), self.objective() / self.samples
-        )
+    def _weights(self) -> Tensor:
+        state = self._ready()
+        return state.W[state.active]
+
+    def _spread(self) -> tuple[Tensor, Tensor, float]:
+        return _candidates.square_root(self._grid, self._ready()), self.objective(), self.samples
 
     @torch.no_grad()
     def health(self) -> dict[str, float]:

@@ -1,0 +1,84 @@
+"""What the posterior N(W, σ²B) of a head's weights, given its data and its prior, says about predictions."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, overload
+
+import torch
+from torch import Tensor, nn
+
+from sepsa.heads._affine import follow, rows
+from sepsa.heads._checks import check_rows, explain_nonfinite, in_range, owned_head
+from sepsa.heads.solver import Posterior
+
+
+class NormalPosterior:
+    """`predict` and `sample` of heads that keep W (m, p) and B (p, p) of squared loss."""
+
+    linear: nn.Linear | None
+
+    def _weights(self) -> Tensor:
+        """W (m, p), as the last update left it."""
+        raise NotImplementedError
+
+    def _spread(self) -> tuple[Tensor, Tensor, float]:
+        """T with TᵀT = B, the minimum (m,) of the objective, and how many samples it is of."""
+        raise NotImplementedError
+
+    @overload
+    def predict(
+        self, features: Tensor, return_std: Literal[False] = False, *, noise: float | None = None
+    ) -> Tensor: ...
+    @overload
+    def predict(self, features: Tensor, return_std: Literal[True], *, noise: float | None = None) -> Posterior: ...
+    @torch.no_grad()
+    def predict(self, features: Tensor, return_std: bool = False, *, noise: float | None = None) -> Tensor | Posterior:
+        """Predict (..., out_features); with `return_std` also the predictive standard deviation.
+
+        The variance is σ²(1 + hᵀBh). σ is `noise`, or unless given what the errors made while learning show; with
+        `noise` there is a prediction before the first update too, that of the prior.
+        """
+        Phi, W = self._rows(features)
+        shape, dtype = (*features.shape[:-1], len(W)), owned_head("RLS", self.linear).weight.dtype
+        mean = (Phi @ W.T).reshape(shape).to(dtype)
+        if not return_std:
+            return mean
+        T, variance = self._scaled("return_std", noise)
+        spread = 1 + (Phi @ T.T).square().sum(1, keepdim=True)
+        return Posterior(mean, (spread * variance).sqrt().reshape(shape).to(dtype))
+
+    @torch.no_grad()
+    def sample(
+        self, features: Tensor, *, noise: float | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Predict (..., out_features) by weights drawn once from their posterior N(W, σ²B), for Thompson sampling.
+
+        All features of a call see the same weights. σ as in `predict`; it is the noise of the targets, which sets how
+        sure the weights are, and is not added to the result.
+        """
+        Phi, W = self._rows(features)
+        T, variance = self._scaled("sample", noise)
+        normal = torch.randn(W.shape, dtype=W.dtype, device=W.device, generator=generator)
+        drawn = W + variance.sqrt()[:, None] * (normal @ T)  # rows of normal @ T have the covariance TᵀT
+        linear = owned_head("RLS", self.linear)
+        return (Phi @ drawn.T).reshape(*features.shape[:-1], len(W)).to(linear.weight.dtype)
+
+    def _rows(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        W, linear = self._weights(), owned_head("RLS", self.linear)
+        check_rows(linear, features)
+        Phi = rows(linear, features, W.dtype)
+        if not math.isfinite(float(Phi.square().sum())):
+            raise explain_nonfinite(features, None, linear)
+        return Phi, follow(linear, W)
+
+    def _scaled(self, asked: str, noise: float | None) -> tuple[Tensor, Tensor]:
+        """T, and σ² (m,)."""
+        if noise is not None:
+            in_range("noise", noise, 0.0, math.inf)
+        T, energy, samples = self._spread()
+        if noise is not None:
+            return T, torch.full_like(energy, noise**2)
+        if not samples:
+            raise ValueError(f"{asked} needs at least one update, or noise=: before it the noise is unknown")
+        return T, energy.clamp(min=0) / samples  # rounding can leave a perfect fit below zero
