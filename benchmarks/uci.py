@@ -124,9 +124,9 @@ def store(rows: list[dict[str, Any]], seconds: dict[str, Any] | None = None) -> 
     part.replace(RESULT)
 
 
-def run(titles: list[str], only: str, splits: int) -> None:
+def run(titles: list[str], only: str, splits: range) -> None:
     done = {(row["set"], row["model"], row["split"]) for row in known()["rows"]}
-    for i in range(splits):
+    for i in splits:
         for name in SETS:
             for title in titles:
                 if only not in name or (title != OURS and (name, title, i) in done):
@@ -170,12 +170,14 @@ def main() -> None:
         options.add_argument(f"--{name}", action="store_true")
     options.add_argument("--only", default="", help="sets with this in their name")
     options.add_argument("--splits", type=int, default=SPLITS)
+    options.add_argument("--first", type=int, default=0, help="the first split, to go on where a run was cut off")
     asked = options.parse_args()
+    splits = range(asked.first, asked.splits)
     warnings.simplefilter("ignore", ConvergenceWarning)
     if asked.ours:
-        run([OURS], asked.only, asked.splits)
+        run([OURS], asked.only, splits)
     if asked.peers:
-        run(list(PEERS), asked.only, asked.splits)
+        run(list(PEERS), asked.only, splits)
     if asked.time:
         time_fits()
     if asked.table:

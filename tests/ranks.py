@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from sepsa import RLS, OnlineLBFGS, SepSA, SoftmaxNewton, distributed
+from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton, distributed
 from sepsa.heads import SlimTik
 
 ROWS, STEPS = 24, 50
@@ -27,6 +27,8 @@ SOLVERS = {
     "RLS": RLS,
     "forgetting": lambda: RLS(forgetting=0.95),
     "auto": lambda: RLS(ridge="auto", forgetting="auto"),
+    "PerOutput": lambda: PerOutput(RLS(forgetting=0.95)),
+    "LogisticNewton": LogisticNewton,
     "SlimTik": SlimTik,
     "OnlineLBFGS": OnlineLBFGS,
     "SoftmaxNewton": SoftmaxNewton,
@@ -159,6 +161,23 @@ def masked(rank, world, folder):
         with optimizer.observe(targets, weight[rows] if rank else None):
             outputs = ddp(x[rows])
         ((outputs - targets)[seen].square().sum() / y.numel() * world).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return state(model)
+
+
+def gaps(rank, world, folder, solver, whole=False):
+    """Single outputs that were not observed; `whole` is one process with the whole batch."""
+    model = network()
+    optimizer = build(model, SOLVERS[solver](), forget_per="step")
+    run = model if whole else DistributedDataParallel(model)
+    rows = slice(None) if whole else uneven(rank, world, False)
+    for x, y in batches(STEPS):
+        seen = (x[:, :3] < 0.4)[rows]
+        targets = torch.where(seen, (y > 0).double()[rows] if "Logistic" in solver else y[rows], torch.nan)
+        with optimizer.observe(targets):
+            outputs = run(x[rows])
+        ((outputs[seen] - targets[seen]).square().sum() / y.numel() * world).backward()
         optimizer.step()
         optimizer.zero_grad()
     return state(model)
@@ -370,13 +389,15 @@ def error_of(function, *arguments):
     return ""
 
 
-CASES = {f"solver {name}": (solver, name) for name in SOLVERS} | {
+CASES = {f"solver {name}": (solver, name) for name in SOLVERS if name != "LogisticNewton"} | {
     "wrapped first": (wrapped_first,),
     "moments": (moments,),
     "uneven": (parts, False),
     "an empty rank": (parts, True),
     "accumulated": (accumulated,),
     "masked": (masked,),
+    "gaps": (gaps, "PerOutput"),
+    "labels with gaps": (gaps, "LogisticNewton"),
     "refused": (refused,),
     "alone": (alone,),
     "joined": (joined,),

@@ -80,6 +80,12 @@ def masked(world):
     return model
 
 
+def with_gaps(solver):
+    model = ranks.network()
+    model.load_state_dict(ranks.gaps(0, 1, None, solver, whole=True))
+    return model
+
+
 def joined(world):
     """Of batches whose first ranks' shards are missing from some step on, as zeros in the mean over all ranks."""
     model = ranks.network()
@@ -133,6 +139,7 @@ def truths(world):
     solvers = {
         f"solver {name}": one_process(make(), ranks.batches(ranks.STEPS, labels="Softmax" in name), ranks.loss_of(name))
         for name, make in ranks.SOLVERS.items()
+        if name != "LogisticNewton"
     }
     return solvers | {
         "wrapped first": plain,
@@ -141,6 +148,8 @@ def truths(world):
         "an empty rank": plain,
         "accumulated": accumulated(),
         "masked": masked(world),
+        "gaps": with_gaps("PerOutput"),
+        "labels with gaps": with_gaps("LogisticNewton"),
         "refused": one_process(RLS(), ranks.batches(4)[1:]),
         "joined": joined(world),
         "captured": plain,

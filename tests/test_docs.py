@@ -168,7 +168,9 @@ def test_the_generated_tables_are_those_of_the_records():
     block = page[page.index(report.BEGIN) + len(report.BEGIN) : page.index(report.END)].strip("\n")
     records = table3.read(ROOT / "results")
     gaps = report.missing(ROOT / "results", records)
-    assert block == report.markdown(table3.table3(records), gaps, "../results").strip("\n")
+    assert block == report.markdown(
+        table3.table3(records), table3.table3(records, report.IMAGES), gaps, "../results"
+    ).strip("\n")
 
 
 @pytest.mark.parametrize("script", ["prequential", "uci"])

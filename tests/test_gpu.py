@@ -472,8 +472,9 @@ def test_a_wrapped_model_is_captured_as_its_own_module(nccl, monkeypatch):
         (128, 10, True, 8, torch.float32),
         (128, 10, True, 33, torch.float64),
         (128, 10, True, 64, torch.float32),
-        (20, 64, True, 64, torch.float32),
-        (128, 10, True, 65, torch.float32),  # beyond the kernels
+        (140, 64, True, 64, torch.float32),
+        (20, 64, True, 64, torch.float32),  # beyond the kernels: as many rows as features
+        (128, 10, True, 65, torch.float32),  # beyond the kernels: more samples
     ],
 )
 @pytest.mark.parametrize("labels", [True, False])

@@ -302,7 +302,7 @@ class Observer:
         labels = not targets.is_floating_point() and targets.shape == features.shape[:-1]
         if len(flat):
             observation.observed = observed_rows(features, targets, self.partly)
-            check_rows(self.head, features, None if labels or self.partly else targets)
+            check_rows(self.head, features, None if labels or self._takes_integers(targets) else targets)
             check_weight(self.head, features, weight)
         n = len(flat)
         identity = None
@@ -316,11 +316,15 @@ class Observer:
         targets = targets.detach().reshape((len(flat),) if labels else (len(flat), targets.shape[-1]))
         return distributed.Rows(flat, targets, None if weight is None else weight.reshape(-1), identity), rows
 
+    def _takes_integers(self, targets: Tensor) -> bool:
+        """Whether these are labels of each output, which the solver looks at itself."""
+        return self.partly and not targets.is_floating_point()
+
     def _draw(self, observation: Observation, features: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """What was observed, at `head_fraction` of the rows, drawn at random, and which rows they are."""
         targets, sample_weight = observation.targets, observation.sample_weight
         labels = not targets.is_floating_point() and targets.shape == features.shape[:-1]
-        check_rows(self.head, features, None if labels or self.partly else targets)
+        check_rows(self.head, features, None if labels or self._takes_integers(targets) else targets)
         if not self.partly:  # which may have a weight for each output, and looks itself
             check_weight(self.head, features, sample_weight)
         flat = features.reshape(-1, features.shape[-1])

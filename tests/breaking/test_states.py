@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from breaking.damage import damages, same, several
-from sepsa import RLS, STORM, OnlineLBFGS, SepSA, SoftmaxNewton
+from sepsa import RLS, STORM, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton
 from sepsa.heads.slimtik import SlimTik
 
 K, M, N = 4, 3, 8
@@ -23,14 +23,17 @@ SOLVERS = {
     "RLS, float32": lambda: RLS(dtype=torch.float32),
     "RLS, self-tuning": lambda: RLS(forgetting="auto", ridge="auto"),
     "RLS, self-tuning ridge": lambda: RLS(ridge="auto"),
+    "RLS, bias_ridge": lambda: RLS(bias_ridge=0.5),
+    "PerOutput": lambda: PerOutput(RLS()),
     "SlimTik": SlimTik,
     "OnlineLBFGS": OnlineLBFGS,
     "OnlineLBFGS, forgetting 0.9": lambda: OnlineLBFGS(forgetting=0.9),
     "OnlineLBFGS, cross-entropy": lambda: OnlineLBFGS(loss="cross-entropy"),
     "SoftmaxNewton": SoftmaxNewton,
     "SoftmaxNewton, forgetting 0.9": lambda: SoftmaxNewton(forgetting=0.9),
+    "LogisticNewton": LogisticNewton,
 }
-CLASSES = {"OnlineLBFGS, cross-entropy", "SoftmaxNewton", "SoftmaxNewton, forgetting 0.9"}
+CLASSES = {"OnlineLBFGS, cross-entropy", "SoftmaxNewton", "SoftmaxNewton, forgetting 0.9", "LogisticNewton"}
 BASES = {"Adam": torch.optim.Adam, "SGD": functools.partial(torch.optim.SGD, momentum=0.9), "STORM": STORM}
 
 

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sepsa.heads._triton import MAX_OUTPUTS, MAX_ROWS
-from sepsa.heads._triton_linalg import eliminate, readable
+from sepsa.heads._triton_linalg import eliminate, readable, refine
 
 _SIZE = 32  # of the blocks that are eliminated
 _MAX_BLOCK = 128  # rows, samples and coordinates together: one program eliminates them
@@ -270,6 +270,7 @@ def _step(
         e = tl.load(E + at[:, None] * K + o[None, :], mask=(at < r)[:, None] & (o < K)[None, :], other=0.0)
         tl.store(right + at[:, None] * BLOCK_M + o[None, :], e)
     eliminate(inflated, r, ones, 1.0, S, L, right, buffer + tl.program_id(0) * SIZE * SIZE, r, SIZE, BLOCK_M)
+    refine(inflated, r, ones, 1.0, L, right, r, SIZE, BLOCK_M)
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     step = tl.zeros((BLOCK_M, BLOCK_C), dtype=Q.dtype.element_ty)
     for b in range(blocks):
@@ -306,8 +307,11 @@ class Buffers:
 
 
 def takes(p: int, K: int, n: int, c: int) -> bool:
-    """Whether there are kernels for n samples and c coordinates of a head."""
-    return K <= MAX_OUTPUTS and p + K <= MAX_ROWS and n <= 64 and n + c <= _MAX_BLOCK
+    """Whether there are kernels for n samples and c coordinates of a head, which must be fewer than its p.
+
+    From p rows on the system of the rows is singular but for its identity, and `absorb` takes that of the columns.
+    """
+    return K <= MAX_OUTPUTS and p + K <= MAX_ROWS and n <= 64 and n + c <= min(_MAX_BLOCK, p - 1)
 
 
 def learn(

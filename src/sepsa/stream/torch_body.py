@@ -146,9 +146,11 @@ class TorchEngine:
         state = self.solver.state_dict()
         passes = max(1.0, float(self.solver.samples / samples))
         state["T"] *= math.sqrt(passes)  # B = TᵀT
-        for name in ("left", "ridge", "samples"):
+        for name in ("left", "samples"):
             state[name] = state[name] / passes
-        if state["forgetting"] == 1.0 and bool((state["left"] < state["ridge"]).any()):
+        ridge, of_bias = state["ridges"]
+        state["ridges"] = [ridge / passes, of_bias]  # "ridge": that of the weights
+        if state["forgetting"] == 1.0 and bool((state["left"] < ridge / passes).any()):
             state["forgetting"] = 1 - 1e-9  # a schedule has forgotten some of the ridge, which so comes back in turn
         self.solver.load_state_dict(state)
         penalty, left = self._penalty_and_degrees_left()
