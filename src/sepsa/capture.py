@@ -17,7 +17,6 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from sepsa import distributed
@@ -76,8 +75,6 @@ def capture(
     group = None
     if observer is not None:
         group = distributed.capture_group(model, observer.process_group, observer.sharded)
-    if group is not None and isinstance(model, DistributedDataParallel):
-        model = model.module  # the step averages gradients itself, where a graph can record it
     return GraphStep(model, optimizer, inputs, targets, loss_fn, observer, compile, group)
 
 

@@ -203,17 +203,21 @@ def capture_group(model: nn.Module, setting: Any, sharded: Any) -> Any:
     """The process group with whose ranks a captured step on `model` learns, or None; refused where a graph cannot."""
     if setting is None or not is_initialized() or (setting == "auto" and not has_ranks(setting)):
         return None
-    if sharded is not None or (setting == "auto" and not isinstance(model, DistributedDataParallel)):
+    if isinstance(model, DistributedDataParallel):
         raise ValueError(
-            "a captured step cannot tell which ranks learn together, so each would learn a head of its own: make the "
-            "SepSA on the DistributedDataParallel itself, or pass SepSA(..., process_group=...), or None to say that "
-            "it is meant so; what fully_shard has sharded cannot be captured"
+            "a DistributedDataParallel ties gradients to the stream it was made on, which no graph can record: make "
+            "the SepSA on the model itself, with process_group=..., and its captured step averages the gradients"
         )
-    group = model.process_group if isinstance(model, DistributedDataParallel) and setting == "auto" else setting
-    backend = dist.get_backend(group)
+    if sharded is not None or setting == "auto":
+        raise ValueError(
+            "a captured step cannot tell which ranks learn together, so each would learn a head of its own: pass "
+            "SepSA(..., process_group=...), or None to say that it is meant so; what fully_shard has sharded cannot be "
+            "captured"
+        )
+    backend = dist.get_backend(setting)
     if "nccl" not in backend:
         raise ValueError(f"a captured step exchanges samples by NCCL, got a group of {backend}: use optimizer.observe")
-    return group
+    return setting
 
 
 def same_start(group: Any, model: nn.Module) -> None:
