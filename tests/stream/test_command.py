@@ -342,6 +342,19 @@ def test_nothing_of_the_user_is_written_over(tmp_path):
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("size", [0, 3])
+def test_a_quarantine_that_a_killed_run_began_is_begun_anew(size, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("x,y\n1,2\n3\n4,5\n")
+    bad = tmp_path / "bad.csv"
+    arguments = ("stream", path, "--target", "y", "--quarantine", bad)
+    assert run(*arguments).exit_code == 0
+    whole = bad.read_bytes()
+    bad.write_bytes(whole[:size])
+    assert run(*arguments).exit_code == 0
+    assert bad.read_bytes() == whole
+
+
 def test_what_came_before_the_end_of_a_truncated_file_is_learned(tmp_path):
     path = tmp_path / "t.csv.gz"
     path.write_bytes(gzip.compress(b"x,y\n" + b"1,2\n" * 50)[:-9])
