@@ -276,7 +276,7 @@ def figure() -> None:
             ax.text(value, at, f" {value:.2f}", va="center", fontsize=7)
         ax.invert_yaxis()
         ax.tick_params(axis="y", labelsize=7)
-        ax.set(title=f"split {name}", xlabel="accuracy over all classes", xlim=(0, 1.1))
+        ax.set(title=f"split {name}", xlabel="accuracy over all classes", xlim=(0, 1.2))
     fig.savefig(Path(__file__).with_suffix(".svg"), metadata={"Date": None})
 
 

@@ -90,9 +90,12 @@ def test_the_site_builds_without_a_warning(tmp_path):
     pages = list((tmp_path / "site").rglob("*.html"))
     assert len(pages) > 10
     for page in pages:
+        text = page.read_text("utf-8")
         # A reader without a network sees the same page: what it loads lies beside it.
-        loaded = re.findall(r'<(?:script|img|link|iframe)[^>]*?(?:src|href)="?([^" >]+)', page.read_text("utf-8"))
+        loaded = re.findall(r'<(?:script|img|link|iframe)[^>]*?(?:src|href)="?([^" >]+)', text)
         assert not [url for url in loaded if re.match(r"(https?:)?//", url)], page.name
+        prose = re.sub(r"<(pre|code)\b.*?</\1>", "", text, flags=re.DOTALL)
+        assert "|---" not in prose, f"{page.name} shows the source of a table: leave a line free before it"
 
 
 # ---------------------------------------------------------------------- numbers
