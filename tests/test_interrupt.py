@@ -21,6 +21,14 @@ from third_party import RevertibleLMS
 INTERRUPTS = int(os.environ.get("SEPSA_INTERRUPTS", "20"))  # the long version: 200
 
 
+@pytest.fixture(autouse=True)
+def heard():
+    """Ctrl-C raises, also where this runs in the background of a shell, which lets its children ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def press():
     signal.raise_signal(signal.SIGINT)
 
