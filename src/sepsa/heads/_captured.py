@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from sepsa.heads import _square_root
 from sepsa.heads._affine import rows, store
+from sepsa.heads._head_memory import HeadMemory, fused_kernels
 from sepsa.heads._square_root import (
     CURSOR,
     SAMPLES,
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class CapturedState:
+class CapturedState(HeadMemory):
     """Where a recording writes to. Symbols as in `_square_root`; H is the identity."""
 
     def __init__(self, linear: nn.Linear, root: Root) -> None:
         (m, p), device = root.W.shape, root.W.device
-        self.linear, self.k = linear, linear.in_features
-        self.weight, self.bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
         self.Z = root.W.new_zeros(p + m, p)
+        super().__init__(linear, self.Z)
         self.T, self.W = self.Z[:p], self.Z[p:]
         self.energy, self.left = torch.zeros_like(root.energy), torch.zeros_like(root.left)
         self.tally = torch.zeros(3, dtype=torch.float64, device=device)  # updates, samples, cursor
-        self.kernels = fused_kernels(self.Z, self.weight)
+        kernels = fused_kernels("_triton", self.Z, self.weight)
+        self.kernels = None if kernels is None or p + m > kernels.MAX_ROWS else kernels
         self.blocks: dict[int, tuple[Tensor, ...]] = {}  # buffers of the fused kernels, by the size of a block
         self._increments: dict[tuple[int, int], Tensor] = {}
         self._fading: dict[float, Tensor] = {}
@@ -48,16 +48,6 @@ class CapturedState:
     @property
     def root(self) -> Root:
         return Root(self.T, self.W, None, self.energy, self.left)
-
-    @property
-    def place(self) -> tuple[int | None, ...]:
-        """The memory that a recording reads and writes."""
-        return self.Z.data_ptr(), self.weight.data_ptr(), None if self.bias is None else self.bias.data_ptr()
-
-    def lies_in(self, linear: nn.Linear) -> bool:
-        """Whether the head still has the memory that it had."""
-        bias = None if linear.bias is None else linear.bias.data_ptr()
-        return self.place[1:] == (linear.weight.data_ptr(), bias)
 
     def load(self, root: Root, counters: NDArray[np.float64]) -> None:
         """Take over a state whose H is the identity."""
@@ -125,14 +115,3 @@ class CapturedState:
         else:
             self.T.copy_(andrews(self.T, Ft.T, U, C, lam**-0.5).where(fine, self.T))
         self._unfinished = None
-
-
-def fused_kernels(Z: Tensor, weight: Tensor) -> ModuleType | None:
-    """The kernels for a few samples on a GPU, where there are any for this head."""
-    if not Z.is_cuda or not weight.is_contiguous():
-        return None
-    try:
-        from sepsa.heads import _triton
-    except ModuleNotFoundError:  # a torch without Triton
-        return None
-    return _triton if Z.shape[0] <= _triton.MAX_ROWS else None

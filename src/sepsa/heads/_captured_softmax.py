@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from sepsa.heads import _affine
+from sepsa.heads._head_memory import HeadMemory, fused_kernels
 from sepsa.heads._softmax_newton import State, learned, restored, root
 from sepsa.heads._square_root import andrews
 
@@ -20,30 +20,19 @@ class Settings(NamedTuple):
     label_smoothing: float
 
 
-class CapturedSoftmax:
+class CapturedSoftmax(HeadMemory):
     """Where a recording writes to. Symbols as in `_softmax_newton`; Z = [T; W]."""
 
     def __init__(self, linear: nn.Linear, state: State) -> None:
         K, p = state.W.shape
-        self.linear, self.k = linear, linear.in_features
-        self.weight, self.bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
         self.Z = state.W.new_zeros(p + K, p)
+        super().__init__(linear, self.Z)
         rest = {name: torch.zeros_like(getattr(state, name)) for name in State._fields[2:]}
         self.now = State(T=self.Z[:p], W=self.Z[p:], **rest)
-        self.kernels = fused_kernels(self.Z, self.weight)
+        self.kernels = fused_kernels("_triton_softmax", self.Z, self.weight)
         self.blocks: dict[int, Any] = {}  # buffers of the fused kernels, by the rows of a block
         self._settings: dict[Settings, Tensor] = {}
         self._unfinished: Any = None  # a block of which W has learned, but not yet T
-
-    @property
-    def place(self) -> tuple[int | None, ...]:
-        """The memory that a recording reads and writes."""
-        return self.Z.data_ptr(), self.weight.data_ptr(), None if self.bias is None else self.bias.data_ptr()
-
-    def lies_in(self, linear: nn.Linear) -> bool:
-        """Whether the head still has the memory that it had."""
-        bias = None if linear.bias is None else linear.bias.data_ptr()
-        return self.place[1:] == (linear.weight.data_ptr(), bias)
 
     def load(self, state: State) -> None:
         """Take over a state of the same shapes."""
@@ -82,14 +71,3 @@ class CapturedSoftmax:
         if settings not in self._settings:
             self._settings[settings] = torch.tensor(settings, dtype=torch.float64).to(self.Z.device)
         return self._settings[settings]
-
-
-def fused_kernels(Z: Tensor, weight: Tensor) -> ModuleType | None:
-    """The kernels for a few samples on a GPU, where there are any for this head."""
-    if not Z.is_cuda or not weight.is_contiguous():
-        return None
-    try:
-        from sepsa.heads import _triton_softmax
-    except ModuleNotFoundError:  # a torch without Triton
-        return None
-    return _triton_softmax

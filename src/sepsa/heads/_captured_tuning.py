@@ -7,7 +7,6 @@ beside, so the captured run holds out, scores and chooses as the eager one does.
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +16,7 @@ from sepsa.heads import _candidates
 from sepsa.heads._affine import bias_bounds, store
 from sepsa.heads._affine import rows as with_ones
 from sepsa.heads._candidates import CERTAINTY, EXACT, FADING, OUTLIER, Candidates, Grid
+from sepsa.heads._head_memory import HeadMemory, fused_kernels
 from sepsa.heads._repeats import HELD_OUT, UNREPEATED, code_of, name_of
 from sepsa.heads._square_root import restored
 
@@ -98,15 +98,14 @@ class Now(NamedTuple):
     log: Tensor  # (changes, 2): the update and the candidate, in a ring
 
 
-class CapturedCandidates:
+class CapturedCandidates(HeadMemory):
     """Where a recording writes to. Symbols as in `_candidates`."""
 
     def __init__(
         self, linear: nn.Linear, grid: Grid, state: Candidates, basis: Tensor, seen_limit: int, history: int
     ) -> None:
         device, L = state.W.device, len(grid.lambdas)
-        self.linear, self.grid, self.basis, self.k = linear, grid, basis.clone(), linear.in_features
-        self.weight, self.bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+        self.grid, self.basis = grid, basis.clone()
         self.limits = Limits(HELD_OUT, UNREPEATED, seen_limit)
         self.now = Now(
             *(torch.zeros_like(state.M), torch.zeros_like(state.N)),
@@ -115,6 +114,7 @@ class CapturedCandidates:
             numbers=torch.zeros(1 + L, dtype=torch.float64, device=device),
             log=torch.zeros(history, 2, dtype=torch.int64, device=device),
         )
+        super().__init__(linear, self.now.M)
         settings = torch.tensor(grid.settings, dtype=torch.float64).to(device)
         self.forgettings, self.ridges = settings.T.contiguous().unbind()
         self.bias_bounds = torch.tensor(bias_bounds(grid.bias_ridge, state.W.dtype), dtype=torch.float64).to(device)
@@ -122,22 +122,12 @@ class CapturedCandidates:
         self.of = torch.tensor(grid.of).to(device)
         self.tables: dict[tuple[Any, ...], Table] = {}
         self.table: Table | None = None
-        self.kernels = fused_kernels(state.W, self.weight)
+        self.kernels = fused_kernels("_triton_tuning", state.W, self.weight)
         self.L = self.now.W if self.kernels is None else self.kernels.blocks_of(self.now.W)
         self.work: dict[int, Any] = {}
         self._turns: dict[int, Tensor] = {}
         self._mixed = False  # whether some batches are too large for the kernels
         self._unfinished: Any = None  # what the state has yet to take
-
-    @property
-    def place(self) -> tuple[int | None, ...]:
-        """The memory that a recording reads and writes."""
-        return self.now.M.data_ptr(), self.weight.data_ptr(), None if self.bias is None else self.bias.data_ptr()
-
-    def lies_in(self, linear: nn.Linear) -> bool:
-        """Whether the head still has the memory that it had."""
-        bias = None if linear.bias is None else linear.bias.data_ptr()
-        return self.place[1:] == (linear.weight.data_ptr(), bias)
 
     def load(self, state: Candidates) -> None:
         """Take over a state of the host."""
@@ -375,14 +365,3 @@ class CapturedCandidates:
             for mine, value in ((now.M, work.M), (now.N, work.N), (now.W, work.W), (self.L, work.L)):
                 mine.copy_(torch.where(work.take, value, mine))
             self._unfinished = None
-
-
-def fused_kernels(W: Tensor, weight: Tensor) -> ModuleType | None:
-    """The kernels for a few samples on a GPU, where there are any."""
-    if not W.is_cuda or not weight.is_contiguous():
-        return None
-    try:
-        from sepsa.heads import _triton_tuning
-    except ModuleNotFoundError:  # a torch without Triton
-        return None
-    return _triton_tuning

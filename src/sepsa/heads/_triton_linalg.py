@@ -46,6 +46,24 @@ def sweep(A, buffer, count, SIZE: tl.constexpr):
 
 
 @triton.jit
+def back_substitute(L, Y, X, blocks, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    """X_b = S_bb⁻¹Y_b + Σ_j>b L_bj X_j from the last block to the first, with the L of `eliminate`."""
+    dtype: tl.constexpr = L.dtype.element_ty
+    i, o = tl.arange(0, SIZE), tl.arange(0, WIDTH)
+    square, wide = i[:, None] * SIZE + i[None, :], i[:, None] * WIDTH + o[None, :]
+    for back in range(blocks):
+        tl.debug_barrier()
+        b = blocks - 1 - back
+        D = tl.load(L + (b * blocks + b) * SIZE * SIZE + square)
+        x = tl.dot(D, -tl.load(Y + b * SIZE * WIDTH + wide), input_precision="ieee", out_dtype=dtype)
+        for j in range(b + 1, blocks):
+            left = tl.load(L + (b * blocks + j) * SIZE * SIZE + square)
+            x = tl.dot(left, tl.load(X + j * SIZE * WIDTH + wide), x, input_precision="ieee", out_dtype=dtype)
+        tl.store(X + b * SIZE * WIDTH + wide, x)
+    tl.debug_barrier()
+
+
+@triton.jit
 def eliminate(
     G, stride, diagonal, factor, S, L, right, buffer, count, SIZE: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
@@ -91,16 +109,7 @@ def eliminate(
             tl.store(S + (b * blocks + j) * SIZE * SIZE + square, B)
             left = tl.dot(D, B, input_precision="ieee", out_dtype=dtype)
             tl.store(L + (b * blocks + j) * SIZE * SIZE + square, left)
-    for back in range(blocks):
-        tl.debug_barrier()
-        b = blocks - 1 - back
-        D = tl.load(L + (b * blocks + b) * SIZE * SIZE + square)
-        x = tl.dot(D, -tl.load(Y + b * SIZE * WIDTH + wide), input_precision="ieee", out_dtype=dtype)
-        for j in range(b + 1, blocks):
-            left = tl.load(L + (b * blocks + j) * SIZE * SIZE + square)
-            x = tl.dot(left, tl.load(X + j * SIZE * WIDTH + wide), x, input_precision="ieee", out_dtype=dtype)
-        tl.store(X + b * SIZE * WIDTH + wide, x)
-    tl.debug_barrier()
+    back_substitute(L, Y, X, blocks, SIZE, WIDTH)
     return least
 
 
@@ -128,16 +137,10 @@ def refine(G, stride, diagonal, factor, L, right, count, SIZE: tl.constexpr, WID
             left = tl.trans(tl.load(L + (a * blocks + b) * SIZE * SIZE + square))
             y = tl.dot(left, tl.load(Y + a * SIZE * WIDTH + wide), y, input_precision="ieee", out_dtype=dtype)
         tl.store(Y + b * SIZE * WIDTH + wide, y)
-    for back in range(blocks):
-        tl.debug_barrier()
-        b = blocks - 1 - back
-        D = tl.load(L + (b * blocks + b) * SIZE * SIZE + square)
-        x = tl.dot(D, -tl.load(Y + b * SIZE * WIDTH + wide), input_precision="ieee", out_dtype=dtype)
-        for j in range(b + 1, blocks):
-            left = tl.load(L + (b * blocks + j) * SIZE * SIZE + square)
-            x = tl.dot(left, tl.load(right + j * SIZE * WIDTH + wide), x, input_precision="ieee", out_dtype=dtype)
-        tl.store(right + b * SIZE * WIDTH + wide, x)
-        tl.store(X + b * SIZE * WIDTH + wide, tl.load(X + b * SIZE * WIDTH + wide) + x)
+    back_substitute(L, Y, right, blocks, SIZE, WIDTH)
+    for b in range(blocks):
+        at = b * SIZE * WIDTH + wide
+        tl.store(X + at, tl.load(X + at) + tl.load(right + at))
     tl.debug_barrier()
 
 
