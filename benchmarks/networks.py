@@ -1,10 +1,11 @@
 """Networks that people train, on CIFAR-10: a ResNet-9 and a small vision transformer, SepSA beside AdamW.
 
     python benchmarks/networks.py --search            # settings of each method, by 5,000 training images held out
-    python benchmarks/networks.py                     # 5 seeds of the settings found, on the test images
+    python benchmarks/networks.py --jobs 12           # 5 seeds of the settings found, on the test images
+    python benchmarks/networks.py --time              # 3 epochs of each alone, for the seconds of one
     python benchmarks/networks.py --table             # what networks.json holds
 
-Both write networks.json after every run, and do not run again what it holds; `--jobs N` shares a GPU between N
+They write networks.json after every run, and do not run again what it holds; `--jobs N` shares a GPU between N
 processes, whose seconds then say nothing. Crops and flips, batches of 256, bf16, a one-cycle rate, 10 epochs. Four
 methods, four settings each: AdamW with cross-entropy, AdamW with the squared loss of one-hot targets, SepSA with RLS
 and one-hot targets, SepSA with SoftmaxNewton.
@@ -34,7 +35,7 @@ from sepsa.paper.augmentation import Augmentation
 from sepsa.paper.tuning import held_out
 
 RESULT = Path(__file__).with_suffix(".json")
-EPOCHS, BATCH, DECAY, SEEDS, SEARCH_SEED = 10, 256, 0.01, range(5), 100
+EPOCHS, TIMED_EPOCHS, BATCH, DECAY, SEEDS, SEARCH_SEED = 10, 3, 256, 0.01, range(5), 100
 CLASSES = 10
 
 
@@ -78,13 +79,13 @@ class VisionTransformer(nn.Module):
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"ResNet-9": resnet9, "vision transformer": VisionTransformer}
-# Four settings for each method: the largest learning rate, and forgetting or smoothing where the method has it.
+# Four settings for each method: the largest learning rate, and what else the method has.
 RATES = {"ResNet-9": (2e-3, 5e-3, 1e-2, 2e-2), "vision transformer": (5e-4, 1e-3, 2e-3, 4e-3)}
 METHODS = {
-    "AdamW, cross-entropy": ("smoothing", (0.0, 0.1)),
-    "AdamW, squared loss": ("smoothing", (0.0,)),
+    "AdamW, cross-entropy": ("label_smoothing", (0.0, 0.1)),
+    "AdamW, squared loss": ("label_smoothing", (0.0,)),
     "SepSA": ("forgetting", (1.0, 0.999)),
-    "SepSA, cross-entropy": ("forgetting", (1.0, 0.999)),
+    "SepSA, cross-entropy": ("ridge", (100.0, 1000.0)),
 }
 
 
@@ -103,11 +104,11 @@ def learner(method: str, model: nn.Module, setting: dict[str, float], fused: boo
     if method.startswith("AdamW"):
         loss: Loss = functional.mse_loss
         if "cross" in method:
-            loss = partial(functional.cross_entropy, label_smoothing=setting["smoothing"])
+            loss = partial(functional.cross_entropy, label_smoothing=setting["label_smoothing"])
         return torch.optim.AdamW(model.parameters(), **options), loss
-    solver: Any = (SoftmaxNewton if "cross" in method else RLS)(forgetting=setting["forgetting"])
-    loss = functional.cross_entropy if "cross" in method else functional.mse_loss
-    return SepSA(model, torch.optim.AdamW, solver=solver, **options), loss
+    rest = {name: value for name, value in setting.items() if name != "lr"}
+    solver: Any = (SoftmaxNewton if "cross" in method else RLS)(**rest)
+    return SepSA(model, torch.optim.AdamW, solver=solver, **options), solver.loss
 
 
 def train(item: tuple[str, str, dict[str, float], int, bool, str, int]) -> dict[str, Any]:
@@ -123,7 +124,7 @@ def train(item: tuple[str, str, dict[str, float], int, bool, str, int]) -> dict[
     augmentation, targets = Augmentation(data, "black", seed), data.train_targets
     steps = len(targets) // BATCH
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, setting["lr"], total_steps=epochs * steps, pct_start=0.25)
-    generator, accuracy, seconds = torch.Generator().manual_seed(seed), list[float](), 0.0
+    generator, accuracy, seconds = torch.Generator().manual_seed(seed), list[float](), list[float]()
     for _ in range(epochs):
         images = augmentation.draw()
         order = torch.randperm(len(targets), generator=generator)[: steps * BATCH].view(steps, BATCH).to(device)
@@ -141,9 +142,12 @@ def train(item: tuple[str, str, dict[str, float], int, bool, str, int]) -> dict[
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
         accuracy.append(score(model, test, labels, device))
-        seconds += time.perf_counter() - start
-    return {"accuracy": [round(value, 2) for value in accuracy], "seconds": round(seconds, 2)}
+    # The fastest epoch: the first one warms up.
+    return {"accuracy": [round(value, 2) for value in accuracy], "epoch_seconds": round(min(seconds), 3)}
 
 
 @torch.no_grad()
@@ -181,41 +185,43 @@ def best(network: str, method: str) -> dict[str, float]:
 
 
 def table() -> None:
-    print("| network | method | setting | accuracy after 1 | 3 | 10 epochs | seconds |\n|---|---|---|--:|--:|--:|--:|")
+    print("| network | method | setting | accuracy after 1 | 3 | 10 epochs | seconds an epoch |")
+    print("|---|---|---|--:|--:|--:|--:|")
     for network in NETWORKS:
         for method in METHODS:
             runs = [r for r in known() if not r["search"] and (r["network"], r["method"]) == (network, method)]
-            if runs:
-                told = ", ".join(f"{key} {value:g}" for key, value in runs[0]["setting"].items())
-                columns = [[run["accuracy"][epoch] for run in runs] for epoch in (0, 2, -1)]
+            whole = [r for r in runs if r["epochs"] == EPOCHS]
+            if len(whole) > 1:
+                told = ", ".join(f"{key} {value:g}" for key, value in whole[0]["setting"].items())
+                columns = [[run["accuracy"][epoch] for run in whole] for epoch in (0, 2, -1)]
                 means = " | ".join(f"{statistics.fmean(c):.2f} ± {statistics.stdev(c):.2f}" for c in columns)
-                print(
-                    f"| {network} | {method} | {told} | {means} | {statistics.fmean(r['seconds'] for r in runs):.1f} |"
-                )
+                alone = [f"{r['epoch_seconds']:.2f}" for r in runs if r["epochs"] == TIMED_EPOCHS]
+                print(f"| {network} | {method} | {told} | {means} | {', '.join(alone)} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--search", action="store_true")
+    parser.add_argument("--time", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--only", default="", help="networks and methods whose name holds this")
     options = parser.parse_args()
     if options.table:
         table()
         return
-    done = {(r["network"], r["method"], json.dumps(r["setting"]), r["seed"], r["search"]) for r in known()}
+    epochs = TIMED_EPOCHS if options.time else EPOCHS
+    done = {(r["network"], r["method"], json.dumps(r["setting"]), r["seed"], r["search"], r["epochs"]) for r in known()}
     wanted = [
-        (network, method, setting, seed, options.search, options.device, options.epochs)
-        for seed in ((SEARCH_SEED,) if options.search else SEEDS)
+        (network, method, setting, seed, options.search, options.device, epochs)
+        for seed in ((SEARCH_SEED,) if options.search else SEEDS[: 1 if options.time else None])
         for network in NETWORKS
         for method in METHODS
         if options.only in f"{network}, {method}"
         for setting in (settings(network, method) if options.search else [best(network, method)])
     ]
-    items = [item for item in wanted if (*item[:2], json.dumps(item[2]), *item[3:5]) not in done]
+    items = [item for item in wanted if (*item[:2], json.dumps(item[2]), *item[3:5], item[6]) not in done]
     keys = ("network", "method", "setting", "seed", "search", "device", "epochs")
     for i, result, _ in runner.each(train, items, options.jobs):
         entry = dict(zip(keys, items[i], strict=True)) | {"jobs": options.jobs} | result

@@ -28,6 +28,7 @@ from sepsa.paper.methods import (
     SELF_TUNING,
     STANDARDIZED,
     TUNED,
+    VARIANTS,
     Learner,
     applies,
     build,
@@ -40,7 +41,8 @@ Mode = Literal["online", "mini-batch"]
 
 # "augmented" is the paper's Table III with images cropped and flipped at random; "images" is SepSA and Adam on images
 # as one would use them, at a falling rate, with settings chosen on images held out; "images-augmented" is both.
-EXPERIMENTS = ("fig1", "fig2", "fig3", "fig4", "table3", "augmented", "images", "images-augmented")
+# "variants" is "augmented" with one thing more changed.
+EXPERIMENTS = ("fig1", "fig2", "fig3", "fig4", "table3", "augmented", "variants", "images", "images-augmented")
 _DRAWN = ("fig1", "fig2", "fig3", "fig4")  # the experiments that keep curves
 REGRESSIONS, CLASSIFICATIONS = ("energy", "diabetes"), ("mnist", "cifar10")
 LEARNING_RATES = (1e-2, 1e-3, 1e-4)
@@ -147,8 +149,8 @@ def _known(what: str, given: Sequence[str], valid: Sequence[str]) -> None:
 def _modes(experiment: str, dataset: str) -> tuple[Mode, ...]:
     if experiment == "table3":
         return ("online", "mini-batch")
-    if experiment in ("augmented", "images", "images-augmented"):
-        images = ("cifar10",) if "augmented" in experiment else CLASSIFICATIONS
+    if experiment in ("augmented", "variants", "images", "images-augmented"):
+        images = CLASSIFICATIONS if experiment == "images" else ("cifar10",)
         return ("online", "mini-batch") if dataset in images else ()
     if experiment == "fig1":
         return ("online",)
@@ -159,6 +161,8 @@ def _modes(experiment: str, dataset: str) -> tuple[Mode, ...]:
 def _default_methods(experiment: str, dataset: str) -> tuple[str, ...]:
     if experiment == "augmented":
         return ("SepSA", "slimTrain", "Adam")
+    if experiment == "variants":
+        return VARIANTS
     if experiment in ("images", "images-augmented"):
         return (TUNED, CROSS_ENTROPY, NEWTON)
     if experiment != "table3":
@@ -199,7 +203,7 @@ def _run(experiment: str, dataset: str, mode: Mode, method: str, lr: float, seed
         epochs, batch = (5 if quick else 50, 32) if regression else (2 if quick else 20, 64)
     ridge, forgetting = head_settings(method, dataset, mode)
     run = Run(experiment, dataset, mode, method, lr, seed, epochs, batch, ridge, forgetting, quick)
-    if "augmented" in experiment:
+    if experiment in ("augmented", "variants", "images-augmented"):
         run = replace(run, padding="black")
     if experiment in ("images", "images-augmented"):
         run = replace(run, schedule="linear", **image_settings(method, experiment, dataset, mode))
