@@ -274,13 +274,7 @@ class SlimTik:
             raise explain_nonfinite(features, targets, linear)
 
         state = self._state
-        problem = factorize(Z, state.blocks, E, W)
-        eps = torch.finfo(self.dtype).eps
-        trials, sums = trial_points(state.regularization_sum, self.bounds, self.candidates, eps)
-        values = sgcv(problem, trials.to(W), sums.to(W))
-        best = int(values.nan_to_num(nan=math.inf).argmin())  # argmin would take a NaN for the least
-        lam, tau = float(trials[best]), float(sums[best])
-        W = W + increment(problem, lam, tau)
+        W, lam, tau = self._solve(Z, E, W)
         rounded = W.to(linear.weight.dtype)
         if not math.isfinite(float(rounded.abs().max())):
             raise explain_nonfinite(features, targets, linear, W)
@@ -292,6 +286,16 @@ class SlimTik:
             _affine.store(linear, head)
 
         _affine.commit(write)
+
+    def _solve(self, Z: Tensor, E: Tensor, W: Tensor) -> tuple[Tensor, float, float]:
+        """The new head, its Λ and τ, from the block Z (p, n) with residuals E (m, n)."""
+        state, eps = self._state, torch.finfo(self.dtype).eps
+        problem = factorize(Z, state.blocks, E, W)
+        trials, sums = trial_points(state.regularization_sum, self.bounds, self.candidates, eps)
+        values = sgcv(problem, trials.to(W), sums.to(W))
+        best = int(values.nan_to_num(nan=math.inf).argmin())  # argmin would take a NaN for the least
+        lam, tau = float(trials[best]), float(sums[best])
+        return W + increment(problem, lam, tau), lam, tau
 
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:

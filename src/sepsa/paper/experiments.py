@@ -25,6 +25,7 @@ from sepsa.paper.methods import (
     CROSS_ENTROPY,
     NEWTON,
     PAPER,
+    PUBLISHED,
     SELF_TUNING,
     STANDARDIZED,
     TUNED,
@@ -41,7 +42,7 @@ Mode = Literal["online", "mini-batch"]
 
 # "augmented" is the paper's Table III with images cropped and flipped at random; "images" is SepSA and Adam on images
 # as one would use them, at a falling rate, with settings chosen on images held out; "images-augmented" is both.
-# "variants" is "augmented" with one thing more changed.
+# "variants" is MNIST of "table3" and CIFAR-10 of "augmented" with one thing more changed.
 EXPERIMENTS = ("fig1", "fig2", "fig3", "fig4", "table3", "augmented", "variants", "images", "images-augmented")
 _DRAWN = ("fig1", "fig2", "fig3", "fig4")  # the experiments that keep curves
 REGRESSIONS, CLASSIFICATIONS = ("energy", "diabetes"), ("mnist", "cifar10")
@@ -150,7 +151,7 @@ def _modes(experiment: str, dataset: str) -> tuple[Mode, ...]:
     if experiment == "table3":
         return ("online", "mini-batch")
     if experiment in ("augmented", "variants", "images", "images-augmented"):
-        images = CLASSIFICATIONS if experiment == "images" else ("cifar10",)
+        images = CLASSIFICATIONS if experiment in ("variants", "images") else ("cifar10",)
         return ("online", "mini-batch") if dataset in images else ()
     if experiment == "fig1":
         return ("online",)
@@ -162,7 +163,7 @@ def _default_methods(experiment: str, dataset: str) -> tuple[str, ...]:
     if experiment == "augmented":
         return ("SepSA", "slimTrain", "Adam")
     if experiment == "variants":
-        return VARIANTS
+        return VARIANTS if dataset == "cifar10" else (PUBLISHED,)
     if experiment in ("images", "images-augmented"):
         return (TUNED, CROSS_ENTROPY, NEWTON)
     if experiment != "table3":
@@ -187,7 +188,9 @@ def _seeds(experiment: str, dataset: str, method: str, seeds: int | Sequence[int
         own, usual = REGRESSION_SEEDS, len(REGRESSION_SEEDS)
     else:
         own = CLASSIFICATION_SEEDS
-        usual = {"slimTrain": _SLIMTRAIN_SEEDS, NEWTON: _NEWTON_SEEDS}.get(method, len(own))
+        usual = {"slimTrain": _SLIMTRAIN_SEEDS, PUBLISHED: _SLIMTRAIN_SEEDS, NEWTON: _NEWTON_SEEDS}.get(
+            method, len(own)
+        )
     few = 2 if dataset in REGRESSIONS else 1
     count = (min(usual, few) if quick else usual) if seeds is None else seeds
     if not 1 <= count <= len(own):
@@ -203,7 +206,7 @@ def _run(experiment: str, dataset: str, mode: Mode, method: str, lr: float, seed
         epochs, batch = (5 if quick else 50, 32) if regression else (2 if quick else 20, 64)
     ridge, forgetting = head_settings(method, dataset, mode)
     run = Run(experiment, dataset, mode, method, lr, seed, epochs, batch, ridge, forgetting, quick)
-    if experiment in ("augmented", "variants", "images-augmented"):
+    if dataset == "cifar10" and experiment in ("augmented", "variants", "images-augmented"):
         run = replace(run, padding="black")
     if experiment in ("images", "images-augmented"):
         run = replace(run, schedule="linear", **image_settings(method, experiment, dataset, mode))
