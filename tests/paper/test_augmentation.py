@@ -100,3 +100,17 @@ def test_a_linear_rate_falls_to_nearly_zero_and_smoothing_reaches_the_targets(mo
     experiments.train(run_of(padding=None, schedule="linear", smoothing=0.1), images())
     assert rates == pytest.approx([1e-3 * (1 - i / 10) for i in range(10)])
     assert all(torch.allclose(targets, 0.9 * images().train_targets + 0.01) for targets in targets_seen)
+
+
+def test_variants_change_one_thing_of_the_rows_they_stand_beside():
+    runs = experiments.plan("variants", seeds=1)
+    assert {run.padding for run in runs if run.dataset == "mnist"} == {None}
+    assert {run.padding for run in runs if run.dataset == "cifar10"} == {"black"}
+    for run in runs:
+        beside = "augmented" if run.dataset == "cifar10" else "table3"
+        (same,) = (
+            other
+            for other in experiments.plan(beside, [run.dataset], [run.method.partition(",")[0]], 1)
+            if other.mode == run.mode
+        )
+        assert replace(run, experiment=beside, method=same.method) == same

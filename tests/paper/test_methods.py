@@ -13,10 +13,20 @@ from torch.nn.functional import cross_entropy, mse_loss
 from sepsa import SepSA, SoftmaxNewton
 from sepsa.heads.slimtik import SlimTik
 from sepsa.paper import methods
-from sepsa.paper.methods import CROSS_ENTROPY, NAMES, NEWTON, SELF_TUNING, STANDARDIZED, TUNED, Learner, build
+from sepsa.paper.methods import (
+    CROSS_ENTROPY,
+    NAMES,
+    NEWTON,
+    PUBLISHED,
+    SELF_TUNING,
+    STANDARDIZED,
+    TUNED,
+    Learner,
+    build,
+)
 
 TUNING = Path(__file__).resolve().parents[2] / "results" / "tuning.json"
-WITH_HEAD_SOLVER = ("SepSA", "slimTrain", TUNED, SELF_TUNING, NEWTON)
+WITH_HEAD_SOLVER = ("SepSA", "SepSA, no weight decay", "slimTrain", PUBLISHED, TUNED, SELF_TUNING, NEWTON)
 WITH_LABELS = (CROSS_ENTROPY, NEWTON)
 
 
@@ -53,7 +63,7 @@ def test_weight_decay_acts_on_what_the_first_order_method_owns(name):
     model = network()
     learner = build(name, model, 1e-3, body="RMSprop", train_targets=torch.randn(9, 2))
     (group,) = learner.optimizer.param_groups
-    assert group["weight_decay"] == 1e-5
+    assert group["weight_decay"] == (0 if "no weight decay" in name else 1e-5)
     assert group["lr"] == 1e-3
     assert len(group["params"]) == (2 if name in WITH_HEAD_SOLVER else 4)
 

@@ -9,6 +9,7 @@ import shutil
 import statistics
 import subprocess
 from collections import defaultdict
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -17,7 +18,7 @@ from PIL import Image
 from sepsa.paper import records, report, table3
 from sepsa.paper.experiments import EXPERIMENTS, Outcome, metric, plan
 from sepsa.paper.methods import NAMES as METHOD_NAMES
-from sepsa.paper.methods import applies, slug
+from sepsa.paper.methods import slug
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ASKED_FOR = {
@@ -37,7 +38,7 @@ def made_up(run):
     curve = [end + (start - end) * math.exp(-i) for i in x]
     outcome = Outcome(seconds=0.25, train=end, test=curve[-1], x=x, train_curve=curve, test_curve=curve)
     printed = table3.PAPER.get((run.mode, run.dataset, run.method))
-    if run.experiment in ("table3", "augmented") and printed:
+    if run.experiment in ("table3", "augmented", "variants") and printed:
         step = (run.seed % 3 - 1) * 0.1
         outcome.train = printed.train_mean + printed.train_std * step
         outcome.test = printed.test_mean + printed.test_std * step
@@ -45,6 +46,10 @@ def made_up(run):
         outcome.diverged, outcome.train, outcome.test = True, None, None
         outcome.train_curve = outcome.test_curve = [start, 1e9]
     return outcome
+
+
+def made_up_run():
+    return table3.Run(1e-3, 1, {}, "cpu", {}, 1.0, 50.0, 50.0, False, {}, None)
 
 
 def lay_out(results, runs, outcome=made_up, note=None):
@@ -207,7 +212,7 @@ def test_links_lead_somewhere_and_nothing_is_loaded(whole):
     assert {link[1:] for link in found.links} <= set(found.ids)
     behind = {name for name in found.ids if name.startswith("runs-")}
     assert behind <= {link[1:] for link in found.links}
-    assert len(behind) == 56 + 24  # Table III, and the images
+    assert len(behind) == 56 + 32  # Table III, and the images
     assert all(load.startswith("data:") for load in found.loads)
     text = (whole[1] / "report.html").read_text(encoding="utf-8")
     assert not re.search(r"https?://|@import|url\(", text)
@@ -254,6 +259,27 @@ def test_docs_without_the_marks_are_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_what_no_experiment_meets_is_left_without_an_explanation():
+    def row(experiment, method, train, test):
+        record = table3.Record(experiment, "cifar10", "mini-batch", method, "accuracy", ())
+        paper = table3.PAPER["mini-batch", "cifar10", method.partition(",")[0]]
+        return replace(
+            table3._row(replace(record, runs=(made_up_run(),))),
+            train_difference=train,
+            test_difference=test,
+            paper_test_mean=paper.test_mean,
+        )
+
+    far = row("table3", "SepSA", 9.0, 1.0)
+    assert [(r.experiment, split) for r, split in table3.unexplained([far])] == [("table3", "train")]
+    cut = row("augmented", "SepSA", 3.0, 2.5)
+    both = [("augmented", "train"), ("augmented", "test")]
+    assert [(r.experiment, split) for r, split in table3.unexplained([far, cut])] == both
+    half = row("variants", "SepSA, no weight decay", 1.0, -2.5)
+    assert len(table3.unexplained([far, cut, half])) == 2  # one mean alone does not meet the row
+    assert table3.unexplained([far, cut, row("variants", "SepSA, no weight decay", 1.0, -1.5)]) == []
+
+
 # ---------------------------------------------------------------------- what is missing, small or foreign
 
 
@@ -289,7 +315,8 @@ def test_quick_runs_are_called_so_and_notes_are_told(tmp_path):
     text = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert f"quick runs</strong> ({len(runs)} of {len(runs)})" in text
     assert text.count("<li>&lt;b&gt;a copy&lt;/b&gt; &amp; no original</li>") == 1
-    others = ",".join(slug(name) for name in table3.METHODS if name != "SepSA" and applies(name, "regression"))
+    ran = {run.method for run in plan("table3", ["energy"], quick=True)} - {"SepSA"}
+    others = ",".join(slug(name) for name in table3.METHODS if name in ran)
     assert f"sepsa reproduce table3 --datasets energy --methods {others} --quick" in text
     page(tmp_path / "out")
 
