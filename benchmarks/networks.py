@@ -185,18 +185,20 @@ def best(network: str, method: str) -> dict[str, float]:
 
 
 def table() -> None:
-    print("| network | method | setting | accuracy after 1 | 3 | 10 epochs | seconds an epoch |")
-    print("|---|---|---|--:|--:|--:|--:|")
     for network in NETWORKS:
+        print(f"### {network}\n")
+        print("| method | setting | after 1 epoch | after 3 | after 10 | seconds an epoch |")
+        print("|---|---|--:|--:|--:|--:|")
         for method in METHODS:
             runs = [r for r in known() if not r["search"] and (r["network"], r["method"]) == (network, method)]
             whole = [r for r in runs if r["epochs"] == EPOCHS]
             if len(whole) > 1:
-                told = ", ".join(f"{key} {value:g}" for key, value in whole[0]["setting"].items())
+                told = ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in whole[0]["setting"].items())
                 columns = [[run["accuracy"][epoch] for run in whole] for epoch in (0, 2, -1)]
                 means = " | ".join(f"{statistics.fmean(c):.2f} ± {statistics.stdev(c):.2f}" for c in columns)
                 alone = [f"{r['epoch_seconds']:.2f}" for r in runs if r["epochs"] == TIMED_EPOCHS]
-                print(f"| {network} | {method} | {told} | {means} | {', '.join(alone)} |")
+                print(f"| {method} | {told} | {means} | {', '.join(alone)} |")
+        print()
 
 
 def main() -> None:
