@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
-from typing import Any, Literal, overload
+from collections.abc import Sequence
+from typing import Literal, overload
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from sepsa.heads import _affine, _partly
-from sepsa.heads._checks import (
-    bias_setting,
-    check_keys,
-    check_labels,
-    check_ridges,
-    check_rows,
-    check_state_tensor,
-    explain_nonfinite,
-    in_range,
-    is_integer,
-    is_new_head,
-    owned_head,
-)
-from sepsa.heads._softmax_newton import State, check_consistent, effective_samples, learned
+from sepsa.heads._checks import check_labels, check_rows, explain_nonfinite, in_range, is_integer, is_new_head
+from sepsa.heads._newton_head import NewtonHead
+from sepsa.heads._softmax_newton import State, effective_samples, learned
 from sepsa.heads.solver import Posterior
 
-_SETTINGS = ("forgetting", "pos_weight")
-_KEYS = State._fields[:-2]
 IGNORE_INDEX = -100
 
 
-class LogisticNewton:
+class LogisticNewton(NewtonHead):
     """Head of independent yes-or-no outputs by an online Newton method on their binary cross-entropy.
 
     Choose it for labels that do not exclude each other (multi-label), or for one output that says yes or no; for
@@ -45,8 +32,8 @@ class LogisticNewton:
     yes counts, as in `torch.nn.BCEWithLogitsLoss`; `ridge`, `forgetting` and `bias_ridge` are those of `SoftmaxNewton`.
     """
 
+    settings = ("forgetting", "pos_weight")
     learns_partly = True
-    forgets = True  # in the next update; see `sepsa.heads.Forgets`
 
     def __init__(
         self,
@@ -56,12 +43,8 @@ class LogisticNewton:
         bias_ridge: float | Literal["ridge"] | None = None,
         pos_weight: Sequence[float] | Tensor | None = None,
     ) -> None:
-        self.ridge = in_range("ridge", ridge, 0.0, math.inf)
-        self.forgetting = in_range("forgetting", forgetting, 0.0, 1.0)
-        self.bias_ridge = bias_setting(bias_ridge)
+        super().__init__(ridge, forgetting, bias_ridge)
         self.pos_weight = positive_weights(pos_weight)
-        self.linear: nn.Linear | None = None
-        self._previous: Tensor | None = None  # where the last update started, for health alone
 
     # ------------------------------------------------------------------ state
 
@@ -71,79 +54,27 @@ class LogisticNewton:
         if not is_new_head("LogisticNewton", self.linear, linear):
             return self
         m, device = linear.out_features, linear.weight.device
-        check_count(self.pos_weight, m)
         W = _affine.join(linear).to(torch.float32 if device.type == "mps" else torch.float64)
-        ridge = _affine.ridges(linear, self.ridge, self.bias_ridge, W)
+        derived = self._derived(linear, W)
         self._state = State(
-            T=torch.diag(1 / ridge.sqrt()).repeat(m, 1, 1),
+            T=torch.diag(1 / derived["ridge"].sqrt()).repeat(m, 1, 1),
             W=W,
             prior=W.clone(),
             shares=W.new_ones(m),
-            ridge_left=ridge.repeat(m, 1),
+            ridge_left=derived["ridge"].repeat(m, 1),
             counters=W.new_zeros(m, 3),
-            weights=class_weights(self.pos_weight, W),
-            ridge=ridge,
+            **derived,
         )
         self.linear = linear
         return self
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything beside the head itself, whose weights live in the `nn.Linear`."""
-        self._ready()
-        state: dict[str, Any] = {key: getattr(self._state, key).clone() for key in _KEYS}
-        settings = {"forgetting": self.forgetting, "pos_weight": self.pos_weight and list(self.pos_weight)}
-        return state | settings | {"ridges": [self.ridge, self.bias_ridge]}
+    def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
+        check_count(self.pos_weight, len(W))
+        ridge = _affine.ridges(linear, self.ridge, self.bias_ridge, W)
+        return {"weights": class_weights(self.pos_weight, W), "ridge": ridge}
 
-    @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
-        linear, old = self._ready(), self._state
-        check_keys("LogisticNewton", state_dict, {*_KEYS, *_SETTINGS, "ridges"})
-        ridge, bias_ridge = check_ridges(state_dict["ridges"])
-        try:
-            fresh = LogisticNewton(ridge=ridge, bias_ridge=bias_ridge, **{name: state_dict[name] for name in _SETTINGS})
-        except TypeError as error:
-            raise ValueError(f"state_dict: {error}: the checkpoint is damaged") from None
-        check_count(fresh.pos_weight, len(old.W))
-        tensors = {
-            key: check_state_tensor(
-                key, state_dict[key], tuple(was.shape), dtype=was.dtype, device=linear.weight.device
-            )
-            for key, was in zip(_KEYS, old, strict=False)
-        }
-        full = _affine.ridges(linear, ridge, bias_ridge, old.W)
-        state = State(**tensors, weights=class_weights(fresh.pos_weight, old.W), ridge=full)
-        for one in each_output(state):
-            check_consistent(one)
-        settings = {name: getattr(fresh, name) for name in (*_SETTINGS, "ridge", "bias_ridge")}
-
-        def write() -> None:
-            self.__dict__.update(settings)
-            self._state, self._previous = state, None
-
-        _affine.commit(write)
-
-    def to(self, device: torch.device | str | int) -> LogisticNewton:
-        """Move the head and its curvatures together."""
-        owned_head("LogisticNewton", self.linear).to(device)
-        self._ready()
-        return self
-
-    def checkpoint(self) -> Hashable:
-        """What `rollback` returns to: cheap, a copy of the head's weights and a reference to the rest."""
-        linear = self._ready()
-        return self._state, self._previous, _affine.join(linear)
-
-    def rollback(self, token: Any) -> None:
-        """Undo every update since `checkpoint()` gave this token."""
-        state, previous, head = token
-        linear = owned_head("LogisticNewton", self.linear)
-
-        def write() -> None:
-            self._state, self._previous = state, previous
-            _affine.store(linear, head)
-
-        _affine.commit(write)
+    def _parts(self, state: State) -> Sequence[State]:
+        return each_output(state)
 
     @property
     def steps(self) -> int:
@@ -171,33 +102,16 @@ class LogisticNewton:
         self._ready()
         state = self._state
         roots = torch.linalg.svdvals(state.T)  # (m, p), of each B's eigenvalues, the largest first
-        step = math.nan if self._previous is None else float(torch.linalg.vector_norm(state.W - self._previous))
         return {
             "condition": float((roots[:, 0] / roots[:, -1]).max()) ** 2,
             "smallest_eigenvalue": 1 / float(roots[:, 0].max()) ** 2,
             "effective_samples": min(effective_samples(one, self.forgetting) for one in each_output(state)),
-            "last_step": step,
+            "last_step": self._last_step(),
             "dead_features": float((state.T.square().sum(1) * state.ridge_left > 1 - 1e-9).sum(1).max()),
         }
 
     def __repr__(self) -> str:
-        head = "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
-        more = _affine.bias_words(self.bias_ridge)
-        more += "" if self.pos_weight is None else f", pos_weight={self.pos_weight}"
-        return f"LogisticNewton(ridge={self.ridge:g}, forgetting={self.forgetting:g}{more}{head})"
-
-    def _ready(self) -> nn.Linear:
-        """The head, with the state where it is."""
-        linear = owned_head("LogisticNewton", self.linear)
-        device = linear.weight.device
-        if self._state.T.device != device:
-            state = State(*(tensor.to(device) for tensor in self._state))
-
-            def write() -> None:
-                self._state, self._previous = state, None
-
-            _affine.commit(write)
-        return linear
+        return self._told("" if self.pos_weight is None else f", pos_weight={self.pos_weight}")
 
     # ------------------------------------------------------------------ learning
 
@@ -235,12 +149,7 @@ class LogisticNewton:
             if observed is not None:
                 new = kept(new, self._state._replace(W=before), observed.any(0))
             head = new.W.to(linear.weight.dtype)
-
-        def write() -> None:
-            self._state, self._previous = new, before
-            _affine.store(linear, head)
-
-        _affine.commit(write)
+        self._take(new, before, head)
 
     def _learned(self, linear: nn.Linear, W: Tensor, x: Tensor, y: Tensor, omega: Tensor) -> tuple[State, Tensor]:
         """The state after an update of every output, and for each whether it may be."""
@@ -265,7 +174,7 @@ class LogisticNewton:
         if bool((bad & y.isfinite()).any()):
             worst = targets.reshape(y.shape)[bad & y.isfinite()][0].item()
             return ValueError(f"targets must be 0 or 1, or probabilities in [0, 1], got {worst:g}: nothing was learned")
-        return explain_nonfinite(features, y, owned_head("LogisticNewton", self.linear), learned)
+        return explain_nonfinite(features, y, self._bound(), learned)
 
     # ------------------------------------------------------------------ prediction
 
@@ -284,18 +193,11 @@ class LogisticNewton:
     @torch.no_grad()
     def predict(self, features: Tensor, return_std: bool = False) -> Tensor | Posterior:
         """The logits (..., out_features); with `return_std` also their deviation, of the Laplace approximation."""
-        linear = self._ready()
-        check_rows(linear, features)
-        state, dtype = self._state, linear.weight.dtype
-        Phi = _affine.rows(linear, features, state.T.dtype)
-        if not bool(Phi.square().sum().isfinite()):
-            raise explain_nonfinite(features, None, linear)
-        shape = (*features.shape[:-1], linear.out_features)
-        mean = (Phi @ _affine.follow(linear, state.W).T).reshape(shape).to(dtype)
+        Phi, mean = self._logits(features)
         if not return_std:
             return mean
-        std = torch.linalg.vector_norm(Phi @ state.T.mT, dim=2).T
-        return Posterior(mean, std.reshape(shape).to(dtype))
+        std = torch.linalg.vector_norm(Phi @ self._state.T.mT, dim=2).T
+        return Posterior(mean, std.reshape(mean.shape).to(mean.dtype))
 
 
 def each_output(state: State) -> list[State]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 from typing import Any, Literal, overload
 
@@ -12,26 +11,13 @@ from torch.nn import functional
 
 from sepsa.heads import _affine
 from sepsa.heads._captured_softmax import CapturedSoftmax, Settings
-from sepsa.heads._checks import (
-    bias_setting,
-    check_keys,
-    check_labels,
-    check_ridges,
-    check_rows,
-    check_state_tensor,
-    explain_nonfinite,
-    in_range,
-    is_integer,
-    is_new_head,
-    owned_head,
-    with_ridges,
-)
+from sepsa.heads._checks import check_labels, check_rows, explain_nonfinite, is_integer, is_new_head
+from sepsa.heads._newton_head import NewtonHead
 from sepsa.heads._softmax_newton import (
     TOLERANCE,
     State,
     both,
     check_class_count,
-    check_consistent,
     class_factors,
     class_weights,
     effective_samples,
@@ -43,11 +29,8 @@ from sepsa.heads._softmax_newton import (
 )
 from sepsa.heads.solver import Posterior
 
-_SETTINGS = ("forgetting", "label_smoothing", "class_weight")
-_KEYS = State._fields[:-2]  # weights follow from class_weight, ridge from ridge and bias_ridge
 
-
-class SoftmaxNewton:
+class SoftmaxNewton(NewtonHead):
     """Classifying head by an online Newton method on its cross-entropy; with one output, logistic regression.
 
     Choose it to train a classifier with its real loss, whenever a p x p matrix is affordable: the number of classes
@@ -64,7 +47,7 @@ class SoftmaxNewton:
     mean over samples `loss` is. One output stands for class 1 of two, so there are two class weights.
     """
 
-    forgets = True  # in the next update; see `sepsa.heads.Forgets`
+    settings = ("forgetting", "label_smoothing", "class_weight")
 
     def __init__(
         self,
@@ -75,13 +58,9 @@ class SoftmaxNewton:
         label_smoothing: float = 0.0,
         class_weight: Sequence[float] | Tensor | None = None,
     ) -> None:
-        self.ridge = in_range("ridge", ridge, 0.0, math.inf)
-        self.forgetting = in_range("forgetting", forgetting, 0.0, 1.0)
-        self.bias_ridge = bias_setting(bias_ridge)
+        super().__init__(ridge, forgetting, bias_ridge)
         self.label_smoothing = smoothing(label_smoothing)
         self.class_weight = class_weights(class_weight)
-        self.linear: nn.Linear | None = None
-        self._previous: Tensor | None = None  # where the last update started, for health alone
         self._captured: CapturedSoftmax | None = None  # what recordings write to
 
     # ------------------------------------------------------------------ state
@@ -91,60 +70,25 @@ class SoftmaxNewton:
         """Own the curvature of `linear`; its present weights become the prior mean."""
         if not is_new_head("SoftmaxNewton", self.linear, linear):
             return self
-        K = linear.out_features
-        check_class_count(self.class_weight, K)
         device = linear.weight.device
-        options: dict[str, Any] = {"dtype": torch.float32 if device.type == "mps" else torch.float64, "device": device}
-        W = _affine.join(linear).to(**options)
-        ridge = floor(_affine.ridges(linear, self.ridge, self.bias_ridge, W), K)
-        weights = torch.tensor(self.class_weight or [1.0] * max(K, 2), **options)
-        self._state = start(W, weights, ridge)
+        W = _affine.join(linear).to(torch.float32 if device.type == "mps" else torch.float64)
+        self._state = start(W, **self._derived(linear, W))
         self.linear = linear
         return self
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything beside the head itself, whose weights live in the `nn.Linear`."""
-        self._ready()
-        state: dict[str, Any] = {key: getattr(self._state, key).clone() for key in _KEYS}
-        settings = {name: getattr(self, name) for name in _SETTINGS} | {"ridges": [self.ridge, self.bias_ridge]}
-        return state | settings | {"class_weight": self.class_weight and list(self.class_weight)}
+    def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
+        K = len(W)
+        check_class_count(self.class_weight, K)
+        ridge = floor(_affine.ridges(linear, self.ridge, self.bias_ridge, W), K)
+        return {"weights": W.new_tensor(self.class_weight or [1.0] * max(K, 2)), "ridge": ridge}
 
-    @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
-        linear, old = self._ready(), self._state
-        state_dict = with_ridges(state_dict)
-        check_keys("SoftmaxNewton", state_dict, {*_KEYS, *_SETTINGS, "ridges"})
-        ridge, bias_ridge = check_ridges(state_dict["ridges"])
-        try:
-            fresh = SoftmaxNewton(ridge=ridge, bias_ridge=bias_ridge, **{name: state_dict[name] for name in _SETTINGS})
-        except TypeError as error:
-            raise ValueError(f"state_dict: {error}: the checkpoint is damaged") from None
-        K = len(old.W)
-        check_class_count(fresh.class_weight, K)
-        tensors = {
-            key: check_state_tensor(
-                key, state_dict[key], tuple(was.shape), dtype=was.dtype, device=linear.weight.device
-            )
-            for key, was in zip(_KEYS, old, strict=False)
-        }
-        weights = old.weights.new_tensor(fresh.class_weight or [1.0] * max(K, 2))
-        full = floor(_affine.ridges(linear, ridge, bias_ridge, old.W), K)
-        state = State(**tensors, weights=weights, ridge=full)
-        check_consistent(state)
-        settings = {name: getattr(fresh, name) for name in (*_SETTINGS, "ridge", "bias_ridge")}
+    def _parts(self, state: State) -> Sequence[State]:
+        return [state]
 
-        def write() -> None:
-            self.__dict__.update(settings)
-            self._state, self._previous = state, None
-
-        _affine.commit(write)
-
-    def to(self, device: torch.device | str | int) -> SoftmaxNewton:
-        """Move the head and its curvature together."""
-        self._bound().to(device)
-        self._ready()
-        return self
+    def _ready(self) -> nn.Linear:
+        if self._captured is not None:
+            self._captured.finish()
+        return super()._ready()
 
     def checkpoint(self) -> Hashable:
         """What `rollback` returns to: cheap, a copy of the head's weights and a reference to the rest."""
@@ -152,17 +96,6 @@ class SoftmaxNewton:
         if self._captured is not None and state is self._captured.now:  # captured updates write into these
             state = State(*(tensor.clone() for tensor in state))
         return state, self._previous, _affine.join(linear)
-
-    def rollback(self, token: Any) -> None:
-        """Undo every update since `checkpoint()` gave this token."""
-        state, previous, head = token
-        linear = self._bound()
-
-        def write() -> None:
-            self._state, self._previous = state, previous
-            _affine.store(linear, head)
-
-        _affine.commit(write)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_captured": None}  # recordings stay with the original
@@ -209,39 +142,17 @@ class SoftmaxNewton:
         self._ready()
         state = self._state
         roots = torch.linalg.svdvals(state.T)  # of B's eigenvalues, the largest first
-        step = math.nan if self._previous is None else float(torch.linalg.vector_norm(state.W - self._previous))
         return {
             "condition": float(roots[0] / roots[-1]) ** 2,
             "smallest_eigenvalue": 1 / float(roots[0]) ** 2,
             "effective_samples": effective_samples(state, self.forgetting),
-            "last_step": step,
+            "last_step": self._last_step(),
             "dead_features": float((state.T.square().sum(0) * state.ridge_left > 1 - 1e-9).sum()),
         }
 
     def __repr__(self) -> str:
-        head = "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
-        more = _affine.bias_words(self.bias_ridge)
-        more += f", label_smoothing={self.label_smoothing:g}" if self.label_smoothing else ""
-        more += "" if self.class_weight is None else f", class_weight={self.class_weight}"
-        return f"SoftmaxNewton(ridge={self.ridge:g}, forgetting={self.forgetting:g}{more}{head})"
-
-    def _bound(self) -> nn.Linear:
-        return owned_head("SoftmaxNewton", self.linear)
-
-    def _ready(self) -> nn.Linear:
-        """The head, with the state where it is."""
-        linear = self._bound()
-        if self._captured is not None:
-            self._captured.finish()
-        device = linear.weight.device
-        if self._state.T.device != device:
-            state = State(*(tensor.to(device) for tensor in self._state))
-
-            def write() -> None:
-                self._state, self._previous = state, None
-
-            _affine.commit(write)
-        return linear
+        more = f", label_smoothing={self.label_smoothing:g}" if self.label_smoothing else ""
+        return self._told(more + ("" if self.class_weight is None else f", class_weight={self.class_weight}"))
 
     # ------------------------------------------------------------------ learning
 
@@ -272,18 +183,11 @@ class SoftmaxNewton:
 
         The variance of class k is φᵀBφ / s_k, that of the Laplace approximation with the curvature (1).
         """
-        linear = self._ready()
-        check_rows(linear, features)
-        state, dtype = self._state, linear.weight.dtype
-        Phi = _affine.rows(linear, features, state.T.dtype)
-        if not bool(Phi.square().sum().isfinite()):
-            raise explain_nonfinite(features, None, linear)
-        shape = (*features.shape[:-1], linear.out_features)
-        mean = (Phi @ _affine.follow(linear, state.W).T).reshape(shape).to(dtype)
+        Phi, mean = self._logits(features)
         if not return_std:
             return mean
-        spread = (Phi @ state.T.T).square().sum(1, keepdim=True) / class_factors(state.shares)
-        return Posterior(mean, spread.sqrt().reshape(shape).to(dtype))
+        spread = (Phi @ self._state.T.T).square().sum(1, keepdim=True) / class_factors(self._state.shares)
+        return Posterior(mean, spread.sqrt().reshape(mean.shape).to(mean.dtype))
 
     @torch.no_grad()
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
@@ -304,12 +208,7 @@ class SoftmaxNewton:
             if not bool(fine):
                 raise self._explain(features, targets, new.W)
             head = new.W.to(linear.weight.dtype)
-
-        def write() -> None:
-            self._state, self._previous = new, before
-            _affine.store(linear, head)
-
-        _affine.commit(write)
+        self._take(new, before, head)
 
     @torch.no_grad()
     def prepare_capture(self) -> Hashable:

@@ -1,0 +1,151 @@
+"""What the heads on the cross-entropy share: a `State` of `_softmax_newton`, saved, moved, taken back and read."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from typing import Any, ClassVar, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from sepsa.heads import _affine
+from sepsa.heads._checks import (
+    bias_setting,
+    check_keys,
+    check_ridges,
+    check_rows,
+    check_state_tensor,
+    explain_nonfinite,
+    in_range,
+    owned_head,
+    with_ridges,
+)
+from sepsa.heads._softmax_newton import State, check_consistent
+
+KEYS = State._fields[:-2]  # weights and ridge follow from the settings
+Head = TypeVar("Head", bound="NewtonHead")
+
+
+class NewtonHead(ABC):
+    """Base of `SoftmaxNewton` and `LogisticNewton`; not a head by itself."""
+
+    forgets = True  # in the next update; see `sepsa.heads.Forgets`
+    settings: ClassVar[tuple[str, ...]]  # arguments that a state keeps, beside the ridges
+    _state: State
+
+    def __init__(self, ridge: float, forgetting: float, bias_ridge: float | Literal["ridge"] | None) -> None:
+        self.ridge = in_range("ridge", ridge, 0.0, math.inf)
+        self.forgetting = in_range("forgetting", forgetting, 0.0, 1.0)
+        self.bias_ridge = bias_setting(bias_ridge)
+        self.linear: nn.Linear | None = None
+        self._previous: Tensor | None = None  # where the last update started, for health alone
+
+    @abstractmethod
+    def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
+        """`weights` and `ridge` of the state, which follow from the settings; those must fit the head, W (m, p)."""
+
+    @abstractmethod
+    def _parts(self, state: State) -> Sequence[State]:
+        """The state as one for each curvature."""
+
+    def _bound(self) -> nn.Linear:
+        return owned_head(type(self).__name__, self.linear)
+
+    def _ready(self) -> nn.Linear:
+        """The head, with the state where it is."""
+        linear = self._bound()
+        device = linear.weight.device
+        if self._state.T.device != device:
+            state = State(*(tensor.to(device) for tensor in self._state))
+
+            def write() -> None:
+                self._state, self._previous = state, None
+
+            _affine.commit(write)
+        return linear
+
+    def _take(self, state: State, previous: Tensor | None, head: Tensor) -> None:
+        """Make this the state, and `head` (m, p) the weights of the head."""
+        linear = self._bound()
+
+        def write() -> None:
+            self._state, self._previous = state, previous
+            _affine.store(linear, head)
+
+        _affine.commit(write)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything beside the head itself, whose weights live in the `nn.Linear`."""
+        self._ready()
+        state: dict[str, Any] = {key: getattr(self._state, key).clone() for key in KEYS}
+        for name in self.settings:
+            value = getattr(self, name)
+            state[name] = list(value) if isinstance(value, list) else value
+        return state | {"ridges": [self.ridge, self.bias_ridge]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
+        linear, old = self._ready(), self._state
+        state_dict = with_ridges(state_dict)
+        check_keys(type(self).__name__, state_dict, {*KEYS, *self.settings, "ridges"})
+        ridge, bias_ridge = check_ridges(state_dict["ridges"])
+        kind: Any = type(self)
+        try:
+            fresh = kind(ridge=ridge, bias_ridge=bias_ridge, **{name: state_dict[name] for name in self.settings})
+        except TypeError as error:
+            raise ValueError(f"state_dict: {error}: the checkpoint is damaged") from None
+        derived = fresh._derived(linear, old.W)
+        tensors = {
+            key: check_state_tensor(
+                key, state_dict[key], tuple(was.shape), dtype=was.dtype, device=linear.weight.device
+            )
+            for key, was in zip(KEYS, old, strict=False)
+        }
+        state = State(**tensors, **derived)
+        for part in self._parts(state):
+            check_consistent(part)
+        settings = {name: getattr(fresh, name) for name in (*self.settings, "ridge", "bias_ridge")}
+
+        def write() -> None:
+            self.__dict__.update(settings)
+            self._state, self._previous = state, None
+
+        _affine.commit(write)
+
+    def to(self: Head, device: torch.device | str | int) -> Head:
+        """Move the head and its curvature together."""
+        self._bound().to(device)
+        self._ready()
+        return self
+
+    def checkpoint(self) -> Hashable:
+        """What `rollback` returns to: cheap, a copy of the head's weights and a reference to the rest."""
+        linear = self._ready()
+        return self._state, self._previous, _affine.join(linear)
+
+    def rollback(self, token: Any) -> None:
+        """Undo every update since `checkpoint()` gave this token."""
+        self._take(*token)
+
+    def _last_step(self) -> float:
+        """The norm of the weights' change in the last update, for `health`."""
+        return math.nan if self._previous is None else float(torch.linalg.vector_norm(self._state.W - self._previous))
+
+    def _told(self, more: str) -> str:
+        """`__repr__` with what is particular to the kind of head."""
+        head = "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
+        bias = _affine.bias_words(self.bias_ridge)
+        return f"{type(self).__name__}(ridge={self.ridge:g}, forgetting={self.forgetting:g}{bias}{more}{head})"
+
+    def _logits(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Φ (n, p) of features (..., in_features), and the logits (..., out_features)."""
+        linear = self._ready()
+        check_rows(linear, features)
+        Phi = _affine.rows(linear, features, self._state.T.dtype)
+        if not bool(Phi.square().sum().isfinite()):
+            raise explain_nonfinite(features, None, linear)
+        shape = (*features.shape[:-1], linear.out_features)
+        return Phi, (Phi @ _affine.follow(linear, self._state.W).T).reshape(shape).to(linear.weight.dtype)
