@@ -21,15 +21,16 @@ def new_learner(seed):
     return Learner(3, 1, regression=True, hidden=(8,), skip=True, ridge=1.0, seed=seed)
 
 
-def fitted(X, Y, weight=None, *, early_stopping=False, together=False, **schedule):
+def fitted(X, Y, weight=None, *, early_stopping=False, together=False, threads=2, new=new_learner, **schedule):
     return batch_fit.fit(
-        new_learner,
+        new,
         X,
         Y,
         np.ones(len(X)) if weight is None else weight,
         batch_fit.Schedule(**{"passes": 3} | schedule),
         early_stopping=early_stopping,
         together=together,
+        threads=threads,
         rng=np.random.RandomState(0),
     )
 
@@ -47,6 +48,32 @@ def test_a_row_is_predicted_by_a_learner_that_has_not_seen_it(together):
     np.testing.assert_array_equal(first.left_out[at], second.left_out[at])
     others = ~np.isin(first.rows, first.rows[np.abs(np.arange(len(first.rows)) - at) < 13])
     assert (first.left_out[others] != second.left_out[others]).all()
+
+
+def test_the_fit_does_not_depend_on_the_number_of_threads():
+    X, Y = table()
+    one, several = (fitted(X, Y, threads=threads, early_stopping=True, passes=8) for threads in (1, 3))
+    assert one.passes == several.passes
+    np.testing.assert_array_equal(one.left_out, several.left_out)
+    np.testing.assert_array_equal(one.learner.predict(X), several.learner.predict(X))
+
+
+def test_an_error_in_one_thread_ends_the_others_within_a_pass():
+    made, passes = [], []
+
+    def new(seed):
+        made.append(seed)
+        if len(made) == 2:
+            raise MemoryError("no more")
+        learner = new_learner(seed)
+        learn = learner.learn
+        learner.learn = lambda *rows: (passes.append(seed), learn(*rows))[1]
+        return learner
+
+    X, Y = table()
+    with pytest.raises(MemoryError, match="no more"):
+        fitted(X, Y, new=new, passes=10_000)
+    assert len(passes) < 10_000  # of two calls each pass
 
 
 def test_many_rows_have_fewer_members_and_few_rows_one_each():
@@ -81,7 +108,7 @@ def test_the_head_of_a_fit_equals_ridge_regression_on_its_features():
         Y,
         np.ones(len(X)),
         batch_fit.Schedule(passes=3, forgetting=1.0),
-        np.random.RandomState(0),
+        batch_fit.Chance.draw(np.random.RandomState(0), len(X), 3),
     )
     Z = np.hstack([(X - X.mean(0)) / X.std(0), np.ones((len(X), 1))])
     offset = Y.mean(0)

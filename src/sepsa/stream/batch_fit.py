@@ -17,7 +17,9 @@ those under which the errors on rows left out are most likely as normal errors.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,6 +53,17 @@ class Schedule(NamedTuple):
     forgetting: float = FORGETTING
     batch: int | None = None  # None: by the number of rows
     visits: int = VISITS
+
+
+class Chance(NamedTuple):
+    """What is random in the training of one learner: drawn before, so that threads take nothing from each other."""
+
+    seed: int
+    orders: list[NDArray[np.intp]]  # of the rows, in each pass
+
+    @classmethod
+    def draw(cls, rng: np.random.RandomState, rows: int, passes: int) -> Chance:
+        return cls(rng.randint(2**31 - 1), [rng.permutation(rows) for _ in range(passes)])
 
 
 class Committee:
@@ -140,16 +153,18 @@ def fit(
     *,
     early_stopping: bool,
     together: bool,
+    threads: int,
     rng: np.random.RandomState,
 ) -> Fit:
     """A committee trained on the rows of X (n, inputs) and Y (n, outputs), all of positive weight.
 
     `new_learner` makes one from a seed, with the options by which it will go on after the fit. `together` trains one
     learner on all rows once the folds have told passes and noise: for a body that is none, or too dear to have many.
+    The result does not depend on the number of `threads` that train the members.
     """
     n = len(X)
     if n == 1:
-        learner = train(new_learner, X, Y, weight, schedule._replace(passes=1), rng)
+        learner = train(new_learner, X, Y, weight, schedule._replace(passes=1), Chance.draw(rng, 1, 1))
         learner.set_effective_samples(float(weight.sum()), learner.noise_variance())
         return Fit(Committee([learner]), 1, np.empty(0, np.intp), np.empty((0, Y.shape[1])))
     folds = np.array_split(rng.permutation(n), min(n, FOLDS))
@@ -161,12 +176,7 @@ def fit(
     most = min(schedule.passes, math.ceil(schedule.visits / (n * (len(folds) + together) * sum(1 / t for t in TRIALS))))
     for passes in sorted({math.ceil(most / t) for t in TRIALS}) if early_stopping else [schedule.passes]:
         try:
-            members = []
-            for fold in folds:
-                rest = np.delete(np.arange(n), fold)
-                members.append(
-                    train(new_learner, X[rest], Y[rest], weight[rest], schedule._replace(passes=passes), rng)
-                )
+            members = train_members(new_learner, X, Y, weight, folds, schedule._replace(passes=passes), threads, rng)
         except NotFinite:
             if best is None:
                 raise
@@ -181,7 +191,8 @@ def fit(
     assert best is not None
     passes, members, means, leverages = best
     if together:
-        members = [train(new_learner, X, Y, weight, schedule._replace(passes=passes), rng)]
+        chance = Chance.draw(rng, n, passes)
+        members = [train(new_learner, X, Y, weight, schedule._replace(passes=passes), chance)]
     # `set_effective_samples` makes one pass of many, and B larger by as much.
     noise, inflation = likeliest(Y[rows] - means, leverages * max(1.0, members[0].engine.samples / share), weight[rows])
     for member in members:
@@ -202,22 +213,55 @@ def batch_of(rows: int) -> int:
     return min(most, max(least, 1 << (rows // 32 + 1).bit_length() - 1))
 
 
+def train_members(
+    new_learner: Callable[[int], Learner],
+    X: Floats,
+    Y: Floats,
+    weight: Floats,
+    folds: list[NDArray[np.intp]],
+    schedule: Schedule,
+    threads: int,
+    rng: np.random.RandomState,
+) -> list[Learner]:
+    """A learner for each fold, of all other rows, several at once: the engine's kernels let other threads run."""
+    chances = [Chance.draw(rng, len(X) - len(fold), schedule.passes) for fold in folds]
+    stop = threading.Event()
+
+    def member(k: int) -> Learner:
+        rest = np.delete(np.arange(len(X)), folds[k])
+        return train(new_learner, X[rest], Y[rest], weight[rest], schedule, chances[k], stop)
+
+    if threads == 1 or len(folds) == 1:
+        return [member(k) for k in range(len(folds))]
+    with ThreadPoolExecutor(min(threads, len(folds))) as pool:
+        futures = [pool.submit(member, k) for k in range(len(folds))]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            if not all(future.done() for future in futures):  # an error or Ctrl-C: what is in hand ends with its pass
+                stop.set()
+        return [future.result() for future in futures]
+
+
 def train(
     new_learner: Callable[[int], Learner],
     X: Floats,
     Y: Floats,
     weight: Floats,
     schedule: Schedule,
-    rng: np.random.RandomState,
+    chance: Chance,
+    stop: threading.Event | None = None,
 ) -> Learner:
-    """A learner of these rows, in passes, each in an order of its own."""
-    learner = new_learner(rng.randint(2**31 - 1))
+    """A learner of these rows, in passes, each in an order of its own; unfinished where `stop` is set."""
+    learner = new_learner(chance.seed)
     learner.fit_scales(X, Y, weight)
     after = learner.engine.schedule()
     batch = batch_of(len(X)) if schedule.batch is None else schedule.batch
     for done in range(schedule.passes):
+        if stop is not None and stop.is_set():
+            break
         rate = schedule.rate * 0.5 * (1 + math.cos(math.pi * done / schedule.passes))
-        order = rng.permutation(len(X))
+        order = chance.orders[done]
         for at in range(0, len(X), batch * FORGET_EVERY):
             some = order[at : at + batch * FORGET_EVERY]
             for part, factor in ((some[:batch], schedule.forgetting ** -(-len(some) // batch)), (some[batch:], 1.0)):

@@ -2,7 +2,8 @@
 
 `partial_fit` learns rows once, in order. `fit` starts anew and learns them in shuffled passes: a committee of networks,
 each of which leaves out a fold of the rows; what they predict for rows left out says how many passes are made
-(`sepsa.stream.batch_fit`). After `fit`, `partial_fit` teaches them all.
+(`sepsa.stream.batch_fit`), in as many threads as numba may use (`numba.set_num_threads`). After `fit`, `partial_fit`
+teaches them all.
 
 **Intervals.** A target is taken to lie about its prediction with variance σ² (1 + c φᵀBφ), φ the features that the head
 sees and B its inverse curvature. After `fit`, σ² and c are those that make the errors on rows left out most likely; in
@@ -23,6 +24,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numba import get_num_threads
 from numpy.typing import ArrayLike, NDArray
 from scipy.signal import lfilter  # type: ignore[import-untyped]
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -170,6 +172,7 @@ class _SepSA(Saves, BaseEstimator):  # type: ignore[misc]
             ),
             early_stopping=self.early_stopping,
             together=linear or module,
+            threads=1 if module else get_num_threads(),
             rng=check_random_state(self.random_state),
         )
         self._learner, self.n_iter_ = done.learner, done.passes
