@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from measure import write
+from measure import dispatch, write
 from torch import Tensor, nn
 
 from sepsa import RLS, PerOutput, SepSA
@@ -283,19 +283,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--peer")
     parser.add_argument("--choose", action="store_true")
-    parser.add_argument("--table", action="store_true")
-    parser.add_argument("--figure", action="store_true")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    if options.table:
-        table()
-    elif options.figure:
-        figure()
-    elif options.choose:
-        choose(options.device)
-    else:
-        measure(options.methods, options.seeds, options.device, options.jobs, options.peer)
-        table()
+    dispatch(
+        parser,
+        {"table": lambda _: table(), "figure": lambda _: figure(), "choose": lambda o: choose(o.device)},
+        lambda o: measure(o.methods, o.seeds, o.device, o.jobs, o.peer),
+    )
 
 
 if __name__ == "__main__":

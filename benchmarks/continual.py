@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from measure import write
+from measure import dispatch, write
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -288,19 +288,11 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--choose", action="store_true")
-    parser.add_argument("--table", action="store_true")
-    parser.add_argument("--figure", action="store_true")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    if options.table:
-        table()
-    elif options.figure:
-        figure()
-    elif options.choose:
-        choose(options.data, options.device)
-    else:
-        measure(options.data, options.methods, options.seeds, options.device, options.jobs)
-        table()
+    dispatch(
+        parser,
+        {"table": lambda _: table(), "figure": lambda _: figure(), "choose": lambda o: choose(o.data, o.device)},
+        lambda o: measure(o.data, o.methods, o.seeds, o.device, o.jobs),
+    )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,18 @@
-"""What the benchmarks share beside `sepsa.bench`: where the raw numbers go."""
+"""What the benchmarks share beside `sepsa.bench`: where the raw numbers go, and what their commands do."""
 
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sepsa.bench import alternate, machine, ratio, spread
 
-__all__ = ["alternate", "machine", "ratio", "spread", "write"]
+__all__ = ["alternate", "dispatch", "machine", "ratio", "spread", "write"]
 
 
 def write(script: str, result: dict[str, Any]) -> None:
@@ -16,3 +20,22 @@ def write(script: str, result: dict[str, Any]) -> None:
     path = Path(script).with_suffix(".json")
     path.write_text(json.dumps(machine() | result, indent=1) + "\n")
     print(f"written to {path}")
+
+
+def dispatch(
+    parser: ArgumentParser, verbs: Mapping[str, Callable[[Namespace], object]], otherwise: Callable[[Namespace], object]
+) -> None:
+    """Do the first of `verbs` that the command line asks for by an option of its name, else `otherwise` and the table.
+
+    On one thread. `--table` and `--figure`, without a value, need not be known to the parser.
+    """
+    for name in ("table", "figure"):
+        parser.add_argument(f"--{name}", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for name, verb in verbs.items():
+        if getattr(options, name):
+            verb(options)
+            return
+    otherwise(options)
+    verbs["table"](options)

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from measure import write
+from measure import dispatch, write
 from numpy.typing import NDArray
 from scipy.integrate import solve_ivp
 from torch import Tensor, nn
@@ -309,19 +309,11 @@ def main() -> None:
     parser.add_argument("--peer")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--choose", type=int, default=0)
-    parser.add_argument("--table", action="store_true")
-    parser.add_argument("--figure", action="store_true")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    if options.table:
-        table()
-    elif options.figure:
-        figure()
-    elif options.choose:
-        choose(options.choose)
-    else:
-        measure(options.peer, options.seeds)
-        table()
+    dispatch(
+        parser,
+        {"table": lambda _: table(), "figure": lambda _: figure(), "choose": lambda o: choose(o.choose)},
+        lambda o: measure(o.peer, o.seeds),
+    )
 
 
 if __name__ == "__main__":
