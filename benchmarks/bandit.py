@@ -259,7 +259,7 @@ def figure() -> None:
         ax.axhline(PRINTED[name], color="k", lw=0.8, ls=":")
         ax.text(0, PRINTED[name] + 20, f"calvera's {name} after all rounds, printed", fontsize=8)
     ax.set(xlabel="rounds", ylabel="accumulated regret", ylim=(0, 2100), title="MNIST as a contextual bandit")
-    ax.legend(fontsize=8)
+    ax.legend(fontsize=8, loc=(0.02, 0.57))
     fig.savefig(Path(__file__).with_suffix(".svg"), metadata={"Date": None})
 
 
