@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import tempfile
 import time
@@ -33,7 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from measure import dispatch, write
+from measure import dispatch, mean_and_spread, write
 from torch import Tensor, nn
 
 from sepsa import RLS, PerOutput, SepSA
@@ -236,7 +235,7 @@ def table() -> None:
                 [row["eighths"][-1] for row in own],
                 [row["seconds"] for row in own],
             )
-            cells = [f"{statistics.fmean(v):.0f} ± {statistics.stdev(v) if len(v) > 1 else 0.0:.0f}" for v in columns]
+            cells = [mean_and_spread(values, ".0f") for values in columns]
             print(f"| {method} | {len(own)} | {' | '.join(cells)} |")
     for name, regret in PRINTED.items():
         print(f"| calvera {name}, printed | 1 | {regret} | | |")

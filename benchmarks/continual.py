@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from measure import dispatch, write
+from measure import dispatch, mean_and_spread, write
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -250,11 +250,8 @@ def table() -> None:
         for method in METHODS:
             own = [row for row in rows if (row["data"], row["method"]) == (name, method)]
             if own:
-                cells = []
-                for key, form in (("accuracy", ".4f"), ("seconds", ".0f")):
-                    values = [row[key] for row in own]
-                    spread = statistics.stdev(values) if len(values) > 1 else 0.0
-                    cells.append(f"{statistics.fmean(values):{form}} ± {spread:{form}}")
+                columns = (("accuracy", ".4f"), ("seconds", ".0f"))
+                cells = [mean_and_spread([row[key] for row in own], form) for key, form in columns]
                 print(f"| {method} | {len(own)} | {' | '.join(cells)} |")
         for method, accuracy in PRINTED[name].items():
             print(f"| {method}, printed | | {accuracy:.2f} | |")

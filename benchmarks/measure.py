@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import statistics
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from sepsa.bench import alternate, machine, ratio, spread
 
-__all__ = ["alternate", "dispatch", "machine", "ratio", "spread", "write"]
+__all__ = ["alternate", "dispatch", "machine", "mean_and_spread", "ratio", "spread", "write"]
 
 
 def write(script: str, result: dict[str, Any]) -> None:
@@ -20,6 +21,12 @@ def write(script: str, result: dict[str, Any]) -> None:
     path = Path(script).with_suffix(".json")
     path.write_text(json.dumps(machine() | result, indent=1) + "\n")
     print(f"written to {path}")
+
+
+def mean_and_spread(values: Sequence[float], form: str) -> str:
+    """The mean of several seeds with their standard deviation; of one, its number alone."""
+    told = f"{statistics.fmean(values):{form}}"
+    return f"{told} ± {statistics.stdev(values):{form}}" if len(values) > 1 else told
 
 
 def dispatch(

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from measure import dispatch, write
+from measure import dispatch, mean_and_spread, write
 from numpy.typing import NDArray
 from scipy.integrate import solve_ivp
 from torch import Tensor, nn
@@ -278,11 +278,8 @@ def table() -> None:
         print("| readout | seeds | RMSE one step ahead | steps alone until wrong | seconds |\n|---|---|---|---|---|")
         for method in dict.fromkeys(row["method"] for row in rows if row["series"] == name):
             own = [row for row in rows if (row["series"], row["method"]) == (name, method)]
-            cells = []
-            for key, form in (("rmse", ".2g"), ("valid", ".0f"), ("seconds", ".2f")):
-                values = [row[key] for row in own]
-                spread = statistics.stdev(values) if len(values) > 1 else 0.0
-                cells.append(f"{statistics.fmean(values):{form}} ± {spread:{form}}")
+            columns = (("rmse", ".2g"), ("valid", ".0f"), ("seconds", ".2f"))
+            cells = [mean_and_spread([row[key] for row in own], form) for key, form in columns]
             print(f"| {method} | {len(own)} | {' | '.join(cells)} |")
     print(f"\n{PRINTED[0]['method']}: {PRINTED[0]['rmse']:.4f}")
 
