@@ -178,4 +178,6 @@ def test_states_from_before_go_on_as_they_were(name):
     for one in (solver, again):
         for x, y in old["batches"]:
             one.update(x, y)
-        torch.testing.assert_close(dict(one.linear.state_dict()), old["after"], rtol=1e-10, atol=1e-10)
+        # OnlineLBFGS learns in float32, which versions of torch round differently; a wrong ridge is off by 0.2.
+        close = 1e-6 if name == "OnlineLBFGS" else 1e-10
+        torch.testing.assert_close(dict(one.linear.state_dict()), old["after"], rtol=close, atol=close)
