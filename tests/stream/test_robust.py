@@ -470,8 +470,8 @@ def test_threads_that_learn_wait_for_each_other():
 def test_a_machine_with_nothing_writable_compiles_in_memory():
     code = (
         "from numba.core import caching; caching.CacheImpl._locator_classes = []; "
-        "import sepsa.river; model = sepsa.river.SepSARegressor(hidden=[]); model.learn_one({'a': 1.0}, 2.0); "
-        "print(model.predict_one({'a': 1.0}))"
+        "import sepsa; model = sepsa.SepSARegressor(hidden_layer_sizes=()).partial_fit([[1.0]], [2.0]); "
+        "print(model.predict([[1.0]])[0])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(done.stdout) == 2.0
