@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from torch import nn
 
+import river_faces as river
 import sepsa
 from breaking.damage import same
-from sepsa import checkpoint, river
+from sepsa import checkpoint
 from sepsa.checkpoint import CheckpointError, Tree, decode, from_bytes, inspect, to_bytes
 
 DATA = Path(__file__).parent / "data"

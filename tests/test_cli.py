@@ -56,14 +56,15 @@ def test_seeds_and_folder_are_taken_from_the_command(tmp_path):
     [
         (
             ("fig9",),
-            "experiment must be one of fig1, fig2, fig3, fig4, table3, augmented, images, "
+            "experiment must be one of fig1, fig2, fig3, fig4, table3, augmented, variants, images, "
             "images-augmented, convergence, tuning, all, got 'fig9'",
         ),
         (("fig1", "--datasets", "energy,iris"), "--datasets must be of energy, diabetes, mnist, cifar10, got 'iris'"),
         (
             ("fig1", "--methods", "muon"),
             "--methods must be of sepsa, slimtrain, sgd, nag, rmsprop, adam, sepsa-tuned, sepsa-self-tuning, "
-            "adam-cross-entropy, sepsa-cross-entropy, adam-standardized-targets, got 'muon'",
+            "adam-cross-entropy, sepsa-cross-entropy, adam-standardized-targets, sepsa-no-weight-decay, "
+            "adam-no-weight-decay, slimtrain-as-published, got 'muon'",
         ),
         (("fig3", "--datasets", "energy"), "fig3 has no runs for --datasets energy and --methods all"),
         (("fig1", "--seeds", "x"), "--seeds must be a number such as 10, a range such as 200-219 or a list, got 'x'"),

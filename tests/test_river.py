@@ -11,9 +11,15 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
+import river_faces
+
+if not river_faces.THERE:
+    pytest.skip(river_faces.REASON, allow_module_level=True)
+
 import numpy as np
 import pandas as pd
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from river import checks, compose, datasets, drift, evaluate, linear_model, metrics, preprocessing, stats

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+import river_faces as river
 import sepsa
 from breaking.damage import same
 from breaking.victim import write_table
-from sepsa import checkpoint, river
+from sepsa import checkpoint
 from sepsa.stream import command, table
 
 CUTS = 20

@@ -8,10 +8,10 @@ import re
 import numpy as np
 import pytest
 
+import river_faces as river
 import sepsa
 from breaking.damage import damages, same, several
 from breaking.test_states import judge, report
-from sepsa import river
 from sepsa.stream.table import Block, Column
 from sepsa.stream.table_learner import TableLearner
 

@@ -187,6 +187,8 @@ def test_many_passes_approach_ridge_regression():
     assert loss(weights(linear).numpy()) <= 1.002 * loss(truth)
 
 
+# scikit-learn 1.6 hands SciPy options that later SciPy deprecates.
+@pytest.mark.filterwarnings("ignore:scipy.optimize:DeprecationWarning")
 def test_many_passes_approach_logistic_regression():
     from sklearn.linear_model import LogisticRegression
 

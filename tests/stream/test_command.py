@@ -321,7 +321,8 @@ def test_what_is_wrong_is_one_line_with_the_cure(data, arguments, code, words, t
     result = run("stream", "t.csv", "--target", "y", *arguments)
     assert result.exit_code == code, result.output
     assert words in result.stderr
-    assert len(result.stderr.strip().split("\n")) == 1
+    # Whoever learns first on a machine is told that this compiles.
+    assert len([line for line in result.stderr.splitlines() if not line.startswith("sepsa: compiling")]) == 1
     assert isinstance(result.exception, SystemExit)
 
 

@@ -38,10 +38,14 @@ NOT_REPEATED = {
 }
 
 
-@parametrize_with_checks(
+CHECKS = parametrize_with_checks(
     [SepSARegressor(), SepSAClassifier(), SepSARegressor(hidden_layer_sizes=(), max_iter=1)],
     expected_failed_checks=lambda estimator: NOT_REPEATED if estimator.hidden_layer_sizes else {},
 )
+
+
+# scikit-learn 1.6 gives a generator, which pytest 9 deprecates.
+@pytest.mark.parametrize(CHECKS.args[0], list(CHECKS.args[1]), **CHECKS.kwargs)
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
 

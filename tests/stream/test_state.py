@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+import river_faces as faces
 from sepsa import SepSAClassifier, SepSARegressor
-from sepsa import river as faces
 from sepsa.stream.engine import Engine
 from sepsa.stream.learner import WARM_UP, Learner
 

@@ -23,6 +23,9 @@ from torch.nn import functional
 
 # Above this squared size the product FFᵀ swallows the identity it is added to; the QR route does not.
 PRODUCT_LIMIT = 1e10
+# Above this one, at forgetting 1, a block keeps its digits by a basis: `andrews` leaves about eps size^1.5 of the
+# curvature wrong, and `unlearn` multiplies that where little remains. With more samples the size falls under it.
+BASIS_LIMIT = 1e3
 # H is absorbed into T when it has grown by this factor, or fallen by its inverse, or after so many updates.
 GROWTH_LIMIT = 1e6
 PENDING_LIMIT = 256
@@ -120,6 +123,20 @@ def block(root: Root, F: Tensor, E: Tensor, scale: float = 1.0, large: bool = Fa
     W = torch.addmm(root.W, torch.linalg.solve_triangular(C.T, V, upper=True).T, U)
     energy = root.energy + V.square().sum(0)
     return root._replace(T=andrews(root.T, F, U, C, scale), W=W, energy=energy, gram=None)
+
+
+def block_by_basis(root: Root, F: Tensor, E: Tensor) -> Root:
+    """The same for at most p rows, however large and parallel, in an orthonormal basis of them.
+
+    F = QR and LLᵀ = I + RRᵀ give T <- T + Q(L⁻¹ - I)QᵀT, in which no factor is larger than T.
+    """
+    Q, R = torch.linalg.qr(F)
+    L, U = factor(R.T, large=True), Q.T @ root.T
+    S = torch.linalg.solve_triangular(L, U, upper=False)
+    W = torch.addmm(root.W, torch.linalg.solve_triangular(L, R @ E, upper=False).T, S)
+    V = torch.linalg.solve_triangular(factor(R, large=True), E, upper=False)
+    energy = root.energy + V.square().sum(0)
+    return root._replace(T=torch.addmm(root.T, Q, S - U), W=W, energy=energy, gram=None)
 
 
 def gather(root: Root, F: Tensor, E: Tensor, lam: float, ridge: Tensor, at: Tensor | None, prior: Tensor) -> Root:
@@ -265,6 +282,11 @@ def learn(
         new, gathers = learn_large(fade(root, lam), Phi, Y, ridge, at, prior), False
         W = new.W.to(head)
         weight = float(torch.linalg.vector_norm(W.to(F.dtype))) + float(new.T.sum())
+    elif lam == digits == 1.0 and n > 1 and not gathers and size > BASIS_LIMIT and math.isfinite(size + error):
+        faded = fade(root, lam)
+        new = block_by_basis(faded, *whiten(faded, Phi, Y))
+        W = new.W.to(head)
+        weight = float(torch.linalg.vector_norm(W.to(F.dtype)))
     if not math.isfinite(size + error * error + weight):
         return None
     if gathers:

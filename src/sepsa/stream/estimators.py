@@ -439,7 +439,8 @@ class SepSAClassifier(ClassifierMixin, _SepSA):  # type: ignore[misc]
             self._columns = np.arange(len(self.classes_))
             codes_of_rows = np.zeros(len(labels), np.intp)
             codes_of_rows[weight > 0] = codes
-            out, scores = self._fit(rows, np.eye(len(self.classes_))[codes_of_rows], weight)
+            indicators = (codes_of_rows[:, None] == self._columns).astype(np.float64)  # of no class: (n, 0)
+            out, scores = self._fit(rows, indicators, weight)
             self._loss = (weight[out, None] * log_losses(project_to_simplex(scores), codes_of_rows[out])).sum(0)
         return self
 

@@ -1,0 +1,30 @@
+"""River's faces where River is installed; else stand-ins that skip the test which makes one.
+
+River asks for Python 3.11 and numpy 2.2.5, more than sepsa does; a module has tests that need none of it beside those.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+THERE = importlib.util.find_spec("river") is not None
+REASON = "River is not installed: it asks for Python 3.11 and numpy 2.2.5"
+
+if THERE:
+    from sepsa.river import SepSAClassifier, SepSAMultiTargetRegressor, SepSARegressor
+else:
+
+    class Absent:
+        def __new__(cls, *_, **__):
+            pytest.skip(REASON)
+
+    class SepSAClassifier(Absent): ...
+
+    class SepSAMultiTargetRegressor(Absent): ...
+
+    class SepSARegressor(Absent): ...
+
+
+__all__ = ["REASON", "THERE", "SepSAClassifier", "SepSAMultiTargetRegressor", "SepSARegressor"]
