@@ -283,8 +283,8 @@ def learn(
         W = new.W.to(head)
         weight = float(torch.linalg.vector_norm(W.to(F.dtype))) + float(new.T.sum())
     elif lam == digits == 1.0 and n > 1 and not gathers and size > BASIS_LIMIT and math.isfinite(size + error):
-        faded = fade(root, lam)
-        new = block_by_basis(faded, *whiten(faded, Phi, Y))
+        new = fade(root, lam)  # what the first route made goes, so that no third T is there at once
+        new = block_by_basis(new, *whiten(new, Phi, Y))
         W = new.W.to(head)
         weight = float(torch.linalg.vector_norm(W.to(F.dtype)))
     if not math.isfinite(size + error * error + weight):
