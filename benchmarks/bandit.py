@@ -25,8 +25,6 @@ import os
 import subprocess
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +34,7 @@ from measure import dispatch, mean_and_spread, write
 from torch import Tensor, nn
 
 from sepsa import RLS, PerOutput, SepSA
-from sepsa.paper import data
+from sepsa.paper import data, runner
 
 ARMS, ROUNDS, APART = 10, 4096, 20_000
 
@@ -197,8 +195,8 @@ def theirs(python: str, seed: int) -> dict[str, Any]:
     return {**summed(told["losses"]), "seconds": told["seconds"], "version": told["version"]}
 
 
-def run(method: str, seed: int, device: str, peer: str | None) -> dict[str, Any]:
-    torch.set_num_threads(1)
+def run(item: tuple[str, int, str, str | None]) -> dict[str, Any]:
+    method, seed, device, peer = item
     if method == PEER_METHOD:
         assert peer is not None
         return {"method": method, "seed": seed, **theirs(peer, seed), "device": "cpu"}
@@ -213,14 +211,14 @@ def measure(methods: list[str], seeds: int, device: str, jobs: int, peer: str | 
     methods = [*methods, PEER_METHOD] if peer else methods
     rows = rows_known()
     done = {(row["method"], row["seed"]) for row in rows}
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        todo = [(method, seed) for seed in range(seeds) for method in methods if (method, seed) not in done]
-        for future in as_completed([pool.submit(run, method, seed, device, peer) for method, seed in todo]):
-            rows.append(future.result())
-            print(rows[-1], flush=True)
-            printed = [{"method": f"calvera {k}, printed", "regret": v, "source": SOURCE} for k, v in PRINTED.items()]
-            settings = {name: setting._asdict() for name, setting in METHODS.items()}
-            write(__file__, {"settings": settings, "printed": printed, "rows": rows})
+    every = [(method, seed) for seed in range(seeds) for method in methods]
+    todo = [(*one, device, peer) for one in every if one not in done]
+    printed = [{"method": f"calvera {k}, printed", "regret": v, "source": SOURCE} for k, v in PRINTED.items()]
+    settings = {name: setting._asdict() for name, setting in METHODS.items()}
+    for _, row, _ in runner.each(run, todo, jobs):
+        rows.append(row)
+        print(row, flush=True)
+        write(__file__, {"settings": settings, "printed": printed, "rows": rows})
 
 
 def table() -> None:

@@ -22,8 +22,6 @@ import json
 import statistics
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sepsa import RLS, SepSA
-from sepsa.paper import data
+from sepsa.paper import data, runner
 
 TASKS = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))
 FIRST = 500  # images that the filters are taken from
@@ -192,8 +190,8 @@ PRINTED = {
 }
 
 
-def run(method: str, name: str, seed: int, device: str) -> dict[str, Any]:
-    torch.set_num_threads(1)
+def run(item: tuple[str, str, int, str]) -> dict[str, Any]:
+    name, method, seed, device = item
     split = load(name, device)
     start = time.perf_counter()
     if method in BLOCK:
@@ -214,19 +212,18 @@ def rows_known() -> list[dict[str, Any]]:
 def measure(names: list[str], methods: list[str], seeds: int, device: str, jobs: int) -> None:
     rows = rows_known()
     done = {(row["data"], row["method"], row["seed"]) for row in rows}
-    every = [(method, name, seed) for seed in range(seeds) for name in names for method in methods]
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        todo = [(method, name, seed) for method, name, seed in every if (name, method, seed) not in done]
-        for future in as_completed([pool.submit(run, *one, device) for one in todo]):
-            rows.append(future.result())
-            print(rows[-1], flush=True)
-            printed = [
-                {"data": name, "method": f"{method}, printed", "accuracy": accuracy, "source": SOURCE}
-                for name, told in PRINTED.items()
-                for method, accuracy in told.items()
-            ]
-            settings = {name: setting._asdict() for name, setting in SETTINGS.items()}
-            write(__file__, {"settings": settings, "printed": printed, "rows": rows})
+    every = [(name, method, seed) for seed in range(seeds) for name in names for method in methods]
+    todo = [(*one, device) for one in every if one not in done]
+    printed = [
+        {"data": name, "method": f"{method}, printed", "accuracy": accuracy, "source": SOURCE}
+        for name, told in PRINTED.items()
+        for method, accuracy in told.items()
+    ]
+    settings = {name: setting._asdict() for name, setting in SETTINGS.items()}
+    for _, row, _ in runner.each(run, todo, jobs):
+        rows.append(row)
+        print(row, flush=True)
+        write(__file__, {"settings": settings, "printed": printed, "rows": rows})
 
 
 def choose(names: list[str], device: str) -> None:
