@@ -57,6 +57,21 @@ def test_outside_observe_a_compiled_model_never_learns():
         compiled(x)
     assert torch.equal(model[2].weight, before)
     assert optimizer.solver.steps == 0
+
+
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11),
+    reason="tried with torch 2.11 and later; 2.6 runs the graph from outside observe again, and observe says so",
+)
+def test_a_model_compiled_outside_observe_learns_inside():
+    torch._dynamo.reset()
+    model = NETWORKS["Sequential"]()
+    optimizer = SepSA(model, torch.optim.SGD, lr=0.1)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x, y = torch.randn(8, 6), torch.randn(8, 3)
+    compiled(x)
+    with torch.no_grad():
+        compiled(x)
     with optimizer.observe(y):
         compiled(x)
     assert optimizer.solver.steps == 1
