@@ -161,7 +161,10 @@ def print_table() -> None:
             digits = 4 if name == "kin8nm" else 3 if name in ("energy", "wine-quality-red", "yacht") else 2
             cells.append(f"{rmse.mean():.{digits}f} ± {error:.{digits}f} / {nll.mean():.2f} ({len(rows)})")
         print(f"| {name} | " + " | ".join(cells) + f" | {QUOTED[name][0]} / {QUOTED[name][1]} |")
-    print("\nseconds of one fit:", json.dumps(given.get("seconds", {}), indent=1))
+    print("\n| seconds of a fit | " + " | ".join(titles) + " |")
+    print("|---" * (len(titles) + 1) + "|")
+    for name in SETS:
+        print(f"| {name} | " + " | ".join(f"{given['seconds'][title][name]:.2g}" for title in titles) + " |")
 
 
 def main() -> None:
