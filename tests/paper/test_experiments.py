@@ -125,7 +125,7 @@ def test_methods_are_left_out_where_they_do_not_apply():
         (("fig9",), "experiment must be one of 'fig1', .* got 'fig9'"),
         (("fig1", ["iris"]), "dataset must be one of 'energy', .* got 'iris'"),
         (("fig1", None, ["adam"]), "method must be one of 'SepSA', .* got 'adam'"),
-        (("table3", ["mnist"], ["SepSA"], 11), "seeds must be 1 to 10 for table3 on mnist, got 11"),
+        (("table3", ["mnist"], ["SepSA"], 11), "seeds must be a number of 1 to 10 for table3 on mnist, got 11"),
     ],
 )
 def test_wrong_names_are_refused_with_the_right_ones(arguments, message):

@@ -194,7 +194,10 @@ def _seeds(experiment: str, dataset: str, method: str, seeds: int | Sequence[int
     few = 2 if dataset in REGRESSIONS else 1
     count = (min(usual, few) if quick else usual) if seeds is None else seeds
     if not 1 <= count <= len(own):
-        raise ValueError(f"seeds must be 1 to {len(own)} for {experiment} on {dataset}, got {count}; or name each seed")
+        raise ValueError(
+            f"seeds must be a number of 1 to {len(own)} for {experiment} on {dataset}, got {count}; "
+            f"the seed {count} itself is [{count}], or {count}-{count} on the command line"
+        )
     return own[:count]
 
 
