@@ -106,7 +106,21 @@ def engine(dtype: Any) -> Callable[[Array, Array], Run]:
 
 
 def default_learner(X: Array, Y: Array) -> Run:
-    """What the faces learn with by default: Fourier features, several heads, bounded rows."""
+    """What the faces learn with by default, behind their checks: Fourier features, several heads, bounded rows."""
+    from sepsa.stream.estimators import SepSARegressor
+
+    learner = SepSARegressor()._new_learner(X.shape[1], Y.shape[1], seed=0)
+    before = learner.learn(X, Y)[:, 0]  # as in `river_face`
+
+    def run() -> Array:
+        learner.learn(X, Y)
+        return before
+
+    return run
+
+
+def sklearn_face(X: Array, Y: Array) -> Run:
+    """The same by scikit-learn's interface, all rows in one call, whose arguments scikit-learn checks."""
     from sepsa.stream.estimators import SepSARegressor
 
     one = SepSARegressor(random_state=0)
@@ -297,6 +311,7 @@ CONTESTANTS = (
     Contestant("sepsa engine", "numba", engine(np.float32)),
     Contestant("sepsa engine, float64", "numba", engine(np.float64)),
     Contestant("sepsa default learner", "sklearn", default_learner),
+    Contestant("sepsa in scikit-learn", "sklearn", sklearn_face),
     Contestant("sepsa in River", "river", river_face),
     Contestant("PyTorch SepSA, eager", "torch", torch_sepsa),
     Contestant("PyTorch Adam, eager", "torch", torch_adam),
