@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -21,6 +23,7 @@ def published_sgcv(Z, M, C, W, lam, tau):
 @pytest.mark.parametrize("n", [1, 4])
 def test_published_step_and_choice(n, memory):
     rng = np.random.default_rng(n)
+    torch.manual_seed(n)
     linear = nn.Linear(5, 3, dtype=torch.float64)
     solver = PublishedSlimTik(memory=memory, dtype=torch.float64, bounds=(1e-4, 1e3), candidates=20).bind(linear)
     past: list[np.ndarray] = []
@@ -37,8 +40,8 @@ def test_published_step_and_choice(n, memory):
         value, moved = published_sgcv(Z, M, C, W, lam, tau)
         learned = np.column_stack([linear.weight.detach().numpy(), linear.bias.detach().numpy()])
         assert np.linalg.norm(learned - moved) <= 1e-7 * np.linalg.norm(moved)
-        tried = np.concatenate(
-            [np.logspace(np.log10(2.3e-16), 3, 20), -np.logspace(np.log10(2.3e-16), np.log10(total / 2 - 1e-4), 20)]
-        )
-        assert value <= min(published_sgcv(Z, M, C, W, t, total + t)[0] for t in tried) * (1 + 1e-3)
+        ends = (math.log10(1e3), math.log10(total / 2 - 1e-4))  # of the points above 0 and below
+        above, below = (torch.logspace(math.log10(torch.finfo(torch.float64).eps), end, 20).double() for end in ends)
+        tried = torch.cat([above, -below]).tolist()
+        assert value <= min(published_sgcv(Z, M, C, W, t, total + t)[0] for t in tried) * (1 + 1e-9)
         past.append(Z)
