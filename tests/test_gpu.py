@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -607,3 +608,110 @@ def test_a_captured_step_of_the_self_tuning_head_is_the_eager_step(n, compile):
     assert optimizer.solver.samples == pytest.approx(plain.solver.samples)
     assert_alike(model, twin, tolerance=1e-6)
     assert step.skipped == 0
+
+
+# ---------------------------------------------------------------------- an update outside of a captured step
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "m", "lam"),
+    [
+        (256, 512, 10, 0.999),
+        (256, 512, 10, 1.0),
+        (64, 300, 3, 0.9),
+        (16, 300, 3, 0.99),
+        (16, 300, 3, 1.0),
+        (1, 40, 1, 0.98),
+        (1, 40, 2, 1.0),
+        (8, 9, 2, 0.5),
+        (700, 64, 4, 0.999),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("bias", [True, False])
+def test_recorded_updates_are_those_of_torch(n, k, m, lam, dtype, bias, monkeypatch):
+    torch.manual_seed(0)
+    heads = [nn.Linear(k, m, bias=bias, device="cuda", dtype=dtype) for _ in range(2)]
+    heads[1].load_state_dict(heads[0].state_dict())
+    one, two = (RLS(forgetting=lam, ridge=0.5).bind(head) for head in heads)
+    answer = torch.randn(k, m, device="cuda")
+    for step in range(30):
+        x = torch.randn(n if step != 7 else n + 1, k, device="cuda").relu().to(torch.bfloat16)
+        if step == 11:
+            x[0] *= 3e4  # by another route
+        y = x.float() @ answer + torch.randn(len(x), m, device="cuda")
+        weight = torch.rand(len(x), device="cuda") if step == 13 else None
+        if step == 17:
+            for head in heads:
+                nn.init.ones_(head.weight)
+        if step == 19:
+            two.load_state_dict(two.state_dict())
+        if step == 23:
+            kept = two.checkpoint()
+            two.update(x, y)
+            two.rollback(kept)
+        two.update(x, y, weight)
+        with monkeypatch.context() as patch:
+            patch.setattr("sepsa.heads.rls._GRAPH_LIMIT", 0)
+            one.update(x, y, weight)
+    assert one._workspace is None
+    assert two._workspace.in_place
+    assert one.steps == two.steps == 30
+    torch.testing.assert_close(two.samples, one.samples)
+    tolerance = {"rtol": 1e-6, "atol": 1e-7} if dtype == torch.float64 else {"rtol": 1e-3, "atol": 1e-4}
+    torch.testing.assert_close(heads[1].weight, heads[0].weight, **tolerance)
+    torch.testing.assert_close(two.covariance(), one.covariance(), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(two.objective(), one.objective(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(two.ridge_left, one.ridge_left)
+
+
+@pytest.mark.parametrize("lam", [1.0, 0.99])
+@pytest.mark.parametrize("n", [1, 8, 64])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("where", ["features", "targets"])
+def test_a_recorded_update_refuses_a_bad_batch_and_changes_nothing(lam, n, bad, where):
+    torch.manual_seed(0)
+    linear = nn.Linear(20, 2, device="cuda")
+    solver = RLS(forgetting=lam).bind(linear)
+    x, y = torch.randn(n, 20, device="cuda"), torch.randn(n, 2, device="cuda")
+    for _ in range(12):
+        solver.update(x, y)
+    assert solver._workspace.in_place
+    before, weight, version = solver.state_dict(), linear.weight.clone(), linear.weight._version
+    (x if where == "features" else y)[-1, 0] = bad
+    with pytest.raises(ValueError, match=f"{where} must be finite"):
+        solver.update(x, y)
+    after = solver.state_dict()
+    assert all(torch.equal(after[key], value) for key, value in before.items() if isinstance(value, torch.Tensor))
+    assert after["steps"] == before["steps"]
+    assert torch.equal(linear.weight, weight)
+    solver.update(x.nan_to_num(0, 0, 0), y.nan_to_num(0, 0, 0))
+    assert solver.steps == 13
+    assert linear.weight._version > version  # autograd knows that it changed
+
+
+def test_a_recorded_update_refuses_weights_that_do_not_fit_into_the_head():
+    linear = nn.Linear(20, 2, device="cuda", dtype=torch.float16)
+    solver = RLS().bind(linear)
+    x, y = torch.randn(64, 20, device="cuda"), torch.randn(64, 2, device="cuda")
+    for _ in range(6):
+        solver.update(x, y)
+    before = linear.weight.clone()
+    with pytest.raises(ValueError, match="nothing was learned"):
+        solver.update(x, 1e7 * x @ torch.randn(20, 2, device="cuda"))
+    assert torch.equal(linear.weight, before)
+    assert solver.steps == 6
+
+
+def test_recordings_are_few_and_one_that_rests_gives_way():
+    linear = nn.Linear(20, 2, device="cuda")
+    solver = RLS(forgetting=0.99).bind(linear)
+    for n in (5, 6, 7, 8, 9):
+        for _ in range(4):
+            solver.update(torch.randn(n, 20, device="cuda"), torch.randn(n, 2, device="cuda"))
+    recorded = solver._workspace._recorded
+    assert sorted(n for n, _ in recorded) == [5, 6, 7, 8]
+    for _ in range(260):
+        solver.update(torch.randn(9, 20, device="cuda"), torch.randn(9, 2, device="cuda"))
+    assert sorted(n for n, _ in recorded) == [6, 7, 8, 9]
+    assert solver.backend == "graph"

@@ -9,9 +9,11 @@ what `Capturable` says, and nothing else.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Hashable
+from functools import partial, reduce
 from types import FunctionType
 from typing import Any, Protocol, cast
 
@@ -25,6 +27,7 @@ from sepsa.observe import Observation, Observer, observers_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 WARM_UP = 3  # steps before a graph is recorded, as torch asks for
+BURST = 8  # steps in one graph where so many are to come: between two graphs the device rests for five microseconds
 
 
 class Step(Protocol):
@@ -127,7 +130,6 @@ class GraphStep:
         if group is not None and observer is not None:
             distributed.same_start(group, model)
             observer.start_together(group)
-        self.compiled: CompiledStep | None = None if compile is False else CompiledStep(model, optimizer, loss_fn)
         self.model, self.optimizer, self.loss_fn, self.observer = model, optimizer, loss_fn, observer
         self.solver = None if observer is None else cast(Capturable, observer.solver)
         self.inputs, self.targets = torch.zeros_like(inputs), torch.zeros_like(targets)
@@ -137,7 +139,10 @@ class GraphStep:
         self.aside: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._whole = torch.arange(len(inputs), device=device).unsqueeze(0)
         self._skipped = torch.zeros((), dtype=torch.long, device=device)
-        self._loss = torch.zeros((), device=device)
+        self._loss, self._one = torch.zeros((), device=device), torch.ones((), device=device)
+        self.compiled: CompiledStep | None = None
+        if compile is not False:
+            self.compiled = CompiledStep(model, optimizer, loss_fn, self._loss, self._skipped)
         self._recorded: dict[tuple[Hashable, ...], Recording] = {}
         self._rates = [torch.tensor(float(group["lr"]), device=device) for group in self.optimizer.param_groups]
         for group in self.optimizer.param_groups:
@@ -198,31 +203,31 @@ class GraphStep:
         # The optimizer makes its state in the first step, which is not compiled therefore.
         compiled = self.compiled if self.optimizer.state else None
         guard = Guard(self.model, self.optimizer) if compiled is None else None
-        learned: Tensor | None = None
         if self.observer is None or self.solver is None:
-            loss, fine = self._loss_of(compiled, inputs, targets)
+            loss, *fine = self._loss_of(compiled, inputs, targets)
         else:
             observation = Observation(self.observer, targets)
             observation.captured, observation.group, observation.rows = True, self.group, rows
             with observation, self.observer.whole() if self.observer.holds_out else contextlib.nullcontext():
-                loss, fine = self._loss_of(compiled, inputs, targets)
-            learned = observation.finite
+                loss, *fine = self._loss_of(compiled, inputs, targets)
+            if observation.finite is not None:
+                fine.append(observation.finite)
             # Beside the backward pass, which does not wait for it.
             self.aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.aside):
                 self.solver.finish_captured()
-        loss.backward()  # type: ignore[no-untyped-call]
-        if learned is not None:
-            fine = fine & learned
+        loss.backward(self._one.to(loss.dtype).expand_as(loss))  # type: ignore[no-untyped-call]
         if self.group is not None:
             distributed.average_gradients(self.group, self.model.parameters())
-            fine = distributed.on_all_ranks(self.group, fine)
-        if guard is not None:
-            guard.step(self.optimizer, fine)
-        elif compiled is not None:
-            compiled.step(fine)
-        self._loss.copy_(loss.detach())
-        self._skipped.add_(~fine)
+            fine = [distributed.on_all_ranks(self.group, reduce(torch.logical_and, fine))]
+        if compiled is not None:
+            compiled.step(loss.detach(), fine)
+        else:
+            assert guard is not None
+            good = reduce(torch.logical_and, fine)
+            guard.step(self.optimizer, good)
+            self._loss.copy_(loss.detach())
+            self._skipped.add_(~good)
         self._forget_gradients()  # an eager step after this one must not add to them
         if self.solver is not None:
             torch.cuda.current_stream().wait_stream(self.aside)
@@ -245,25 +250,38 @@ class CompiledStep:
     The step puts back what must be as it was after a bad batch: buffers, and the body with its optimizer's state.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, loss_fn: Loss) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, loss_fn: Loss, last_loss: Tensor, skipped: Tensor
+    ) -> None:
         buffers = list(model.buffers())
+        take_step = unwrapped_step(optimizer)
 
         def forward(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
             before = [buffer.clone() for buffer in buffers]
             loss = loss_fn(model(inputs), targets)
             return loss, loss.detach().abs() < math.inf, before
 
-        def step(fine: Tensor, before: list[Tensor]) -> None:
+        def fetch(inputs: Tensor, targets: Tensor, order: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            rows = order[place][0]
+            place.add_(1)
+            return inputs[rows], targets[rows], rows
+
+        def step(loss: Tensor, flags: list[Tensor], before: list[Tensor]) -> None:
+            fine = reduce(torch.logical_and, flags)
+            last_loss.copy_(loss)
+            skipped.add_(~fine)
             kept = [p for group in optimizer.param_groups for p in group["params"]]
             kept += [v for p in list(kept) for v in optimizer.state[p].values() if isinstance(v, Tensor)]
             old = [tensor.clone() for tensor in kept]
-            optimizer.step()
+            take_step()
             for tensor, value in zip(kept + buffers, old + before, strict=True):
                 tensor.copy_(torch.where(fine, tensor, value))
 
+        # One kernel for several tensors, where each launch costs more than its work.
+        one: Any = {"combo_kernels": True}
+        self.fetch: Any = torch.compile(with_own_code(fetch), dynamic=False, options=one)
         self._forward: Any = torch.compile(with_own_code(forward), fullgraph=True, dynamic=False)
-        # One kernel for the updates of several parameters, where each launch costs more than its work.
-        self._step: Any = torch.compile(with_own_code(step), dynamic=False, options={"combo_kernels": True})
+        self._step: Any = torch.compile(with_own_code(step), dynamic=False, options=one)
         self._before: list[Tensor] = []
 
     def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -271,11 +289,19 @@ class CompiledStep:
         loss, fine, self._before = self._forward(inputs, targets)
         return loss, fine
 
-    def step(self, fine: Tensor) -> None:
-        """The body's step, undone where `fine` is false."""
+    def step(self, loss: Tensor, flags: list[Tensor]) -> None:
+        """The body's step, undone where a flag is false, and what is told of it."""
         with torch.no_grad():
-            self._step(fine, self._before)
+            self._step(loss, flags, self._before)
         self._before = []
+
+
+def unwrapped_step(optimizer: Optimizer) -> Callable[[], object]:
+    """The optimizer's step without torch's wrappers, which break a compiled graph; with them where they run hooks."""
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    if hooks or not type(optimizer).__module__.startswith("torch.optim."):
+        return optimizer.step
+    return partial(inspect.unwrap(type(optimizer).step), optimizer)
 
 
 def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -296,13 +322,14 @@ class Recording:
         self.step, self.inputs, self.targets = step, inputs, targets
         self.order = torch.zeros(0, batch, dtype=torch.long, device=inputs.device)
         self.place = torch.zeros(1, dtype=torch.long, device=inputs.device)
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by the number of their steps
         self.warm = 0
 
     def run(self, order: Tensor) -> None:
         if len(order) > len(self.order):
-            self.order = torch.empty_like(order)
-            self.graph = None  # it reads the order from where the old one lay
+            room = max(len(order), 4 * len(self.order))  # much, because each size is compiled anew
+            self.order = order.new_zeros(room, order.shape[1])
+            self.graphs = {}  # which read the order from where the old one lay
         self.order[: len(order)].copy_(order)
         self.place.zero_()
         done = 0
@@ -310,19 +337,25 @@ class Recording:
             self._on_side_stream()
             self.warm += 1
             done += 1
-        if done < len(order) and self.graph is None:
-            self.graph = self._record()
-        for _ in range(len(order) - done):
-            assert self.graph is not None
-            self.graph.replay()
+        for steps in (BURST, 1):
+            for _ in range((len(order) - done) // steps):
+                if steps not in self.graphs:
+                    self.graphs[steps] = self._record(steps)
+                self.graphs[steps].replay()
+                done += steps
 
     def _once(self) -> None:
-        rows = self.order.index_select(0, self.place)[0]
-        self.place.add_(1)
-        self.step.iterate(self.inputs.index_select(0, rows), self.targets.index_select(0, rows), rows)
+        step = self.step
+        if step.compiled is not None and step.optimizer.state:
+            inputs, targets, rows = step.compiled.fetch(self.inputs, self.targets, self.order, self.place)
+        else:
+            rows = self.order.index_select(0, self.place)[0]
+            self.place.add_(1)
+            inputs, targets = self.inputs.index_select(0, rows), self.targets.index_select(0, rows)
+        step.iterate(inputs, targets, rows)
 
     def _on_side_stream(self) -> None:
-        step, side = self.step, self.step.stream
+        step, side, place = self.step, self.step.stream, self.place.clone()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side), self._rates_as_tensors():
             try:
@@ -337,14 +370,15 @@ class Recording:
                     "pass compile=False to say so, or compile=True for the whole story",
                     stacklevel=2,
                 )
-                self.place.sub_(1)
+                self.place.copy_(place)
                 self._once()
         torch.cuda.current_stream().wait_stream(side)
 
-    def _record(self) -> torch.cuda.CUDAGraph:
+    def _record(self, steps: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.step.stream), self._rates_as_tensors():
-            self._once()
+            for _ in range(steps):
+                self._once()
         return graph
 
     def _rates_as_tensors(self) -> Rates:

@@ -17,9 +17,9 @@ from sepsa.heads._square_root import (
     STEPS,
     Root,
     andrews,
+    coordinates,
     fade,
     learn_rows,
-    turn,
     whiten,
 )
 
@@ -76,7 +76,7 @@ class CapturedState(HeadMemory):
                 return fine
         count = _square_root.restored(p, n, lam)  # as many as an update outside of a graph
         Phi, Y = rows(self.linear, x, self.Z.dtype), y.to(self.Z.dtype)
-        at = turn(p, count, self.tally[2].long(), x.device) if count else None
+        at = coordinates(p, count, self.tally[2].long(), x.device) if count else None
         faded = fade(self.root, lam)
         F, E = whiten(faded, Phi, Y)
         new = learn_rows(faded, F, E, ridge, at, prior)

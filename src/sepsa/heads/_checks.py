@@ -317,8 +317,8 @@ def explain_nonfinite(
                 f"{name} must be finite, got {bad[0].item()} ({bad.numel()} of {value.numel()} values are NaN or Inf): "
                 "nothing was learned; drop or repair these samples, or lower the body's learning rate if it diverged"
             )
-    if learned is not None and bool(torch.isfinite(learned).all()):
-        dtype = linear.weight.dtype
+    dtype = linear.weight.dtype
+    if learned is not None and bool(learned.isfinite().all()) and not bool(learned.to(dtype).isfinite().all()):
         return NotFinite(
             f"the head's weights must fit into {dtype}, at most {torch.finfo(dtype).max:g}, got "
             f"{float(learned.abs().max()):g}: nothing was learned; rescale the targets, or make the head float32"

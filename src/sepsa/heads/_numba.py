@@ -317,6 +317,8 @@ class Block(NamedTuple):
 class Workspace:
     """Buffers for `update`, and the state and the head as arrays over the tensors' own memory."""
 
+    in_place = True  # an update writes into the tensors of the state
+
     def __init__(self, linear: nn.Linear, root: Root, counters, prior: Tensor, ridge: Tensor) -> None:
         announce_compilation(update, "the update of a head")
         weight, bias = linear.weight.detach(), linear.bias
@@ -339,6 +341,21 @@ class Workspace:
         # A kernel writes behind autograd's back; a write to no element tells it that the weight changed.
         self.version = weight[:0]
 
+    def learn(
+        self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, lam: float
+    ) -> tuple[bool | None, Tensor, Tensor, float]:
+        """Learn samples. False: they are not finite; None: too large for this form.
+
+        Returns Φ, Y and the sum of the weights as well, as `rows` made them.
+        """
+        block, samples = self.rows(features, targets, sample_weight)
+        self.version.zero_()
+        n, p = block.Phi.shape
+        count = restored(p, n, lam)
+        arguments: tuple[Any, ...] = (*self.arrays, *block.arrays, lam, samples, count, *self.buffers)
+        outcome = update(*arguments)
+        return None if outcome == TOO_LARGE else outcome == LEARNED, block.Phi, block.Y, samples
+
     def rows(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> tuple[Block, float]:
         """Φ and Y, each row scaled by the root of its sample's weight, and the weights' sum; until the next call."""
         k, (m, p) = self.k, self.root.W.shape
@@ -360,15 +377,6 @@ class Workspace:
         block.Phi.mul_(omega.sqrt())
         block.Y.mul_(omega.sqrt())
         return block, float(omega.sum())
-
-    def update(self, block: Block, lam: float, samples: float) -> bool | None:
-        """Learn the rows of a block. False: they are not finite; None: too large for this form."""
-        self.version.zero_()
-        n, p = block.Phi.shape
-        count = restored(p, n, lam)
-        arguments: tuple[Any, ...] = (*self.arrays, *block.arrays, lam, samples, count, *self.buffers)
-        outcome = update(*arguments)
-        return None if outcome == TOO_LARGE else outcome == LEARNED
 
     def load(self, root: Root, counters) -> None:
         """Take over a state; its memory stays."""

@@ -109,7 +109,7 @@ def learned(
     c = restored(p, n, forgetting)
     at, left = turn(p, c, cursor.long(), W.device), lam * state.ridge_left
     q = lacking(left, state.ridge, at)
-    back = q[at].sqrt()[:, None]
+    back = q.sqrt()[:, None]
     rows = torch.cat([Phi * scale, Phi.new_zeros(c, p).scatter(1, at[:, None], back)])
     residuals = torch.cat([R / s / scale.clamp(min=tiny), back * (W - state.prior)[:, at].T])
     inflation = torch.cat([rho.expand(n), rho.new_ones(c)])[:, None]
@@ -119,7 +119,7 @@ def learned(
     counters = torch.stack([updates + 1, seen + m.sum(), (cursor + c) % p])
     sums = Phi.square().sum() + shares.sum() + counters[1]
     fine = valid & sums.isfinite() & T.isfinite().all() & W.to(head_dtype).isfinite().all()
-    return State(T, W, state.prior, shares, left + q, counters, state.weights, state.ridge), fine
+    return State(T, W, state.prior, shares, left.scatter_add(0, at, q), counters, state.weights, state.ridge), fine
 
 
 def restored(p: int, n: int, forgetting: float) -> int:

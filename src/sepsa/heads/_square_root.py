@@ -7,19 +7,17 @@ Z = [T; W] and H with
     B = TᵀH⁻¹T,
 
 where H is the identity, so that T is a square root of B, except between large blocks, which gather in H while T rests.
-All but `gather` and `learn`, which chooses the route, run on the host and inside a CUDA graph alike: they look at no
-number.
+All but `learn`, which looks at their results, run on the host and inside a CUDA graph alike: they look at no number.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 # Above this squared size the product FFᵀ swallows the identity it is added to; the QR route does not.
 PRODUCT_LIMIT = 1e10
@@ -29,6 +27,8 @@ BASIS_LIMIT = 1e3
 # H is absorbed into T when it has grown by this factor, or fallen by its inverse, or after so many updates.
 GROWTH_LIMIT = 1e6
 PENDING_LIMIT = 256
+# Which coordinates get their ridge back: a slice, wherever they follow each other, is no copy and no launch.
+Coordinates: TypeAlias = Tensor | slice
 # Below so many rows of the ridge, one after the other costs less than one block.
 ROW_LIMIT = 4
 
@@ -139,7 +139,7 @@ def block_by_basis(root: Root, F: Tensor, E: Tensor) -> Root:
     return root._replace(T=torch.addmm(root.T, Q, S - U), W=W, energy=energy, gram=None)
 
 
-def gather(root: Root, F: Tensor, E: Tensor, lam: float, ridge: Tensor, at: Tensor | None, prior: Tensor) -> Root:
+def gather(root: Root, F: Tensor, E: Tensor, lam: float, ridge: Tensor, at: Coordinates | None, prior: Tensor) -> Root:
     """The same for about p rows or more, where T rests and only H grows: 4rp² + p³/3 operations.
 
     H <- λH + T diag(q) Tᵀ + FFᵀ, with q the ridge that the coordinates `at` are given back, and W <- W + VᵀT with
@@ -151,18 +151,23 @@ def gather(root: Root, F: Tensor, E: Tensor, lam: float, ridge: Tensor, at: Tens
     if at is None:
         H = torch.addmm(rest, F, F.T)
     else:
-        if whole and len(at) == len(T):
+        all_of_them = count_of(at) == len(T)
+        if whole and all_of_them:
             q = (1 - lam) * ridge
             gram = (T * ridge) @ T.T if gram is None else gram
             H = torch.addmm(gram, F, F.T, beta=1 - lam)
         else:
-            q = lacking(lam * left, ridge, at)
+            left = lam * left
+            q = torch.zeros_like(left)
+            q[at] = lacking(left, ridge, at)
             H = ((T * q) @ T.T).addmm_(F, F.T)
-            left = (lam * left).scatter(0, at, ridge[at])
-        whole = len(at) == len(T)
+            left[at] = ridge[at]
+        whole = all_of_them
         H.add_(rest, alpha=lam)
-        D = torch.addmm(D, T * q, (prior - W).T)
-        rise = rise + (q * (prior - W).square()).sum(1)
+        scale = q.sqrt()
+        pull = (prior - W).mul_(scale)
+        D = torch.addmm(D, T * scale, pull.T)
+        rise = rise + pull.square().sum(1)
         energy = lam * energy
     V = torch.cholesky_solve(D, torch.linalg.cholesky_ex(H).L)
     return Root(T, torch.addmm(W, V.T, T), H, energy + rise - (D * V).sum(0), left, whole, gram)
@@ -189,49 +194,72 @@ def turn(p: int, count: int, cursor: int | Tensor, device: torch.device) -> Tens
     return (cursor + torch.arange(count, device=device)) % p
 
 
-def lacking(left: Tensor, ridge: Tensor, at: Tensor) -> Tensor:
-    """q (p,): the ridge that the coordinates `at` lack, 0 elsewhere."""
-    return torch.zeros_like(left).scatter(0, at, (ridge - left)[at].clamp(min=0))
+def coordinates(p: int, count: int, cursor: int | Tensor, device: torch.device) -> Coordinates:
+    """The same without a launch where the host knows that they follow each other."""
+    if count == p:
+        return slice(0, p)
+    if isinstance(cursor, int) and cursor + count <= p:
+        return slice(cursor, cursor + count)
+    return turn(p, count, cursor, device)
 
 
-def ridge_rows(root: Root, q: Tensor, at: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
+def count_of(at: Coordinates) -> int:
+    return at.stop - at.start if isinstance(at, slice) else len(at)
+
+
+def lacking(left: Tensor, ridge: Tensor, at: Coordinates) -> Tensor:
+    """q (c,): the ridge that the coordinates `at` lack."""
+    return (ridge[at] - left[at]).clamp(min=0)
+
+
+def ridge_rows(root: Root, q: Tensor, at: Coordinates, prior: Tensor) -> tuple[Tensor, Tensor]:
     """F (p, c) and E (c, m) of rows √q_j e_j with the prior's targets, which give the coordinates `at` their ridge."""
-    scale = q[at].sqrt()
-    return root.T[:, at] * scale, (prior - root.W)[:, at].T * scale[:, None]
+    scale = q.sqrt()
+    return root.T[:, at] * scale, ((prior[:, at] - root.W[:, at]) * scale).T
 
 
-def learn_rows(root: Root, F: Tensor, E: Tensor, ridge: Tensor, at: Tensor | None, prior: Tensor) -> Root:
+def restore(left: Tensor, ridge: Tensor, at: Coordinates) -> Tensor:
+    """What is left of the ridge, with all of it at the coordinates `at`."""
+    left = left.clone()
+    left[at] = ridge[at]
+    return left
+
+
+def learn_rows(root: Root, F: Tensor, E: Tensor, ridge: Tensor, at: Coordinates | None, prior: Tensor) -> Root:
     """Rows that T sees already faded, and the ridge of the coordinates `at`: fewer than about p/4 of both."""
     if at is None:
         return potter(root, F[:, 0], E[0]) if F.shape[1] == 1 else block(root, F, E)
-    q = lacking(root.left, ridge, at)
-    if F.shape[1] == 1 and len(at) < ROW_LIMIT:
+    q, count = lacking(root.left, ridge, at), count_of(at)
+    if F.shape[1] == 1 and count < ROW_LIMIT:
         root = potter(root, F[:, 0], E[0])
-        for i in range(len(at)):
-            f, e = ridge_rows(root, q, at[i : i + 1], prior)
+        for i in range(count):
+            one = slice(at.start + i, at.start + i + 1) if isinstance(at, slice) else at[i : i + 1]
+            f, e = ridge_rows(root, q[i : i + 1], one, prior)
             root = potter(root, f[:, 0], e[0])
     else:
         f, e = ridge_rows(root, q, at, prior)
         root = block(root, torch.cat([F, f], 1), torch.cat([E, e]))
-    return root._replace(left=root.left.scatter(0, at, ridge[at]))
+    return root._replace(left=restore(root.left, ridge, at))
 
 
-def learn_block(root: Root, F: Tensor, E: Tensor, lam: float, ridge: Tensor, at: Tensor | None, prior: Tensor) -> Root:
+def learn_block(
+    root: Root, F: Tensor, E: Tensor, lam: float, ridge: Tensor, at: Coordinates | None, prior: Tensor
+) -> Root:
     """The same for several rows of a T that is not yet faded, without a copy of it."""
     if at is None:
         return block(root, F, E)
     scale, faded = lam**-0.5, lam * root.left
     f, e = ridge_rows(root, lacking(faded, ridge, at), at, prior)
-    r = F.shape[1] + len(at)
+    r = F.shape[1] + f.shape[1]
     padding = -r % 16 if F.is_cuda and r > 16 else 0  # rows of zeros, because products of odd sizes are slow there
     F = torch.cat([F, f, F.new_zeros(len(F), padding)], 1).mul_(scale)
-    new = block(
-        root._replace(energy=lam * root.energy), F, functional.pad(torch.cat([E, e]), (0, 0, 0, padding)), scale
-    )
-    return new._replace(left=faded.scatter(0, at, ridge[at]), whole=False)
+    E = torch.cat([E, e, E.new_zeros(padding, E.shape[1])])
+    new = block(root._replace(energy=lam * root.energy), F, E, scale)
+    faded[at] = ridge[at]
+    return new._replace(left=faded, whole=False)
 
 
-def learn_large(root: Root, Phi: Tensor, Y: Tensor, ridge: Tensor, at: Tensor | None, prior: Tensor) -> Root:
+def learn_large(root: Root, Phi: Tensor, Y: Tensor, ridge: Tensor, at: Coordinates | None, prior: Tensor) -> Root:
     """Rows of any number, faded already, whose squares would swallow the identity; then the ridge."""
     p = len(root.T)
     for i in range(0, len(Phi), p):
@@ -239,7 +267,52 @@ def learn_large(root: Root, Phi: Tensor, Y: Tensor, ridge: Tensor, at: Tensor | 
     if at is None:
         return root
     q = lacking(root.left, ridge, at)
-    return block(root, *ridge_rows(root, q, at, prior))._replace(left=root.left.scatter(0, at, ridge[at]))
+    return block(root, *ridge_rows(root, q, at, prior))._replace(left=restore(root.left, ridge, at))
+
+
+def gathers(p: int, n: int, lam: float) -> bool:
+    """Whether an update of n rows leaves T at rest, and how far H grows is to be counted."""
+    count = restored(p, n, lam)
+    return 4 * (n + count) >= p and not (n == 1 and count < ROW_LIMIT)
+
+
+def limit_of(p: int, n: int, lam: float, dtype: torch.dtype) -> float:
+    """Above which squared size of F `attempt` would lose digits that another route keeps."""
+    if dtype != torch.float64:
+        return math.sqrt(PRODUCT_LIMIT)  # float32 has half of the digits
+    return BASIS_LIMIT if lam == 1.0 and n > 1 and not gathers(p, n, lam) else PRODUCT_LIMIT
+
+
+def attempt(
+    root: Root, Phi: Tensor, Y: Tensor, F: Tensor, E: Tensor, lam: float, ridge: Tensor, prior: Tensor,
+    cursor: int | Tensor,
+) -> Root:  # fmt: skip
+    """Learn Φ, Y by the route that suits their number, wherever |F|² is below the `limit_of` it."""
+    n, p = Phi.shape
+    count = restored(p, n, lam)
+    at = coordinates(p, count, cursor, F.device) if count else None
+    if gathers(p, n, lam):
+        return gather(root, F, E, lam, ridge, at, prior)
+    if (n == 1 and count < ROW_LIMIT) or root.H is not None:
+        faded = fade(root, lam)
+        if faded is not root:
+            F, E = whiten(faded, Phi, Y)
+        return learn_rows(faded, F, E, ridge, at, prior)
+    return learn_block(root, F, E, lam, ridge, at, prior)
+
+
+def count_up(counters: list[float], p: int, n: int, samples: float, lam: float, size: float) -> list[float]:
+    """The counters after an update by `attempt` whose |F|² was `size`."""
+    steps, seen, cursor, pending, growth = counters
+    pending, growth = (pending + 1, lam * growth + size) if gathers(p, n, lam) else (0.0, 0.0)
+    return [steps + 1, lam * seen + samples, (cursor + restored(p, n, lam)) % p, pending, growth]
+
+
+def is_full(counters: list[float], p: int, lam: float, dtype: torch.dtype) -> bool:
+    """Whether H has gathered so much that T must absorb it."""
+    pending, growth = counters[PENDING], counters[GROWTH]
+    limit = GROWTH_LIMIT if dtype == torch.float64 else GROWTH_LIMIT**0.5
+    return lam**pending * limit < 1 or growth > limit * p or pending >= PENDING_LIMIT
 
 
 def learn(
@@ -258,41 +331,30 @@ def learn(
     Returns the state, its counters, and W in the dtype of the head. The host looks at the numbers once, afterwards.
     """
     n, p = Phi.shape
-    steps, seen, cursor, pending, growth = counters
+    cursor = int(counters[CURSOR])
     F, E = whiten(root, Phi, Y)
-    count = restored(p, n, lam)
-    at = turn(p, count, int(cursor), F.device) if count else None
-    one_row = n == 1 and count < ROW_LIMIT
-    gathers = 4 * (n + count) >= p and not one_row
-    if gathers:
-        new = gather(root, F, E, lam, ridge, at, prior)
-    elif one_row or root.H is not None:
-        faded = fade(root, lam)
-        if faded is not root:
-            F, E = whiten(faded, Phi, Y)
-        new = learn_rows(faded, F, E, ridge, at, prior)
-    else:
-        new = learn_block(root, F, E, lam, ridge, at, prior)
+    new = attempt(root, Phi, Y, F, E, lam, ridge, prior, cursor)
     W = new.W.to(head)
     norms = [torch.linalg.vector_norm(part) for part in (F, E, W.to(F.dtype))]
     size, error, weight = torch.stack(norms).tolist()
     size *= size
-    digits = 1.0 if F.dtype == torch.float64 else 0.5  # float32 has half of them
-    if size > PRODUCT_LIMIT**digits and math.isfinite(size + error):
-        new, gathers = learn_large(fade(root, lam), Phi, Y, ridge, at, prior), False
+    by_attempt = True
+    if size > limit_of(p, n, lam, F.dtype) and math.isfinite(size + error):
+        by_attempt = False
+        new = fade(root, lam)  # what the first route made goes, so that no third T is there at once
+        if size > PRODUCT_LIMIT or F.dtype != torch.float64:
+            count = restored(p, n, lam)
+            at = coordinates(p, count, cursor, F.device) if count else None
+            new = learn_large(new, Phi, Y, ridge, at, prior)
+        else:
+            new = block_by_basis(new, *whiten(new, Phi, Y))
         W = new.W.to(head)
         weight = float(torch.linalg.vector_norm(W.to(F.dtype))) + float(new.T.sum())
-    elif lam == digits == 1.0 and n > 1 and not gathers and size > BASIS_LIMIT and math.isfinite(size + error):
-        new = fade(root, lam)  # what the first route made goes, so that no third T is there at once
-        new = block_by_basis(new, *whiten(new, Phi, Y))
-        W = new.W.to(head)
-        weight = float(torch.linalg.vector_norm(W.to(F.dtype)))
     if not math.isfinite(size + error * error + weight):
         return None
-    if gathers:
-        pending, growth, limit = pending + 1, lam * growth + size, GROWTH_LIMIT**digits
-        if lam**pending * limit < 1 or growth > limit * p or pending >= PENDING_LIMIT:
-            new, pending, growth = fade(new, 1.0), 0.0, 0.0
-    else:
-        pending = growth = 0.0
-    return new, [steps + 1, lam * seen + samples, (cursor + count) % p, pending, growth], W
+    counters = count_up(counters, p, n, samples, lam, size)
+    if not by_attempt:
+        counters[PENDING] = counters[GROWTH] = 0.0
+    elif counters[PENDING] and is_full(counters, p, lam, F.dtype):
+        new, counters[PENDING], counters[GROWTH] = fade(new, 1.0), 0.0, 0.0
+    return new, counters, W

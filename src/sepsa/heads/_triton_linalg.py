@@ -29,13 +29,13 @@ def sweep(A, buffer, count, SIZE: tl.constexpr):
         tl.store(buffer + i[:, None] * SIZE + j[None, :], A, mask=swept[:, None])
         tl.debug_barrier()
         u, v = buffer + q * SIZE, buffer + (q + 1) * SIZE
-        a = tl.load(u + q, cache_modifier=".cg")
-        b = tl.load(u + q + 1, cache_modifier=".cg")
-        d = tl.load(v + q + 1, cache_modifier=".cg")
+        a = tl.load(u + q)
+        b = tl.load(u + q + 1)
+        d = tl.load(v + q + 1)
         over = 1.0 / (a * d - b * b)  # D = [a b; b d]
         least = tl.minimum(least, tl.minimum(a, a * d - b * b))
-        u_i, v_i = tl.load(u + i, cache_modifier=".cg"), tl.load(v + i, cache_modifier=".cg")
-        u_j, v_j = tl.load(u + j, cache_modifier=".cg"), tl.load(v + j, cache_modifier=".cg")
+        u_i, v_i = tl.load(u + i), tl.load(v + i)
+        u_j, v_j = tl.load(u + j), tl.load(v + j)
         u_i = tl.where(i == q, -1.0, tl.where(i == q + 1, 0.0, u_i))
         v_i = tl.where(i == q + 1, -1.0, tl.where(i == q, 0.0, v_i))
         u_j = tl.where(j == q, -1.0, tl.where(j == q + 1, 0.0, u_j))

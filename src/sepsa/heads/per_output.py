@@ -146,7 +146,7 @@ class PerOutput(Generic[S]):
     def _ready(self) -> nn.Linear:
         """The head, with the rows that the solvers own laid over its memory."""
         linear = owned_head("PerOutput", self.linear)
-        if not lies_over(self._each[0].linear, linear):
+        if not lies_over(self._each[-1].linear, linear):  # the last to be laid, so that an interrupt is made good
             for solver, row in zip(self._each, rows_of(linear), strict=True):
                 for name, parameter in row._parameters.items():
                     solver.linear._parameters[name] = parameter
@@ -229,11 +229,16 @@ def rows_of(linear: nn.Linear) -> list[nn.Linear]:
 
 
 def lies_over(row: nn.Linear, linear: nn.Linear) -> bool:
-    """Whether the first row still is where the head is: `model.to`, a copy or a load may have parted them."""
+    """Whether the last row still is where the head is: `model.to`, a copy or a load may have parted them."""
     pairs = ((row._parameters[name], linear._parameters[name]) for name in ("weight", "bias"))
     return all(
         mine is None
         or its is None
-        or (mine.data_ptr() == its.data_ptr() and mine.dtype == its.dtype and mine.device == its.device)
+        or (mine.data_ptr() == end_of(its) and mine.dtype == its.dtype and mine.device == its.device)
         for mine, its in pairs
     )
+
+
+def end_of(parameter: Tensor) -> int:
+    """The address of its last row."""
+    return parameter.data_ptr() + (len(parameter) - 1) * parameter.stride(0) * parameter.element_size()

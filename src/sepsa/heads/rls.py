@@ -1,7 +1,8 @@
 """Recursive least squares: the stochastic Newton method of the paper's equations 12-18.
 
 This file keeps the state and decides what runs. The mathematics is in `_square_root`, whose symbols are used here;
-`_numba` has it as one compiled call for heads on a CPU, `_triton` as a few kernels for captured steps on a GPU.
+`_numba` has it as one compiled call for heads on a CPU, `_replay` as recorded kernels for small heads on a GPU, and
+`_triton` as a few kernels for captured steps there.
 """
 
 from __future__ import annotations
@@ -30,10 +31,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sepsa.heads._numba import Workspace
+    from sepsa.heads._replay import Replay
 
 # Up to this p one compiled call costs less than torch's calls for the same arithmetic; for so many rows or more of a
 # wider head than this, torch's products are faster.
 _NUMBA_LIMIT, _ROWS, _WIDTH = 256, 16, 96
+# Up to this p an update on a GPU is recorded: beyond, its own work costs more than launching it.
+_GRAPH_LIMIT = 4096
 
 
 class RLS(NormalPosterior):
@@ -87,7 +91,7 @@ class RLS(NormalPosterior):
         self._root = _square_root.start(self._prior, self._ridge)
         self._counters = np.zeros(5)
         self._recent = _health.Recent(self._prior)
-        self._workspace: Workspace | None = None
+        self._workspace: Workspace | Replay | None = None
         self._captured: CapturedState | None = None
         self._on_device = False  # whether the captured state is ahead of this one
         self._place: tuple[Any, ...] = ()  # where the head lay when the workspace was made
@@ -152,9 +156,10 @@ class RLS(NormalPosterior):
 
     @property
     def backend(self) -> str:
-        """What computes an update of one row: "numba", one compiled call, or "torch"."""
+        """What computes an update of one row: "numba", one compiled call, "graph", recorded kernels, or "torch"."""
         self._state()
-        return "numba" if self._can_compile(owned_head("RLS", self.linear).weight) else "torch"
+        weight = owned_head("RLS", self.linear).weight
+        return "numba" if self._can_compile(weight) else "graph" if self._can_record(weight) else "torch"
 
     def __getstate__(self) -> dict[str, Any]:
         if self.linear is None:
@@ -175,6 +180,8 @@ class RLS(NormalPosterior):
             self._root, self._counters = self._captured.root, self._captured.counters()
             self._workspace, self._place, self._on_device = None, (), False
         device = linear.weight.device
+        if self._workspace is not None:
+            self._root = self._workspace.root
         if self._prior.device != device:
             self._prior, self._ridge = self._prior.to(device), self._ridge.to(device)
             self._root = self._root.map(lambda part: part.to(device))
@@ -185,18 +192,27 @@ class RLS(NormalPosterior):
         fits &= len(self._ridge) <= _NUMBA_LIMIT and self._prior.dtype == torch.float64
         return fits and importlib.util.find_spec("numba") is not None
 
-    def _compiled(self, linear: nn.Linear, n: int) -> Workspace | None:
+    def _can_record(self, weight: Tensor) -> bool:
+        return weight.is_cuda and len(self._ridge) <= _GRAPH_LIMIT
+
+    def _compiled(self, linear: nn.Linear, n: int) -> Workspace | Replay | None:
         """The workspace of the compiled update, where there is one for n rows of this head."""
         weight, bias = linear._parameters["weight"], linear._parameters["bias"]
         assert weight is not None
-        few = len(self._ridge) <= _WIDTH or n < _ROWS
+        few = len(self._ridge) <= _WIDTH or n < _ROWS or weight.is_cuda
         place = (weight.data_ptr(), None if bias is None else bias.data_ptr(), few)
         if place != self._place:  # the head moved to another device, dtype or memory, or other blocks come
-            work = None
-            if few and self._can_compile(weight):
+            work: Workspace | Replay | None = None
+            state = linear, self._state(), self._counters, self._prior, self._ridge
+            if self._can_record(weight):
+                from sepsa.heads._replay import Replay
+
+                work = Replay(*state)
+            elif few and self._can_compile(weight):
                 from sepsa.heads._numba import Workspace
 
-                work = Workspace(linear, self._state(), self._counters, self._prior, self._ridge)
+                work = Workspace(*state)
+            if work is not None:
                 self._root, self._counters = work.root, work.counters
             self._workspace = work
             self._place = place  # last: an interrupt before lets the next update begin again
@@ -241,9 +257,8 @@ class RLS(NormalPosterior):
         before = self._root.W.clone() if steps % _health.EVERY == 0 else None
         work = self._compiled(linear, features.numel() // linear.in_features)
         if work is not None:
-            block, total = work.rows(features, targets, sample_weight)
-            Phi, Y = block.Phi, block.Y
-            learned = work.update(block, self.forgetting if self.forgets else 1.0, total)
+            lam = self.forgetting if self.forgets else 1.0
+            learned, Phi, Y, total = work.learn(features, targets, sample_weight, lam)
         else:
             Phi, Y, total = samples(linear, features, targets, sample_weight, self._state().T.dtype)
         if learned is None:
@@ -268,8 +283,10 @@ class RLS(NormalPosterior):
         linear = owned_head("RLS", self.linear)
 
         def write() -> None:
-            if self._workspace is not None:
-                self._workspace.load(root, counters)
+            work = self._workspace
+            if work is not None:
+                work.load(root, counters)
+                self._root, self._counters = work.root, work.counters
             else:
                 self._root, self._counters = root, counters
             store(linear, head)
@@ -278,7 +295,9 @@ class RLS(NormalPosterior):
 
     def checkpoint(self) -> Any:
         """What `rollback` needs to undo the next update; cheap, because updates make new tensors or are small."""
-        root = self._state() if self._workspace is None else self._state().map(Tensor.clone)
+        root, work = self._state(), self._workspace
+        if work is not None and work.in_place:
+            root = root.map(Tensor.clone)
         return root, self._counters.copy(), join(owned_head("RLS", self.linear))
 
     def rollback(self, checkpoint: Any) -> None:

@@ -1,0 +1,233 @@
+"""An update of recursive least squares on a GPU as two CUDA graphs: for a head so small that launching costs the most.
+
+Outside of a captured step an update is some fifty kernels. They are recorded once for a number of rows, in two halves:
+
+    look    Φ and Y are there; F = TΦᵀ, E = Y - ΦWᵀ, and their norms go to the host
+    learn   `_square_root.attempt`, stored where the norms allow it and the new weights are finite
+
+Both are launched before the host waits for the first, so the device goes on while the host looks. For the second it
+need not wait. The head minimizes J(W) = λ(|W - W₀|²_A + energy) + |Y - ΦWᵀ|² + Σ q|W - prior|², and A keeps at least
+half of the ridge, so J(W) <= J(W₀) bounds the new weights by numbers that the host has seen:
+
+    λ ridge/2 |W - W₀|² <= |E|² + ridge (|prior| + |W₀|)².
+
+Where that does not tell, it waits. What this form cannot do, because H is to be absorbed or digits would be lost, the
+other routes of `_square_root` do with the same state.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sepsa.heads import _square_root
+from sepsa.heads._affine import follow, samples
+from sepsa.heads._square_root import CURSOR, GROWTH, PENDING, Root
+from sepsa.interrupt import DeferredInterrupt
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# A number of rows is recorded when it comes for the third time. So many are kept, and one gives way to another when it
+# has not come for so many updates.
+_SEEN, _KEPT, _RESTED = 3, 4, 256
+
+
+def kind(root: Root) -> tuple[bool, bool, bool]:
+    """What a recording takes for granted: which parts there are."""
+    return root.H is None, root.whole, root.gram is None
+
+
+class Recording:
+    """The two graphs for n rows, and what they read and write beside the state."""
+
+    def __init__(self, replay: Replay, n: int, lam: float) -> None:
+        root, linear, device = replay.root, replay.linear, replay.root.T.device
+        (m, p), dtype = root.W.shape, root.T.dtype
+        self.Phi, self.Y = root.T.new_ones(n, p), root.T.new_zeros(n, m)
+        self.features = self.Phi[:, : linear.in_features]
+        self.kind = self.leaves = kind(root)
+        self.used = 0
+        self.seen: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.norms = torch.empty(3, dtype=dtype).pin_memory()  # of F, E and W, for the host
+        self.fine = torch.zeros((), dtype=torch.bool, device=device)
+        # As the device compares: in its own dtype
+        self.limit = float(torch.tensor(_square_root.limit_of(p, n, lam, dtype), dtype=dtype).sqrt())
+        count = _square_root.restored(p, n, lam)
+
+        def look() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+            W = follow(linear, root.W)
+            F, E = _square_root.whiten(root._replace(W=W), self.Phi, self.Y)
+            norms = torch.stack([torch.linalg.vector_norm(part) for part in (F, E, W)])
+            self.norms.copy_(norms, non_blocking=True)
+            return F, E, W, norms
+
+        def learn(F: Tensor, E: Tensor, W: Tensor, norms: Tensor, limit: float) -> None:
+            settings = lam, replay.ridge, replay.prior, replay.cursor
+            new = _square_root.attempt(root._replace(W=W), self.Phi, self.Y, F, E, *settings)
+            head = new.W.to(linear.weight.dtype)
+            weight = torch.linalg.vector_norm(head.to(dtype))
+            self.fine.copy_((norms[0] <= limit) & (norms[1].square() + weight < math.inf))
+            state: list[tuple[Tensor | None, Tensor | None]] = list(zip(root[:5], new[:5], strict=True))
+            state.append((linear.weight.detach(), head[:, : linear.in_features]))
+            state.append((None if linear.bias is None else linear.bias.detach(), head[:, -1]))
+            for mine, learned in state:
+                if mine is not None and learned is not None and learned is not mine:
+                    torch.where(self.fine, learned, mine, out=mine)
+            if count % p:
+                replay.cursor.add_(self.fine * count).remainder_(p)
+            self.leaves = kind(new)
+
+        stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            learn(*look(), limit=-1.0)  # learns nothing: a graph wants its kernels loaded
+        torch.cuda.current_stream(device).wait_stream(stream)
+        if self.leaves != self.kind:
+            return  # the next update finds another kind of state
+        self.look, self.learn = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        options: Any = {"stream": stream, "capture_error_mode": "thread_local"}  # others may pin memory meanwhile
+        with torch.cuda.graph(self.look, **options):
+            self._between = look()  # kept: the second graph reads them
+        with torch.cuda.graph(self.learn, pool=self.look.pool(), **options):
+            learn(*self._between, limit=self.limit)
+
+
+class Replay:
+    """The state of a head, at fixed addresses once something is recorded, and its recordings."""
+
+    def __init__(
+        self, linear: nn.Linear, root: Root, counters: NDArray[np.float64], prior: Tensor, ridge: Tensor
+    ) -> None:
+        self.linear, self.prior, self.ridge = linear, prior, ridge
+        self.root, self.counters = root, counters.copy()
+        self._recorded: dict[tuple[int, float], Recording] = {}
+        self._came: dict[tuple[int, float], int] = {}
+        self._updates, self._fails = 0, False
+        self._memory: dict[str, Tensor] = {}  # of H and gram, which are not always there
+        # A graph writes behind autograd's back; a write to no element tells it that the weight changed.
+        self.version = linear.weight.detach()[:0]
+
+    @property
+    def in_place(self) -> bool:
+        """Whether an update writes into the tensors of the state, and does not make others."""
+        return bool(self._recorded)
+
+    def load(self, root: Root, counters: NDArray[np.float64]) -> None:
+        """Take over a state; where graphs know the memory, it stays."""
+        if not self._recorded:
+            self.root, self.counters = root, counters.copy()
+            return
+        T, W, _, energy, left, _, _ = self.root
+        for mine, other in ((T, root.T), (W, root.W), (energy, root.energy), (left, root.left)):
+            mine.copy_(other)
+        self.root = Root(T, W, self._keep("H", root.H), energy, left, root.whole, self._keep("gram", root.gram))
+        self.counters[:] = counters
+        self.cursor.fill_(int(counters[CURSOR]))
+
+    def learn(
+        self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, lam: float
+    ) -> tuple[bool | None, Tensor, Tensor, float]:
+        """Learn samples by a recording. False: they are not finite; None: another route must.
+
+        Returns Φ, Y, each row scaled by the root of its sample's weight, and the sum of the weights as well.
+        """
+        self._updates += 1
+        n, k = features.numel() // self.linear.in_features, self.linear.in_features
+        recording = self._recording(n, lam) if sample_weight is None else None
+        if recording is None:
+            return None, *samples(self.linear, features, targets, sample_weight, self.root.T.dtype)
+        recording.features.copy_(features.detach().reshape(-1, k))
+        recording.Y.copy_(targets.detach().reshape(n, -1))
+        with DeferredInterrupt():
+            return self._replay(recording, n, lam), recording.Phi, recording.Y, float(n)
+
+    def _replay(self, recording: Recording, n: int, lam: float) -> bool | None:
+        self.version.zero_()
+        recording.look.replay()
+        recording.seen.record()
+        recording.learn.replay()
+        recording.seen.synchronize()
+        size, error, weight = recording.norms.tolist()
+        if not math.isfinite(size * size + error * error):
+            return False
+        if size > recording.limit:
+            return None
+        p, dtype = len(self.ridge), self.ridge.dtype
+        counters = _square_root.count_up(self.counters.tolist(), p, n, float(n), lam, size * size)
+        if not self._is_certain(counters, error, weight, lam, size) and not bool(recording.fine):
+            return False
+        self.counters[:] = counters
+        if counters[PENDING] and _square_root.is_full(counters, p, lam, dtype):
+            counters[PENDING] = counters[GROWTH] = 0.0
+            self.load(_square_root.fade(self.root, 1.0), np.array(counters))
+        return True
+
+    def _is_certain(self, counters: list[float], error: float, weight: float, lam: float, size: float) -> bool:
+        """Whether the numbers that the host has seen say that the new weights are finite."""
+        pull = self._strongest * (self._held + weight) ** 2 if lam < 1.0 else 0.0
+        step = math.sqrt(2.0 * (error * error + pull) / (lam * self._weakest))
+        fits = weight + step < torch.finfo(self.linear.weight.dtype).max / 16
+        # No factor fails: H, or I + FᵀF, lies between λ^updates and what was added to it.
+        condition = (3.0 + counters[GROWTH] + size * size) / lam ** counters[PENDING]
+        return fits and condition * len(self.ridge) * torch.finfo(self.ridge.dtype).eps < 1e-2
+
+    def _recording(self, n: int, lam: float) -> Recording | None:
+        """The recording for n rows, if there is one and the state is of the kind that it knows."""
+        key = n, lam
+        recording = self._recorded.get(key)
+        if recording is None:
+            self._came[key] = self._came.get(key, 0) + 1
+            waits = self._fails or torch.cuda.is_current_stream_capturing()
+            if waits or self._came[key] < _SEEN or not self._has_room():
+                return None
+            try:
+                with torch.inference_mode(False), torch.no_grad():
+                    self._settle()
+                    recording = Recording(self, n, lam)
+            except RuntimeError as error:
+                self._fails = True
+                warnings.warn(
+                    f"the update of a head could not be recorded as a CUDA graph and runs as it is, slower: {error}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+                return None
+            if recording.leaves != recording.kind:
+                return None
+            self._recorded[key] = recording
+        recording.used = self._updates
+        return recording if recording.kind == kind(self.root) else None
+
+    def _has_room(self) -> bool:
+        """Whether one more may be recorded; one that rests gives way."""
+        if len(self._recorded) < _KEPT:
+            return True
+        key, oldest = min(self._recorded.items(), key=lambda item: item[1].used)
+        if self._updates - oldest.used < _RESTED:
+            return False
+        del self._recorded[key]
+        return True
+
+    def _settle(self) -> None:
+        """Give the state the memory that all recordings share."""
+        if self._recorded:
+            return
+        root = self.root.map(torch.clone)
+        self.root = root._replace(H=self._keep("H", root.H), gram=self._keep("gram", self.root.gram))
+        self.cursor = torch.tensor(int(self.counters[CURSOR]), device=self.prior.device)
+        self._held = float(torch.linalg.vector_norm(self.prior))
+        self._weakest, self._strongest = float(self.ridge.min()), float(self.ridge.max())
+
+    def _keep(self, name: str, value: Tensor | None) -> Tensor | None:
+        """A copy in the memory that recordings know."""
+        if value is None:
+            return None
+        if name not in self._memory:
+            self._memory[name] = torch.empty_like(value, memory_format=torch.contiguous_format)
+        return self._memory[name].copy_(value)
