@@ -3,6 +3,9 @@
 Symbols as there. A call either learns everything or nothing: it works in buffers of its own, looks at the numbers, and
 stores last, so no interrupt and no bad number can leave the state between.
 
+Inside a training step the caches are cold, and each array that goes in and each call of torch before it costs more than
+the arithmetic. So the state lies in one array, and features and targets are read where they are, by their addresses.
+
 Loaded only where numba is installed; the first call in a fresh cache compiles for some seconds.
 """
 
@@ -13,7 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
+from numba import carray, njit, types  # type: ignore[attr-defined]
+from numba.core import cgutils
+from numba.extending import intrinsic
 from torch import Tensor, nn
 
 from sepsa.heads._jit import announce_compilation, cached
@@ -83,22 +88,14 @@ def backward(C, X):
 
 
 @_inner
-def potter(T, W, f, e, u, energy):
-    """`_square_root.potter` in place, u a buffer."""
+def step_head(T, W, f, e, u, energy, g):
+    """The half of `potter` that leaves T as it is: u = fᵀT, and W and energy in place, for g = 1 + fᵀf."""
     p, m = T.shape[0], W.shape[0]
-    g = 1.0
-    for j in range(p):
-        g += f[j] * f[j]
-        u[j] = 0.0
+    u[:] = 0.0
     for i in range(p):
         c = f[i]
         for j in range(p):
             u[j] += c * T[i, j]
-    beta = -1.0 / (g + math.sqrt(g))
-    for i in range(p):
-        c = beta * f[i]
-        for j in range(p):
-            T[i, j] += c * u[j]
     for o in range(m):
         c = e[o] / g
         energy[o] += e[o] * c
@@ -107,17 +104,76 @@ def potter(T, W, f, e, u, energy):
 
 
 @_inner
+def step_root(T, f, u, g):
+    """The other half: T in place."""
+    beta = -1.0 / (g + math.sqrt(g))
+    for i in range(T.shape[0]):
+        c = beta * f[i]
+        for j in range(T.shape[0]):
+            T[i, j] += c * u[j]
+
+
+@_inner
+def potter(T, W, f, e, u, energy):
+    """`_square_root.potter` in place, u a buffer."""
+    g = 1.0
+    for j in range(T.shape[0]):
+        g += f[j] * f[j]
+    step_head(T, W, f, e, u, energy, g)
+    step_root(T, f, u, g)
+
+
+@_inner
+def add_product(A, left, right, lower):
+    """A += left rightᵀ, two by four entries at a time; with `lower` the lower triangle, and some entries beside it."""
+    rows, columns = left.shape[0], right.shape[0]
+    for i in range(0, rows, 2):
+        k = min(i + 1, rows - 1)
+        for j in range(0, min(i + 2, columns) if lower else columns, 4):
+            u, v, w = min(j + 1, columns - 1), min(j + 2, columns - 1), min(j + 3, columns - 1)
+            a, b, c, d, e, f, g, h = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+            for q in range(left.shape[1]):
+                x, y = left[i, q], left[k, q]
+                a += x * right[j, q]
+                b += x * right[u, q]
+                c += x * right[v, q]
+                d += x * right[w, q]
+                e += y * right[j, q]
+                f += y * right[u, q]
+                g += y * right[v, q]
+                h += y * right[w, q]
+            A[i, j] += a
+            if u > j:
+                A[i, u] += b
+            if v > u:
+                A[i, v] += c
+            if w > v:
+                A[i, w] += d
+            if k > i:
+                A[k, j] += e
+                if u > j:
+                    A[k, u] += f
+                if v > u:
+                    A[k, v] += g
+                if w > v:
+                    A[k, w] += h
+
+
+@_inner
 def whiten(T, W, Phi, Y, F, E):
     """F = TΦᵀ and E = Y - ΦWᵀ; returns the sums of their squares."""
     (n, p), m = Phi.shape, W.shape[0]
     size, error = 0.0, 0.0
+    F[:] = 0.0
+    if n > 1:
+        add_product(F, T, Phi, False)
+    else:
+        for i in range(p):
+            for j in range(p):
+                F[i, 0] += T[i, j] * Phi[0, j]
     for i in range(p):
         for r in range(n):
-            total = 0.0
-            for j in range(p):
-                total += T[i, j] * Phi[r, j]
-            F[i, r] = total
-            size += total * total
+            size += F[i, r] * F[i, r]
     for r in range(n):
         for o in range(m):
             total = Y[r, o]
@@ -129,17 +185,6 @@ def whiten(T, W, Phi, Y, F, E):
 
 
 @_inner
-def add_product(A, left, right):
-    """The lower triangle of A += left rightᵀ."""
-    for i in range(A.shape[0]):
-        for j in range(i + 1):
-            total = 0.0
-            for q in range(left.shape[1]):
-                total += left[i, q] * right[j, q]
-            A[i, j] += total
-
-
-@_inner
 def gather(T, W, H, energy, left, prior, ridge, gram, F, E, lam, cursor, count, pending, new_H, D, q):
     """`_square_root.gather` but for V and what follows: new_H (its lower triangle) and D; energy and left in place."""
     (n, m), p = E.shape, T.shape[0]
@@ -148,7 +193,7 @@ def gather(T, W, H, energy, left, prior, ridge, gram, F, E, lam, cursor, count, 
             new_H[i, j] = lam * H[i, j] if pending else 0.0
         if not pending:
             new_H[i, i] = lam
-    add_product(new_H, F, F)
+    add_product(new_H, F, F, True)
     D[:] = 0.0
     for i in range(p):
         for r in range(n):
@@ -172,12 +217,12 @@ def gather(T, W, H, energy, left, prior, ridge, gram, F, E, lam, cursor, count, 
     if whole:
         if math.isnan(gram[0, 0]):
             gram[:] = 0.0
-            add_product(gram, T * ridge, T)
+            add_product(gram, T * ridge, T, True)
         for i in range(p):
             for j in range(i + 1):
                 new_H[i, j] += (1.0 - lam) * gram[i, j]
     else:
-        add_product(new_H, T * q, T)
+        add_product(new_H, T * q, T, True)
     for o in range(m):
         for j in range(p):
             pull = prior[o, j] - W[o, j]
@@ -186,20 +231,65 @@ def gather(T, W, H, energy, left, prior, ridge, gram, F, E, lam, cursor, count, 
                 D[i, o] += T[i, j] * q[j] * pull
 
 
+@intrinsic
+def _pointer(context, address):
+    """The memory at an address."""
+
+    def generate(_, builder, __, arguments):
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.intp), generate
+
+
+@_inner
+def part(memory, start, rows, columns):
+    """A matrix (rows, columns) in `memory`, and where it ends."""
+    end = start + rows * columns
+    return memory[start:end].reshape(rows, columns), end
+
+
+def sizes(p: int, m: int) -> tuple[tuple[int, int], ...]:
+    """The matrices of a head's memory in their order: the state, what it is held to, and buffers."""
+    state = (p, p), (m, p), (p, p), (1, m), (1, p), (1, 5)  # T, W, H, energy, left, counters
+    return *state, (m, p), (1, p), (p, p), (p + m, p), (p, p), (p, m), (5, max(p, m))  # prior, ridge, gram, Z, C, D
+
+
 @cached(**_OPTIONS)
-def update(
-    T, W, H, energy, left, counters, prior, ridge, gram, weight, bias, Phi, Y, F, E, lam, samples, count,
-    Z, C, D, scratch,
-):  # fmt: skip
+def update(memory, rows, weight, bias, x, y, lam, samples, count):
     """Learn the rows Φ (n, p), Y (n, m), already scaled by the roots of their weights, which sum to `samples`.
 
+    `memory` holds what `sizes` says, `rows` holds Φ, Y and buffers for F and E, and `weight` and `bias` are the head's
+    own. x and y are the addresses of features and targets in the head's dtype, of which Φ and Y are made, or 0.
     `count` coordinates get their ridge back. `gram` caches T diag(ridge) Tᵀ, stale where its first entry is NaN.
-    `weight` and `bias` are the head's own. F (p, n), E (n, m), Z (p + m, p), C (p, p), D (p, m) and scratch
-    (5, max(p, m)) are buffers.
     """
-    (n, p), m = Phi.shape, W.shape[0]
-    k = weight.shape[1]
+    m, k = weight.shape
+    p = k + (1 if bias.size else 0)
+    n = rows.size // (2 * (p + m))
     to_head = weight.dtype.type
+    T, end = part(memory, 0, p, p)
+    W, end = part(memory, end, m, p)
+    H, end = part(memory, end, p, p)
+    energy, left, counters = memory[end : end + m], memory[end + m : end + m + p], memory[end + m + p : end + m + p + 5]
+    prior, end = part(memory, end + m + p + 5, m, p)
+    ridge = memory[end : end + p]
+    gram, end = part(memory, end + p, p, p)
+    Z, end = part(memory, end, p + m, p)
+    C, end = part(memory, end, p, p)
+    D, end = part(memory, end, p, m)
+    scratch, end = part(memory, end, 5, max(p, m))
+    Phi, end = part(rows, 0, n, p)
+    Y, end = part(rows, end, n, m)
+    F, end = part(rows, end, p, n)
+    E, end = part(rows, end, n, m)
+    if x:
+        given, aims = carray(_pointer(x), (n, k), weight.dtype), carray(_pointer(y), (n, m), weight.dtype)
+        for r in range(n):
+            for j in range(k):
+                Phi[r, j] = given[r, j]
+            if k < p:
+                Phi[r, k] = 1.0
+            for o in range(m):
+                Y[r, o] = aims[r, o]
     new_T, new_W = Z[:p], Z[p:]
     f, u, e = scratch[0, :p], scratch[1, :p], scratch[2, :m]
     new_energy, new_left = scratch[3, :m], scratch[4, :p]
@@ -219,9 +309,15 @@ def update(
     pending, growth, cursor = int(counters[PENDING]), counters[GROWTH], int(counters[CURSOR])
     new_energy[:] = energy
     new_left[:] = left
-    gathers = 4 * (n + count) >= p and not (n == 1 and count < ROW_LIMIT)
+    one_row = n == 1 and count < ROW_LIMIT
+    gathers = 4 * (n + count) >= p and not one_row
     absorbed = not gathers
-    if gathers:
+    in_place = one_row and count == 0 and pending == 0
+    if in_place:
+        f[:] = F[:, 0]
+        e[:] = E[0]
+        step_head(T, new_W, f, e, u, new_energy, 1.0 + size)
+    elif gathers:
         gather(
             T, new_W, H, new_energy, new_left, prior, ridge, gram, F, E, lam, cursor, count, pending, new_T, D, u
         )  # fmt: skip
@@ -281,7 +377,10 @@ def update(
 
     # From here on nothing can fail, so the state changes.
     if absorbed:
-        T[:] = new_T
+        if in_place:
+            step_root(T, f, u, 1.0 + size)
+        else:
+            T[:] = new_T
         gram[0, 0] = np.nan
         pending, growth = 0, 0.0
     else:
@@ -306,16 +405,15 @@ def update(
 
 
 class Block(NamedTuple):
-    """Φ (n, p), its columns without the ones, Y (n, m), and both as arrays beside buffers for F and E."""
+    """Φ (n, p) and Y (n, m) of a batch, and the array that holds them, with buffers behind them."""
 
     Phi: Tensor
-    features: Tensor
     Y: Tensor
-    arrays: tuple[Any, ...]
+    memory: Any
 
 
 class Workspace:
-    """Buffers for `update`, and the state and the head as arrays over the tensors' own memory."""
+    """The state of a head in one array, its tensors being views of that, and memory for the rows to come."""
 
     in_place = True  # an update writes into the tensors of the state
 
@@ -323,20 +421,19 @@ class Workspace:
         announce_compilation(update, "the update of a head")
         weight, bias = linear.weight.detach(), linear.bias
         (m, p), self.k = root.W.shape, linear.in_features
-        H = torch.zeros_like(root.T) if root.H is None else root.H
-        self.root = root._replace(H=H, whole=False).map(Tensor.clone)
-        self.counters = counters.copy()
-        self.gram = np.full((p, p), np.nan)  # T diag(ridge) Tᵀ
-        self.arrays = (
-            *(part.numpy() for part in self.root[:5] if part is not None),
-            self.counters,
-            prior.numpy(),
-            ridge.numpy(),
-            self.gram,
-            weight.numpy(),
-            np.zeros(0, weight.numpy().dtype) if bias is None else bias.detach().numpy(),
-        )
-        self.buffers = (np.empty((p + m, p)), np.empty((p, p)), np.empty((p, m)), np.empty((5, max(p, m))))
+        shapes = sizes(p, m)
+        memory = root.T.new_zeros(sum(a * b for a, b in shapes))
+        flat = torch.split_with_sizes(memory, [a * b for a, b in shapes])
+        parts = [piece.view(shape) for piece, shape in zip(flat, shapes, strict=True)]
+        T, W, H, energy, left, own, held, each, gram = parts[:9]
+        self.memory, self.counters, self.gram = memory.numpy(), own[0].numpy(), gram.numpy()
+        held.copy_(prior)
+        each.copy_(ridge)
+        self.root = Root(T, W, H, energy[0], left[0])
+        self.load(root, counters)
+        self.weight = weight.numpy()
+        self.bias = np.zeros(0, self.weight.dtype) if bias is None else bias.detach().numpy()
+        self.dtype = weight.dtype
         self.block: Block | None = None
         # A kernel writes behind autograd's back; a write to no element tells it that the weight changed.
         self.version = weight[:0]
@@ -346,37 +443,41 @@ class Workspace:
     ) -> tuple[bool | None, Tensor, Tensor, float]:
         """Learn samples. False: they are not finite; None: too large for this form.
 
-        Returns Φ, Y and the sum of the weights as well, as `rows` made them.
+        Returns Φ and Y, each row scaled by the root of its sample's weight, and the sum of the weights as well, until
+        the next call.
         """
-        block, samples = self.rows(features, targets, sample_weight)
-        self.version.zero_()
-        n, p = block.Phi.shape
-        count = restored(p, n, lam)
-        arguments: tuple[Any, ...] = (*self.arrays, *block.arrays, lam, samples, count, *self.buffers)
-        outcome = update(*arguments)
-        return None if outcome == TOO_LARGE else outcome == LEARNED, block.Phi, block.Y, samples
-
-    def rows(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> tuple[Block, float]:
-        """Φ and Y, each row scaled by the root of its sample's weight, and the weights' sum; until the next call."""
-        k, (m, p) = self.k, self.root.W.shape
-        x, y = features.detach(), targets.detach()
-        if x.ndim != 2:
-            x, y = x.reshape(-1, k), y.reshape(-1, m)
-        n = len(x)
+        n = features.numel() // self.k
         block = self.block
         if block is None or len(block.Y) != n:
-            Phi, Y = self.root.T.new_ones(n, p), self.root.T.new_empty(n, m)
-            block = Block(Phi, Phi[:, :k], Y, (Phi.numpy(), Y.numpy(), np.empty((p, n)), np.empty((n, m))))
-        block.features.copy_(x)
-        block.Y.copy_(y)
+            block = self.block = self._block(n)
+        x = y = 0
+        samples = float(n)
+        if sample_weight is None and is_plain(features, self.dtype) and is_plain(targets, self.dtype):
+            x, y = features.data_ptr(), targets.data_ptr()
+        else:
+            samples = self._fill(block, features, targets, sample_weight)
+        self.version.zero_()
+        count = 0 if lam == 1.0 else restored(block.Phi.shape[1], n, lam)
+        outcome = update(self.memory, block.memory, self.weight, self.bias, x, y, lam, samples, count)
+        return None if outcome == TOO_LARGE else outcome == LEARNED, block.Phi, block.Y, samples
+
+    def _block(self, n: int) -> Block:
+        m, p = self.root.W.shape
+        memory = self.root.T.new_empty(2 * n * (p + m))
+        return Block(memory[: n * p].view(n, p), memory[n * p : n * (p + m)].view(n, m), memory.numpy())
+
+    def _fill(self, block: Block, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> float:
+        """Make Φ and Y of samples in any dtype, anywhere in memory, with weights or without; returns their sum."""
+        Phi, Y = block.Phi, block.Y
+        Phi[:, : self.k].copy_(features.detach().reshape(-1, self.k))
+        Phi[:, self.k :].fill_(1.0)
+        Y.copy_(targets.detach().reshape(Y.shape))
         if sample_weight is None:
-            self.block = block
-            return block, float(n)
-        self.block = None  # the next one wants ones again
-        omega = sample_weight.detach().reshape(-1, 1).to(block.Y.dtype)
-        block.Phi.mul_(omega.sqrt())
-        block.Y.mul_(omega.sqrt())
-        return block, float(omega.sum())
+            return float(len(Y))
+        omega = sample_weight.detach().reshape(-1, 1).to(Y.dtype)
+        Phi.mul_(omega.sqrt())
+        Y.mul_(omega.sqrt())
+        return float(omega.sum())
 
     def load(self, root: Root, counters) -> None:
         """Take over a state; its memory stays."""
@@ -385,3 +486,8 @@ class Workspace:
                 mine.copy_(other)
         self.counters[:] = counters
         self.gram[0, 0] = np.nan  # T changed
+
+
+def is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """Whether its numbers can be read one after the other at its address."""
+    return type(tensor) is Tensor and tensor.dtype is dtype and tensor.is_contiguous() and not tensor.is_neg()

@@ -187,7 +187,8 @@ class Replay:
             if waits or self._came[key] < _SEEN or not self._has_room():
                 return None
             try:
-                with torch.inference_mode(False), torch.no_grad():
+                off = torch.autocast(self.prior.device.type, enabled=False)
+                with torch.inference_mode(False), torch.no_grad(), off:
                     self._settle()
                     recording = Recording(self, n, lam)
             except RuntimeError as error:

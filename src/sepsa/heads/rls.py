@@ -234,7 +234,6 @@ class RLS(NormalPosterior):
         """
         return _square_root.restored(len(self._ridge), n, self.forgetting)
 
-    @torch.no_grad()
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
         """Learn samples as one block: features (..., in_features), targets (..., out_features).
 
@@ -245,24 +244,18 @@ class RLS(NormalPosterior):
         if self._on_device:
             self._state()
         check_rows(linear, features, targets, sample_weight)
-        device = self._prior.device.type
-        if torch.is_autocast_enabled(device):
-            with torch.autocast(device, enabled=False):
-                self._learn(linear, features, targets, sample_weight)
-        else:
-            self._learn(linear, features, targets, sample_weight)
-
-    def _learn(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> None:
         steps, learned = int(self._counters[STEPS]), None
         before = self._root.W.clone() if steps % _health.EVERY == 0 else None
         work = self._compiled(linear, features.numel() // linear.in_features)
         if work is not None:
             lam = self.forgetting if self.forgets else 1.0
             learned, Phi, Y, total = work.learn(features, targets, sample_weight, lam)
+            self._root = work.root
         else:
             Phi, Y, total = samples(linear, features, targets, sample_weight, self._state().T.dtype)
         if learned is None:
-            learned = self._learn_in_torch(linear, Phi, Y, total)
+            with torch.no_grad(), torch.autocast(self._prior.device.type, enabled=False):
+                learned = self._learn_in_torch(linear, Phi, Y, total)
         if not learned:
             raise explain_nonfinite(features, targets, linear)
         if before is not None:
