@@ -46,18 +46,31 @@ LEARNED, NOT_FINITE, TOO_LARGE = range(3)
 
 @_inner
 def cholesky(A):
-    """The lower triangle of A becomes its Cholesky factor. False where A is not positive definite."""
-    for i in range(A.shape[0]):
-        for j in range(i + 1):
-            total = A[i, j]
+    """The lower triangle of A becomes its Cholesky factor, two rows at a time. False: A is not positive definite."""
+    p = A.shape[0]
+    inverse = np.empty(p)  # of the diagonal: a product costs less than a quotient
+    for i in range(0, p, 2):
+        k = min(i + 1, p - 1)
+        for j in range(i):
+            a, b = 0.0, 0.0
             for q in range(j):
-                total -= A[i, q] * A[j, q]
-            if i > j:
-                A[i, j] = total / A[j, j]
-            elif total > 0.0:
-                A[i, i] = math.sqrt(total)
-            else:
-                return False
+                a += A[i, q] * A[j, q]
+                b += A[k, q] * A[j, q]
+            A[i, j] = (A[i, j] - a) * inverse[j]
+            if k > i:
+                A[k, j] = (A[k, j] - b) * inverse[j]
+        for r in range(i, k + 1):
+            for j in range(i, r + 1):
+                total = A[r, j]
+                for q in range(j):
+                    total -= A[r, q] * A[j, q]
+                if j < r:
+                    A[r, j] = total * inverse[j]
+                elif total > 0.0:
+                    A[r, r] = math.sqrt(total)
+                    inverse[r] = 1.0 / A[r, r]
+                else:
+                    return False
     return True
 
 
@@ -75,16 +88,23 @@ def forward(C, X):
 
 
 @_inner
-def backward(C, X):
-    """X <- C⁻ᵀX for lower C."""
-    for i in range(X.shape[0] - 1, -1, -1):
-        c = 1.0 / C[i, i]
-        for q in range(X.shape[1]):
-            X[i, q] *= c
+def forward_row(C, x):
+    """x <- C⁻¹x for lower C."""
+    for i in range(x.size):
+        total = x[i]
         for j in range(i):
-            c = C[i, j]
-            for q in range(X.shape[1]):
-                X[j, q] -= c * X[i, q]
+            total -= C[i, j] * x[j]
+        x[i] = total / C[i, i]
+
+
+@_inner
+def backward_row(C, x):
+    """x <- C⁻ᵀx for lower C."""
+    for i in range(x.size - 1, -1, -1):
+        x[i] /= C[i, i]
+        c = x[i]
+        for j in range(i):
+            x[j] -= C[i, j] * c
 
 
 @_inner
@@ -161,7 +181,7 @@ def add_product(A, left, right, lower):
 
 @_inner
 def whiten(T, W, Phi, Y, F, E):
-    """F = TΦᵀ and E = Y - ΦWᵀ; returns the sums of their squares."""
+    """F = TΦᵀ (p, n) and E = (Y - ΦWᵀ)ᵀ (m, n); returns the sums of their squares."""
     (n, p), m = Phi.shape, W.shape[0]
     size, error = 0.0, 0.0
     F[:] = 0.0
@@ -179,30 +199,30 @@ def whiten(T, W, Phi, Y, F, E):
             total = Y[r, o]
             for j in range(p):
                 total -= W[o, j] * Phi[r, j]
-            E[r, o] = total
+            E[o, r] = total
             error += total * total
     return size, error
 
 
 @_inner
-def gather(T, W, H, energy, left, prior, ridge, gram, F, E, lam, cursor, count, pending, new_H, D, q):
-    """`_square_root.gather` but for V and what follows: new_H (its lower triangle) and D; energy and left in place."""
-    (n, m), p = E.shape, T.shape[0]
+def gather(T, W, H, energy, left, prior, ridge, gram, F, E, lam, cursor, count, pending, new_H, D, q, pulls):
+    """`_square_root.gather` but for V and what follows: new_H (its lower triangle) and Dᵀ; energy and left in place."""
+    (m, n), p = E.shape, T.shape[0]
     for i in range(p):
         for j in range(i + 1):
             new_H[i, j] = lam * H[i, j] if pending else 0.0
         if not pending:
             new_H[i, i] = lam
     add_product(new_H, F, F, True)
-    D[:] = 0.0
-    for i in range(p):
-        for r in range(n):
-            for o in range(m):
-                D[i, o] += F[i, r] * E[r, o]
     for o in range(m):
         energy[o] *= lam
         for r in range(n):
-            energy[o] += E[r, o] * E[r, o]
+            energy[o] += E[o, r] * E[o, r]
+        for i in range(p):
+            total = 0.0
+            for r in range(n):
+                total += F[i, r] * E[o, r]
+            D[o, i] = total
     if count == 0:
         return
     whole = count == p
@@ -227,8 +247,12 @@ def gather(T, W, H, energy, left, prior, ridge, gram, F, E, lam, cursor, count, 
         for j in range(p):
             pull = prior[o, j] - W[o, j]
             energy[o] += q[j] * pull * pull
-            for i in range(p):
-                D[i, o] += T[i, j] * q[j] * pull
+            pulls[j] = q[j] * pull
+        for i in range(p):
+            total = 0.0
+            for j in range(p):
+                total += T[i, j] * pulls[j]
+            D[o, i] += total
 
 
 @intrinsic
@@ -251,7 +275,7 @@ def part(memory, start, rows, columns):
 def sizes(p: int, m: int) -> tuple[tuple[int, int], ...]:
     """The matrices of a head's memory in their order: the state, what it is held to, and buffers."""
     state = (p, p), (m, p), (p, p), (1, m), (1, p), (1, 5)  # T, W, H, energy, left, counters
-    return *state, (m, p), (1, p), (p, p), (p + m, p), (p, p), (p, m), (5, max(p, m))  # prior, ridge, gram, Z, C, D
+    return *state, (m, p), (1, p), (p, p), (p + m, p), (p, p), (m, p), (5, max(p, m))  # prior, ridge, gram, Z, C, D
 
 
 @cached(**_OPTIONS)
@@ -275,12 +299,12 @@ def update(memory, rows, weight, bias, x, y, lam, samples, count):
     gram, end = part(memory, end + p, p, p)
     Z, end = part(memory, end, p + m, p)
     C, end = part(memory, end, p, p)
-    D, end = part(memory, end, p, m)
+    D, end = part(memory, end, m, p)
     scratch, end = part(memory, end, 5, max(p, m))
     Phi, end = part(rows, 0, n, p)
     Y, end = part(rows, end, n, m)
     F, end = part(rows, end, p, n)
-    E, end = part(rows, end, n, m)
+    E, end = part(rows, end, m, n)
     if x:
         given, aims = carray(_pointer(x), (n, k), weight.dtype), carray(_pointer(y), (n, m), weight.dtype)
         for r in range(n):
@@ -315,25 +339,25 @@ def update(memory, rows, weight, bias, x, y, lam, samples, count):
     in_place = one_row and count == 0 and pending == 0
     if in_place:
         f[:] = F[:, 0]
-        e[:] = E[0]
+        e[:] = E[:, 0]
         step_head(T, new_W, f, e, u, new_energy, 1.0 + size)
     elif gathers:
         gather(
-            T, new_W, H, new_energy, new_left, prior, ridge, gram, F, E, lam, cursor, count, pending, new_T, D, u
+            T, new_W, H, new_energy, new_left, prior, ridge, gram, F, E, lam, cursor, count, pending, new_T, D, u, f
         )  # fmt: skip
         C[:] = new_T
         if not cholesky(C):
             return NOT_FINITE
         # V = H⁻¹D, and the objective falls by DᵀV = |C⁻¹D|²
-        forward(C, D)
-        for i in range(p):
-            for o in range(m):
-                new_energy[o] -= D[i, o] * D[i, o]
-        backward(C, D)
-        for i in range(p):
-            for o in range(m):
+        for o in range(m):
+            forward_row(C, D[o])
+            for i in range(p):
+                new_energy[o] -= D[o, i] * D[o, i]
+            backward_row(C, D[o])
+            for i in range(p):
+                c = D[o, i]
                 for j in range(p):
-                    new_W[o, j] += D[i, o] * T[i, j]
+                    new_W[o, j] += c * T[i, j]
         pending, growth = pending + 1, lam * growth + size
         if lam**pending * GROWTH_LIMIT < 1.0 or growth > GROWTH_LIMIT * p or pending >= PENDING_LIMIT:
             new_T[:] = T
