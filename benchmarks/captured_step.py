@@ -2,7 +2,8 @@
 
     python benchmarks/captured_step.py ["batch 1"] ["batch 64"] [pass] [model] [--rounds 15] [--table]
 
-Without names all four: a step at each batch size, one pass over 60,000 single images (MNIST's where SEPSA_DATA has
+Without names all four: a step at each batch size (for those "channels last" the model and the images lie so, and cuDNN
+tries its algorithms), one pass over 60,000 single images (MNIST's where SEPSA_DATA has
 them, with the accuracy; noise otherwise), and the model compiled by torch.compile(fullgraph=True) against eager, on
 the CPU and on the GPU. Each adds to captured_step.json, which is written after every round and row, so a run that is
 cut off loses nothing. All but the model on the CPU need a CUDA device. `--table` prints docs/performance.md's rows.
@@ -36,9 +37,11 @@ SOLVERS = {
     "SepSA, SoftmaxNewton, forgetting 0.999": lambda: SoftmaxNewton(forgetting=0.999),
     "SepSA, self-tuning": lambda: RLS(ridge="auto", forgetting="auto"),
 }
+CHANNELS_LAST = ", channels last"
 CONTESTANTS = [
     "compiled Adam",
     *(f"compiled {name}" for name in SOLVERS),
+    *(f"compiled {name}{CHANNELS_LAST}" for name in ("Adam", "SepSA", "SepSA, forgetting 0.999")),
     *(f"{way} {kind}" for way in ("captured", "eager") for kind in ("Adam", "SepSA")),
 ]
 RATIOS = [
@@ -49,17 +52,19 @@ RATIOS = [
     ("compiled SepSA, SoftmaxNewton", "compiled SepSA"),
     ("compiled SepSA, SoftmaxNewton, forgetting 0.999", "compiled SepSA"),
     ("compiled SepSA, self-tuning", "compiled SepSA"),
+    (f"compiled SepSA{CHANNELS_LAST}", f"compiled Adam{CHANNELS_LAST}"),
+    (f"compiled SepSA, forgetting 0.999{CHANNELS_LAST}", f"compiled Adam{CHANNELS_LAST}"),
 ]
 PASSES = ("captured SepSA", "compiled SepSA", "compiled SepSA, SoftmaxNewton", "compiled Adam")
 IMAGES = 60_000
 
 
 def build(name: str, x: Tensor, y: Tensor) -> tuple[torch.nn.Module, Step]:
-    way, kind = name.split(" ", 1)
+    way, kind = name.removesuffix(CHANNELS_LAST).split(" ", 1)
     torch.manual_seed(0)
     model = cnn(1, 28, 10)
     initialize(model)
-    model.cuda()
+    model.to("cuda", memory_format=torch.channels_last if CHANNELS_LAST in name else torch.contiguous_format)
     options = {"lr": 1e-3, "weight_decay": 1e-5} | ({} if way == "eager" else {"fused": True, "capturable": True})
     if kind == "Adam":
         adam = torch.optim.Adam(model.parameters(), **options)
@@ -82,15 +87,17 @@ def images() -> tuple[Tensor, Tensor]:
 def steps(batch: int, rounds: int, note: Any) -> None:
     """Every contestant in turn, a round at a time."""
     X, Y = images()
+    last = X.contiguous(memory_format=torch.channels_last)
     made = {name: build(name, X[:batch], Y[:batch])[1] for name in CONTESTANTS}
     orders = {way: torch.randint(IMAGES, (count, batch), device="cuda") for way, count in STEPS.items()}
     times: dict[str, list[float]] = {name: [] for name in made}
     for turn in range(rounds + 1):
         for name, step in made.items():
             order = orders[name.split()[0]]
+            torch.backends.cudnn.benchmark = CHANNELS_LAST in name
             torch.cuda.synchronize()
             start = time.perf_counter()
-            step.run(X, Y, order)
+            step.run(last if CHANNELS_LAST in name else X, Y, order)
             torch.cuda.synchronize()
             seconds = time.perf_counter() - start
             if turn:  # the first compiles and records

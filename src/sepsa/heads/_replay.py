@@ -1,4 +1,4 @@
-"""An update of recursive least squares on a GPU as two CUDA graphs: for a head so small that launching costs the most.
+"""An update of recursive least squares on a GPU as two CUDA graphs, because launching often costs more than the work.
 
 Outside of a captured step an update is some fifty kernels. They are recorded once for a number of rows, in two halves:
 
@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 # A number of rows is recorded when it comes for the third time. So many are kept, and one gives way to another when it
 # has not come for so many updates.
 _SEEN, _KEPT, _RESTED = 3, 4, 256
+# Up to this p a recording may hold a few (p, p) matrices beside the state.
+_SMALL = 2048
+
+
+def pays(p: int, n: int, lam: float) -> bool:
+    """Whether to record n rows: always where T changes in place, else where a few more matrices are small."""
+    return p <= _SMALL or not (n == 1 or _square_root.gathers(p, n, lam))
 
 
 def kind(root: Root) -> tuple[bool, bool, bool]:
@@ -68,11 +75,14 @@ class Recording:
             return F, E, W, norms
 
         def learn(F: Tensor, E: Tensor, W: Tensor, norms: Tensor, limit: float) -> None:
-            settings = lam, replay.ridge, replay.prior, replay.cursor
+            def judge(W: Tensor) -> Tensor:
+                weight = torch.linalg.vector_norm(W.to(linear.weight.dtype).to(dtype))
+                return self.fine.copy_((norms[0] <= limit) & (norms[1].square() + weight < math.inf))
+
+            settings = lam, replay.ridge, replay.prior, replay.cursor, judge
             new = _square_root.attempt(root._replace(W=W), self.Phi, self.Y, F, E, *settings)
+            judge(new.W)
             head = new.W.to(linear.weight.dtype)
-            weight = torch.linalg.vector_norm(head.to(dtype))
-            self.fine.copy_((norms[0] <= limit) & (norms[1].square() + weight < math.inf))
             state: list[tuple[Tensor | None, Tensor | None]] = list(zip(root[:5], new[:5], strict=True))
             state.append((linear.weight.detach(), head[:, : linear.in_features]))
             state.append((None if linear.bias is None else linear.bias.detach(), head[:, -1]))
@@ -183,7 +193,7 @@ class Replay:
         recording = self._recorded.get(key)
         if recording is None:
             self._came[key] = self._came.get(key, 0) + 1
-            waits = self._fails or torch.cuda.is_current_stream_capturing()
+            waits = self._fails or torch.cuda.is_current_stream_capturing() or not pays(len(self.ridge), n, lam)
             if waits or self._came[key] < _SEEN or not self._has_room():
                 return None
             try:

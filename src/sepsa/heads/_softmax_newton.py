@@ -168,6 +168,7 @@ def probabilities_of(targets: Tensor, weights: Tensor) -> Tensor:
     """Targets of any kind as probabilities (..., classes); a label that is none becomes NaN."""
     C = len(weights)
     if targets.is_floating_point():
+        targets = targets.to(weights.dtype)  # before 1 - targets, which has more digits
         return torch.cat([1 - targets, targets], -1) if targets.shape[-1] == 1 else targets
     one = torch.arange(C, device=targets.device)
     hot = (targets.unsqueeze(-1) == one).to(weights.dtype)

@@ -29,6 +29,8 @@ GROWTH_LIMIT = 1e6
 PENDING_LIMIT = 256
 # Which coordinates get their ridge back: a slice, wherever they follow each other, is no copy and no launch.
 Coordinates: TypeAlias = Tensor | slice
+# Says of a new W whether it, and what it was made of, may be stored.
+Judge: TypeAlias = Callable[[Tensor], Tensor]
 # Below so many rows of the ridge, one after the other costs less than one block.
 ROW_LIMIT = 4
 
@@ -98,23 +100,38 @@ def factor(F: Tensor, large: bool = False) -> Tensor:
     return C
 
 
-def andrews(T: Tensor, F: Tensor, U: Tensor, C: Tensor, scale: float = 1.0, out: Tensor | None = None) -> Tensor:
+def andrews(
+    T: Tensor,
+    F: Tensor,
+    U: Tensor,
+    C: Tensor,
+    scale: float = 1.0,
+    out: Tensor | None = None,
+    fine: Tensor | None = None,
+) -> Tensor:
     """T <- scale T - F(C + I)⁻ᵀC⁻¹U with U = scale FᵀT and CCᵀ = I + FᵀF (Andrews). `out` may be T.
 
-    F is that of scale T, and TᵀT is then (A + ΦᵀΦ)⁻¹ for the A of scale T.
+    F is that of scale T, and TᵀT is then (A + ΦᵀΦ)⁻¹ for the A of scale T. Where `fine` (0-d) is false nothing is
+    subtracted, whatever the numbers are.
     """
     r = len(C)
     one = torch.eye(r, dtype=C.dtype, device=C.device)
     wide = U.shape[1] >= 2 * r  # then products with an inverse cost less than solving for so many columns
     V = torch.linalg.solve_triangular(C, one if wide else U, upper=False)
     V = torch.linalg.solve_triangular((C + one).T, V, upper=True)
-    if wide:
-        return torch.addmm(T, F @ V, U, beta=scale, alpha=-1, out=out)
-    return torch.addmm(T, F, V, beta=scale, alpha=-1, out=out)
+    left, right = (F @ V, U) if wide else (F, V)
+    if fine is not None:
+        left, right = (torch.where(fine, part, 0.0) for part in (left, right))
+    return torch.addmm(T, left, right, beta=scale, alpha=-1, out=out)
 
 
-def block(root: Root, F: Tensor, E: Tensor, scale: float = 1.0, large: bool = False) -> Root:
-    """Equations 17 and 18 for r rows at once: 6rp² operations in three products. F is that of scale T."""
+def block(
+    root: Root, F: Tensor, E: Tensor, scale: float = 1.0, large: bool = False, judge: Judge | None = None
+) -> Root:
+    """Equations 17 and 18 for r rows at once: 6rp² operations in three products. F is that of scale T.
+
+    With a `judge` T changes in place, where it finds the new W fine.
+    """
     C = factor(F, large)
     U = F.T @ root.T
     if scale != 1.0:
@@ -122,7 +139,12 @@ def block(root: Root, F: Tensor, E: Tensor, scale: float = 1.0, large: bool = Fa
     V = torch.linalg.solve_triangular(C, E, upper=False)
     W = torch.addmm(root.W, torch.linalg.solve_triangular(C.T, V, upper=True).T, U)
     energy = root.energy + V.square().sum(0)
-    return root._replace(T=andrews(root.T, F, U, C, scale), W=W, energy=energy, gram=None)
+    if judge is None:
+        return root._replace(T=andrews(root.T, F, U, C, scale), W=W, energy=energy, gram=None)
+    fine = judge(W)
+    if scale != 1.0:
+        root.T.mul_(torch.where(fine, E.new_full((), scale), 1.0))  # not of two numbers, which would be float32
+    return root._replace(T=andrews(root.T, F, U, C, out=root.T, fine=fine), W=W, energy=energy, gram=None)
 
 
 def block_by_basis(root: Root, F: Tensor, E: Tensor) -> Root:
@@ -243,18 +265,19 @@ def learn_rows(root: Root, F: Tensor, E: Tensor, ridge: Tensor, at: Coordinates 
 
 
 def learn_block(
-    root: Root, F: Tensor, E: Tensor, lam: float, ridge: Tensor, at: Coordinates | None, prior: Tensor
-) -> Root:
+    root: Root, F: Tensor, E: Tensor, lam: float, ridge: Tensor, at: Coordinates | None, prior: Tensor,
+    judge: Judge | None = None,
+) -> Root:  # fmt: skip
     """The same for several rows of a T that is not yet faded, without a copy of it."""
     if at is None:
-        return block(root, F, E)
+        return block(root, F, E, judge=judge)
     scale, faded = lam**-0.5, lam * root.left
     f, e = ridge_rows(root, lacking(faded, ridge, at), at, prior)
     r = F.shape[1] + f.shape[1]
     padding = -r % 16 if F.is_cuda and r > 16 else 0  # rows of zeros, because products of odd sizes are slow there
     F = torch.cat([F, f, F.new_zeros(len(F), padding)], 1).mul_(scale)
     E = torch.cat([E, e, E.new_zeros(padding, E.shape[1])])
-    new = block(root._replace(energy=lam * root.energy), F, E, scale)
+    new = block(root._replace(energy=lam * root.energy), F, E, scale, judge=judge)
     faded[at] = ridge[at]
     return new._replace(left=faded, whole=False)
 
@@ -285,9 +308,12 @@ def limit_of(p: int, n: int, lam: float, dtype: torch.dtype) -> float:
 
 def attempt(
     root: Root, Phi: Tensor, Y: Tensor, F: Tensor, E: Tensor, lam: float, ridge: Tensor, prior: Tensor,
-    cursor: int | Tensor,
+    cursor: int | Tensor, judge: Judge | None = None,
 ) -> Root:  # fmt: skip
-    """Learn Φ, Y by the route that suits their number, wherever |F|² is below the `limit_of` it."""
+    """Learn Φ, Y by the route that suits their number, wherever |F|² is below the `limit_of` it.
+
+    With a `judge` a block of several rows changes T in place.
+    """
     n, p = Phi.shape
     count = restored(p, n, lam)
     at = coordinates(p, count, cursor, F.device) if count else None
@@ -298,7 +324,7 @@ def attempt(
         if faded is not root:
             F, E = whiten(faded, Phi, Y)
         return learn_rows(faded, F, E, ridge, at, prior)
-    return learn_block(root, F, E, lam, ridge, at, prior)
+    return learn_block(root, F, E, lam, ridge, at, prior, judge)
 
 
 def count_up(counters: list[float], p: int, n: int, samples: float, lam: float, size: float) -> list[float]:

@@ -173,63 +173,77 @@ def _whiten(
 ):  # fmt: skip
     """P = [F; Eᵀ] (p + m, all): the rows of TΦᵀ, and by how much the targets exceed those of WΦᵀ; and their squares.
 
-    With FADES there is one row more than the n of Φ, √q e_j, and F is that of T/√λ.
+    With FADES there is one row more than the n of Φ, √q e_j, which is a column of Z, and F is that of T/√λ.
     """
     r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     i = tl.arange(0, BLOCK_N)
     product = tl.zeros((BLOCK_R, BLOCK_N), dtype=Z.dtype.element_ty)
-    if FADES:
-        j, root = _ridge_row(left, ridge, tally, p, fading)
     for start in range(0, p, BLOCK_K):
         c = start + tl.arange(0, BLOCK_K)
         tile = tl.load(Z + r[:, None] * p + c[None, :], mask=(r < rows)[:, None] & (c < p)[None, :], other=0.0)
         h = tl.load(x + i[None, :] * k + c[:, None], mask=(c < k)[:, None] & (i < n)[None, :], other=0.0)
         h = tl.where(((c >= k) & (c < p))[:, None], 1.0, h.to(tile.dtype))
-        if FADES:
-            h = tl.where((i == n)[None, :], tl.where(c == j, root, 0.0)[:, None], h)
         product = tl.dot(tile, h, product, input_precision="ieee", out_dtype=Z.dtype.element_ty)
     of_W = (r >= p) & (r < rows)
-    inside = (i < all)[None, :]
+    inside = (r < rows)[:, None] & (i < n)[None, :]
     target = tl.load(y + i[None, :] * m + (r - p)[:, None], mask=of_W[:, None] & (i < n)[None, :], other=0.0)
-    target = target.to(product.dtype)
+    inverse_root = tl.load(fading + 1).to(product.dtype)
+    product = tl.where(of_W[:, None], target.to(product.dtype) - product, product * inverse_root)
+    product = tl.where(inside, product, 0.0)
+    tl.store(P + r[:, None] * all + i[None, :], product, mask=inside)
+    size = tl.sum(product * product)
     if FADES:
-        aim = root * tl.load(prior + (r - p) * p + j, mask=of_W, other=0.0)
-        target = tl.where((i == n)[None, :], aim[:, None], target)
-        product = tl.where((r < p)[:, None], product * tl.load(fading + 1).to(product.dtype), product)
-    product = tl.where(of_W[:, None], target - product, product)
-    product = tl.where((r < rows)[:, None] & inside, product, 0.0)
-    tl.store(P + r[:, None] * all + i[None, :], product, mask=(r < rows)[:, None] & inside)
-    tl.store(sizes + tl.program_id(0), tl.sum(product * product))
+        j, root = _ridge_row(left, ridge, tally, p, fading)
+        column = tl.load(Z + r * p + j, mask=r < rows, other=0.0)
+        aim = tl.load(prior + (r - p) * p + j, mask=of_W, other=0.0)
+        column = root * tl.where(of_W, aim - column, column * inverse_root)
+        tl.store(P + r * all + n, column, mask=r < rows)
+        size += tl.sum(column * column)
+    tl.store(sizes + tl.program_id(0), size)
 
 
 @triton.jit
 def _products(
-    P, Z, CUF, sizes, fading, fine_out, n, p, parts,
-    BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr,
+    P, Z, CUF, sizes, fading, fine_out, n, all, p, parts,
+    FADES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """CUF = [I + FᵀF, FᵀT/√λ, Fᵀ] (n, n + 2p) in these columns, with F = 0 where anything is not finite."""
-    tiles = tl.cdiv(n, BLOCK_C)
+    """CUF = [I + FᵀF, FᵀT/√λ, Fᵀ] (all, all + 2p) in these columns, with F = 0 where anything is not finite.
+
+    With FADES the last of all rows, which would double the product's size, is made by sums.
+    """
+    tiles = tl.cdiv(all, BLOCK_C)
     of_F = tl.program_id(0) < tiles
     c = tl.where(of_F, tl.program_id(0), tl.program_id(0) - tiles) * BLOCK_C + tl.arange(0, BLOCK_C)
-    in_F, in_T = of_F & (c < n), (of_F == 0) & (c < p)
+    in_F, in_T = of_F & (c < all), (of_F == 0) & (c < p)
     i, part = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_S)
     total = tl.sum(tl.load(sizes + part, mask=part < parts, other=0.0))
     fine = total * total < float("inf")  # nor NaN; squared, because the sweeps multiply two entries of C
     inside = (i < n)[:, None] & in_T[None, :]
-    f = tl.load(P + c[None, :] * n + i[:, None], mask=inside, other=0.0)
+    f = tl.load(P + c[None, :] * all + i[:, None], mask=inside, other=0.0)
     product = tl.zeros((BLOCK_N, BLOCK_C), dtype=Z.dtype.element_ty)
+    last = tl.zeros((BLOCK_C,), dtype=Z.dtype.element_ty)
     for start in range(0, p, BLOCK_K):
         j = start + tl.arange(0, BLOCK_K)
-        left = tl.load(P + j[None, :] * n + i[:, None], mask=(j < p)[None, :] & (i < n)[:, None], other=0.0)
-        right = tl.load(P + j[:, None] * n + c[None, :], mask=(j < p)[:, None] & in_F[None, :], other=0.0)
+        left = tl.load(P + j[None, :] * all + i[:, None], mask=(j < p)[None, :] & (i < n)[:, None], other=0.0)
+        right = tl.load(P + j[:, None] * all + c[None, :], mask=(j < p)[:, None] & in_F[None, :], other=0.0)
         right += tl.load(Z + j[:, None] * p + c[None, :], mask=(j < p)[:, None] & in_T[None, :], other=0.0)
         product = tl.dot(left, right, product, input_precision="ieee", out_dtype=Z.dtype.element_ty)
-    product = tl.where(of_F, product, product * tl.load(fading + 1).to(product.dtype))
-    product = tl.where(fine, product, 0.0)
+        if FADES:
+            last += tl.sum(tl.load(P + j * all + n, mask=j < p, other=0.0)[:, None] * right, axis=0)
+    scale = tl.where(of_F, 1.0, tl.load(fading + 1).to(product.dtype))
+    product = tl.where(fine, product * scale, 0.0)
     product = tl.where((i[:, None] == c[None, :]) & in_F[None, :], product + 1.0, product)
-    place = CUF + i[:, None] * (n + 2 * p) + tl.where(in_F, c, n + c)[None, :]
-    tl.store(place, product, mask=(i < n)[:, None] & (in_F | in_T)[None, :])
-    tl.store(place + p, tl.where(fine, f, 0.0), mask=inside)
+    place = CUF + tl.where(in_F, c, all + c)
+    rows = place[None, :] + i[:, None] * (all + 2 * p)
+    tl.store(rows, product, mask=(i < n)[:, None] & (in_F | in_T)[None, :])
+    tl.store(rows + p, tl.where(fine, f, 0.0), mask=inside)
+    if FADES:
+        last = tl.where(fine, last * scale, 0.0)
+        last = tl.where((c == n) & in_F, last + 1.0, last)
+        place += n * (all + 2 * p)
+        tl.store(place, last, mask=in_F | in_T)
+        f_last = tl.load(P + c * all + n, mask=in_T, other=0.0)
+        tl.store(place + p, tl.where(fine, f_last, 0.0), mask=in_T)
     if tl.program_id(0) == 0:
         tl.store(fine_out, fine)
 
@@ -338,14 +352,15 @@ def block(
         P, CUF, sizes = Z.new_empty(rows, all), Z.new_empty(all, all + 2 * p), Z.new_empty(parts)
         state.blocks[n] = P, CUF, sizes, Z.new_empty((), dtype=torch.bool), buffer
     P, CUF, sizes, fine, buffer = state.blocks[n]
-    tiles = {"BLOCK_N": max(_HALF, triton.next_power_of_2(all)), "BLOCK_K": _DEPTH}
+    tiles = {"BLOCK_N": max(_HALF, triton.next_power_of_2(n)), "BLOCK_K": _DEPTH, "FADES": fades}
+    stages = 1 if fades else 3  # sums beside a product are slower in a pipeline
     _whiten[(parts,)](
         Z, readable(features), readable(targets), P, sizes, state.left, ridge, prior, state.tally,
-        fading, rows, n, all, p, m, k, FADES=fades, BLOCK_R=_TILE, **tiles,
+        fading, rows, n, all, p, m, k, BLOCK_R=_TILE, num_stages=stages, **tiles,
     )  # fmt: skip
     _products[(triton.cdiv(all, _TILE) + programs,)](
-        P, Z, CUF, sizes, fading, fine, all, p, parts,
-        BLOCK_S=max(_TILE, triton.next_power_of_2(parts)), BLOCK_C=_TILE, **tiles,
+        P, Z, CUF, sizes, fading, fine, n, all, p, parts,
+        BLOCK_S=max(_TILE, triton.next_power_of_2(parts)), BLOCK_C=_TILE, num_stages=stages, **tiles,
     )  # fmt: skip
     bias = state.weight if state.bias is None else state.bias  # a pointer must be given, used or not
     _solve[(programs,)](

@@ -1,8 +1,8 @@
 """Recursive least squares: the stochastic Newton method of the paper's equations 12-18.
 
 This file keeps the state and decides what runs. The mathematics is in `_square_root`, whose symbols are used here;
-`_numba` has it as one compiled call for heads on a CPU, `_replay` as recorded kernels for small heads on a GPU, and
-`_triton` as a few kernels for captured steps there.
+`_numba` has it as one compiled call for heads on a CPU, `_replay` as recorded kernels for heads on a GPU, and `_triton`
+as a few kernels for captured steps there.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 # Up to this p one compiled call costs less than torch's calls for the same arithmetic; for so many rows or more of a
 # wider head than this, torch's products are faster.
 _NUMBA_LIMIT, _ROWS, _WIDTH = 256, 16, 96
-# Up to this p an update on a GPU is recorded: beyond, its own work costs more than launching it.
-_GRAPH_LIMIT = 4096
 
 
 class RLS(NormalPosterior):
@@ -159,7 +157,7 @@ class RLS(NormalPosterior):
         """What computes an update of one row: "numba", one compiled call, "graph", recorded kernels, or "torch"."""
         self._state()
         weight = owned_head("RLS", self.linear).weight
-        return "numba" if self._can_compile(weight) else "graph" if self._can_record(weight) else "torch"
+        return "numba" if self._can_compile(weight) else "graph" if weight.is_cuda else "torch"
 
     def __getstate__(self) -> dict[str, Any]:
         if self.linear is None:
@@ -183,6 +181,7 @@ class RLS(NormalPosterior):
         if self._workspace is not None:
             self._root = self._workspace.root
         if self._prior.device != device:
+            self._workspace, self._place = None, ()
             self._prior, self._ridge = self._prior.to(device), self._ridge.to(device)
             self._root = self._root.map(lambda part: part.to(device))
         return self._root if self._counters[PENDING] else self._root._replace(H=None)
@@ -191,9 +190,6 @@ class RLS(NormalPosterior):
         fits = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64) and weight.is_contiguous()
         fits &= len(self._ridge) <= _NUMBA_LIMIT and self._prior.dtype == torch.float64
         return fits and importlib.util.find_spec("numba") is not None
-
-    def _can_record(self, weight: Tensor) -> bool:
-        return weight.is_cuda and len(self._ridge) <= _GRAPH_LIMIT
 
     def _compiled(self, linear: nn.Linear, n: int) -> Workspace | Replay | None:
         """The workspace of the compiled update, where there is one for n rows of this head."""
@@ -204,7 +200,7 @@ class RLS(NormalPosterior):
         if place != self._place:  # the head moved to another device, dtype or memory, or other blocks come
             work: Workspace | Replay | None = None
             state = linear, self._state(), self._counters, self._prior, self._ridge
-            if self._can_record(weight):
+            if weight.is_cuda:
                 from sepsa.heads._replay import Replay
 
                 work = Replay(*state)
