@@ -11,6 +11,7 @@ import importlib.util
 import json
 import math
 import platform
+import subprocess
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -61,12 +62,17 @@ def ratio(times: dict[str, list[float]], one: str, other: str) -> dict[str, floa
 
 
 def processor() -> str:
-    """The processor's name, as far as the system tells it."""
+    """The processor's name, as far as the system tells it: ARM's kernels leave it to lscpu."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
+        if not any(line.startswith("model name") for line in lines):
+            told = subprocess.run(
+                ["lscpu"], capture_output=True, text=True, timeout=10, check=True, env={"LC_ALL": "C"}
+            )
+            lines += told.stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
         lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model"))]
+    names = [line.partition(":")[2].strip() for line in lines if line.lower().startswith(("model name", "model\t"))]
     return names[0] if names else platform.processor() or platform.machine()
 
 

@@ -34,8 +34,13 @@ if TYPE_CHECKING:
     from sepsa.heads._replay import Replay
 
 # Up to this p one compiled call costs less than torch's calls for the same arithmetic; for so many rows or more of a
-# wider head than this, torch's products are faster.
-_NUMBA_LIMIT, _ROWS, _WIDTH = 256, 16, 96
+# wider head than the second, torch's products are faster, but for about p rows of one up to the third.
+_NUMBA_LIMIT, _ROWS, _NARROW, _WIDE = 256, 16, 96, 160
+
+
+def suits_compilation(p: int, n: int) -> bool:
+    """Whether one compiled call is faster than torch for n rows of a head of width p; docs/performance.md measures."""
+    return p <= _NARROW or n < _ROWS or (p <= _WIDE and p / 4 <= n <= p)
 
 
 class RLS(NormalPosterior):
@@ -195,7 +200,7 @@ class RLS(NormalPosterior):
         """The workspace of the compiled update, where there is one for n rows of this head."""
         weight, bias = linear._parameters["weight"], linear._parameters["bias"]
         assert weight is not None
-        few = len(self._ridge) <= _WIDTH or n < _ROWS or weight.is_cuda
+        few = weight.is_cuda or suits_compilation(len(self._ridge), n)
         place = (weight.data_ptr(), None if bias is None else bias.data_ptr(), few)
         if place != self._place:  # the head moved to another device, dtype or memory, or other blocks come
             work: Workspace | Replay | None = None
