@@ -200,11 +200,13 @@ def forward(theta, sizes, code, mean, scale, typical, robust, x, activation, slo
         at += (width + 1) * h
         below, width = start, h
     h = width if sizes.size else 0
+    top, again = activation[below : below + h], phi[h + d + 1 : 2 * h + d + 1]
     for i in range(h):
-        phi[i] = activation[below + i]
-        phi[h + d + 1 + i] = activation[below + i]
+        phi[i] = top[i]
+        again[i] = top[i]
+    inputs = phi[h : h + d]
     for j in range(d):
-        phi[h + j] = activation[j]
+        inputs[j] = activation[j]
     phi[h + d] = 1.0
     phi[2 * h + d + 1] = 1.0
 
@@ -535,25 +537,19 @@ def head_at(L, h):
 
 
 @_inner
-def answer(S, L, h, phi, hidden, d, out, at):
-    """out[at :] <- Wφ of head h. By indices: views would cost more than the products of a small head."""
-    row, m = head_at(L, h), L[L_OUTPUTS]
-    p, start = L[row + 2], L[row + 3] + NUMBERS
-    first = hidden + d + 1 if L[row] == HIDDEN else hidden - L[row + 1]
-    for k in range(m):
-        total = 0.0
-        for j in range(p):
-            total += S[start + k * p + j] * phi[first + j]
-        out[at + k] = total
-
-
-@_inner
 def head_weights(S, L, h):
     """W (m, p) of head h."""
     at, m = head_at(L, h), L[L_OUTPUTS]
     p = L[at + 2]
     start = L[at + 3] + NUMBERS
     return S[start : start + m * p].reshape(m, p)
+
+
+@_inner
+def head_numbers(S, L, h):
+    """What a head has beside its matrices: see H_FORGETTING and the others."""
+    start = L[head_at(L, h) + 3]
+    return S[start : start + NUMBERS]
 
 
 @_inner
@@ -578,6 +574,16 @@ def seen_by(phi, L, h, hidden, d):
     if L[at] == HIDDEN:
         return phi[hidden + d + 1 : 2 * hidden + d + 2]
     return phi[hidden - L[at + 1] : hidden + d + 1]
+
+
+@_inner
+def answer(W, seen, out, at):
+    """out[at :] <- Wφ of a head that sees so much of φ. In slices: an index that might be negative is no vector's."""
+    for k in range(W.shape[0]):
+        row, total = W[k], 0.0
+        for j in range(seen.size):
+            total += row[j] * seen[j]
+        out[at + k] = total
 
 
 @_inner
@@ -697,6 +703,8 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
     low = low[q + 2 * L[L_WIDEST] :]
     activations = low[: batch * width].reshape(batch, width)
     slopes = low[batch * width : 2 * batch * width].reshape(batch, width)
+    W, numbers = head_weights(S, L, 0), head_numbers(S, L, 0)
+    U, D, ridge_left, prior, energy = head_views(S, L, 0)
     at = 0
     while at < n:
         size = min(batch, n - at)
@@ -705,7 +713,9 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
             phi, before = phis[i], out[at + i]
             forward(theta, sizes, code, mean, scale, typical, robust, X[at + i], activations[i], slopes[i], phi)
             for h in range(heads):
-                answer(S, L, h, phi, hidden, d, answers, (i * heads + h) * m)
+                if heads > 1:
+                    W = head_weights(S, L, h)
+                answer(W, seen_by(phi, L, h, hidden, d), answers, (i * heads + h) * m)
             mix(S, L, answers, i * heads * m, before)
             for j in range(P):
                 magnitude += phi[j] * phi[j]
@@ -718,8 +728,8 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
         if not math.isfinite(magnitude):
             return at
         if total > 0.0:
+            rescaled = False
             if standardize:
-                rescaled = False
                 for i in range(size):
                     if weights[at + i] > 0.0 and scale_constant_inputs(mean, scale, gain, X[at + i], Y[at + i]):
                         rescaled = True
@@ -765,9 +775,10 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
                 weigh_heads(S, L, opt[O_POWER], counts[C_EVIDENCE], counts)
             leverage = 0.0
             for h in range(heads):
-                row = head_at(L, h)
-                p, numbers, W = L[row + 2], S[L[row + 3] : L[row + 3] + NUMBERS], head_weights(S, L, h)
-                U, D, ridge_left, prior, energy = head_views(S, L, h)
+                if heads > 1:  # views of the only head are there already
+                    W, numbers = head_weights(S, L, h), head_numbers(S, L, h)
+                    U, D, ridge_left, prior, energy = head_views(S, L, h)
+                p = D.size
                 lam, ridge = numbers[H_FORGETTING], numbers[H_RIDGE]
                 if lam < 1.0:
                     for j in range(p):
@@ -779,8 +790,12 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
                 numbers[H_SAMPLES] += total
                 for i in range(size):
                     if omegas[i] > 0.0:
-                        answer(S, L, h, phis[i], hidden, d, e, 0)
                         seen = seen_by(phis[i], L, h, hidden, d)
+                        if i or rescaled:
+                            answer(W, seen, e, 0)
+                        else:  # nothing has changed since
+                            for k in range(m):
+                                e[k] = answers[h * m + k]
                         for k in range(m):
                             y = min(max(Y[at + i, k], -_HUGE), _HUGE) if robust else Y[at + i, k]
                             e[k] = y - e[k]
@@ -791,7 +806,7 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
                                 leverage = (alpha - 1.0) / omega
                 # RLS.restored_per_update; of several heads each restores a coordinate only as often as it must, so that
                 # none loses more than half its ridge.
-                need = -p * math.log2(lam)
+                need = -p * math.log2(lam) if lam < 1.0 else 0.0
                 if lam < 1.0 and (heads == 1 or need >= 1.0 or counts[C_STEPS] % math.floor(1.0 / need) == 0.0):
                     count = p if size > 1 and 4 * size >= p else min(p, math.ceil(need))
                     cursor = int(numbers[H_CURSOR])
@@ -817,16 +832,18 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
                         units, part = L[row + 1], S[L[row + 3] + H_WEIGHT] / share if share > 0.0 else 1.0
                         if units == 0 or part < 0.01:
                             continue
-                        answer(S, L, h, phis[i], hidden, d, e, 0)
-                        W = L[row + 3] + NUMBERS
+                        if heads > 1:
+                            W = head_weights(S, L, h)
+                        answer(W, seen_by(phis[i], L, h, hidden, d), e, 0)
                         for k in range(m):
                             off = e[k] - Y[at + i, k]
                             if robust:
                                 limit = plausible_error(error, k)
                                 off = min(max(off, -limit), limit)
-                            pull, weight = part * 2.0 * trust * gain[k] * off / (size * m), W + k * L[row + 2]
+                            pull = part * 2.0 * trust * gain[k] * off / (size * m)
+                            weights_of_output, into = W[k], delta[hidden - units : hidden]
                             for j in range(units):
-                                delta[hidden - units + j] += pull * S[weight + j]
+                                into[j] += pull * weights_of_output[j]
                     backward(theta, sizes, activations[i], slopes[i], delta, gradient, i == 0)
                 optimizer_step(theta, first, second, gradient, optimizer, opt, counts)
             for i in range(size):
@@ -889,7 +906,7 @@ def predict(S, L, body_dtype, X, out, leverage, workspace):
     for i in range(X.shape[0]):
         forward(theta, sizes, L[L_ACTIVATION], mean, scale, typical, robust, X[i], activation, slope, phi)
         for h in range(heads):
-            answer(S, L, h, phi, hidden, d, answers, h * m)
+            answer(head_weights(S, L, h), seen_by(phi, L, h, hidden, d), answers, h * m)
         mix(S, L, answers, 0, out[i])
         if robust:
             clip_to_range(out[i], bounds)
