@@ -33,9 +33,9 @@ from sepsa.interrupt import DeferredInterrupt
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# A number of rows is recorded when it comes for the third time. So many are kept, and one gives way to another when it
-# has not come for so many updates.
-_SEEN, _KEPT, _RESTED = 3, 4, 256
+# A number of rows is recorded when it comes for the third time, and tried again so many updates after one that left
+# another kind of state than it had found. So many are kept, and one gives way to another when it has not come for long.
+_SEEN, _AGAIN, _KEPT, _RESTED = 3, 32, 4, 256
 # Up to this p a recording may hold a few (p, p) matrices beside the state.
 _SMALL = 2048
 
@@ -154,7 +154,7 @@ class Replay:
             return None, *samples(self.linear, features, targets, sample_weight, self.root.T.dtype)
         recording.features.copy_(features.detach().reshape(-1, k))
         recording.Y.copy_(targets.detach().reshape(n, -1))
-        with DeferredInterrupt():
+        with torch.cuda.device(self.prior.device), DeferredInterrupt():
             return self._replay(recording, n, lam), recording.Phi, recording.Y, float(n)
 
     def _replay(self, recording: Recording, n: int, lam: float) -> bool | None:
@@ -192,13 +192,15 @@ class Replay:
         key = n, lam
         recording = self._recorded.get(key)
         if recording is None:
+            if len(self._came) > _RESTED:  # each update has a size or a forgetting of its own
+                self._came.clear()
             self._came[key] = self._came.get(key, 0) + 1
             waits = self._fails or torch.cuda.is_current_stream_capturing() or not pays(len(self.ridge), n, lam)
             if waits or self._came[key] < _SEEN or not self._has_room():
                 return None
             try:
-                off = torch.autocast(self.prior.device.type, enabled=False)
-                with torch.inference_mode(False), torch.no_grad(), off:
+                here, off = torch.cuda.device(self.prior.device), torch.autocast("cuda", enabled=False)
+                with torch.inference_mode(False), torch.no_grad(), here, off:
                     self._settle()
                     recording = Recording(self, n, lam)
             except RuntimeError as error:
@@ -210,6 +212,7 @@ class Replay:
                 )
                 return None
             if recording.leaves != recording.kind:
+                self._came[key] = _SEEN - _AGAIN
                 return None
             self._recorded[key] = recording
         recording.used = self._updates
