@@ -20,6 +20,7 @@ from sepsa.heads._square_root import (
     coordinates,
     fade,
     learn_rows,
+    turned,
     whiten,
 )
 
@@ -107,11 +108,24 @@ class CapturedState(HeadMemory):
         if self._unfinished is None:
             return
         products, lam, fine = self._unfinished
-        n, p = len(products), len(self.T)
-        gram, U, Ft = torch.split_with_sizes(products, [n, p, p], 1)
-        C = torch.linalg.cholesky_ex(gram).L
+        all_rows, p = len(products), len(self.T)
+        gram, U, Ft = torch.split_with_sizes(products, [all_rows, p, p], 1)
         if lam == 1.0:
-            andrews(self.T, Ft.T, U, C, out=self.T)
+            andrews(self.T, Ft.T, U, torch.linalg.cholesky_ex(gram).L, out=self.T)
         else:
-            self.T.copy_(andrews(self.T, Ft.T, U, C, lam**-0.5).where(fine, self.T))
+            self.T.copy_(with_ridge_row(self.T, gram, U, Ft, lam**-0.5).where(fine, self.T))
         self._unfinished = None
+
+
+def with_ridge_row(T: Tensor, gram: Tensor, U: Tensor, Ft: Tensor, scale: float) -> Tensor:
+    """T after the rows of F, the last of them, the ridge's, for itself: BLAS has blocks of 64 rows, and not of 65.
+
+    With S = scale T, the samples' F and G = F(C + I)⁻ᵀC⁻¹: T <- S - GU, which sees the ridge's row f as f - GFᵀf.
+    """
+    n = len(gram) - 1
+    C = torch.linalg.cholesky_ex(gram[:n, :n]).L
+    one = torch.eye(n, dtype=C.dtype, device=C.device)
+    V = torch.linalg.solve_triangular(C, one, upper=False)
+    G = Ft[:n].T @ torch.linalg.solve_triangular((C + one).T, V, upper=True)
+    T = torch.addmm(T, G, U[:n], beta=scale, alpha=-1)
+    return turned(T, torch.addmv(Ft[n], G, gram[:n, n], alpha=-1))

@@ -77,6 +77,12 @@ def whiten(root: Root, Phi: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
     return root.T @ Phi.T, torch.addmm(Y, Phi, root.W.T, alpha=-1)
 
 
+def turned(T: Tensor, f: Tensor) -> Tensor:
+    """T after one row that it sees as f (p,): the half of `potter` that is about T."""
+    g = 1 + f @ f
+    return torch.addr(T, f * (-1 / (g + g.sqrt())), f @ T)
+
+
 def potter(root: Root, f: Tensor, e: Tensor) -> Root:
     """Equations 17 and 18 for one row (Potter): f = Th (p,), e = y - Wh (m,).
 
