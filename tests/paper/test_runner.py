@@ -35,7 +35,9 @@ def assert_same(one, other):
     assert list(one) == list(other)
     for name in one:
         assert len(one[name]) == len(other[name])
-        assert all(records.same(a, b) for a, b in zip(one[name], other[name], strict=True)), name
+        for a, b in zip(one[name], other[name], strict=True):
+            differs = {key: (value, b.get(key)) for key, value in a.items() if value != b.get(key)}
+            assert records.same(a, b), (name, a["seed"], differs)
 
 
 def recorded(results):

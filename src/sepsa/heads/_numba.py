@@ -12,6 +12,7 @@ Loaded only where numba is installed; the first call in a fresh cache compiles f
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -436,6 +437,36 @@ class Block(NamedTuple):
     memory: Any
 
 
+class Kept:
+    """A state and its head at some time, in three copies; as a tuple it is the state, its counters and the head (m, p).
+
+    What a step keeps in case it fails, so it is unpacked only then.
+    """
+
+    __slots__ = ("bias", "memory", "weight")
+
+    def __init__(self, memory: Any, weight: Any, bias: Any) -> None:
+        self.memory, self.weight, self.bias = memory.copy(), weight.copy(), bias.copy()
+
+    def __iter__(self) -> Iterator[Any]:
+        m = len(self.weight)
+        p = self.weight.shape[1] + (self.bias.size > 0)
+        T, W, H, energy, left, counters = parts_of(torch.from_numpy(self.memory), p, m)[:6]
+        own = counters[0].numpy()
+        yield Root(T, W, H if own[PENDING] else None, energy[0], left[0])
+        yield own.copy()
+        yield torch.from_numpy(np.concatenate([self.weight, self.bias.reshape(m, -1)], 1))
+
+
+def parts_of(memory: Tensor, p: int, m: int) -> list[Tensor]:
+    """The matrices of a head's memory, as many as it holds."""
+    parts, end = [], 0
+    for rows, columns in sizes(p, m):
+        start, end = end, end + rows * columns
+        parts.append(memory[start:end].view(rows, columns) if end <= len(memory) else memory[:0])
+    return parts
+
+
 class Workspace:
     """The state of a head in one array, its tensors being views of that, and memory for the rows to come."""
 
@@ -447,10 +478,9 @@ class Workspace:
         (m, p), self.k = root.W.shape, linear.in_features
         shapes = sizes(p, m)
         memory = root.T.new_zeros(sum(a * b for a, b in shapes))
-        flat = torch.split_with_sizes(memory, [a * b for a, b in shapes])
-        parts = [piece.view(shape) for piece, shape in zip(flat, shapes, strict=True)]
-        T, W, H, energy, left, own, held, each, gram = parts[:9]
+        T, W, H, energy, left, own, held, each, gram = parts_of(memory, p, m)[:9]
         self.memory, self.counters, self.gram = memory.numpy(), own[0].numpy(), gram.numpy()
+        self._end = sum(a * b for a, b in shapes[:6])  # of the state
         held.copy_(prior)
         each.copy_(ridge)
         self.root = Root(T, W, H, energy[0], left[0])
@@ -502,6 +532,10 @@ class Workspace:
         Phi.mul_(omega.sqrt())
         Y.mul_(omega.sqrt())
         return float(omega.sum())
+
+    def checkpoint(self) -> Kept:
+        """The state and the head as they are now."""
+        return Kept(self.memory[: self._end], self.weight, self.bias)
 
     def load(self, root: Root, counters) -> None:
         """Take over a state; its memory stays."""

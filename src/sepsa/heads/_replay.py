@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.heads import _square_root
-from sepsa.heads._affine import follow, samples
+from sepsa.heads._affine import follow, join, samples
 from sepsa.heads._square_root import CURSOR, GROWTH, PENDING, Root
 from sepsa.interrupt import DeferredInterrupt
 
@@ -127,6 +127,10 @@ class Replay:
     def in_place(self) -> bool:
         """Whether an update writes into the tensors of the state, and does not make others."""
         return bool(self._recorded)
+
+    def checkpoint(self) -> tuple[Root, NDArray[np.float64], Tensor]:
+        """The state, its counters and the head as they are now."""
+        return self.root.map(Tensor.clone), self.counters.copy(), join(self.linear)
 
     def load(self, root: Root, counters: NDArray[np.float64]) -> None:
         """Take over a state; where graphs know the memory, it stays."""

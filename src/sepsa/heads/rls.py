@@ -291,7 +291,7 @@ class RLS(NormalPosterior):
         """What `rollback` needs to undo the next update; cheap, because updates make new tensors or are small."""
         root, work = self._state(), self._workspace
         if work is not None and work.in_place:
-            root = root.map(Tensor.clone)
+            return work.checkpoint()
         return root, self._counters.copy(), join(owned_head("RLS", self.linear))
 
     def rollback(self, checkpoint: Any) -> None:
