@@ -128,7 +128,9 @@ def test_an_interrupt_ends_all(tmp_path, monkeypatch):
 
 def test_the_number_of_jobs_and_the_order_change_no_bit(tmp_path):
     runs = plan("fig2", ["diabetes"], ["SepSA", "slimTrain", "NAG"], quick=True)
-    runner.reproduce(runs, tmp_path / "one", jobs=1, console=QUIET)
+    what = ("fig2", "--datasets", "diabetes", "--methods", "sepsa,slimtrain,nag", "--quick", "--jobs", "1")
+    # In a process of its own: what other tests did to torch in this one may change a bit on some processors.
+    subprocess.run(command(tmp_path / "one", *what), check=True, stdout=subprocess.DEVNULL)
     shuffled = random.Random(0).sample(runs, len(runs))
     runner.reproduce(shuffled, tmp_path / "two", jobs=2, console=QUIET)
     assert_same(tmp_path / "one", tmp_path / "two")
@@ -155,8 +157,8 @@ def test_killed_five_times_it_ends_where_it_would_have_ended(tmp_path):
         at.append(recorded(killed))
     assert at == sorted(set(at)), at  # each time some runs stayed
     assert at[-1] < len(runs), "all was done before the last kill"
-    subprocess.run(command(killed, *what, "--jobs", "1"), check=True, stdout=subprocess.DEVNULL)
-    runner.reproduce(runs, whole, console=QUIET)
+    for folder in (killed, whole):
+        subprocess.run(command(folder, *what, "--jobs", "1"), check=True, stdout=subprocess.DEVNULL)
     assert recorded(whole) == len(runs)
     assert_same(whole, killed)
     assert not [file for file in killed.rglob("*") if file.suffix == ".new"]
