@@ -7,6 +7,7 @@ heating load, on which all are judged: the mean absolute error of predictions ma
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import math
@@ -63,15 +64,12 @@ def ratio(times: dict[str, list[float]], one: str, other: str) -> dict[str, floa
 
 def processor() -> str:
     """The processor's name, as far as the system tells it: ARM's kernels leave it to lscpu."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        if not any(line.startswith("model name") for line in lines):
-            told = subprocess.run(
-                ["lscpu"], capture_output=True, text=True, timeout=10, check=True, env={"LC_ALL": "C"}
-            )
-            lines += told.stdout.splitlines()
-    except (OSError, subprocess.SubprocessError):
-        lines = []
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        lines += Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    if not any(line.startswith("model name") for line in lines):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            lines += subprocess.run(["lscpu"], capture_output=True, text=True, timeout=10).stdout.splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.lower().startswith(("model name", "model\t"))]
     return names[0] if names else platform.processor() or platform.machine()
 

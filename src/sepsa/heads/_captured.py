@@ -19,8 +19,9 @@ from sepsa.heads._square_root import (
     andrews,
     coordinates,
     fade,
+    gain,
     learn_rows,
-    turned,
+    rotate,
     whiten,
 )
 
@@ -123,9 +124,7 @@ def with_ridge_row(T: Tensor, gram: Tensor, U: Tensor, Ft: Tensor, scale: float)
     With S = scale T, the samples' F and G = F(C + I)⁻ᵀC⁻¹: T <- S - GU, which sees the ridge's row f as f - GFᵀf.
     """
     n = len(gram) - 1
-    C = torch.linalg.cholesky_ex(gram[:n, :n]).L
-    one = torch.eye(n, dtype=C.dtype, device=C.device)
-    V = torch.linalg.solve_triangular(C, one, upper=False)
-    G = Ft[:n].T @ torch.linalg.solve_triangular((C + one).T, V, upper=True)
+    G = gain(Ft[:n].T, torch.linalg.cholesky_ex(gram[:n, :n]).L)
     T = torch.addmm(T, G, U[:n], beta=scale, alpha=-1)
-    return turned(T, torch.addmv(Ft[n], G, gram[:n, n], alpha=-1))
+    f = torch.addmv(Ft[n], G, gram[:n, n], alpha=-1)
+    return rotate(T, f, 1 + f @ f, f @ T)

@@ -145,6 +145,18 @@ def potter(T, W, f, e, u, energy):
 
 
 @_inner
+def add_entries(row, j, a, b, c, d):
+    """row[j : j + 4] += [a, b, c, d], as far as it goes."""
+    row[j] += a
+    if j + 1 < row.size:
+        row[j + 1] += b
+    if j + 2 < row.size:
+        row[j + 2] += c
+    if j + 3 < row.size:
+        row[j + 3] += d
+
+
+@_inner
 def add_product(A, left, right, lower):
     """A += left rightᵀ, two by four entries at a time; with `lower` the lower triangle, and some entries beside it."""
     rows, columns = left.shape[0], right.shape[0]
@@ -163,21 +175,9 @@ def add_product(A, left, right, lower):
                 f += y * right[u, q]
                 g += y * right[v, q]
                 h += y * right[w, q]
-            A[i, j] += a
-            if u > j:
-                A[i, u] += b
-            if v > u:
-                A[i, v] += c
-            if w > v:
-                A[i, w] += d
+            add_entries(A[i], j, a, b, c, d)
             if k > i:
-                A[k, j] += e
-                if u > j:
-                    A[k, u] += f
-                if v > u:
-                    A[k, v] += g
-                if w > v:
-                    A[k, w] += h
+                add_entries(A[k], j, e, f, g, h)
 
 
 @_inner
@@ -437,7 +437,7 @@ class Block(NamedTuple):
     memory: Any
 
 
-class Kept:
+class Snapshot:
     """A state and its head at some time, in three copies; as a tuple it is the state, its counters and the head (m, p).
 
     What a step keeps in case it fails, so it is unpacked only then.
@@ -533,9 +533,9 @@ class Workspace:
         Y.mul_(omega.sqrt())
         return float(omega.sum())
 
-    def checkpoint(self) -> Kept:
+    def checkpoint(self) -> Snapshot:
         """The state and the head as they are now."""
-        return Kept(self.memory[: self._end], self.weight, self.bias)
+        return Snapshot(self.memory[: self._end], self.weight, self.bias)
 
     def load(self, root: Root, counters) -> None:
         """Take over a state; its memory stays."""

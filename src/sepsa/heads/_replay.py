@@ -40,7 +40,7 @@ _SEEN, _AGAIN, _KEPT, _RESTED = 3, 32, 4, 256
 _SMALL = 2048
 
 
-def pays(p: int, n: int, lam: float) -> bool:
+def is_worth_recording(p: int, n: int, lam: float) -> bool:
     """Whether to record n rows: always where T changes in place, else where a few more matrices are small."""
     return p <= _SMALL or not (n == 1 or _square_root.gathers(p, n, lam))
 
@@ -75,13 +75,13 @@ class Recording:
             return F, E, W, norms
 
         def learn(F: Tensor, E: Tensor, W: Tensor, norms: Tensor, limit: float) -> None:
-            def judge(W: Tensor) -> Tensor:
+            def validate(W: Tensor) -> Tensor:
                 weight = torch.linalg.vector_norm(W.to(linear.weight.dtype).to(dtype))
                 return self.fine.copy_((norms[0] <= limit) & (norms[1].square() + weight < math.inf))
 
-            settings = lam, replay.ridge, replay.prior, replay.cursor, judge
+            settings = lam, replay.ridge, replay.prior, replay.cursor, validate
             new = _square_root.attempt(root._replace(W=W), self.Phi, self.Y, F, E, *settings)
-            judge(new.W)
+            validate(new.W)
             head = new.W.to(linear.weight.dtype)
             state: list[tuple[Tensor | None, Tensor | None]] = list(zip(root[:5], new[:5], strict=True))
             state.append((linear.weight.detach(), head[:, : linear.in_features]))
@@ -117,8 +117,8 @@ class Replay:
         self.linear, self.prior, self.ridge = linear, prior, ridge
         self.root, self.counters = root, counters.copy()
         self._recorded: dict[tuple[int, float], Recording] = {}
-        self._came: dict[tuple[int, float], int] = {}
-        self._updates, self._fails = 0, False
+        self._occurrences: dict[tuple[int, float], int] = {}
+        self._updates, self._disabled = 0, False
         self._memory: dict[str, Tensor] = {}  # of H and gram, which are not always there
         # A graph writes behind autograd's back; a write to no element tells it that the weight changed.
         self.version = linear.weight.detach()[:0]
@@ -173,11 +173,11 @@ class Replay:
         if size > recording.limit:
             return None
         p, dtype = len(self.ridge), self.ridge.dtype
-        counters = _square_root.count_up(self.counters.tolist(), p, n, float(n), lam, size * size)
+        counters = _square_root.advance_counters(self.counters.tolist(), p, n, float(n), lam, size * size)
         if not self._is_certain(counters, error, weight, lam, size) and not bool(recording.fine):
             return False
         self.counters[:] = counters
-        if counters[PENDING] and _square_root.is_full(counters, p, lam, dtype):
+        if counters[PENDING] and _square_root.must_absorb(counters, p, lam, dtype):
             counters[PENDING] = counters[GROWTH] = 0.0
             self.load(_square_root.fade(self.root, 1.0), np.array(counters))
         return True
@@ -196,19 +196,23 @@ class Replay:
         key = n, lam
         recording = self._recorded.get(key)
         if recording is None:
-            if len(self._came) > _RESTED:  # each update has a size or a forgetting of its own
-                self._came.clear()
-            self._came[key] = self._came.get(key, 0) + 1
-            waits = self._fails or torch.cuda.is_current_stream_capturing() or not pays(len(self.ridge), n, lam)
-            if waits or self._came[key] < _SEEN or not self._has_room():
+            if len(self._occurrences) > _RESTED:  # each update has a size or a forgetting of its own
+                self._occurrences.clear()
+            self._occurrences[key] = self._occurrences.get(key, 0) + 1
+            waits = (
+                self._disabled
+                or torch.cuda.is_current_stream_capturing()
+                or not is_worth_recording(len(self.ridge), n, lam)
+            )
+            if waits or self._occurrences[key] < _SEEN or not self._has_room():
                 return None
             try:
                 here, off = torch.cuda.device(self.prior.device), torch.autocast("cuda", enabled=False)
                 with torch.inference_mode(False), torch.no_grad(), here, off:
-                    self._settle()
+                    self._fix_addresses()
                     recording = Recording(self, n, lam)
             except RuntimeError as error:
-                self._fails = True
+                self._disabled = True
                 warnings.warn(
                     f"the update of a head could not be recorded as a CUDA graph and runs as it is, slower: {error}",
                     RuntimeWarning,
@@ -216,7 +220,7 @@ class Replay:
                 )
                 return None
             if recording.leaves != recording.kind:
-                self._came[key] = _SEEN - _AGAIN
+                self._occurrences[key] = _SEEN - _AGAIN
                 return None
             self._recorded[key] = recording
         recording.used = self._updates
@@ -232,7 +236,7 @@ class Replay:
         del self._recorded[key]
         return True
 
-    def _settle(self) -> None:
+    def _fix_addresses(self) -> None:
         """Give the state the memory that all recordings share."""
         if self._recorded:
             return

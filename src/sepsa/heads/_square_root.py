@@ -30,7 +30,7 @@ PENDING_LIMIT = 256
 # Which coordinates get their ridge back: a slice, wherever they follow each other, is no copy and no launch.
 Coordinates: TypeAlias = Tensor | slice
 # Says of a new W whether it, and what it was made of, may be stored.
-Judge: TypeAlias = Callable[[Tensor], Tensor]
+Validate: TypeAlias = Callable[[Tensor], Tensor]
 # Below so many rows of the ridge, one after the other costs less than one block.
 ROW_LIMIT = 4
 
@@ -77,10 +77,9 @@ def whiten(root: Root, Phi: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
     return root.T @ Phi.T, torch.addmm(Y, Phi, root.W.T, alpha=-1)
 
 
-def turned(T: Tensor, f: Tensor) -> Tensor:
-    """T after one row that it sees as f (p,): the half of `potter` that is about T."""
-    g = 1 + f @ f
-    return torch.addr(T, f * (-1 / (g + g.sqrt())), f @ T)
+def rotate(T: Tensor, f: Tensor, g: Tensor, u: Tensor) -> Tensor:
+    """T <- (I - βffᵀ)T, β = 1/(g + √g), for g = 1 + fᵀf and u = fᵀT."""
+    return torch.addr(T, f * (-1 / (g + g.sqrt())), u)
 
 
 def potter(root: Root, f: Tensor, e: Tensor) -> Root:
@@ -91,7 +90,7 @@ def potter(root: Root, f: Tensor, e: Tensor) -> Root:
     g = 1 + f @ f
     u = f @ root.T  # Bh
     e_over_g = e / g
-    T = torch.addr(root.T, f * (-1 / (g + g.sqrt())), u)  # (18)
+    T = rotate(root.T, f, g, u)  # (18)
     W = torch.addr(root.W, e_over_g, u)  # (17): B_k h = Bh/g
     return root._replace(T=T, W=W, energy=root.energy + e * e_over_g, gram=None)
 
@@ -104,6 +103,14 @@ def factor(F: Tensor, large: bool = False) -> Tensor:
         return (R * R.diagonal().sign()[:, None]).T.contiguous()
     C: Tensor = torch.linalg.cholesky_ex(torch.addmm(one, F.T, F)).L
     return C
+
+
+def gain(F: Tensor, C: Tensor) -> Tensor:
+    """F(C + I)⁻ᵀC⁻¹ (p, r) for a lower C (r, r)."""
+    one = torch.eye(len(C), dtype=C.dtype, device=C.device)
+    V: Tensor = torch.linalg.solve_triangular(C, one, upper=False)
+    V = torch.linalg.solve_triangular((C + one).T, V, upper=True)
+    return F @ V
 
 
 def andrews(
@@ -121,22 +128,23 @@ def andrews(
     subtracted, whatever the numbers are.
     """
     r = len(C)
-    one = torch.eye(r, dtype=C.dtype, device=C.device)
-    wide = U.shape[1] >= 2 * r  # then products with an inverse cost less than solving for so many columns
-    V = torch.linalg.solve_triangular(C, one if wide else U, upper=False)
-    V = torch.linalg.solve_triangular((C + one).T, V, upper=True)
-    left, right = (F @ V, U) if wide else (F, V)
+    if U.shape[1] >= 2 * r:  # products with an inverse cost less than solving for so many columns
+        left, right = gain(F, C), U
+    else:
+        V = torch.linalg.solve_triangular(C, U, upper=False)
+        one = torch.eye(r, dtype=C.dtype, device=C.device)
+        left, right = F, torch.linalg.solve_triangular((C + one).T, V, upper=True)
     if fine is not None:
         left, right = (torch.where(fine, part, 0.0) for part in (left, right))
     return torch.addmm(T, left, right, beta=scale, alpha=-1, out=out)
 
 
 def block(
-    root: Root, F: Tensor, E: Tensor, scale: float = 1.0, large: bool = False, judge: Judge | None = None
+    root: Root, F: Tensor, E: Tensor, scale: float = 1.0, large: bool = False, validate: Validate | None = None
 ) -> Root:
     """Equations 17 and 18 for r rows at once: 6rp² operations in three products. F is that of scale T.
 
-    With a `judge` T changes in place, where it finds the new W fine.
+    With a `validate` T changes in place, where it finds the new W fine.
     """
     C = factor(F, large)
     U = F.T @ root.T
@@ -145,9 +153,9 @@ def block(
     V = torch.linalg.solve_triangular(C, E, upper=False)
     W = torch.addmm(root.W, torch.linalg.solve_triangular(C.T, V, upper=True).T, U)
     energy = root.energy + V.square().sum(0)
-    if judge is None:
+    if validate is None:
         return root._replace(T=andrews(root.T, F, U, C, scale), W=W, energy=energy, gram=None)
-    fine = judge(W)
+    fine = validate(W)
     if scale != 1.0:
         root.T.mul_(torch.where(fine, E.new_full((), scale), 1.0))  # not of two numbers, which would be float32
     return root._replace(T=andrews(root.T, F, U, C, out=root.T, fine=fine), W=W, energy=energy, gram=None)
@@ -272,18 +280,18 @@ def learn_rows(root: Root, F: Tensor, E: Tensor, ridge: Tensor, at: Coordinates 
 
 def learn_block(
     root: Root, F: Tensor, E: Tensor, lam: float, ridge: Tensor, at: Coordinates | None, prior: Tensor,
-    judge: Judge | None = None,
+    validate: Validate | None = None,
 ) -> Root:  # fmt: skip
     """The same for several rows of a T that is not yet faded, without a copy of it."""
     if at is None:
-        return block(root, F, E, judge=judge)
+        return block(root, F, E, validate=validate)
     scale, faded = lam**-0.5, lam * root.left
     f, e = ridge_rows(root, lacking(faded, ridge, at), at, prior)
     r = F.shape[1] + f.shape[1]
     padding = -r % 16 if F.is_cuda and r > 16 else 0  # rows of zeros, because products of odd sizes are slow there
     F = torch.cat([F, f, F.new_zeros(len(F), padding)], 1).mul_(scale)
     E = torch.cat([E, e, E.new_zeros(padding, E.shape[1])])
-    new = block(root._replace(energy=lam * root.energy), F, E, scale, judge=judge)
+    new = block(root._replace(energy=lam * root.energy), F, E, scale, validate=validate)
     faded[at] = ridge[at]
     return new._replace(left=faded, whole=False)
 
@@ -314,11 +322,11 @@ def limit_of(p: int, n: int, lam: float, dtype: torch.dtype) -> float:
 
 def attempt(
     root: Root, Phi: Tensor, Y: Tensor, F: Tensor, E: Tensor, lam: float, ridge: Tensor, prior: Tensor,
-    cursor: int | Tensor, judge: Judge | None = None,
+    cursor: int | Tensor, validate: Validate | None = None,
 ) -> Root:  # fmt: skip
     """Learn Φ, Y by the route that suits their number, wherever |F|² is below the `limit_of` it.
 
-    With a `judge` a block of several rows changes T in place.
+    With a `validate` a block of several rows changes T in place.
     """
     n, p = Phi.shape
     count = restored(p, n, lam)
@@ -330,17 +338,17 @@ def attempt(
         if faded is not root:
             F, E = whiten(faded, Phi, Y)
         return learn_rows(faded, F, E, ridge, at, prior)
-    return learn_block(root, F, E, lam, ridge, at, prior, judge)
+    return learn_block(root, F, E, lam, ridge, at, prior, validate)
 
 
-def count_up(counters: list[float], p: int, n: int, samples: float, lam: float, size: float) -> list[float]:
+def advance_counters(counters: list[float], p: int, n: int, samples: float, lam: float, size: float) -> list[float]:
     """The counters after an update by `attempt` whose |F|² was `size`."""
     steps, seen, cursor, pending, growth = counters
     pending, growth = (pending + 1, lam * growth + size) if gathers(p, n, lam) else (0.0, 0.0)
     return [steps + 1, lam * seen + samples, (cursor + restored(p, n, lam)) % p, pending, growth]
 
 
-def is_full(counters: list[float], p: int, lam: float, dtype: torch.dtype) -> bool:
+def must_absorb(counters: list[float], p: int, lam: float, dtype: torch.dtype) -> bool:
     """Whether H has gathered so much that T must absorb it."""
     pending, growth = counters[PENDING], counters[GROWTH]
     limit = GROWTH_LIMIT if dtype == torch.float64 else GROWTH_LIMIT**0.5
@@ -384,9 +392,9 @@ def learn(
         weight = float(torch.linalg.vector_norm(W.to(F.dtype))) + float(new.T.sum())
     if not math.isfinite(size + error * error + weight):
         return None
-    counters = count_up(counters, p, n, samples, lam, size)
+    counters = advance_counters(counters, p, n, samples, lam, size)
     if not by_attempt:
         counters[PENDING] = counters[GROWTH] = 0.0
-    elif counters[PENDING] and is_full(counters, p, lam, F.dtype):
+    elif counters[PENDING] and must_absorb(counters, p, lam, F.dtype):
         new, counters[PENDING], counters[GROWTH] = fade(new, 1.0), 0.0, 0.0
     return new, counters, W
