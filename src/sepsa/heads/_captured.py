@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,12 +17,9 @@ from sepsa.heads._square_root import (
     SAMPLES,
     STEPS,
     Root,
-    andrews,
     coordinates,
     fade,
-    gain,
     learn_rows,
-    rotate,
     whiten,
 )
 
@@ -41,11 +39,11 @@ class CapturedState(HeadMemory):
         self.tally = torch.zeros(3, dtype=torch.float64, device=device)  # updates, samples, cursor
         kernels = fused_kernels("_triton", self.Z, self.weight)
         self.kernels = None if kernels is None or p + m > kernels.MAX_ROWS else kernels
-        self.blocks: dict[int, tuple[Tensor, ...]] = {}  # buffers of the fused kernels, by the size of a block
+        # Buffers of the fused kernels, by the size of a block and whether it fades.
+        self.blocks: dict[tuple[int, bool], tuple[Tensor, ...]] = {}
         self._increments: dict[tuple[int, int], Tensor] = {}
         self._fading: dict[float, Tensor] = {}
-        # A block of which W has learned, but not yet T: [I + FᵀF, FᵀT, Fᵀ], λ, and whether it was finite.
-        self._unfinished: tuple[Tensor, float, Tensor] | None = None
+        self._unfinished: Callable[[], None] | None = None  # teaches T a block of which only W has learned
 
     @property
     def root(self) -> Root:
@@ -73,8 +71,7 @@ class CapturedState(HeadMemory):
                 fine: Tensor = self.kernels.rank_one(self, x, y, lam, ridge, prior)
                 return fine
             if self.kernels.takes_block(n, len(self.W), count):
-                products, fine = self.kernels.block(self, x, y, lam, ridge, prior)
-                self._unfinished = products, lam, fine
+                self._unfinished, fine = self.kernels.block(self, x, y, lam, ridge, prior)
                 return fine
         count = _square_root.restored(p, n, lam)  # as many as an update outside of a graph
         Phi, Y = rows(self.linear, x, self.Z.dtype), y.to(self.Z.dtype)
@@ -106,25 +103,6 @@ class CapturedState(HeadMemory):
 
     def finish(self) -> None:
         """T's own update, which neither forward nor backward pass waits for."""
-        if self._unfinished is None:
-            return
-        products, lam, fine = self._unfinished
-        all_rows, p = len(products), len(self.T)
-        gram, U, Ft = torch.split_with_sizes(products, [all_rows, p, p], 1)
-        if lam == 1.0:
-            andrews(self.T, Ft.T, U, torch.linalg.cholesky_ex(gram).L, out=self.T)
-        else:
-            self.T.copy_(with_ridge_row(self.T, gram, U, Ft, lam**-0.5).where(fine, self.T))
+        if self._unfinished is not None:
+            self._unfinished()
         self._unfinished = None
-
-
-def with_ridge_row(T: Tensor, gram: Tensor, U: Tensor, Ft: Tensor, scale: float) -> Tensor:
-    """T after the rows of F, the last of them, the ridge's, for itself: BLAS has blocks of 64 rows, and not of 65.
-
-    With S = scale T, the samples' F and G = F(C + I)⁻ᵀC⁻¹: T <- S - GU, which sees the ridge's row f as f - GFᵀf.
-    """
-    n = len(gram) - 1
-    G = gain(Ft[:n].T, torch.linalg.cholesky_ex(gram[:n, :n]).L)
-    T = torch.addmm(T, G, U[:n], beta=scale, alpha=-1)
-    f = torch.addmv(Ft[n], G, gram[:n, n], alpha=-1)
-    return rotate(T, f, 1 + f @ f, f @ T)

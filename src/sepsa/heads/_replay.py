@@ -3,16 +3,16 @@
 Outside of a captured step an update is some fifty kernels. They are recorded once for a number of rows, in two halves:
 
     look    Φ and Y are there; F = TΦᵀ, E = Y - ΦWᵀ, and their norms go to the host
-    learn   `_square_root.attempt`, stored where the norms allow it and the new weights are finite
+    learn   `_square_root.attempt`, or for several rows `_block_in_place`, stored in the state and the head
 
-Both are launched before the host waits for the first, so the device goes on while the host looks. For the second it
-need not wait. The head minimizes J(W) = λ(|W - W₀|²_A + energy) + |Y - ΦWᵀ|² + Σ q|W - prior|², and A keeps at least
-half of the ridge, so J(W) <= J(W₀) bounds the new weights by numbers that the host has seen:
+The second is launched when the host has seen from the norms that its numbers will be finite: the head minimizes
+J(W) = λ(|W - W₀|²_A + energy) + |Y - ΦWᵀ|² + Σ q|W - prior|², and A keeps at least half of the ridge, so J(W) <= J(W₀)
+bounds the new weights by
 
     λ ridge/2 |W - W₀|² <= |E|² + ridge (|prior| + |W₀|)².
 
-Where that does not tell, it waits. What this form cannot do, because H is to be absorbed or digits would be lost, the
-other routes of `_square_root` do with the same state.
+Where that does not tell, and where H is to be absorbed or digits would be lost, the other routes of `_square_root`
+learn with the same state, which the first half leaves as it is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.heads import _square_root
-from sepsa.heads._affine import follow, join, samples
+from sepsa.heads._affine import follow, join, samples, store
+from sepsa.heads._block_in_place import Ridge, beside, learn_block, learn_ridge, together
 from sepsa.heads._square_root import CURSOR, GROWTH, PENDING, Root
 from sepsa.interrupt import DeferredInterrupt
 
@@ -58,54 +59,56 @@ class Recording:
         (m, p), dtype = root.W.shape, root.T.dtype
         self.Phi, self.Y = root.T.new_ones(n, p), root.T.new_zeros(n, m)
         self.features = self.Phi[:, : linear.in_features]
-        self.kind = self.leaves = kind(root)
+        self.kind = kind(root)
         self.used = 0
         self.seen: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.norms = torch.empty(3, dtype=dtype).pin_memory()  # of F, E and W, for the host
-        self.fine = torch.zeros((), dtype=torch.bool, device=device)
-        # As the device compares: in its own dtype
-        self.limit = float(torch.tensor(_square_root.limit_of(p, n, lam, dtype), dtype=dtype).sqrt())
+        self.limit = math.sqrt(_square_root.limit_of(p, n, lam, dtype))
+        settings = lam, replay.ridge, replay.prior
         count = _square_root.restored(p, n, lam)
+        in_place = _square_root.is_block(root, n, lam)
+        # The kernels that others wait for go first.
+        stream: torch.cuda.Stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        aside = torch.cuda.Stream(device) if in_place else None  # type: ignore[no-untyped-call]
 
-        def look() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-            W = follow(linear, root.W)
-            F, E = _square_root.whiten(root._replace(W=W), self.Phi, self.Y)
-            norms = torch.stack([torch.linalg.vector_norm(part) for part in (F, E, W)])
+        def look(root: Root) -> tuple[Root, Tensor, Tensor, Ridge | None]:
+            root = root._replace(W=follow(linear, root.W))
+            ridge = None
+            if in_place:
+                with beside(aside):
+                    at = _square_root.coordinates(p, count, replay.cursor, device) if count else None
+                    ridge = learn_ridge(root, *settings[:2], at, replay.prior)
+            F, E = _square_root.whiten(root, self.Phi, self.Y)
+            norms = torch.stack([torch.linalg.vector_norm(part) for part in (F, E, root.W)])
             self.norms.copy_(norms, non_blocking=True)
-            return F, E, W, norms
+            together(aside)
+            return root, F, E, ridge
 
-        def learn(F: Tensor, E: Tensor, W: Tensor, norms: Tensor, limit: float) -> None:
-            def validate(W: Tensor) -> Tensor:
-                weight = torch.linalg.vector_norm(W.to(linear.weight.dtype).to(dtype))
-                return self.fine.copy_((norms[0] <= limit) & (norms[1].square() + weight < math.inf))
+        def learn(root: Root, F: Tensor, E: Tensor, ridge: Ridge | None) -> Root:
+            if in_place:
+                return learn_block(root, self.Phi, F, E, lam, ridge, aside)
+            return _square_root.attempt(root, self.Phi, self.Y, F, E, *settings, replay.cursor)
 
-            settings = lam, replay.ridge, replay.prior, replay.cursor, validate
-            new = _square_root.attempt(root._replace(W=W), self.Phi, self.Y, F, E, *settings)
-            validate(new.W)
-            head = new.W.to(linear.weight.dtype)
-            state: list[tuple[Tensor | None, Tensor | None]] = list(zip(root[:5], new[:5], strict=True))
-            state.append((linear.weight.detach(), head[:, : linear.in_features]))
-            state.append((None if linear.bias is None else linear.bias.detach(), head[:, -1]))
-            for mine, learned in state:
+        def store_all(new: Root) -> None:
+            for mine, learned in zip(root[:5], new[:5], strict=True):
                 if mine is not None and learned is not None and learned is not mine:
-                    torch.where(self.fine, learned, mine, out=mine)
+                    mine.copy_(learned)
+            store(linear, root.W.to(linear.weight.dtype))
             if count % p:
-                replay.cursor.add_(self.fine * count).remainder_(p)
-            self.leaves = kind(new)
+                replay.cursor.add_(count).remainder_(p)
 
-        stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            learn(*look(), limit=-1.0)  # learns nothing: a graph wants its kernels loaded
-        torch.cuda.current_stream(device).wait_stream(stream)
+            self.leaves = kind(learn(*look(root.map(Tensor.clone))))  # of a copy: a graph wants its kernels loaded
+        torch.cuda.synchronize(device)  # so that what they left is free on both streams
         if self.leaves != self.kind:
             return  # the next update finds another kind of state
         self.look, self.learn = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         options: Any = {"stream": stream, "capture_error_mode": "thread_local"}  # others may pin memory meanwhile
         with torch.cuda.graph(self.look, **options):
-            self._between = look()  # kept: the second graph reads them
+            self._between = look(root)  # kept: the second graph reads them
         with torch.cuda.graph(self.learn, pool=self.look.pool(), **options):
-            learn(*self._between, limit=self.limit)
+            store_all(learn(*self._between))
 
 
 class Replay:
@@ -162,20 +165,18 @@ class Replay:
             return self._replay(recording, n, lam), recording.Phi, recording.Y, float(n)
 
     def _replay(self, recording: Recording, n: int, lam: float) -> bool | None:
-        self.version.zero_()
         recording.look.replay()
         recording.seen.record()
-        recording.learn.replay()
         recording.seen.synchronize()
         size, error, weight = recording.norms.tolist()
         if not math.isfinite(size * size + error * error):
             return False
-        if size > recording.limit:
-            return None
         p, dtype = len(self.ridge), self.ridge.dtype
         counters = _square_root.advance_counters(self.counters.tolist(), p, n, float(n), lam, size * size)
-        if not self._is_certain(counters, error, weight, lam, size) and not bool(recording.fine):
-            return False
+        if size > recording.limit or not self._is_certain(counters, error, weight, lam, size):
+            return None
+        self.version.zero_()
+        recording.learn.replay()
         self.counters[:] = counters
         if counters[PENDING] and _square_root.must_absorb(counters, p, lam, dtype):
             counters[PENDING] = counters[GROWTH] = 0.0

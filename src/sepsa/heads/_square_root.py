@@ -29,8 +29,6 @@ GROWTH_LIMIT = 1e6
 PENDING_LIMIT = 256
 # Which coordinates get their ridge back: a slice, wherever they follow each other, is no copy and no launch.
 Coordinates: TypeAlias = Tensor | slice
-# Says of a new W whether it, and what it was made of, may be stored.
-Validate: TypeAlias = Callable[[Tensor], Tensor]
 # Below so many rows of the ridge, one after the other costs less than one block.
 ROW_LIMIT = 4
 
@@ -113,19 +111,10 @@ def gain(F: Tensor, C: Tensor) -> Tensor:
     return F @ V
 
 
-def andrews(
-    T: Tensor,
-    F: Tensor,
-    U: Tensor,
-    C: Tensor,
-    scale: float = 1.0,
-    out: Tensor | None = None,
-    fine: Tensor | None = None,
-) -> Tensor:
+def andrews(T: Tensor, F: Tensor, U: Tensor, C: Tensor, scale: float = 1.0, out: Tensor | None = None) -> Tensor:
     """T <- scale T - F(C + I)⁻ᵀC⁻¹U with U = scale FᵀT and CCᵀ = I + FᵀF (Andrews). `out` may be T.
 
-    F is that of scale T, and TᵀT is then (A + ΦᵀΦ)⁻¹ for the A of scale T. Where `fine` (0-d) is false nothing is
-    subtracted, whatever the numbers are.
+    F is that of scale T, and TᵀT is then (A + ΦᵀΦ)⁻¹ for the A of scale T.
     """
     r = len(C)
     if U.shape[1] >= 2 * r:  # products with an inverse cost less than solving for so many columns
@@ -134,18 +123,11 @@ def andrews(
         V = torch.linalg.solve_triangular(C, U, upper=False)
         one = torch.eye(r, dtype=C.dtype, device=C.device)
         left, right = F, torch.linalg.solve_triangular((C + one).T, V, upper=True)
-    if fine is not None:
-        left, right = (torch.where(fine, part, 0.0) for part in (left, right))
     return torch.addmm(T, left, right, beta=scale, alpha=-1, out=out)
 
 
-def block(
-    root: Root, F: Tensor, E: Tensor, scale: float = 1.0, large: bool = False, validate: Validate | None = None
-) -> Root:
-    """Equations 17 and 18 for r rows at once: 6rp² operations in three products. F is that of scale T.
-
-    With a `validate` T changes in place, where it finds the new W fine.
-    """
+def block(root: Root, F: Tensor, E: Tensor, scale: float = 1.0, large: bool = False) -> Root:
+    """Equations 17 and 18 for r rows at once: 6rp² operations in three products. F is that of scale T."""
     C = factor(F, large)
     U = F.T @ root.T
     if scale != 1.0:
@@ -153,12 +135,7 @@ def block(
     V = torch.linalg.solve_triangular(C, E, upper=False)
     W = torch.addmm(root.W, torch.linalg.solve_triangular(C.T, V, upper=True).T, U)
     energy = root.energy + V.square().sum(0)
-    if validate is None:
-        return root._replace(T=andrews(root.T, F, U, C, scale), W=W, energy=energy, gram=None)
-    fine = validate(W)
-    if scale != 1.0:
-        root.T.mul_(torch.where(fine, E.new_full((), scale), 1.0))  # not of two numbers, which would be float32
-    return root._replace(T=andrews(root.T, F, U, C, out=root.T, fine=fine), W=W, energy=energy, gram=None)
+    return root._replace(T=andrews(root.T, F, U, C, scale), W=W, energy=energy, gram=None)
 
 
 def block_by_basis(root: Root, F: Tensor, E: Tensor) -> Root:
@@ -279,19 +256,18 @@ def learn_rows(root: Root, F: Tensor, E: Tensor, ridge: Tensor, at: Coordinates 
 
 
 def learn_block(
-    root: Root, F: Tensor, E: Tensor, lam: float, ridge: Tensor, at: Coordinates | None, prior: Tensor,
-    validate: Validate | None = None,
-) -> Root:  # fmt: skip
+    root: Root, F: Tensor, E: Tensor, lam: float, ridge: Tensor, at: Coordinates | None, prior: Tensor
+) -> Root:
     """The same for several rows of a T that is not yet faded, without a copy of it."""
     if at is None:
-        return block(root, F, E, validate=validate)
+        return block(root, F, E)
     scale, faded = lam**-0.5, lam * root.left
     f, e = ridge_rows(root, lacking(faded, ridge, at), at, prior)
     r = F.shape[1] + f.shape[1]
     padding = -r % 16 if F.is_cuda and r > 16 else 0  # rows of zeros, because products of odd sizes are slow there
     F = torch.cat([F, f, F.new_zeros(len(F), padding)], 1).mul_(scale)
     E = torch.cat([E, e, E.new_zeros(padding, E.shape[1])])
-    new = block(root._replace(energy=lam * root.energy), F, E, scale, validate=validate)
+    new = block(root._replace(energy=lam * root.energy), F, E, scale)
     faded[at] = ridge[at]
     return new._replace(left=faded, whole=False)
 
@@ -313,6 +289,12 @@ def gathers(p: int, n: int, lam: float) -> bool:
     return 4 * (n + count) >= p and not (n == 1 and count < ROW_LIMIT)
 
 
+def is_block(root: Root, n: int, lam: float) -> bool:
+    """Whether an update of n rows changes a T that has nothing to absorb, several rows at once."""
+    p = len(root.T)
+    return root.H is None and not gathers(p, n, lam) and (n > 1 or restored(p, n, lam) >= ROW_LIMIT)
+
+
 def limit_of(p: int, n: int, lam: float, dtype: torch.dtype) -> float:
     """Above which squared size of F `attempt` would lose digits that another route keeps."""
     if dtype != torch.float64:
@@ -322,23 +304,20 @@ def limit_of(p: int, n: int, lam: float, dtype: torch.dtype) -> float:
 
 def attempt(
     root: Root, Phi: Tensor, Y: Tensor, F: Tensor, E: Tensor, lam: float, ridge: Tensor, prior: Tensor,
-    cursor: int | Tensor, validate: Validate | None = None,
+    cursor: int | Tensor,
 ) -> Root:  # fmt: skip
-    """Learn Φ, Y by the route that suits their number, wherever |F|² is below the `limit_of` it.
-
-    With a `validate` a block of several rows changes T in place.
-    """
+    """Learn Φ, Y by the route that suits their number, wherever |F|² is below the `limit_of` it."""
     n, p = Phi.shape
     count = restored(p, n, lam)
     at = coordinates(p, count, cursor, F.device) if count else None
     if gathers(p, n, lam):
         return gather(root, F, E, lam, ridge, at, prior)
-    if (n == 1 and count < ROW_LIMIT) or root.H is not None:
-        faded = fade(root, lam)
-        if faded is not root:
-            F, E = whiten(faded, Phi, Y)
-        return learn_rows(faded, F, E, ridge, at, prior)
-    return learn_block(root, F, E, lam, ridge, at, prior, validate)
+    if is_block(root, n, lam):
+        return learn_block(root, F, E, lam, ridge, at, prior)
+    faded = fade(root, lam)
+    if faded is not root:
+        F, E = whiten(faded, Phi, Y)
+    return learn_rows(faded, F, E, ridge, at, prior)
 
 
 def advance_counters(counters: list[float], p: int, n: int, samples: float, lam: float, size: float) -> list[float]:

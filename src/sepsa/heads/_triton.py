@@ -9,14 +9,15 @@ With Q the pivots, D = C_QQ and V = C_Q., after which V_Q is replaced by -I, a s
 
 and when all pivots are swept C holds minus its inverse. No entry is a difference that should have been a product, and
 nothing is left to substitute back. The new W = W + (C⁻¹E)ᵀFᵀT is all that the forward pass waits for: three kernels.
-T's own update, which nothing reads before the next block, is left to `CapturedState.finish`, to run beside the backward
-pass.
+T's own update, which nothing reads before the next block, is left to `_triton_finish`, to run beside the backward pass.
 
 Triton comes with torch's CUDA builds; this module is imported only when a head on a GPU learns inside a graph.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sepsa.heads._triton_linalg import readable, sweep, tile_of
+from sepsa.heads._triton_finish import buffers, finish
+from sepsa.heads._triton_linalg import NEAR, readable, solve_by_sweeps, solve_near_identity, tile_of
 
 # One program holds all rows of a few columns of Z; beyond this many rows they no longer fit its registers.
 MAX_ROWS = 1024
@@ -251,60 +253,43 @@ def _products(
 @triton.jit
 def _solve(
     P, CUF, W, weight, bias, energy, left, ridge, tally, fading, fine_in, buffer, n, all, p, m, k,
-    HAS_BIAS: tl.constexpr, FADES: tl.constexpr, TWO: tl.constexpr, SIZE: tl.constexpr, BLOCK_M: tl.constexpr,
+    HAS_BIAS: tl.constexpr, FADES: tl.constexpr, TWO: tl.constexpr, HALF: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     """X = C⁻¹E in every program alike, then W += XᵀU in these columns, and the head takes W.
 
-    Where C has two halves, C = [A B; Bᵀ D], the second to be swept is S = D - BᵀA⁻¹B. With FADES C has a border more,
-    the row (bᵀ, d) of the ridge: X₀ = C⁻¹[E, b] without it, then x = (e - bᵀX₀)/(d - bᵀC⁻¹b) and X = X₀ - C⁻¹b x.
+    With FADES C has a border more, the row (bᵀ, d) of the ridge: X₀ = C⁻¹[E, b] without it, then
+    x = (e - bᵀX₀)/(d - bᵀC⁻¹b) and X = X₀ - C⁻¹b x.
     """
     dtype: tl.constexpr = CUF.dtype.element_ty
+    SIZE: tl.constexpr = 2 * HALF if TWO else HALF
     i, o = tl.arange(0, SIZE), tl.arange(0, BLOCK_M)
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     wide = all + 2 * p
-    buffer += tl.program_id(0) * 2 * SIZE * SIZE
+    buffer += tl.program_id(0) * (2 * HALF * HALF + SIZE * BLOCK_M)
     fine = tl.load(fine_in)
-    of_E = P + (p + o)[None, :] * all
-    of_U = CUF + all + c[None, :]
-    E = tl.load(of_E + i[:, None], mask=(i < n)[:, None] & (o < m)[None, :], other=0.0)
+    E = tl.load(P + (p + o)[None, :] * all + i[:, None], mask=(i < n)[:, None] & (o < m)[None, :], other=0.0)
     E = tl.where(fine, E, 0.0)  # rows of zeros teach nothing
     border = tl.load(CUF + i * wide + n, mask=(i < n) & FADES, other=0.0)
     E = tl.where((o == m)[None, :], border[:, None], E)
-    U = tl.load(of_U + i[:, None] * wide, mask=(i < n)[:, None] & (c < p)[None, :], other=0.0)
-    A, _ = sweep(tile_of(CUF, wide, n, 0, 0, SIZE), buffer, tl.minimum(n, SIZE), SIZE)
-    X = tl.dot(A, -E, input_precision="ieee", out_dtype=dtype)
-    if TWO:
-        e = tl.load(of_E + SIZE + i[:, None], mask=(SIZE + i < n)[:, None] & (o < m)[None, :], other=0.0)
-        e = tl.where(fine, e, 0.0)
-        border_2 = tl.load(CUF + (SIZE + i) * wide + n, mask=(SIZE + i < n) & FADES, other=0.0)
-        e = tl.where((o == m)[None, :], border_2[:, None], e)
-        B = tile_of(CUF, wide, n, 0, SIZE, SIZE)
-        AB = tl.dot(A, B, input_precision="ieee", out_dtype=dtype)  # -A⁻¹B
-        D = tile_of(CUF, wide, n, SIZE, SIZE, SIZE)
-        D += tl.dot(tl.trans(B), AB, input_precision="ieee", out_dtype=dtype)
-        D, _ = sweep(D, buffer + SIZE * SIZE, n - SIZE, SIZE)
-        rest = e + tl.dot(tl.trans(AB), E, input_precision="ieee", out_dtype=dtype)
-        x = tl.dot(D, -rest, input_precision="ieee", out_dtype=dtype)
-        X += tl.dot(AB, x, input_precision="ieee", out_dtype=dtype)
-        u = tl.load(of_U + (SIZE + i)[:, None] * wide, mask=(SIZE + i < n)[:, None] & (c < p)[None, :], other=0.0)
+    U = tl.load(CUF + all + c[None, :] + i[:, None] * wide, mask=(i < n)[:, None] & (c < p)[None, :], other=0.0)
+    C = tile_of(CUF, wide, n, 0, 0, SIZE)
+    off = tl.where(i[:, None] == i[None, :], C - 1.0, C)
+    size = tl.sqrt(tl.sum(off * off))
+    if size < NEAR:
+        X = solve_near_identity(C, E, size, SIZE)
+    else:
+        X = solve_by_sweeps(CUF, E, buffer, n, wide, TWO, HALF, BLOCK_M)
     if FADES:
         last = tl.load(P + (p + o) * all + n, mask=o < m, other=0.0)
         last = tl.where(fine, last, 0.0)
         d = tl.load(CUF + n * wide + n)
         met = tl.sum(border[:, None] * X, axis=0)  # bᵀX₀
-        if TWO:
-            met += tl.sum(border_2[:, None] * x, axis=0)
         d -= tl.sum(tl.where(o == m, met, 0.0))
         pull = tl.where(o < m, (last - met) / d, 0.0)
         X -= tl.sum(tl.where((o == m)[None, :], X, 0.0), axis=1)[:, None] * pull[None, :]
-        if TWO:
-            x -= tl.sum(tl.where((o == m)[None, :], x, 0.0), axis=1)[:, None] * pull[None, :]
     step = tl.dot(tl.trans(X), U, input_precision="ieee", out_dtype=dtype)
     fall = tl.sum(E * X, axis=0)
-    if TWO:
-        step += tl.dot(tl.trans(x), u, input_precision="ieee", out_dtype=dtype)
-        fall += tl.sum(e * x, axis=0)
     if FADES:
         row = tl.load(CUF + n * wide + all + c, mask=c < p, other=0.0)
         step += pull[:, None] * row[None, :]
@@ -336,22 +321,22 @@ def takes_block(n: int, m: int, restored: int) -> bool:
 
 def block(
     state: Any, features: Tensor, targets: Tensor, lam: float, ridge: Tensor, prior: Tensor
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Callable[[], None], Tensor]:
     """Teach W and the head of a `CapturedState` a block, and below forgetting 1 one row of the ridge; T is as it was.
 
-    Returns what T needs, [I + FᵀF, FᵀT, Fᵀ] for T/√λ, valid until the next block of this size, and the flag (0-d)
-    that says whether all was finite.
+    Returns T's own update, to be called before the next block, and the flag (0-d) that says whether all was finite.
     """
     Z, W, k = state.Z, state.W, state.k
     (rows, p), m, n = Z.shape, W.shape[0], features.shape[0]
     fades = lam < 1.0
     all, fading = n + fades, state.fading(lam)
     parts, programs = triton.cdiv(rows, _TILE), triton.cdiv(p, _TILE)
-    if n not in state.blocks:  # kept: a graph's other streams still read them when their names are gone
-        buffer = Z.new_empty(programs, 2 * _HALF, _HALF)
+    two, width = n > _HALF, max(_TILE, triton.next_power_of_2(m + fades))
+    if (n, fades) not in state.blocks:  # kept: a graph's other streams still read them when their names are gone
+        buffer = Z.new_empty(programs, 2 * _HALF * _HALF + (1 + two) * _HALF * width)
         P, CUF, sizes = Z.new_empty(rows, all), Z.new_empty(all, all + 2 * p), Z.new_empty(parts)
-        state.blocks[n] = P, CUF, sizes, Z.new_empty((), dtype=torch.bool), buffer
-    P, CUF, sizes, fine, buffer = state.blocks[n]
+        state.blocks[n, fades] = P, CUF, sizes, Z.new_empty((), dtype=torch.bool), buffer, *buffers(state.T, n, _HALF)
+    P, CUF, sizes, fine, buffer, *work = state.blocks[n, fades]
     tiles = {"BLOCK_N": max(_HALF, triton.next_power_of_2(n)), "BLOCK_K": _DEPTH, "FADES": fades}
     stages = 1 if fades else 3  # sums beside a product are slower in a pipeline
     _whiten[(parts,)](
@@ -366,8 +351,7 @@ def block(
     _solve[(programs,)](
         P, CUF, W, state.weight, bias, state.energy, state.left, ridge, state.tally, fading, fine, buffer,
         n, all, p, m, k,
-        HAS_BIAS=state.bias is not None, FADES=fades, TWO=n > _HALF, SIZE=_HALF,
-        BLOCK_M=max(_TILE, triton.next_power_of_2(m + fades)), BLOCK_C=_TILE, BLOCK_P=triton.next_power_of_2(p),
-        num_warps=_WARPS,
+        HAS_BIAS=state.bias is not None, FADES=fades, TWO=two, HALF=_HALF, BLOCK_M=width, BLOCK_C=_TILE,
+        BLOCK_P=triton.next_power_of_2(p), num_warps=_WARPS,
     )  # fmt: skip
-    return CUF, fine
+    return partial(finish, state.T, CUF, fading, fine, fades, work), fine

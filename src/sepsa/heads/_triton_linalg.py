@@ -6,6 +6,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+# Up to this distance from the identity, where most systems of a block are after some batches, `iterate` takes less time
+# than what waits for one pair of pivots after the other.
+NEAR: tl.constexpr = tl.constexpr(0.75)
+
+
+@triton.jit
+def product(a, b):
+    """ab, without a rounding of its factors."""
+    return tl.dot(a, b, input_precision="ieee", out_dtype=a.dtype)
+
 
 @triton.jit
 def tile_of(C, stride, n, row, column, SIZE: tl.constexpr):
@@ -142,6 +152,120 @@ def refine(G, stride, diagonal, factor, L, right, count, SIZE: tl.constexpr, WID
         at = b * SIZE * WIDTH + wide
         tl.store(X + at, tl.load(X + at) + tl.load(right + at))
     tl.debug_barrier()
+
+
+@triton.jit
+def contraction(size):
+    """c, and the rate, by which the error of X <- (R - (A - cI)X)/c falls, where |A - I| is at most `size`."""
+    c = 1.0 + size / 2
+    return c, size / 2 / c
+
+
+@triton.jit
+def iterate(G, stride, right, count, size, ROWS: tl.constexpr, DEPTH: tl.constexpr, WIDTH: tl.constexpr):
+    """X = (I + G)⁻¹R where |G| is at most `size` < NEAR, in the memory and with the arguments of `eliminate`.
+
+    Each step reads G once, where `eliminate` waits for one pair of pivots after the other.
+    """
+    dtype: tl.constexpr = G.dtype.element_ty
+    i, t, o = tl.arange(0, ROWS), tl.arange(0, DEPTH), tl.arange(0, WIDTH)
+    blocks = tl.cdiv(count, DEPTH)
+    wide = i[:, None] * WIDTH + o[None, :]
+    inside = (i < blocks * DEPTH)[:, None] & (o >= 0)[None, :]
+    X = right + 2 * blocks * DEPTH * WIDTH
+    tl.debug_barrier()  # what is read below was written before
+    R = tl.load(right + wide, mask=inside, other=0.0)
+    c, rate = contraction(size)
+    over = 1.0 / c
+    x, error = R * over, rate
+    while error > (1e-17 if dtype == tl.float64 else 1e-8):
+        tl.store(X + wide, x, mask=inside)
+        tl.debug_barrier()
+        x = R + (c - 1.0) * x
+        for b in range(blocks):
+            j = b * DEPTH + t
+            part = tl.load(
+                G + i[:, None] * stride + j[None, :], mask=(i < count)[:, None] & (j < count)[None, :], other=0.0
+            )
+            some = tl.load(X + j[:, None] * WIDTH + o[None, :])
+            x = tl.dot(-part, some, x, input_precision="ieee", out_dtype=dtype)
+        tl.debug_barrier()  # what the next step writes was read
+        x *= over
+        error *= rate
+    tl.store(X + wide, x, mask=inside)
+    tl.debug_barrier()
+
+
+@triton.jit
+def distance(G, stride, count, ROWS: tl.constexpr, DEPTH: tl.constexpr):
+    """|G|, the root of the sum of its squares."""
+    i, t = tl.arange(0, ROWS), tl.arange(0, DEPTH)
+    total = tl.zeros((ROWS, DEPTH), dtype=G.dtype.element_ty)
+    for start in range(0, count, DEPTH):
+        j = start + t
+        part = tl.load(
+            G + i[:, None] * stride + j[None, :], mask=(i < count)[:, None] & (j < count)[None, :], other=0.0
+        )
+        total += part * part
+    return tl.sqrt(tl.sum(total))
+
+
+@triton.jit
+def solve_near_identity(C, E, size, SIZE: tl.constexpr):
+    """C⁻¹E where |C - I| is at most `size`, as `iterate`, all of it in registers."""
+    i = tl.arange(0, SIZE)
+    c, rate = contraction(size)
+    over = 1.0 / c
+    R = tl.where(i[:, None] == i[None, :], 1.0 - C * over, -C * over)
+    E *= over
+    X = E
+    error = rate
+    while error > (1e-17 if C.dtype == tl.float64 else 1e-8):
+        X = tl.dot(R, X, E, input_precision="ieee", out_dtype=C.dtype)
+        error *= rate
+    return X
+
+
+@triton.jit
+def solve_by_sweeps(C, E, buffer, n, stride, TWO: tl.constexpr, SIZE: tl.constexpr, BLOCK_M: tl.constexpr):
+    """C⁻¹E for any C, through memory.
+
+    Where C has two halves, C = [A B; Bᵀ D], the second to be swept is S = D - BᵀA⁻¹B. An inverse leaves an error of
+    eps cond(C) in X also along the largest eigenvectors of C, where U would multiply it: once more with what is left.
+    """
+    i, o = tl.arange(0, SIZE), tl.arange(0, BLOCK_M)
+    first = i[:, None] * BLOCK_M + o[None, :]
+    second = first + SIZE * BLOCK_M
+    whole = tl.arange(0, 2 * SIZE if TWO else SIZE)[:, None] * BLOCK_M + o[None, :]
+    of_X = buffer + 2 * SIZE * SIZE
+    tl.store(of_X + whole, E)
+    tl.debug_barrier()
+    E1 = tl.load(of_X + first)
+    A = tile_of(C, stride, n, 0, 0, SIZE)
+    minus_A, _ = sweep(A, buffer, tl.minimum(n, SIZE), SIZE)
+    X = product(minus_A, -E1)
+    if TWO:
+        E2 = tl.load(of_X + second)
+        B = tile_of(C, stride, n, 0, SIZE, SIZE)
+        D = tile_of(C, stride, n, SIZE, SIZE, SIZE)
+        AB = product(minus_A, B)  # -A⁻¹B
+        S = D + product(tl.trans(B), AB)
+        minus_S, _ = sweep(S, buffer + SIZE * SIZE, n - SIZE, SIZE)
+        rest = E2 + product(tl.trans(AB), E1)
+        x = product(minus_S, -rest)
+        X += product(AB, x)
+        E1 -= product(A, X) + product(B, x)
+        E2 -= product(tl.trans(B), X) + product(D, x)
+        rest = E2 + product(tl.trans(AB), E1)
+        more = product(minus_S, -rest)
+        X += product(AB, more)
+        tl.store(of_X + second, x + more)
+    else:
+        E1 -= product(A, X)
+    X += product(minus_A, -E1)
+    tl.store(of_X + first, X)
+    tl.debug_barrier()
+    return tl.load(of_X + whole)
 
 
 def readable(rows: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ P = Z [Φᵀ, e_at] (p + K, r), Z = [T; W]: the rows as T sees them, the logits,
 What (1) and (2) make of the logits is a number a row, a, with F = P_T diag a for T/√λ, and the residuals. Then
 
     one sample, c = 1:   W and T in the columns of Z, from the 2 x 2 matrix I + DMD: three kernels in all
-    a block:             M = FᵀF and Q = FᵀT/√λ, then W -= (D(I + DMD)⁻¹D⁻¹E)ᵀQ by block elimination: four kernels
+    a block:             M = FᵀF and Q = FᵀT/√λ, then W -= (D(I + DMD)⁻¹D⁻¹E)ᵀQ: four kernels
 
 and T's own update by a block, T/√λ - F(C + I)⁻ᵀC⁻¹Q with CCᵀ = I + M, is left to `CapturedSoftmax.finish`.
 """
@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sepsa.heads._triton import MAX_OUTPUTS, MAX_ROWS
-from sepsa.heads._triton_linalg import eliminate, readable, refine
+from sepsa.heads._triton_linalg import NEAR, distance, eliminate, iterate, readable, refine
 
 _SIZE = 32  # of the blocks that are eliminated
 _MAX_BLOCK = 128  # rows, samples and coordinates together: one program eliminates them
@@ -256,7 +256,7 @@ def _products(
 @triton.jit
 def _step(
     inflated, ones, d, E, Q, W, weight, bias, scratch, buffer, r, p, K, k,
-    HAS_BIAS: tl.constexpr, SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """X = (I + DMD)⁻¹E in every program alike, then W -= (DX)ᵀQ in these columns, and the head takes W."""
     blocks = tl.cdiv(r, SIZE)
@@ -269,8 +269,12 @@ def _step(
         at = b * SIZE + i
         e = tl.load(E + at[:, None] * K + o[None, :], mask=(at < r)[:, None] & (o < K)[None, :], other=0.0)
         tl.store(right + at[:, None] * BLOCK_M + o[None, :], e)
-    eliminate(inflated, r, ones, 1.0, S, L, right, buffer + tl.program_id(0) * SIZE * SIZE, r, SIZE, BLOCK_M)
-    refine(inflated, r, ones, 1.0, L, right, r, SIZE, BLOCK_M)
+    size = distance(inflated, r, r, ROWS, SIZE)
+    if size < NEAR:
+        iterate(inflated, r, right, r, size, ROWS, SIZE, BLOCK_M)
+    else:
+        eliminate(inflated, r, ones, 1.0, S, L, right, buffer + tl.program_id(0) * SIZE * SIZE, r, SIZE, BLOCK_M)
+        refine(inflated, r, ones, 1.0, L, right, r, SIZE, BLOCK_M)
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     step = tl.zeros((BLOCK_M, BLOCK_C), dtype=Q.dtype.element_ty)
     for b in range(blocks):
@@ -357,6 +361,7 @@ def learn(
     )  # fmt: skip
     _step[(triton.cdiv(p, _TILE),)](
         work.inflated, work.ones, work.d, work.E, work.Q, now.W, weight, bias, work.scratch, work.buffer, r, p, K, k,
-        SIZE=_SIZE, BLOCK_M=work.width, BLOCK_C=_TILE, num_stages=1, **has_bias,
+        ROWS=max(_SIZE, triton.next_power_of_2(r)), SIZE=_SIZE, BLOCK_M=work.width, BLOCK_C=_TILE, num_stages=1,
+        **has_bias,
     )  # fmt: skip
     return work.fine, work

@@ -1,0 +1,112 @@
+"""A block of several rows that changes T in place, with what occupies one processor beside what wants all of them.
+
+Symbols as in `_square_root`, S = T/√λ. The rows √q e_j, which give some coordinates their ridge back, come first: as T
+sees them they are columns of T, so that they need not wait for the samples.
+
+    f = √q S e_j,  u = fᵀS,  LLᵀ = I + fᵀf,  g = f(L + I)⁻ᵀL⁻¹     S <- S - gu,  W <- W + xᵀu,  x = (LLᵀ)⁻¹e
+
+The samples, seen by that S and W, are F = TΦᵀ/√λ - gAᵀ and E - Ax with A = Φuᵀ, and in the same letters
+
+    U = Fᵀ(S - gu),  CCᵀ = I + FᵀF,  G = F(C + I)⁻ᵀC⁻¹,  X = (CCᵀ)⁻¹E     T <- S - gu - GU,  W <- W + xᵀu + XᵀU.
+
+The product U = FᵀS wants the whole device; C and its inverses, which want one processor of it for as long, need not
+wait for it. Without streams all of it runs in turn, on any device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sepsa.heads._square_root import Coordinates, Root, count_of, lacking, ridge_rows
+
+# Products of other numbers of rows are slow on a GPU.
+_ROWS = 16
+
+
+class Rows(NamedTuple):
+    """What some rows, as T sees them, teach: T <- S - gu and W <- W + xᵀu."""
+
+    g: Tensor  # (p, r)
+    x: Tensor  # (r, m)
+    fall: Tensor  # (m,): by which the objective rises less than by the squares of E
+
+
+class Ridge(NamedTuple):
+    """The rows of the ridge, with what they are to be multiplied by, and the ridge that is left after them."""
+
+    rows: Rows
+    u: Tensor  # (c, p)
+    left: Tensor  # (p,)
+
+
+def beside(stream: torch.cuda.Stream | None) -> contextlib.AbstractContextManager[object]:
+    """Within it kernels go to `stream`, after all that was launched before."""
+    if stream is None:
+        return contextlib.nullcontext()
+    stream.wait_stream(torch.cuda.current_stream())
+    return torch.cuda.stream(stream)
+
+
+def together(stream: torch.cuda.Stream | None) -> None:
+    """What is launched from here on comes after what went to `stream`."""
+    if stream is not None:
+        torch.cuda.current_stream().wait_stream(stream)
+
+
+def gain_and_solution(F: Tensor, E: Tensor, out: Tensor | None = None) -> Rows:
+    """g, in `out` where there is one, and x of rows F (p, r) with the residuals E (r, m)."""
+    one = torch.eye(F.shape[1], dtype=F.dtype, device=F.device)
+    M = torch.addmm(one, F.T, F)
+    C = torch.linalg.cholesky_ex(M).L
+    J = torch.linalg.solve_triangular(C, one, upper=False)
+    V = torch.linalg.solve_triangular((C + one).T, J, upper=True)
+    whitened = J @ E
+    x = J.T @ whitened
+    # An inverse leaves an error of eps cond(M) also along the largest eigenvectors of M, where F would multiply it.
+    x = torch.addmm(x, J.T, J @ torch.addmm(E, M, x, alpha=-1))
+    return Rows(torch.mm(F, V, out=out), x, whitened.square().sum(0))
+
+
+def learn_ridge(root: Root, lam: float, ridge: Tensor, at: Coordinates | None, prior: Tensor) -> Ridge | None:
+    """What the ridge of the coordinates `at` teaches a state that has yet to fade."""
+    if at is None:
+        return None
+    left = lam * root.left
+    f, e = ridge_rows(root, lacking(left, ridge, at) / lam, at, prior)  # f by 1/√λ too
+    rows = -(-count_of(at) // _ROWS) * _ROWS
+    f = torch.nn.functional.pad(f, (0, rows - f.shape[1]))
+    e = torch.nn.functional.pad(e, (0, 0, 0, rows - len(e))) * lam**0.5
+    left[at] = ridge[at]
+    return Ridge(gain_and_solution(f, e), f.T @ root.T * lam**-0.5, left)
+
+
+def learn_block(
+    root: Root, Phi: Tensor, F: Tensor, E: Tensor, lam: float, ridge: Ridge | None, aside: torch.cuda.Stream | None
+) -> Root:
+    """Learn Φ, of which F = TΦᵀ and E are given, after the ridge. T is changed in place, and F is lost."""
+    (n, p), T, scale = Phi.shape, root.T, lam**-0.5
+    c = 0 if ridge is None else len(ridge.u)
+    G, U = T.new_empty(p, c + n), T.new_empty(c + n, p)
+    mine = U[c:]
+    if ridge is not None:
+        A = Phi @ ridge.u.T
+        F.addmm_(ridge.rows.g, A.T, beta=scale, alpha=-1)
+        E = torch.addmm(E, A, ridge.rows.x, alpha=-1)
+        G[:, :c], U[:c] = ridge.rows.g, ridge.u
+    with beside(aside):
+        if ridge is None:
+            torch.mm(F.T, T, out=mine)
+        else:
+            torch.mm(F.T @ ridge.rows.g, ridge.u, out=mine).addmm_(F.T, T, beta=-1, alpha=scale)
+    new = gain_and_solution(F, E, out=G[:, c:])
+    together(aside)
+    left, x, energy = root.left, new.x, lam * root.energy + new.fall
+    if ridge is not None:
+        left, x, energy = ridge.left, torch.cat([ridge.rows.x, x]), energy + ridge.rows.fall
+    W = torch.addmm(root.W, x.T, U)
+    T.addmm_(G, U, beta=scale, alpha=-1)
+    return Root(T, W, None, energy, left, root.whole and ridge is None)
