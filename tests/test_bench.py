@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import numpy as np
 import pytest
@@ -25,6 +26,21 @@ def installed(monkeypatch):
     mine = [c for c in bench.CONTESTANTS if c.package in brought]
     monkeypatch.setattr(bench, "CONTESTANTS", tuple(mine))
     return mine
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "lscpu", "name"),
+    [
+        ("vendor_id\t: GenuineIntel\nmodel\t\t: 207\nmodel name\t: Some Xeon\n", "", "Some Xeon"),
+        ("processor\t: 0\nCPU part\t: 0xd0c\n", "Architecture: aarch64\nModel name:   Neoverse-N1\n", "Neoverse-N1"),
+        ("processor\t: 0\nModel\t\t: Some Board Rev 1.0\n", "", "Some Board Rev 1.0"),
+    ],
+    ids=["x86", "arm", "board"],
+)
+def test_the_processor_is_called_by_its_name(cpuinfo, lscpu, name, monkeypatch):
+    monkeypatch.setattr(bench.Path, "read_text", lambda self, **options: cpuinfo)
+    monkeypatch.setattr(bench.subprocess, "run", lambda *a, **options: subprocess.CompletedProcess(a, 0, lscpu))
+    assert bench.processor() == name
 
 
 def test_every_contestant_learns_the_stream(rows, installed):

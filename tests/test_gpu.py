@@ -638,22 +638,26 @@ def test_a_captured_step_of_the_self_tuning_head_is_the_eager_step(n, compile):
 
 
 @pytest.mark.parametrize(
-    ("n", "k", "m", "lam"),
+    ("n", "k", "m", "lam", "small"),
     [
-        (256, 512, 10, 0.999),
-        (256, 512, 10, 1.0),
-        (64, 300, 3, 0.9),
-        (16, 300, 3, 0.99),
-        (16, 300, 3, 1.0),
-        (1, 40, 1, 0.98),
-        (1, 40, 2, 1.0),
-        (8, 9, 2, 0.5),
-        (700, 64, 4, 0.999),
+        (256, 512, 10, 0.999, 2048),
+        (256, 512, 10, 1.0, 2048),
+        (64, 300, 3, 0.9, 2048),
+        (16, 300, 3, 0.99, 2048),
+        (16, 300, 3, 1.0, 2048),
+        (1, 40, 1, 0.98, 2048),
+        (1, 40, 2, 1.0, 2048),
+        (8, 9, 2, 0.5, 2048),
+        (700, 64, 4, 0.999, 2048),
+        (16, 300, 3, 0.99, 8),  # in place
+        (16, 300, 3, 1.0, 8),
+        (40, 300, 3, 0.97, 8),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("bias", [True, False])
-def test_recorded_updates_are_those_of_torch(n, k, m, lam, dtype, bias, monkeypatch):
+def test_recorded_updates_are_those_of_torch(n, k, m, lam, small, dtype, bias, monkeypatch):
+    monkeypatch.setattr("sepsa.heads._replay._SMALL", small)
     torch.manual_seed(0)
     heads = [nn.Linear(k, m, bias=bias, device="cuda", dtype=dtype) for _ in range(2)]
     heads[1].load_state_dict(heads[0].state_dict())
@@ -690,14 +694,15 @@ def test_recorded_updates_are_those_of_torch(n, k, m, lam, dtype, bias, monkeypa
 
 
 @pytest.mark.parametrize("lam", [1.0, 0.99])
-@pytest.mark.parametrize("n", [1, 8, 64])
+@pytest.mark.parametrize(("n", "k", "small"), [(1, 20, 2048), (8, 20, 2048), (64, 20, 2048), (8, 100, 8)])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("where", ["features", "targets"])
-def test_a_recorded_update_refuses_a_bad_batch_and_changes_nothing(lam, n, bad, where):
+def test_a_recorded_update_refuses_a_bad_batch_and_changes_nothing(lam, n, k, small, bad, where, monkeypatch):
+    monkeypatch.setattr("sepsa.heads._replay._SMALL", small)
     torch.manual_seed(0)
-    linear = nn.Linear(20, 2, device="cuda")
+    linear = nn.Linear(k, 2, device="cuda")
     solver = RLS(forgetting=lam).bind(linear)
-    x, y = torch.randn(n, 20, device="cuda"), torch.randn(n, 2, device="cuda")
+    x, y = torch.randn(n, k, device="cuda"), torch.randn(n, 2, device="cuda")
     for _ in range(12):
         solver.update(x, y)
     assert solver._workspace.in_place

@@ -70,8 +70,11 @@ def processor() -> str:
     if not any(line.startswith("model name") for line in lines):
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             lines += subprocess.run(["lscpu"], capture_output=True, text=True, timeout=10).stdout.splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.lower().startswith(("model name", "model\t"))]
-    return names[0] if names else platform.processor() or platform.machine()
+    for key in ("model name", "model\t"):  # the latter is a board's, or of an x86 a number before its name
+        for line in lines:
+            if line.lower().startswith(key):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def machine() -> dict[str, Any]:

@@ -33,7 +33,12 @@ def test_a_block_in_place_satisfies_the_normal_equations(lam, count, size):
         given[at] = (ridge - lam * root.left)[at]
     before = root.map(torch.clone)
     new = learn_block(
-        root, Phi, *_square_root.whiten(root, Phi, Y), lam, learn_ridge(root, lam, ridge, at, prior), None
+        root,
+        Phi,
+        *_square_root.whiten(root, Phi, Y),
+        lam,
+        learn_ridge(root, lam, ridge, prior, at) if count else None,
+        None,
     )
 
     A = lam * torch.linalg.inv(before.T.T @ before.T)
@@ -61,7 +66,7 @@ def test_a_block_in_place_is_the_block_of_torch(lam):
     theirs = _square_root.attempt(root, Phi, Y, F, E, lam, ridge, prior, cursor=3)
     count = _square_root.restored(p, len(Phi), lam)
     at = _square_root.coordinates(p, count, torch.tensor(3), Phi.device) if count else None
-    mine = learn_block(root, Phi, F, E, lam, learn_ridge(root, lam, ridge, at, prior), None)
+    mine = learn_block(root, Phi, F, E, lam, learn_ridge(root, lam, ridge, prior, at) if count else None, None)
     torch.testing.assert_close(mine.T.T @ mine.T, theirs.T.T @ theirs.T, rtol=1e-10, atol=1e-12)
     for name in ("W", "energy", "left"):
         torch.testing.assert_close(getattr(mine, name), getattr(theirs, name), rtol=1e-10, atol=1e-12)

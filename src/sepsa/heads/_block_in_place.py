@@ -71,10 +71,8 @@ def gain_and_solution(F: Tensor, E: Tensor, out: Tensor | None = None) -> Rows:
     return Rows(torch.mm(F, V, out=out), x, whitened.square().sum(0))
 
 
-def learn_ridge(root: Root, lam: float, ridge: Tensor, at: Coordinates | None, prior: Tensor) -> Ridge | None:
+def learn_ridge(root: Root, lam: float, ridge: Tensor, prior: Tensor, at: Coordinates) -> Ridge:
     """What the ridge of the coordinates `at` teaches a state that has yet to fade."""
-    if at is None:
-        return None
     left = lam * root.left
     f, e = ridge_rows(root, lacking(left, ridge, at) / lam, at, prior)  # f by 1/√λ too
     rows = -(-count_of(at) // _ROWS) * _ROWS

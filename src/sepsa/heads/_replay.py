@@ -3,7 +3,7 @@
 Outside of a captured step an update is some fifty kernels. They are recorded once for a number of rows, in two halves:
 
     look    Φ and Y are there; F = TΦᵀ, E = Y - ΦWᵀ, and their norms go to the host
-    learn   `_square_root.attempt`, or for several rows `_block_in_place`, stored in the state and the head
+    learn   `_square_root.attempt`, or of a large head `_block_in_place`, stored in the state and the head
 
 The second is launched when the host has seen from the norms that its numbers will be finite: the head minimizes
 J(W) = λ(|W - W₀|²_A + energy) + |Y - ΦWᵀ|² + Σ q|W - prior|², and A keeps at least half of the ridge, so J(W) <= J(W₀)
@@ -17,7 +17,9 @@ learn with the same state, which the first half leaves as it is.
 
 from __future__ import annotations
 
+import functools
 import math
+import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -41,9 +43,22 @@ _SEEN, _AGAIN, _KEPT, _RESTED = 3, 32, 4, 256
 _SMALL = 2048
 
 
-def is_worth_recording(p: int, n: int, lam: float) -> bool:
+_recording = threading.Lock()  # of one at a time, on streams that all share
+
+
+@functools.cache
+def streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    """Where to record: one for the kernels that others wait for, which go first, and one beside it.
+
+    Always the same two, because torch keeps 32 MB of BLAS's for each stream that there ever was.
+    """
+    first, aside = (torch.cuda.Stream(device, priority=priority) for priority in (-1, 0))  # type: ignore[no-untyped-call]
+    return first, aside
+
+
+def is_worth_recording(root: Root, n: int, lam: float) -> bool:
     """Whether to record n rows: always where T changes in place, else where a few more matrices are small."""
-    return p <= _SMALL or not (n == 1 or _square_root.gathers(p, n, lam))
+    return len(root.T) <= _SMALL or _square_root.is_block(root, n, lam)
 
 
 def kind(root: Root) -> tuple[bool, bool, bool]:
@@ -66,22 +81,21 @@ class Recording:
         self.limit = math.sqrt(_square_root.limit_of(p, n, lam, dtype))
         settings = lam, replay.ridge, replay.prior
         count = _square_root.restored(p, n, lam)
-        in_place = _square_root.is_block(root, n, lam)
-        # The kernels that others wait for go first.
-        stream: torch.cuda.Stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        aside = torch.cuda.Stream(device) if in_place else None  # type: ignore[no-untyped-call]
+        in_place = p > _SMALL
+        stream, aside = streams(device)
 
         def look(root: Root) -> tuple[Root, Tensor, Tensor, Ridge | None]:
             root = root._replace(W=follow(linear, root.W))
             ridge = None
-            if in_place:
+            if in_place and count:
                 with beside(aside):
-                    at = _square_root.coordinates(p, count, replay.cursor, device) if count else None
-                    ridge = learn_ridge(root, *settings[:2], at, replay.prior)
+                    at = _square_root.coordinates(p, count, replay.cursor, device)
+                    ridge = learn_ridge(root, *settings, at)
             F, E = _square_root.whiten(root, self.Phi, self.Y)
             norms = torch.stack([torch.linalg.vector_norm(part) for part in (F, E, root.W)])
             self.norms.copy_(norms, non_blocking=True)
-            together(aside)
+            if ridge is not None:
+                together(aside)
             return root, F, E, ridge
 
         def learn(root: Root, F: Tensor, E: Tensor, ridge: Ridge | None) -> Root:
@@ -201,15 +215,13 @@ class Replay:
                 self._occurrences.clear()
             self._occurrences[key] = self._occurrences.get(key, 0) + 1
             waits = (
-                self._disabled
-                or torch.cuda.is_current_stream_capturing()
-                or not is_worth_recording(len(self.ridge), n, lam)
+                self._disabled or torch.cuda.is_current_stream_capturing() or not is_worth_recording(self.root, n, lam)
             )
             if waits or self._occurrences[key] < _SEEN or not self._has_room():
                 return None
             try:
                 here, off = torch.cuda.device(self.prior.device), torch.autocast("cuda", enabled=False)
-                with torch.inference_mode(False), torch.no_grad(), here, off:
+                with _recording, torch.inference_mode(False), torch.no_grad(), here, off:
                     self._fix_addresses()
                     recording = Recording(self, n, lam)
             except RuntimeError as error:
