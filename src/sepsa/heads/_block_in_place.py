@@ -32,7 +32,7 @@ class Rows(NamedTuple):
 
     g: Tensor  # (p, r)
     x: Tensor  # (r, m)
-    fall: Tensor  # (m,): by which the objective rises less than by the squares of E
+    rise: Tensor  # (m,): of the objective at its minimum
 
 
 class Ridge(NamedTuple):
@@ -102,9 +102,9 @@ def learn_block(
             torch.mm(F.T @ ridge.rows.g, ridge.u, out=mine).addmm_(F.T, T, beta=-1, alpha=scale)
     new = gain_and_solution(F, E, out=G[:, c:])
     together(aside)
-    left, x, energy = root.left, new.x, lam * root.energy + new.fall
+    left, x, energy = root.left, new.x, lam * root.energy + new.rise
     if ridge is not None:
-        left, x, energy = ridge.left, torch.cat([ridge.rows.x, x]), energy + ridge.rows.fall
+        left, x, energy = ridge.left, torch.cat([ridge.rows.x, x]), energy + ridge.rows.rise
     W = torch.addmm(root.W, x.T, U)
     T.addmm_(G, U, beta=scale, alpha=-1)
     return Root(T, W, None, energy, left, root.whole and ridge is None)

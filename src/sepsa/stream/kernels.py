@@ -24,7 +24,7 @@ from sepsa.heads._jit import cached
 
 # The order of sums may change; NaN and Inf keep their meaning, for they tell of a diverged body.
 _OPTIONS: Any = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy", "nogil": True}
-_inner = njit(**_OPTIONS)
+_inner = njit(forceinline=True, **_OPTIONS)  # their calls would hand over seven numbers an array
 _kernel = cached(**_OPTIONS)
 
 # A value this close to a constant, relatively, is that constant.
