@@ -774,6 +774,7 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
                         S[L[head_at(L, h) + 3] + H_LOSS] += share * loss
                 weigh_heads(S, L, opt[O_POWER], counts[C_EVIDENCE], counts)
             leverage = 0.0
+            known = size == 1 and not rescaled  # whether `answers` has what the heads say when they have learned
             for h in range(heads):
                 if heads > 1:  # views of the only head are there already
                     W, numbers = head_weights(S, L, h), head_numbers(S, L, h)
@@ -804,11 +805,15 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
                             alpha = learn_row(U, D, W, energy, seen, 0, e, omega, b[:p])
                             if h == counts[C_BEST]:
                                 leverage = (alpha - 1.0) / omega
+                            if size == 1:  # what the head says now: of its error 1/α is left
+                                for k in range(m):
+                                    answers[h * m + k] += e[k] - e[k] / alpha
                 # RLS.restored_per_update; of several heads each restores a coordinate only as often as it must, so that
                 # none loses more than half its ridge.
                 need = -p * math.log2(lam) if lam < 1.0 else 0.0
                 if lam < 1.0 and (heads == 1 or need >= 1.0 or counts[C_STEPS] % math.floor(1.0 / need) == 0.0):
                     count = p if size > 1 and 4 * size >= p else min(p, math.ceil(need))
+                    known = False
                     cursor = int(numbers[H_CURSOR])
                     numbers[H_CURSOR] = restore(
                         U, D, W, energy, prior, ridge_left, ridge, cursor, count, unit[:p], e, b[:p]
@@ -834,9 +839,10 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
                             continue
                         if heads > 1:
                             W = head_weights(S, L, h)
-                        answer(W, seen_by(phis[i], L, h, hidden, d), e, 0)
+                        if not known:
+                            answer(W, seen_by(phis[i], L, h, hidden, d), answers, h * m)
                         for k in range(m):
-                            off = e[k] - Y[at + i, k]
+                            off = answers[h * m + k] - Y[at + i, k]
                             if robust:
                                 limit = plausible_error(error, k)
                                 off = min(max(off, -limit), limit)
