@@ -43,7 +43,7 @@ _SEEN, _AGAIN, _KEPT, _RESTED = 3, 32, 4, 256
 _SMALL = 2048
 
 
-_recording = threading.Lock()  # of one at a time, on streams that all share
+_one_at_a_time = threading.Lock()  # records, on streams that all share
 
 
 @functools.cache
@@ -221,7 +221,7 @@ class Replay:
                 return None
             try:
                 here, off = torch.cuda.device(self.prior.device), torch.autocast("cuda", enabled=False)
-                with _recording, torch.inference_mode(False), torch.no_grad(), here, off:
+                with _one_at_a_time, torch.inference_mode(False), torch.no_grad(), here, off:
                     self._fix_addresses()
                     recording = Recording(self, n, lam)
             except RuntimeError as error:

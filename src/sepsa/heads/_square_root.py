@@ -75,11 +75,6 @@ def whiten(root: Root, Phi: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
     return root.T @ Phi.T, torch.addmm(Y, Phi, root.W.T, alpha=-1)
 
 
-def rotate(T: Tensor, f: Tensor, g: Tensor, u: Tensor) -> Tensor:
-    """T <- (I - βffᵀ)T, β = 1/(g + √g), for g = 1 + fᵀf and u = fᵀT."""
-    return torch.addr(T, f * (-1 / (g + g.sqrt())), u)
-
-
 def potter(root: Root, f: Tensor, e: Tensor) -> Root:
     """Equations 17 and 18 for one row (Potter): f = Th (p,), e = y - Wh (m,).
 
@@ -88,7 +83,7 @@ def potter(root: Root, f: Tensor, e: Tensor) -> Root:
     g = 1 + f @ f
     u = f @ root.T  # Bh
     e_over_g = e / g
-    T = rotate(root.T, f, g, u)  # (18)
+    T = torch.addr(root.T, f * (-1 / (g + g.sqrt())), u)  # (18)
     W = torch.addr(root.W, e_over_g, u)  # (17): B_k h = Bh/g
     return root._replace(T=T, W=W, energy=root.energy + e * e_over_g, gram=None)
 
@@ -111,8 +106,8 @@ def gain(F: Tensor, C: Tensor) -> Tensor:
     return F @ V
 
 
-def andrews(T: Tensor, F: Tensor, U: Tensor, C: Tensor, scale: float = 1.0, out: Tensor | None = None) -> Tensor:
-    """T <- scale T - F(C + I)⁻ᵀC⁻¹U with U = scale FᵀT and CCᵀ = I + FᵀF (Andrews). `out` may be T.
+def andrews(T: Tensor, F: Tensor, U: Tensor, C: Tensor, scale: float = 1.0) -> Tensor:
+    """T <- scale T - F(C + I)⁻ᵀC⁻¹U with U = scale FᵀT and CCᵀ = I + FᵀF (Andrews).
 
     F is that of scale T, and TᵀT is then (A + ΦᵀΦ)⁻¹ for the A of scale T.
     """
@@ -123,7 +118,7 @@ def andrews(T: Tensor, F: Tensor, U: Tensor, C: Tensor, scale: float = 1.0, out:
         V = torch.linalg.solve_triangular(C, U, upper=False)
         one = torch.eye(r, dtype=C.dtype, device=C.device)
         left, right = F, torch.linalg.solve_triangular((C + one).T, V, upper=True)
-    return torch.addmm(T, left, right, beta=scale, alpha=-1, out=out)
+    return torch.addmm(T, left, right, beta=scale, alpha=-1)
 
 
 def block(root: Root, F: Tensor, E: Tensor, scale: float = 1.0, large: bool = False) -> Root:

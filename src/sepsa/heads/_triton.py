@@ -2,13 +2,8 @@
 
 One sample: f = Th, then all the rest in the columns of T and W, two kernels.
 
-A block of n samples, in the letters of `_square_root`: C = I + FᵀF is inverted by sweeping its pivots two at a time.
-With Q the pivots, D = C_QQ and V = C_Q., after which V_Q is replaced by -I, a sweep is
-
-    C <- C with the rows and columns Q set to zero, minus VᵀD⁻¹V
-
-and when all pivots are swept C holds minus its inverse. No entry is a difference that should have been a product, and
-nothing is left to substitute back. The new W = W + (C⁻¹E)ᵀFᵀT is all that the forward pass waits for: three kernels.
+A block of n samples, in the letters of `_square_root`: C = I + FᵀF, X = C⁻¹E, and the new W = W + XᵀFᵀT is all that the
+forward pass waits for: three kernels. Near the identity X is iterated, elsewhere C is inverted by sweeps.
 T's own update, which nothing reads before the next block, is left to `_triton_finish`, to run beside the backward pass.
 
 Triton comes with torch's CUDA builds; this module is imported only when a head on a GPU learns inside a graph.

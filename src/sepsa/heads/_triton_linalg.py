@@ -29,7 +29,12 @@ def tile_of(C, stride, n, row, column, SIZE: tl.constexpr):
 def sweep(A, buffer, count, SIZE: tl.constexpr):
     """-A⁻¹ of a symmetric A whose rows from `count` on are the identity's, or the same with those of them unswept.
 
-    Also the smallest pivot: above 0 where A is positive definite.
+    With Q two pivots, D = A_QQ and V = A_Q., after which V_Q is replaced by -I, a sweep is
+
+        A <- A with the rows and columns Q set to zero, minus VᵀD⁻¹V
+
+    No entry is a difference that should have been a product, and nothing is left to substitute back. Also returns the
+    smallest pivot: above 0 where A is positive definite.
     """
     i, j = tl.arange(0, SIZE), tl.arange(0, SIZE)
     least = tl.full((), float("inf"), A.dtype)
