@@ -22,9 +22,13 @@ from sepsa.heads.self_tuning import SelfTuningRLS
 AUTO = {"ridge": "auto", "forgetting": "auto"}
 
 
-@pytest.fixture(params=["numpy", "torch"], autouse=True)
+@pytest.fixture(params=["numba", "numpy", "torch"], autouse=True)
 def path(request, monkeypatch):
-    """Both ways to factorize: a CPU with small p would only ever see NumPy's."""
+    """All ways to factorize: a CPU with small p would only ever see the compiled one."""
+    if request.param == "numba":
+        pytest.importorskip("numba")
+    else:
+        monkeypatch.setattr(self_tuning, "_NUMBA_LIMIT", 0)
     if request.param == "torch":
         monkeypatch.setattr("sepsa.heads._candidates._NUMPY_LIMIT", 0)
 
@@ -401,3 +405,39 @@ def test_it_drops_into_sepsa(base):
     optimizer.learn(x[16:32], y[16:32])
     pairs = zip(model.parameters(), copied.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("settings", [{}, {"ridge": 0.5}, {"forgetting": 0.9}], ids=["both", "forgetting", "ridge"])
+@pytest.mark.parametrize(
+    ("k", "m", "bias", "n"), [(1, 1, False, 1), (9, 2, True, 1), (30, 3, True, 12), (95, 1, True, 8)]
+)
+def test_the_compiled_update_is_that_of_torch(settings, k, m, bias, n, monkeypatch):
+    pytest.importorskip("numba")
+    torch.manual_seed(0)
+    linear = nn.Linear(k, m, bias=bias)
+    one, two = SelfTuningRLS(**settings).bind(linear), SelfTuningRLS(**settings).bind(copy.deepcopy(linear))
+    X, Y = torch.randn(8, k), torch.randn(8, m)
+    held = 0
+    for i in range(40):
+        rows = torch.randint(8, (n,))
+        features = X[rows] + 0.01 * i  # they move, and the samples come again
+        for solver, limit, backend in ((one, 96, "numba"), (two, 0, "torch")):
+            monkeypatch.setattr(self_tuning, "_NUMBA_LIMIT", limit)
+            assert solver.backend == backend
+            solver.update(features, Y[rows], identity=X[rows])
+        held += 0 if one.held_out is None else int(one.held_out.sum())
+    assert held  # some were scored as if they had never been learned
+    for name in ("M", "N", "W", "factor", "score"):
+        mine, theirs = getattr(one._state, name), getattr(two._state, name)
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9, msg=lambda m, name=name: f"{name}: {m}")
+    assert one._state[5:] == two._state[5:]
+    torch.testing.assert_close(linear.weight, two.linear.weight)
+
+
+def test_what_rounding_makes_indefinite_is_learned_all_the_same():
+    linear = nn.Linear(3, 1, bias=False)
+    solver = SelfTuningRLS(ridge=1e-30, forgetting="auto").bind(linear)
+    x = 1e8 * torch.ones(4, 3)
+    for _ in range(3):
+        solver.update(x, torch.ones(4, 1))
+    torch.testing.assert_close(linear(x), torch.ones(4, 1), rtol=1e-3, atol=1e-3)

@@ -38,6 +38,8 @@ CERTAINTY = 0.5
 OUTLIER = 4.0
 # Below this share of the targets' mean square errors are as good as none.
 EXACT = 1e-6
+# What is left of 1 - λ^age φᵀA⁻¹φ, where the features have moved since, is at least this.
+LEAST = 0.1
 # Up to this p, NumPy's Cholesky factors of several matrices cost less than torch's, which starts threads for them.
 _NUMPY_LIMIT = 64
 
@@ -188,7 +190,7 @@ def scored(grid: Grid, state: Candidates, Phi: Tensor, Y: Tensor, size: float, f
         leverage = torch.linalg.solve_triangular(state.factor, known, upper=False).square().sum(1)
         copies = Phi.new_tensor([[lam**age for age in found.ages] for lam, _ in grid.settings])
         # The features have moved since, so the difference may come out at zero or below.
-        errors[:, held] /= (1 - copies * leverage).clamp(min=0.1) ** 2
+        errors[:, held] /= (1 - copies * leverage).clamp(min=LEAST) ** 2
     if seen := float(score[-1, -1]):
         usual = max(float(score[:-1, -1].min()) / seen, EXACT * size / (m * n))
         errors = errors.clamp(0, OUTLIER * usual)
@@ -196,16 +198,24 @@ def scored(grid: Grid, state: Candidates, Phi: Tensor, Y: Tensor, size: float, f
     return torch.addmm(score, Q, Q.T, beta=FADING**n)
 
 
+def learned(
+    grid: Grid, state: Candidates, basis: Tensor, X: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """M, N, W and the factors with the samples X learned."""
+    M, N = grown(grid, state, basis, X)
+    return M, N, *solve(grid, M, N, scale)
+
+
 def grown(grid: Grid, state: Candidates, basis: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
     """M and N with these samples learned."""
     n, p = len(X), basis.shape[1]
-    lam = X.new_tensor(grid.lambdas)[:, None, None]
+    lambdas = grid.lambdas
+    lam = X.new_tensor(lambdas)[:, None, None]
+    start, count = torch.tensor([state.cursors, [restored(p, n, value) for value in lambdas]], device=X.device)
+    ahead = (torch.arange(p, device=X.device) - start[:, None]) % p
     N = lam * state.N
-    for i, (value, start) in enumerate(zip(grid.lambdas, state.cursors, strict=True)):
-        end = start + restored(p, n, value)  # the coordinates in between get back what they lack
-        for turn in [slice(start, end), slice(0, end - p)][: (end > start) + (end > p)]:
-            N[i, :, turn] += (1 - N[i, 0, turn]) * basis[:, turn]
-    return lam * state.M + X.T @ X, N
+    lacks = torch.where(ahead < count[:, None], 1 - N[:, 0], 0.0)  # of the coordinates whose turn it is
+    return lam * state.M + X.T @ X, torch.addcmul(N, lacks[:, None], basis)
 
 
 def solve(grid: Grid, M: Tensor, N: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -214,12 +224,19 @@ def solve(grid: Grid, M: Tensor, N: Tensor, scale: float) -> tuple[Tensor, Tenso
     return torch.cholesky_solve(aim.mT, factor).mT, factor
 
 
+def factored(grid: Grid, state: Candidates) -> Tensor:
+    """The factors of a state as the update that made it left them, to the bit."""
+    return factors(grid, state.M, state.N, state.scale)[0]
+
+
 def factors(grid: Grid, M: Tensor, N: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """The Cholesky factors (J, p, p) of every A, and C + r G (J, m, p), which is WA."""
-    of, p = grid.of, N.shape[2]
+    p = N.shape[2]
     m = M.shape[1] - p
-    ridge = N[of, : m + 1] * ridges(grid, scale, N)
-    A, aim = M[of, :p, :p], M[of, p:, :p] + ridge[:, 1:]
+    of = torch.tensor(grid.of, device=M.device)
+    each = M.index_select(0, of)
+    ridge = N[:, : m + 1].index_select(0, of) * ridges(grid, scale, N)
+    A, aim = each[:, :p, :p], each[:, p:, :p] + ridge[:, 1:]
     diagonal = A.diagonal(dim1=1, dim2=2)
     diagonal.add_(ridge[:, 0])
     factor = cholesky(A)

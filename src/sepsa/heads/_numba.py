@@ -38,8 +38,8 @@ from sepsa.heads._square_root import (
 )
 
 # Not "nnan" and "ninf": the kernels look for NaN and Inf.
-_OPTIONS: Any = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
-_inner = njit(**_OPTIONS)
+OPTIONS: Any = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
+_inner = njit(**OPTIONS)
 
 # What a call says: learned, not finite, or too large for products, which the QR route takes.
 LEARNED, NOT_FINITE, TOO_LARGE = range(3)
@@ -279,7 +279,7 @@ def sizes(p: int, m: int) -> tuple[tuple[int, int], ...]:
     return *state, (m, p), (1, p), (p, p), (p + m, p), (p, p), (m, p), (5, max(p, m))  # prior, ridge, gram, Z, C, D
 
 
-@cached(**_OPTIONS)
+@cached(**OPTIONS)
 def update(memory, rows, weight, bias, x, y, lam, samples, count):
     """Learn the rows Φ (n, p), Y (n, m), already scaled by the roots of their weights, which sum to `samples`.
 

@@ -44,9 +44,8 @@ class Lookup(NamedTuple):
         """Which of n rows are held out, as booleans; None where none is."""
         if not self.held:
             return None
-        mask = torch.zeros(n, dtype=torch.bool, device=device)
-        mask[self.held] = True
-        return mask
+        held = set(self.held)
+        return torch.tensor([row in held for row in range(n)], device=device)
 
 
 def look_up(

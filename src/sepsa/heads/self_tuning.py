@@ -5,6 +5,7 @@ This file keeps the state; the mathematics is in `_candidates`, and `_repeats` t
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import zlib
 from collections.abc import Hashable
@@ -37,6 +38,8 @@ START = (1.0, 3.0)  # the candidate that is active before any has made a differe
 # What is remembered: so many held-out samples, of a data set ten times as large, and so many changes of the choice.
 _SEEN_LIMIT = 2**17
 _HISTORY_LIMIT = 1000
+# Above this p LAPACK's Cholesky factors cost less than compiled loops and no calls.
+_NUMBA_LIMIT = 96
 
 
 class SelfTuningRLS(NormalPosterior):
@@ -103,6 +106,9 @@ class SelfTuningRLS(NormalPosterior):
         state = self._ready()
         new, tuned = read_candidates(state_dict, state, Tuned(self._grid, self._prior, self._salt, self._seen))
         basis = basis_of(tuned.prior)
+        factor = self._backend().factored(tuned.grid, new) if new.steps else None
+        if factor is not None:
+            new = new._replace(factor=factor)
 
         def write() -> None:
             self._grid, self._prior, self._salt, self._seen = tuned
@@ -133,6 +139,13 @@ class SelfTuningRLS(NormalPosterior):
             store(owned_head("RLS", self.linear), head)
 
         commit(write)
+
+    @property
+    def backend(self) -> str:
+        """What computes an update: "numba", one compiled call, or "torch"."""
+        p, prior = self._prior.shape[1], self._prior
+        fits = prior.device.type == "cpu" and prior.dtype == torch.float64 and p <= _NUMBA_LIMIT
+        return "numba" if fits and importlib.util.find_spec("numba") is not None else "torch"
 
     def __getstate__(self) -> dict[str, Any]:
         if self.linear is not None:
@@ -299,21 +312,20 @@ class SelfTuningRLS(NormalPosterior):
             state = _candidates.moved(state, moved)
         scale = state.scale or _candidates.power_of_ten(math.sqrt(size / (n * linear.in_features))) ** 2
         new = state._replace(
-            score=_candidates.scored(self._grid, state, Phi, Y, target_size, found),
+            score=self._backend().scored(self._grid, state, Phi, Y, target_size, found),
             scale=scale,
             first=found.first_code,
             unrepeated=found.unrepeated,
         )
-        learning = len(found.held) < n
+        learning, held_out = len(found.held) < n, found.mask(n, features.device)
         names: list[int] = []
         if learning:
-            if found.held:
-                X[found.held] = 0
+            if held_out is not None:
+                X.masked_fill_(held_out[:, None], 0)
                 lost = len(found.held) if sample_weight is None else sample_weight.reshape(-1)[found.held].sum()
                 total -= float(lost)
-            M, N = _candidates.grown(self._grid, state, self._basis, X)
-            W, factor = _candidates.solve(self._grid, M, N, scale)
-            if not bool(W.isfinite().all()):
+            M, N, W, factor = self._learned(state, X, scale)
+            if not math.isfinite(float(W.abs().max())):
                 return False
             turns = (restored(p, n, lam) for lam in self._grid.lambdas)
             names = found.first_seen[: max(0, _SEEN_LIMIT - state.seen)]
@@ -332,9 +344,9 @@ class SelfTuningRLS(NormalPosterior):
         if new.history[-1][1] != active:
             new = new._replace(history=(*new.history, (new.steps, active))[-_HISTORY_LIMIT:])
         head = new.W[active].to(linear.weight.dtype)
-        if not bool(head.isfinite().all()):
+        if not math.isfinite(float(head.abs().max())):
             return False
-        held_out, before = found.mask(n, features.device), self._state
+        before = self._state
 
         def write() -> None:
             self._seen.update(dict.fromkeys(names, new.steps))
@@ -345,6 +357,18 @@ class SelfTuningRLS(NormalPosterior):
         if learning and before.steps % _health.EVERY == 0:
             self._recent.note(Phi, before.W[before.active], before.steps)
         return True
+
+    def _backend(self) -> Any:
+        if self.backend == "torch":
+            return _candidates
+        from sepsa.heads import _numba_candidates
+
+        return _numba_candidates
+
+    def _learned(self, state: Candidates, X: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """M, N, W and the factors of all candidates with the samples X learned."""
+        new = self._backend().learned(self._grid, state, self._basis, X, scale)
+        return _candidates.learned(self._grid, state, self._basis, X, scale) if new is None else new
 
     # ------------------------------------------------------------------ learning inside a CUDA graph
 
