@@ -124,6 +124,7 @@ def numbers(grid: Grid, scale: float, p: int) -> Numbers:
 
 def scored(grid: Grid, state: Candidates, Phi: Tensor, Y: Tensor, size: float, found: Lookup) -> Tensor:
     """The same as `_candidates.scored`."""
+    announce_compilation(score_rows, "the scores of a self-tuning head")
     rows = range(len(Phi)) if found.scored is None else found.scored
     if not rows:
         return state.score
