@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -61,6 +62,10 @@ def main(folder):
             path.with_suffix(".part").replace(path)
     end = {"end": ranks.state(model), "undisturbed": undisturbed(data), "steps": optimizer.solver.steps}
     torch.save(end, folder / f"end-{rank}.pt")
+    # The group before its reducers would go with the last of those, which waits for gloo's threads with the
+    # interpreter's lock, and one of them may wait for that.
+    del model, optimizer, ddp
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -6,6 +6,7 @@ Every case trains the model of `network()` and returns what the test compares wi
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import sys
 import traceback
@@ -427,6 +428,7 @@ def main(rank, world, folder):
     }
     torch.save(results, folder / f"{world}-{rank}.pt")
     dist.barrier()
+    gc.collect()  # no reducer may be left: see elastic.py
     dist.destroy_process_group()
 
 
