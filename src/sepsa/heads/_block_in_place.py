@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sepsa.heads._square_root import Coordinates, Root, count_of, lacking, ridge_rows
+from sepsa.heads._square_root import Coordinates, Root, count_of, inverses, lacking, ridge_rows
 
 # Products of other numbers of rows are slow on a GPU.
 _ROWS = 16
@@ -61,9 +61,7 @@ def gain_and_solution(F: Tensor, E: Tensor, out: Tensor | None = None) -> Rows:
     """g, in `out` where there is one, and x of rows F (p, r) with the residuals E (r, m)."""
     one = torch.eye(F.shape[1], dtype=F.dtype, device=F.device)
     M = torch.addmm(one, F.T, F)
-    C = torch.linalg.cholesky_ex(M).L
-    J = torch.linalg.solve_triangular(C, one, upper=False)
-    V = torch.linalg.solve_triangular((C + one).T, J, upper=True)
+    J, V = inverses(torch.linalg.cholesky_ex(M).L)
     whitened = J @ E
     x = J.T @ whitened
     # An inverse leaves an error of eps cond(M) also along the largest eigenvectors of M, where F would multiply it.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sepsa.heads import _candidates
 from sepsa.heads._affine import bias_bounds, store
 from sepsa.heads._affine import rows as with_ones
-from sepsa.heads._candidates import CERTAINTY, EXACT, FADING, OUTLIER, Candidates, Grid
+from sepsa.heads._candidates import CERTAINTY, EXACT, FADING, LEAST, OUTLIER, Candidates, Grid
 from sepsa.heads._head_memory import HeadMemory, fused_kernels
 from sepsa.heads._repeats import HELD_OUT, UNREPEATED, code_of, name_of
 from sepsa.heads._square_root import restored
@@ -316,7 +316,7 @@ class CapturedCandidates(HeadMemory):
         _, factor = self._solve(now.M, now.N, scale)
         leverage = torch.linalg.solve_triangular(factor, Phi.T.expand(J, p, n), upper=False).square().sum(1)
         copies = self.forgettings.to(dtype)[:, None] ** ages
-        errors = torch.where(held, errors / (1 - copies * leverage).clamp(min=0.1).square(), errors)
+        errors = torch.where(held, errors / (1 - copies * leverage).clamp(min=LEAST).square(), errors)
         seen = now.score[-1, -1]
         size = torch.where(scored[:, None], Y, 0).square().sum()
         usual = torch.maximum(now.score[:-1, -1].min() / seen, EXACT * size / (m * count.clamp(min=1)))

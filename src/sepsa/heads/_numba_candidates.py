@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sepsa.heads import _candidates
 from sepsa.heads._candidates import EXACT, FADING, LEAST, OUTLIER, Candidates, Grid, ridges
 from sepsa.heads._jit import announce_compilation, cached
 from sepsa.heads._numba import OPTIONS, backward_row, cholesky, forward_row
@@ -118,6 +119,7 @@ class Numbers(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def numbers(grid: Grid, scale: float, p: int) -> Numbers:
+    """Made once for a head, whose scale stays."""
     ridge = ridges(grid, scale, torch.empty(1, 1, p, dtype=torch.float64))
     return Numbers(np.array(grid.lambdas), np.array(grid.of), ridge[:, 0].numpy())
 
@@ -138,25 +140,27 @@ def scored(grid: Grid, state: Candidates, Phi: Tensor, Y: Tensor, size: float, f
 
 def learned(
     grid: Grid, state: Candidates, basis: Tensor, X: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """M, N, W and the factors with the samples X learned; None where the route of torch must make up for rounding."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same as `_candidates.learned`, which makes up for rounding where some A is not positive definite."""
     announce_compilation(update, "the update of a self-tuning head")
     p, lambdas = state.N.shape[2], numbers(grid, scale, state.N.shape[2]).lambdas
     counts = np.array([restored(p, len(X), lam) for lam in grid.lambdas])
-    return _updated(grid, state, basis, X, scale, lambdas, counts)
+    new = _updated(grid, state, basis, X, scale, lambdas, counts)
+    return _candidates.learned(grid, state, basis, X, scale) if new is None else new
 
 
-def factored(grid: Grid, state: Candidates) -> Tensor | None:
-    """The factors of a state as the update that made it left them, to the bit."""
+def factored(grid: Grid, state: Candidates) -> Tensor:
+    """The same as `_candidates.factored`."""
     L, size = state.M.shape[:2]
     basis, none = state.N.new_zeros(state.N.shape[1:]), state.M.new_zeros(0, size)
     new = _updated(grid, state, basis, none, state.scale, np.ones(L), np.zeros(L, dtype=np.int64))
-    return None if new is None else new[3]
+    return _candidates.factored(grid, state) if new is None else new[3]
 
 
 def _updated(
     grid: Grid, state: Candidates, basis: Tensor, X: Tensor, scale: float, lambdas: Any, counts: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """M, N, W and the factors after `update`; None where some A is not positive definite."""
     fixed = numbers(grid, scale, state.N.shape[2])
     new = tuple(part.new_empty(part.shape) for part in (state.M, state.N, state.W, state.factor))
     given = map(array, (state.M, state.N, basis, X))

@@ -188,7 +188,6 @@ def read_candidates(state: Any, like: Candidates, settings: Tuned) -> tuple[Cand
         size = W.abs().amax((1, 2)) * factor.square().sum((1, 2)) + aim.abs().amax((1, 2))
         if not bool(((WA - aim).abs() <= 1e-6 * size[:, None, None]).all()):
             raise damaged("W", "the weights that M and N determine", "others")
-        new = new._replace(factor=factor)
     return new, Tuned(grid, tensors["prior"], state["salt"], seen)
 
 

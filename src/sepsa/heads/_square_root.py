@@ -98,12 +98,11 @@ def factor(F: Tensor, large: bool = False) -> Tensor:
     return C
 
 
-def gain(F: Tensor, C: Tensor) -> Tensor:
-    """F(C + I)⁻ᵀC⁻¹ (p, r) for a lower C (r, r)."""
+def inverses(C: Tensor) -> tuple[Tensor, Tensor]:
+    """C⁻¹ and (C + I)⁻ᵀC⁻¹ for a lower C."""
     one = torch.eye(len(C), dtype=C.dtype, device=C.device)
-    V: Tensor = torch.linalg.solve_triangular(C, one, upper=False)
-    V = torch.linalg.solve_triangular((C + one).T, V, upper=True)
-    return F @ V
+    inverse = torch.linalg.solve_triangular(C, one, upper=False)
+    return inverse, torch.linalg.solve_triangular((C + one).T, inverse, upper=True)
 
 
 def andrews(T: Tensor, F: Tensor, U: Tensor, C: Tensor, scale: float = 1.0) -> Tensor:
@@ -113,7 +112,7 @@ def andrews(T: Tensor, F: Tensor, U: Tensor, C: Tensor, scale: float = 1.0) -> T
     """
     r = len(C)
     if U.shape[1] >= 2 * r:  # products with an inverse cost less than solving for so many columns
-        left, right = gain(F, C), U
+        left, right = F @ inverses(C)[1], U
     else:
         V = torch.linalg.solve_triangular(C, U, upper=False)
         one = torch.eye(r, dtype=C.dtype, device=C.device)

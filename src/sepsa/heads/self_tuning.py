@@ -106,9 +106,8 @@ class SelfTuningRLS(NormalPosterior):
         state = self._ready()
         new, tuned = read_candidates(state_dict, state, Tuned(self._grid, self._prior, self._salt, self._seen))
         basis = basis_of(tuned.prior)
-        factor = self._backend().factored(tuned.grid, new) if new.steps else None
-        if factor is not None:
-            new = new._replace(factor=factor)
+        if new.steps:
+            new = new._replace(factor=self._backend().factored(tuned.grid, new))
 
         def write() -> None:
             self._grid, self._prior, self._salt, self._seen = tuned
@@ -298,7 +297,7 @@ class SelfTuningRLS(NormalPosterior):
     def _learn(
         self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None, found: Lookup
     ) -> bool:
-        state, p = self._state, self._prior.shape[1]
+        state, p, backend = self._state, self._prior.shape[1], self._backend()
         Phi, Y, total = samples(linear, features, targets, sample_weight, self._prior.dtype)
         n = len(Phi)
         X = torch.cat([Phi, Y], 1)
@@ -312,7 +311,7 @@ class SelfTuningRLS(NormalPosterior):
             state = _candidates.moved(state, moved)
         scale = state.scale or _candidates.power_of_ten(math.sqrt(size / (n * linear.in_features))) ** 2
         new = state._replace(
-            score=self._backend().scored(self._grid, state, Phi, Y, target_size, found),
+            score=backend.scored(self._grid, state, Phi, Y, target_size, found),
             scale=scale,
             first=found.first_code,
             unrepeated=found.unrepeated,
@@ -324,7 +323,7 @@ class SelfTuningRLS(NormalPosterior):
                 X.masked_fill_(held_out[:, None], 0)
                 lost = len(found.held) if sample_weight is None else sample_weight.reshape(-1)[found.held].sum()
                 total -= float(lost)
-            M, N, W, factor = self._learned(state, X, scale)
+            M, N, W, factor = backend.learned(self._grid, state, self._basis, X, scale)
             if not math.isfinite(float(W.abs().max())):
                 return False
             turns = (restored(p, n, lam) for lam in self._grid.lambdas)
@@ -359,16 +358,12 @@ class SelfTuningRLS(NormalPosterior):
         return True
 
     def _backend(self) -> Any:
+        """The module whose functions compute an update."""
         if self.backend == "torch":
             return _candidates
         from sepsa.heads import _numba_candidates
 
         return _numba_candidates
-
-    def _learned(self, state: Candidates, X: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """M, N, W and the factors of all candidates with the samples X learned."""
-        new = self._backend().learned(self._grid, state, self._basis, X, scale)
-        return _candidates.learned(self._grid, state, self._basis, X, scale) if new is None else new
 
     # ------------------------------------------------------------------ learning inside a CUDA graph
 
