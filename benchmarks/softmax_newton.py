@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sepsa import SoftmaxNewton
-from sepsa.heads import _softmax_newton
+from sepsa.heads.math import cross_entropy as softmax_newton
 from sepsa.paper.data import load
 
 RIDGE, BATCH, PASSES, POINTS, SEEDS = 1.0, 64, 3, 10, (0, 1, 2)
@@ -86,7 +86,7 @@ def curve(name: str, setting: float, X: Tensor, y: Tensor, least: float, seed: i
     linear = nn.Linear(X.shape[1], 10, dtype=torch.float64)
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
-    _softmax_newton.FADE = setting if name == "SoftmaxNewton" else _softmax_newton.FADE
+    softmax_newton.FADE = setting if name == "SoftmaxNewton" else softmax_newton.FADE
     learner: Adam | Boehning | SoftmaxNewton
     if name == "Adam":
         learner = Adam(linear, setting, len(X))
@@ -123,14 +123,14 @@ def main() -> None:
     best = optimum(X, y)
     least = objective(best, X, y)
     kinds = [("SoftmaxNewton", fade) for fade in FADES] + [("Adam", lr) for lr in LEARNING_RATES] + [("Böhning", 0.0)]
-    default = _softmax_newton.FADE
+    default = softmax_newton.FADE
     rows = []
     for name, setting in kinds:
         curves = [curve(name, setting, X, y, least, seed) for seed in SEEDS]
         rows.append({"method": name, "setting": setting, "excess": np.mean(curves, 0).tolist()})
         rows[-1]["final"] = [values[-1] for values in curves]
         print(f"{name:14} {setting:<6g} excess after {PASSES} passes {np.mean(rows[-1]['final']):.4f}", flush=True)
-    _softmax_newton.FADE = default
+    softmax_newton.FADE = default
 
     def final(row: dict[str, object]) -> float:
         return float(np.mean(row["final"]))

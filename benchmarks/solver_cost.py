@@ -18,9 +18,9 @@ from step_cost import adam_step, network
 from torch import Tensor, nn
 
 from sepsa import RLS, OnlineLBFGS, SepSA
-from sepsa.heads import SlimTik
 from sepsa.heads.softmax import SoftmaxNewton
 from sepsa.paper.networks import fnn
+from sepsa.paper.slimtik import SlimTik
 
 SOLVERS: dict[str, Callable[[], Any]] = {
     "RLS": RLS,

@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton, distributed
-from sepsa.heads import SlimTik
+from sepsa.paper.slimtik import SlimTik
 
 ROWS, STEPS = 24, 50
 LEAVES_WHOLE = "ignored_params" in inspect.signature(fully_shard).parameters  # not in torch 2.6

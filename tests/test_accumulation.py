@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton
-from sepsa.heads import SlimTik
+from sepsa.paper.slimtik import SlimTik
 
 
 @pytest.fixture(params=["numba", "torch"], autouse=True)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from reference import ridge_regression, ridges, with_ones
 from sepsa import RLS, OnlineLBFGS, SepSA, SoftmaxNewton, distributed
-from sepsa.heads import _square_root
+from sepsa.heads.math import least_squares
 from third_party import CapturableLMS
 
 pytestmark = [
@@ -142,7 +142,7 @@ def assert_alike(one, two, tolerance=2e-4):
 @pytest.mark.parametrize("n", [1, 8])
 @pytest.mark.parametrize("forgetting", [1.0, 0.95])
 def test_a_captured_step_is_the_eager_step(base, n, forgetting, compile, monkeypatch):
-    monkeypatch.setattr(_square_root, "restored", lambda p, n, lam: _square_root.rotation(p, lam))  # as a graph does
+    monkeypatch.setattr(least_squares, "restored", lambda p, n, lam: least_squares.rotation(p, lam))  # as a graph does
     (model, optimizer), (twin, plain) = pair(base, forgetting)
     if n == 1:
         model.eval(), twin.eval()
@@ -264,7 +264,7 @@ def test_one_sample_on_the_device_equals_update(k, m, bias, dtype, features, for
 @pytest.mark.parametrize("finish", [True, False])
 @pytest.mark.parametrize("forgetting", [1.0, 0.999])
 def test_a_block_on_the_device_equals_update(k, m, bias, n, features, dtype, finish, forgetting, monkeypatch):
-    monkeypatch.setattr(_square_root, "restored", lambda p, n, lam: _square_root.rotation(p, lam))  # as a graph does
+    monkeypatch.setattr(least_squares, "restored", lambda p, n, lam: least_squares.rotation(p, lam))  # as a graph does
     torch.manual_seed(0)
     linear = nn.Linear(k, m, bias=bias, device="cuda").to(torch.float64 if dtype == torch.float64 else torch.float32)
     settings = {"dtype": dtype, "forgetting": forgetting}
@@ -299,7 +299,7 @@ def test_a_block_on_the_device_equals_update(k, m, bias, n, features, dtype, fin
 @pytest.mark.parametrize("forgetting", [1.0, 0.999])
 def test_a_block_near_the_identity_on_the_device_equals_update(scale, n, k, m, solver, forgetting, monkeypatch):
     """The smaller the features, and the later the block, the nearer is its system to the identity."""
-    monkeypatch.setattr(_square_root, "restored", lambda p, n, lam: _square_root.rotation(p, lam))  # as a graph does
+    monkeypatch.setattr(least_squares, "restored", lambda p, n, lam: least_squares.rotation(p, lam))  # as a graph does
     torch.manual_seed(0)
     linear = nn.Linear(k, m, device="cuda")
     one, two = solver(forgetting=forgetting).bind(linear), solver(forgetting=forgetting).bind(copy.deepcopy(linear))
@@ -365,7 +365,7 @@ SOLVERS = {
 
 @pytest.mark.parametrize("name", SOLVERS)
 def test_every_capturable_solver_is_captured(name, monkeypatch):
-    monkeypatch.setattr(_square_root, "restored", lambda p, n, lam: _square_root.rotation(p, lam))  # as a graph does
+    monkeypatch.setattr(least_squares, "restored", lambda p, n, lam: least_squares.rotation(p, lam))  # as a graph does
     torch.manual_seed(0)
     model = copy.deepcopy(CNN).cuda()
     twin = copy.deepcopy(model)
@@ -657,7 +657,7 @@ def test_a_captured_step_of_the_self_tuning_head_is_the_eager_step(n, compile):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("bias", [True, False])
 def test_recorded_updates_are_those_of_torch(n, k, m, lam, small, dtype, bias, monkeypatch):
-    monkeypatch.setattr("sepsa.heads._replay._SMALL", small)
+    monkeypatch.setattr("sepsa.heads.backends.cuda_graph._SMALL", small)
     torch.manual_seed(0)
     heads = [nn.Linear(k, m, bias=bias, device="cuda", dtype=dtype) for _ in range(2)]
     heads[1].load_state_dict(heads[0].state_dict())
@@ -680,7 +680,7 @@ def test_recorded_updates_are_those_of_torch(n, k, m, lam, small, dtype, bias, m
             two.rollback(kept)
         two.update(x, y, weight)
         with monkeypatch.context() as patch:
-            patch.setattr("sepsa.heads._replay._SEEN", math.inf)  # never
+            patch.setattr("sepsa.heads.backends.cuda_graph._SEEN", math.inf)  # never
             one.update(x, y, weight)
     assert not one._workspace.in_place
     assert two._workspace.in_place
@@ -698,7 +698,7 @@ def test_recorded_updates_are_those_of_torch(n, k, m, lam, small, dtype, bias, m
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("where", ["features", "targets"])
 def test_a_recorded_update_refuses_a_bad_batch_and_changes_nothing(lam, n, k, small, bad, where, monkeypatch):
-    monkeypatch.setattr("sepsa.heads._replay._SMALL", small)
+    monkeypatch.setattr("sepsa.heads.backends.cuda_graph._SMALL", small)
     torch.manual_seed(0)
     linear = nn.Linear(k, 2, device="cuda")
     solver = RLS(forgetting=lam).bind(linear)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, SepSA, SoftmaxNewton
-from sepsa.heads import SlimTik
+from sepsa.paper.slimtik import SlimTik
 
 NAN = float("nan")
 

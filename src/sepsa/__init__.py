@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sepsa import renamed
 from sepsa._version import __version__
 from sepsa.features import FourierFeatures
 from sepsa.heads import RLS, HeadSolver, LogisticNewton, NotFinite, OnlineLBFGS, PerOutput, SoftmaxNewton
@@ -25,6 +26,8 @@ __all__ = [
     "__version__",
     "observe",
 ]
+
+renamed.install()
 
 if TYPE_CHECKING:
     from sepsa.checkpoint import load as load

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sepsa.heads._checks import in_range
+from sepsa.validation import in_range
 
 # Entries of torch's own optimizers and of STORM that have the parameter's shape, and those that are squares.
 _LIKE_PARAMETER = {

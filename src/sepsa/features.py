@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads._checks import at_least, in_range
+from sepsa.validation import at_least, in_range
 
 
 class FourierFeatures(nn.Module):

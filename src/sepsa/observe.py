@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sepsa import distributed, operator
 from sepsa.distributed import is_initialized
 from sepsa.heads import Capturable, CapturableByRow, Forgets, HeadSolver, HoldsOut, LearnsPartly, Revertible
-from sepsa.heads._checks import check_rows, check_weight
+from sepsa.heads.base.checks import check_rows, check_weight
 
 Collection: TypeAlias = Mapping[str, Tensor] | Sequence[Tensor]
 # The class index that torch's losses ignore unless told otherwise.

@@ -33,11 +33,11 @@ try:
     from river.utils import dataframe
 
     from sepsa.checkpoint import Saves, check_stamp, stamp
-    from sepsa.heads._checks import at_least
     from sepsa.stream import _state
     from sepsa.stream.calibration import mixture, project_to_simplex
     from sepsa.stream.engine import Floats
     from sepsa.stream.learner import HUGE, WARM_UP, Learner, is_indicator, moments, reciprocal
+    from sepsa.validation import at_least
 except ModuleNotFoundError as error:
     if (error.name or "").split(".")[0] == "sepsa":
         raise

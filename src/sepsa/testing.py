@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from sepsa.heads.solver import Capturable, HeadSolver, NotFinite
+from sepsa.heads.protocols import Capturable, HeadSolver, NotFinite
 from sepsa.optimizer import SepSA
 
 _K = 6  # features of the heads that are tried

@@ -13,7 +13,7 @@ from torch import nn
 
 from breaking.damage import damages, same, several
 from sepsa import RLS, STORM, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton
-from sepsa.heads.slimtik import SlimTik
+from sepsa.paper.slimtik import SlimTik
 
 K, M, N = 4, 3, 8
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from sepsa.heads._checks import (
+from sepsa.heads.base.checks import (
     affine_parameters,
     check_keys,
     check_positive_definite,

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from sepsa import RLS, OnlineLBFGS, SoftmaxNewton
-from sepsa.heads.slimtik import SlimTik
+from sepsa.paper.slimtik import SlimTik
 from sepsa.testing import difference, interrupt, modes_restored, snapshot
 
 SHORT, LONG = 40, 200

@@ -13,8 +13,8 @@ from torch.nn.functional import one_hot
 from heads.test_adversarial import BATTERY, SHORT, battery
 from heads.test_adversarial import K as BATTERY_WIDTH
 from sepsa import RLS, LogisticNewton, NotFinite, OnlineLBFGS, PerOutput
-from sepsa.heads.slimtik import SlimTik
 from sepsa.heads.softmax import SoftmaxNewton
+from sepsa.paper.slimtik import SlimTik
 from sepsa.testing import CHECKS, Case, difference, not_finite, snapshot
 
 K, M = 6, 3

@@ -15,8 +15,9 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from sepsa import RLS, SepSA
-from sepsa.heads import _candidates, self_tuning
-from sepsa.heads._repeats import Lookup, look_up
+from sepsa.heads import self_tuning
+from sepsa.heads.base.repeated_samples import Lookup, look_up
+from sepsa.heads.math import candidates
 from sepsa.heads.self_tuning import SelfTuningRLS
 
 AUTO = {"ridge": "auto", "forgetting": "auto"}
@@ -30,7 +31,7 @@ def path(request, monkeypatch):
     else:
         monkeypatch.setattr(self_tuning, "_NUMBA_LIMIT", 0)
     if request.param == "torch":
-        monkeypatch.setattr("sepsa.heads._candidates._NUMPY_LIMIT", 0)
+        monkeypatch.setattr("sepsa.heads.math.candidates._NUMPY_LIMIT", 0)
 
 
 def make(k, m=1, bias=True, seed=0, dtype=torch.float64, **options):
@@ -230,15 +231,15 @@ def test_a_held_out_sample_is_scored_as_if_it_had_never_been_learned():
         found = look_up(solver._seen, state.steps, state.first, state.unrepeated, solver._salt, x[:1], y[:1], 1)
         assert found.held == [0]
         assert found.ages == [1]
-        before = state.score * _candidates.FADING
+        before = state.score * candidates.FADING
         Phi = torch.cat([x[:1], torch.ones_like(x[:1, :1])], 1)
-        after = _candidates.scored(solver._grid, state, Phi, y[:1], float(y[:1].square().sum()), found)
+        after = candidates.scored(solver._grid, state, Phi, y[:1], float(y[:1].square().sum()), found)
         for j, (_, r) in enumerate(solver.members):
             without = RLS(ridge=r, forgetting=lam).bind(copy.deepcopy(start))
             without.update(x[:1], y[:1], torch.zeros(1, dtype=torch.float64))
             without.update(x[1:], y[1:])
             error = (without.predict(x[:1]) - y[:1]).square()
-            cap = _candidates.OUTLIER * min(solver.scores.values())
+            cap = candidates.OUTLIER * min(solver.scores.values())
             assert float((after - before)[j, -1]) == pytest.approx(min(float(error), cap), rel=1e-8)
 
 

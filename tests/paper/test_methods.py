@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from sepsa import SepSA, SoftmaxNewton
-from sepsa.heads.slimtik import SlimTik
 from sepsa.paper import methods
 from sepsa.paper.methods import (
     CROSS_ENTROPY,
@@ -24,6 +23,7 @@ from sepsa.paper.methods import (
     Learner,
     build,
 )
+from sepsa.paper.slimtik import SlimTik
 
 TUNING = Path(__file__).resolve().parents[2] / "results" / "tuning.json"
 WITH_HEAD_SOLVER = ("SepSA", "SepSA, no weight decay", "slimTrain", PUBLISHED, TUNED, SELF_TUNING, NEWTON)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sepsa import SepSARegressor
-from sepsa.heads.solver import NotFinite
+from sepsa.heads.protocols import NotFinite
 from sepsa.stream import batch_fit, kernels
 from sepsa.stream.learner import Learner
 

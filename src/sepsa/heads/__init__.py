@@ -1,15 +1,14 @@
 """Head solvers: each owns the curvature of one `nn.Linear` and sets its weights."""
 
-from sepsa.heads._affine import commit
-from sepsa.heads._checks import check_rows
-from sepsa.heads._delta import Delta
+from typing import Any
+
+from sepsa.heads.base.checks import check_rows
+from sepsa.heads.base.parameters import commit
 from sepsa.heads.lbfgs import OnlineLBFGS
 from sepsa.heads.logistic import LogisticNewton
+from sepsa.heads.math.delta import Delta
 from sepsa.heads.per_output import PerOutput
-from sepsa.heads.rls import RLS
-from sepsa.heads.slimtik import SlimTik
-from sepsa.heads.softmax import SoftmaxNewton
-from sepsa.heads.solver import (
+from sepsa.heads.protocols import (
     Capturable,
     CapturableByRow,
     Forgets,
@@ -19,6 +18,8 @@ from sepsa.heads.solver import (
     NotFinite,
     Revertible,
 )
+from sepsa.heads.rls import RLS
+from sepsa.heads.softmax import SoftmaxNewton
 
 __all__ = [
     "RLS",
@@ -34,8 +35,15 @@ __all__ = [
     "OnlineLBFGS",
     "PerOutput",
     "Revertible",
-    "SlimTik",
     "SoftmaxNewton",
     "check_rows",
     "commit",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "SlimTik":
+        raise AttributeError(f"module 'sepsa.heads' has no attribute {name!r}")
+    from importlib import import_module
+
+    return import_module("sepsa.paper.slimtik").SlimTik  # a baseline of the paper; its public name stays here

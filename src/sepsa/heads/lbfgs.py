@@ -1,4 +1,4 @@
-"""The quasi-Newton head: state and interface of the online L-BFGS method that `_quasi_newton` writes out."""
+"""The quasi-Newton head: state and interface of the online L-BFGS method that `quasi_newton` writes out."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa.heads import _affine
-from sepsa.heads._checks import (
-    at_least,
+from sepsa.heads.base import parameters
+from sepsa.heads.base.checks import (
     bias_setting,
     check_dtype,
     check_keys,
@@ -22,14 +21,14 @@ from sepsa.heads._checks import (
     check_state_number,
     check_state_tensor,
     explain_nonfinite,
-    in_range,
     is_integer,
     is_new_head,
     owned_head,
     with_ridges,
 )
-from sepsa.heads._quasi_newton import State, check_consistent, compact, curve, direction, moved, product, remember
-from sepsa.heads._softmax_newton import probabilities_of
+from sepsa.heads.math.cross_entropy import probabilities_of
+from sepsa.heads.math.quasi_newton import State, check_consistent, compact, curve, direction, moved, product, remember
+from sepsa.validation import at_least, in_range
 
 _LOSSES = ("squared", "cross-entropy")
 _BETA = 0.8  # any value from 0.5 to 0.95 does as well
@@ -80,7 +79,7 @@ class OnlineLBFGS:
         """Own the curvature pairs of `linear`; its present weights become the prior mean."""
         if not is_new_head("OnlineLBFGS", self.linear, linear):
             return self
-        W = _affine.join(linear).to(self.dtype)
+        W = parameters.join(linear).to(self.dtype)
         zero = torch.zeros_like(W)
         A = W.new_zeros(2, self.memory, W.numel())
         products = torch.zeros(self.memory, self.memory, dtype=torch.float64)
@@ -133,7 +132,7 @@ class OnlineLBFGS:
             self.__dict__.update(settings)
             self._state, self._compact, self._previous = state, inverse, None
 
-        _affine.commit(write)
+        parameters.commit(write)
 
     def to(self, device: torch.device | str | int) -> OnlineLBFGS:
         """Move the head and its curvature pairs together."""
@@ -144,7 +143,7 @@ class OnlineLBFGS:
     def checkpoint(self) -> Hashable:
         """What `rollback` returns to: cheap, a copy of the head's weights and a reference to the rest."""
         linear = self._ready()
-        return self._state, self._compact, self._previous, _affine.join(linear)
+        return self._state, self._compact, self._previous, parameters.join(linear)
 
     def rollback(self, token: Any) -> None:
         """Undo every update since `checkpoint()` gave this token."""
@@ -153,9 +152,9 @@ class OnlineLBFGS:
 
         def write() -> None:
             self._state, self._compact, self._previous = state, inverse, previous
-            _affine.store(linear, head)
+            parameters.store(linear, head)
 
-        _affine.commit(write)
+        parameters.commit(write)
 
     @property
     def steps(self) -> int:
@@ -223,7 +222,7 @@ class OnlineLBFGS:
         head = "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
         return (
             f"OnlineLBFGS(loss={self.loss_name!r}, memory={self.memory}, ridge={self.ridge:g}, "
-            f"forgetting={self.forgetting:g}{_affine.bias_words(self.bias_ridge)}{head})"
+            f"forgetting={self.forgetting:g}{parameters.bias_words(self.bias_ridge)}{head})"
         )
 
     def _ready(self) -> nn.Linear:
@@ -236,7 +235,7 @@ class OnlineLBFGS:
             def write() -> None:
                 self._state, self._compact, self._previous = state, inverse, None
 
-            _affine.commit(write)
+            parameters.commit(write)
         return linear
 
     # ------------------------------------------------------------------ learning
@@ -272,7 +271,7 @@ class OnlineLBFGS:
     def _learn(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> None:
         state = self._state
         m = linear.out_features
-        Phi, T = _affine.rows(linear, features, self.dtype), targets.detach().reshape(-1, m).to(self.dtype)
+        Phi, T = parameters.rows(linear, features, self.dtype), targets.detach().reshape(-1, m).to(self.dtype)
         n = float(len(Phi))
         if sample_weight is None:
             omega = Phi.new_full((len(Phi), 1), 1 / n)
@@ -281,10 +280,10 @@ class OnlineLBFGS:
             n = float(omega.sum())
             omega = omega / (n or 1.0)
         N = (self.forgetting if self.forgets else 1.0) * state.samples + n
-        lam = _affine.ridges(linear, self.ridge, self.bias_ridge, state.W) / (N or math.inf)
+        lam = parameters.ridges(linear, self.ridge, self.bias_ridge, state.W) / (N or math.inf)
 
         # A head of the solver's dtype holds W itself; in another, W keeps what rounding took from the head.
-        start = _affine.join(linear) if linear.weight.dtype == self.dtype else _affine.follow(linear, state.W)
+        start = parameters.join(linear) if linear.weight.dtype == self.dtype else parameters.follow(linear, state.W)
         W, Z = start, state.Z + (start - state.W)  # zero, unless somebody set the head
         V = torch.lerp(Z, W, _BETA)
         both = Phi @ torch.cat([V, state.s]).T
@@ -334,19 +333,19 @@ class OnlineLBFGS:
 
         def write() -> None:
             self._state, self._compact, self._previous = new, inverse, start
-            _affine.store(linear, head)
+            parameters.store(linear, head)
 
-        _affine.commit(write)
+        parameters.commit(write)
 
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
         """The head's outputs (..., out_features) by W in the solver's dtype; the pairs are too few for a deviation."""
         linear = self._ready()
         check_rows(linear, features)
-        Phi = _affine.rows(linear, features, self.dtype)
+        Phi = parameters.rows(linear, features, self.dtype)
         if not bool(Phi.square().sum().isfinite()):
             raise explain_nonfinite(features, None, linear)
-        outputs = Phi @ _affine.follow(linear, self._state.W).T
+        outputs = Phi @ parameters.follow(linear, self._state.W).T
         return outputs.reshape(*features.shape[:-1], linear.out_features).to(linear.weight.dtype)
 
 

@@ -1,4 +1,4 @@
-"""The head of independent logistic outputs: for each, the online Newton method that `_softmax_newton` writes out."""
+"""The head of independent logistic outputs: for each, the online Newton method that `cross_entropy` writes out."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa.heads import _affine, _partly
-from sepsa.heads._checks import check_labels, check_rows, explain_nonfinite, in_range, is_integer, is_new_head
-from sepsa.heads._newton_head import NewtonHead
-from sepsa.heads._softmax_newton import State, effective_samples, learned
-from sepsa.heads.solver import Posterior
+from sepsa.heads.base import parameters, partial_targets
+from sepsa.heads.base.checks import check_labels, check_rows, explain_nonfinite, is_integer, is_new_head
+from sepsa.heads.base.newton import NewtonHead
+from sepsa.heads.math.cross_entropy import State, effective_samples, learned
+from sepsa.heads.protocols import Posterior
+from sepsa.validation import in_range
 
 IGNORE_INDEX = -100
 
@@ -54,7 +55,7 @@ class LogisticNewton(NewtonHead):
         if not is_new_head("LogisticNewton", self.linear, linear):
             return self
         m, device = linear.out_features, linear.weight.device
-        W = _affine.join(linear).to(torch.float32 if device.type == "mps" else torch.float64)
+        W = parameters.join(linear).to(torch.float32 if device.type == "mps" else torch.float64)
         derived = self._derived(linear, W)
         self._state = State(
             T=torch.diag(1 / derived["ridge"].sqrt()).repeat(m, 1, 1),
@@ -70,7 +71,7 @@ class LogisticNewton(NewtonHead):
 
     def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
         check_count(self.pos_weight, len(W))
-        ridge = _affine.ridges(linear, self.ridge, self.bias_ridge, W)
+        ridge = parameters.ridges(linear, self.ridge, self.bias_ridge, W)
         return {"weights": class_weights(self.pos_weight, W), "ridge": ridge}
 
     def _parts(self, state: State) -> Sequence[State]:
@@ -124,7 +125,7 @@ class LogisticNewton(NewtonHead):
         each = functional.binary_cross_entropy_with_logits(
             outputs, targets.where(~missing, 0), pos_weight=weight, reduction="none"
         )
-        return _partly.mean_loss(each, ~missing, sample_weight)
+        return partial_targets.mean_loss(each, ~missing, sample_weight)
 
     @torch.no_grad()
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
@@ -138,9 +139,9 @@ class LogisticNewton(NewtonHead):
         if is_integer(targets):
             check_labels(linear, features, targets)
             targets = as_numbers(targets, linear.weight, features.shape[:-1])
-        x, y, weight, observed = _partly.rows_of(linear, features, targets, sample_weight)
+        x, y, weight, observed = partial_targets.rows_of(linear, features, targets, sample_weight)
         with torch.autocast(linear.weight.device.type, enabled=False):
-            before = _affine.follow(linear, self._state.W)
+            before = parameters.follow(linear, self._state.W)
             y = y.to(before.dtype)
             omega = (torch.ones_like(y) if observed is None else observed.to(y)) if weight is None else weight.to(y)
             new, fine = self._learned(linear, before, x, y, omega)
@@ -153,7 +154,7 @@ class LogisticNewton(NewtonHead):
 
     def _learned(self, linear: nn.Linear, W: Tensor, x: Tensor, y: Tensor, omega: Tensor) -> tuple[State, Tensor]:
         """The state after an update of every output, and for each whether it may be."""
-        Phi, ridge, dtype = _affine.rows(linear, x, W.dtype), self._state.ridge, linear.weight.dtype
+        Phi, ridge, dtype = parameters.rows(linear, x, W.dtype), self._state.ridge, linear.weight.dtype
         forgetting = self.forgetting if self.forgets else 1.0
 
         def one(state: tuple[Tensor, ...], W: Tensor, t: Tensor, w: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:

@@ -9,10 +9,10 @@ from typing import Any, Generic, Literal, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads import _partly
-from sepsa.heads._affine import commit
-from sepsa.heads._checks import check_keys, check_rows, is_new_head, owned_head
-from sepsa.heads.solver import HeadSolver, HoldsOut, Posterior, Revertible
+from sepsa.heads.base import partial_targets
+from sepsa.heads.base.checks import check_keys, check_rows, is_new_head, owned_head
+from sepsa.heads.base.parameters import commit
+from sepsa.heads.protocols import HeadSolver, HoldsOut, Posterior, Revertible
 
 S = TypeVar("S", bound=HeadSolver)
 
@@ -132,7 +132,7 @@ class PerOutput(Generic[S]):
     def health(self) -> dict[str, float]:
         """The solvers' `health()`, each number as the output has it for which it is worst."""
         self._ready()
-        return _partly.worst([solver.health() for solver in self._each])
+        return partial_targets.worst([solver.health() for solver in self._each])
 
     def __repr__(self) -> str:
         head = "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
@@ -163,7 +163,7 @@ class PerOutput(Generic[S]):
         for _ in outputs.shape:
             loss = torch.func.vmap(loss)  # of one output of one sample each
         each = loss(outputs.reshape(one), targets.where(~missing, 0).reshape(one))
-        return _partly.mean_loss(each, ~missing, sample_weight)
+        return partial_targets.mean_loss(each, ~missing, sample_weight)
 
     @torch.no_grad()
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
@@ -173,7 +173,7 @@ class PerOutput(Generic[S]):
         input an error is raised and nothing changes.
         """
         linear = self._ready()
-        x, y, weight, observed = _partly.rows_of(linear, features, targets, sample_weight)
+        x, y, weight, observed = partial_targets.rows_of(linear, features, targets, sample_weight)
         before = self.checkpoint()
         try:
             linear.weight.detach()[:0].zero_()  # tells autograd that the weight changes, as a compiled update does not

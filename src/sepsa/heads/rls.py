@@ -1,8 +1,7 @@
 """Recursive least squares: the stochastic Newton method of the paper's equations 12-18.
 
-This file keeps the state and decides what runs. The mathematics is in `_square_root`, whose symbols are used here;
-`_numba` has it as one compiled call for heads on a CPU, `_replay` as recorded kernels for heads on a GPU, and `_triton`
-as a few kernels for captured steps there.
+This file keeps the state and decides what runs. The mathematics is in `math.least_squares`, whose symbols are used
+here; `backends` holds the compiled, recorded and captured versions of it.
 """
 
 from __future__ import annotations
@@ -17,21 +16,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa.heads import _checks, _delta, _exact, _health, _square_root
-from sepsa.heads._affine import bias_words, commit, follow, join, ridges, samples, start, store
-from sepsa.heads._captured import CapturedState
-from sepsa.heads._checks import check_rows, explain_nonfinite, in_range, is_new_head, owned_head
-from sepsa.heads._delta import Delta
-from sepsa.heads._posterior import NormalPosterior
-from sepsa.heads._rls_state import Settings, read_root, write_root
-from sepsa.heads._square_root import PENDING, SAMPLES, STEPS, Root
+from sepsa.heads.backends.captured_least_squares import CapturedState
+from sepsa.heads.base import checks, health
+from sepsa.heads.base.checks import check_rows, explain_nonfinite, is_new_head, owned_head
+from sepsa.heads.base.parameters import bias_words, commit, follow, join, ridges, samples, start, store
+from sepsa.heads.base.posterior import NormalPosterior
+from sepsa.heads.base.rls_state import Settings, read_root, write_root
+from sepsa.heads.math import least_squares, unlearning
+from sepsa.heads.math.delta import Delta
+from sepsa.heads.math.delta import learn as learn_delta
+from sepsa.heads.math.delta import since as delta_since
+from sepsa.heads.math.least_squares import PENDING, SAMPLES, STEPS, Root
 from sepsa.heads.self_tuning import SelfTuningRLS
+from sepsa.validation import in_range
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from sepsa.heads._numba import Workspace
-    from sepsa.heads._replay import Replay
+    from sepsa.heads.backends.cuda_graph import Replay
+    from sepsa.heads.backends.numba_least_squares import Workspace
 
 # Up to this p one compiled call costs less than torch's calls for the same arithmetic; for so many rows or more of a
 # wider head than the second, torch's products are faster, but for about p rows of one up to the third.
@@ -79,7 +82,7 @@ class RLS(NormalPosterior):
     ) -> None:
         self.ridge = in_range("ridge", cast(float, ridge), 0.0, math.inf)
         self.forgetting = in_range("forgetting", cast(float, forgetting), 0.0, 1.0)
-        self.bias_ridge, self.dtype = _checks.bias_setting(bias_ridge), _checks.optional_dtype(dtype)
+        self.bias_ridge, self.dtype = checks.bias_setting(bias_ridge), checks.optional_dtype(dtype)
         self.linear: nn.Linear | None = None
 
     # ------------------------------------------------------------------ state
@@ -91,9 +94,9 @@ class RLS(NormalPosterior):
             return self
         self._prior = start(linear, self.dtype)
         self._ridge = ridges(linear, self.ridge, self.bias_ridge, self._prior)
-        self._root = _square_root.start(self._prior, self._ridge)
+        self._root = least_squares.start(self._prior, self._ridge)
         self._counters = np.zeros(5)
-        self._recent = _health.Recent(self._prior)
+        self._recent = health.Recent(self._prior)
         self._workspace: Workspace | Replay | None = None
         self._captured: CapturedState | None = None
         self._on_device = False  # whether the captured state is ahead of this one
@@ -119,7 +122,7 @@ class RLS(NormalPosterior):
             self._prior, self.ridge, self.bias_ridge, self.forgetting = settings
             self._ridge, self._root, self._counters = ridge, root, counters
             self._workspace, self._captured, self._place, self._on_device = None, None, (), False
-            self._recent = _health.Recent(self._prior)
+            self._recent = health.Recent(self._prior)
 
         commit(write)
 
@@ -153,7 +156,7 @@ class RLS(NormalPosterior):
     @torch.no_grad()
     def covariance(self) -> Tensor:
         """B (p, p), the inverse of the curvature A; the bias, if there is one, is the last coordinate."""
-        T = _square_root.square_root(self._state())
+        T = least_squares.square_root(self._state())
         B = T.T @ T
         return (B + B.T) / 2
 
@@ -206,11 +209,11 @@ class RLS(NormalPosterior):
             work: Workspace | Replay | None = None
             state = linear, self._state(), self._counters, self._prior, self._ridge
             if weight.is_cuda:
-                from sepsa.heads._replay import Replay
+                from sepsa.heads.backends.cuda_graph import Replay
 
                 work = Replay(*state)
             elif few and self._can_compile(weight):
-                from sepsa.heads._numba import Workspace
+                from sepsa.heads.backends.numba_least_squares import Workspace
 
                 work = Workspace(*state)
             if work is not None:
@@ -233,7 +236,7 @@ class RLS(NormalPosterior):
         A <- λA + (1 - λ) ridge I + ΦᵀΦ, or to a few in rotation, usually one, at O(p²): no coordinate ever falls
         under half of its ridge. The kernels of captured steps, up to 64 samples, restore in rotation whatever n is.
         """
-        return _square_root.restored(len(self._ridge), n, self.forgetting)
+        return least_squares.restored(len(self._ridge), n, self.forgetting)
 
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
         """Learn samples as one block: features (..., in_features), targets (..., out_features).
@@ -246,7 +249,7 @@ class RLS(NormalPosterior):
             self._state()
         check_rows(linear, features, targets, sample_weight)
         steps, learned = int(self._counters[STEPS]), None
-        before = self._root.W.clone() if steps % _health.EVERY == 0 else None
+        before = self._root.W.clone() if steps % health.EVERY == 0 else None
         work = self._compiled(linear, features.numel() // linear.in_features)
         if work is not None:
             lam = self.forgetting if self.forgets else 1.0
@@ -266,7 +269,7 @@ class RLS(NormalPosterior):
         root = self._state()
         root = root._replace(W=follow(linear, root.W))
         settings = self.forgetting if self.forgets else 1.0, self._ridge, self._prior, linear.weight.dtype
-        learned = _square_root.learn(root, self._counters.tolist(), Phi, Y, total, *settings)
+        learned = least_squares.learn(root, self._counters.tolist(), Phi, Y, total, *settings)
         if learned is not None:
             root, counters, head = learned
             self._take(root, np.array(counters), head)
@@ -310,7 +313,7 @@ class RLS(NormalPosterior):
         else:
             captured = CapturedState(linear, self._state())
         if not self._on_device:
-            captured.load(_square_root.fade(self._state(), 1.0), self._counters)
+            captured.load(least_squares.fade(self._state(), 1.0), self._counters)
         captured.W.copy_(follow(linear, captured.W))
         self._captured, self._on_device = captured, True
         return *captured.place, self.forgetting
@@ -344,7 +347,7 @@ class RLS(NormalPosterior):
         if not math.isfinite(float(Phi.square().sum() + Y.square().sum())):
             raise explain_nonfinite(features, targets, linear)
         seen = float(self._counters[SAMPLES])
-        new = _exact.unlearn(root._replace(W=follow(linear, root.W)), Phi, Y, total, seen, self._ridge)
+        new = unlearning.unlearn(root._replace(W=follow(linear, root.W)), Phi, Y, total, seen, self._ridge)
         steps, _, cursor, _, _ = self._counters
         counters = np.array([steps, max(0.0, seen - total), cursor, 0.0, 0.0])
         self._take(new, counters, new.W.to(linear.weight.dtype))
@@ -355,7 +358,7 @@ class RLS(NormalPosterior):
         root, linear = self._state(), owned_head("RLS", self.linear)
         self._remembers_all("delta_since")
         root = root._replace(W=follow(linear, root.W))
-        return _delta.since(mark, linear, root, self._counters, self._prior, self._ridge)
+        return delta_since(mark, linear, root, self._counters, self._prior, self._ridge)
 
     @torch.no_grad()
     def merge(self, other: RLS | Delta) -> None:
@@ -366,7 +369,7 @@ class RLS(NormalPosterior):
         self._remembers_all("merge")
         delta = other if isinstance(other, Delta) else other.delta_since()
         root, dtype = root._replace(W=follow(linear, root.W)), linear.weight.dtype
-        new = _delta.learn(root, delta, self._prior, self._ridge, dtype)
+        new = learn_delta(root, delta, self._prior, self._ridge, dtype)
         steps, seen, cursor, _, _ = self._counters
         self._take(new, np.array([steps + delta.steps, seen + delta.samples, cursor, 0.0, 0.0]), new.W.to(dtype))
 
@@ -384,7 +387,7 @@ class RLS(NormalPosterior):
 
     def _spread(self) -> tuple[Tensor, Tensor, float]:
         root = self._state()
-        return _square_root.square_root(root), root.energy, float(self._counters[SAMPLES])
+        return least_squares.square_root(root), root.energy, float(self._counters[SAMPLES])
 
     @torch.no_grad()
     def health(self) -> dict[str, float]:
@@ -396,5 +399,5 @@ class RLS(NormalPosterior):
         Those of the last updates know one update in eight, and are NaN before one and inside a captured step.
         """
         root = self._state()
-        T = _square_root.square_root(root)
-        return _health.report(T, root.W, root.left, self.samples, self.steps, self._recent)
+        T = least_squares.square_root(root)
+        return health.report(T, root.W, root.left, self.samples, self.steps, self._recent)

@@ -1,6 +1,6 @@
 """Self-tuning recursive least squares: candidates over (λ, ridge), of which the best at new samples is active.
 
-This file keeps the state; the mathematics is in `_candidates`, and `_repeats` tells which samples came before.
+This file keeps the state; the mathematics is in `candidates`, and `repeated_samples` tells which samples came before.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa.heads import _candidates, _health
-from sepsa.heads._affine import bias_words, commit, follow, join, samples, store
-from sepsa.heads._candidates import Candidates, Choice, basis_of
-from sepsa.heads._captured_tuning import CapturedCandidates
-from sepsa.heads._checks import (
+from sepsa.heads.backends.captured_candidates import CapturedCandidates
+from sepsa.heads.base import health
+from sepsa.heads.base.checks import (
     bias_setting,
     check_rows,
     explain_nonfinite,
@@ -27,10 +25,13 @@ from sepsa.heads._checks import (
     optional_dtype,
     owned_head,
 )
-from sepsa.heads._posterior import NormalPosterior
-from sepsa.heads._repeats import Lookup, look_up
-from sepsa.heads._rls_state import Tuned, read_candidates, write_candidates
-from sepsa.heads._square_root import restored
+from sepsa.heads.base.parameters import bias_words, commit, follow, join, samples, store
+from sepsa.heads.base.posterior import NormalPosterior
+from sepsa.heads.base.repeated_samples import Lookup, look_up
+from sepsa.heads.base.rls_state import Tuned, read_candidates, write_candidates
+from sepsa.heads.math import candidates
+from sepsa.heads.math.candidates import Candidates, Choice, basis_of
+from sepsa.heads.math.least_squares import restored
 
 # The grid, by evidence: benchmarks/self_tuning.py. A ridge is relative to the squared size of the first features.
 GRID = ((1.0, 0.1), (1.0, 3.0), (1.0, 1000.0), (0.98, 0.1), (0.98, 1000.0), (0.9, 0.1))
@@ -67,7 +68,7 @@ class SelfTuningRLS(NormalPosterior):
         bias_ridge: float | Literal["ridge"] | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self._grid = _candidates.fixed(GRID, ridge, forgetting)._replace(bias_ridge=bias_setting(bias_ridge))
+        self._grid = candidates.fixed(GRID, ridge, forgetting)._replace(bias_ridge=bias_setting(bias_ridge))
         self._settings: dict[str, Any] = {"ridge": ridge, "forgetting": forgetting, "bias_ridge": bias_ridge}
         self.dtype = optional_dtype(dtype)
         self.linear: nn.Linear | None = None
@@ -88,9 +89,9 @@ class SelfTuningRLS(NormalPosterior):
         self._seen: dict[int, int] = {}  # hash of a sample in the fold: the update that learned it
         # Another fold with another seed.
         self._salt = 0 if prior.is_meta else zlib.crc32(prior.cpu().numpy().tobytes())
-        self._recent = _health.Recent(prior)
+        self._recent = health.Recent(prior)
         start = self._grid.settings.index(START) if START in self._grid.settings else 0
-        self._state = _candidates.start(self._grid, prior, 0.0 if self._settings["ridge"] == "auto" else 1.0, start)
+        self._state = candidates.start(self._grid, prior, 0.0 if self._settings["ridge"] == "auto" else 1.0, start)
         self._captured: CapturedCandidates | None = None
         self._on_device = False  # whether the captured state is ahead of this one
         self.linear = linear
@@ -112,7 +113,7 @@ class SelfTuningRLS(NormalPosterior):
         def write() -> None:
             self._grid, self._prior, self._salt, self._seen = tuned
             self._state, self._basis, self._captured = new, basis, None
-            self._recent = _health.Recent(self._prior)
+            self._recent = health.Recent(self._prior)
 
         commit(write)
 
@@ -169,7 +170,7 @@ class SelfTuningRLS(NormalPosterior):
             self._on_device = False
         if self._prior.device != device:
             self._prior, self._basis = self._prior.to(device), self._basis.to(device)
-            self._state = _candidates.placed(self._state, device)
+            self._state = candidates.placed(self._state, device)
         return self._state
 
     # ------------------------------------------------------------------ what it chose
@@ -226,34 +227,34 @@ class SelfTuningRLS(NormalPosterior):
     @torch.no_grad()
     def covariance(self) -> Tensor:
         """B (p, p) of the active candidate, as `RLS.covariance`."""
-        T = _candidates.square_root(self._grid, self._ready())
+        T = candidates.square_root(self._grid, self._ready())
         B = T.T @ T
         return (B + B.T) / 2
 
     @torch.no_grad()
     def objective(self) -> Tensor:
         """The minimum (m,) that the head's weights attain, one for each output."""
-        return _candidates.minimum(self._grid, self._ready())
+        return candidates.minimum(self._grid, self._ready())
 
     @property
     def ridge_left(self) -> Tensor:
         """The ridge (p,) that each coordinate of the active candidate has at the moment."""
         state = self._ready()
-        return _candidates.active_ridge(self._grid, state) * state.N[self._grid.of[state.active], 0]
+        return candidates.active_ridge(self._grid, state) * state.N[self._grid.of[state.active], 0]
 
     def _weights(self) -> Tensor:
         state = self._ready()
         return state.W[state.active]
 
     def _spread(self) -> tuple[Tensor, Tensor, float]:
-        return _candidates.square_root(self._grid, self._ready()), self.objective(), self.samples
+        return candidates.square_root(self._grid, self._ready()), self.objective(), self.samples
 
     @torch.no_grad()
     def health(self) -> dict[str, float]:
         """`RLS.health` of the active candidate."""
         state = self._ready()
-        W, T = state.W[state.active], _candidates.square_root(self._grid, state)
-        return _health.report(T, W, self.ridge_left, self.samples, state.steps, self._recent)
+        W, T = state.W[state.active], candidates.square_root(self._grid, state)
+        return health.report(T, W, self.ridge_left, self.samples, state.steps, self._recent)
 
     # ------------------------------------------------------------------ learning
 
@@ -308,8 +309,8 @@ class SelfTuningRLS(NormalPosterior):
         if not math.isfinite(size + target_size + move):
             return False
         if move:
-            state = _candidates.moved(state, moved)
-        scale = state.scale or _candidates.power_of_ten(math.sqrt(size / (n * linear.in_features))) ** 2
+            state = candidates.moved(state, moved)
+        scale = state.scale or candidates.power_of_ten(math.sqrt(size / (n * linear.in_features))) ** 2
         new = state._replace(
             score=backend.scored(self._grid, state, Phi, Y, target_size, found),
             scale=scale,
@@ -338,7 +339,7 @@ class SelfTuningRLS(NormalPosterior):
                 cursors=tuple((old + c) % p for old, c in zip(state.cursors, turns, strict=True)),
                 seen=len(self._seen.keys() | set(names)),
             )
-        active = _candidates.best(self._grid, new)
+        active = candidates.best(self._grid, new)
         new = new._replace(active=active)
         if new.history[-1][1] != active:
             new = new._replace(history=(*new.history, (new.steps, active))[-_HISTORY_LIMIT:])
@@ -353,17 +354,17 @@ class SelfTuningRLS(NormalPosterior):
             store(linear, head)
 
         commit(write)
-        if learning and before.steps % _health.EVERY == 0:
+        if learning and before.steps % health.EVERY == 0:
             self._recent.note(Phi, before.W[before.active], before.steps)
         return True
 
     def _backend(self) -> Any:
         """The module whose functions compute an update."""
         if self.backend == "torch":
-            return _candidates
-        from sepsa.heads import _numba_candidates
+            return candidates
+        from sepsa.heads.backends import numba_candidates
 
-        return _numba_candidates
+        return numba_candidates
 
     # ------------------------------------------------------------------ learning inside a CUDA graph
 

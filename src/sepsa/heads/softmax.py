@@ -1,4 +1,4 @@
-"""The classifying head: state and interface of the online Newton method that `_softmax_newton` writes out."""
+"""The classifying head: state and interface of the online Newton method that `cross_entropy` writes out."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa.heads import _affine
-from sepsa.heads._captured_softmax import CapturedSoftmax, Settings
-from sepsa.heads._checks import check_labels, check_rows, explain_nonfinite, is_integer, is_new_head
-from sepsa.heads._newton_head import NewtonHead
-from sepsa.heads._softmax_newton import (
+from sepsa.heads.backends.captured_cross_entropy import CapturedSoftmax, Settings
+from sepsa.heads.base import parameters
+from sepsa.heads.base.checks import check_labels, check_rows, explain_nonfinite, is_integer, is_new_head
+from sepsa.heads.base.newton import NewtonHead
+from sepsa.heads.math.cross_entropy import (
     TOLERANCE,
     State,
     both,
@@ -27,7 +27,7 @@ from sepsa.heads._softmax_newton import (
     smoothing,
     start,
 )
-from sepsa.heads.solver import Posterior
+from sepsa.heads.protocols import Posterior
 
 
 class SoftmaxNewton(NewtonHead):
@@ -71,7 +71,7 @@ class SoftmaxNewton(NewtonHead):
         if not is_new_head("SoftmaxNewton", self.linear, linear):
             return self
         device = linear.weight.device
-        W = _affine.join(linear).to(torch.float32 if device.type == "mps" else torch.float64)
+        W = parameters.join(linear).to(torch.float32 if device.type == "mps" else torch.float64)
         self._state = start(W, **self._derived(linear, W))
         self.linear = linear
         return self
@@ -79,7 +79,7 @@ class SoftmaxNewton(NewtonHead):
     def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
         K = len(W)
         check_class_count(self.class_weight, K)
-        ridge = floor(_affine.ridges(linear, self.ridge, self.bias_ridge, W), K)
+        ridge = floor(parameters.ridges(linear, self.ridge, self.bias_ridge, W), K)
         return {"weights": W.new_tensor(self.class_weight or [1.0] * max(K, 2)), "ridge": ridge}
 
     def _parts(self, state: State) -> Sequence[State]:
@@ -95,7 +95,7 @@ class SoftmaxNewton(NewtonHead):
         linear, state = self._ready(), self._state
         if self._captured is not None and state is self._captured.now:  # captured updates write into these
             state = State(*(tensor.clone() for tensor in state))
-        return state, self._previous, _affine.join(linear)
+        return state, self._previous, parameters.join(linear)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_captured": None}  # recordings stay with the original
@@ -203,7 +203,7 @@ class SoftmaxNewton(NewtonHead):
         else:
             check_rows(linear, features, targets, sample_weight)
         with torch.autocast(linear.weight.device.type, enabled=False):
-            before = _affine.follow(linear, self._state.W)
+            before = parameters.follow(linear, self._state.W)
             new, fine = self._learned(linear, before, features, targets, sample_weight)
             if not bool(fine):
                 raise self._explain(features, targets, new.W)
@@ -222,8 +222,8 @@ class SoftmaxNewton(NewtonHead):
             def write() -> None:
                 self._captured, self._state, self._previous = captured, captured.now, None
 
-            _affine.commit(write)
-        captured.now.W.copy_(_affine.follow(linear, captured.now.W))
+            parameters.commit(write)
+        captured.now.W.copy_(parameters.follow(linear, captured.now.W))
         return self._fixed(), tuple(self.class_weight or ()), captured.place
 
     def _fixed(self) -> Settings:
@@ -252,7 +252,7 @@ class SoftmaxNewton(NewtonHead):
         return learned(
             self._state,
             W,
-            _affine.rows(linear, features, W.dtype),
+            parameters.rows(linear, features, W.dtype),
             targets.detach(),
             sample_weight,
             forgetting=self.forgetting if self.forgets else 1.0,

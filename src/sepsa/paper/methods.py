@@ -11,8 +11,9 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim import Optimizer
 
 from sepsa.capture import PlainStep, Step, capture, first_order_step
-from sepsa.heads import RLS, Capturable, HeadSolver, SlimTik, SoftmaxNewton
+from sepsa.heads import RLS, Capturable, HeadSolver, SoftmaxNewton
 from sepsa.optimizer import SepSA
+from sepsa.paper.slimtik import SlimTik
 from sepsa.paper.slimtrain import PublishedSlimTik
 
 Loss = Callable[[Tensor, Tensor], Tensor]

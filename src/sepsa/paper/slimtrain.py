@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from sepsa.heads import SlimTik
-from sepsa.heads._tikhonov import factorize
+from sepsa.paper.slimtik import SlimTik
+from sepsa.paper.tikhonov import factorize
 
 
 class PublishedSlimTik(SlimTik):

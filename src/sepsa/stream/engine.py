@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.heads._checks import at_least, in_range
-from sepsa.heads._jit import announce_compilation
-from sepsa.heads.solver import NotFinite
+from sepsa.heads.protocols import NotFinite
+from sepsa.jit import announce_compilation
 from sepsa.stream import _state, kernels
+from sepsa.validation import at_least, in_range
 
 Floats = NDArray[np.float64]
 

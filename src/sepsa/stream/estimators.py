@@ -33,11 +33,11 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from sepsa.checkpoint import Saves, check_stamp, stamp
-from sepsa.heads._checks import at_least, in_range
 from sepsa.stream import _state, batch_fit
 from sepsa.stream.calibration import INVERSE_TEMPERATURES, log_losses, mixture, project_to_simplex
 from sepsa.stream.engine import ACTIVATIONS, OPTIMIZERS, Floats, not_negative, one_of
 from sepsa.stream.learner import Learner
+from sepsa.validation import at_least, in_range
 
 if TYPE_CHECKING:
     from torch import nn

@@ -20,7 +20,7 @@ from typing import Any
 
 from numba import njit
 
-from sepsa.heads._jit import cached
+from sepsa.jit import cached
 
 # The order of sums may change; NaN and Inf keep their meaning, for they tell of a diverged body.
 _OPTIONS: Any = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy", "nogil": True}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.heads.solver import NotFinite
+from sepsa.heads.protocols import NotFinite
 from sepsa.stream import _state
 from sepsa.stream.columns import Birth, Inputs
 from sepsa.stream.learner import Learner

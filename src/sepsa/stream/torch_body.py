@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from sepsa.heads import RLS
-from sepsa.heads.solver import NotFinite
+from sepsa.heads.protocols import NotFinite
 from sepsa.optimizer import SepSA
 from sepsa.stream import _state, kernels
 from sepsa.stream.engine import Floats, residual_degrees

@@ -1,4 +1,4 @@
-"""The captured update of `SelfTuningRLS` as five Triton kernels; symbols as in `_candidates`, and `eliminate`'s L.
+"""The captured update of `SelfTuningRLS` as five Triton kernels; symbols as in `candidates`, and `eliminate`'s L.
 
 The state's integers are the active candidate, updates, first code, unrepeated, seen, the place of the last entry in the
 log of choices, and a cursor for each λ; its numbers the scale of the ridges and the samples of each λ.
@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sepsa.heads._triton_linalg import eliminate, readable
+from sepsa.heads.backends.triton.linalg import eliminate, readable
 
 _SIZE, _TILE = 32, 16
 # One program eliminates p rows; beyond these features, torch's batched factors are faster.

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads import _square_root
-from sepsa.heads._affine import rows, store
-from sepsa.heads._head_memory import HeadMemory, fused_kernels
-from sepsa.heads._square_root import (
+from sepsa.heads.backends.memory import HeadMemory, fused_kernels
+from sepsa.heads.base.parameters import rows, store
+from sepsa.heads.math import least_squares
+from sepsa.heads.math.least_squares import (
     CURSOR,
     SAMPLES,
     STEPS,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class CapturedState(HeadMemory):
-    """Where a recording writes to. Symbols as in `_square_root`; H is the identity."""
+    """Where a recording writes to. Symbols as in `least_squares`; H is the identity."""
 
     def __init__(self, linear: nn.Linear, root: Root) -> None:
         (m, p), device = root.W.shape, root.W.device
@@ -37,7 +37,7 @@ class CapturedState(HeadMemory):
         self.T, self.W = self.Z[:p], self.Z[p:]
         self.energy, self.left = torch.zeros_like(root.energy), torch.zeros_like(root.left)
         self.tally = torch.zeros(3, dtype=torch.float64, device=device)  # updates, samples, cursor
-        kernels = fused_kernels("_triton", self.Z, self.weight)
+        kernels = fused_kernels("least_squares", self.Z, self.weight)
         self.kernels = None if kernels is None or p + m > kernels.MAX_ROWS else kernels
         # Buffers of the fused kernels, by the size of a block and whether it fades.
         self.blocks: dict[tuple[int, bool], tuple[Tensor, ...]] = {}
@@ -65,7 +65,7 @@ class CapturedState(HeadMemory):
         self.finish()
         x, y = features.detach().reshape(-1, self.k), targets.detach().reshape(-1, len(self.W))
         n, p = len(x), len(self.T)
-        count = _square_root.rotation(p, lam)
+        count = least_squares.rotation(p, lam)
         if self.kernels is not None and count <= 1:
             if n == 1:
                 fine: Tensor = self.kernels.rank_one(self, x, y, lam, ridge, prior)
@@ -73,7 +73,7 @@ class CapturedState(HeadMemory):
             if self.kernels.takes_block(n, len(self.W), count):
                 self._unfinished, fine = self.kernels.block(self, x, y, lam, ridge, prior)
                 return fine
-        count = _square_root.restored(p, n, lam)  # as many as an update outside of a graph
+        count = least_squares.restored(p, n, lam)  # as many as an update outside of a graph
         Phi, Y = rows(self.linear, x, self.Z.dtype), y.to(self.Z.dtype)
         at = coordinates(p, count, self.tally[2].long(), x.device) if count else None
         faded = fade(self.root, lam)

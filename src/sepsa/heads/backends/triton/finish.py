@@ -1,6 +1,6 @@
 """T's own update after a block of a captured step, as two Triton kernels, or three below forgetting 1.
 
-Symbols as in `_square_root`. From [C, U, Fᵀ] = [I + FᵀF, FᵀS, Fᵀ] of S = T/√λ, which `_triton.block` leaves:
+Symbols as in `least_squares`. From [C, U, Fᵀ] = [I + FᵀF, FᵀS, Fᵀ] of S = T/√λ, which `least_squares.block` leaves:
 
     V = (R + I)⁻¹R⁻ᵀ, RᵀR = C    by one program, beside the backward pass, which has the other processors
     T <- S - FVU                 in tiles of T
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sepsa.heads._triton_linalg import tile_of
+from sepsa.heads.backends.triton.linalg import tile_of
 
 _TILE = 16
 _COLUMNS = 32
@@ -99,7 +99,7 @@ def _rotate(T, f, p, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
 
 
 def finish(T: Tensor, products: Tensor, fading: Tensor, fine: Tensor, fades: bool, buffers: Any) -> None:
-    """T after a block of `_triton.block`, which returned the products and the flag."""
+    """T after a block of `least_squares.block`, which returned the products and the flag."""
     V, work, f = buffers
     size, all, p = len(V), len(products), len(T)
     n = all - fades

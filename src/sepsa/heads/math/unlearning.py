@@ -1,8 +1,8 @@
 """Taking samples back that were learned at forgetting 1, exactly.
 
-Symbols as in `_square_root`. This subtracts from a curvature, so rows that made it many orders larger have left too few
-digits of what was there before. The share of them that is lost is known, eps over the smallest eigenvalue that remains
-of 1, and where a millionth could be wrong the answer is an error.
+Symbols as in `least_squares`. This subtracts from a curvature, so rows that made it many orders larger have left too
+few digits of what was there before. The share of them that is lost is known, eps over the smallest eigenvalue that
+remains of 1, and where a millionth could be wrong the answer is an error.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from sepsa.heads._square_root import Root, square_root
+from sepsa.heads.math.least_squares import Root, square_root
 
 # The largest relative error that counts as exact, a tenth of what is promised.
 _EXACT = 1e-7

@@ -1,6 +1,6 @@
 """A block of several rows that changes T in place, with what occupies one processor beside what wants all of them.
 
-Symbols as in `_square_root`, S = T/√λ. The rows √q e_j, which give some coordinates their ridge back, come first: as T
+Symbols as in `least_squares`, S = T/√λ. The rows √q e_j, which give some coordinates their ridge back, come first: as T
 sees them they are columns of T, so that they need not wait for the samples.
 
     f = √q S e_j,  u = fᵀS,  LLᵀ = I + fᵀf,  g = f(L + I)⁻ᵀL⁻¹     S <- S - gu,  W <- W + xᵀu,  x = (LLᵀ)⁻¹e
@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sepsa.heads._square_root import Coordinates, Root, count_of, inverses, lacking, ridge_rows
+from sepsa.heads.math.least_squares import Coordinates, Root, count_of, inverses, lacking, ridge_rows
 
 # Products of other numbers of rows are slow on a GPU.
 _ROWS = 16

@@ -31,8 +31,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sepsa.heads._checks import check_root, damaged, in_range
-from sepsa.heads._square_root import andrews, lacking, turn
+from sepsa.heads.base.checks import check_root, damaged
+from sepsa.heads.math.least_squares import andrews, lacking, turn
+from sepsa.validation import in_range
 
 FADE = 7.0  # curvature fades as if each sample pushed out so many; benchmarks/softmax_newton.py compares
 TOLERANCE = 1e-3  # of the sum of a sample's class probabilities: float16 and bfloat16 round them

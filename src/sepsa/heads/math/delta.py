@@ -1,6 +1,6 @@
 """What a head learned between two moments at forgetting 1, as rows that another head learns: exact, and as bytes.
 
-Symbols as in `_square_root`; R with RᵀR = A is the inverse of Tᵀ. Nothing that is learned is ever subtracted from a
+Symbols as in `least_squares`; R with RᵀR = A is the inverse of Tᵀ. Nothing that is learned is ever subtracted from a
 larger number: the rows come out of the share 1 - s of today's curvature that was not there at the mark, and they are
 learned as rows are.
 """
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.checkpoint import Saves
-from sepsa.heads._checks import check_state_number, check_state_tensor, damaged
-from sepsa.heads._rls_state import read_root
-from sepsa.heads._square_root import SAMPLES, STEPS, Root, fade, learn_large, square_root, start
-from sepsa.heads.solver import NotFinite
+from sepsa.heads.base.checks import check_state_number, check_state_tensor, damaged
+from sepsa.heads.base.rls_state import read_root
+from sepsa.heads.math.least_squares import SAMPLES, STEPS, Root, fade, learn_large, square_root, start
+from sepsa.heads.protocols import NotFinite
 
 if TYPE_CHECKING:
     import numpy as np

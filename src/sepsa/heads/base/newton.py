@@ -1,4 +1,4 @@
-"""What the heads on the cross-entropy share: a `State` of `_softmax_newton`, saved, moved, taken back and read."""
+"""What the heads on the cross-entropy share: a `State` of `cross_entropy`, saved, moved, taken back and read."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, ClassVar, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads import _affine
-from sepsa.heads._checks import (
+from sepsa.heads.base import parameters
+from sepsa.heads.base.checks import (
     bias_setting,
     check_keys,
     check_ridges,
     check_rows,
     check_state_tensor,
     explain_nonfinite,
-    in_range,
     owned_head,
     with_ridges,
 )
-from sepsa.heads._softmax_newton import State, check_consistent
+from sepsa.heads.math.cross_entropy import State, check_consistent
+from sepsa.validation import in_range
 
 KEYS = State._fields[:-2]  # weights and ridge follow from the settings
 Head = TypeVar("Head", bound="NewtonHead")
@@ -63,7 +63,7 @@ class NewtonHead(ABC):
             def write() -> None:
                 self._state, self._previous = state, None
 
-            _affine.commit(write)
+            parameters.commit(write)
         return linear
 
     def _take(self, state: State, previous: Tensor | None, head: Tensor) -> None:
@@ -72,9 +72,9 @@ class NewtonHead(ABC):
 
         def write() -> None:
             self._state, self._previous = state, previous
-            _affine.store(linear, head)
+            parameters.store(linear, head)
 
-        _affine.commit(write)
+        parameters.commit(write)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything beside the head itself, whose weights live in the `nn.Linear`."""
@@ -113,7 +113,7 @@ class NewtonHead(ABC):
             self.__dict__.update(settings)
             self._state, self._previous = state, None
 
-        _affine.commit(write)
+        parameters.commit(write)
 
     def to(self: Head, device: torch.device | str | int) -> Head:
         """Move the head and its curvature together."""
@@ -124,7 +124,7 @@ class NewtonHead(ABC):
     def checkpoint(self) -> Hashable:
         """What `rollback` returns to: cheap, a copy of the head's weights and a reference to the rest."""
         linear = self._ready()
-        return self._state, self._previous, _affine.join(linear)
+        return self._state, self._previous, parameters.join(linear)
 
     def rollback(self, token: Any) -> None:
         """Undo every update since `checkpoint()` gave this token."""
@@ -137,15 +137,15 @@ class NewtonHead(ABC):
     def _told(self, more: str) -> str:
         """`__repr__` with what is particular to the kind of head."""
         head = "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
-        bias = _affine.bias_words(self.bias_ridge)
+        bias = parameters.bias_words(self.bias_ridge)
         return f"{type(self).__name__}(ridge={self.ridge:g}, forgetting={self.forgetting:g}{bias}{more}{head})"
 
     def _logits(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Φ (n, p) of features (..., in_features), and the logits (..., out_features)."""
         linear = self._ready()
         check_rows(linear, features)
-        Phi = _affine.rows(linear, features, self._state.T.dtype)
+        Phi = parameters.rows(linear, features, self._state.T.dtype)
         if not bool(Phi.square().sum().isfinite()):
             raise explain_nonfinite(features, None, linear)
         shape = (*features.shape[:-1], linear.out_features)
-        return Phi, (Phi @ _affine.follow(linear, self._state.W).T).reshape(shape).to(linear.weight.dtype)
+        return Phi, (Phi @ parameters.follow(linear, self._state.W).T).reshape(shape).to(linear.weight.dtype)

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads import _affine
-from sepsa.heads._head_memory import HeadMemory, fused_kernels
-from sepsa.heads._softmax_newton import State, learned, restored, root
-from sepsa.heads._square_root import andrews
+from sepsa.heads.backends.memory import HeadMemory, fused_kernels
+from sepsa.heads.base import parameters
+from sepsa.heads.math.cross_entropy import State, learned, restored, root
+from sepsa.heads.math.least_squares import andrews
 
 
 class Settings(NamedTuple):
@@ -21,7 +21,7 @@ class Settings(NamedTuple):
 
 
 class CapturedSoftmax(HeadMemory):
-    """Where a recording writes to. Symbols as in `_softmax_newton`; Z = [T; W]."""
+    """Where a recording writes to. Symbols as in `cross_entropy`; Z = [T; W]."""
 
     def __init__(self, linear: nn.Linear, state: State) -> None:
         K, p = state.W.shape
@@ -29,7 +29,7 @@ class CapturedSoftmax(HeadMemory):
         super().__init__(linear, self.Z)
         rest = {name: torch.zeros_like(getattr(state, name)) for name in State._fields[2:]}
         self.now = State(T=self.Z[:p], W=self.Z[p:], **rest)
-        self.kernels = fused_kernels("_triton_softmax", self.Z, self.weight)
+        self.kernels = fused_kernels("cross_entropy", self.Z, self.weight)
         self.blocks: dict[int, Any] = {}  # buffers of the fused kernels, by the rows of a block
         self._settings: dict[Settings, Tensor] = {}
         self._unfinished: Any = None  # a block of which W has learned, but not yet T
@@ -50,13 +50,13 @@ class CapturedSoftmax(HeadMemory):
             fine: Tensor
             fine, self._unfinished = self.kernels.learn(self, x, targets.detach(), numbers, c, head)
             return fine
-        W = _affine.follow(self.linear, now.W)
-        Phi, dtype = _affine.rows(self.linear, x, W.dtype), self.weight.dtype
+        W = parameters.follow(self.linear, now.W)
+        Phi, dtype = parameters.rows(self.linear, x, W.dtype), self.weight.dtype
         new, fine = learned(now, W, Phi, targets, None, **settings._asdict(), head_dtype=dtype)
         for mine, value in zip(now, new, strict=True):
             if value is not mine:
                 mine.copy_(value.where(fine, mine))
-        _affine.store(self.linear, now.W.to(dtype))
+        parameters.store(self.linear, now.W.to(dtype))
         return fine
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""The captured update of `SoftmaxNewton` as a few Triton kernels; symbols and equations as in `_softmax_newton`.
+"""The captured update of `SoftmaxNewton` as a few Triton kernels; symbols and equations as in `cross_entropy`.
 
 With n samples and c coordinates that get their ridge back, r = n + c rows join A. All of them are columns of one array
 P = Z [Φᵀ, e_at] (p + K, r), Z = [T; W]: the rows as T sees them, the logits, and the weights to be pulled to the prior.
@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sepsa.heads._triton import MAX_OUTPUTS, MAX_ROWS
-from sepsa.heads._triton_linalg import NEAR, distance, eliminate, iterate, readable, refine
+from sepsa.heads.backends.triton.least_squares import MAX_OUTPUTS, MAX_ROWS
+from sepsa.heads.backends.triton.linalg import NEAR, distance, eliminate, iterate, readable, refine
 
 _SIZE = 32  # of the blocks that are eliminated
 _MAX_BLOCK = 128  # rows, samples and coordinates together: one program eliminates them

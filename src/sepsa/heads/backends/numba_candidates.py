@@ -1,4 +1,4 @@
-"""What all candidates of a self-tuning head learn in one compiled call, for heads on a CPU: `_candidates` in loops.
+"""What all candidates of a self-tuning head learn in one compiled call, for heads on a CPU: `candidates` in loops.
 
 Symbols as there. For the few dozen features of a small network calls into torch, NumPy and LAPACK cost several times
 as much as the arithmetic. Loaded only where numba is installed; the first call in a fresh cache compiles.
@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sepsa.heads import _candidates
-from sepsa.heads._candidates import EXACT, FADING, LEAST, OUTLIER, Candidates, Grid, ridges
-from sepsa.heads._jit import announce_compilation, cached
-from sepsa.heads._numba import OPTIONS, backward_row, cholesky, forward_row
-from sepsa.heads._repeats import Lookup
-from sepsa.heads._square_root import restored
+from sepsa.heads.backends.numba_least_squares import OPTIONS, backward_row, cholesky, forward_row
+from sepsa.heads.base.repeated_samples import Lookup
+from sepsa.heads.math import candidates
+from sepsa.heads.math.candidates import EXACT, FADING, LEAST, OUTLIER, Candidates, Grid, ridges
+from sepsa.heads.math.least_squares import restored
+from sepsa.jit import announce_compilation, cached
 
 
 @cached(**OPTIONS)
@@ -70,7 +70,7 @@ def update(M, N, basis, X, lambdas, cursors, counts, of, r, new_M, new_N, W, fac
 
 @cached(**OPTIONS)
 def score_rows(W, factor, Phi, Y, rows, weights, score, new):
-    """`_candidates.scored` of these rows; weights (J, rows): what is left of the first time, 0 where a row is new."""
+    """`candidates.scored` of these rows; weights (J, rows): what is left of the first time, 0 where a row is new."""
     (J, m, p), n = W.shape, rows.size
     errors, whitened, size = np.ones((J + 1, n)), np.empty(p), 0.0
     for t in range(n):
@@ -125,7 +125,7 @@ def numbers(grid: Grid, scale: float, p: int) -> Numbers:
 
 
 def scored(grid: Grid, state: Candidates, Phi: Tensor, Y: Tensor, size: float, found: Lookup) -> Tensor:
-    """The same as `_candidates.scored`."""
+    """The same as `candidates.scored`."""
     announce_compilation(score_rows, "the scores of a self-tuning head")
     rows = range(len(Phi)) if found.scored is None else found.scored
     if not rows:
@@ -141,20 +141,20 @@ def scored(grid: Grid, state: Candidates, Phi: Tensor, Y: Tensor, size: float, f
 def learned(
     grid: Grid, state: Candidates, basis: Tensor, X: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same as `_candidates.learned`, which makes up for rounding where some A is not positive definite."""
+    """The same as `candidates.learned`, which makes up for rounding where some A is not positive definite."""
     announce_compilation(update, "the update of a self-tuning head")
     p, lambdas = state.N.shape[2], numbers(grid, scale, state.N.shape[2]).lambdas
     counts = np.array([restored(p, len(X), lam) for lam in grid.lambdas])
     new = _updated(grid, state, basis, X, scale, lambdas, counts)
-    return _candidates.learned(grid, state, basis, X, scale) if new is None else new
+    return candidates.learned(grid, state, basis, X, scale) if new is None else new
 
 
 def factored(grid: Grid, state: Candidates) -> Tensor:
-    """The same as `_candidates.factored`."""
+    """The same as `candidates.factored`."""
     L, size = state.M.shape[:2]
     basis, none = state.N.new_zeros(state.N.shape[1:]), state.M.new_zeros(0, size)
     new = _updated(grid, state, basis, none, state.scale, np.ones(L), np.zeros(L, dtype=np.int64))
-    return _candidates.factored(grid, state) if new is None else new[3]
+    return candidates.factored(grid, state) if new is None else new[3]
 
 
 def _updated(

@@ -3,7 +3,7 @@
 Outside of a captured step an update is some fifty kernels. They are recorded once for a number of rows, in two halves:
 
     look    Φ and Y are there; F = TΦᵀ, E = Y - ΦWᵀ, and their norms go to the host
-    learn   `_square_root.attempt`, or of a large head `_block_in_place`, stored in the state and the head
+    learn   `least_squares.attempt`, or of a large head `large_block`, stored in the state and the head
 
 The second is launched when the host has seen from the norms that its numbers will be finite: the head minimizes
 J(W) = λ(|W - W₀|²_A + energy) + |Y - ΦWᵀ|² + Σ q|W - prior|², and A keeps at least half of the ridge, so J(W) <= J(W₀)
@@ -11,7 +11,7 @@ bounds the new weights by
 
     λ ridge/2 |W - W₀|² <= |E|² + ridge (|prior| + |W₀|)².
 
-Where that does not tell, and where H is to be absorbed or digits would be lost, the other routes of `_square_root`
+Where that does not tell, and where H is to be absorbed or digits would be lost, the other routes of `least_squares`
 learn with the same state, which the first half leaves as it is.
 """
 
@@ -27,10 +27,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads import _square_root
-from sepsa.heads._affine import follow, join, samples, store
-from sepsa.heads._block_in_place import Ridge, beside, learn_block, learn_ridge, together
-from sepsa.heads._square_root import CURSOR, GROWTH, PENDING, Root
+from sepsa.heads.backends.large_block import Ridge, beside, learn_block, learn_ridge, together
+from sepsa.heads.base.parameters import follow, join, samples, store
+from sepsa.heads.math import least_squares
+from sepsa.heads.math.least_squares import CURSOR, GROWTH, PENDING, Root
 from sepsa.interrupt import DeferredInterrupt
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]
 
 def is_worth_recording(root: Root, n: int, lam: float) -> bool:
     """Whether to record n rows: always where T changes in place, else where a few more matrices are small."""
-    return len(root.T) <= _SMALL or _square_root.is_block(root, n, lam)
+    return len(root.T) <= _SMALL or least_squares.is_block(root, n, lam)
 
 
 def kind(root: Root) -> tuple[bool, bool, bool]:
@@ -78,9 +78,9 @@ class Recording:
         self.used = 0
         self.seen: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.norms = torch.empty(3, dtype=dtype).pin_memory()  # of F, E and W, for the host
-        self.limit = math.sqrt(_square_root.limit_of(p, n, lam, dtype))
+        self.limit = math.sqrt(least_squares.limit_of(p, n, lam, dtype))
         settings = lam, replay.ridge, replay.prior
-        count = _square_root.restored(p, n, lam)
+        count = least_squares.restored(p, n, lam)
         in_place = p > _SMALL
         stream, aside = streams(device)
 
@@ -89,9 +89,9 @@ class Recording:
             ridge = None
             if in_place and count:
                 with beside(aside):
-                    at = _square_root.coordinates(p, count, replay.cursor, device)
+                    at = least_squares.coordinates(p, count, replay.cursor, device)
                     ridge = learn_ridge(root, *settings, at)
-            F, E = _square_root.whiten(root, self.Phi, self.Y)
+            F, E = least_squares.whiten(root, self.Phi, self.Y)
             norms = torch.stack([torch.linalg.vector_norm(part) for part in (F, E, root.W)])
             self.norms.copy_(norms, non_blocking=True)
             if ridge is not None:
@@ -101,7 +101,7 @@ class Recording:
         def learn(root: Root, F: Tensor, E: Tensor, ridge: Ridge | None) -> Root:
             if in_place:
                 return learn_block(root, self.Phi, F, E, lam, ridge, aside)
-            return _square_root.attempt(root, self.Phi, self.Y, F, E, *settings, replay.cursor)
+            return least_squares.attempt(root, self.Phi, self.Y, F, E, *settings, replay.cursor)
 
         def store_all(new: Root) -> None:
             for mine, learned in zip(root[:5], new[:5], strict=True):
@@ -186,15 +186,15 @@ class Replay:
         if not math.isfinite(size * size + error * error):
             return False
         p, dtype = len(self.ridge), self.ridge.dtype
-        counters = _square_root.advance_counters(self.counters.tolist(), p, n, float(n), lam, size * size)
+        counters = least_squares.advance_counters(self.counters.tolist(), p, n, float(n), lam, size * size)
         if size > recording.limit or not self._is_certain(counters, error, weight, lam, size):
             return None
         self.version.zero_()
         recording.learn.replay()
         self.counters[:] = counters
-        if counters[PENDING] and _square_root.must_absorb(counters, p, lam, dtype):
+        if counters[PENDING] and least_squares.must_absorb(counters, p, lam, dtype):
             counters[PENDING] = counters[GROWTH] = 0.0
-            self.load(_square_root.fade(self.root, 1.0), np.array(counters))
+            self.load(least_squares.fade(self.root, 1.0), np.array(counters))
         return True
 
     def _is_certain(self, counters: list[float], error: float, weight: float, lam: float, size: float) -> bool:

@@ -16,7 +16,7 @@ from torch import nn
 from reference import weights
 from sepsa import SepSA
 from sepsa.heads import slimtik
-from sepsa.heads.slimtik import SlimTik
+from sepsa.paper.slimtik import SlimTik
 
 # ---------------------------------------------------------------------- the slow, obvious truth, in float64
 

@@ -1,12 +1,12 @@
-"""A block that changes T in place: what `_square_root` makes of the same rows, and the normal equations."""
+"""A block that changes T in place: what `least_squares` makes of the same rows, and the normal equations."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from sepsa.heads import _square_root
-from sepsa.heads._block_in_place import learn_block, learn_ridge
+from sepsa.heads.backends.large_block import learn_block, learn_ridge
+from sepsa.heads.math import least_squares
 
 
 def a_state(p, m, size, seed=0):
@@ -14,9 +14,9 @@ def a_state(p, m, size, seed=0):
     g = torch.Generator().manual_seed(seed)
     ridge = 0.1 + torch.rand(p, generator=g, dtype=torch.float64)
     prior = torch.randn(m, p, generator=g, dtype=torch.float64)
-    root = _square_root.start(prior, ridge)
+    root = least_squares.start(prior, ridge)
     Phi, Y = (torch.randn(5, k, generator=g, dtype=torch.float64) for k in (p, m))
-    root = _square_root.block(root, *_square_root.whiten(root, Phi, Y))
+    root = least_squares.block(root, *least_squares.whiten(root, Phi, Y))
     root = root._replace(left=root.left * torch.rand(p, generator=g, dtype=torch.float64), whole=False)
     return root, size * torch.randn(7, p, generator=g, dtype=torch.float64), prior, ridge
 
@@ -27,7 +27,7 @@ def test_a_block_in_place_satisfies_the_normal_equations(lam, count, size):
     p, m = 40, 3
     root, Phi, prior, ridge = a_state(p, m, size)
     Y = Phi @ torch.randn(p, m, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    at = _square_root.coordinates(p, count, 37, Phi.device) if count else None
+    at = least_squares.coordinates(p, count, 37, Phi.device) if count else None
     given = torch.zeros(p, dtype=torch.float64)
     if count:
         given[at] = (ridge - lam * root.left)[at]
@@ -35,7 +35,7 @@ def test_a_block_in_place_satisfies_the_normal_equations(lam, count, size):
     new = learn_block(
         root,
         Phi,
-        *_square_root.whiten(root, Phi, Y),
+        *least_squares.whiten(root, Phi, Y),
         lam,
         learn_ridge(root, lam, ridge, prior, at) if count else None,
         None,
@@ -61,11 +61,11 @@ def test_a_block_in_place_is_the_block_of_torch(lam):
     p, m = 60, 2
     root, Phi, prior, ridge = a_state(p, m, 1.0)
     Y = torch.randn(len(Phi), m, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    assert _square_root.is_block(root, len(Phi), lam)
-    F, E = _square_root.whiten(root, Phi, Y)
-    theirs = _square_root.attempt(root, Phi, Y, F, E, lam, ridge, prior, cursor=3)
-    count = _square_root.restored(p, len(Phi), lam)
-    at = _square_root.coordinates(p, count, torch.tensor(3), Phi.device) if count else None
+    assert least_squares.is_block(root, len(Phi), lam)
+    F, E = least_squares.whiten(root, Phi, Y)
+    theirs = least_squares.attempt(root, Phi, Y, F, E, lam, ridge, prior, cursor=3)
+    count = least_squares.restored(p, len(Phi), lam)
+    at = least_squares.coordinates(p, count, torch.tensor(3), Phi.device) if count else None
     mine = learn_block(root, Phi, F, E, lam, learn_ridge(root, lam, ridge, prior, at) if count else None, None)
     torch.testing.assert_close(mine.T.T @ mine.T, theirs.T.T @ theirs.T, rtol=1e-10, atol=1e-12)
     for name in ("W", "energy", "left"):

@@ -6,27 +6,17 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads.solver import NotFinite
+from sepsa.heads.protocols import NotFinite
+from sepsa.validation import in_range
 
 _LARGEST = torch.finfo(torch.float64).max
 
 
 # Up to this size a matrix of a state is factorized to see whether it is regular; beyond, loading would take too long.
 _FACTORIZED = 512
-
-
-def in_range(name: str, value: float, low: float, high: float) -> float:
-    """A number in (low, high], or in (low, inf)."""
-    words = f"({low:g}, inf)" if high == math.inf else f"({low:g}, {high:g}]"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number in {words}, got {value!r}")
-    if not low < value <= high or value == math.inf:
-        raise ValueError(f"{name} must be in {words}, got {value}")
-    return float(value)
 
 
 def bias_setting(value: Any) -> float | Literal["ridge"] | None:
@@ -36,15 +26,6 @@ def bias_setting(value: Any) -> float | Literal["ridge"] | None:
     if isinstance(value, str):
         raise ValueError(f"bias_ridge must be a number in (0, inf) or 'ridge', got {value!r}")
     return in_range("bias_ridge", value, 0.0, math.inf)
-
-
-def at_least(name: str, value: object, low: int) -> int:
-    """An integer that is not smaller than `low`."""
-    integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not integer or value < low:  # type: ignore[operator]
-        error: type[Exception] = ValueError if isinstance(value, (int, np.integer)) else TypeError
-        raise error(f"{name} must be an integer of at least {low}, got {value!r}")
-    return int(value)  # type: ignore[call-overload, no-any-return]
 
 
 def affine_parameters(linear: object) -> None:

@@ -2,9 +2,9 @@
 
 One sample: f = Th, then all the rest in the columns of T and W, two kernels.
 
-A block of n samples, in the letters of `_square_root`: C = I + FᵀF, X = C⁻¹E, and the new W = W + XᵀFᵀT is all that the
-forward pass waits for: three kernels. Near the identity X is iterated, elsewhere C is inverted by sweeps.
-T's own update, which nothing reads before the next block, is left to `_triton_finish`, to run beside the backward pass.
+A block of n samples, in the symbols of `math.least_squares`: C = I + FᵀF, X = C⁻¹E, and the new W = W + XᵀFᵀT is all
+that the forward pass waits for: three kernels. Near the identity X is iterated, elsewhere C is inverted by sweeps.
+T's own update, which nothing reads before the next block, is left to `finish`, to run beside the backward pass.
 
 Triton comes with torch's CUDA builds; this module is imported only when a head on a GPU learns inside a graph.
 """
@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sepsa.heads._triton_finish import buffers, finish
-from sepsa.heads._triton_linalg import NEAR, readable, solve_by_sweeps, solve_near_identity, tile_of
+from sepsa.heads.backends.triton.finish import buffers, finish
+from sepsa.heads.backends.triton.linalg import NEAR, readable, solve_by_sweeps, solve_near_identity, tile_of
 
 # One program holds all rows of a few columns of Z; beyond this many rows they no longer fit its registers.
 MAX_ROWS = 1024

@@ -40,7 +40,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sepsa.heads._checks import check_state_number, damaged
+from sepsa.heads.base.checks import check_state_number, damaged
 
 _DELTA = 0.1  # any value from 1e-4 to 0.3 does as well
 

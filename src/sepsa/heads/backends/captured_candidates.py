@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads import _candidates
-from sepsa.heads._affine import bias_bounds, store
-from sepsa.heads._affine import rows as with_ones
-from sepsa.heads._candidates import CERTAINTY, EXACT, FADING, LEAST, OUTLIER, Candidates, Grid
-from sepsa.heads._head_memory import HeadMemory, fused_kernels
-from sepsa.heads._repeats import HELD_OUT, UNREPEATED, code_of, name_of
-from sepsa.heads._square_root import restored
+from sepsa.heads.backends.memory import HeadMemory, fused_kernels
+from sepsa.heads.base.parameters import bias_bounds, store
+from sepsa.heads.base.parameters import rows as with_ones
+from sepsa.heads.base.repeated_samples import HELD_OUT, UNREPEATED, code_of, name_of
+from sepsa.heads.math import candidates
+from sepsa.heads.math.candidates import CERTAINTY, EXACT, FADING, LEAST, OUTLIER, Candidates, Grid
+from sepsa.heads.math.least_squares import restored
 
 # Places in the integers, before the cursors.
 ACTIVE, STEPS, FIRST, UNREPEATED_AT, SEEN, CHANGES, CURSORS = range(7)
@@ -79,7 +79,7 @@ def key_of(inputs: Tensor, targets: Tensor) -> tuple[Any, ...]:
 
 
 def hashes(inputs: Tensor, targets: Tensor, salt: int) -> tuple[list[int], list[int]]:
-    """The name and the code of every row, as `_repeats.look_up` gives them."""
+    """The name and the code of every row, as `repeated_samples.look_up` gives them."""
     n = len(inputs)
     raw = [x.detach().cpu().contiguous().reshape(n, -1).view(torch.uint8).numpy() for x in (inputs, targets)]
     pairs = list(zip(raw[0], raw[1], strict=True))
@@ -99,7 +99,7 @@ class Now(NamedTuple):
 
 
 class CapturedCandidates(HeadMemory):
-    """Where a recording writes to. Symbols as in `_candidates`."""
+    """Where a recording writes to. Symbols as in `candidates`."""
 
     def __init__(
         self, linear: nn.Linear, grid: Grid, state: Candidates, basis: Tensor, seen_limit: int, history: int
@@ -122,7 +122,7 @@ class CapturedCandidates(HeadMemory):
         self.of = torch.tensor(grid.of).to(device)
         self.tables: dict[tuple[Any, ...], Table] = {}
         self.table: Table | None = None
-        self.kernels = fused_kernels("_triton_tuning", state.W, self.weight)
+        self.kernels = fused_kernels("candidates", state.W, self.weight)
         self.L = self.now.W if self.kernels is None else self.kernels.blocks_of(self.now.W)
         self.work: dict[int, Any] = {}
         self._turns: dict[int, Tensor] = {}
@@ -151,7 +151,7 @@ class CapturedCandidates(HeadMemory):
         history = [log[i % limit] for i in range(max(0, last + 1 - limit), last + 1)]
         parts = {name: getattr(now, name).clone() for name in ("M", "N", "W", "score")}
         if steps:
-            parts["factor"], _ = _candidates.factors(self.grid, now.M, now.N, scale)
+            parts["factor"], _ = candidates.factors(self.grid, now.M, now.N, scale)
         return like._replace(
             **parts,
             scale=scale,
@@ -178,7 +178,7 @@ class CapturedCandidates(HeadMemory):
         W = now.W.index_select(0, now.integers[:1])[0]
         held = torch.cat([self.weight] if self.bias is None else [self.weight, self.bias[:, None]], 1)
         delta = held.to(W.dtype) - W.to(held.dtype).to(W.dtype)
-        M, N, moved = _candidates.shifted(now.M, now.N, now.W, delta)
+        M, N, moved = candidates.shifted(now.M, now.N, now.W, delta)
         for mine, value in ((now.M, M), (now.N, N), (now.W, moved)):
             mine.copy_(value)
         if self._mixed:
@@ -308,7 +308,7 @@ class CapturedCandidates(HeadMemory):
         return fine, held
 
     def _scored(self, Phi: Tensor, Y: Tensor, held: Tensor, scored: Tensor, ages: Tensor, scale: Tensor) -> Tensor:
-        """`_candidates.scored` for rows that a mask tells."""
+        """`candidates.scored` for rows that a mask tells."""
         now, (J, m, p), n = self.now, self.now.W.shape, len(Phi)
         dtype, count = Phi.dtype, scored.sum()
         E = Y.T - (now.W.reshape(-1, p) @ Phi.T).reshape(J, m, n)
@@ -325,7 +325,7 @@ class CapturedCandidates(HeadMemory):
         return now.score * FADING ** count.to(dtype) + Q @ Q.T
 
     def _solve(self, M: Tensor, N: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """`_candidates.solve` without a look at the factors: where one fails, all get the second try's ridge."""
+        """`candidates.solve` without a look at the factors: where one fails, all get the second try's ridge."""
         p = N.shape[2]
         m = M.shape[1] - p
         r = (scale * self.ridges)[:, None, None].repeat(1, 1, p)
@@ -342,7 +342,7 @@ class CapturedCandidates(HeadMemory):
         return torch.cholesky_solve(aim.mT, factor).mT, factor
 
     def _best(self, score: Tensor) -> Tensor:
-        """`_candidates.best` on the device."""
+        """`candidates.best` on the device."""
         losses, n, active = score[:-1, -1], score[-1, -1], self.now.integers[ACTIVE]
         j = torch.arange(len(losses), device=score.device)
         best = losses.argmin()

@@ -1,6 +1,6 @@
 """The mathematics of self-tuning: candidates over (λ, ridge) that share what was seen, and their scores.
 
-Symbols as in `_square_root`. The candidates of one λ share all that was seen, M = Σ λ^age [Φ Y]ᵀ[Φ Y], whose blocks
+Symbols as in `least_squares`. The candidates of one λ share all that was seen, M = Σ λ^age [Φ Y]ᵀ[Φ Y], whose blocks
 S = Σ λ^age ΦᵀΦ and C = Σ λ^age YᵀΦ are, and N with the rows D, the part of its ridge that each coordinate has left,
 G = D prior, and D prior². The candidate of ridge r is then
 
@@ -24,10 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sepsa.heads._affine import BiasRidge, hold_bias
-from sepsa.heads._checks import in_range
-from sepsa.heads._repeats import UNREPEATED, Lookup
-from sepsa.heads._square_root import restored
+from sepsa.heads.base.parameters import BiasRidge, hold_bias
+from sepsa.heads.base.repeated_samples import UNREPEATED, Lookup
+from sepsa.heads.math.least_squares import restored
+from sepsa.validation import in_range
 
 # An error weighs this factor less with each sample scored after it.
 FADING = 0.98

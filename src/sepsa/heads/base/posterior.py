@@ -8,9 +8,10 @@ from typing import Literal, overload
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads._affine import follow, rows
-from sepsa.heads._checks import check_rows, explain_nonfinite, in_range, owned_head
-from sepsa.heads.solver import Posterior
+from sepsa.heads.base.checks import check_rows, explain_nonfinite, owned_head
+from sepsa.heads.base.parameters import follow, rows
+from sepsa.heads.protocols import Posterior
+from sepsa.validation import in_range
 
 
 class NormalPosterior:

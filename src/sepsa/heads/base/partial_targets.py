@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads._checks import check_rows, check_weight
-from sepsa.heads.solver import NotFinite
+from sepsa.heads.base.checks import check_rows, check_weight
+from sepsa.heads.protocols import NotFinite
 
 
 class Rows(NamedTuple):

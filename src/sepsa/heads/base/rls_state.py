@@ -8,9 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads._affine import BiasRidge, ridges
-from sepsa.heads._candidates import Candidates, Grid, factors
-from sepsa.heads._checks import (
+from sepsa.heads.base.checks import (
     check_keys,
     check_positive_definite,
     check_ridges,
@@ -20,7 +18,9 @@ from sepsa.heads._checks import (
     damaged,
     with_ridges,
 )
-from sepsa.heads._square_root import Root
+from sepsa.heads.base.parameters import BiasRidge, ridges
+from sepsa.heads.math.candidates import Candidates, Grid, factors
+from sepsa.heads.math.least_squares import Root
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

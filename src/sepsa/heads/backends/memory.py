@@ -28,10 +28,10 @@ class HeadMemory:
 
 
 def fused_kernels(name: str, state: Tensor, weight: Tensor) -> ModuleType | None:
-    """The Triton kernels of the module `name` in this package, where a GPU, the head's layout and torch allow them."""
+    """The Triton kernels of the module `name` beside this file, where a GPU, the head's layout and torch allow them."""
     if not state.is_cuda or not weight.is_contiguous():
         return None
     try:
-        return importlib.import_module(f"sepsa.heads.{name}")
+        return importlib.import_module(f"sepsa.heads.backends.triton.{name}")
     except ModuleNotFoundError:  # a torch without Triton
         return None

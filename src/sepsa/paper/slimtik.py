@@ -1,4 +1,4 @@
-"""The head of slimTrain: state and interface of the limited-memory Tikhonov method that `_tikhonov` writes out.
+"""The head of slimTrain: state and interface of the limited-memory Tikhonov method that `tikhonov` writes out.
 
 The arithmetic runs on the CPU wherever the head lies: the choice of Λ is read there anyway, and so a step waits for the
 head's device once, for what it needs of it, instead of at each number that is looked at.
@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa.heads import _affine
-from sepsa.heads._checks import (
-    at_least,
+from sepsa.heads.base import parameters
+from sepsa.heads.base.checks import (
     check_dtype,
     check_keys,
     check_rows,
@@ -24,11 +23,11 @@ from sepsa.heads._checks import (
     check_state_tensor,
     damaged,
     explain_nonfinite,
-    in_range,
     is_new_head,
     owned_head,
 )
-from sepsa.heads._tikhonov import factorize, increment, sgcv, trial_points
+from sepsa.paper.tikhonov import factorize, increment, sgcv, trial_points
+from sepsa.validation import at_least, in_range
 
 _SETTINGS = ("memory", "regularization", "bounds", "candidates")
 
@@ -142,7 +141,7 @@ class SlimTik:
             self.__dict__.update(settings)
             self._state, self._previous = state, None
 
-        _affine.commit(write)
+        parameters.commit(write)
 
     def to(self, device: torch.device | str | int) -> SlimTik:
         """Move the head; the memory stays on the CPU, where the arithmetic runs."""
@@ -151,7 +150,7 @@ class SlimTik:
 
     def checkpoint(self) -> Hashable:
         """What `rollback` returns to: cheap, a copy of the head's weights and a reference to the rest."""
-        return self._state_now(), self._previous, _affine.join(self._bound())
+        return self._state_now(), self._previous, parameters.join(self._bound())
 
     def rollback(self, token: Any) -> None:
         """Undo every update since `checkpoint()` gave this token."""
@@ -160,9 +159,9 @@ class SlimTik:
 
         def write() -> None:
             self._state, self._previous = state, previous
-            _affine.store(linear, head)
+            parameters.store(linear, head)
 
-        _affine.commit(write)
+        parameters.commit(write)
 
     @property
     def steps(self) -> int:
@@ -208,7 +207,7 @@ class SlimTik:
         low, high = max(float(eigenvalues[0]), state.regularization_sum), float(eigenvalues[-1])
         step = math.nan
         if self._previous is not None:
-            step = float(torch.linalg.vector_norm(_affine.join(linear).cpu().to(self.dtype) - self._previous))
+            step = float(torch.linalg.vector_norm(parameters.join(linear).cpu().to(self.dtype) - self._previous))
         return {
             "condition": high / low,
             "smallest_eigenvalue": low,
@@ -230,7 +229,7 @@ class SlimTik:
 
     def _shape(self) -> tuple[int, int]:
         linear = self._bound()
-        return linear.out_features, _affine.width(linear)
+        return linear.out_features, parameters.width(linear)
 
     def _curvature(self) -> Tensor:
         """MMᵀ + τI (p, p) in float64, of the blocks in memory."""
@@ -263,7 +262,7 @@ class SlimTik:
 
     def _learn(self, linear: nn.Linear, features: Tensor, targets: Tensor) -> None:
         m, k = linear.weight.shape
-        x, y, start = on_host(self.dtype, features.reshape(-1, k), targets.reshape(-1, m), _affine.join(linear))
+        x, y, start = on_host(self.dtype, features.reshape(-1, k), targets.reshape(-1, m), parameters.join(linear))
         n, W = len(x), start
         if linear.bias is not None:
             x = torch.cat([x, x.new_ones(n, 1)], 1)
@@ -283,9 +282,9 @@ class SlimTik:
 
         def write() -> None:
             self._state, self._previous = new, start
-            _affine.store(linear, head)
+            parameters.store(linear, head)
 
-        _affine.commit(write)
+        parameters.commit(write)
 
     def _solve(self, Z: Tensor, E: Tensor, W: Tensor) -> tuple[Tensor, float, float]:
         """The new head, its Λ and τ, from the block Z (p, n) with residuals E (m, n)."""
@@ -302,10 +301,10 @@ class SlimTik:
         """The head's outputs (..., out_features); what would tell their deviation, old targets, is not kept."""
         linear = self._bound()
         check_rows(linear, features)
-        Phi = _affine.rows(linear, features, self.dtype)
+        Phi = parameters.rows(linear, features, self.dtype)
         if not bool(Phi.square().sum().isfinite()):
             raise explain_nonfinite(features, None, linear)
-        outputs = Phi @ _affine.join(linear).to(self.dtype).T
+        outputs = Phi @ parameters.join(linear).to(self.dtype).T
         return outputs.reshape(*features.shape[:-1], linear.out_features).to(linear.weight.dtype)
 
 

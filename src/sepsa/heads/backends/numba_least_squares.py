@@ -1,4 +1,4 @@
-"""One update of recursive least squares as one compiled call, for heads on a CPU: `_square_root` in loops.
+"""One update of recursive least squares as one compiled call, for heads on a CPU: `least_squares` in loops.
 
 Symbols as there. A call either learns everything or nothing: it works in buffers of its own, looks at the numbers, and
 stores last, so no interrupt and no bad number can leave the state between.
@@ -22,8 +22,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor, nn
 
-from sepsa.heads._jit import announce_compilation, cached
-from sepsa.heads._square_root import (
+from sepsa.heads.math.least_squares import (
     CURSOR,
     GROWTH,
     GROWTH_LIMIT,
@@ -36,6 +35,7 @@ from sepsa.heads._square_root import (
     Root,
     restored,
 )
+from sepsa.jit import announce_compilation, cached
 
 # Not "nnan" and "ninf": the kernels look for NaN and Inf.
 OPTIONS: Any = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
@@ -136,7 +136,7 @@ def step_root(T, f, u, g):
 
 @_inner
 def potter(T, W, f, e, u, energy):
-    """`_square_root.potter` in place, u a buffer."""
+    """`least_squares.potter` in place, u a buffer."""
     g = 1.0
     for j in range(T.shape[0]):
         g += f[j] * f[j]
@@ -207,7 +207,7 @@ def whiten(T, W, Phi, Y, F, E):
 
 @_inner
 def gather(T, W, H, energy, left, prior, ridge, gram, F, E, lam, cursor, count, pending, new_H, D, q, pulls):
-    """`_square_root.gather` but for V and what follows: new_H (its lower triangle) and Dᵀ; energy and left in place."""
+    """`least_squares.gather` up to V: new_H (its lower triangle) and Dᵀ; energy and left are changed in place."""
     (m, n), p = E.shape, T.shape[0]
     for i in range(p):
         for j in range(i + 1):

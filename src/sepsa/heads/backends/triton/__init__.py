@@ -1,0 +1,1 @@
+"""Triton kernels for captured steps on a GPU."""

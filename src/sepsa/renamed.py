@@ -1,0 +1,54 @@
+"""Old names of private modules, so that pickles of version 0.1 load. Kept for one version.
+
+A pickle names the module of every class in it. `install` adds an import hook that answers an old module name with an
+alias of the module that holds its classes now.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+# Old module: the new one. A class that has another name now has it in `CLASSES`, as (old module, old name).
+MODULES = {
+    "sepsa.heads.solver": "sepsa.heads.protocols",
+    "sepsa.heads._candidates": "sepsa.heads.math.candidates",
+    "sepsa.heads._delta": "sepsa.heads.math.delta",
+    "sepsa.heads._health": "sepsa.heads.base.health",
+    "sepsa.heads._quasi_newton": "sepsa.heads.math.quasi_newton",
+    "sepsa.heads._softmax_newton": "sepsa.heads.math.cross_entropy",
+    "sepsa.heads._square_root": "sepsa.heads.math.least_squares",
+    "sepsa.heads.slimtik": "sepsa.paper.slimtik",
+    "sepsa.heads._tikhonov": "sepsa.paper.tikhonov",
+}
+CLASSES: dict[tuple[str, str], str] = {}
+
+
+class RenamedModules:
+    """A finder and loader of modules by their old names: `sys.meta_path` asks it after all others."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name in MODULES else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Fill the module `module` with the classes of the one that replaced it."""
+        new = importlib.import_module(MODULES[module.__name__])
+        module.__dict__.update({name: value for name, value in vars(new).items() if not name.startswith("__")})
+        for (old, name), value in CLASSES.items():
+            if old == module.__name__:
+                setattr(module, name, getattr(new, value))
+
+
+def install() -> None:
+    """Let old module names be imported."""
+    if not any(isinstance(finder, RenamedModules) for finder in sys.meta_path):
+        sys.meta_path.append(RenamedModules())

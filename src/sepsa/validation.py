@@ -1,0 +1,26 @@
+"""Checks of numbers that users give: a range, an integer. The error names the argument, the range and the value."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+
+def in_range(name: str, value: float, low: float, high: float) -> float:
+    """A number in (low, high], or in (low, inf)."""
+    words = f"({low:g}, inf)" if high == math.inf else f"({low:g}, {high:g}]"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number in {words}, got {value!r}")
+    if not low < value <= high or value == math.inf:
+        raise ValueError(f"{name} must be in {words}, got {value}")
+    return float(value)
+
+
+def at_least(name: str, value: object, low: int) -> int:
+    """An integer that is not smaller than `low`."""
+    integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not integer or value < low:  # type: ignore[operator]
+        error: type[Exception] = ValueError if isinstance(value, (int, np.integer)) else TypeError
+        raise error(f"{name} must be an integer of at least {low}, got {value!r}")
+    return int(value)  # type: ignore[call-overload, no-any-return]
