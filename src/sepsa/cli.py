@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+from sepsa.paper.experiments import EXPERIMENTS, plan
+
 NEEDS_EXTRA = "the command line needs {missing}, which is not installed: pip install 'sepsa[{extra}]'"
 
 try:
@@ -34,10 +36,8 @@ EXIT_CODES = (
     "Exit codes: 0 done; 1 stopped by the data, a file or the system; 2 a wrong command; 130 Ctrl-C; 143 SIGTERM."
 )
 
-# What `sepsa reproduce all` does; "tuning" is asked for by name, because the others take its choices as given.
-# experiments.EXPERIMENTS, which takes torch to import, and one more.
-ALL = ("fig1", "fig2", "fig3", "fig4", "table3", "augmented", "variants", "images", "images-augmented", "convergence")
-REPRODUCIBLE = (*ALL, "tuning", "all")
+# "all" leaves "tuning" out, because the other experiments use the settings that it has chosen.
+REPRODUCIBLE = (*EXPERIMENTS, "convergence", "tuning", "all")
 
 
 def say_version(wanted: bool) -> None:
@@ -118,11 +118,11 @@ def reproduce(
     out: Annotated[Path | None, typer.Option(help="The folder of results; results, or results-quick if quick.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A small version: few seeds, epochs and images.")] = False,
 ) -> None:
-    """Run an experiment of the paper, or all of them. What the results hold already is not run again."""
+    """Run an experiment of the paper, or all of them. Runs that are already recorded are not repeated."""
     with extras():
         from rich.console import Console
 
-        from sepsa.paper import convergence, experiments, runner, tuning
+        from sepsa.paper import convergence, runner, tuning
         from sepsa.paper.data import NAMES as DATASETS
         from sepsa.paper.methods import NAMES as METHODS
         from sepsa.paper.methods import slug
@@ -134,14 +134,11 @@ def reproduce(
         wanted = parse_seeds(seeds)
         check_device(device)
         runs = [
-            run
-            for each in (ALL if experiment == "all" else (experiment,))
-            if each in experiments.EXPERIMENTS
-            for run in experiments.plan(each, sets, names, wanted, quick)
+            run for each in EXPERIMENTS if experiment in (each, "all") for run in plan(each, sets, names, wanted, quick)
         ]
     except ValueError as error:
         raise refuse(str(error)) from None
-    if experiment in (*experiments.EXPERIMENTS, "all") and not runs:
+    if experiment in (*EXPERIMENTS, "all") and not runs:
         raise refuse(f"{experiment} has no runs for --datasets {datasets or 'all'} and --methods {methods or 'all'}")
     console = Console()
     out = out or Path("results-quick" if quick else "results")

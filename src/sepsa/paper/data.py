@@ -31,7 +31,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-NAMES = ("energy", "diabetes", "mnist", "cifar10")
+REGRESSIONS, CLASSIFICATIONS = ("energy", "diabetes"), ("mnist", "cifar10")
+NAMES = (*REGRESSIONS, *CLASSIFICATIONS)
+TITLES = {"energy": "Energy", "diabetes": "Diabetes", "mnist": "MNIST", "cifar10": "CIFAR-10"}
+Metric = Literal["mse", "accuracy"]
 _CLASSES = 10
 
 # UCI's own csv form of the set. They publish no checksum and may write the numbers anew, so the content vouches for it.
@@ -96,6 +99,11 @@ class Dataset:
     @property
     def n_outputs(self) -> int:
         return self.train_targets.shape[1]
+
+
+def metric(name: str) -> Metric:
+    """What is reported on the data set: the mean squared error of regressions, the accuracy of classifications."""
+    return "mse" if name in REGRESSIONS else "accuracy"
 
 
 def load(name: str, folder: Path | None = None) -> Dataset:
