@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import alternate, ratio, spread, write
+from measure import alternate, ratio, spread, training_step, write
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
 
 from sepsa import RLS, SepSA
 from sepsa.paper.data import load
@@ -120,11 +119,7 @@ def stepper(make: Callable[[], nn.Module], solver: RLS, x: Tensor, y: Tensor, ba
         nonlocal start
         rows = slice(start, start + batch)
         start = (start + batch) % len(x)
-        with optimizer.observe(y[rows]):
-            loss = mse_loss(model(x[rows]), y[rows])
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        training_step(model, optimizer, x[rows], y[rows])
 
     return step
 

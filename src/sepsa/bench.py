@@ -355,9 +355,7 @@ def multiply_adds(d: int, h: int, m: int) -> dict[str, int]:
     p = h + 1
     return {
         "head_float64": 3 * p * p // 2 + 4 * m * p,  # rank one on half a matrix; three responses and W's update
-        "body_float32": 2 * d * h
-        + 8 * (d + 1) * h
-        + m * h,  # forward and gradient, Adam, the head's gradient
+        "body_float32": 2 * d * h + 8 * (d + 1) * h + m * h,  # forward and gradient, Adam, the head's gradient
     }
 
 
