@@ -14,18 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa.heads.base import parameters
-from sepsa.heads.base.checks import (
-    check_dtype,
-    check_keys,
-    check_rows,
-    check_state_number,
-    check_state_tensor,
-    damaged,
-    explain_nonfinite,
-    is_new_head,
-    owned_head,
-)
+from sepsa.heads.base import checks, parameters
 from sepsa.paper.tikhonov import factorize, increment, sgcv, trial_points
 from sepsa.validation import at_least, in_range
 
@@ -69,7 +58,7 @@ class SlimTik:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         check_settings(memory, regularization, bounds, candidates)
-        check_dtype(dtype)
+        checks.check_dtype(dtype)
         self.memory = memory
         self.regularization = float(regularization)
         self.bounds = (float(bounds[0]), float(bounds[1]))
@@ -82,7 +71,7 @@ class SlimTik:
 
     def bind(self, linear: nn.Linear) -> SlimTik:
         """Take over the head `linear`, with an empty memory; its present weights are the start."""
-        if not is_new_head("SlimTik", self.linear, linear):
+        if not checks.is_new_head("SlimTik", self.linear, linear):
             return self
         self._state = SlimTikState(0, self.regularization, self.regularization, ())
         self.linear = linear
@@ -97,7 +86,7 @@ class SlimTik:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of a head of the same shape, with its settings; on an error nothing changes."""
         shape = self._shape()
-        check_keys("SlimTik", state_dict, {"shape", *_SETTINGS, *SlimTikState._fields})
+        checks.check_keys("SlimTik", state_dict, {"shape", *_SETTINGS, *SlimTikState._fields})
         given = state_dict["shape"]
         if not isinstance(given, (list, tuple)) or not all(type(n) is int for n in given) or tuple(given) != shape:
             raise ValueError(
@@ -109,13 +98,13 @@ class SlimTik:
         except TypeError as error:
             raise ValueError(f"state_dict: {error}: the checkpoint is damaged") from None
         for name in ("memory", "candidates"):
-            check_state_number(name, state_dict[name], 0, 2**31, integer=True)
+            checks.check_state_number(name, state_dict[name], 0, 2**31, integer=True)
         steps, last, total, blocks = (state_dict[name] for name in SlimTikState._fields)
-        check_state_number("steps", steps, 0, integer=True)
-        check_state_number("last_regularization", last, -bounds[1], bounds[1])
-        check_state_number("regularization_sum", total, *bounds)
+        checks.check_state_number("steps", steps, 0, integer=True)
+        checks.check_state_number("last_regularization", last, -bounds[1], bounds[1])
+        checks.check_state_number("regularization_sum", total, *bounds)
         if not steps and not last == total == regularization:
-            raise damaged("regularization_sum", f"{regularization:g} before the first update", total)
+            raise checks.damaged("regularization_sum", f"{regularization:g} before the first update", total)
         if not isinstance(blocks, (list, tuple)) or len(blocks) != min(steps, memory):
             came = f"{len(blocks)} blocks" if isinstance(blocks, (list, tuple)) else type(blocks).__name__
             raise ValueError(
@@ -126,9 +115,9 @@ class SlimTik:
         for i, block in enumerate(blocks):
             columns = block.shape[1] if isinstance(block, Tensor) and not block.is_nested and block.ndim == 2 else 0
             if not columns:
-                raise damaged(f"blocks'][{i}", f"a tensor of shape ({shape[1]}, n)", "another")
+                raise checks.damaged(f"blocks'][{i}", f"a tensor of shape ({shape[1]}, n)", "another")
             copies.append(
-                check_state_tensor(
+                checks.check_state_tensor(
                     f"blocks'][{i}", block, (shape[1], columns), dtype=self.dtype, device=torch.device("cpu")
                 )
             )
@@ -221,7 +210,7 @@ class SlimTik:
         return f"SlimTik(memory={self.memory}, regularization={self.regularization:g}{head})"
 
     def _bound(self) -> nn.Linear:
-        return owned_head("SlimTik", self.linear)
+        return checks.owned_head("SlimTik", self.linear)
 
     def _state_now(self) -> SlimTikState:
         self._bound()  # a head without one has no state
@@ -256,7 +245,7 @@ class SlimTik:
                 f"sample_weight must be None, got a {type(sample_weight).__name__}: "
                 "slimTik weighs all samples of a batch alike; RLS takes weights"
             )
-        check_rows(linear, features, targets)
+        checks.check_rows(linear, features, targets)
         with torch.autocast("cpu", enabled=False):
             self._learn(linear, features, targets)
 
@@ -270,13 +259,13 @@ class SlimTik:
         C = y.T / math.sqrt(n)
         E = C - W @ Z
         if not math.isfinite(float(Z.square().sum() + E.square().sum())):
-            raise explain_nonfinite(features, targets, linear)
+            raise checks.explain_nonfinite(features, targets, linear)
 
         state = self._state
         W, lam, tau = self._solve(Z, E, W)
         rounded = W.to(linear.weight.dtype)
         if not math.isfinite(float(rounded.abs().max())):
-            raise explain_nonfinite(features, targets, linear, W)
+            raise checks.explain_nonfinite(features, targets, linear, W)
         head = rounded.to(linear.weight.device)
         new = SlimTikState(state.steps + 1, lam, tau, (*state.blocks, Z)[-self.memory :] if self.memory else ())
 
@@ -300,10 +289,10 @@ class SlimTik:
     def predict(self, features: Tensor) -> Tensor:
         """The head's outputs (..., out_features), without a deviation, which would need old targets."""
         linear = self._bound()
-        check_rows(linear, features)
+        checks.check_rows(linear, features)
         Phi = parameters.rows(linear, features, self.dtype)
         if not bool(Phi.square().sum().isfinite()):
-            raise explain_nonfinite(features, None, linear)
+            raise checks.explain_nonfinite(features, None, linear)
         outputs = Phi @ parameters.join(linear).to(self.dtype).T
         return outputs.reshape(*features.shape[:-1], linear.out_features).to(linear.weight.dtype)
 

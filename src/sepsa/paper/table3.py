@@ -186,18 +186,11 @@ def _row(record: Record) -> TableRow:
     train_mean, train_std = _mean_and_std([run.train for run in stable if run.train is not None])
     test_mean, test_std = _mean_and_std([run.test for run in stable if run.test is not None])
     paper = compared_row(record)
+    # A diverged run stopped early, and would make the method look fast.
+    seconds = significant(float(np.mean([run.seconds for run in stable or record.runs])))
     return TableRow(
-        experiment=record.experiment,
-        mode=record.mode,
-        dataset=record.dataset,
-        method=record.method,
-        metric=record.metric,
-        train_mean=train_mean,
-        train_std=train_std,
-        test_mean=test_mean,
-        test_std=test_std,
-        # A diverged run stopped early, and would make the method look fast.
-        seconds_mean=significant(float(np.mean([run.seconds for run in stable or record.runs]))),
+        *(record.experiment, record.mode, record.dataset, record.method, record.metric),
+        *(train_mean, train_std, test_mean, test_std, seconds),
         seeds=len(record.runs),
         diverged=len(record.runs) - len(stable),
         paper_train_mean=paper and paper.train_mean,
