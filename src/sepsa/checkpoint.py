@@ -61,7 +61,7 @@ BUILT = {
     "sepsa.river.SepSARegressor": ("sepsa.river", "SepSARegressor"),
     "sepsa.river.SepSAClassifier": ("sepsa.river", "SepSAClassifier"),
     "sepsa.river.SepSAMultiTargetRegressor": ("sepsa.river", "SepSAMultiTargetRegressor"),
-    "sepsa.heads.Delta": ("sepsa.heads.math.delta", "Delta"),
+    "sepsa.heads.Delta": ("sepsa.heads.base.delta", "Delta"),
     "sepsa stream": ("sepsa.stream.table_learner", "TableLearner"),
 }
 

@@ -19,13 +19,13 @@ from torch.nn import functional
 from sepsa.heads.backends.captured_least_squares import CapturedState
 from sepsa.heads.base import checks, health
 from sepsa.heads.base.checks import check_rows, explain_nonfinite, is_new_head, owned_head
+from sepsa.heads.base.delta import Delta
+from sepsa.heads.base.delta import learn as learn_delta
+from sepsa.heads.base.delta import since as delta_since
 from sepsa.heads.base.parameters import bias_words, commit, follow, join, ridges, samples, start, store
 from sepsa.heads.base.posterior import NormalPosterior
-from sepsa.heads.base.rls_state import Settings, read_root, write_root
+from sepsa.heads.base.rls_state import RLSSettings, read_root, write_root
 from sepsa.heads.math import least_squares, unlearning
-from sepsa.heads.math.delta import Delta
-from sepsa.heads.math.delta import learn as learn_delta
-from sepsa.heads.math.delta import since as delta_since
 from sepsa.heads.math.least_squares import PENDING, SAMPLES, STEPS, Root
 from sepsa.heads.self_tuning import SelfTuningRLS
 from sepsa.validation import in_range
@@ -107,7 +107,7 @@ class RLS(NormalPosterior):
     def state_dict(self) -> dict[str, Any]:
         """Everything beside the head itself, whose weights live in the `nn.Linear`."""
         root = self._state()
-        settings = Settings(self._prior, self.ridge, self.bias_ridge, self.forgetting)
+        settings = RLSSettings(self._prior, self.ridge, self.bias_ridge, self.forgetting)
         return write_root(root, self._counters, settings)
 
     @torch.no_grad()
