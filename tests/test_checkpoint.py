@@ -20,8 +20,9 @@ from torch import nn
 import river_faces as river
 import sepsa
 from breaking.damage import same
-from sepsa import checkpoint
-from sepsa.checkpoint import CheckpointError, Tree, decode, from_bytes, inspect, to_bytes
+from sepsa.checkpoint import CheckpointError, from_bytes, inspect, to_bytes
+from sepsa.states import file, objects
+from sepsa.states.tree import Tree, decode
 
 DATA = Path(__file__).parent / "data"
 
@@ -309,7 +310,7 @@ def test_a_plain_value_alone_is_refused(tmp_path):
 
 
 def test_a_newer_format_is_refused_in_a_sentence(monkeypatch):
-    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    monkeypatch.setattr(file, "FORMAT", 2)
     made = to_bytes(Holder(1))
     monkeypatch.undo()
     with pytest.raises(
@@ -332,7 +333,7 @@ def test_a_file_of_each_format_loads_and_goes_on(path):
 def test_a_pickle_of_another_version_warns(monkeypatch):
     X, y = data()
     for model in (sepsa.SepSARegressor().partial_fit(X, y), river.SepSARegressor()):
-        monkeypatch.setattr(checkpoint, "__version__", "0.0.7")
+        monkeypatch.setattr(objects, "__version__", "0.0.7")
         old = pickle.dumps(model)
         monkeypatch.undo()
         with pytest.warns(UserWarning, match=r"written by sepsa 0.0.7 .* use sepsa.save"):

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import sepsa
-from sepsa.checkpoint import CheckpointError, Lock
+from sepsa.checkpoint import CheckpointError
+from sepsa.states.file import Lock
 
 OLD, NEW = {"a": np.zeros(2000)}, {"a": np.ones(200_000)}
 
@@ -110,7 +111,7 @@ def test_two_writers_in_one_process(old):
 HOLDS = """
 import sys, time
 from pathlib import Path
-from sepsa.checkpoint import Lock
+from sepsa.states.file import Lock
 with Lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

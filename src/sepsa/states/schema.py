@@ -9,12 +9,14 @@ import contextlib
 import math
 import sys
 from collections.abc import Iterator, Mapping, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 LARGEST_FLOAT = sys.float_info.max
 LARGEST_INTEGER = 2**63 - 1
@@ -48,6 +50,10 @@ class Entries:
             kind = "a number" if math.isfinite(low) or math.isfinite(high) else "a finite number"
             raise self.damaged(key, kind + bounds(low, high), brief(value))
         return float(value)
+
+    def numbers(self, low: float = -math.inf) -> list[float]:
+        """All items of a list as finite numbers of at least `low`."""
+        return [self.number(i, low) for i in range(len(self))]
 
     def integer(self, key: Any, low: int = 0, high: int = LARGEST_INTEGER) -> int:
         """An integer in [low, high]; a bool is none."""

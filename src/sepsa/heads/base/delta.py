@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from sepsa.checkpoint import Saves
 from sepsa.heads.base.rls_state import MOST_STEPS, read_root
 from sepsa.heads.math.delta import difference
 from sepsa.heads.math.least_squares import SAMPLES, STEPS, Root, fade, learn_large, start
 from sepsa.heads.protocols import NotFinite
+from sepsa.states.objects import Saves
 from sepsa.states.schema import Entries, kind_of
 
 if TYPE_CHECKING:
