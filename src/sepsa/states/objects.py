@@ -141,7 +141,7 @@ def describe(what: Any) -> tuple[str, Any, Any]:
             f"what is saved must have state_dict and load_state_dict, or be a dict, got {type(what).__name__}: "
             "put plain values into a dict"
         )
-    kind = kind_of(what)
+    kind = class_name(what)
     if kind in BUILT:
         parameters = what._get_params() if hasattr(what, "_get_params") else what.get_params()
         return kind, parameters, what.state_dict()
@@ -155,12 +155,12 @@ def has_state(what: Any) -> bool:
     return hasattr(what, "state_dict") and hasattr(what, "load_state_dict") and not isinstance(what, type)
 
 
-def kind_of(what: Any) -> str:
+def class_name(what: Any) -> str:
     """The public name of an object's class."""
     cls = type(what)
-    place = cls.__module__, cls.__qualname__
-    ours = f"sepsa.{cls.__name__}" if cls.__module__.startswith("sepsa.") else ".".join(place)
-    return next((kind for kind, built in BUILT.items() if built == place), ours)
+    path = cls.__module__, cls.__qualname__
+    name = f"sepsa.{cls.__name__}" if cls.__module__.startswith("sepsa.") else ".".join(path)
+    return next((kind for kind, built in BUILT.items() if built == path), name)
 
 
 def unpack(header: Header, state: Any, into: Any, name: str) -> Any:
@@ -214,13 +214,13 @@ def build(kind: str, configuration: Any, state: Any, name: str) -> Any:
 
 def check_kind(kind: str, given: Any, name: str) -> None:
     """Refuse an object of another class than the one that was saved."""
-    if not has_state(given) or kind_of(given) != kind:
+    if not has_state(given) or class_name(given) != kind:
         raise CheckpointError(f"{name} holds a {kind}, and into is a {type(given).__name__}")
 
 
 def load_into(given: Any, state: Any) -> None:
     """Let an object load a state, a SepSA also that of its model; where it is refused, nothing has changed."""
-    if kind_of(given) != "sepsa.SepSA":
+    if class_name(given) != "sepsa.SepSA":
         given.load_state_dict(state)
         return
     own, saved = given.model.state_dict(), state["model"]

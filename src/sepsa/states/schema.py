@@ -59,9 +59,8 @@ class Entries:
         """An integer in [low, high]; a bool is none."""
         value = self[key]
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
-            raise self.damaged(
-                key, "an integer" + bounds(low, math.inf if high == LARGEST_INTEGER else high), brief(value)
-            )
+            words = bounds(low, math.inf if high == LARGEST_INTEGER else high)
+            raise self.damaged(key, "an integer" + words, brief(value))
         return int(value)
 
     def tensor(

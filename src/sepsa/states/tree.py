@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,11 @@ TORCH = {
 CODES: dict[Any, str] = {np.dtype(kind): code for code, kind in NUMPY.items()} | {v: k for k, v in TORCH.items()}
 SIZES = {code: np.dtype(kind).itemsize for code, kind in NUMPY.items()} | {"BF16": 2}
 TYPES = {"bool": bool, "int": int, "float": float, "str": str}
+# The values that their tag and content alone determine.
+DECODERS: dict[str, Callable[[Any], Any]] = {
+    "float": float, "str_": np.str_, "bytes": lambda text: base64.b64decode(text, validate=True),
+    "torch.dtype": TORCH.__getitem__, "numpy.dtype": NUMPY.__getitem__, "type": TYPES.__getitem__,
+}  # fmt: skip
 
 
 class Tree:
@@ -97,14 +102,12 @@ def decode(value: Any, tensors: list[Any], entries: dict[str, dict[str, Any]]) -
         return decode(part, tensors, entries)
 
     tag, content = value
-    if tag == "float":
-        return float(content)
+    if tag in DECODERS:
+        return DECODERS[tag](content)
     if tag == "dict":
         return {inner(key): inner(item) for key, item in content}
     if tag in ("list", "tuple"):
         return (list if tag == "list" else tuple)(map(inner, content))
-    if tag == "bytes":
-        return base64.b64decode(content, validate=True)
     if tag == "tensor":
         entry, raw = entries[str(content)], tensors[content]
         dtype = TORCH[entry["dtype"]]
@@ -121,16 +124,8 @@ def decode(value: Any, tensors: list[Any], entries: dict[str, dict[str, Any]]) -
         array = np.empty(len(items), object)
         array[:] = list(map(inner, items))
         return array.reshape(shape)
-    if tag == "str_":
-        return np.str_(content)
     if tag == "generic":
         return inner(content)[()]
-    if tag == "torch.dtype":
-        return TORCH[content]
-    if tag == "numpy.dtype":
-        return NUMPY[content]
-    if tag == "type":
-        return TYPES[content]
     raise ValueError(f"unknown tag {tag!r}")
 
 

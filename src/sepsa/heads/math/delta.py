@@ -12,8 +12,8 @@ from torch import Tensor
 
 from sepsa.heads.math.least_squares import Root, square_root
 
-# The largest relative error that counts as exact.
-_EXACT = {torch.float64: 1e-6, torch.float32: 1e-3}
+# The largest relative error of a difference.
+_LARGEST_ERROR = {torch.float64: 1e-6, torch.float32: 1e-3}
 
 
 def difference(before: Root, now: Root) -> tuple[Tensor, Tensor, Tensor]:
@@ -23,9 +23,9 @@ def difference(before: Root, now: Root) -> tuple[Tensor, Tensor, Tensor]:
     (R, lost), (R_mark, lost_mark) = inverse(now.T), inverse(before.T)
     T, W = now.T, now.W
     noise = max(torch.finfo(dtype).eps * (len(T) + max(condition(T), condition(before.T))), lost + lost_mark)
-    if not noise <= _EXACT[dtype]:
+    if not noise <= _LARGEST_ERROR[dtype]:
         raise ValueError(
-            f"the curvature reaches over so many orders of magnitude that a share of {noise:.3g} of what was learned "
+            f"the curvature has so large a condition number that a share of {noise:.3g} of what was learned "
             "could be lost: rescale the features, or let one head learn the samples of both"
         )
     # T A_mark Tᵀ = Q diag(s) Qᵀ, so that 1 - s is the share of today's curvature that is new.
@@ -53,12 +53,12 @@ def difference(before: Root, now: Root) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def wide(part: Tensor) -> Tensor:
-    """In float64, which MPS does not have."""
+    """The tensor in float64; on the CPU where it is on MPS, which has no float64."""
     return (part.cpu() if part.device.type == "mps" else part).double()
 
 
 def condition(T: Tensor) -> float:
-    """That of TᵀT, less what the units of the features contribute, which harm no digit."""
+    """The condition number of TᵀT with its features scaled to one length: their units cost no digits."""
     length: Tensor = torch.linalg.vector_norm(T, dim=0)
     return float(torch.linalg.cond(T / length)) ** 2
 
