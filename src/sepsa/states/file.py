@@ -19,8 +19,8 @@ import math
 import os
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -39,7 +39,7 @@ class CheckpointError(ValueError):
 
 
 class Header(NamedTuple):
-    """What a checkpoint says of itself, without its tensors."""
+    """The header of a checkpoint: what was saved, when and by which version."""
 
     format: int
     library: str  # the version of sepsa that wrote it
@@ -64,40 +64,31 @@ def size_of(entry: dict[str, Any]) -> int:
 # ---------------------------------------------------------------------- writing
 
 
-class Lock:
-    """The right to write to `target`, for one process at a time, while the context is open.
+@contextlib.contextmanager
+def lock(target: Path) -> Iterator[None]:
+    """Hold the right to write to `target`, for one process at a time.
 
     It is a lock of the operating system on a file beside the target, so a process that dies releases it.
     """
+    import fcntl  # not on Windows, where only saving needs it
 
-    def __init__(self, target: Path) -> None:
-        self.target, self.path = target, target.with_name(target.name + ".lock")
-        self._file: Any = None
-
-    def __enter__(self) -> Lock:
-        import fcntl  # not on Windows, where only saving needs it
-
-        while self._file is None:
-            file = open(self.path, "ab", buffering=0)  # an interrupt closes it, which releases the lock
+    path, held = target.with_name(target.name + ".lock"), False
+    while not held:
+        with open(path, "ab", buffering=0) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                file.close()
                 raise CheckpointError(
-                    f"{self.target} is being written by another process: wait for it, or choose another path"
+                    f"{target} is being written by another process: wait for it, or choose another path"
                 ) from None
             # The process that held the lock before may have removed the file between open and flock.
-            if os.path.exists(self.path) and os.path.samestat(os.fstat(file.fileno()), os.stat(self.path)):
-                self._file = file
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with contextlib.suppress(OSError):
-            self.path.unlink()  # while it is locked, so that no process waits for a removed file
-        self._file.close()
-        self._file = None
+            held = os.path.exists(path) and os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+            if held:
+                try:
+                    yield
+                finally:
+                    with contextlib.suppress(OSError):
+                        path.unlink()  # while it is locked, so that no process waits for a removed file
 
 
 def write(target: Path, header: bytes, tensors: list[Any], keep: int = 1) -> None:

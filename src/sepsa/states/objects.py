@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from sepsa._version import __version__
-from sepsa.states.file import CheckpointError, Header, Lock, encode, read, read_path, view, write
+from sepsa.states.file import CheckpointError, Header, encode, lock, read, read_path, view, write
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,7 +45,7 @@ def save(what: Any, path: str | os.PathLike[str], *, position: Any = None, keep:
         raise ValueError(f"keep must be an integer of at least 1, got {keep!r}")
     header, tensors = pack(what, position)
     target = Path(os.path.realpath(path))
-    with Lock(target):
+    with lock(target):
         write(target, header, tensors, keep)
 
 
@@ -73,7 +73,7 @@ def from_bytes(data: bytes, into: Any = None) -> Any:
 
 
 def inspect(path: str | os.PathLike[str]) -> Header:
-    """What a checkpoint says of itself; its tensors are verified, and nothing is built."""
+    """The header of a checkpoint; the whole file is verified, and nothing is built."""
     return read_path(path)[0]
 
 

@@ -136,10 +136,10 @@ def check_array(
     kind = "a tensor" if library is torch else "an array"
     fits = isinstance(value, Tensor if library is torch else np.ndarray) and not getattr(value, "is_nested", False)
     if not fits or not has_shape(value, shape):
-        words = ", ".join("n" if n is None else str(n) for n in shape) + ("," if len(shape) == 1 else "")
+        expected = str(shape).replace("None", "n")
         got = tuple(value.shape) if fits else kind_of(value)
         raise ValueError(
-            f"{name} must be {kind} of shape ({words}), got {got}: the checkpoint belongs to a model of another size"
+            f"{name} must be {kind} of shape {expected}, got {got}: the checkpoint belongs to a model of another size"
         )
     if value.dtype != dtype or (library is torch and (value.layout is not torch.strided or value.is_meta)):
         raise damaged(name, f"{kind} of {dtype} in dense layout", kind_of(value))
@@ -156,7 +156,7 @@ def has_shape(value: Any, shape: tuple[int | None, ...]) -> bool:
 
 @contextlib.contextmanager
 def settings(name: str) -> Iterator[None]:
-    """Settings of a saved state are checked as those that a user gives: their errors get the name of the entry."""
+    """A context in which the error of a check of settings gets the name of the saved entry."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -176,13 +176,13 @@ def bounds(low: float, high: float) -> str:
 
 
 def brief(value: object) -> str:
-    """A value in an error: as Python writes it, or what it is where that is long."""
+    """The repr of a value in an error, or its type where that is long."""
     text = repr(value)
     return text if len(text) < 80 else kind_of(value)
 
 
 def kind_of(value: object) -> str:
-    """What a value is, in an error."""
+    """The type of a value in an error, with the dtype of an array or tensor."""
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype}"
     if not isinstance(value, Tensor):

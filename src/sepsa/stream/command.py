@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from sepsa.states.file import CheckpointError, Header, Lock, older, read_path, write
+from sepsa.states.file import CheckpointError, Header, lock, older, read_path, write
 from sepsa.states.objects import build, pack
 from sepsa.states.tree import tensors_of
 from sepsa.stream.table import Block, Table, TableError, open_table
@@ -88,7 +88,7 @@ def stream(settings: Settings) -> int:
         try:
             signals = held.enter_context(Signals())
             if settings.checkpoint is not None:
-                held.enter_context(Lock(Path(os.path.realpath(settings.checkpoint))))
+                held.enter_context(lock(Path(os.path.realpath(settings.checkpoint))))
             return Run(settings, signals, held).go()
         except Stopped:
             return signals.code

@@ -1,4 +1,4 @@
-"""What every head solver checks where data come in: once, before anything changes."""
+"""Checks of heads, settings and samples, which every solver makes once, before anything changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sepsa.validation import in_range
 
 
 def bias_setting(value: Any) -> float | Literal["ridge"] | None:
-    """What holds the bias: a number, "ridge" for what holds the weights, or None for next to nothing."""
+    """The setting `bias_ridge`: a number, "ridge" for the ridge of the weights, or None for a small default."""
     if value is None or value == "ridge":
         return value  # type: ignore[no-any-return]
     if isinstance(value, str):
