@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from sepsa._base_state import check_base_state, check_own_state
 from sepsa.capture import PlainStep, Step, capture, check_devices
 from sepsa.distributed import is_sharded, join_ranks
 from sepsa.heads import RLS, Forgets, HeadSolver
@@ -30,6 +29,7 @@ from sepsa.observe import (
     is_collection,
     observers_of,
 )
+from sepsa.states.optimizer import check_base_state, check_own_state
 
 S = TypeVar("S", bound=HeadSolver)
 
