@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from sepsa import distributed
 from sepsa.heads import Capturable, CapturableByRow
-from sepsa.observe import Observation, Observer, observers_of
+from sepsa.observe import Observation, Observer, observers_of, ranks
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 WARM_UP = 3  # steps before a graph is recorded, as torch asks for
@@ -129,7 +129,7 @@ class GraphStep:
         self.compile, self.group = compile, group
         if group is not None and observer is not None:
             distributed.same_start(group, model)
-            observer.start_together(group)
+            ranks.start_together(observer, group)
         self.model, self.optimizer, self.loss_fn, self.observer = model, optimizer, loss_fn, observer
         self.solver = None if observer is None else cast(Capturable, observer.solver)
         self.inputs, self.targets = torch.zeros_like(inputs), torch.zeros_like(targets)
@@ -208,7 +208,7 @@ class GraphStep:
         else:
             observation = Observation(self.observer, targets)
             observation.captured, observation.group, observation.rows = True, self.group, rows
-            with observation, self.observer.whole() if self.observer.holds_out else contextlib.nullcontext():
+            with observation, self.observer.one_graph() if self.observer.holds_out else contextlib.nullcontext():
                 loss, *fine = self._loss_of(compiled, inputs, targets)
             if observation.finite is not None:
                 fine.append(observation.finite)

@@ -35,8 +35,8 @@ class LearnsMoments(Protocol):
     learns_moments: bool
 
 
-class Rows(NamedTuple):
-    """Rows of a batch: features (n, k), targets (n, m) or class indices (n,), weights (n,), inputs (n, ...)."""
+class Samples(NamedTuple):
+    """Samples as rows: features (n, k), targets (n, m) or class indices (n,), weights (n,), inputs (n, ...)."""
 
     features: Tensor
     targets: Tensor
@@ -148,7 +148,7 @@ def share_start(group: Any, head: nn.Linear, state: dict[str, Any]) -> dict[str,
     return shared
 
 
-def gather(group: Any, rows: Rows | None, error: Exception | None, moments: bool) -> tuple[Rows | None, slice]:
+def gather(group: Any, rows: Samples | None, error: Exception | None, moments: bool) -> tuple[Samples | None, slice]:
     """The rows of all ranks in the order of ranks, and where this rank's are among them; None where there are none.
 
     `rows` is None where `error` says why, which is then raised on this rank, and told on the others. `moments` says
@@ -196,7 +196,7 @@ def gather(group: Any, rows: Rows | None, error: Exception | None, moments: bool
         width = _width(part) * part.element_size()
         found.append(joined[:, at : at + width].clone().view(part.dtype).reshape(-1, *part.shape[1:]))
         at += width
-    return Rows(*found), own
+    return Samples(*found), own
 
 
 def capture_group(model: nn.Module, setting: Any, sharded: Any) -> Any:
@@ -261,7 +261,7 @@ def on_all_ranks(group: Any, fine: Tensor) -> Tensor:
     return flag.bool()
 
 
-def moments_are_fewer(counts: list[int], rows: Rows) -> bool:
+def moments_are_fewer(counts: list[int], rows: Samples) -> bool:
     """Whether a rank receives fewer bytes by moments than by rows; the same answer on every rank."""
     if not rows.targets.is_floating_point():
         return False
@@ -271,7 +271,7 @@ def moments_are_fewer(counts: list[int], rows: Rows) -> bool:
     return (len(counts) - 1) * max(counts) * row > rounds * 8 * min(max(counts), k + 1 + m) * (k + 1 + m)
 
 
-def gather_moments(group: Any, rows: Rows, counts: list[int]) -> Rows:
+def gather_moments(group: Any, rows: Samples, counts: list[int]) -> Samples:
     """At most k + 1 + m rows with the second moments of those of all ranks, of which rank i has counts[i]."""
     x, y, w, _ = _wide(rows)
     assert w is not None
@@ -325,7 +325,7 @@ def triangular(table: Tensor) -> Tensor:
     return R
 
 
-def as_samples(table: Tensor, k: int) -> Rows:
+def as_samples(table: Tensor, k: int) -> Samples:
     """Rows of [Φ 1 Y]√w as samples, where column k need not be √w any more: after a reflection that makes it constant.
 
     The reflection leaves the second moments as they are; with s in all of column k, the rows divided by s are samples
@@ -334,12 +334,12 @@ def as_samples(table: Tensor, k: int) -> Rows:
     ones = table[:, k]
     size = torch.linalg.vector_norm(ones)
     if not bool(size > 0):  # every weight is 0
-        return Rows(torch.zeros_like(table[:, :k]), torch.zeros_like(table[:, k + 1 :]), torch.zeros_like(ones))
+        return Samples(torch.zeros_like(table[:, :k]), torch.zeros_like(table[:, k + 1 :]), torch.zeros_like(ones))
     s = size / len(table) ** 0.5
     v = ones + torch.where(ones.sum() > 0, s, -s)
     table = table - torch.outer(v, (2 / (v @ v)) * (v @ table))
     samples = table / table[:, k : k + 1]
-    return Rows(samples[:, :k], samples[:, k + 1 :], table[:, k].square())
+    return Samples(samples[:, :k], samples[:, k + 1 :], table[:, k].square())
 
 
 def _exchange(group: Any, other: int, sent: Tensor | None, received: Tensor | None) -> Any:
@@ -355,18 +355,18 @@ def _exchange(group: Any, other: int, sent: Tensor | None, received: Tensor | No
     return received
 
 
-def _wide(rows: Rows) -> Rows:
+def _wide(rows: Samples) -> Samples:
     """In float64, with weights, as compressed rows are."""
-    return Rows(rows.features.double(), rows.targets.double(), _wide_weight(rows))
+    return Samples(rows.features.double(), rows.targets.double(), _wide_weight(rows))
 
 
-def _wide_weight(rows: Rows) -> Tensor:
+def _wide_weight(rows: Samples) -> Tensor:
     if rows.sample_weight is not None:
         return rows.sample_weight.double()
     return torch.ones(len(rows.features), dtype=torch.float64, device=rows.features.device)
 
 
-def _say(rows: Rows | None) -> Tensor:
+def _say(rows: Samples | None) -> Tensor:
     words = [0, 1, 0, 0, 0, 0, 0, 0, 0]
     if rows is not None:
         x, y, w, z = rows
@@ -377,11 +377,11 @@ def _say(rows: Rows | None) -> Tensor:
     return torch.tensor(words)
 
 
-def _empty_like(words: list[int], device: torch.device) -> Rows:
+def _empty_like(words: list[int], device: torch.device) -> Samples:
     """No rows, of the kind that another rank has."""
     width, target, identity, x, y, z = words[_WIDTH:]
     none = torch.zeros(0, device=device)
-    return Rows(
+    return Samples(
         none.new_zeros(0, width, dtype=_DTYPES[x]),
         none.new_zeros((0,) if target < 0 else (0, target), dtype=_DTYPES[y]),
         None,

@@ -29,6 +29,7 @@ from sepsa.observe import (
     by_name,
     is_collection,
     observers_of,
+    ranks,
 )
 
 S = TypeVar("S", bound=HeadSolver)
@@ -264,7 +265,7 @@ class SepSA(Optimizer, Generic[S]):
 
         def take_part() -> None:
             for observer in self._observers:
-                observer.learn_without_batch(ddp)
+                ranks.learn_without_batch(observer, ddp)
 
         for observer in self._observers:
             observer.joined = ddp
