@@ -21,7 +21,7 @@ from sepsa.heads import Capturable, CapturableByRow, Forgets, HeadSolver, HoldsO
 from sepsa.heads.base.checks import check_rows, check_weight
 from sepsa.observe import ranks
 from sepsa.observe.hooks import HeadHook, InputHook, OutputHook, OutputProbe, hooks_of, remove_hooks
-from sepsa.observe.rows import are_labels, check_dense, observed_rows, row_count, weight_rows
+from sepsa.observe.rows import are_labels, check_dense, may_be_missing, observed_rows, row_count, weight_rows
 
 if TYPE_CHECKING:
     from sepsa.observe.observation import Observation
@@ -166,7 +166,7 @@ class Observer:
         try:
             # To look at targets on a GPU the host must wait for the forward pass. There the solver, which looks at its
             # own result, refuses the first batch with missing targets, unless rows are drawn and it may not see them.
-            if targets.is_cpu or self.expects_missing or self.head_fraction < 1.0:
+            if may_be_missing(targets) if targets.is_cpu else self.expects_missing or self.head_fraction < 1.0:
                 observation.observed = observed_rows(features, targets, self.partial_targets)
                 self.expects_missing = observation.observed is not None
             return self._learn_observed(observation, features)
@@ -185,16 +185,15 @@ class Observer:
 
     def _learn_observed(self, observation: Observation, features: Tensor) -> Tensor | None:
         """Let the head learn `head_fraction` of the rows in `observation.observed`, and return the mask of the body."""
-        rows = None
         if observation.observed is None and self.head_fraction == 1.0:
             identity = observation.identity(row_count(features)) if self.holds_out else None
-            samples = Samples(features, observation.targets, observation.sample_weight, identity)
-        else:
-            self.check_samples(observation, features, per_output_weight=self.partial_targets)
-            samples, rows = self.draw(observation, features)
-        if rows is not None and not len(rows):
+            self.update(features, observation.targets, observation.sample_weight, identity)
+            return self.held_out if self.holds_out else None
+        self.check_samples(observation, features, per_output_weight=self.partial_targets)
+        samples, rows = self.draw(observation, features)
+        if not len(rows):
             return self.excluded_rows(observation, features, None)
-        self.update(samples)
+        self.update(*samples)
         return self.excluded_rows(observation, features, self.held_out, rows)
 
     def _learn_captured(self, observation: Observation, features: Tensor) -> Tensor | None:
@@ -224,9 +223,8 @@ class Observer:
         observation.finite = cast(CapturableByRow, self.solver).update_captured(rows, targets, names)
         return self.excluded_rows(observation, features, self.held_out, drawn)
 
-    def update(self, samples: Samples) -> None:
+    def update(self, features: Tensor, targets: Tensor, weight: Tensor | None, identity: Tensor | None) -> None:
         """Let the solver learn these samples; with `forget_per_step` it forgets once for each step of the body."""
-        features, targets, weight, identity = samples
         options = {"identity": identity} if self.holds_out else {}
         if not self.forget_per_step:
             self.solver.update(features, targets, weight, **options)

@@ -47,7 +47,7 @@ def learn_from_all(observer: Observer, group: Any, own: Samples | None, error: E
     start_together(observer, group)
     if samples is None:
         return None
-    observer.update(samples)
+    observer.update(*samples)
     return place
 
 

@@ -12,10 +12,9 @@ _SIGNED = frozenset({torch.int8, torch.int16, torch.int32, torch.int64})
 
 
 def may_be_missing(targets: Tensor) -> bool:
-    """Whether a CPU tensor of targets may hold a NaN or `IGNORE_INDEX`, by one reduction: a NaN makes the sum NaN."""
+    """Whether targets on a CPU hold a NaN or a negative class index, by one cheap call: a NaN does not equal itself."""
     if targets.dtype in _FLOATING:
-        total = targets.sum().item()
-        return total != total
+        return targets.layout is torch.strided and not torch.equal(targets, targets)
     return targets.dtype in _SIGNED and targets.numel() > 0 and targets.min().item() < 0
 
 
@@ -25,8 +24,6 @@ def observed_rows(features: Tensor, targets: Tensor, partial: bool = False) -> T
     A row with some outputs observed and others not is refused, because one curvature serves all outputs of a head,
     unless the solver learns from `partial` targets.
     """
-    if targets.is_cpu and not may_be_missing(targets):
-        return None
     n = features.numel() // max(1, features.shape[-1])
     if not targets.numel() or targets.numel() % max(n, 1):
         return None
