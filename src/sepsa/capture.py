@@ -23,7 +23,8 @@ from torch.optim import Optimizer
 
 from sepsa import distributed
 from sepsa.heads import Capturable, CapturableByRow
-from sepsa.observe import Observation, Observer, observers_of, ranks
+from sepsa.observe import Observation, Observer, ranks
+from sepsa.observe.observation import observers_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 WARM_UP = 3  # steps before a graph is recorded, the number that torch recommends

@@ -155,9 +155,8 @@ def gather(group: Any, rows: Samples | None, error: Exception | None, moments: b
     `rows` is None where this rank refused them by `error`: it is raised here, and a RuntimeError on the other ranks.
     `moments` says that second moments are enough.
     """
-    size, rank = dist.get_world_size(group), dist.get_rank(group)
-    device = _device(group)
-    headers = _gather_tensor(group, _header(rows).to(device), size).tolist()
+    rank, device = dist.get_rank(group), _device(group)
+    headers = gather_equal(group, _header(rows).to(device)[None]).tolist()
     refused = [k for k, header in enumerate(headers) if header[_REFUSED]]
     if refused:
         if error is not None:
@@ -186,7 +185,7 @@ def gather(group: Any, rows: Samples | None, error: Exception | None, moments: b
     flat = torch.cat([_bytes(part) for part in parts], 1)
     padded = flat.new_zeros(most, flat.shape[1])
     padded[: len(flat)] = flat
-    everyone = _gather_tensor(group, padded.to(device), size).to(flat.device)
+    everyone = gather_equal(group, padded.to(device)[None]).to(flat.device)
     joined = torch.cat([everyone[k, :count] for k, count in enumerate(counts)])
     columns = iter(torch.split_with_sizes(joined, [_width(part) * part.element_size() for part in parts], 1))
     found = [
@@ -224,7 +223,7 @@ def same_start(group: Any, model: nn.Module) -> None:
 
 def check_same(group: Any, what: str, value: int, device: torch.device) -> None:
     """Refuse a `value` of `what` that is not the same on all ranks."""
-    values = _gather_tensor(group, torch.tensor([value], device=device), dist.get_world_size(group)).flatten().tolist()
+    values = gather_equal(group, torch.tensor([value], device=device)).tolist()
     if len(set(values)) > 1:
         raise ValueError(f"{what} must be the same on all ranks of a captured step, got {values}")
 
@@ -387,13 +386,6 @@ def _bytes(part: Tensor) -> Tensor:
 
 def _width(part: Tensor) -> int:
     return math.prod(part.shape[1:])
-
-
-def _gather_tensor(group: Any, value: Tensor, size: int) -> Tensor:
-    """(ranks, ...) of every rank's value, all of one shape."""
-    out = value.new_empty(size, *value.shape)
-    dist.all_gather(list(out.unbind(0)), value.contiguous(), group=group)
-    return out
 
 
 def _device(group: Any) -> torch.device:

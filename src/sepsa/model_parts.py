@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from sepsa.distributed import is_sharded
 from sepsa.heads import RLS, Forgets, HeadSolver
-from sepsa.observe import by_name, is_collection, observers_of
+from sepsa.observe.observation import by_name, is_collection, observers_of
 
 
 def find_heads(model: nn.Module, head: Any) -> dict[str, nn.Linear]:

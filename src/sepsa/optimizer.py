@@ -20,7 +20,8 @@ from sepsa.distributed import join_ranks
 from sepsa.heads import RLS, HeadSolver
 from sepsa.interrupt import DeferredInterrupt
 from sepsa.model_parts import build_base, check_forgetting, find_heads, refuse_head_parameters, solvers_for
-from sepsa.observe import Collection, Detached, Observation, Observations, Observer, is_collection, ranks
+from sepsa.observe import Observation, Observations, Observer, ranks
+from sepsa.observe.observation import Collection, Detached, is_collection
 
 S = TypeVar("S", bound=HeadSolver)
 

@@ -88,8 +88,16 @@ class Observation:
         self.thaw()
         if kind is not None:
             return
+        if not self.learned and not self.observer.attached:
+            raise RuntimeError(
+                f"this SepSA no longer teaches the head {self.observer.name!r}: a later SepSA took it over, or "
+                "detach() was called; observe with the later one, or make another"
+            )
         if not self.learned:
-            raise RuntimeError(unreached(self.observer))
+            raise RuntimeError(
+                f"the forward inside observe never reached the head {self.observer.name!r}: nothing was learned; "
+                "run the model inside the context, or name the right head in SepSA(model, base, head=...)"
+            )
         if self.observer.probe is not None:
             self.observer.probe.judge(self)
 
@@ -205,16 +213,3 @@ class Detached:
     def __exit__(self, *error: object) -> None:
         for observer in self.observers:
             observer.attach()
-
-
-def unreached(observer: Observer) -> str:
-    """The error message for a forward inside `observe` that did not reach the head."""
-    if not observer.attached:
-        return (
-            f"this SepSA no longer teaches the head {observer.name!r}: a later SepSA took it over, or detach() was "
-            "called; observe with the later one, or make another"
-        )
-    return (
-        f"the forward inside observe never reached the head {observer.name!r}: nothing was learned; "
-        "run the model inside the context, or name the right head in SepSA(model, base, head=...)"
-    )

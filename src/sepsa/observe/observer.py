@@ -21,7 +21,7 @@ from sepsa.heads import Capturable, CapturableByRow, Forgets, HeadSolver, HoldsO
 from sepsa.heads.base.checks import check_rows, check_weight
 from sepsa.observe import ranks
 from sepsa.observe.hooks import HeadHook, InputHook, OutputHook, OutputProbe, hooks_of, remove_hooks
-from sepsa.observe.rows import are_labels, check_dense, may_be_missing, observed_rows, row_count, weight_rows
+from sepsa.observe.rows import are_labels, check_dense, may_be_missing, observed_rows, weight_rows
 
 if TYPE_CHECKING:
     from sepsa.observe.observation import Observation
@@ -58,8 +58,6 @@ class Observer:
         self.warned = self.warned_alone = False
         self.probe: OutputProbe | None = OutputProbe()
         self.attach()
-
-    # ------------------------------------------------------------------ hooks
 
     def attach(self) -> None:
         """Put the hooks on head and model, in place of those of another observer."""
@@ -102,16 +100,13 @@ class Observer:
         The solver then identifies samples by their rows in the data set, not by the model's inputs.
         """
         hooks = [hook for module in (self.head, self.model) for hook in hooks_of(module, self)]
-        before = [hook.in_graph for hook in hooks]
         for hook in hooks:
             hook.in_graph = True
         try:
             yield
         finally:
-            for hook, in_graph in zip(hooks, before, strict=True):
-                hook.in_graph = in_graph
-
-    # ------------------------------------------------------------------ learning
+            for hook in hooks:
+                hook.in_graph = not hook.holds_out
 
     def learn(self, observation: Observation, features: Tensor) -> Tensor:
         """Let the head learn. Returns the features that the head is called with."""
@@ -142,10 +137,7 @@ class Observer:
         return features
 
     def learn_compiled(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """Let the head learn in an operator of a compiled graph, and update the graph's copies of its parameters.
-
-        Returns a mask (n,) of the rows from which the body must not learn; None: it learns from all.
-        """
+        """Let the head learn in a compiled graph, which may hold copies of its parameters. Returns `excluded_rows`."""
         observation = self.current
         if observation is None:
             return None
@@ -158,10 +150,7 @@ class Observer:
         return observation.excluded
 
     def _learn_alone(self, observation: Observation, features: Tensor) -> Tensor | None:
-        """Let the head learn this process's rows that have a target.
-
-        Returns a mask (n,) of the rows from which the body must not learn; None: it learns from all.
-        """
+        """Let the head learn this process's rows that have a target. Returns the mask `excluded_rows`."""
         targets, weight = observation.targets, observation.sample_weight
         try:
             # To look at targets on a GPU the host must wait for the forward pass. There the solver, which looks at its
@@ -184,9 +173,9 @@ class Observer:
         return self._learn_observed(observation, features)
 
     def _learn_observed(self, observation: Observation, features: Tensor) -> Tensor | None:
-        """Let the head learn `head_fraction` of the rows in `observation.observed`, and return the mask of the body."""
+        """Let the head learn `head_fraction` of the observed rows. Returns the mask `excluded_rows`."""
         if observation.observed is None and self.head_fraction == 1.0:
-            identity = observation.identity(row_count(features)) if self.holds_out else None
+            identity = observation.identity(features.numel() // features.shape[-1]) if self.holds_out else None
             self.update(features, observation.targets, observation.sample_weight, identity)
             return self.held_out if self.holds_out else None
         self.check_samples(observation, features, per_output_weight=self.partial_targets)
@@ -197,10 +186,7 @@ class Observer:
         return self.excluded_rows(observation, features, self.held_out, rows)
 
     def _learn_captured(self, observation: Observation, features: Tensor) -> Tensor | None:
-        """Let the head learn inside a CUDA graph, where the host can neither draw rows nor look at numbers.
-
-        Returns a mask (n,) of the rows that were held out; None: no row.
-        """
+        """Let the head learn inside a CUDA graph, without the host. Returns the mask `excluded_rows`."""
         rows = features.detach().reshape(-1, features.shape[-1])
         targets, n = observation.targets.reshape(len(rows), -1), len(rows)
         count = math.ceil(self.head_fraction * n)
@@ -236,8 +222,6 @@ class Observer:
         finally:
             solver.forgets = True
         self.forgot = True
-
-    # ------------------------------------------------------------------ rows
 
     def check_samples(self, observation: Observation, features: Tensor, per_output_weight: bool) -> None:
         """Refuse samples that cannot be indexed by rows; integer targets are left for the solver to check."""
@@ -279,12 +263,10 @@ class Observer:
         `held` says for each of `rows`, or of all, whether the solver held it out.
         """
         if held is not None and rows is not None:
-            held = held.new_zeros(row_count(features)).index_put((rows,), held)
+            held = held.new_zeros(features.numel() // features.shape[-1]).index_put((rows,), held)
         if observation.observed is None:
             return held
         return ~observation.observed if held is None else held | ~observation.observed
-
-    # ------------------------------------------------------------------ steps of the body
 
     def body_moved(self) -> None:
         """Note a step of the body; warn, once, where a backward reached a head that had learned nothing."""
@@ -322,8 +304,6 @@ class Observer:
             self.forgot = checkpoint.forgot
         for buffer, before in checkpoint.statistics:
             buffer.copy_(before)
-
-    # ------------------------------------------------------------------ copies
 
     def __getstate__(self) -> dict[str, Any]:
         own = {"generator": self.generator.get_state(), "current": None, "sharded": None, "joined": None}

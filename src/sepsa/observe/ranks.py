@@ -25,10 +25,7 @@ def group_of(observer: Observer) -> Any:
 
 
 def learn_together(observer: Observer, group: Any, observation: Observation, features: Tensor) -> Tensor | None:
-    """Let the head learn the rows of all ranks.
-
-    Returns a mask (n,) of this rank's rows from which the body must not learn; None: it learns from all.
-    """
+    """Let the head learn the rows of all ranks. Returns the mask `excluded_rows` of this rank's rows."""
     own, rows, error = None, None, None
     try:
         own, rows = own_samples(observer, observation, features)

@@ -53,11 +53,6 @@ def are_labels(features: Tensor, targets: Tensor) -> bool:
     return not targets.is_floating_point() and targets.shape == features.shape[:-1]
 
 
-def row_count(features: Tensor) -> int:
-    """The number n of rows of features (..., k)."""
-    return features.numel() // features.shape[-1]
-
-
 def weight_rows(weight: Tensor, n: int) -> Tensor:
     """Weights of n samples as (n,), or as (n, out_features) where each output has one."""
     return weight.reshape(n) if weight.numel() == n else weight.reshape(n, -1)
