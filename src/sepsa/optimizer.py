@@ -44,7 +44,7 @@ class SepSA(Optimizer, Generic[S]):
     shares the body; then `solver` is a dict or list of solvers, and targets come as a dict or tuple.
 
     Inside DistributedDataParallel, or beside fully_shard, all ranks learn one head from the samples of all;
-    `process_group` names their group where it cannot be told, and None lets each rank learn its own.
+    `process_group` names their group where it cannot be inferred, and None lets each rank learn its own.
 
     A head with forgetting below 1 forgets with every batch it learns; with `forget_per="step"` only with the first one
     after each step of the body, so that micro-batches whose gradients are accumulated equal the batch they make up.

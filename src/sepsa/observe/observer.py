@@ -1,7 +1,7 @@
 """One head, its solver and the observation in progress: where the hook on the head and the optimizer meet.
 
 The observation in progress is kept here, where the hook on the head finds it, and not on the optimizer: wrappers copy
-an optimizer (Lightning) or hide it (accelerate), and the head learns all the same.
+an optimizer (Lightning) or hide it (accelerate), and the head must learn there too.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def learn_together(observer: Observer, group: Any, observation: Observation, fea
     own, rows, error = None, None, None
     try:
         own, rows = own_samples(observer, observation, features)
-    except Exception as refused:  # raised once the other ranks, which wait, have been told
+    except Exception as refused:  # raised after the exchange that the other ranks wait for
         error = refused
     place = learn_from_all(observer, group, own, error)
     held = None if place is None else observer.held_out

@@ -1,6 +1,6 @@
-"""The battery of checks that every head solver passes, ours and anybody's.
+"""The checks that every head solver passes, those of this package and those of users.
 
-Run `check_solver(make)` in the tests of a solver of your own: it raises an AssertionError that says what
+Run `check_solver(make)` in the tests of your own solver: it raises an AssertionError that says what
 `sepsa.HeadSolver` promises and what happened instead. `CHECKS` has the checks one by one, for a parametrized test.
 """
 
@@ -24,7 +24,7 @@ CHECKS: dict[str, Callable[[Case], None]] = {
     "too large": checks.too_large_is_refused_or_survived,
     "one head": checks.owns_one_head,
     "copies": checks.copies_go_on_alike,
-    "wrong states": checks.wrong_states_are_refused_whole,
+    "wrong states": checks.wrong_states_change_nothing,
     "rollback": checks.rolls_back,
     "interrupts": interrupts_leave_before_or_after,
     "SepSA": checks.drops_into_sepsa,
@@ -53,7 +53,7 @@ def check_solver(
     - `block`: how near an update of n samples is to n updates of one, or None where they are not alike.
     - `too_large`: a factor at which features cannot be squared in the solver's dtype.
     - `outputs`: the head's out_features. `weighted`: whether it takes sample_weight, or refuses any.
-    - `falls_to`: what is left of the loss of a small network after 300 steps in SepSA.
+    - `falls_to`: the fraction of its first loss that a small network reaches after 300 steps in SepSA.
     - `interrupts`: at how many random instants of `update` it is interrupted.
     - `only`: names of `CHECKS`, for some of them.
 

@@ -248,7 +248,7 @@ def copies_go_on_alike(case: Case) -> None:
             expect_state(other, snapshot(solver), "states are copies both ways", "writing into one changed {}")
 
 
-def wrong_states_are_refused_whole(case: Case) -> None:
+def wrong_states_change_nothing(case: Case) -> None:
     """States of another size, or with an entry missing, extra or damaged, are refused and change nothing."""
     solver, _ = case.start()
     learn(solver, case.stream(3))
