@@ -155,7 +155,8 @@ class Observer:
         try:
             # To look at targets on a GPU the host must wait for the forward pass. There the solver, which looks at its
             # own result, refuses the first batch with missing targets, unless rows are drawn and it may not see them.
-            if may_be_missing(targets) if targets.is_cpu else self.expects_missing or self.head_fraction < 1.0:
+            look = may_be_missing(targets) if targets.is_cpu else self.expects_missing or self.head_fraction < 1.0
+            if look:
                 observation.observed = observed_rows(features, targets, self.partial_targets)
                 self.expects_missing = observation.observed is not None
             return self._learn_observed(observation, features)
