@@ -6,7 +6,9 @@ STAMP := $(VENV)/installed
 # The demo has its own environment, with the packages that the demo needs and no others.
 DEMO := .venv-demo
 # A few fast files from every layer, for `make check`.
-FAST := tests/heads/test_checks.py
+FAST := tests/heads/test_checks.py tests/heads/test_per_output.py tests/heads/test_logistic.py tests/test_observe.py \
+	tests/test_several_heads.py tests/stream/test_state.py tests/paper/test_networks.py tests/paper/test_records.py \
+	tests/test_project.py
 
 .PHONY: demo test check lint docs clean
 

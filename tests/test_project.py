@@ -102,6 +102,14 @@ def test_pre_commit_runs_the_commands_of_make_lint():
     assert [hook["entry"] for hook in repository["hooks"]] == commands
 
 
+def test_the_files_of_make_check_exist():
+    files = (
+        re.search(r"^FAST := ((?:.*\\\n)*.*)$", read("Makefile"), flags=re.MULTILINE)[1].replace("\\\n", " ").split()
+    )
+    assert len(files) > 5
+    assert all((ROOT / file).is_file() for file in files)
+
+
 def test_the_map_of_files_is_that_of_the_docstrings():
     spec = importlib.util.spec_from_file_location("map", ROOT / "docs" / "map.py")
     module = importlib.util.module_from_spec(spec)
