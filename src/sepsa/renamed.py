@@ -24,8 +24,9 @@ MODULES = {
     "sepsa.heads._square_root": "sepsa.heads.math.least_squares",
     "sepsa.heads.slimtik": "sepsa.paper.slimtik",
     "sepsa.heads._tikhonov": "sepsa.paper.tikhonov",
+    "sepsa.paper.slimtrain": "sepsa.paper.slimtik",
 }
-CLASSES: dict[tuple[str, str], str] = {}
+CLASSES: dict[tuple[str, str], str] = {("sepsa.heads.slimtik", "State"): "SlimTikState"}
 
 
 class RenamedModules:

@@ -16,6 +16,7 @@ from torch.nn.functional import mse_loss
 
 from sepsa import RLS, SepSA
 from sepsa.heads import self_tuning
+from sepsa.heads.backends.choose import force
 from sepsa.heads.base.repeated_samples import Lookup, look_up
 from sepsa.heads.math import candidates
 from sepsa.heads.self_tuning import SelfTuningRLS
@@ -26,12 +27,10 @@ AUTO = {"ridge": "auto", "forgetting": "auto"}
 @pytest.fixture(params=["numba", "numpy", "torch"], autouse=True)
 def path(request, monkeypatch):
     """All ways to factorize: a CPU with small p would only ever see the compiled one."""
-    if request.param == "numba":
-        pytest.importorskip("numba")
-    else:
-        monkeypatch.setattr(self_tuning, "_NUMBA_LIMIT", 0)
     if request.param == "torch":
         monkeypatch.setattr("sepsa.heads.math.candidates._NUMPY_LIMIT", 0)
+    with force(None if request.param == "numba" else "torch"):
+        yield
 
 
 def make(k, m=1, bias=True, seed=0, dtype=torch.float64, **options):
@@ -422,10 +421,10 @@ def test_the_compiled_update_is_that_of_torch(settings, k, m, bias, n, monkeypat
     for i in range(40):
         rows = torch.randint(8, (n,))
         features = X[rows] + 0.01 * i  # they move, and the samples come again
-        for solver, limit, backend in ((one, 96, "numba"), (two, 0, "torch")):
-            monkeypatch.setattr(self_tuning, "_NUMBA_LIMIT", limit)
-            assert solver.backend == backend
-            solver.update(features, Y[rows], identity=X[rows])
+        for solver, backend in ((one, "numba"), (two, "torch")):
+            with force(backend):
+                assert solver.backend == backend
+                solver.update(features, Y[rows], identity=X[rows])
         held += 0 if one.held_out is None else int(one.held_out.sum())
     assert held  # some were scored as if they had never been learned
     for name in ("M", "N", "W", "factor", "score"):

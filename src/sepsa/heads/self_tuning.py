@@ -5,7 +5,6 @@ This file keeps the state; the mathematics is in `candidates`, and `repeated_sam
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import zlib
 from collections.abc import Hashable
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sepsa.heads.backends.captured_candidates import CapturedCandidates
+from sepsa.heads.backends.choose import Case, choose
 from sepsa.heads.base import health
 from sepsa.heads.base.checks import (
     bias_setting,
@@ -31,7 +31,7 @@ from sepsa.heads.base.repeated_samples import Lookup, look_up
 from sepsa.heads.base.rls_state import Tuned, read_candidates, write_candidates
 from sepsa.heads.math import candidates
 from sepsa.heads.math.candidates import Candidates, Choice, basis_of
-from sepsa.heads.math.least_squares import restored
+from sepsa.heads.math.ridge import rotation
 
 # The grid, by evidence: benchmarks/self_tuning.py. A ridge is relative to the squared size of the first features.
 GRID = ((1.0, 0.1), (1.0, 3.0), (1.0, 1000.0), (0.98, 0.1), (0.98, 1000.0), (0.9, 0.1))
@@ -39,8 +39,6 @@ START = (1.0, 3.0)  # the candidate that is active before any has made a differe
 # What is remembered: so many held-out samples, of a data set ten times as large, and so many changes of the choice.
 _SEEN_LIMIT = 2**17
 _HISTORY_LIMIT = 1000
-# Above this p LAPACK's Cholesky factors cost less than compiled loops and no calls.
-_NUMBA_LIMIT = 96
 
 
 class SelfTuningRLS(NormalPosterior):
@@ -144,8 +142,7 @@ class SelfTuningRLS(NormalPosterior):
     def backend(self) -> str:
         """What computes an update: "numba", one compiled call, or "torch"."""
         p, prior = self._prior.shape[1], self._prior
-        fits = prior.device.type == "cpu" and prior.dtype == torch.float64 and p <= _NUMBA_LIMIT
-        return "numba" if fits and importlib.util.find_spec("numba") is not None else "torch"
+        return choose("candidates", Case(prior.device.type, prior.dtype, p)).backend
 
     def __getstate__(self) -> dict[str, Any]:
         if self.linear is not None:
@@ -327,7 +324,7 @@ class SelfTuningRLS(NormalPosterior):
             M, N, W, factor = backend.learned(self._grid, state, self._basis, X, scale)
             if not math.isfinite(float(W.abs().max())):
                 return False
-            turns = (restored(p, n, lam) for lam in self._grid.lambdas)
+            turns = (rotation(p, lam) for lam in self._grid.lambdas)
             names = found.first_seen[: max(0, _SEEN_LIMIT - state.seen)]
             new = new._replace(
                 M=M,

@@ -18,7 +18,7 @@ from sepsa.heads.base.parameters import rows as with_ones
 from sepsa.heads.base.repeated_samples import HELD_OUT, UNREPEATED, code_of, name_of
 from sepsa.heads.math import candidates
 from sepsa.heads.math.candidates import CERTAINTY, EXACT, FADING, LEAST, OUTLIER, Candidates, Grid
-from sepsa.heads.math.least_squares import restored
+from sepsa.heads.math.ridge import rotation
 
 # Places in the integers, before the cursors.
 ACTIVE, STEPS, FIRST, UNREPEATED_AT, SEEN, CHANGES, CURSORS = range(7)
@@ -228,7 +228,7 @@ class CapturedCandidates(HeadMemory):
     def turns(self, n: int) -> Tensor:
         """How many coordinates of each λ get their ridge back in an update of n samples."""
         if n not in self._turns:
-            counts = [restored(self.basis.shape[1], n, lam) for lam in self.grid.lambdas]
+            counts = [rotation(self.basis.shape[1], lam) for lam in self.grid.lambdas]
             self._turns[n] = torch.tensor(counts).to(self.basis.device)
         return self._turns[n]
 

@@ -17,7 +17,7 @@ from sepsa.heads.backends.numba_least_squares import OPTIONS, backward_row, chol
 from sepsa.heads.base.repeated_samples import Lookup
 from sepsa.heads.math import candidates
 from sepsa.heads.math.candidates import EXACT, FADING, LEAST, OUTLIER, Candidates, Grid, ridges
-from sepsa.heads.math.least_squares import restored
+from sepsa.heads.math.ridge import rotation
 from sepsa.jit import announce_compilation, cached
 
 
@@ -144,7 +144,7 @@ def learned(
     """The same as `candidates.learned`, which makes up for rounding where some A is not positive definite."""
     announce_compilation(update, "the update of a self-tuning head")
     p, lambdas = state.N.shape[2], numbers(grid, scale, state.N.shape[2]).lambdas
-    counts = np.array([restored(p, len(X), lam) for lam in grid.lambdas])
+    counts = np.array([rotation(p, lam) for lam in grid.lambdas])
     new = _updated(grid, state, basis, X, scale, lambdas, counts)
     return candidates.learned(grid, state, basis, X, scale) if new is None else new
 

@@ -20,7 +20,7 @@ from sepsa.heads.base.checks import (
 )
 from sepsa.heads.base.parameters import BiasRidge, ridges
 from sepsa.heads.math.candidates import Candidates, Grid, factors
-from sepsa.heads.math.least_squares import Root
+from sepsa.heads.math.least_squares import LeastSquaresState
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,16 +40,16 @@ class Settings(NamedTuple):
     forgetting: float
 
 
-def write_root(root: Root, counters: NDArray[np.float64], settings: Settings) -> dict[str, Any]:
+def write_root(root: LeastSquaresState, counters: NDArray[np.float64], settings: Settings) -> dict[str, Any]:
     """The state of an `RLS`, as copies."""
-    state: dict[str, Any] = {name: value for name, value in root.map(Tensor.clone)._asdict().items() if name in _ROOT}
+    state: dict[str, Any] = dict(zip(_ROOT, root.map(Tensor.clone), strict=True))
     steps, samples, cursor, pending, growth = counters.tolist()
     state |= {"steps": int(steps), "samples": samples, "cursor": int(cursor), "pending": int(pending), "growth": growth}
     pair = [settings.ridge, settings.bias_ridge]
     return state | {"prior": settings.prior.clone(), "ridges": pair, "forgetting": settings.forgetting}
 
 
-def read_root(state: Any, linear: nn.Linear, like: Tensor) -> tuple[Root, NDArray[np.float64], Settings]:
+def read_root(state: Any, linear: nn.Linear, like: Tensor) -> tuple[LeastSquaresState, NDArray[np.float64], Settings]:
     """The state that `write_root` wrote, for a head whose prior is shaped and placed `like` this one."""
     state = with_ridges(state)
     check_keys("RLS", state, {*_ROOT, *_COUNTERS, "prior", "ridges", "forgetting"})
@@ -88,8 +88,7 @@ def read_root(state: Any, linear: nn.Linear, like: Tensor) -> tuple[Root, NDArra
     if not 0.5 - slack <= low or not high <= 1 + slack or (forgetting == 1.0 and low < 1 - slack):
         raise damaged("left", f"between half of the ridge {ridge:g} and all of it", f"{low:g} to {high:g} of it")
     check_root("T", tensors["T"], torch.zeros_like(left) if "H" in tensors else left)
-    whole = bool((left == full).all())
-    root = Root(tensors["T"], tensors["W"], tensors.get("H"), tensors["energy"], left, whole)
+    root = LeastSquaresState(tensors["T"], tensors["W"], tensors.get("H"), tensors["energy"], left)
     counters = np.array([float(state[name]) for name in _COUNTERS])
     return root, counters, Settings(tensors["prior"], ridge, bias_ridge, forgetting)
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from sepsa.heads.base.parameters import BiasRidge, hold_bias
 from sepsa.heads.base.repeated_samples import UNREPEATED, Lookup
-from sepsa.heads.math.least_squares import restored
+from sepsa.heads.math.ridge import rotation
 from sepsa.validation import in_range
 
 # An error weighs this factor less with each sample scored after it.
@@ -208,10 +208,10 @@ def learned(
 
 def grown(grid: Grid, state: Candidates, basis: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
     """M and N with these samples learned."""
-    n, p = len(X), basis.shape[1]
+    p = basis.shape[1]
     lambdas = grid.lambdas
     lam = X.new_tensor(lambdas)[:, None, None]
-    start, count = torch.tensor([state.cursors, [restored(p, n, value) for value in lambdas]], device=X.device)
+    start, count = torch.tensor([state.cursors, [rotation(p, value) for value in lambdas]], device=X.device)
     ahead = (torch.arange(p, device=X.device) - start[:, None]) % p
     N = lam * state.N
     lacks = torch.where(ahead < count[:, None], 1 - N[:, 0], 0.0)  # of the coordinates whose turn it is

@@ -32,7 +32,8 @@ import torch
 from torch import Tensor
 
 from sepsa.heads.base.checks import check_root, damaged
-from sepsa.heads.math.least_squares import andrews, lacking, turn
+from sepsa.heads.math.least_squares import andrews
+from sepsa.heads.math.ridge import lacking, rotation
 from sepsa.validation import in_range
 
 FADE = 7.0  # curvature fades as if each sample pushed out so many; benchmarks/softmax_newton.py compares
@@ -107,8 +108,8 @@ def learned(
 
     # The rows that A gains, scaled to weight one, and the residuals of (2) as they see them
     scale = omega.sqrt()
-    c = restored(p, n, forgetting)
-    at, left = turn(p, c, cursor.long(), W.device), lam * state.ridge_left
+    c = rotation(p, forgetting, at_least=n)
+    at, left = (cursor.long() + torch.arange(c, device=W.device)) % p, lam * state.ridge_left
     q = lacking(left, state.ridge, at)
     back = q.sqrt()[:, None]
     rows = torch.cat([Phi * scale, Phi.new_zeros(c, p).scatter(1, at[:, None], back)])
@@ -121,11 +122,6 @@ def learned(
     sums = Phi.square().sum() + shares.sum() + counters[1]
     fine = valid & sums.isfinite() & T.isfinite().all() & W.to(head_dtype).isfinite().all()
     return State(T, W, state.prior, shares, left.scatter_add(0, at, q), counters, state.weights, state.ridge), fine
-
-
-def restored(p: int, n: int, forgetting: float) -> int:
-    """How many of p coordinates get their ridge back in an update of n samples."""
-    return min(p, max(n, math.ceil(-p * math.log2(forgetting))))
 
 
 def absorb(T: Tensor, rows: Tensor, residuals: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sepsa.checkpoint import Saves
 from sepsa.heads.base.checks import check_state_number, check_state_tensor, damaged
 from sepsa.heads.base.rls_state import read_root
-from sepsa.heads.math.least_squares import SAMPLES, STEPS, Root, fade, learn_large, square_root, start
+from sepsa.heads.math.least_squares import SAMPLES, STEPS, LeastSquaresState, fade, learn_large, square_root, start
 from sepsa.heads.protocols import NotFinite
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Delta(Saves):
 def since(
     mark: dict[str, Any] | None,
     linear: nn.Linear,
-    now: Root,
+    now: LeastSquaresState,
     counters: NDArray[np.float64],
     prior: Tensor,
     ridge: Tensor,
@@ -87,7 +87,11 @@ def since(
         samples, steps = float(counters[SAMPLES]), int(counters[STEPS])
     else:
         before, then, settings = read_root(mark, linear, prior)
-        if not torch.equal(settings.prior, prior) or not torch.equal(before.left, ridge) or settings.forgetting != 1:
+        if (
+            not torch.equal(settings.prior, prior)
+            or not torch.equal(before.ridge_left, ridge)
+            or settings.forgetting != 1
+        ):
             raise ValueError(
                 "mark must be a state_dict() of this head, got one with another prior, ridge or forgetting: "
                 "take the mark after bind() and before the samples that are to be merged"
@@ -127,7 +131,7 @@ def since(
     return Delta(features, targets, rest, samples, steps, prior.cpu(), ridge.cpu())
 
 
-def learn(root: Root, delta: Delta, prior: Tensor, ridge: Tensor, head: torch.dtype) -> Root:
+def learn(root: LeastSquaresState, delta: Delta, prior: Tensor, ridge: Tensor, head: torch.dtype) -> LeastSquaresState:
     """The state that has learned what `delta` holds too, H = I, with a W that fits into the dtype of the head."""
     if delta.prior.shape != prior.shape:
         raise ValueError(
