@@ -11,12 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.heads.base import parameters
-from sepsa.heads.base.checks import (
-    bias_setting,
-    check_rows,
-    explain_nonfinite,
-    owned_head,
-)
+from sepsa.heads.base.checks import bias_setting, check_rows, explain_nonfinite, owned_head
 from sepsa.heads.base.state_checks import check_root, read_ridges, read_solver
 from sepsa.heads.math.cross_entropy import State
 from sepsa.states import schema

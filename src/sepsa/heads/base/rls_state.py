@@ -9,13 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.heads.base.parameters import BiasRidge, ridges
-from sepsa.heads.base.state_checks import (
-    check_positive_definite,
-    check_root,
-    read_forgetting,
-    read_ridges,
-    read_solver,
-)
+from sepsa.heads.base.state_checks import check_positive_definite, check_root, read_forgetting, read_ridges, read_solver
 from sepsa.heads.math.candidates import Candidates, Grid, factors
 from sepsa.heads.math.least_squares import LeastSquaresState
 from sepsa.states.schema import Entries, read
