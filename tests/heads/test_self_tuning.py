@@ -231,7 +231,7 @@ def test_a_held_out_sample_is_scored_as_if_it_had_never_been_learned():
         assert split.ages == [1]
         before = state.score * candidates.FADING
         Phi = torch.cat([x[:1], torch.ones_like(x[:1, :1])], 1)
-        after = solver._updated(state, Phi, y[:1], state.scale, split, torch.tensor([True]), Phi.dtype).statistics.score
+        after = solver._updated(state, Phi, y[:1], split, Phi.dtype).statistics.score
         for j, (_, r) in enumerate(solver.members):
             without = RLS(ridge=r, forgetting=lam).bind(copy.deepcopy(start))
             without.update(x[:1], y[:1], torch.zeros(1, dtype=torch.float64))

@@ -30,7 +30,7 @@ from sepsa.heads.base.posterior import NormalPosterior
 from sepsa.heads.base.repeated_samples import UNREPEATED, BatchSplit, split_batch
 from sepsa.heads.base.rls_state import Tuned, read_candidates, write_candidates
 from sepsa.heads.math import candidates
-from sepsa.heads.math.candidates import Candidates, Choice, Grid, Updated, basis_of
+from sepsa.heads.math.candidates import Candidates, Choice, Updated, basis_of
 from sepsa.heads.math.least_squares import rotation
 
 # The grid, by evidence: benchmarks/self_tuning.py. A ridge is relative to the squared size of the first features.
@@ -115,7 +115,11 @@ class SelfTuningRLS(NormalPosterior):
         new, tuned = read_candidates(state_dict, state, Tuned(self._grid, self._prior, self._salt, self._seen))
         basis = basis_of(tuned.prior)
         if new.steps:
-            new = new._replace(factor=self._factored(tuned.grid, new))
+            compiled = self._compiled()
+            factor = None if compiled is None else compiled.factored(tuned.grid, new)
+            if factor is None:
+                factor, _ = candidates.factors(tuned.grid, new.M, new.N, new.scale)
+            new = new._replace(factor=factor)
 
         def write() -> None:
             self._grid, self._prior, self._salt, self._seen = tuned
@@ -316,18 +320,13 @@ class SelfTuningRLS(NormalPosterior):
         if move:
             state = state._replace(**candidates.moved(state.statistics, delta)._asdict())
         scale = state.scale or candidates.power_of_ten(math.sqrt(size / (n * linear.in_features))) ** 2
-        held_out = split.held_out_mask(n, features.device)
-        updated = self._updated(state, Phi, Y, scale, split, held_out, linear.weight.dtype)
+        state = state._replace(scale=scale)
+        updated = self._updated(state, Phi, Y, split, linear.weight.dtype)
         if not updated.valid:
             return False
         active, learns = int(updated.active), len(split.held_out) < n
-        new = state._replace(
-            **updated.statistics._asdict(),
-            scale=scale,
-            active=active,
-            first=split.first_code,
-            unrepeated=split.unrepeated,
-        )
+        new = state._replace(**updated.statistics._asdict())
+        new = new._replace(active=active, first=split.first_code, unrepeated=split.unrepeated)
         hashes: list[int] = []
         if learns:
             if split.held_out:
@@ -343,6 +342,7 @@ class SelfTuningRLS(NormalPosterior):
             )
         if new.history[-1][1] != active:
             new = new._replace(history=(*new.history, (new.steps, active))[-_HISTORY_LIMIT:])
+        held_out = split.held_out_mask(n, features.device)
 
         def write() -> None:
             self._seen.update(dict.fromkeys(hashes, new.steps))
@@ -354,48 +354,23 @@ class SelfTuningRLS(NormalPosterior):
             self._recent.note(Phi, before.W[before.active], before.steps)
         return True
 
-    def _updated(
-        self,
-        state: Candidates,
-        Phi: Tensor,
-        Y: Tensor,
-        scale: float,
-        split: BatchSplit,
-        held_out: Tensor | None,
-        head_dtype: torch.dtype,
-    ) -> Updated:
-        """The candidates after an update, by the compiled loops where they serve and succeed."""
-        if self.backend == "numba":
-            from sepsa.heads.backends import numba_candidates
+    def _updated(self, state: Candidates, Phi: Tensor, Y: Tensor, split: BatchSplit, dtype: torch.dtype) -> Updated:
+        """The candidates after an update: by compiled loops, or by torch where these do not serve."""
+        compiled = self._compiled()
+        new = None if compiled is None else compiled.updated(self._grid, state, self._basis, Phi, Y, split, dtype)
+        if new is None:
+            grid, masks = candidates.tensors_like(self._grid, state.N), split.masks(len(Phi), Phi.device)
+            numbers = state.scale, state.active, torch.tensor(state.cursors, device=Phi.device)
+            new = candidates.updated(grid, state.statistics, self._basis, Phi, Y, *numbers, masks, dtype, wait=True)
+        return new
 
-            compiled = numba_candidates.updated(
-                self._grid, state, self._basis, Phi, Y, scale, split, held_out, head_dtype
-            )
-            if compiled is not None:
-                return compiled
-        return candidates.updated(
-            candidates.tensors_like(self._grid, state.N),
-            state.statistics,
-            self._basis,
-            Phi,
-            Y,
-            scale,
-            state.active,
-            torch.tensor(state.cursors, device=Phi.device),
-            split.masks(len(Phi), Phi.device),
-            head_dtype,
-            wait=True,
-        )
+    def _compiled(self) -> Any:
+        """The module of compiled loops; None where torch computes updates."""
+        if self.backend == "torch":
+            return None
+        from sepsa.heads.backends import numba_candidates
 
-    def _factored(self, grid: Grid, state: Candidates) -> Tensor:
-        """The Cholesky factors of a state as the update that made it computed them, to the bit."""
-        if self.backend == "numba":
-            from sepsa.heads.backends import numba_candidates
-
-            compiled = numba_candidates.factored(grid, state)
-            if compiled is not None:
-                return compiled
-        return candidates.factors(grid, state.M, state.N, state.scale)[0]
+        return numba_candidates
 
     # ------------------------------------------------------------------ learning inside a CUDA graph
 

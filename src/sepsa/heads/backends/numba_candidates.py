@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,20 +16,8 @@ from torch import Tensor
 
 from sepsa.heads.backends.numba_least_squares import OPTIONS, backward_row, cholesky, forward_row
 from sepsa.heads.base.repeated_samples import BatchSplit
-from sepsa.heads.math.candidates import (
-    CERTAINTY,
-    EXACT,
-    FADING,
-    LEAST,
-    OUTLIER,
-    Candidates,
-    Grid,
-    Statistics,
-    Updated,
-    grid_tensors,
-    learned_rows,
-    ridges,
-)
+from sepsa.heads.math import candidates
+from sepsa.heads.math.candidates import CERTAINTY, EXACT, FADING, LEAST, OUTLIER, Candidates, Grid, Statistics, Updated
 from sepsa.jit import announce_compilation, cached
 
 
@@ -142,55 +130,38 @@ def best(score, forgettings, active):
     return chosen
 
 
-class GridArrays(NamedTuple):
-    """What the kernels read of a grid."""
-
-    forgettings: Any  # (J,)
-    lambdas: Any  # (L,)
-    lambda_index: Any  # (J,)
-    counts: Any  # (L,)
-    ridges: Any  # (J, p)
-
-
 @functools.lru_cache(maxsize=64)
-def grid_arrays(grid: Grid, scale: float, p: int) -> GridArrays:
-    """The grid with the ridges of this scale, made once for a head."""
-    tensors = grid_tensors(grid, p, torch.float64, torch.device("cpu"))
-    parts = tensors.forgettings, tensors.lambdas, tensors.lambda_index, tensors.counts, ridges(tensors, scale, p)[:, 0]
-    return GridArrays(*(part.numpy() for part in parts))
+def ridge_array(grid: Grid, scale: float, p: int) -> Any:
+    """The ridges (J, p) of this scale, made once for a head."""
+    tensors = candidates.grid_tensors(grid, p, torch.float64, torch.device("cpu"))
+    return candidates.ridges(tensors, scale, p)[:, 0].numpy()
 
 
 def updated(
-    grid: Grid,
-    state: Candidates,
-    basis: Tensor,
-    Phi: Tensor,
-    Y: Tensor,
-    scale: float,
-    split: BatchSplit,
-    held_out: Tensor | None,
-    head_dtype: torch.dtype,
+    grid: Grid, state: Candidates, basis: Tensor, Phi: Tensor, Y: Tensor, split: BatchSplit, head_dtype: torch.dtype
 ) -> Updated | None:
-    """`candidates.updated`; None where some A is not positive definite, which the body in torch makes up for."""
-    arrays, n = grid_arrays(grid, scale, Phi.shape[1]), len(Phi)
-    new = state.statistics._replace(score=_scored(grid, state, Phi, Y, split))
-    if len(split.held_out) < n:
-        grown = _learned(arrays, state, basis, learned_rows(Phi, Y, held_out), arrays.lambdas, arrays.counts)
-        if grown is None:
+    """`candidates.updated`; None where some A is not positive definite, which the body in torch corrects."""
+    tensors = candidates.tensors_like(grid, state.N)
+    new, score = state.statistics, _scored(grid, state, Phi, Y, split)
+    if len(split.held_out) < len(Phi):
+        X = torch.cat([Phi, Y], 1)
+        if split.held_out:
+            X[split.held_out] = 0
+        learned = _learned(grid, state, basis, X, tensors.lambdas.numpy(), tensors.counts.numpy())
+        if learned is None:
             return None
-        new = grown._replace(score=new.score)
-    active = int(best(array(new.score), arrays.forgettings, state.active))
+        new = learned
+    active = best(array(score), tensors.forgettings.numpy(), state.active)
     head = new.W[active].to(head_dtype)
-    valid = new.W.isfinite().all() & head.isfinite().all()
-    return Updated(new, torch.tensor(active), head, valid)
+    valid = np.isfinite(new.W.numpy()).all() and math.isfinite(float(head.abs().max()))
+    return Updated(new._replace(score=score), torch.tensor(active), head, torch.tensor(valid))
 
 
 def factored(grid: Grid, state: Candidates) -> Tensor | None:
     """The factors of a state as the update that made it computed them, to the bit; None as in `updated`."""
     L, size = state.M.shape[:2]
     basis, none = state.N.new_zeros(state.N.shape[1:]), state.M.new_zeros(0, size)
-    arrays = grid_arrays(grid, state.scale, state.N.shape[2])
-    new = _learned(arrays, state, basis, none, np.ones(L), np.zeros(L, dtype=np.int64))
+    new = _learned(grid, state, basis, none, np.ones(L), np.zeros(L, dtype=np.int64))
     return None if new is None else new.factor
 
 
@@ -208,14 +179,13 @@ def _scored(grid: Grid, state: Candidates, Phi: Tensor, Y: Tensor, split: BatchS
     return new
 
 
-def _learned(
-    arrays: GridArrays, state: Candidates, basis: Tensor, X: Tensor, lambdas: Any, counts: Any
-) -> Statistics | None:
+def _learned(grid: Grid, state: Candidates, basis: Tensor, X: Tensor, lambdas: Any, counts: Any) -> Statistics | None:
     """The statistics with the rows X learned, the score left empty; None where some A is not positive definite."""
     announce_compilation(update, "the update of a self-tuning head")
     new = Statistics(*(part.new_empty(part.shape) for part in state.statistics))
     given = map(array, (state.M, state.N, basis, X))
-    settings = lambdas, np.array(state.cursors), counts, arrays.lambda_index, arrays.ridges
+    index = candidates.tensors_like(grid, state.N).lambda_index.numpy()
+    settings = lambdas, np.array(state.cursors), counts, index, ridge_array(grid, state.scale, state.N.shape[2])
     definite = update(*given, *settings, *(part.numpy() for part in new[:4]))
     return new if definite else None
 

@@ -225,27 +225,20 @@ def square_root(grid: Grid, state: Candidates) -> Tensor:
 
 
 def updated(
-    grid: GridTensors,
-    old: Statistics,
-    basis: Tensor,
-    Phi: Tensor,
-    Y: Tensor,
-    scale: float | Tensor,
-    active: int | Tensor,
-    cursors: Tensor,
-    masks: RowMasks,
-    head_dtype: torch.dtype,
-    *,
-    wait: bool,
-) -> Updated:
+    grid: GridTensors, old: Statistics, basis: Tensor, Phi: Tensor, Y: Tensor, scale: float | Tensor,
+    active: int | Tensor, cursors: Tensor, masks: RowMasks, head_dtype: torch.dtype, *, wait: bool,
+) -> Updated:  # fmt: skip
     """Score the rows Φ (n, p), Y (n, m) with every candidate, then let all of them learn and choose the best.
 
     `wait` lets the host wait for whether a Cholesky factor failed, instead of computing it twice.
     """
-    score = old.score if masks.scored is None else scored(grid, old, Phi, Y, masks.scored, masks)
+    score = scored(grid, old, Phi, Y, masks)
     new = old._replace(score=score)
     if masks.learns is not False:
-        M, N = grown(grid, old, basis, learned_rows(Phi, Y, masks.held_out), cursors)
+        X = torch.cat([Phi, Y], 1)
+        if masks.held_out is not None:
+            X = X.masked_fill(masks.held_out[:, None], 0)
+        M, N = grown(grid, old, basis, X, cursors)
         factor, aim = factorize(grid, M, N, scale, wait=wait)
         W = torch.cholesky_solve(aim.mT, factor).mT
         if isinstance(masks.learns, Tensor):
@@ -256,9 +249,11 @@ def updated(
     return Updated(new, chosen, head, new.W.isfinite().all() & head.isfinite().all())
 
 
-def scored(grid: GridTensors, old: Statistics, Phi: Tensor, Y: Tensor, rows: Tensor, masks: RowMasks) -> Tensor:
-    """The score with the errors of every candidate at these rows, a mask (n,), before it learns them."""
-    (J, m, p), n, dtype = old.W.shape, len(Phi), Phi.dtype
+def scored(grid: GridTensors, old: Statistics, Phi: Tensor, Y: Tensor, masks: RowMasks) -> Tensor:
+    """The score with the errors of every candidate at the rows to score, before it learns them."""
+    (J, m, p), n, rows = old.W.shape, len(Phi), masks.scored
+    if rows is None:
+        return old.score
     errors = (Y.T - (old.W.reshape(-1, p) @ Phi.T).reshape(J, m, n)).square().mean(1)
     if masks.held_out is not None:
         at = masks.positions
@@ -270,13 +265,7 @@ def scored(grid: GridTensors, old: Statistics, Phi: Tensor, Y: Tensor, rows: Ten
     usual = torch.maximum(old.score[:-1, -1].min() / seen, EXACT * size / (m * count.clamp(min=1)))
     errors = errors.clamp(max=torch.where(seen > 0, OUTLIER * usual, torch.inf))
     Q = torch.cat([errors, errors.new_ones(1, n)]).where(rows, 0)
-    return torch.addmm(old.score * FADING ** count.to(dtype), Q, Q.T)
-
-
-def learned_rows(Phi: Tensor, Y: Tensor, held_out: Tensor | None) -> Tensor:
-    """[Φ Y] with zeros in the rows that are held out."""
-    X = torch.cat([Phi, Y], 1)
-    return X if held_out is None else X.masked_fill(held_out[:, None], 0)
+    return torch.addmm(old.score * FADING ** count.to(Phi.dtype), Q, Q.T)
 
 
 def grown(grid: GridTensors, old: Statistics, basis: Tensor, X: Tensor, cursors: Tensor) -> tuple[Tensor, Tensor]:
