@@ -191,11 +191,10 @@ class CapturedCandidates(HeadMemory):
         last = torch.where(held_out, order, -1).max()
         unrepeated = torch.where(last >= 0, 0, integers[UNREPEATED_AT]) + (fresh & (order > last)).sum()
         masks = RowMasks(
+            learns=~held_out.all(),
             scored=fold | (unrepeated >= UNREPEATED),
             held_out=held_out,
-            positions=slice(None),
             ages=(integers[STEPS] - when).clamp(min=0),
-            learns=~held_out.all(),
         )
         Phi, Y = with_ones(self.linear, x, dtype), y.to(dtype)
         size = Phi[:, : self.k].double().square().sum()
@@ -207,20 +206,20 @@ class CapturedCandidates(HeadMemory):
         state = scale, integers[ACTIVE], cursors
         new = candidates.updated(self.grid, old, self.basis, Phi, Y, *state, masks, self.weight.dtype, wait=False)
         valid = new.valid & (size + Y.double().square().sum()).isfinite()
-        learned = valid & masks.learns
+        active, learned = torch.as_tensor(new.active), valid & masks.learns
 
         steps = integers[STEPS] + learned
         kept = fresh & learned & (fresh.cumsum(0) - 1 < self.seen_limit - integers[SEEN])
         twin = ((name[:, None] == name) & kept & (order < order[:, None])).any(1)
         index.learned.scatter_reduce_(0, name, torch.where(kept, steps, 0), "amax")
-        changed = valid & (new.active != integers[ACTIVE])
+        changed = valid & (active != integers[ACTIVE])
         changes = integers[CHANGES] + changed
         slot = (changes % len(self.log))[None]
-        entry = torch.stack([steps, new.active])[None]
+        entry = torch.stack([steps, active])[None]
         self.log.index_copy_(0, slot, torch.where(changed, entry, self.log.index_select(0, slot)))
         store(self.linear, torch.where(valid, new.head, join(self.linear)))
         seen = integers[SEEN] + (kept & ~twin).sum()
-        counts = torch.stack([new.active, steps, first, unrepeated, seen, changes])
+        counts = torch.stack([active, steps, first, unrepeated, seen, changes])
         cursors = (cursors + learned * self.grid.counts) % p
         samples = torch.where(learned, self.lambdas * samples + (n - held_out.sum()), samples)
         for accepted, mine, value in (

@@ -151,10 +151,10 @@ def updated(
         if learned is None:
             return None
         new = learned
-    active = best(array(score), tensors.forgettings.numpy(), state.active)
+    active = int(best(array(score), tensors.forgettings.numpy(), state.active))
     head = new.W[active].to(head_dtype)
-    valid = np.isfinite(new.W.numpy()).all() and math.isfinite(float(head.abs().max()))
-    return Updated(new._replace(score=score), torch.tensor(active), head, torch.tensor(valid))
+    valid = bool(np.isfinite(new.W.numpy()).all()) and math.isfinite(float(head.abs().max()))
+    return Updated(new._replace(score=score), active, head, valid)
 
 
 def factored(grid: Grid, state: Candidates) -> Tensor | None:

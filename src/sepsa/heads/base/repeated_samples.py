@@ -55,14 +55,12 @@ class BatchSplit(NamedTuple):
 
     def masks(self, n: int, device: torch.device) -> RowMasks:
         """The split of n rows as tensors."""
-        scored = range(n) if self.scored is None else self.scored
-        return RowMasks(
-            scored=mask(scored, n, device) if scored else None,
-            held_out=self.held_out_mask(n, device),
-            positions=torch.tensor(self.held_out, device=device),
-            ages=torch.tensor(self.ages, device=device),
-            learns=len(self.held_out) < n,
-        )
+        rows = range(n) if self.scored is None else self.scored
+        learns, scored = len(self.held_out) < n, mask(rows, n, device) if rows else None
+        if not self.held_out:
+            return RowMasks(learns, scored)
+        positions, ages = torch.tensor([self.held_out, self.ages], device=device)
+        return RowMasks(learns, scored, self.held_out_mask(n, device), positions, ages)
 
 
 def mask(positions: list[int] | range, n: int, device: torch.device) -> Tensor:

@@ -118,11 +118,11 @@ class Choice(NamedTuple):
 class RowMasks(NamedTuple):
     """Which of the n rows of an update are scored, and which are held out because they were learned before."""
 
-    scored: Tensor | None  # (n,) booleans; None: no row
-    held_out: Tensor | None  # (n,) booleans; None: no row
-    positions: Tensor | slice  # the rows that may be held out
-    ages: Tensor  # of these rows: the updates since they were learned
     learns: bool | Tensor  # whether some row is not held out
+    scored: Tensor | None = None  # (n,) booleans; None: no row
+    held_out: Tensor | None = None  # (n,) booleans; None: no row
+    positions: Tensor | slice = slice(None)  # the rows that may be held out
+    ages: Tensor | int = 0  # of these rows: the updates since they were learned
 
 
 class Updated(NamedTuple):
@@ -132,9 +132,9 @@ class Updated(NamedTuple):
     """
 
     statistics: Statistics
-    active: Tensor  # 0-d
+    active: int | Tensor
     head: Tensor  # (m, p): the W of the active candidate, in the head's dtype
-    valid: Tensor  # 0-d
+    valid: bool | Tensor
 
 
 def start(grid: Grid, prior: Tensor, scale: float, active: int, unrepeated: int) -> Candidates:
@@ -244,9 +244,11 @@ def updated(
         if isinstance(masks.learns, Tensor):
             W = torch.where(masks.learns, W, old.W)
         new = Statistics(M, N, W, factor, score)
-    chosen = best(grid, score, active)
-    head = new.W.index_select(0, chosen[None])[0].to(head_dtype)
-    return Updated(new, chosen, head, new.W.isfinite().all() & head.isfinite().all())
+    if masks.scored is not None:
+        active = best(grid, score, active)
+    head = (new.W[active] if isinstance(active, int) else new.W.index_select(0, active[None])[0]).to(head_dtype)
+    largest = torch.linalg.vector_norm(new.W, torch.inf) + torch.linalg.vector_norm(head, torch.inf)
+    return Updated(new, active, head, largest < torch.inf)  # false for NaN, too
 
 
 def scored(grid: GridTensors, old: Statistics, Phi: Tensor, Y: Tensor, masks: RowMasks) -> Tensor:
