@@ -29,7 +29,7 @@ MODULES = {
 CLASSES: dict[tuple[str, str], str] = {
     ("sepsa.heads._quasi_newton", "State"): "LBFGSState",
     ("sepsa.heads._softmax_newton", "State"): "CrossEntropyState",
-    ("sepsa.heads._square_root", "Root"): "LeastSquaresState",
+    ("sepsa.heads._square_root", "Root"): "RootOfVersion01",
     ("sepsa.heads.slimtik", "State"): "SlimTikState",
 }
 

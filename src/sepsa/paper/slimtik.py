@@ -106,7 +106,7 @@ class SlimTik(OwnsHead):
         if not all(block.numel() for block in copies):
             raise saved.damaged("blocks", "of one or more samples each", "an empty one")
         state = SlimTikState(steps, last, total, tuple(copies))
-        settings = dict(
+        settings: dict[str, Any] = dict(
             zip(_SETTINGS, (memory, float(regularization), tuple(map(float, bounds)), candidates), strict=True)
         )
         self._assign(**settings, _state=state, _previous=None)
