@@ -17,7 +17,7 @@ from types import ModuleType
 MODULES = {
     "sepsa.heads.solver": "sepsa.heads.protocols",
     "sepsa.heads._candidates": "sepsa.heads.math.candidates",
-    "sepsa.heads._delta": "sepsa.heads.math.delta",
+    "sepsa.heads._delta": "sepsa.heads.base.delta",
     "sepsa.heads._health": "sepsa.heads.base.health",
     "sepsa.heads._quasi_newton": "sepsa.heads.math.quasi_newton",
     "sepsa.heads._softmax_newton": "sepsa.heads.math.cross_entropy",

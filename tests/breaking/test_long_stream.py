@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sepsa.checkpoint import tensors_of
+from sepsa.states.tree import tensors_of
 from sepsa.stream.table import Block, Column
 from sepsa.stream.table_learner import TableLearner
 

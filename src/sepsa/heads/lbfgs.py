@@ -14,20 +14,18 @@ from sepsa.heads.base import parameters
 from sepsa.heads.base.checks import (
     bias_setting,
     check_dtype,
-    check_keys,
     check_labels,
-    check_ridges,
     check_rows,
-    check_state_number,
-    check_state_tensor,
     explain_nonfinite,
     is_integer,
     is_new_head,
     owned_head,
-    with_ridges,
 )
+from sepsa.heads.base.state_checks import read_ridges, read_solver
 from sepsa.heads.math.cross_entropy import probabilities_of
-from sepsa.heads.math.quasi_newton import State, check_consistent, compact, curve, direction, moved, product, remember
+from sepsa.heads.math.quasi_newton import State, compact, curve, direction, moved, product, remember
+from sepsa.states import schema
+from sepsa.states.schema import Entries
 from sepsa.validation import at_least, in_range
 
 _LOSSES = ("squared", "cross-entropy")
@@ -100,31 +98,21 @@ class OnlineLBFGS:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
         linear = self._ready()
-        state_dict = with_ridges(state_dict)
-        check_keys("OnlineLBFGS", state_dict, {*State._fields, *_SETTINGS, "ridges"})
-        ridge, bias_ridge = check_ridges(state_dict["ridges"])
-        settings = {name: state_dict[name] for name in _SETTINGS}
-        try:
+        saved = read_solver("OnlineLBFGS", state_dict, {*State._fields, *_SETTINGS})
+        ridge, bias_ridge = read_ridges(saved.path("ridges"), saved["ridges"])
+        settings = {name: saved[name] for name in _SETTINGS}
+        with schema.settings("state_dict"):
             check_settings(*settings.values())
-        except TypeError as error:
-            raise ValueError(f"state_dict: {error}: the checkpoint is damaged") from None
         memory, W = settings["memory"], self._state.W
         shapes = {"A": (2, memory, W.numel()), "SY": (memory, memory), "YY": (memory, memory)}
         entries: dict[str, Any] = {}
         for key in State._fields[:8]:
-            small = key in ("SY", "YY")
-            entries[key] = check_state_tensor(
-                key,
-                state_dict[key],
-                shapes.get(key, tuple(W.shape)),
-                dtype=torch.float64 if small else self.dtype,
-                device=torch.device("cpu") if small else linear.weight.device,
-            )
+            kind = (torch.float64, torch.device("cpu")) if key in ("SY", "YY") else (self.dtype, linear.weight.device)
+            entries[key] = saved.tensor(key, shapes.get(key, tuple(W.shape)), *kind)
         for key in State._fields[8:]:
-            check_state_number(key, state_dict[key], 0, integer=key in ("steps", "pairs"))
-            entries[key] = state_dict[key] if key in ("steps", "pairs") else float(state_dict[key])
+            entries[key] = saved.integer(key) if key in ("steps", "pairs") else saved.number(key, 0)
         state = State(**entries)
-        check_consistent(state, memory)
+        check_consistent(saved, state, memory)
         settings |= {"forgetting": float(settings["forgetting"]), "ridge": ridge, "bias_ridge": bias_ridge}
         inverse = compact(state)
 
@@ -355,6 +343,28 @@ def check_settings(loss: str, memory: int, forgetting: float) -> None:
         raise ValueError(f"loss must be one of {', '.join(map(repr, _LOSSES))}, got {loss!r}")
     at_least("memory", memory, 1)
     in_range("forgetting", forgetting, 0.0, 1.0)
+
+
+def check_consistent(saved: Entries, state: State, memory: int) -> None:
+    """Refuse entries that no updates could have made."""
+    if state.pairs > memory:
+        raise saved.damaged("pairs", f"at most the memory, {memory}", state.pairs)
+    saved.integer("pairs", 0, state.steps)
+    saved.number("pair_samples", 0, state.samples)
+    if state.samples and not state.steps:
+        raise saved.damaged("samples", "0 before the first update", state.samples)
+    young = memory - state.pairs
+    if bool(state.A[:, :young].any()):
+        raise saved.damaged("A", f"zero where none of its {state.pairs} pairs is", "other numbers")
+    S, Y = state.A.double().cpu()
+    sizes = Y.square().sum(1).sqrt()
+    for key, value, expected in (("SY", state.SY.triu(), (S @ Y.T).triu()), ("YY", state.YY, Y @ Y.T)):
+        # Of float32 pairs the products were taken in float32.
+        scale = sizes[:, None] * sizes if key == "YY" else S.square().sum(1).sqrt()[:, None] * sizes
+        if bool(((value - expected).abs() > 1e-3 * scale).any()):
+            raise saved.damaged(key, "the inner products of the pairs in A", "others")
+    if not bool((state.SY.diagonal()[young:] > 0).all()):
+        raise saved.damaged("SY", "positive on the diagonal", float(state.SY.diagonal()[young:].min()))
 
 
 def as_probabilities(targets: Tensor, like: Tensor) -> Tensor:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.heads.base import partial_targets
-from sepsa.heads.base.checks import check_keys, check_rows, is_new_head, owned_head
+from sepsa.heads.base.checks import check_rows, is_new_head, owned_head
 from sepsa.heads.base.parameters import commit
 from sepsa.heads.protocols import HeadSolver, HoldsOut, Posterior, Revertible
+from sepsa.states import schema
 
 S = TypeVar("S", bound=HeadSolver)
 
@@ -70,13 +71,9 @@ class PerOutput(Generic[S]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state of as many outputs; anything else is refused whole."""
         self._ready()
-        check_keys("PerOutput", state_dict, {"outputs"})
-        states = state_dict["outputs"]
-        if not isinstance(states, (list, tuple)) or len(states) != len(self.solvers):
-            came = f"{len(states)} entries" if isinstance(states, (list, tuple)) else type(states).__name__
-            raise ValueError(f"state_dict['outputs'] must be a list of {len(self.solvers)} states, got {came}")
+        states = schema.read("state_dict", state_dict, {"outputs"}, "PerOutput").items("outputs", len(self.solvers))
         fresh = copy.deepcopy(self.solvers)
-        for solver, state in zip(fresh, states, strict=True):
+        for solver, state in zip(fresh, states.values, strict=True):
             solver.load_state_dict(state)
         self.solvers = fresh  # whose heads are copies, until they are laid over the head again
 

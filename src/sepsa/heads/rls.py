@@ -20,13 +20,13 @@ from sepsa.heads.backends.choose import Backend, Case, Counters, Problem
 from sepsa.heads.backends.torch_least_squares import TorchBackend
 from sepsa.heads.base import checks, health
 from sepsa.heads.base.checks import check_rows, explain_nonfinite, is_new_head, owned_head
+from sepsa.heads.base.delta import Delta
+from sepsa.heads.base.delta import learn as learn_delta
+from sepsa.heads.base.delta import since as delta_since
 from sepsa.heads.base.parameters import bias_words, commit, follow, ridges, samples, start, store
 from sepsa.heads.base.posterior import NormalPosterior
-from sepsa.heads.base.rls_state import Settings, read_root, write_root
+from sepsa.heads.base.rls_state import RLSSettings, read_root, write_root
 from sepsa.heads.math import least_squares
-from sepsa.heads.math.delta import Delta
-from sepsa.heads.math.delta import learn as learn_delta
-from sepsa.heads.math.delta import since as delta_since
 from sepsa.heads.math.least_squares import SAMPLES, STEPS, LeastSquaresState
 from sepsa.heads.math.ridge import rotation
 from sepsa.heads.self_tuning import SelfTuningRLS
@@ -96,7 +96,9 @@ class RLS(NormalPosterior):
     def state_dict(self) -> dict[str, Any]:
         """Everything beside the head itself, whose weights live in the `nn.Linear`."""
         state, counters = self._read()
-        return write_root(state, counters, Settings(self._problem.prior, self.ridge, self.bias_ridge, self.forgetting))
+        return write_root(
+            state, counters, RLSSettings(self._problem.prior, self.ridge, self.bias_ridge, self.forgetting)
+        )
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

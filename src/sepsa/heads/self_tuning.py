@@ -30,8 +30,9 @@ from sepsa.heads.base.posterior import NormalPosterior
 from sepsa.heads.base.repeated_samples import Lookup, look_up
 from sepsa.heads.base.rls_state import Tuned, read_candidates, write_candidates
 from sepsa.heads.math import candidates
-from sepsa.heads.math.candidates import Candidates, Choice, basis_of
+from sepsa.heads.math.candidates import Candidates, Choice, Grid, basis_of
 from sepsa.heads.math.ridge import rotation
+from sepsa.validation import in_range
 
 # The grid, by evidence: benchmarks/self_tuning.py. A ridge is relative to the squared size of the first features.
 GRID = ((1.0, 0.1), (1.0, 3.0), (1.0, 1000.0), (0.98, 0.1), (0.98, 1000.0), (0.9, 0.1))
@@ -66,7 +67,7 @@ class SelfTuningRLS(NormalPosterior):
         bias_ridge: float | Literal["ridge"] | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self._grid = candidates.fixed(GRID, ridge, forgetting)._replace(bias_ridge=bias_setting(bias_ridge))
+        self._grid = grid_of(GRID, ridge, forgetting)._replace(bias_ridge=bias_setting(bias_ridge))
         self._settings: dict[str, Any] = {"ridge": ridge, "forgetting": forgetting, "bias_ridge": bias_ridge}
         self.dtype = optional_dtype(dtype)
         self.linear: nn.Linear | None = None
@@ -402,3 +403,16 @@ class SelfTuningRLS(NormalPosterior):
         """What the last `update_captured` left: the candidates' state, which no forward or backward reads."""
         if self._captured is not None:
             self._captured.finish()
+
+
+def grid_of(settings: tuple[tuple[float, float], ...], ridge: float | str, forgetting: float | str) -> Grid:
+    """The grid of these settings, where what is not "auto" has one value."""
+    if forgetting != "auto":
+        in_range("forgetting", forgetting, 0.0, 1.0)  # type: ignore[arg-type]
+    if ridge != "auto":
+        in_range("ridge", ridge, 0.0, math.inf)  # type: ignore[arg-type]
+    if forgetting == ridge == "auto":
+        return Grid(settings)
+    forgettings = [lam for lam, _ in settings] if isinstance(forgetting, str) else [float(forgetting)]
+    ridges = [r for _, r in settings] if isinstance(ridge, str) else [float(ridge)]
+    return Grid(tuple(dict.fromkeys((lam, r) for lam in forgettings for r in ridges)))

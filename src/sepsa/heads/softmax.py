@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import Any, Literal, overload
 
@@ -17,17 +18,15 @@ from sepsa.heads.math.cross_entropy import (
     TOLERANCE,
     State,
     both,
-    check_class_count,
     class_factors,
-    class_weights,
     effective_samples,
     floor,
     learned,
     probabilities_of,
-    smoothing,
     start,
 )
 from sepsa.heads.protocols import Posterior
+from sepsa.validation import in_range
 
 
 class SoftmaxNewton(NewtonHead):
@@ -277,3 +276,28 @@ class SoftmaxNewton(NewtonHead):
                 f"targets must be {what}, got {targets.reshape(len(rows), -1)[bad][0].tolist()}: nothing was learned"
             )
         return explain_nonfinite(features, targets, self._bound(), learned)
+
+
+def smoothing(value: float) -> float:
+    """The setting `label_smoothing`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"label_smoothing must be a number in [0, 1), got {value!r}")
+    if not 0.0 <= value < 1.0:
+        raise ValueError(f"label_smoothing must be in [0, 1), got {value}")
+    return float(value)
+
+
+def class_weights(values: Sequence[float] | Tensor | None) -> list[float] | None:
+    """The setting `class_weight`."""
+    if values is None:
+        return None
+    if isinstance(values, (str, dict)) or not hasattr(values, "__iter__"):
+        raise TypeError(f"class_weight must be numbers, one a class, or None, got {values!r}")
+    return [in_range("class_weight", c, 0.0, math.inf) for c in getattr(values, "tolist", lambda: values)()]
+
+
+def check_class_count(class_weight: list[float] | None, K: int) -> None:
+    """As many weights as classes of a head with K outputs."""
+    classes = max(K, 2)
+    if class_weight is not None and len(class_weight) != classes:
+        raise ValueError(f"class_weight must have {classes} numbers, one a class of this head, got {len(class_weight)}")

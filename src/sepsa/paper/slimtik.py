@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from sepsa.heads.base import checks, parameters
 from sepsa.paper.tikhonov import factorize, increment, sgcv, trial_points
+from sepsa.states import schema
 from sepsa.validation import at_least, in_range
 
 _SETTINGS = ("memory", "regularization", "bounds", "candidates")
@@ -86,42 +87,26 @@ class SlimTik:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of a head of the same shape, with its settings; on an error nothing changes."""
         shape = self._shape()
-        checks.check_keys("SlimTik", state_dict, {"shape", *_SETTINGS, *SlimTikState._fields})
-        given = state_dict["shape"]
+        saved = schema.read("state_dict", state_dict, {"shape", *_SETTINGS, *SlimTikState._fields}, "SlimTik")
+        given = saved["shape"]
         if not isinstance(given, (list, tuple)) or not all(type(n) is int for n in given) or tuple(given) != shape:
             raise ValueError(
                 f"state_dict['shape'] must be {shape}, got {given!r}: the checkpoint belongs to a head of another size"
             )
-        memory, regularization, bounds, candidates = (state_dict[name] for name in _SETTINGS)
-        try:
-            check_settings(memory, regularization, bounds, candidates)
-        except TypeError as error:
-            raise ValueError(f"state_dict: {error}: the checkpoint is damaged") from None
-        for name in ("memory", "candidates"):
-            checks.check_state_number(name, state_dict[name], 0, 2**31, integer=True)
-        steps, last, total, blocks = (state_dict[name] for name in SlimTikState._fields)
-        checks.check_state_number("steps", steps, 0, integer=True)
-        checks.check_state_number("last_regularization", last, -bounds[1], bounds[1])
-        checks.check_state_number("regularization_sum", total, *bounds)
+        regularization, bounds = saved["regularization"], saved["bounds"]
+        with schema.settings("state_dict"):
+            check_settings(saved["memory"], regularization, bounds, saved["candidates"])
+        memory, candidates = (saved.integer(name, 0, 2**31) for name in ("memory", "candidates"))
+        steps = saved.integer("steps")
+        last = saved.number("last_regularization", -bounds[1], bounds[1])
+        total = saved.number("regularization_sum", *bounds)
         if not steps and not last == total == regularization:
-            raise checks.damaged("regularization_sum", f"{regularization:g} before the first update", total)
-        if not isinstance(blocks, (list, tuple)) or len(blocks) != min(steps, memory):
-            came = f"{len(blocks)} blocks" if isinstance(blocks, (list, tuple)) else type(blocks).__name__
-            raise ValueError(
-                f"state_dict['blocks'] must be a list of {min(steps, memory)} tensors after {steps} updates "
-                f"with memory {memory}, got {came}: the checkpoint is damaged"
-            )
-        copies = []
-        for i, block in enumerate(blocks):
-            columns = block.shape[1] if isinstance(block, Tensor) and not block.is_nested and block.ndim == 2 else 0
-            if not columns:
-                raise checks.damaged(f"blocks'][{i}", f"a tensor of shape ({shape[1]}, n)", "another")
-            copies.append(
-                checks.check_state_tensor(
-                    f"blocks'][{i}", block, (shape[1], columns), dtype=self.dtype, device=torch.device("cpu")
-                )
-            )
-        state = SlimTikState(steps, float(last), float(total), tuple(copies))
+            raise saved.damaged("regularization_sum", f"{regularization:g} before the first update", total)
+        blocks = saved.items("blocks", min(steps, memory))
+        copies = [blocks.tensor(i, (shape[1], None), self.dtype, torch.device("cpu")) for i in range(len(blocks))]
+        if not all(block.numel() for block in copies):
+            raise saved.damaged("blocks", "of one or more samples each", "an empty one")
+        state = SlimTikState(steps, last, total, tuple(copies))
         settings = dict(
             zip(_SETTINGS, (memory, float(regularization), tuple(map(float, bounds)), candidates), strict=True)
         )

@@ -23,7 +23,9 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from sepsa import checkpoint
+from sepsa.states.file import CheckpointError, Header, lock, older, read_path, write
+from sepsa.states.objects import build, pack
+from sepsa.states.tree import tensors_of
 from sepsa.stream.table import Block, Table, TableError, open_table
 from sepsa.stream.table_learner import Outcome, TableLearner
 
@@ -86,7 +88,7 @@ def stream(settings: Settings) -> int:
         try:
             signals = held.enter_context(Signals())
             if settings.checkpoint is not None:
-                held.enter_context(checkpoint.Lock(Path(os.path.realpath(settings.checkpoint))))
+                held.enter_context(lock(Path(os.path.realpath(settings.checkpoint))))
             return Run(settings, signals, held).go()
         except Stopped:
             return signals.code
@@ -212,8 +214,8 @@ class Run:
             if output is not None
         }
         if path is not None and (self.unsaved or not path.exists()):
-            header, tensors = checkpoint.pack(self.model, {"table": self.position, **sizes})
-            checkpoint.write(Path(os.path.realpath(path)), header, tensors, self.settings.keep)
+            header, tensors = pack(self.model, {"table": self.position, **sizes})
+            write(Path(os.path.realpath(path)), header, tensors, self.settings.keep)
         self.unsaved, self.saved_at = 0, time.monotonic()
 
     def _summary(self, code: int) -> int:
@@ -390,21 +392,20 @@ def resume(settings: Settings) -> tuple[TableLearner, dict[str, Any]]:
     return model, header.position if isinstance(header.position, dict) else {}
 
 
-def load_model(path: Path | None) -> tuple[TableLearner, checkpoint.Header]:
+def load_model(path: Path | None) -> tuple[TableLearner, Header]:
     """A model that `sepsa stream` has saved."""
     assert path is not None
     try:
-        with open(path, "rb") as file:
-            header, state = checkpoint.read(file, os.fstat(file.fileno()).st_size, str(path))
+        header, state = read_path(path)
         if header.kind != "sepsa stream":
-            raise checkpoint.CheckpointError(
+            raise CheckpointError(
                 f"{path} holds a {header.kind}, and this command takes what `sepsa stream --checkpoint` saves: "
                 "load it in Python by sepsa.load"
             )
-        model = checkpoint.build(header.kind, header.configuration, state, str(path))
-    except checkpoint.CheckpointError as error:
-        earlier = checkpoint.older(path, 1)
-        raise checkpoint.CheckpointError(f"{error}{f' ({earlier} is one)' if earlier.exists() else ''}") from None
+        model = build(header.kind, header.configuration, state, str(path))
+    except CheckpointError as error:
+        earlier = older(path, 1)
+        raise CheckpointError(f"{error}{f' ({earlier} is one)' if earlier.exists() else ''}") from None
     return model, header
 
 
@@ -562,9 +563,8 @@ def column_names(model: TableLearner) -> list[str]:
 
 def inspect(path: Path) -> dict[str, Any]:
     """What a checkpoint is, how old, what it knows and whether it is sound."""
-    with open(path, "rb") as file:
-        header, state = checkpoint.read(file, os.fstat(file.fileno()).st_size, str(path))
-    arrays = list(checkpoint.tensors_of(state))
+    header, state = read_path(path)
+    arrays = list(tensors_of(state))
     told: dict[str, Any] = {
         "file": str(path),
         "kind": header.kind,
@@ -579,12 +579,12 @@ def inspect(path: Path) -> dict[str, Any]:
         "finite": all(finite(array) for array in arrays),
     }
     if header.kind == "sepsa stream":
-        model: TableLearner = checkpoint.build(header.kind, header.configuration, state, str(path))
+        model: TableLearner = build(header.kind, header.configuration, state, str(path))
         told |= known_to(model, header)
     return told
 
 
-def known_to(model: TableLearner, header: checkpoint.Header) -> dict[str, Any]:
+def known_to(model: TableLearner, header: Header) -> dict[str, Any]:
     learner = model.learner
     told: dict[str, Any] = {
         "rows": model.trace.rows,

@@ -32,8 +32,10 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from sepsa.checkpoint import Saves, check_stamp, stamp
-from sepsa.stream import _state, batch_fit
+from sepsa.states import schema
+from sepsa.states.objects import Saves, check_stamp, stamp
+from sepsa.states.schema import Entries
+from sepsa.stream import batch_fit
 from sepsa.stream.calibration import INVERSE_TEMPERATURES, log_losses, mixture, project_to_simplex
 from sepsa.stream.engine import ACTIVATIONS, OPTIMIZERS, Floats, not_negative, one_of
 from sepsa.stream.learner import Learner
@@ -54,7 +56,7 @@ class _SepSA(Saves, BaseEstimator):  # type: ignore[misc]
     def _extra_state(self) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _load_extra_state(self, state_dict: dict[str, Any], outputs: int) -> dict[str, Any]:
+    def _load_extra_state(self, state: Entries, outputs: int) -> dict[str, Any]:
         """The attributes that these entries stand for."""
         raise NotImplementedError
 
@@ -240,32 +242,26 @@ class _SepSA(Saves, BaseEstimator):  # type: ignore[misc]
         """Continue from such a state. Whole, or ValueError naming the entry and nothing."""
         with self._exclusive():
             keys = {"estimator", "learner", "feature_names", "n_iter", *self._EXTRA}
-            new = _state.mapping("state_dict", state_dict, keys)
-            _state.equal("state_dict['estimator']", new["estimator"], type(self).__name__)
+            new = schema.read("state_dict", state_dict, keys)
+            new.equal("estimator", type(self).__name__)
             table = isinstance(new["learner"], dict) and "members" in new["learner"]
-            members = _state.sequence("state_dict['learner']['members']", new["learner"]["members"]) if table else []
+            members = Entries(new.path("learner"), new["learner"]).items("members").values if table else []
             first = members[0] if members else new["learner"]
             engine = first.get("engine") if isinstance(first, dict) else None
-            sizes = [
-                _state.integer(
-                    f"state_dict['learner']['engine'][{name!r}]",
-                    engine.get(name) if isinstance(engine, dict) else None,
-                    1,
-                )
-                for name in ("inputs", "outputs")
-            ]
+            found = {name: engine.get(name) if isinstance(engine, dict) else None for name in ("inputs", "outputs")}
+            sizes = [Entries("state_dict['learner']['engine']", found).integer(name, 1) for name in found]
             learner: Any = self._new_learner(sizes[0], sizes[1], seed=0, table=table)
             if table:
                 learner = batch_fit.Committee([learner])
             learner.load_state_dict(new["learner"], "state_dict['learner']")
             fitted: dict[str, Any] = {"_learner": learner, "n_features_in_": sizes[0]}
             if new["feature_names"] is not None:
-                names = _state.sequence("state_dict['feature_names']", new["feature_names"])
-                if len(names) != sizes[0] or not all(isinstance(name, str) for name in names):
-                    raise ValueError(f"state_dict['feature_names'] must be {sizes[0]} strings, got {names}")
+                names = new.items("feature_names", sizes[0]).values
+                if not all(isinstance(name, str) for name in names):
+                    raise new.damaged("feature_names", f"{sizes[0]} strings", names)
                 fitted["feature_names_in_"] = np.array(names, dtype=object)
             if new["n_iter"] is not None:
-                fitted["n_iter_"] = _state.integer("state_dict['n_iter']", new["n_iter"], 1)
+                fitted["n_iter_"] = new.integer("n_iter", 1)
             fitted |= self._load_extra_state(new, sizes[1])
             kept = {name: value for name, value in self.__dict__.items() if not name.endswith("_")}
             self.__dict__ = kept | fitted
@@ -368,11 +364,11 @@ class SepSARegressor(RegressorMixin, _SepSA):  # type: ignore[misc]
     def _extra_state(self) -> dict[str, Any]:
         return {"target_shape": list(self._target_shape)}
 
-    def _load_extra_state(self, state_dict: dict[str, Any], outputs: int) -> dict[str, Any]:
-        shape = _state.sequence("state_dict['target_shape']", state_dict["target_shape"])
-        shape = [_state.integer("state_dict['target_shape'][0]", n, 1) for n in shape]
+    def _load_extra_state(self, state: Entries, outputs: int) -> dict[str, Any]:
+        sizes = state.items("target_shape")
+        shape = [sizes.integer(i, 1) for i in range(len(sizes))]
         if shape not in ([], [outputs]) or (not shape and outputs != 1):
-            raise ValueError(f"state_dict['target_shape'] must be [{outputs}], got {shape}")
+            raise state.damaged("target_shape", f"[{outputs}]", shape)
         return {"_target_shape": tuple(shape)}
 
     def _shaped(self, outputs: Floats) -> Floats:
@@ -499,24 +495,22 @@ class SepSAClassifier(ClassifierMixin, _SepSA):  # type: ignore[misc]
             "calibration_loss": self._loss.copy(),
         }
 
-    def _load_extra_state(self, state_dict: dict[str, Any], outputs: int) -> dict[str, Any]:
-        classes = _state.mapping("state_dict['classes']", state_dict["classes"], {"dtype", "labels"})
-        labels = _state.sequence("state_dict['classes']['labels']", classes["labels"])
+    def _load_extra_state(self, state: Entries, outputs: int) -> dict[str, Any]:
+        classes = state.entries("classes", {"dtype", "labels"})
+        labels = classes.items("labels").values
         if not all(type(label) in (str, bool, int, float) for label in labels):
-            raise ValueError(f"state_dict['classes']['labels'] must be strings or numbers, got {labels}")
+            raise classes.damaged("labels", "strings or numbers", labels)
         try:
             sorted_labels = np.array(labels, dtype=np.dtype(classes["dtype"]))
         except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"state_dict['classes'] must be labels of one dtype: {error}") from None
+            raise state.damaged("classes", "labels of one dtype", error) from None
         distinct = len(np.unique(sorted_labels)) == len(labels) == outputs
         if not distinct or not np.array_equal(np.sort(sorted_labels), sorted_labels):
-            raise ValueError(f"state_dict['classes']['labels'] must be {outputs} sorted labels, got {labels}")
-        entry = "state_dict['columns']"
-        columns = _state.array(entry, state_dict["columns"], (outputs,), dtype=np.int64).astype(np.intp)
+            raise classes.damaged("labels", f"{outputs} sorted labels", labels)
+        columns = state.array("columns", (outputs,), np.int64).astype(np.intp)
         if not np.array_equal(np.sort(columns), np.arange(outputs)):
-            raise ValueError(f"{entry} must hold each of 0 to {outputs - 1} once, got {columns.tolist()}")
-        entry = "state_dict['calibration_loss']"
-        loss = _state.array(entry, state_dict["calibration_loss"], INVERSE_TEMPERATURES.shape, low=0.0)
+            raise state.damaged("columns", f"each of 0 to {outputs - 1} once", columns.tolist())
+        loss = state.array("calibration_loss", INVERSE_TEMPERATURES.shape, low=0.0)
         return {"classes_": sorted_labels, "_columns": columns, "_loss": loss}
 
     def _scores(self, X: ArrayLike) -> Floats:

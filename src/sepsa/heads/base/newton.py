@@ -11,17 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.heads.base import parameters
-from sepsa.heads.base.checks import (
-    bias_setting,
-    check_keys,
-    check_ridges,
-    check_rows,
-    check_state_tensor,
-    explain_nonfinite,
-    owned_head,
-    with_ridges,
-)
-from sepsa.heads.math.cross_entropy import State, check_consistent
+from sepsa.heads.base.checks import bias_setting, check_rows, explain_nonfinite, owned_head
+from sepsa.heads.base.state_checks import check_root, read_ridges, read_solver
+from sepsa.heads.math.cross_entropy import State
+from sepsa.states import schema
+from sepsa.states.schema import Entries
 from sepsa.validation import in_range
 
 KEYS = State._fields[:-2]  # weights and ridge follow from the settings
@@ -89,24 +83,19 @@ class NewtonHead(ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
         linear, old = self._ready(), self._state
-        state_dict = with_ridges(state_dict)
-        check_keys(type(self).__name__, state_dict, {*KEYS, *self.settings, "ridges"})
-        ridge, bias_ridge = check_ridges(state_dict["ridges"])
+        saved = read_solver(type(self).__name__, state_dict, {*KEYS, *self.settings})
+        ridge, bias_ridge = read_ridges(saved.path("ridges"), saved["ridges"])
         kind: Any = type(self)
-        try:
-            fresh = kind(ridge=ridge, bias_ridge=bias_ridge, **{name: state_dict[name] for name in self.settings})
-        except TypeError as error:
-            raise ValueError(f"state_dict: {error}: the checkpoint is damaged") from None
-        derived = fresh._derived(linear, old.W)
+        with schema.settings("state_dict"):
+            fresh = kind(ridge=ridge, bias_ridge=bias_ridge, **{name: saved[name] for name in self.settings})
+            derived = fresh._derived(linear, old.W)
         tensors = {
-            key: check_state_tensor(
-                key, state_dict[key], tuple(was.shape), dtype=was.dtype, device=linear.weight.device
-            )
+            key: saved.tensor(key, tuple(was.shape), was.dtype, linear.weight.device)
             for key, was in zip(KEYS, old, strict=False)
         }
         state = State(**tensors, **derived)
         for part in self._parts(state):
-            check_consistent(part)
+            check_consistent(saved, part)
         settings = {name: getattr(fresh, name) for name in (*self.settings, "ridge", "bias_ridge")}
 
         def write() -> None:
@@ -149,3 +138,18 @@ class NewtonHead(ABC):
             raise explain_nonfinite(features, None, linear)
         shape = (*features.shape[:-1], linear.out_features)
         return Phi, (Phi @ parameters.follow(linear, self._state.W).T).reshape(shape).to(linear.weight.dtype)
+
+
+def check_consistent(saved: Entries, state: State) -> None:
+    """Refuse tensors that no updates could have made."""
+    p = len(state.T)
+    updates, seen, cursor = state.counters.tolist()
+    counts = updates == int(updates) >= 0 and cursor == int(cursor) and 0 <= cursor < p
+    if not counts or seen < 0 or (seen > 0 and not updates):
+        raise saved.damaged("counters", f"[updates, samples, a coordinate below {p}]", state.counters.tolist())
+    if not bool((state.shares > 0).all()):
+        raise saved.damaged("shares", "positive", float(state.shares.min()))
+    left, ridge = state.ridge_left, float(state.ridge[0])
+    if not bool(((left > 0) & (left <= state.ridge * (1 + 1e-6))).all()):
+        raise saved.damaged("ridge_left", f"in (0, {ridge:g}]", f"{float(left.min()):g} to {float(left.max()):g}")
+    check_root(saved, "T", state.T, left)

@@ -27,7 +27,6 @@ from torch import Tensor
 from sepsa.heads.base.parameters import BiasRidge, hold_bias
 from sepsa.heads.base.repeated_samples import UNREPEATED, Lookup
 from sepsa.heads.math.ridge import rotation
-from sepsa.validation import in_range
 
 # An error weighs this factor less with each sample scored after it.
 FADING = 0.98
@@ -113,19 +112,6 @@ def start(grid: Grid, prior: Tensor, scale: float, active: int) -> Candidates:
 def basis_of(prior: Tensor) -> Tensor:
     """Of this (1 + 2m, p) a coordinate with all of its ridge has one in N: 1, the prior and its square."""
     return torch.cat([torch.ones_like(prior[:1]), prior, prior.square()])
-
-
-def fixed(settings: tuple[tuple[float, float], ...], ridge: float | str, forgetting: float | str) -> Grid:
-    """The grid of these settings, where what is not "auto" has one value."""
-    if forgetting != "auto":
-        in_range("forgetting", forgetting, 0.0, 1.0)  # type: ignore[arg-type]
-    if ridge != "auto":
-        in_range("ridge", ridge, 0.0, math.inf)  # type: ignore[arg-type]
-    if forgetting == ridge == "auto":
-        return Grid(settings)
-    forgettings = [lam for lam, _ in settings] if isinstance(forgetting, str) else [float(forgetting)]
-    ridges = [r for _, r in settings] if isinstance(ridge, str) else [float(ridge)]
-    return Grid(tuple(dict.fromkeys((lam, r) for lam in forgettings for r in ridges)))
 
 
 def placed(state: Candidates, device: torch.device) -> Candidates:

@@ -24,17 +24,13 @@ the residual √q (W - prior)_j, in rotation. State: T (p, p) with TᵀT = A⁻�
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sepsa.heads.base.checks import check_root, damaged
 from sepsa.heads.math.least_squares import andrews
 from sepsa.heads.math.ridge import lacking, rotation
-from sepsa.validation import in_range
 
 FADE = 7.0  # curvature fades as if each sample pushed out so many; benchmarks/softmax_newton.py compares
 TOLERANCE = 1e-3  # of the sum of a sample's class probabilities: float16 and bfloat16 round them
@@ -189,43 +185,3 @@ def effective_samples(state: State, forgetting: float) -> float:
     total = seen + start
     remembered: float = total / (FADE + 1) * (1 - (start / total) ** (FADE + 1))
     return min(remembered, seen / updates / (1 - forgetting)) if forgetting < 1.0 and updates else remembered
-
-
-def check_consistent(state: State) -> None:
-    """Refuse tensors of a checkpoint that no updates could have made."""
-    p = len(state.T)
-    updates, seen, cursor = state.counters.tolist()
-    whole = updates == int(updates) >= 0 and cursor == int(cursor) and 0 <= cursor < p
-    if not whole or seen < 0 or (seen > 0 and not updates):
-        raise damaged("counters", f"[updates, samples, a coordinate below {p}]", state.counters.tolist())
-    if not bool((state.shares > 0).all()):
-        raise damaged("shares", "positive", float(state.shares.min()))
-    left, ridge = state.ridge_left, float(state.ridge[0])
-    if not bool(((left > 0) & (left <= state.ridge * (1 + 1e-6))).all()):
-        raise damaged("ridge_left", f"in (0, {ridge:g}]", f"{float(left.min()):g} to {float(left.max()):g}")
-    check_root("T", state.T, left)
-
-
-def smoothing(value: float) -> float:
-    """The setting `label_smoothing`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"label_smoothing must be a number in [0, 1), got {value!r}")
-    if not 0.0 <= value < 1.0:
-        raise ValueError(f"label_smoothing must be in [0, 1), got {value}")
-    return float(value)
-
-
-def class_weights(values: Sequence[float] | Tensor | None) -> list[float] | None:
-    """The setting `class_weight`."""
-    if values is None:
-        return None
-    if isinstance(values, (str, dict)) or not hasattr(values, "__iter__"):
-        raise TypeError(f"class_weight must be numbers, one a class, or None, got {values!r}")
-    return [in_range("class_weight", c, 0.0, math.inf) for c in getattr(values, "tolist", lambda: values)()]
-
-
-def check_class_count(class_weight: list[float] | None, K: int) -> None:
-    """As many weights as classes of a head with K outputs."""
-    classes = max(K, 2)
-    if class_weight is not None and len(class_weight) != classes:
-        raise ValueError(f"class_weight must have {classes} numbers, one a class of this head, got {len(class_weight)}")

@@ -40,8 +40,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sepsa.heads.base.checks import check_state_number, damaged
-
 _DELTA = 0.1  # any value from 1e-4 to 0.3 does as well
 
 
@@ -138,25 +136,3 @@ def curve(P: Tensor | None, U: Tensor) -> Tensor:
     if U.shape[1] == 1:
         return P * (1 - P) * U
     return P * (U - (P * U).sum(1, keepdim=True))
-
-
-def check_consistent(state: State, memory: int) -> None:
-    """Refuse the entries of a checkpoint that no updates could have made."""
-    if state.pairs > memory:
-        raise ValueError(f"state_dict['pairs'] must be at most the memory, {memory}, got {state.pairs}")
-    check_state_number("pairs", state.pairs, 0, state.steps, integer=True)
-    check_state_number("pair_samples", state.pair_samples, 0, state.samples)
-    if state.samples and not state.steps:
-        raise damaged("samples", "0 before the first update", state.samples)
-    young = memory - state.pairs
-    if bool(state.A[:, :young].any()):
-        raise damaged("A", f"zero where none of its {state.pairs} pairs is", "other numbers")
-    S, Y = state.A.double().cpu()
-    sizes = Y.square().sum(1).sqrt()
-    for key, value, expected in (("SY", state.SY.triu(), (S @ Y.T).triu()), ("YY", state.YY, Y @ Y.T)):
-        # Of float32 pairs the products were taken in float32.
-        scale = sizes[:, None] * sizes if key == "YY" else S.square().sum(1).sqrt()[:, None] * sizes
-        if bool(((value - expected).abs() > 1e-3 * scale).any()):
-            raise damaged(key, "the inner products of the pairs in A", "others")
-    if not bool((state.SY.diagonal()[young:] > 0).all()):
-        raise damaged("SY", "positive on the diagonal", float(state.SY.diagonal()[young:].min()))
