@@ -36,7 +36,7 @@ def name(page):
 
 
 def blocks(page):
-    """Yield what to run, in order: the language, the file to write or None, and the code at its line numbers in the page."""
+    """Yield what to run, in order: the language, the file to write or None, and the code at its line numbers."""
     text = page.read_text(encoding="utf-8")
     for match in BLOCK.finditer(text):
         if match["mark"] == "not run":
@@ -117,7 +117,7 @@ def test_every_result_stands_in_a_committed_json(numbers, page):
 
 
 def step_cost():
-    """Yield ratios of benchmarks/step_cost.json as medians with quartiles, each with a copy that has a digit changed."""
+    """Yield ratios of benchmarks/step_cost.json as medians with quartiles, each beside a copy with a changed digit."""
     cases = json.loads((ROOT / "benchmarks" / "step_cost.json").read_text(encoding="utf-8"))["cases"].values()
     online, batch, _, loop = ([case["ratio"][key] for key in ("median", "q25", "q75")] for case in cases)
     form = "SepSA {:.2f} [{:.2f}, {:.2f}]"
@@ -151,7 +151,7 @@ def test_a_result_without_a_source_is_found(numbers):
 
 
 def test_nearly_every_changed_digit_on_the_pages_is_found(numbers):
-    """Each digit of each result plus one; a change is missed if it gives another number of the same row, column and JSON."""
+    """Raise each digit by one; a change is missed where it gives another number of the same row, column and JSON."""
     changed = missed = 0
     for page in PAGES:
         computed = numbers.derived(name(page))
