@@ -26,7 +26,12 @@ MODULES = {
     "sepsa.heads._tikhonov": "sepsa.paper.tikhonov",
     "sepsa.paper.slimtrain": "sepsa.paper.slimtik",
 }
-CLASSES: dict[tuple[str, str], str] = {("sepsa.heads.slimtik", "State"): "SlimTikState"}
+CLASSES: dict[tuple[str, str], str] = {
+    ("sepsa.heads._quasi_newton", "State"): "LBFGSState",
+    ("sepsa.heads._softmax_newton", "State"): "CrossEntropyState",
+    ("sepsa.heads._square_root", "Root"): "RootOfVersion01",
+    ("sepsa.heads.slimtik", "State"): "SlimTikState",
+}
 
 
 class RenamedModules:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable
 from typing import Any, Generic, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
 from sepsa.heads.base import partial_targets
-from sepsa.heads.base.checks import check_rows, is_new_head, owned_head
+from sepsa.heads.base.checks import check_rows
+from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.parameters import commit
 from sepsa.heads.protocols import HeadSolver, HoldsOut, Posterior, Revertible
 from sepsa.states import schema
@@ -18,7 +18,7 @@ from sepsa.states import schema
 S = TypeVar("S", bound=HeadSolver)
 
 
-class PerOutput(Generic[S]):
+class PerOutput(OwnsHead, Generic[S]):
     """As many solvers as the head has outputs, each with a curvature of its own.
 
     Choose it where single outputs of a sample are not observed: several tasks with gaps, or contextual bandits, where
@@ -52,16 +52,11 @@ class PerOutput(Generic[S]):
             )
         self.solver: S = solver
         self.solvers: list[S] = []
-        self.linear: nn.Linear | None = None
 
     # ------------------------------------------------------------------ state
 
-    def bind(self, linear: nn.Linear) -> PerOutput[S]:
-        """Own `linear`; each output's present weights become the start of its solver."""
-        if is_new_head("PerOutput", self.linear, linear):
-            self.solvers = [copy.deepcopy(self.solver).bind(row) for row in rows_of(linear)]
-            self.linear = linear
-        return self
+    def _start(self, linear: nn.Linear) -> None:
+        self.solvers = [copy.deepcopy(self.solver).bind(row) for row in rows_of(linear)]
 
     def state_dict(self) -> dict[str, Any]:
         """The states of the outputs' solvers, in order."""
@@ -77,23 +72,17 @@ class PerOutput(Generic[S]):
             solver.load_state_dict(state)
         self.solvers = fresh  # whose heads are copies, until they are laid over the head again
 
-    def to(self, device: torch.device | str | int) -> PerOutput[S]:
-        """Move the head and its curvatures together."""
-        owned_head("PerOutput", self.linear).to(device)
-        self._ready()
-        return self
-
-    def checkpoint(self) -> Hashable:
+    def checkpoint(self) -> Any:
         """What `rollback` returns to."""
         self._ready()
         return tuple(solver.checkpoint() for solver in self._each)
 
-    def rollback(self, token: Any) -> None:
-        """Undo every update since `checkpoint()` gave this token."""
+    def rollback(self, checkpoint: Any) -> None:
+        """Undo every update since `checkpoint()` returned this."""
         self._ready()
 
         def write() -> None:
-            for solver, own in zip(self._each, token, strict=True):
+            for solver, own in zip(self._each, checkpoint, strict=True):
                 solver.rollback(own)
 
         commit(write)
@@ -132,8 +121,7 @@ class PerOutput(Generic[S]):
         return partial_targets.worst([solver.health() for solver in self._each])
 
     def __repr__(self) -> str:
-        head = "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
-        return f"PerOutput({self.solver!r}{head})"
+        return f"PerOutput({self.solver!r}{self._shape_words()})"
 
     @property
     def _each(self) -> list[Any]:
@@ -142,7 +130,7 @@ class PerOutput(Generic[S]):
 
     def _ready(self) -> nn.Linear:
         """The head, with the rows that the solvers own laid over its memory."""
-        linear = owned_head("PerOutput", self.linear)
+        linear = self._head()
         if not lies_over(self._each[-1].linear, linear):  # the last to be laid, so that an interrupt is made good
             for solver, row in zip(self._each, rows_of(linear), strict=True):
                 for name, parameter in row._parameters.items():

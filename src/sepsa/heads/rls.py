@@ -19,7 +19,7 @@ from sepsa.heads.backends.captured_least_squares import CapturedState
 from sepsa.heads.backends.choose import Backend, Case, Counters, Problem
 from sepsa.heads.backends.torch_least_squares import TorchBackend
 from sepsa.heads.base import checks, health
-from sepsa.heads.base.checks import check_rows, explain_nonfinite, is_new_head, owned_head
+from sepsa.heads.base.checks import check_rows, explain_nonfinite
 from sepsa.heads.base.delta import Delta
 from sepsa.heads.base.delta import learn as learn_delta
 from sepsa.heads.base.delta import since as delta_since
@@ -70,20 +70,17 @@ class RLS(NormalPosterior):
         self.ridge = in_range("ridge", cast(float, ridge), 0.0, math.inf)
         self.forgetting = in_range("forgetting", cast(float, forgetting), 0.0, 1.0)
         self.bias_ridge, self.dtype = checks.bias_setting(bias_ridge), checks.optional_dtype(dtype)
-        self.linear: nn.Linear | None = None
 
     # ------------------------------------------------------------------ state
 
-    @torch.no_grad()
-    def bind(self, linear: nn.Linear) -> RLS:
-        """Own the curvature of `linear`; its present weights become the prior mean."""
-        if not is_new_head("RLS", self.linear, linear):
-            return self
+    def _start(self, linear: nn.Linear) -> None:
         prior = start(linear, self.dtype)
         ridge = ridges(linear, self.ridge, self.bias_ridge, prior)
         self._continue(Problem(linear, prior, ridge), least_squares.start(prior, ridge), np.zeros(5))
-        self.linear = linear
-        return self
+
+    def _ready(self) -> nn.Linear:
+        self._read()
+        return self._problem.linear
 
     def _continue(self, problem: Problem, state: LeastSquaresState, counters: Counters) -> None:
         """Make this the state; the next update chooses its backend."""
@@ -104,7 +101,7 @@ class RLS(NormalPosterior):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
         self._read()
-        linear = owned_head("RLS", self.linear)
+        linear = self._head()
         state, counters, settings = read_root(state_dict, linear, self._problem.prior)
         prior, ridge, bias_ridge, forgetting = settings
         problem = Problem(linear, prior, ridges(linear, ridge, bias_ridge, prior))
@@ -114,12 +111,6 @@ class RLS(NormalPosterior):
             self._continue(problem, state, counters)
 
         commit(write)
-
-    def to(self, device: torch.device | str | int) -> RLS:
-        """Move the head and its curvature together."""
-        owned_head("RLS", self.linear).to(device)
-        self._read()
-        return self
 
     @property
     def steps(self) -> int:
@@ -174,13 +165,12 @@ class RLS(NormalPosterior):
             self._recent = recent
 
     def __repr__(self) -> str:
-        linear = self.linear
-        head = "" if linear is None else f", head={linear.in_features}->{linear.out_features}, backend={self.backend}"
+        head = "" if self.linear is None else f"{self._shape_words()}, backend={self.backend}"
         return f"RLS(ridge={self.ridge:g}, forgetting={self.forgetting:g}{bias_words(self.bias_ridge)}{head})"
 
     def _read(self) -> tuple[LeastSquaresState, Counters]:
         """The state and its counters, on the device of the head."""
-        device = owned_head("RLS", self.linear).weight.device
+        device = self._head().weight.device
         state, counters = self._backend.read()
         if self._problem.prior.device != device:
             state = state.map(lambda part: part.to(device))
@@ -191,7 +181,7 @@ class RLS(NormalPosterior):
         return state, counters
 
     def _case(self, rows: int) -> Case:
-        weight, prior = owned_head("RLS", self.linear).weight, self._problem.prior
+        weight, prior = self._head().weight, self._problem.prior
         kind = weight.device.type, prior.dtype, prior.shape[1], len(prior), rows
         return Case(*kind, head_dtype=weight.dtype, contiguous=weight.is_contiguous())
 
@@ -231,7 +221,7 @@ class RLS(NormalPosterior):
         `sample_weight` (...) multiplies each sample's squared error. `forgetting` acts once per update, however many
         samples it has. On bad input an error is raised and nothing changes.
         """
-        linear = owned_head("RLS", self.linear)
+        linear = self._head()
         check_rows(linear, features, targets, sample_weight)
         backend = self._backend_for(features.numel() // linear.in_features)
         steps = int(backend.counters[STEPS])
@@ -264,7 +254,7 @@ class RLS(NormalPosterior):
     @torch.no_grad()
     def prepare_capture(self) -> Hashable:
         """Bring the state to where captured updates write: the host may have learned or set the head since."""
-        linear, (state, counters), captured = owned_head("RLS", self.linear), self._read(), self._captured
+        linear, (state, counters), captured = self._head(), self._read(), self._captured
         if captured is None or not captured.lies_in(linear):
             captured = CapturedState(self._problem, state)
         if self._backend is not captured:
@@ -296,7 +286,7 @@ class RLS(NormalPosterior):
         Exact to a millionth, or refused with nothing changed: where it would leave less curvature than the prior has,
         or where the samples are so large that too few digits of the rest are left.
         """
-        (state, counters), linear = self._read(), owned_head("RLS", self.linear)
+        (state, counters), linear = self._read(), self._head()
         self._remembers_all("unlearn")
         check_rows(linear, features, targets, sample_weight)
         Phi, Y, total = samples(linear, features, targets, sample_weight, state.T.dtype)

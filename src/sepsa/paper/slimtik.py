@@ -7,7 +7,6 @@ head's device once instead of at each number that is read.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sepsa.heads.base import checks, parameters
+from sepsa.heads.base.head import OwnsHead
 from sepsa.paper.tikhonov import factorize, increment, sgcv, trial_points
 from sepsa.states import schema
 from sepsa.validation import at_least, in_range
@@ -31,7 +31,7 @@ class SlimTikState(NamedTuple):
     blocks: tuple[Tensor, ...]  # the columns of M, the oldest block first
 
 
-class SlimTik:
+class SlimTik(OwnsHead):
     """Linear head by sampled limited-memory Tikhonov regularization, the method of slimTrain.
 
     Choose it to compare with slimTrain, or where batches are large and the ridge should follow from the data. Single
@@ -49,6 +49,8 @@ class SlimTik:
     Features and targets may come in any floating dtype; the arithmetic runs in `dtype`, float32 unless given.
     """
 
+    _replaced = ("_state", "_previous")
+
     def __init__(
         self,
         *,
@@ -65,18 +67,15 @@ class SlimTik:
         self.bounds = (float(bounds[0]), float(bounds[1]))
         self.candidates = candidates
         self.dtype = dtype
-        self.linear: nn.Linear | None = None
         self._previous: Tensor | None = None  # the weights before the last update, for `health`
 
     # ------------------------------------------------------------------ state
 
-    def bind(self, linear: nn.Linear) -> SlimTik:
-        """Take over the head `linear`, with an empty memory; its present weights are the start."""
-        if not checks.is_new_head("SlimTik", self.linear, linear):
-            return self
+    def _start(self, linear: nn.Linear) -> None:
         self._state = SlimTikState(0, self.regularization, self.regularization, ())
-        self.linear = linear
-        return self
+
+    def _ready(self) -> nn.Linear:
+        return self._head()  # the memory stays on the CPU, where the arithmetic runs
 
     def state_dict(self) -> dict[str, Any]:
         """Settings and memory; the weights are in the `nn.Linear`."""
@@ -107,35 +106,10 @@ class SlimTik:
         if not all(block.numel() for block in copies):
             raise saved.damaged("blocks", "of one or more samples each", "an empty one")
         state = SlimTikState(steps, last, total, tuple(copies))
-        settings = dict(
+        settings: dict[str, Any] = dict(
             zip(_SETTINGS, (memory, float(regularization), tuple(map(float, bounds)), candidates), strict=True)
         )
-
-        def write() -> None:
-            self.__dict__.update(settings)
-            self._state, self._previous = state, None
-
-        parameters.commit(write)
-
-    def to(self, device: torch.device | str | int) -> SlimTik:
-        """Move the head; the memory stays on the CPU, where the arithmetic runs."""
-        self._bound().to(device)
-        return self
-
-    def checkpoint(self) -> Hashable:
-        """A token for `rollback`: a copy of the head's weights and a reference to the rest of the state."""
-        return self._state_now(), self._previous, parameters.join(self._bound())
-
-    def rollback(self, token: Any) -> None:
-        """Undo every update since `checkpoint()` gave this token."""
-        state, previous, head = token
-        linear = self._bound()
-
-        def write() -> None:
-            self._state, self._previous = state, previous
-            parameters.store(linear, head)
-
-        parameters.commit(write)
+        self._assign(**settings, _state=state, _previous=None)
 
     @property
     def steps(self) -> int:
@@ -176,7 +150,7 @@ class SlimTik:
           does not, the batches are too small for this method. NaN before an update.
         - `regularization_sum`, the ridge as chosen so far. At one of its `bounds`: widen them.
         """
-        state, linear = self._state_now(), self._bound()
+        state, linear = self._state_now(), self._head()
         eigenvalues = torch.linalg.eigvalsh(self._curvature())
         low, high = max(float(eigenvalues[0]), state.regularization_sum), float(eigenvalues[-1])
         step = math.nan
@@ -191,18 +165,14 @@ class SlimTik:
         }
 
     def __repr__(self) -> str:
-        head = "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
-        return f"SlimTik(memory={self.memory}, regularization={self.regularization:g}{head})"
-
-    def _bound(self) -> nn.Linear:
-        return checks.owned_head("SlimTik", self.linear)
+        return f"SlimTik(memory={self.memory}, regularization={self.regularization:g}{self._shape_words()})"
 
     def _state_now(self) -> SlimTikState:
-        self._bound()  # a head without one has no state
+        self._head()  # a head without one has no state
         return self._state
 
     def _shape(self) -> tuple[int, int]:
-        linear = self._bound()
+        linear = self._head()
         return linear.out_features, parameters.width(linear)
 
     def _curvature(self) -> Tensor:
@@ -224,7 +194,7 @@ class SlimTik:
 
         `sample_weight` must be None: the method has none. On bad input an error is raised and nothing changes.
         """
-        linear = self._bound()
+        linear = self._head()
         if sample_weight is not None:
             raise ValueError(
                 f"sample_weight must be None, got a {type(sample_weight).__name__}: "
@@ -253,12 +223,7 @@ class SlimTik:
             raise checks.explain_nonfinite(features, targets, linear, W)
         head = rounded.to(linear.weight.device)
         new = SlimTikState(state.steps + 1, lam, tau, (*state.blocks, Z)[-self.memory :] if self.memory else ())
-
-        def write() -> None:
-            self._state, self._previous = new, start
-            parameters.store(linear, head)
-
-        parameters.commit(write)
+        self._assign(head, _state=new, _previous=start)
 
     def _solve(self, Z: Tensor, E: Tensor, W: Tensor) -> tuple[Tensor, float, float]:
         """The new head, its Λ and τ, from the block Z (p, n) with residuals E (m, n)."""
@@ -273,7 +238,7 @@ class SlimTik:
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
         """The head's outputs (..., out_features), without a deviation, which would need old targets."""
-        linear = self._bound()
+        linear = self._head()
         checks.check_rows(linear, features)
         Phi = parameters.rows(linear, features, self.dtype)
         if not bool(Phi.square().sum().isfinite()):

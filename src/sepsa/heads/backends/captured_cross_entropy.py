@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from sepsa.heads.backends.choose import Case, choose
 from sepsa.heads.backends.memory import HeadMemory
 from sepsa.heads.base import parameters
-from sepsa.heads.math.cross_entropy import State, learned, root
+from sepsa.heads.math.cross_entropy import CrossEntropyState, learned, root
 from sepsa.heads.math.least_squares import andrews
 from sepsa.heads.math.ridge import rotation
 
 
-class Settings(NamedTuple):
+class UpdateSettings(NamedTuple):
     """What the host decides of an update."""
 
     forgetting: float
@@ -25,22 +25,22 @@ class Settings(NamedTuple):
 class CapturedSoftmax(HeadMemory):
     """Where a recording writes to. Symbols as in `cross_entropy`; Z = [T; W]."""
 
-    def __init__(self, linear: nn.Linear, state: State) -> None:
+    def __init__(self, linear: nn.Linear, state: CrossEntropyState) -> None:
         K, p = state.W.shape
         self.Z = state.W.new_zeros(p + K, p)
         super().__init__(linear, self.Z)
-        rest = {name: torch.zeros_like(getattr(state, name)) for name in State._fields[2:]}
-        self.now = State(T=self.Z[:p], W=self.Z[p:], **rest)
+        rest = {name: torch.zeros_like(getattr(state, name)) for name in CrossEntropyState._fields[2:]}
+        self.now = CrossEntropyState(T=self.Z[:p], W=self.Z[p:], **rest)
         self.blocks: dict[int, Any] = {}  # buffers of the fused kernels, by the rows of a block
-        self._settings: dict[Settings, Tensor] = {}
+        self._settings: dict[UpdateSettings, Tensor] = {}
         self._unfinished: Any = None  # a block of which W has learned, but not yet T
 
-    def load(self, state: State) -> None:
+    def load(self, state: CrossEntropyState) -> None:
         """Take over a state of the same shapes."""
         for mine, other in zip(self.now, state, strict=True):
             mine.copy_(other)
 
-    def update(self, features: Tensor, targets: Tensor, settings: Settings) -> Tensor:
+    def update(self, features: Tensor, targets: Tensor, settings: UpdateSettings) -> Tensor:
         """Learn rows; returns whether all was well (0-d). T's own update may be left to `finish`."""
         self.finish()
         x, now = features.detach().reshape(-1, self.k), self.now
@@ -69,7 +69,7 @@ class CapturedSoftmax(HeadMemory):
             T.copy_(andrews(T * work.inverse_root, work.Ft.T, work.Q, root(work.M)))
             self._unfinished = None
 
-    def _on_device(self, settings: Settings) -> Tensor:
+    def _on_device(self, settings: UpdateSettings) -> Tensor:
         """λ and the smoothing where the kernels read them, which would take numbers for float32."""
         if settings not in self._settings:
             self._settings[settings] = torch.tensor(settings, dtype=torch.float64).to(self.Z.device)

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads.base.parameters import BiasRidge, ridges
+from sepsa.heads.base.parameters import ridges
 from sepsa.heads.base.state_checks import check_positive_definite, check_root, read_forgetting, read_ridges, read_solver
 from sepsa.heads.math.candidates import Candidates, Grid, factors
 from sepsa.heads.math.least_squares import LeastSquaresState
+from sepsa.heads.math.ridge import BiasRidge
 from sepsa.states.schema import Entries, read
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ of one batch are not those of all, so its own part of (1) is inflated to cover e
     W <- W - diag(1/s) Rᵀ Φ (λA + ρ Φᵀ diag(ω) Φ)⁻¹,    A <- λA + Φᵀ diag(ω) Φ                                    (2)
 
 A single sample thus moves its logits by about R/ω and never by R/(ω s). Forgotten ridge comes back as rows √q e_j with
-the residual √q (W - prior)_j, in rotation. State: T (p, p) with TᵀT = A⁻¹, and what (1) and (2) sum over.
+the residual √q (W - prior)_j, in rotation. CrossEntropyState: T (p, p) with TᵀT = A⁻¹, and what (1) and (2) sum over.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FADE = 7.0  # curvature fades as if each sample pushed out so many; benchmarks/s
 TOLERANCE = 1e-3  # of the sum of a sample's class probabilities: float16 and bfloat16 round them
 
 
-class State(NamedTuple):
+class CrossEntropyState(NamedTuple):
     """All tensors of a SoftmaxNewton. An update makes a new one; only captured updates write into the tensors."""
 
     T: Tensor  # (p, p)
@@ -49,9 +49,9 @@ class State(NamedTuple):
     ridge: Tensor  # (p,): as A has it, ridge/s̄
 
 
-def start(W: Tensor, weights: Tensor, ridge: Tensor) -> State:
+def start(W: Tensor, weights: Tensor, ridge: Tensor) -> CrossEntropyState:
     """Before any data: the head W (K, p), the classes' weights and the ridge (p,) of A."""
-    return State(
+    return CrossEntropyState(
         T=torch.diag(1 / ridge.sqrt()),
         W=W,
         prior=W.clone(),
@@ -64,7 +64,7 @@ def start(W: Tensor, weights: Tensor, ridge: Tensor) -> State:
 
 
 def learned(
-    state: State,
+    state: CrossEntropyState,
     W: Tensor,
     Phi: Tensor,
     targets: Tensor,
@@ -73,7 +73,7 @@ def learned(
     forgetting: float,
     label_smoothing: float,
     head_dtype: torch.dtype,
-) -> tuple[State, Tensor]:
+) -> tuple[CrossEntropyState, Tensor]:
     """What the state would be after an update from the head W, and whether it may be. The host reads nothing.
 
     The flag is false where targets are no probabilities, or where a number cannot be held, also by a head of
@@ -116,8 +116,10 @@ def learned(
     T, W = T.contiguous(), (W - step).contiguous()  # in one layout however made, as BLAS rounds by the layout
     counters = torch.stack([updates + 1, seen + m.sum(), (cursor + c) % p])
     sums = Phi.square().sum() + shares.sum() + counters[1]
-    fine = valid & sums.isfinite() & T.isfinite().all() & W.to(head_dtype).isfinite().all()
-    return State(T, W, state.prior, shares, left.scatter_add(0, at, q), counters, state.weights, state.ridge), fine
+    finite = valid & sums.isfinite() & T.isfinite().all() & W.to(head_dtype).isfinite().all()
+    return CrossEntropyState(
+        T, W, state.prior, shares, left.scatter_add(0, at, q), counters, state.weights, state.ridge
+    ), finite
 
 
 def absorb(T: Tensor, rows: Tensor, residuals: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
@@ -178,7 +180,7 @@ def floor(ridge: Tensor, K: int) -> Tensor:
     return ridge * max(K / 2, 1)
 
 
-def effective_samples(state: State, forgetting: float) -> float:
+def effective_samples(state: CrossEntropyState, forgetting: float) -> float:
     """About how many samples A remembers: the λ of (2) summed up, for updates of the mean size."""
     updates, seen = map(float, state.counters[:2])
     start = (FADE + 1) * len(state.T)

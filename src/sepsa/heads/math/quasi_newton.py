@@ -43,7 +43,7 @@ from torch import Tensor
 _DELTA = 0.1  # any value from 1e-4 to 0.3 does as well
 
 
-class State(NamedTuple):
+class LBFGSState(NamedTuple):
     """All that an update changes. An update makes a new one and writes into none."""
 
     W: Tensor  # (m, p)
@@ -69,7 +69,7 @@ class Compact(NamedTuple):
     M: Tensor
 
 
-def moved(state: State, device: torch.device) -> State:
+def moved(state: LBFGSState, device: torch.device) -> LBFGSState:
     """The state with its large tensors on another device."""
     W, Z, prior, s, y, A = (tensor.to(device) for tensor in state[:6])
     return state._replace(W=W, Z=Z, prior=prior, s=s, y=y, A=A)
@@ -94,7 +94,7 @@ def direction(A: Tensor, inverse: Compact, G: Tensor) -> tuple[Tensor, float, fl
     return d.reshape(G.shape), length, slope
 
 
-def remember(state: State, inverse: Compact) -> tuple[State, Compact]:
+def remember(state: LBFGSState, inverse: Compact) -> tuple[LBFGSState, Compact]:
     """The pair in the making becomes the newest of the memory, and H that of the pairs now."""
     s = state.s.reshape(-1)
     y = state.y.reshape(-1) / state.pair_samples if state.pair_samples else state.y.reshape(-1)
@@ -112,7 +112,7 @@ def remember(state: State, inverse: Compact) -> tuple[State, Compact]:
     return state, compact(state)
 
 
-def compact(state: State) -> Compact:
+def compact(state: LBFGSState) -> Compact:
     """γ and M of the pairs."""
     memory, pairs = len(state.SY), state.pairs
     held = slice(memory - pairs, memory)

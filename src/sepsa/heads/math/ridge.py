@@ -10,11 +10,15 @@ Symbols are those of `least_squares`.
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
+# What holds the bias to its start: a ridge of its own, by default next to nothing, or "ridge", that of the weights.
+# Less than the default would cost a first block digits, and 0 has no inverse before it.
+BiasRidge: TypeAlias = float | Literal["ridge"] | None
+_BIAS_RIDGE = {torch.float64: 1e-4, torch.float32: 1e-3}
 # Coordinates that follow each other are a slice, which costs neither a copy nor a kernel launch.
 Coordinates: TypeAlias = Tensor | slice
 
@@ -53,3 +57,10 @@ def restored(ridge_left: Tensor, ridge: Tensor, at: Coordinates) -> Tensor:
     ridge_left = ridge_left.clone()
     ridge_left[at] = ridge[at]
     return ridge_left
+
+
+def bias_bounds(bias_ridge: BiasRidge, dtype: torch.dtype) -> tuple[float, float]:
+    """The least and the most that the ridge of the bias may be, where it would be that of the weights."""
+    if bias_ridge == "ridge":
+        return 0.0, math.inf
+    return (0.0, _BIAS_RIDGE[dtype]) if bias_ridge is None else (bias_ridge, bias_ridge)
