@@ -25,9 +25,10 @@ from hypothesis import strategies as st
 from river import checks, compose, datasets, drift, evaluate, linear_model, metrics, preprocessing, stats
 
 from sepsa import NotFinite
-from sepsa.river import ROWS_FOR_SCALE, SepSAClassifier, SepSAMultiTargetRegressor, SepSARegressor
+from sepsa.river import SepSAClassifier, SepSAMultiTargetRegressor, SepSARegressor
 from sepsa.stream.calibration import INVERSE_TEMPERATURES, project_to_simplex
-from sepsa.stream.learner import WARM_UP, Learner
+from sepsa.stream.learner import WARM_UP, StreamLearner
+from sepsa.stream.river import ROWS_FOR_SCALE
 
 FACES = (SepSARegressor, SepSAClassifier, SepSAMultiTargetRegressor)
 SMALL = {"hidden": (5,), "seed": 0}
@@ -109,7 +110,7 @@ def test_single_samples_equal_the_learner_on_the_rows(face):
     X = np.array([list(x.values()) for x, _ in data])
     Y = np.array([[y[name] for name in sorted(y)] if isinstance(y, dict) else [y] for _, y in data])
     options = {name: value for name, value in model._get_params().items() if name not in ("seed", "max_features")}
-    expected = Learner(3, Y.shape[1], regression=True, seed=0, **options).learn(X, Y)
+    expected = StreamLearner(3, Y.shape[1], regression=True, seed=0, **options).learn(X, Y)
     told = [[y[name] for name in sorted(y)] if isinstance(y, dict) else [y] for y in told[1:]]
     np.testing.assert_array_equal(told, expected[1:])
 
@@ -253,7 +254,7 @@ def test_a_class_that_comes_late_equals_one_known_from_the_start(late):
         model.learn_one(x, label)
         X.append(list(x.values()))
         Y.append([float(label == name) for name in ("high", "low", "new")])
-    known = Learner(3, 3, regression=False, hidden=(), ridge=10.0)
+    known = StreamLearner(3, 3, regression=False, hidden=(), ridge=10.0)
     known.learn(np.array(X), np.array(Y))
     scores = dict(zip(("high", "low", "new"), known.predict(np.array(X[:1]))[0], strict=True))
     told = dict(zip(model._outputs, model._predict_row(dict(zip("abc", X[0], strict=True))), strict=True))

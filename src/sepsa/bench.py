@@ -114,7 +114,7 @@ def engine(dtype: Any) -> Callable[[Array, Array], Run]:
 
 def default_learner(X: Array, Y: Array) -> Run:
     """What the faces learn with by default, behind their checks: Fourier features, several heads, bounded rows."""
-    from sepsa.stream.estimators import SepSARegressor
+    from sepsa.stream.sklearn import SepSARegressor
 
     learner = SepSARegressor()._new_learner(X.shape[1], Y.shape[1], seed=0)
     before = learner.learn(X, Y)[:, 0]  # as in `river_face`
@@ -128,7 +128,7 @@ def default_learner(X: Array, Y: Array) -> Run:
 
 def sklearn_face(X: Array, Y: Array) -> Run:
     """The same by scikit-learn's interface, all rows in one call, whose arguments scikit-learn checks."""
-    from sepsa.stream.estimators import SepSARegressor
+    from sepsa.stream.sklearn import SepSARegressor
 
     one = SepSARegressor(random_state=0)
     before = one.prequential(X, Y)[:, 0]  # as in `river_face`

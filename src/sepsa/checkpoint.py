@@ -56,13 +56,13 @@ SIZES = {code: np.dtype(kind).itemsize for code, kind in NUMPY.items()} | {"BF16
 
 # What `load` builds by itself: every other object is given as `into`.
 BUILT = {
-    "sepsa.SepSARegressor": ("sepsa.stream.estimators", "SepSARegressor"),
-    "sepsa.SepSAClassifier": ("sepsa.stream.estimators", "SepSAClassifier"),
-    "sepsa.river.SepSARegressor": ("sepsa.river", "SepSARegressor"),
-    "sepsa.river.SepSAClassifier": ("sepsa.river", "SepSAClassifier"),
-    "sepsa.river.SepSAMultiTargetRegressor": ("sepsa.river", "SepSAMultiTargetRegressor"),
+    "sepsa.SepSARegressor": ("sepsa.stream.sklearn", "SepSARegressor"),
+    "sepsa.SepSAClassifier": ("sepsa.stream.sklearn", "SepSAClassifier"),
+    "sepsa.river.SepSARegressor": ("sepsa.stream.river", "SepSARegressor"),
+    "sepsa.river.SepSAClassifier": ("sepsa.stream.river", "SepSAClassifier"),
+    "sepsa.river.SepSAMultiTargetRegressor": ("sepsa.stream.river", "SepSAMultiTargetRegressor"),
     "sepsa.heads.Delta": ("sepsa.heads.math.delta", "Delta"),
-    "sepsa stream": ("sepsa.stream.table_learner", "TableLearner"),
+    "sepsa stream": ("sepsa.stream.tables.model", "TableModel"),
 }
 
 

@@ -15,9 +15,10 @@ import torch
 import river_faces as faces
 from reference import RobustHeads, quantile_step
 from sepsa import FourierFeatures, SepSAClassifier, SepSARegressor
-from sepsa.stream import kernels
 from sepsa.stream.engine import Engine
-from sepsa.stream.learner import WARM_UP, Learner
+from sepsa.stream.engine.kernels.body import cosines
+from sepsa.stream.engine.kernels.robust import follow_quantile, rescale_input
+from sepsa.stream.learner import WARM_UP, StreamLearner
 
 DEFAULT = {
     "hidden": (64,),
@@ -69,7 +70,7 @@ def test_a_followed_quantile_has_its_share_above(tau):
     for value in np.abs(rng.standard_normal(20000)) * np.where(np.arange(20000) < 10000, 1.0, 1e6):
         above.append(value > quantile)
         expected = quantile_step(value, quantile, run, tau, 0.05)
-        quantile, run = kernels.follow_quantile.py_func(value, quantile, run, tau, 0.05)
+        quantile, run = follow_quantile.py_func(value, quantile, run, tau, 0.05)
         assert (quantile, run) == pytest.approx(expected)
     for half in (above[500:10000], above[10500:]):
         assert np.mean(half) == pytest.approx(1 - tau, abs=0.01)
@@ -81,7 +82,7 @@ def test_an_input_rescaled_changes_no_prediction_of_a_linear_head(g):
     engine = Engine(3, 3, (), loss="huber", forgetting="auto", dtype=np.float64)
     engine.learn(X, y)
     before = engine.predict_with_leverage(X)
-    kernels.rescale_input.py_func(engine._state, engine._layout.numbers, 1, g)
+    rescale_input.py_func(engine._state, engine._layout.numbers, 1, g)
     assert engine.scaling()[1].tolist() == [1.0, 1 / g, 1.0]
     for one, other in zip(engine.predict_with_leverage(X), before, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9)
@@ -90,7 +91,7 @@ def test_an_input_rescaled_changes_no_prediction_of_a_linear_head(g):
 def test_cosines_in_float32_are_cosines():
     a = np.linspace(-200, 200, 20001).astype(np.float32)
     value, slope = a.copy(), np.empty_like(a)
-    kernels.cosines(value, slope)
+    cosines(value, slope)
     np.testing.assert_allclose(value, math.sqrt(2) * np.cos(a.astype(float)), atol=3e-5)
     np.testing.assert_allclose(slope, -math.sqrt(2) * np.sin(a.astype(float)), atol=3e-5)
 
@@ -150,7 +151,7 @@ def mixed(X, y, n, seed=1):
 
 
 def errors(X, y, weight=None):
-    learner = Learner(X.shape[1], 1, regression=True, **DEFAULT)
+    learner = StreamLearner(X.shape[1], 1, regression=True, **DEFAULT)
     before = learner.learn(X, y[:, None].copy(), weight)[:, 0]
     assert np.isfinite(before).all()
     assert np.isfinite(learner.engine._state).all()

@@ -14,7 +14,7 @@ from torch import nn
 import river_faces as faces
 from sepsa import SepSAClassifier, SepSARegressor
 from sepsa.stream.engine import Engine
-from sepsa.stream.learner import WARM_UP, Learner
+from sepsa.stream.learner import WARM_UP, StreamLearner
 
 
 def plain(value):
@@ -81,8 +81,8 @@ def test_an_engine_goes_on_from_its_state():
 @pytest.mark.parametrize("n", [0, 3, 100, WARM_UP - 1, WARM_UP, WARM_UP + 50])
 def test_a_learner_goes_on_from_its_state(n):
     X, Y = rows(n + 200)
-    one = Learner(4, 1, regression=True, hidden=(5,), skip=True, seed=None)
-    other = Learner(4, 1, regression=True, hidden=(5,), skip=True, seed=None)
+    one = StreamLearner(4, 1, regression=True, hidden=(5,), skip=True, seed=None)
+    other = StreamLearner(4, 1, regression=True, hidden=(5,), skip=True, seed=None)
     if n:
         one.learn(X[:n], Y[:n])
     other.load_state_dict(through_a_file(one.state_dict()))

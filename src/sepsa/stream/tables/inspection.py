@@ -1,0 +1,103 @@
+"""`sepsa inspect`: the contents of a checkpoint; and models that `sepsa stream` has saved."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sepsa import checkpoint
+from sepsa.stream.tables.model import TableModel
+from sepsa.stream.tables.output import error_of
+
+
+def load_model(path: Path) -> tuple[TableModel, checkpoint.Header]:
+    """A model that `sepsa stream` has saved."""
+    try:
+        with open(path, "rb") as file:
+            header, state = checkpoint.read(file, os.fstat(file.fileno()).st_size, str(path))
+        if header.kind != "sepsa stream":
+            raise checkpoint.CheckpointError(
+                f"{path} holds a {header.kind}, and this command takes what `sepsa stream --checkpoint` saves: "
+                "load it in Python by sepsa.load"
+            )
+        model = checkpoint.build(header.kind, header.configuration, state, str(path))
+    except checkpoint.CheckpointError as error:
+        earlier = checkpoint.older(path, 1)
+        raise checkpoint.CheckpointError(f"{error}{f' ({earlier} is one)' if earlier.exists() else ''}") from None
+    return model, header
+
+
+def inspect(path: Path) -> dict[str, Any]:
+    """What a checkpoint holds, when it was saved and whether its numbers are finite; it is verified."""
+    with open(path, "rb") as file:
+        header, state = checkpoint.read(file, os.fstat(file.fileno()).st_size, str(path))
+    arrays = list(checkpoint.tensors_of(state))
+    told: dict[str, Any] = {
+        "file": str(path),
+        "kind": header.kind,
+        "format": header.format,
+        "written by": f"sepsa {header.library}",
+        "saved": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(header.saved)),
+        "age": age(time.time() - header.saved),
+        "configuration": header.configuration,
+        "tensors": len(header.tensors),
+        "bytes": header.bytes,
+        "checksums": "all fit",
+        "finite": all(finite(array) for array in arrays),
+    }
+    if header.kind == "sepsa stream":
+        model: TableModel = checkpoint.build(header.kind, header.configuration, state, str(path))
+        told |= describe_model(model, header)
+    return told
+
+
+def describe_model(model: TableModel, header: checkpoint.Header) -> dict[str, Any]:
+    """Rows, errors, columns and position of a model that `sepsa stream` has saved."""
+    learner = model.learner
+    told: dict[str, Any] = {
+        "rows": model.trace.rows,
+        "quarantined": model.quarantined,
+        "error": error_of(model),
+        "recent error": error_of(model, recent=True),
+        "alarms": model.trace.alarm_count,
+        "columns": column_names(model),
+        "inputs": len(model.inputs.names),
+        "position": (header.position or {}).get("table"),
+    }
+    if model.classify:
+        told["classes"] = list(model.classes)
+    if learner is not None:
+        told["effective samples"] = learner.engine.samples
+        if not model.classify:
+            told["noise"] = float(np.sqrt(learner.noise_variance()[0]))
+    return told
+
+
+def column_names(model: TableModel) -> list[str]:
+    """The columns that the model's inputs encode."""
+    inputs = model.inputs
+    names = [name for name in inputs.names if name not in inputs.indicators]
+    return list(dict.fromkeys([*(name.rpartition(":")[0] or name for name in names), *names, *inputs.texts]))
+
+
+def spelled(value: Any) -> str:
+    """The value of an option as on the command line."""
+    return (",".join(map(str, value)) or "nothing") if isinstance(value, tuple) else str(value)
+
+
+def finite(array: Any) -> bool:
+    """Whether an array or tensor has no NaN or Inf."""
+    values = np.asarray(array.detach().cpu().float() if hasattr(array, "detach") else array)
+    return values.dtype.kind not in "fc" or bool(np.isfinite(values).all())
+
+
+def age(seconds: float) -> str:
+    """A duration in its largest unit."""
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} seconds"
