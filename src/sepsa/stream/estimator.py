@@ -72,14 +72,9 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.module = module
 
-    @property
-    def _parameters(self) -> dict[str, Any]:
-        parameters: dict[str, Any] = self.get_params(deep=False)
-        return parameters
-
     def _new_learner(self, inputs: int, outputs: int, seed: int, for_fit: bool = False) -> StreamLearner:
         """A learner with this estimator's parameters, which are checked; `for_fit` for one that `fit` trains."""
-        options = engine_type(self.module).options(self._parameters, for_fit)
+        options = engine_type(self.module).options(self.get_params(deep=False), for_fit)
         return StreamLearner(inputs, outputs, regression=isinstance(self, RegressorMixin), seed=seed, **options)
 
     # ------------------------------------------------------------------ learning
@@ -101,7 +96,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         if not there.size:
             raise ValueError("sample_weight must be positive for at least one sample, got zeros alone")
         X, Y, weight = X[there], Y[there], weight[there]
-        plan = engine_type(self.module).fit_plan(self._parameters, X.shape[1])
+        plan = engine_type(self.module).fit_plan(self.get_params(deep=False), X.shape[1])
         rate, forgetting = self.learning_rate, self.forgetting
         if forgetting == "auto":
             forgetting = 1.0 if plan.fixed_features else batch_fit.FORGETTING

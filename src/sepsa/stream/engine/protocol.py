@@ -38,22 +38,18 @@ class StreamEngine(Protocol):
     @classmethod
     def options(cls, parameters: Mapping[str, Any], for_fit: bool) -> dict[str, Any]:
         """The options of a new engine from the parameters of a scikit-learn estimator, which are checked."""
-        ...
 
     @classmethod
     def fit_plan(cls, parameters: Mapping[str, Any], inputs: int) -> FitPlan:
         """How `fit` trains learners with this body."""
-        ...
 
     @classmethod
     def for_raw_rows(cls, inputs: int, outputs: int, *, classes: bool, seed: int, **options: Any) -> Self:
         """A new engine that standardizes its inputs; `classes` says that targets are indicators of classes."""
-        ...
 
     @property
     def samples(self) -> float:
         """How many samples the head remembers, as `RLS.samples`."""
-        ...
 
     @property
     def outliers(self) -> int:
@@ -63,22 +59,18 @@ class StreamEngine(Protocol):
     @property
     def chosen(self) -> dict[str, Any]:
         """The head with the largest weight in predictions: `features`, `ridge`, `forgetting`, `since` and `weights`."""
-        ...
 
     def learn(self, X: Floats, Y: Floats, sample_weight: Floats) -> Floats:
         """Learn the rows of X (n, inputs) and Y (n, outputs) in order; returns the predictions made before.
 
         Where a prediction is not finite `NotFinite` is raised and nothing changes.
         """
-        ...
 
     def predict(self, X: Floats) -> Floats:
         """The predictions (n, outputs)."""
-        ...
 
     def predict_with_leverage(self, X: Floats) -> tuple[Floats, Floats]:
         """The predictions (n, outputs) and φᵀBφ (n,), by which the variance of a prediction exceeds the noise's."""
-        ...
 
     def learn_row(self, x: Sequence[float], y: Iterable[float], weight: float) -> None:
         """Learn one row."""
@@ -91,15 +83,12 @@ class StreamEngine(Protocol):
 
     def resize(self, inputs: int, outputs: int) -> None:
         """Add inputs or outputs as if they had been there, at zero, from the start."""
-        ...
 
     def set_scaling(self, mean: Floats, scale: Floats, first: int = 0) -> None:
         """Standardize inputs as (x - mean) · scale, from input `first` on; the first value sets a scale of zero."""
-        ...
 
     def set_output_weights(self, weights: Floats | float) -> None:
         """Weight each output's squared error in the body's loss; the first value sets a weight of zero."""
-        ...
 
     def set_typical_inputs(self, distances: Floats | float, first: int = 0) -> None:
         """Set the typical distance of each standardized input from zero, from input `first` on."""
@@ -112,22 +101,18 @@ class StreamEngine(Protocol):
 
     def schedule(self) -> tuple[float, float, int]:
         """The body's learning rate, the head's forgetting and the rows of a batch."""
-        ...
 
     def set_schedule(self, lr: float, forgetting: float, batch: int) -> None:
         """Set the learning rate, the forgetting and the rows of a batch for the next rows."""
-        ...
 
     def noise_variance(self) -> Floats:
         """The variance (outputs,) of targets about predictions, where φᵀBφ is small."""
-        ...
 
     def set_effective_samples(self, samples: float, noise: Floats) -> None:
         """Scale the head's curvature to this number of samples, and set their noise variance (outputs,).
 
         Rows that were learned in N passes count N times: A <- A/N corrects that and leaves the head as it is.
         """
-        ...
 
     def calibration_losses(self) -> Floats:
         """The log-loss of each inverse temperature on rows not yet learned; empty where the engine keeps none."""
@@ -138,15 +123,12 @@ class StreamEngine(Protocol):
 
     def copy(self) -> Self:
         """Another engine in the same state."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """The engine's state as plain data; an engine that loads it continues bit for bit."""
-        ...
 
     def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
         """Continue from the result of `state_dict`; a ValueError names the wrong entry and changes nothing."""
-        ...
 
 
 def residual_degrees(penalty: Floats, samples: float, free: float) -> tuple[Floats, float]:

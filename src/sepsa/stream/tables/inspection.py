@@ -36,7 +36,7 @@ def inspect(path: Path) -> dict[str, Any]:
     with open(path, "rb") as file:
         header, state = checkpoint.read(file, os.fstat(file.fileno()).st_size, str(path))
     arrays = list(checkpoint.tensors_of(state))
-    told: dict[str, Any] = {
+    contents: dict[str, Any] = {
         "file": str(path),
         "kind": header.kind,
         "format": header.format,
@@ -51,14 +51,14 @@ def inspect(path: Path) -> dict[str, Any]:
     }
     if header.kind == "sepsa stream":
         model: TableModel = checkpoint.build(header.kind, header.configuration, state, str(path))
-        told |= describe_model(model, header)
-    return told
+        contents |= describe_model(model, header)
+    return contents
 
 
 def describe_model(model: TableModel, header: checkpoint.Header) -> dict[str, Any]:
     """Rows, errors, columns and position of a model that `sepsa stream` has saved."""
     learner = model.learner
-    told: dict[str, Any] = {
+    contents: dict[str, Any] = {
         "rows": model.trace.rows,
         "quarantined": model.quarantined,
         "error": error_of(model),
@@ -69,12 +69,12 @@ def describe_model(model: TableModel, header: checkpoint.Header) -> dict[str, An
         "position": (header.position or {}).get("table"),
     }
     if model.classify:
-        told["classes"] = list(model.classes)
+        contents["classes"] = list(model.classes)
     if learner is not None:
-        told["effective samples"] = learner.engine.samples
+        contents["effective samples"] = learner.engine.samples
         if not model.classify:
-            told["noise"] = float(np.sqrt(learner.noise_variance()[0]))
-    return told
+            contents["noise"] = float(np.sqrt(learner.noise_variance()[0]))
+    return contents
 
 
 def column_names(model: TableModel) -> list[str]:

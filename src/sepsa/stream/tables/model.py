@@ -108,7 +108,7 @@ class TableModel:
     def _learn(
         self, columns: dict[str, Column], target: Column, labels: NDArray[np.intp], rows: int
     ) -> tuple[NDArray[np.bool_], list[Any], list[str]]:
-        """Learn rows in order; returns which of them could be learned, what was predicted for these, and warnings."""
+        """Learn rows in order; returns which of them could be learned, their predictions, and warnings."""
         new_inputs, warnings = self.inputs.add(columns)
         X = self.inputs.encode(columns, rows)
         names, known = list(self.classes), 0 if self._learner is None else self._learner.engine.outputs
@@ -119,18 +119,18 @@ class TableModel:
             self._learner, outputs = learner, learner.engine.outputs
             some = np.ascontiguousarray(X[start:stop, : learner.engine.inputs])
             Y = indicators(labels[start:stop], outputs) if self.classify else target.numbers[start:stop, None].copy()
-            told, kept[start:stop] = learn_rows(learner, some, Y)
+            before, kept[start:stop] = learn_rows(learner, some, Y)
             good = kept[start:stop]
             if self.classify:
-                best = told.argmax(1)
+                best = before.argmax(1)
                 if start in arrivals:  # a class that the row itself brought was not known before it
-                    before = outputs - arrivals.count(start)
-                    best[0] = told[0, :before].argmax() if before else -1
+                    known = outputs - arrivals.count(start)
+                    best[0] = before[0, :known].argmax() if known else -1
                 predictions += [names[k] if k >= 0 else UNKNOWN for k in best[good].tolist()]
                 self.trace.add((best != labels[start:stop])[good].astype(float))
             else:
-                predictions += told[good, 0].tolist()
-                self.trace.add(np.minimum(np.abs(told[good, 0] - Y[good, 0]), LARGEST_ERROR))
+                predictions += before[good, 0].tolist()
+                self.trace.add(np.minimum(np.abs(before[good, 0] - Y[good, 0]), LARGEST_ERROR))
         return kept, predictions, warnings
 
     def _labels(self, target: Column, rows: int) -> NDArray[np.intp]:

@@ -89,7 +89,7 @@ class Records:
         return data is not None
 
     def _pass(self, size: int, lines: int) -> bytes:
-        """Take so many bytes, which hold so many lines, from the buffer."""
+        """Take `size` bytes, which hold this number of lines, from the buffer."""
         data, self._buffer = self._buffer[:size], self._buffer[size:]
         if len(self._first) < KEPT:
             self._first += data[: KEPT - len(self._first)]

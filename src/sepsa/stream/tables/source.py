@@ -55,7 +55,7 @@ class ByteSource:
                 yield None
 
     def _first_bytes(self, size: int) -> bytes:
-        """At least so many bytes, fewer only where the file ends."""
+        """The first `size` bytes or more, fewer only where the file ends."""
         start = b""
         for data in self._raw():
             start += data or b""
