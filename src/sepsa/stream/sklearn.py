@@ -1,7 +1,7 @@
 """scikit-learn's interface: a neural network with a Newton head for tables and for streams of rows.
 
-`partial_fit` learns rows once, in order. `fit` starts from scratch and learns them in shuffled passes: a committee of networks,
-each of which leaves out a fold of the rows. The predictions of rows left out determine the number of passes
+`partial_fit` learns rows once, in order. `fit` starts from scratch and learns them in shuffled passes: a committee of
+networks, each of which leaves out a fold of the rows. The predictions of rows left out determine the number of passes
 (`sepsa.stream.batch_fit`). It uses as many threads as numba may (`numba.set_num_threads`). After `fit`, all members
 learn the rows of `partial_fit`.
 
