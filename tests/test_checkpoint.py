@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from torch import nn
 
-import river_faces as river
+import river_models as river
 import sepsa
 from breaking.damage import same
 from sepsa import checkpoint

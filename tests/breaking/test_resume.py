@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-import river_faces as river
+import river_models as river
 import sepsa
 from breaking.damage import same
 from breaking.victim import write_table

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-import river_faces as river
+import river_models as river
 import sepsa
 from breaking.damage import damages, same, several
 from breaking.test_states import judge, report

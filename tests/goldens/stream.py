@@ -205,7 +205,7 @@ def dicts(X: Any) -> Iterator[dict[str, float]]:
 
 def river() -> Iterator[tuple[str, Any]]:
     try:
-        from sepsa import river as faces
+        from sepsa import river as interface
     except ModuleNotFoundError:
         return
     import pandas as pd
@@ -213,20 +213,20 @@ def river() -> Iterator[tuple[str, Any]]:
     X, Y = numeric_rows(420, outputs=2, seed=6)
     samples, labels = list(dicts(X)), labels_of(X, 300).tolist()
     for missing in ("auto", "zero", "mean"):
-        model = faces.SepSARegressor(missing=missing, max_features=7, seed=0)
+        model = interface.SepSARegressor(missing=missing, max_features=7, seed=0)
         yield f"river, {missing}: one by one", list(prequential(model, samples, Y[:, 0].tolist()))
         law = model.predict_one(samples[-1], with_dist=True)
         yield f"river, {missing}: distribution", [law.mu, law.sigma]
-    model = faces.SepSARegressor((6,), "tanh", "momentum", forgetting=0.99, skip=False, seed=0)
+    model = interface.SepSARegressor((6,), "tanh", "momentum", forgetting=0.99, skip=False, seed=0)
     frame = pd.DataFrame(samples)
     for start in range(0, 420, 70):
         model.learn_many(frame[start : start + 70], pd.Series(Y[start : start + 70, 0], name="y"))
         yield f"river, frames: {start}", model.predict_many(frame[:50]).to_numpy()
-    several = faces.SepSAMultiTargetRegressor(hidden=(), loss="squared", seed=0)
+    several = interface.SepSAMultiTargetRegressor(hidden=(), loss="squared", seed=0)
     pairs = [{"u": u, "v": v} for u, v in Y.tolist()]
     told = [list(row.values()) for row in prequential(several, samples, pairs)]
     yield "river, several targets", told[1:]
-    classifier = faces.SepSAClassifier(seed=0)
+    classifier = interface.SepSAClassifier(seed=0)
     told = []
     for x, label in zip(samples, labels, strict=True):
         told.append(sorted(classifier.predict_proba_one(x).items()))
@@ -234,7 +234,7 @@ def river() -> Iterator[tuple[str, Any]]:
     yield "river, classes", json.dumps(told)
     classifier.learn_many(frame[:60], pd.Series(["new", *labels[1:60]]))
     yield "river, classes: frame", classifier.predict_proba_many(frame).to_numpy()
-    other = faces.SepSAClassifier(seed=0)
+    other = interface.SepSAClassifier(seed=0)
     other.load_state_dict(classifier.state_dict())
     other.learn_one(samples[0], "newer")
     yield "river, classes: loaded", other.predict_proba_many(frame).to_numpy()

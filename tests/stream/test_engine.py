@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 import pickle
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -439,3 +441,17 @@ def test_says_that_it_compiles_where_the_cache_is_cold(tmp_path):
 def test_names_of_the_layout_are_those_of_the_kernels():
     parts = Engine(2, 1)._layout.parts
     assert all(hasattr(layout, f"L_{name}") for name in parts if not name.endswith("0"))
+
+
+def test_cached_code_is_compiled_again_when_a_module_beside_it_changes(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    kernel = (
+        "from inlined_part import value\nfrom sepsa.jit import cached\n\n@cached()\ndef call():\n    return value()\n"
+    )
+    (tmp_path / "cached_kernel.py").write_text(kernel)
+    for number in (1, 2):
+        (tmp_path / "inlined_part.py").write_text(f"from numba import njit\nvalue = njit(lambda: {number})\n")
+        os.utime(tmp_path / "inlined_part.py", (time.time() + number, time.time() + number))
+        for name in ("inlined_part", "cached_kernel"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        assert importlib.import_module("cached_kernel").call() == number

@@ -1,4 +1,4 @@
-"""The faces for scikit-learn: its own checks, and what we promise beyond them."""
+"""The estimators for scikit-learn: its own checks, and what we promise beyond them."""
 
 from __future__ import annotations
 

@@ -195,14 +195,8 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
             members = _state.sequence("state_dict['learner']['members']", new["learner"]["members"]) if fitted else []
             first = members[0] if members else new["learner"]
             engine = first.get("engine") if isinstance(first, dict) else None
-            sizes = [
-                _state.integer(
-                    f"state_dict['learner']['engine'][{name!r}]",
-                    engine.get(name) if isinstance(engine, dict) else None,
-                    1,
-                )
-                for name in ("inputs", "outputs")
-            ]
+            entry, engine = "state_dict['learner']['engine']", engine if isinstance(engine, dict) else {}
+            sizes = [_state.integer(f"{entry}[{name!r}]", engine.get(name), 1) for name in ("inputs", "outputs")]
             learner: Any = self._new_learner(sizes[0], sizes[1], seed=0, for_fit=fitted)
             if fitted:
                 learner = Committee([learner])

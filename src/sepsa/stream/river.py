@@ -278,6 +278,12 @@ class StreamModel(Saves, base.Estimator):
             columns[shared] = np.where(np.isnan(both).all(0), np.nan, np.nansum(both, 0))
         return list(columns), np.stack(list(columns.values()), 1)
 
+    def learn_many(self, X: Frame, y: Series, w: float | Series = 1.0) -> None:
+        """Learn the rows of a frame, which gives what `learn_one` gives row by row."""
+        targets = dataframe.into_series(y)
+        self._learn_table(X, targets.to_list(), w)
+        self._target_name = targets.name
+
     def _learn_table(self, X: Frame, targets: Sequence[Any], w: float | Series) -> None:
         names, rows = read_frame(X)
         if not len(rows):
@@ -344,12 +350,6 @@ class SepSARegressor(StreamModel, base.MiniBatchRegressor):
             return self._distributions(x, 1)[0]
         row = self._predict_row(x)
         return 0.0 if row is None else row[0]
-
-    def learn_many(self, X: Frame, y: Series, w: float | Series = 1.0) -> None:
-        """Learn the rows of a frame, which gives what `learn_one` gives row by row."""
-        targets = dataframe.into_series(y)
-        self._learn_table(X, targets.to_list(), w)
-        self._target_name = targets.name
 
     def predict_many(self, X: Frame) -> Series:
         frame = dataframe.into_frame(X)
@@ -434,12 +434,6 @@ class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
         if row is None:
             return {}
         return dict(zip(self._outputs, self._probabilities(np.array([row]))[0].tolist(), strict=True))
-
-    def learn_many(self, X: Frame, y: Series, w: float | Series = 1.0) -> None:
-        """Learn the rows of a frame, which gives what `learn_one` gives row by row."""
-        targets = dataframe.into_series(y)
-        self._learn_table(X, targets.to_list(), w)
-        self._target_name = targets.name
 
     def predict_many(self, X: Frame) -> Series:
         frame = dataframe.into_frame(X)

@@ -89,10 +89,7 @@ class Engine(StreamEngine):
             [
                 in_range("lr", lr, 0.0, math.inf),
                 not_negative("weight_decay", weight_decay),
-                options.get("momentum", 0.0),
-                options.get("beta2", 0.0),
-                options.get("eps", 0.0),
-                options.get("nesterov", 0.0),
+                *(options.get(name, 0.0) for name in ("momentum", "beta2", "eps", "nesterov")),
                 DISCOUNT,
                 POWER,
                 max(keeps for _, _, keeps in self._heads),
