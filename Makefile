@@ -1,18 +1,25 @@
-# `make demo` and `make test` each do all their own set-up, once: the stamp says what is installed.
+# Each target sets up what it needs, once: the file `installed` in an environment marks it as complete.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
-# The demo has an environment of its own, with what the demo needs and nothing else.
+# The demo has its own environment, with the packages that the demo needs and no others.
 DEMO := .venv-demo
+# A few fast files from every layer, for `make check`.
+FAST := tests/heads/test_checks.py tests/heads/test_per_output.py tests/heads/test_logistic.py tests/test_observe.py \
+	tests/test_several_heads.py tests/stream/test_state.py tests/paper/test_networks.py tests/paper/test_records.py \
+	tests/test_project.py
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test check lint docs clean
 
 demo: $(DEMO)/installed
 	$(DEMO)/bin/sepsa demo
 
 test: lint
 	$(BIN)/pytest -n auto --dist worksteal
+
+check: lint
+	$(BIN)/pytest -q -n auto --dist worksteal $(FAST)
 
 lint: $(STAMP)
 	$(BIN)/ruff check

@@ -12,7 +12,6 @@ model on the CPU need a CUDA device. `--table` prints docs/performance.md's rows
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import statistics
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import alternate, machine, ratio, spread
+from measure import alternate, machine, ratio, spread, training_step
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
@@ -80,20 +79,20 @@ def build(name: str, x: Tensor, y: Tensor) -> tuple[torch.nn.Module, Step]:
 
 
 def images() -> tuple[Tensor, Tensor]:
-    """As many as MNIST has, of its size, of noise."""
+    """Random noise in the shape of MNIST's training set."""
     g = torch.Generator(device="cuda").manual_seed(0)
     X = torch.randn(IMAGES, 1, 28, 28, device="cuda", generator=g)
     return X, torch.eye(10, device="cuda")[torch.randint(10, (IMAGES,), device="cuda", generator=g)]
 
 
 def steps(batch: int, rounds: int, note: Any) -> None:
-    """Every contestant in turn, a round at a time."""
+    """Measure all contestants alternately."""
     X, Y = images()
     last = X.contiguous(memory_format=torch.channels_last)
     made = {name: build(name, X[:batch], Y[:batch])[1] for name in CONTESTANTS}
     orders = {way: torch.randint(IMAGES, (count, batch), device="cuda") for way, count in STEPS.items()}
     times: dict[str, list[float]] = {name: [] for name in made}
-    for turn in range(rounds + 1):
+    for number in range(rounds + 1):
         for name, step in made.items():
             order = orders[name.split()[0]]
             torch.backends.cudnn.benchmark = CHANNELS_LAST in name
@@ -102,14 +101,14 @@ def steps(batch: int, rounds: int, note: Any) -> None:
             step.run(last if CHANNELS_LAST in name else X, Y, order)
             torch.cuda.synchronize()
             seconds = time.perf_counter() - start
-            if turn:  # the first compiles and records
+            if number:  # the first compiles and records
                 times[name].append(seconds / len(order))
             else:
                 print(f"batch {batch}: {name}: the first {len(order)} steps took {seconds:.1f} s", flush=True)
-        if turn:
+        if number:
             rows = {name: spread(values) for name, values in times.items()}
             gains = {f"{one} / {other}": ratio(times, one, other) for one, other in RATIOS}
-            note(f"batch {batch}", {"rounds": turn, "seconds": rows, "ratios": gains})
+            note(f"batch {batch}", {"rounds": number, "seconds": rows, "ratios": gains})
     for name, row in rows.items():
         print(f"batch {batch}: {name}: {row['median'] * 1e6:.0f} us")
     for name, row in gains.items():
@@ -158,12 +157,8 @@ def whole_model(device: str, rounds: int, note: Any, batch: int = 64) -> None:
             optimizer = SepSA(model, adam, lr=1e-3) if kind == "SepSA" else adam(model.parameters(), lr=1e-3)
             net = torch.compile(model, fullgraph=True) if way == "compiled" else model
 
-            def step(net: Any = net, optimizer: Any = optimizer, kind: str = kind) -> None:
-                with optimizer.observe(y) if kind == "SepSA" else contextlib.nullcontext():
-                    loss = mse_loss(net(x), y)
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
+            def step(net: Any = net, optimizer: Any = optimizer) -> None:
+                training_step(net, optimizer, x, y)
                 if device == "cuda":
                     torch.cuda.synchronize()
 

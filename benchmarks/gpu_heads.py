@@ -9,13 +9,11 @@ curvature matrices of 8p² bytes, the batch included.
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable
 from functools import partial
 
 import torch
-from measure import ratio, spread, write
+from measure import alternate_on_gpu, ratio, require_cuda, spread, write
 from torch import Tensor, nn
 
 from sepsa import RLS
@@ -23,16 +21,8 @@ from sepsa import RLS
 SIZES, ROUNDS = ((4096, 256), (8192, 1024)), 15
 
 
-def seconds(call: Callable[[], object]) -> float:
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    call()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 def peak(p: int, lam: float, x: Tensor, y: Tensor) -> float:
-    """The most memory that a head alone has in an update, once what can be recorded is, in curvatures."""
+    """The peak memory of a head during an update after CUDA graphs are captured, in curvature matrices."""
     solver = RLS(forgetting=lam).bind(nn.Linear(p, 10, bias=False, device="cuda"))
     for _ in range(4):
         solver.update(x, y)
@@ -41,12 +31,11 @@ def peak(p: int, lam: float, x: Tensor, y: Tensor) -> float:
     torch.cuda.reset_peak_memory_stats()
     solver.update(x, y)
     torch.cuda.synchronize()
-    return torch.cuda.max_memory_reserved() / (8 * p * p)  # with what a recording holds between its replays
+    return torch.cuda.max_memory_reserved() / (8 * p * p)  # with the memory pool of the graphs
 
 
 def main() -> None:
-    if not torch.cuda.is_available():
-        sys.exit("this benchmark needs a CUDA device")
+    require_cuda()
     result: dict[str, object] = {"device": torch.cuda.get_device_name()}
     for p, n in SIZES:
         x, y = torch.randn(n, p, device="cuda"), torch.randn(n, 10, device="cuda")
@@ -54,13 +43,8 @@ def main() -> None:
         calls = {f"forgetting {lam}": partial(solver.update, x, y) for lam, solver in solvers.items()}
         factors = [torch.randn(size, p, dtype=torch.float64, device="cuda") for size in (n, p)]
         contestants: dict[str, Callable[[], object]] = {**calls, "product": partial(torch.mm, *factors)}
-        times: dict[str, list[float]] = {name: [] for name in contestants}
-        for turn in range(ROUNDS + 2):
-            for name, call in contestants.items():
-                taken = seconds(call)
-                if turn > 1:
-                    times[name].append(taken)
-        del contestants, factors, call, calls, solvers
+        times = alternate_on_gpu(contestants, ROUNDS, warm_up=2)
+        del contestants, factors, calls, solvers
         share = [3 * t / s for t, s in zip(times["product"], times["forgetting 1.0"], strict=True)]
         peaks = {}
         for name, lam in (("forgetting 1.0", 1.0), ("forgetting 0.999", 0.999)):

@@ -21,8 +21,9 @@ from torch.nn import functional
 
 from sepsa import RLS
 from sepsa.paper import networks, runner
-from sepsa.paper.experiments import FIGURE_SEEDS, evaluate
-from sepsa.paper.methods import Learner, separable
+from sepsa.paper.experiments import FIGURE_SEEDS
+from sepsa.paper.methods import Trainer, separable
+from sepsa.paper.training import evaluate
 
 EPOCHS, BATCH, RATES, SEEDS = 50, 32, (1e-3, 10.0, 100.0), FIGURE_SEEDS[:10]
 HIGH = 30.0  # of a training error: targets have a variance of about 100
@@ -83,14 +84,14 @@ def curve(head: str, lr: float, seed: int) -> list[float]:
     data = runner.dataset("energy")
     torch.manual_seed(seed)
     model = networks.for_dataset(data)
-    learner = Learner(model, separable(model, HEADS[head](), "RMSprop", lr), halving=True)
+    trainer = Trainer(model, separable(model, HEADS[head](), "RMSprop", lr), halving=True)
     generator, errors = torch.Generator().manual_seed(seed), []
     for epoch in range(1, EPOCHS + 1):
-        learner.begin_epoch(epoch)
+        trainer.begin_epoch(epoch)
         model.train()
         for rows in torch.randperm(len(data.train_inputs), generator=generator).split(BATCH):
-            learner.learn(data.train_inputs[rows], data.train_targets[rows])
-        errors.append(evaluate(learner, data.train_inputs, data.train_targets, "regression"))
+            trainer.learn(data.train_inputs[rows], data.train_targets[rows])
+        errors.append(evaluate(trainer, data.train_inputs, data.train_targets, "regression"))
     return errors
 
 

@@ -1,24 +1,80 @@
-"""What the benchmarks share beside `sepsa.bench`: where the raw numbers go, and what their commands do."""
+"""Functions that the benchmarks share: timing beyond `sepsa.bench`, training steps, JSON files and commands."""
 
 from __future__ import annotations
 
 import json
 import statistics
+import sys
+import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 
+from sepsa import SepSA
 from sepsa.bench import alternate, machine, ratio, spread
 
-__all__ = ["alternate", "dispatch", "machine", "mean_and_spread", "ratio", "spread", "write"]
+__all__ = [
+    "alternate",
+    "alternate_on_gpu",
+    "dispatch",
+    "machine",
+    "mean_and_spread",
+    "median_and_quartiles",
+    "ratio",
+    "require_cuda",
+    "spread",
+    "training_step",
+    "write",
+]
+
+
+def require_cuda() -> None:
+    if not torch.cuda.is_available():
+        sys.exit("this benchmark needs a CUDA device")
+
+
+def alternate_on_gpu(
+    contestants: Mapping[str, Callable[[], object]], rounds: int, calls: int = 1, warm_up: int = 1
+) -> dict[str, list[float]]:
+    """Seconds per call of each contestant in each round of `calls`, after `warm_up` rounds that are not measured."""
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for number in range(warm_up + rounds):
+        for name, call in contestants.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(calls):
+                call()
+            torch.cuda.synchronize()
+            if number >= warm_up:
+                times[name].append((time.perf_counter() - start) / calls)
+    return times
+
+
+def training_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+    """One step on the mean squared error, of SepSA, whose head learns from `y`, or of any other optimizer."""
+    if isinstance(optimizer, SepSA):
+        with optimizer.observe(y):
+            loss = mse_loss(model(x), y)
+    else:
+        loss = mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def median_and_quartiles(values: Mapping[str, float], form: str = ".3f") -> str:
+    """A spread in words: 1.02 [0.99, 1.07]."""
+    return f"{values['median']:{form}} [{values['q25']:{form}}, {values['q75']:{form}}]"
 
 
 def write(script: str, result: dict[str, Any]) -> None:
-    """The raw numbers, beside the script that made them."""
-    path = Path(script).with_suffix(".json")
+    """Write the raw numbers to the JSON of this name, beside the scripts."""
+    path = Path(__file__).with_name(Path(script).stem).with_suffix(".json")
     path.write_text(json.dumps(machine() | result, indent=1) + "\n")
     print(f"written to {path}")
 

@@ -25,7 +25,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from sepsa import RLS, SepSA
-from sepsa.distributed import Rows, gather, gather_moments
+from sepsa.distributed import Samples, gather, gather_moments
 from sepsa.paper.networks import cnn, initialize
 
 BATCH, OUTPUTS, ROUNDS = 64, 10, 25
@@ -84,17 +84,17 @@ def steps(ranks: int) -> dict[str, list[float]]:
 def exchange(p: int, n: int, rounds: int) -> dict[str, Any]:
     """Seconds to bring the rows of all ranks to each, by both routes, and of the head's update with them."""
     torch.manual_seed(dist.get_rank())
-    rows = Rows(torch.randn(n, p - 1), torch.randn(n, OUTPUTS), None)
+    rows = Samples(torch.randn(n, p - 1), torch.randn(n, OUTPUTS), None)
 
-    def by_rows() -> Rows:
+    def by_rows() -> Samples:
         found, _ = gather(dist.group.WORLD, rows, None, False)
         assert found is not None
         return found
 
-    def by_moments() -> Rows:
+    def by_moments() -> Samples:
         return gather_moments(dist.group.WORLD, rows, [n] * dist.get_world_size())
 
-    def update(found: Rows) -> Callable[[], None]:
+    def update(found: Samples) -> Callable[[], None]:
         solver = RLS().bind(nn.Linear(p - 1, OUTPUTS))
         return lambda: solver.update(found.features, found.targets, found.sample_weight)
 

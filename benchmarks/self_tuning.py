@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import alternate, ratio, spread, write
+from measure import alternate, ratio, spread, training_step, write
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
 
 from sepsa import RLS, SepSA
 from sepsa.paper.data import load
-from sepsa.paper.experiments import REGRESSION_SEEDS, Mode, Run, train
+from sepsa.paper.experiments import REGRESSION_SEEDS, Mode, RunSpec
 from sepsa.paper.methods import SELF_TUNING
 from sepsa.paper.networks import cnn, fnn, initialize
+from sepsa.paper.training import train
 
 # Test MSE wanted: in mini-batches as such, online within 3 % of the paper's.
 WANTED = {
@@ -50,7 +50,7 @@ def quality() -> dict[str, Any]:
 
 def self_tuned(name: str, mode: Mode, seed: int) -> float:
     epochs, batch = (1, 1) if mode == "online" else (50, 32)
-    test = train(Run("table3", name, mode, SELF_TUNING, 1e-3, seed, epochs, batch), load(name)).test
+    test = train(RunSpec("table3", name, mode, SELF_TUNING, 1e-3, seed, epochs, batch), load(name)).test
     assert test is not None, "diverged"
     return test
 
@@ -119,11 +119,7 @@ def stepper(make: Callable[[], nn.Module], solver: RLS, x: Tensor, y: Tensor, ba
         nonlocal start
         rows = slice(start, start + batch)
         start = (start + batch) % len(x)
-        with optimizer.observe(y[rows]):
-            loss = mse_loss(model(x[rows]), y[rows])
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        training_step(model, optimizer, x[rows], y[rows])
 
     return step
 

@@ -1,9 +1,9 @@
-"""SepSA in accelerate: bf16, gradient accumulation, clipping, a scheduler, and a state saved and loaded.
+"""SepSA in accelerate: bf16, gradient accumulation, clipping, a scheduler, a saved and loaded state.
 
     python examples/accelerate_loop.py
 
-Needs `pip install accelerate`. `accelerator.prepare` hides the optimizer's own methods, so the head is found in the
-model: `with sepsa.observe(model, targets)`.
+Needs `pip install accelerate`. `accelerator.prepare` wraps the optimizer and does not forward `observe`, so find the
+head by the model: `with sepsa.observe(model, targets)`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def loader(batch: int = 16) -> DataLoader:
 
 
 class Run:
-    """A model in training, with everything that accelerate saves."""
+    """Train a small model, with everything that accelerate saves."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)

@@ -1,9 +1,10 @@
-"""Digits as a contextual bandit: an image comes, one of ten arms is pulled, reward 1 if it is the image's class.
+"""Digits as a contextual bandit: see an image, pull one of ten arms, get reward 1 if the arm is the image's class.
 
     python examples/bandit.py
 
-One head with an output for each arm, on random features of the image. Thompson sampling pulls the arm that is best by
-weights drawn from their posterior, UCB the one that could be best; only the output of the pulled arm learns.
+One head with an output for each arm, on random features of the image. Thompson sampling pulls the arm that is best for
+weights drawn from their posterior, UCB the arm with the largest upper confidence bound; only the output of the pulled
+arm learns.
 """
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from sepsa import RLS, PerOutput
 
-NOISE = 0.2  # of a reward about its head: how much is explored
+NOISE = 0.2  # standard deviation of a reward about its mean; it sets how much is explored
 
 
 def thompson(head: PerOutput[RLS], h: Tensor) -> Tensor:
@@ -37,7 +38,7 @@ for score in (thompson, ucb, at_random):
     for k in torch.randperm(len(digits.target)).tolist():
         h = body(torch.tensor(digits.data[k] / 8 - 1, dtype=torch.float32))
         arm = int(score(head, h).argmax())
-        rewards = torch.full((10,), torch.nan)  # not seen, but for one
+        rewards = torch.full((10,), torch.nan)  # not observed, except for one arm
         rewards[arm] = float(digits.target[k] == arm)
         head.update(h, rewards)
         regret += int(digits.target[k] != arm)

@@ -1,9 +1,10 @@
-"""Classes come one after the other, in one pass, and nothing is forgotten: random features and an RLS head.
+"""Random features and an RLS head learn classes one after the other, in one pass, without forgetting.
 
     python examples/continual.py
 
-At forgetting 1 the head is the ridge regression on all samples so far, whatever their order: digits 0 and 1 first, then
-2 and 3, ... gives the same weights as all digits mixed, and no sample is kept. A head by Adam knows the last classes.
+At forgetting 1 the head is the ridge regression on all samples so far, in any order: digits 0 and 1 first, then 2 and
+3, ... gives the same weights as all digits mixed, and no sample is stored. A head trained by Adam knows only the last
+classes.
 """
 
 import torch

@@ -1,9 +1,9 @@
-"""A table in Parquet shards, learned by Dask's workers beside each other: the head of one process that reads them all.
+"""Dask's workers learn a table in Parquet shards in parallel; the merged head equals that of one process.
 
     python examples/dask_shards.py
 
-Each worker learns the shards it is given, row group by row group, and hands over what it learned as a few kilobytes,
-however many rows there were. Merging is exact, so the order in which workers finish does not matter.
+Each worker learns its shards, row group by row group, and returns what it learned as a few kilobytes, for any number
+of rows. Merging is exact, so the order in which workers finish does not matter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sepsa import RLS
 from sepsa.heads import Delta
 
 COLUMNS = [f"x{i}" for i in range(12)]
-# Constants that every worker knows: means and deviations of its own rows would give each another head.
+# Constants that every worker knows: scaling by a worker's own rows would give each worker another regression.
 SCALES = np.array([10.0**power for power in (-2, 0, 3)] * 4)
 
 
@@ -31,7 +31,7 @@ def write_shards(folder: Path, shards: int, rows: int) -> list[Path]:
     truth = np.random.default_rng(0).normal(size=len(COLUMNS))
     for shard, path in enumerate(paths):
         rng = np.random.default_rng([1, shard])
-        x = rng.normal(size=(rows - 100 * shard, len(COLUMNS)))  # shards need not be of one size
+        x = rng.normal(size=(rows - 100 * shard, len(COLUMNS)))  # shards may differ in size
         y = x @ truth + 5 + 0.1 * rng.normal(size=len(x))
         table = pyarrow.table(dict(zip(COLUMNS, (x * SCALES).T, strict=True)) | {"y": y})
         pyarrow.parquet.write_table(table, path, row_group_size=1000)
@@ -39,7 +39,7 @@ def write_shards(folder: Path, shards: int, rows: int) -> list[Path]:
 
 
 def new_head() -> RLS:
-    """The same on every worker, as merging asks for."""
+    """Return the initial head, which must be the same on every worker."""
     linear = nn.Linear(len(COLUMNS), 1, dtype=torch.float64)
     for parameter in linear.parameters():
         nn.init.zeros_(parameter)
@@ -53,7 +53,7 @@ def learn_shard(solver: RLS, path: Path) -> None:
 
 
 def learned_from(paths: list[Path]) -> bytes:
-    """What a worker returns."""
+    """Learn these files and return the head's changes as bytes."""
     solver = new_head()
     for path in paths:
         learn_shard(solver, path)

@@ -1,10 +1,10 @@
-"""Concept drift: how much a learner should forget, beside River's linear model.
+"""Concept drift: how much a learner should forget, compared with River's linear model.
 
     python examples/drift.py --out drift.png
 
-A nonlinear law stands still, jumps at sample 4,000, then turns slowly from sample 8,000 on. With forgetting 1 the head
-weighs all samples alike and the old law stays in it; with forgetting λ it remembers about 1/(1 - λ) samples, which
-follows the law at the price of more noise where it stands still.
+A nonlinear relationship is stable at first, jumps at sample 4,000, and rotates slowly from sample 8,000 on. With
+forgetting 1 the head weights all samples equally, also those from before the jump; with forgetting λ it remembers about
+1/(1 - λ) samples, so it tracks the changes, with more noise while the relationship is stable.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def stream() -> Iterator[tuple[dict[str, float], float]]:
 
 
 def errors(model: Any) -> np.ndarray:
-    """|error| of each prediction, made before learning."""
+    """Return the absolute error of each prediction, made before its sample was learned."""
     out = []
     for x, y in stream():
         out.append(abs(y - model.predict_one(x)))

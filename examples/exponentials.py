@@ -1,8 +1,8 @@
-"""A sum of decaying exponentials, the classical problem of variable projection, fitted as the samples come.
+"""A sum of decaying exponentials, the classical problem of variable projection, fitted online.
 
     python examples/exponentials.py --figure exponentials.png
 
-The rates are the body, the amplitudes the head: y = Σ a_i exp(-r_i t). Adam on all four parameters is beside it.
+The rates are the body, the amplitudes the head: y = Σ a_i exp(-r_i t). Compared with Adam on all four parameters.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Exponentials(nn.Module):
 
 
 def fit(separable: bool, steps: int = 2000, batch: int = 8) -> Tensor:
-    """The two rates after each step (steps, 2), fitted to noisy samples that are seen once."""
+    """Return the two rates after each step (steps, 2), fitted to noisy samples that are seen once."""
     torch.manual_seed(0)
     model = Exponentials()
     if separable:

@@ -1,4 +1,4 @@
-"""SepSA in Lightning: automatic and manual optimization, and Fabric for a loop of one's own.
+"""SepSA in Lightning: automatic and manual optimization, and Fabric for your own loop.
 
     python examples/lightning_loop.py
 
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import sepsa
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of other packages, while they are imported
+    warnings.simplefilter("ignore")  # warnings of other packages at import
     import lightning
 
 
@@ -53,7 +53,7 @@ class Automatic(lightning.LightningModule):
 
 
 class Manual(Automatic):
-    """The module's own loop, where `self.optimizers()` is Lightning's wrapper of the SepSA."""
+    """Manual optimization: `self.optimizers()` is Lightning's wrapper of the SepSA."""
 
     def __init__(self, solver: sepsa.HeadSolver | None = None) -> None:
         super().__init__(solver)
@@ -71,7 +71,7 @@ class Manual(Automatic):
 
 
 def fabric_loop(epochs: int = 4) -> list[float]:
-    """A loop of one's own: model and optimizer come back wrapped."""
+    """Train in your own loop: Fabric returns model and optimizer wrapped."""
     fabric = lightning.Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
     model = network()
     optimizer = sepsa.SepSA(model, torch.optim.Adam, lr=1e-2)

@@ -2,8 +2,8 @@
 
     python examples/mackey_glass.py --figure mackey_glass.png
 
-Centres and widths are the body, the weights of the bumps the head. Each value is predicted, then learned.
-Adam on all of it is beside it, at ten times the learning rate, which suits it better.
+Centres and widths are the body, the weights of the radial functions the head. Each value is predicted, then learned.
+Compared with Adam on all parameters, at ten times the learning rate, which suits Adam better.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RadialBasis(nn.Module):
 
 
 def mackey_glass(n: int, delay: int = 17) -> Tensor:
-    """x' = 0.2 x(t - delay)/(1 + x(t - delay)^10) - 0.1 x, at whole times, by ten Euler steps between them."""
+    """Integrate x' = 0.2 x(t - delay)/(1 + x(t - delay)^10) - 0.1 x, by ten Euler steps per unit of time."""
     x = [1.2] * (10 * delay + 1)
     for _ in range(10 * (n + 500)):
         late = x[-10 * delay - 1]
@@ -42,7 +42,7 @@ def mackey_glass(n: int, delay: int = 17) -> Tensor:
 
 
 def errors(separable: bool, series: Tensor) -> Tensor:
-    """The squared error of each prediction, made before its value was learned."""
+    """Return the squared error of each prediction, made before its value was learned."""
     torch.manual_seed(0)
     model = RadialBasis(len(LAGS), 30)
     if separable:

@@ -2,8 +2,8 @@
 
     python examples/matrix_factorization.py --figure matrix_factorization.png
 
-M_ij ≈ u_i · v_j. With v_j fixed, u_i is the weight of a linear head that sees v_j, and the other way round; so each row
-and each column has a head of its own, and an entry teaches two of them. They forget, because what they see moves.
+M_ij ≈ u_i · v_j. With v_j fixed, u_i is the weight of a linear head with features v_j, and vice versa; so each row and
+each column has its own head, and two heads learn from an entry. They forget, because their features change.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROWS, COLUMNS, RANK, PASSES = 60, 50, 3, 12
 
 
 def problem() -> tuple[Tensor, Tensor, Tensor]:
-    """The matrix and the entries to learn from and to be judged on, each (n, 2)."""
+    """Return the matrix, and the entries to learn and those to test on, each (n, 2)."""
     torch.manual_seed(0)
     M = torch.randn(ROWS, RANK) @ torch.randn(COLUMNS, RANK).T + 0.05 * torch.randn(ROWS, COLUMNS)
     entries = torch.cartesian_prod(torch.arange(ROWS), torch.arange(COLUMNS))[torch.randperm(ROWS * COLUMNS)]

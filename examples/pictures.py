@@ -37,18 +37,18 @@ def network() -> nn.Sequential:
     torch.manual_seed(1)
     first = nn.Linear(1, 24)
     with torch.no_grad():
-        first.weight.mul_(2)  # features that differ over the picture
+        first.weight.mul_(2)  # so that the features differ over the plotted range
     return nn.Sequential(first, nn.Tanh(), nn.Linear(24, 1))
 
 
 @torch.no_grad()
 def curves(model: nn.Sequential) -> tuple[Tensor, Tensor]:
-    """What the network gives over the grid, and its features there."""
+    """Return the network's outputs and features over the grid."""
     return model(GRID)[:, 0], nn.Sequential(model[0], model[1])(GRID)
 
 
 def one_step(path: Path) -> list[float]:
-    """The second step, on ten samples: before, with the head updated, and with the body updated too."""
+    """Draw the second step, on ten samples: before, with the head updated, and with the body updated too."""
     import matplotlib.pyplot as plt
 
     x, y = samples(16)
@@ -80,7 +80,7 @@ def one_step(path: Path) -> list[float]:
 
 
 def over_time(path: Path) -> dict[str, list[float]]:
-    """The same samples, one by one, for SepSA and for Adam on everything."""
+    """Draw how SepSA, and Adam on all parameters, learn the same samples one by one."""
     import matplotlib.pyplot as plt
 
     x, y = samples(max(SEEN))

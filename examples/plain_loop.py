@@ -1,9 +1,9 @@
-"""SepSA in a loop of one's own: gradient accumulation, a gradient scaler, clipping, an average of weights, a log.
+"""SepSA in your own loop: gradient accumulation, a gradient scaler, clipping, an average of weights, a log.
 
     python examples/plain_loop.py
 
-Each micro-batch teaches the head as it comes. With forget_per="step" it forgets at the first one of each step alone, so
-that it is the head of the whole batch.
+The head learns each micro-batch in its forward pass. With forget_per="step" it forgets only at the first micro-batch of
+each step, so that it equals the head that learned the whole batch at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import sepsa
 
-MICRO = 4  # micro-batches a step
+MICRO = 4  # micro-batches per step
 
 
 def main() -> None:

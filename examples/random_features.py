@@ -1,4 +1,4 @@
-"""A frozen body of random features, as users of OS-ELM and of reservoirs have it: SepSA is then plain RLS.
+"""A frozen body of random features, as in OS-ELM and reservoir computing: SepSA is then plain RLS.
 
     python examples/random_features.py --figure random_features.png
 

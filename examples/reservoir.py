@@ -2,8 +2,8 @@
 
     python examples/reservoir.py
 
-The body's weights rest. The readout learns each value once, as it comes; then the loop is closed, and the network goes
-on from its own predictions: the figure reservoir.png.
+The body's weights are fixed. The readout learns each value once; then the network runs on its own predictions, which
+the figure reservoir.png shows.
 """
 
 import torch
@@ -32,8 +32,8 @@ def body(h: Tensor, x: Tensor) -> Tensor:
 h, errors, alone = torch.zeros(100), [], [series[2000]]
 for k in range(2000):
     h = body(h, series[k])
-    errors.append(head(h) - series[k + 1])  # predicted before it is learned
-    if k >= 100:  # the start from zero has faded
+    errors.append(head(h) - series[k + 1])  # predicted before the value is learned
+    if k >= 100:  # the effect of the zero initial state has decayed
         solver.update(h, series[k + 1])
 for _ in range(299):
     h = body(h, alone[-1])

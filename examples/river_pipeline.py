@@ -1,4 +1,4 @@
-"""A River pipeline with a category and missing values, scored as it learns, with a drift detector beside it.
+"""A River pipeline with a category and missing values, evaluated prequentially, with a drift detector.
 
 python examples/river_pipeline.py
 """
@@ -13,7 +13,7 @@ from sepsa.river import SepSARegressor
 
 
 def main() -> None:
-    # Chicks on four diets are weighed as they grow; a linear model needs a scaler, this one does not.
+    # Weights of growing chicks on four diets; a linear model needs a scaler, this one does not.
     encode = compose.Select("time") + (compose.Select("diet") | preprocessing.OneHotEncoder())
     for name, model in {
         "SepSARegressor": encode.clone() | SepSARegressor(seed=0),
@@ -22,7 +22,7 @@ def main() -> None:
         error = evaluate.progressive_val_score(datasets.ChickWeights(), model, metrics.MAE())
         print(f"{name:17s} {error}")
 
-    # The same learner loses a tenth of its features at random: a missing one counts as its mean.
+    # A tenth of the features are removed at random: a missing feature counts as its mean.
     chance, model, error = random.Random(0), SepSARegressor(seed=0), metrics.MAE()
     for x, y in datasets.TrumpApproval():
         x = {name: value for name, value in x.items() if chance.random() > 0.1}
@@ -30,13 +30,13 @@ def main() -> None:
         model.learn_one(x, y)
     print(f"approval rates, a tenth of the features missing: {error}")
 
-    # The law turns round in mid-stream. ADWIN, which watches the errors, sees it, and the learner starts anew.
+    # The relationship changes its sign in mid-stream. ADWIN detects it by the errors, and a new learner starts.
     model, detector = SepSARegressor(seed=0), drift.ADWIN()
     for t in range(4000):
         x = {"a": chance.uniform(-2, 2), "b": chance.uniform(-2, 2)}
         y = (1 if t < 2000 else -1) * (x["a"] * x["b"] + x["a"])
         detector.update(abs(y - model.predict_one(x)))
-        if detector.drift_detected and t > 500:  # before that the errors fall because it learns
+        if detector.drift_detected and t > 500:  # before that the errors fall because the model learns
             print(f"drift found at sample {t}")
             model = model.clone()
         model.learn_one(x, y)

@@ -1,8 +1,8 @@
-"""A learner behind HTTP: one writer, many readers, checkpoints as it goes, and a clean stop.
+"""Serve a learner over HTTP: one writer, many readers, regular checkpoints, a clean shutdown.
 
     python examples/serve.py model.sepsa 8000        # needs fastapi and uvicorn
 
-POST /learn {"x": {"a": 1.0}, "y": 2.0} or /predict. SIGTERM saves; killed, it comes back as at the last checkpoint.
+POST /learn {"x": {"a": 1.0}, "y": 2.0} or /predict. SIGTERM saves; after a kill it restarts from the last checkpoint.
 """
 
 import os
@@ -18,7 +18,7 @@ from sepsa.checkpoint import inspect
 from sepsa.river import SepSARegressor
 
 PATH, PORT, EVERY = sys.argv[1], int(sys.argv[2]), 100  # samples between two checkpoints
-writing = threading.Lock()  # one writer; a reader needs none and sees the state before a sample or after it
+writing = threading.Lock()  # one writer; readers need no lock and see the state before or after a sample
 model, learned = SepSARegressor(seed=0), 0
 if os.path.exists(PATH):
     model, learned = SepSARegressor.load(PATH), inspect(PATH).position
@@ -49,11 +49,11 @@ def learn(sample: Sample) -> dict[str, int]:
     global learned
     try:
         with writing:
-            model.learn_one(sample.x, sample.y)  # type: ignore[arg-type]  # it refuses None in words
+            model.learn_one(sample.x, sample.y)  # type: ignore[arg-type]  # it raises an error for None
             if (learned := learned + 1) % EVERY == 0:
                 model.save(PATH, position=learned, keep=3)
             return {"learned": learned}
-    except ValueError as error:  # it names what came and the cure, and nothing was learned
+    except ValueError as error:  # it names the value and the cure, and nothing was learned
         raise HTTPException(422, str(error)) from None
 
 

@@ -1,4 +1,4 @@
-"""A table with a category: a scikit-learn pipeline that predicts with intervals, then goes on learning in production.
+"""A table with a category: a scikit-learn pipeline that predicts with intervals and keeps learning in production.
 
 python examples/sklearn_pipeline.py
 """
@@ -26,7 +26,7 @@ def main() -> None:
     inside = ((y_new - mean).abs() <= 1.645 * std).mean()
     print(f"90 % intervals of unseen patients: {mean[0]:.0f} ± {1.645 * std[0]:.0f} for the first, {inside:.0%} hold")
 
-    # New patients come in one by one: each is predicted, then learned.
+    # New patients arrive one by one: each is predicted, then learned.
     before = model[-1].prequential(model[0].transform(new), y_new)
     print(f"mean absolute error on them as they come: {(y_new - before).abs().mean():.1f}")
 

@@ -1,4 +1,4 @@
-"""A convolutional body under scikit-learn's interface: only the body is written here, the head comes by itself.
+"""A convolutional body under scikit-learn's interface: you write the body, the estimator adds the head.
 
 python examples/torch_body.py
 """

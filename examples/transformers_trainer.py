@@ -28,7 +28,7 @@ PAD = 0
 
 
 class SepSATrainer(Trainer):
-    """A Trainer whose `optimizers=(SepSA(...), None)` teaches the head, in training alone."""
+    """A Trainer for `optimizers=(SepSA(...), None)`: the head learns in training, not in evaluation."""
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], **options: Any) -> Any:
         if not model.training:
@@ -42,7 +42,7 @@ class SepSATrainer(Trainer):
 
 
 class LastTokenTrainer(SepSATrainer):
-    """The same for models that apply the head to all tokens and take the last that is no padding."""
+    """A `SepSATrainer` for models that apply the head to all tokens and use the last one that is not padding."""
 
     def head_targets(self, inputs: dict[str, Any]) -> Tensor:
         tokens, labels = inputs["input_ids"], inputs["labels"]
@@ -51,7 +51,7 @@ class LastTokenTrainer(SepSATrainer):
 
 
 class Sequences(Dataset):
-    """Sequences of tokens, of which the class is the most frequent of the first three words of the vocabulary."""
+    """Return token sequences whose class is the most frequent of the first three words of the vocabulary."""
 
     def __init__(self, count: int = 256) -> None:
         g = torch.Generator().manual_seed(0)
@@ -92,7 +92,7 @@ MODELS = {"BERT": (bert, SepSATrainer, "classifier"), "GPT": (gpt, LastTokenTrai
 
 
 def trainer(name: str, folder: str, head: bool = True, seed: int = 0, **options: Any) -> Trainer:
-    """SepSA on the head and AdamW on the body, or AdamW on all."""
+    """Return SepSA on the head with AdamW on the body, or AdamW on all parameters."""
     make, kind, head_name = MODELS[name]
     torch.manual_seed(seed)
     model = make()

@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton, distributed
+from sepsa.observe import ranks
 from sepsa.paper.slimtik import SlimTik
 
 ROWS, STEPS = 24, 50
@@ -360,7 +361,7 @@ def captured(rank, world, folder):
     group = dist.group.WORLD
     distributed.same_start(group, model)
     (observer,) = optimizer._observers
-    observer.start_together(group)
+    ranks.start_together(observer, group)
     agreed = []
     for x, y in even(rank, world, batches(STEPS)):
         optimizer.solver.prepare_capture()

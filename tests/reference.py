@@ -40,17 +40,16 @@ def curvature(Phi: Matrix, omega: Matrix, ridge: Matrix) -> Matrix:
 
 
 def ridge_left(ridge: Matrix, forgetting: float, batches: list[int]) -> Matrix:
-    """The ridge each coordinate still has after updates of these sizes: all fade, then some are made whole in turn."""
+    """The ridge that each coordinate has after these updates: all fade, then the next few get all of theirs back."""
     p, left = len(ridge), ridge.copy()
-    turn = 0
-    for n in batches:
+    cursor = 0
+    for _ in batches:
         if forgetting == 1.0:
             continue
         left *= forgetting
-        whole = n > 1 and 4 * n >= p
-        for _ in range(p if whole else min(p, int(np.ceil(p * np.log2(1 / forgetting))))):
-            left[turn] = ridge[turn]
-            turn = (turn + 1) % p
+        for _ in range(min(p, int(np.ceil(p * np.log2(1 / forgetting))))):
+            left[cursor] = ridge[cursor]
+            cursor = (cursor + 1) % p
     return left
 
 

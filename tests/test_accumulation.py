@@ -10,13 +10,14 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton
+from sepsa.heads.backends.choose import force
 from sepsa.paper.slimtik import SlimTik
 
 
 @pytest.fixture(params=["numba", "torch"], autouse=True)
-def path(request, monkeypatch):
-    if request.param == "torch":
-        monkeypatch.setattr("sepsa.heads.rls._NUMBA_LIMIT", 0)
+def path(request):
+    with force("torch" if request.param == "torch" else None):
+        yield request.param
 
 
 def network(hidden, outputs=2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import math
 import pickle
@@ -20,8 +21,9 @@ from torch import nn
 import river_models as river
 import sepsa
 from breaking.damage import same
-from sepsa import checkpoint
-from sepsa.checkpoint import CheckpointError, Tree, decode, from_bytes, inspect, to_bytes
+from sepsa.checkpoint import CheckpointError, from_bytes, inspect, to_bytes
+from sepsa.states import file, objects
+from sepsa.states.tree import Tree, decode
 
 DATA = Path(__file__).parent / "data"
 
@@ -309,7 +311,7 @@ def test_a_plain_value_alone_is_refused(tmp_path):
 
 
 def test_a_newer_format_is_refused_in_a_sentence(monkeypatch):
-    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    monkeypatch.setattr(file, "FORMAT", 2)
     made = to_bytes(Holder(1))
     monkeypatch.undo()
     with pytest.raises(
@@ -332,7 +334,7 @@ def test_a_file_of_each_format_loads_and_goes_on(path):
 def test_a_pickle_of_another_version_warns(monkeypatch):
     X, y = data()
     for model in (sepsa.SepSARegressor().partial_fit(X, y), river.SepSARegressor()):
-        monkeypatch.setattr(checkpoint, "__version__", "0.0.7")
+        monkeypatch.setattr(objects, "__version__", "0.0.7")
         old = pickle.dumps(model)
         monkeypatch.undo()
         with pytest.warns(UserWarning, match=r"written by sepsa 0.0.7 .* use sepsa.save"):
@@ -347,3 +349,8 @@ def test_the_tree_and_its_tensors_are_apart():
     assert len(tree.tensors) == 1
     entries = {"0": {"dtype": "I64", "shape": [3]}}
     assert same(decode(coded, [np.arange(3).view(np.uint8)], entries), {"a": np.arange(3), 1: (None, [0.5])})
+
+
+def test_the_old_module_of_a_delta_has_its_class():
+    """A pickle from before it moved names that module."""
+    assert importlib.import_module("sepsa.heads._delta").Delta is sepsa.heads.Delta

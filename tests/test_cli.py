@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from sepsa import __version__ as version
 from sepsa import cli
 from sepsa.paper import demo, records
+from sepsa.paper.experiments import EXPERIMENTS
 
 
 def sepsa(*arguments):
@@ -56,8 +57,7 @@ def test_seeds_and_folder_are_taken_from_the_command(tmp_path):
     [
         (
             ("fig9",),
-            "experiment must be one of fig1, fig2, fig3, fig4, table3, augmented, variants, images, "
-            "images-augmented, convergence, tuning, all, got 'fig9'",
+            f"experiment must be one of {', '.join(EXPERIMENTS)}, convergence, tuning, all, got 'fig9'",
         ),
         (("fig1", "--datasets", "energy,iris"), "--datasets must be of energy, diabetes, mnist, cifar10, got 'iris'"),
         (

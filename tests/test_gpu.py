@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from reference import ridge_regression, ridges, with_ones
 from sepsa import RLS, OnlineLBFGS, SepSA, SoftmaxNewton, distributed
-from sepsa.heads.math import least_squares
+from sepsa.heads.backends.choose import force
 from third_party import CapturableLMS
 
 pytestmark = [
@@ -141,8 +141,7 @@ def assert_alike(one, two, tolerance=2e-4):
 @pytest.mark.parametrize(("base", "compile"), [*((base, False) for base in BASES), ("fused Adam", True), ("NAG", True)])
 @pytest.mark.parametrize("n", [1, 8])
 @pytest.mark.parametrize("forgetting", [1.0, 0.95])
-def test_a_captured_step_is_the_eager_step(base, n, forgetting, compile, monkeypatch):
-    monkeypatch.setattr(least_squares, "restored", lambda p, n, lam: least_squares.rotation(p, lam))  # as a graph does
+def test_a_captured_step_is_the_eager_step(base, n, forgetting, compile):
     (model, optimizer), (twin, plain) = pair(base, forgetting)
     if n == 1:
         model.eval(), twin.eval()
@@ -263,8 +262,7 @@ def test_one_sample_on_the_device_equals_update(k, m, bias, dtype, features, for
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("finish", [True, False])
 @pytest.mark.parametrize("forgetting", [1.0, 0.999])
-def test_a_block_on_the_device_equals_update(k, m, bias, n, features, dtype, finish, forgetting, monkeypatch):
-    monkeypatch.setattr(least_squares, "restored", lambda p, n, lam: least_squares.rotation(p, lam))  # as a graph does
+def test_a_block_on_the_device_equals_update(k, m, bias, n, features, dtype, finish, forgetting):
     torch.manual_seed(0)
     linear = nn.Linear(k, m, bias=bias, device="cuda").to(torch.float64 if dtype == torch.float64 else torch.float32)
     settings = {"dtype": dtype, "forgetting": forgetting}
@@ -297,9 +295,8 @@ def test_a_block_on_the_device_equals_update(k, m, bias, n, features, dtype, fin
 @pytest.mark.parametrize(("n", "k", "m"), [(8, 20, 2), (33, 128, 10), (64, 128, 10), (64, 300, 40)])
 @pytest.mark.parametrize("solver", [RLS, SoftmaxNewton])
 @pytest.mark.parametrize("forgetting", [1.0, 0.999])
-def test_a_block_near_the_identity_on_the_device_equals_update(scale, n, k, m, solver, forgetting, monkeypatch):
+def test_a_block_near_the_identity_on_the_device_equals_update(scale, n, k, m, solver, forgetting):
     """The smaller the features, and the later the block, the nearer is its system to the identity."""
-    monkeypatch.setattr(least_squares, "restored", lambda p, n, lam: least_squares.rotation(p, lam))  # as a graph does
     torch.manual_seed(0)
     linear = nn.Linear(k, m, device="cuda")
     one, two = solver(forgetting=forgetting).bind(linear), solver(forgetting=forgetting).bind(copy.deepcopy(linear))
@@ -364,8 +361,7 @@ SOLVERS = {
 
 
 @pytest.mark.parametrize("name", SOLVERS)
-def test_every_capturable_solver_is_captured(name, monkeypatch):
-    monkeypatch.setattr(least_squares, "restored", lambda p, n, lam: least_squares.rotation(p, lam))  # as a graph does
+def test_every_capturable_solver_is_captured(name):
     torch.manual_seed(0)
     model = copy.deepcopy(CNN).cuda()
     twin = copy.deepcopy(model)
@@ -657,7 +653,7 @@ def test_a_captured_step_of_the_self_tuning_head_is_the_eager_step(n, compile):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("bias", [True, False])
 def test_recorded_updates_are_those_of_torch(n, k, m, lam, small, dtype, bias, monkeypatch):
-    monkeypatch.setattr("sepsa.heads.backends.cuda_graph._SMALL", small)
+    monkeypatch.setattr("sepsa.heads.backends.choose.RECORDED_COPIES", small)
     torch.manual_seed(0)
     heads = [nn.Linear(k, m, bias=bias, device="cuda", dtype=dtype) for _ in range(2)]
     heads[1].load_state_dict(heads[0].state_dict())
@@ -679,11 +675,10 @@ def test_recorded_updates_are_those_of_torch(n, k, m, lam, small, dtype, bias, m
             two.update(x, y)
             two.rollback(kept)
         two.update(x, y, weight)
-        with monkeypatch.context() as patch:
-            patch.setattr("sepsa.heads.backends.cuda_graph._SEEN", math.inf)  # never
+        with force("torch"):  # never recorded
             one.update(x, y, weight)
-    assert not one._workspace.in_place
-    assert two._workspace.in_place
+    assert not one._backend.in_place
+    assert two._backend.in_place
     assert one.steps == two.steps == 30
     torch.testing.assert_close(two.samples, one.samples)
     tolerance = {"rtol": 1e-6, "atol": 1e-7} if dtype == torch.float64 else {"rtol": 1e-3, "atol": 1e-4}
@@ -698,14 +693,14 @@ def test_recorded_updates_are_those_of_torch(n, k, m, lam, small, dtype, bias, m
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("where", ["features", "targets"])
 def test_a_recorded_update_refuses_a_bad_batch_and_changes_nothing(lam, n, k, small, bad, where, monkeypatch):
-    monkeypatch.setattr("sepsa.heads.backends.cuda_graph._SMALL", small)
+    monkeypatch.setattr("sepsa.heads.backends.choose.RECORDED_COPIES", small)
     torch.manual_seed(0)
     linear = nn.Linear(k, 2, device="cuda")
     solver = RLS(forgetting=lam).bind(linear)
     x, y = torch.randn(n, k, device="cuda"), torch.randn(n, 2, device="cuda")
     for _ in range(12):
         solver.update(x, y)
-    assert solver._workspace.in_place
+    assert solver._backend.in_place
     before, weight, version = solver.state_dict(), linear.weight.clone(), linear.weight._version
     (x if where == "features" else y)[-1, 0] = bad
     with pytest.raises(ValueError, match=f"{where} must be finite"):
@@ -732,13 +727,13 @@ def test_a_recorded_update_refuses_weights_that_do_not_fit_into_the_head():
     assert solver.steps == 6
 
 
-def test_recordings_are_few_and_one_that_rests_gives_way():
+def test_recordings_are_few_and_one_not_used_for_long_makes_room():
     linear = nn.Linear(20, 2, device="cuda")
     solver = RLS(forgetting=0.99).bind(linear)
     for n in (5, 6, 7, 8, 9):
         for _ in range(4):
             solver.update(torch.randn(n, 20, device="cuda"), torch.randn(n, 2, device="cuda"))
-    recorded = solver._workspace._recorded
+    recorded = solver._backend._recorded
     assert sorted(n for n, _ in recorded) == [5, 6, 7, 8]
     for _ in range(260):
         solver.update(torch.randn(9, 20, device="cuda"), torch.randn(9, 2, device="cuda"))

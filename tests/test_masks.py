@@ -153,6 +153,36 @@ def test_a_share_of_what_was_observed():
     assert optimizer.solver.samples == 3
 
 
+def test_a_missing_target_that_is_not_drawn_is_left_out_of_the_loss():
+    """Rows are drawn among those that have a target, and the loss is the mean over these."""
+    for seed in range(4):
+        torch.manual_seed(seed)
+        optimizer = SepSA(network(), torch.optim.SGD, lr=1e-2)
+        optimizer.head_fraction = 0.1
+        inputs, targets = batch()
+        targets[3] = NAN
+        assert optimizer.learn(inputs, targets).isfinite()
+
+
+@pytest.mark.parametrize("missing", [0, 3])
+@pytest.mark.parametrize("labels", [True, False])
+def test_a_batch_with_missing_targets_is_learned_by_one_update(missing, labels, monkeypatch):
+    solver = SoftmaxNewton() if labels else RLS()
+    optimizer = SepSA(network(3), torch.optim.SGD, lr=1e-2, solver=solver)
+    update, sizes = type(solver).update, []
+
+    def counted(self, features, *rest):
+        sizes.append(len(features))
+        update(self, features, *rest)
+
+    monkeypatch.setattr(type(solver), "update", counted)
+    inputs, targets = batch(outputs=3)
+    targets = targets.argmax(1) if labels else targets
+    targets[:missing] = -100 if labels else NAN
+    optimizer.learn(inputs, targets)
+    assert sizes == [8 - missing]
+
+
 def test_samples_observed_in_part_are_refused():
     model = network()
     before = copy.deepcopy(model)

@@ -1,13 +1,15 @@
-"""What surrounds the code agrees with it: workflows, templates, versions, supported packages, the list of commands."""
+"""Workflows, templates, versions, linters, the list of commands and the map of files agree with the code."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import sepsa
 
@@ -91,3 +93,26 @@ def test_the_page_on_the_command_line_lists_every_command():
     listed = re.findall(r"^\| `sepsa (\w+)` \|", read("docs/api/cli.md"), flags=re.MULTILINE)
     names = {command.name or command.callback.__name__ for command in app.registered_commands}
     assert sorted(listed) == sorted(names)
+
+
+def test_pre_commit_runs_the_commands_of_make_lint():
+    recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", read("Makefile"), flags=re.MULTILINE)[1]
+    commands = [line.strip() for line in recipe.replace("$(BIN)", ".venv/bin").splitlines()]
+    (repository,) = yaml.safe_load(read(".pre-commit-config.yaml"))["repos"]
+    assert [hook["entry"] for hook in repository["hooks"]] == commands
+
+
+def test_the_files_of_make_check_exist():
+    files = (
+        re.search(r"^FAST := ((?:.*\\\n)*.*)$", read("Makefile"), flags=re.MULTILINE)[1].replace("\\\n", " ").split()
+    )
+    assert len(files) > 5
+    assert all((ROOT / file).is_file() for file in files)
+
+
+def test_the_map_of_files_is_that_of_the_docstrings():
+    spec = importlib.util.spec_from_file_location("map", ROOT / "docs" / "map.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = read("CONTRIBUTING.md")
+    assert page == module.written(page), "the map in CONTRIBUTING.md is stale: run `python docs/map.py --write`"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sepsa import checkpoint as checkpoint
 from sepsa import renamed
 from sepsa._version import __version__
+from sepsa.checkpoint import load as load
+from sepsa.checkpoint import save as save
 from sepsa.features import FourierFeatures
 from sepsa.heads import RLS, HeadSolver, LogisticNewton, NotFinite, OnlineLBFGS, PerOutput, SoftmaxNewton
 from sepsa.observe import observe
@@ -30,21 +33,14 @@ __all__ = [
 renamed.install()
 
 if TYPE_CHECKING:
-    from sepsa.checkpoint import load as load
-    from sepsa.checkpoint import save as save
     from sepsa.stream.sklearn import SepSAClassifier as SepSAClassifier
     from sepsa.stream.sklearn import SepSARegressor as SepSARegressor
 
 # Behind the extra `stream`, so imported when first asked for, and not for `import *`.
 _STREAM = ("SepSAClassifier", "SepSARegressor")
-_CHECKPOINT = ("load", "save")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _CHECKPOINT:
-        from sepsa import checkpoint
-
-        return getattr(checkpoint, name)
     if name not in _STREAM:
         raise AttributeError(f"module 'sepsa' has no attribute {name!r}")
     try:
@@ -60,4 +56,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_STREAM, *_CHECKPOINT})
+    return sorted({*globals(), *_STREAM})

@@ -1,8 +1,9 @@
-"""`sepsa bench`: contestants take turns in one process, and ratios carry their spread.
+"""`sepsa bench`: contestants alternate in one process, and ratios of their times come with quartiles.
 
-The stream is Energy's 491 training rows, 8 inputs, in the paper's first order, raw targets; inputs are standardized
-beforehand, for everybody. Networks are 8 -> 50 -> 2 and learn both targets; who has one output learns the first, the
-heating load, on which all are judged: the mean absolute error of predictions made before learning.
+The stream is Energy's 491 training rows with 8 inputs, in the paper's first order, with raw targets; inputs are
+standardized beforehand, for all contestants. Networks are 8 -> 50 -> 2 and learn both targets; contestants with one
+output learn the first, the heating load. The error is the mean absolute error on the heating load of predictions made
+before learning.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 Array = NDArray[Any]
-Run = Callable[[], Array]  # learns the stream once; gives the predictions (n,) of the first target made before learning
+LearnStream = Callable[[], Array]  # learns the stream once; returns predictions (n,) made before learning each sample
 
 
-# ---------------------------------------------------------------------- turns
+# ---------------------------------------------------------------------- measurement
 
 
 def alternate(contestants: dict[str, Callable[[], object]], rounds: int, seconds: float = 0.05) -> dict[str, Any]:
-    """Seconds per call of each, `rounds` times in turn; each turn runs about `seconds`."""
+    """Seconds per call of each contestant in each of `rounds`; a round calls each one for about `seconds`."""
     calls = {}
     for name, run in contestants.items():
         for _ in range(3):
@@ -58,19 +59,19 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def ratio(times: dict[str, list[float]], one: str, other: str) -> dict[str, float]:
-    """one / other, turn by turn, so that what slows the machine slows both."""
+    """The spread of one / other, round by round, so that what slows the machine slows both."""
     return spread([a / b for a, b in zip(times[one], times[other], strict=True)])
 
 
 def processor() -> str:
-    """The processor's name, as far as the system tells it: ARM's kernels leave it to lscpu."""
+    """The processor's name, as far as the system knows it: on ARM lscpu has it, not the kernel."""
     lines: list[str] = []
     with contextlib.suppress(OSError):
         lines += Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     if not any(line.startswith("model name") for line in lines):
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             lines += subprocess.run(["lscpu"], capture_output=True, text=True, timeout=10).stdout.splitlines()
-    for key in ("model name", "model\t"):  # the latter is a board's, or of an x86 a number before its name
+    for key in ("model name", "model\t"):  # the latter names a board; on x86 it is a number
         for line in lines:
             if line.lower().startswith(key):
                 return line.partition(":")[2].strip()
@@ -78,7 +79,7 @@ def processor() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What a measurement depends on beside the code."""
+    """The hardware and the versions that a measurement depends on."""
     return {
         "machine": platform.machine(),
         "processor": processor(),
@@ -95,59 +96,34 @@ HIDDEN, LR, DECAY = 50, 1e-3, 1e-5
 
 
 class Contestant(NamedTuple):
-    """`fresh` makes a learner that has seen nothing, outside the time that is taken, and how it runs the stream."""
+    """A method in the comparison; `fresh(X, Y)` builds an untrained learner, outside the measured time."""
 
     name: str
-    package: str  # who brings it
-    fresh: Callable[[Array, Array], Run]
+    package: str  # that has to be installed
+    fresh: Callable[[Array, Array], LearnStream]
 
 
-def engine(dtype: Any) -> Callable[[Array, Array], Run]:
-    def fresh(X: Array, Y: Array) -> Run:
-        from sepsa.stream.engine import Engine
-
-        one = Engine(X.shape[1], Y.shape[1], (HIDDEN,), lr=LR, weight_decay=DECAY, dtype=dtype)
-        return lambda: one.learn(X, Y)[:, 0]
-
-    return fresh
-
-
-def default_learner(X: Array, Y: Array) -> Run:
-    """What the faces learn with by default, behind their checks: Fourier features, several heads, bounded rows."""
-    from sepsa.stream.sklearn import SepSARegressor
-
-    learner = SepSARegressor()._new_learner(X.shape[1], Y.shape[1], seed=0)
-    before = learner.learn(X, Y)[:, 0]  # as in `river_face`
+def predict_then_learn(
+    samples: list[tuple[Any, Any]], predict: Callable[[Any], float], learn: Callable[[Any, Any], object]
+) -> LearnStream:
+    """Predict each sample (x, y), then learn it."""
 
     def run() -> Array:
-        learner.learn(X, Y)
-        return before
+        before = []
+        for x, y in samples:
+            before.append(predict(x))
+            learn(x, y)
+        return np.array(before)
 
     return run
 
 
-def sklearn_face(X: Array, Y: Array) -> Run:
-    """The same by scikit-learn's interface, all rows in one call, whose arguments scikit-learn checks."""
-    from sepsa.stream.sklearn import SepSARegressor
+def second_pass(first: LearnStream, again: Callable[[], object]) -> LearnStream:
+    """Measure `again`, and return the predictions of the `first` pass, which is not measured.
 
-    one = SepSARegressor(random_state=0)
-    before = one.prequential(X, Y)[:, 0]  # as in `river_face`
-
-    def run() -> Array:
-        one.partial_fit(X, Y)
-        return before
-
-    return run
-
-
-def river_face(X: Array, Y: Array) -> Run:
-    from sepsa.river import SepSARegressor
-
-    one = SepSARegressor(seed=0)
-    # Its scales settle on the first rows. That is start-up, not the price of a sample, so a second pass is timed; the
-    # error is that of the first, which has seen nothing before.
-    again = _one_by_one(one, X, Y)
-    before = again()
+    The learner fits its scales on the first rows: that is start-up, not the price of a sample.
+    """
+    before = first()
 
     def run() -> Array:
         again()
@@ -156,26 +132,51 @@ def river_face(X: Array, Y: Array) -> Run:
     return run
 
 
-def _one_by_one(model: Any, X: Array, Y: Array) -> Run:
+def engine(dtype: Any) -> Callable[[Array, Array], LearnStream]:
+    def fresh(X: Array, Y: Array) -> LearnStream:
+        from sepsa.stream.engine import Engine
+
+        one = Engine(X.shape[1], Y.shape[1], (HIDDEN,), lr=LR, weight_decay=DECAY, dtype=dtype)
+        return lambda: one.learn(X, Y)[:, 0]
+
+    return fresh
+
+
+def default_learner(X: Array, Y: Array) -> LearnStream:
+    """The default learner of the interfaces, without their checks: Fourier features, several heads, clipped rows."""
+    from sepsa.stream.sklearn import SepSARegressor
+
+    learner = SepSARegressor()._new_learner(X.shape[1], Y.shape[1], seed=0)
+    return second_pass(lambda: learner.learn(X, Y)[:, 0], lambda: learner.learn(X, Y))
+
+
+def sklearn_interface(X: Array, Y: Array) -> LearnStream:
+    """The default learner behind scikit-learn's interface, all rows in one call, with scikit-learn's checks."""
+    from sepsa.stream.sklearn import SepSARegressor
+
+    model = SepSARegressor(random_state=0)
+    return second_pass(lambda: model.prequential(X, Y)[:, 0], lambda: model.partial_fit(X, Y))
+
+
+def river_interface(X: Array, Y: Array) -> LearnStream:
+    from sepsa.river import SepSARegressor
+
+    run = river_stream(SepSARegressor(seed=0), X, Y)
+    return second_pass(run, run)
+
+
+def river_stream(model: Any, X: Array, Y: Array) -> LearnStream:
     samples = [
         (dict(zip("abcdefgh", row, strict=True)), y) for row, y in zip(X.tolist(), Y[:, 0].tolist(), strict=True)
     ]
-
-    def run() -> Array:
-        before = []
-        for x, y in samples:
-            before.append(model.predict_one(x))
-            model.learn_one(x, y)
-        return np.array(before)
-
-    return run
+    return predict_then_learn(samples, model.predict_one, model.learn_one)
 
 
-def river_model(name: str) -> Callable[[Array, Array], Run]:
-    def fresh(X: Array, Y: Array) -> Run:
+def river_model(name: str) -> Callable[[Array, Array], LearnStream]:
+    def fresh(X: Array, Y: Array) -> LearnStream:
         from river import linear_model
 
-        return _one_by_one(getattr(linear_model, name)(), X, Y)
+        return river_stream(getattr(linear_model, name)(), X, Y)
 
     return fresh
 
@@ -185,7 +186,7 @@ def network(d: int, m: int) -> nn.Module:
     return nn.Sequential(nn.Linear(d, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, m))
 
 
-def torch_adam(X: Array, Y: Array) -> Run:
+def torch_adam(X: Array, Y: Array) -> LearnStream:
     model = network(X.shape[1], Y.shape[1])
     optimizer = torch.optim.Adam(model.parameters(), lr=LR, weight_decay=DECAY)
     samples = _rows(X, Y)
@@ -204,22 +205,13 @@ def torch_adam(X: Array, Y: Array) -> Run:
     return run
 
 
-def torch_sepsa(X: Array, Y: Array) -> Run:
+def torch_sepsa(X: Array, Y: Array) -> LearnStream:
     from sepsa.optimizer import SepSA
 
     model = network(X.shape[1], Y.shape[1])
     optimizer = SepSA(model, torch.optim.Adam, lr=LR, weight_decay=DECAY)
-    samples = _rows(X, Y)
-
-    def run() -> Array:
-        before = []
-        for x, y in samples:
-            with torch.no_grad():
-                before.append(float(model(x)[0, 0]))
-            optimizer.learn(x, y)
-        return np.array(before)
-
-    return run
+    predict = torch.no_grad()(lambda x: float(model(x)[0, 0]))
+    return predict_then_learn(_rows(X, Y), predict, optimizer.learn)
 
 
 def _rows(X: Array, Y: Array) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -227,22 +219,17 @@ def _rows(X: Array, Y: Array) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return list(zip(torch.split(x, 1), torch.split(y, 1), strict=True))
 
 
-def sklearn_mlp(X: Array, Y: Array) -> Run:
+def sklearn_mlp(X: Array, Y: Array) -> LearnStream:
     from sklearn.neural_network import MLPRegressor
 
     model = MLPRegressor(hidden_layer_sizes=(HIDDEN,), learning_rate_init=LR, alpha=DECAY, random_state=0)
-
-    def run() -> Array:
-        before = []
-        for i in range(len(X)):
-            before.append(model.predict(X[i : i + 1])[0, 0] if hasattr(model, "coefs_") else 0.0)
-            model.partial_fit(X[i : i + 1], Y[i : i + 1])
-        return np.array(before)
-
-    return run
+    samples = [(X[i : i + 1], Y[i : i + 1]) for i in range(len(X))]
+    return predict_then_learn(
+        samples, lambda x: model.predict(x)[0, 0] if hasattr(model, "coefs_") else 0.0, model.partial_fit
+    )
 
 
-def vowpal_wabbit(X: Array, Y: Array) -> Run:
+def vowpal_wabbit(X: Array, Y: Array) -> LearnStream:
     from vowpalwabbit import Workspace
 
     workspace = Workspace(f"--nn {HIDDEN} --quiet")
@@ -263,23 +250,16 @@ def vowpal_wabbit(X: Array, Y: Array) -> Run:
     return run
 
 
-def padasip_rls(X: Array, Y: Array) -> Run:
+def padasip_rls(X: Array, Y: Array) -> LearnStream:
     from padasip.filters import FilterRLS
 
     model = FilterRLS(X.shape[1], mu=1.0, w="zeros")
-
-    def run() -> Array:
-        before = []
-        for x, y in zip(X, Y[:, 0], strict=True):
-            before.append(model.predict(x))
-            model.adapt(y, x)
-        return np.array(before)
-
-    return run
+    samples = list(zip(X, Y[:, 0], strict=True))
+    return predict_then_learn(samples, model.predict, lambda x, y: model.adapt(y, x))
 
 
-def jax_scan(X: Array, Y: Array) -> Run:
-    """The same iteration as one jitted scan in float32, its gradient written out."""
+def jax_scan(X: Array, Y: Array) -> LearnStream:
+    """SepSA's iteration as one jitted scan in float32, with its gradient written out."""
     import jax
     from jax import numpy as jnp
 
@@ -318,8 +298,8 @@ CONTESTANTS = (
     Contestant("sepsa engine", "numba", engine(np.float32)),
     Contestant("sepsa engine, float64", "numba", engine(np.float64)),
     Contestant("sepsa default learner", "sklearn", default_learner),
-    Contestant("sepsa in scikit-learn", "sklearn", sklearn_face),
-    Contestant("sepsa in River", "river", river_face),
+    Contestant("sepsa in scikit-learn", "sklearn", sklearn_interface),
+    Contestant("sepsa in River", "river", river_interface),
     Contestant("PyTorch SepSA, eager", "torch", torch_sepsa),
     Contestant("PyTorch Adam, eager", "torch", torch_adam),
     Contestant("JAX scan of the same step", "jax", jax_scan),
@@ -341,22 +321,22 @@ def stream() -> tuple[Array, Array]:
 
 
 def compare(X: Array, Y: Array, rounds: int) -> Iterator[tuple[str, dict[str, Any]] | int]:
-    """Each round's number as it is done, at the end each contestant that is installed with its times and error."""
-    there = [c for c in CONTESTANTS if importlib.util.find_spec(c.package)]
-    times: dict[str, list[float]] = {c.name: [] for c in there}
+    """Yield the number of each round when it is done, then each installed contestant with its times and error."""
+    installed = [c for c in CONTESTANTS if importlib.util.find_spec(c.package)]
+    times: dict[str, list[float]] = {c.name: [] for c in installed}
     errors: dict[str, float] = {}
-    for turn in range(-1, rounds):  # the turn -1 warms up
-        for c in there:
+    for number in range(-1, rounds):  # round -1 warms up
+        for c in installed:
             run = c.fresh(X, Y)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of overflow: padasip and an MLP at work on raw targets
+                warnings.simplefilter("ignore")  # padasip and the MLP overflow on raw targets
                 start = time.perf_counter()
                 before = run()
                 took = (time.perf_counter() - start) / len(X)
             errors[c.name] = float(np.abs(before - Y[:, 0]).mean())
-            if turn >= 0:
+            if number >= 0:
                 times[c.name].append(took)
-        yield turn
+        yield number
     for name, taken in times.items():
         yield (
             name,
@@ -371,16 +351,16 @@ def compare(X: Array, Y: Array, rounds: int) -> Iterator[tuple[str, dict[str, An
 
 
 def multiply_adds(d: int, h: int, m: int) -> dict[str, int]:
-    """What one sample needs at the least, for a network d -> h -> m with Adam: float64 in the head, float32 below."""
+    """The fewest multiply-adds of one sample, for a network d -> h -> m with Adam: a float64 head, a float32 body."""
     p = h + 1
     return {
         "head_float64": 3 * p * p // 2 + 4 * m * p,  # rank one on half a matrix; three responses and W's update
-        "body_float32": 2 * d * h + 8 * (d + 1) * h + m * h,  # forward and gradient, Adam, the pull of the head
+        "body_float32": 2 * d * h + 8 * (d + 1) * h + m * h,  # forward and gradient, Adam, the head's gradient
     }
 
 
 def attainable(n: int = 512) -> float:
-    """Multiply-adds a second of one core in float64, measured: a plain matrix product, which comes close to all."""
+    """Float64 multiply-adds per second of one core, measured with a matrix product."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     a, best = torch.ones(n, n, dtype=torch.float64), math.inf
@@ -395,7 +375,7 @@ def attainable(n: int = 512) -> float:
 
 
 def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
-    """Microseconds a sample, shortest first, with quartiles."""
+    """Draw microseconds per sample with quartiles, the fastest contestant first."""
     from matplotlib import pyplot as plt
 
     names = sorted(results, key=lambda name: -results[name]["microseconds"]["median"])
@@ -415,6 +395,7 @@ def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
 
 
 def write(out: Path, results: dict[str, dict[str, Any]], rate: float) -> None:
+    """Write the results, and the time that one sample takes at `rate` float64 multiply-adds per second."""
     needed = multiply_adds(8, HIDDEN, 2)
     head, body = needed["head_float64"] / rate, needed["body_float32"] / (2 * rate)
     limit = {"multiply_adds": needed, "float64_multiply_adds_per_second": rate, "microseconds": 1e6 * (head + body)}

@@ -1,9 +1,9 @@
-"""The whole step as one CUDA graph: at one sample a step, launching kernels is nearly all that a GPU's step costs.
+"""The whole step as one CUDA graph: at one sample a step, most of a GPU's time goes into launching kernels.
 
 `SepSA.capture` and, for any other optimizer, `capture` return a `Step`. On a CPU it is the plain step. On a GPU the
-first calls run as they are, which is also the warm-up that CUDA graphs need; then the step is recorded and replayed,
-with the forward and backward pass and the body's step compiled by torch wherever they can be. Of a head solver it needs
-what `Capturable` says, and nothing else.
+first calls run without a graph, which is also the warm-up that CUDA graphs need; then the step is recorded and
+replayed, with the forward and backward pass and the body's step compiled by torch where it can. A head solver needs the
+methods of `Capturable` alone.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from torch.optim import Optimizer
 
 from sepsa import distributed
 from sepsa.heads import Capturable, CapturableByRow
-from sepsa.observe import Observation, Observer, observers_of
+from sepsa.observe import Observation, Observer, ranks
+from sepsa.observe.observation import observers_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-WARM_UP = 3  # steps before a graph is recorded, as torch asks for
-BURST = 8  # steps in one graph where so many are to come: between two graphs the device rests for five microseconds
+WARM_UP = 3  # steps before a graph is recorded, the number that torch recommends
+BURST = 8  # steps in one graph where that many remain: between two graphs the device idles for five microseconds
 
 
 class Step(Protocol):
@@ -40,13 +41,13 @@ class Step(Protocol):
     def run(self, inputs: Tensor, targets: Tensor, order: Tensor) -> None:
         """Learn the batches inputs[order[i]], targets[order[i]] for the rows of `order` (steps, batch), one by one.
 
-        On a GPU the data set and `order` lie on the device, and the host looks at nothing in between.
+        On a GPU the data set and `order` are on the device, and the steps run without a host synchronization.
         """
         ...
 
     @property
     def skipped(self) -> int:
-        """How many batches were not finite and therefore changed nothing. A plain step raises instead."""
+        """The number of batches that were not finite and changed nothing. A plain step raises instead."""
         ...
 
 
@@ -61,9 +62,9 @@ def capture(
 ) -> Step:
     """A step for `model` and `optimizer` on batches shaped like `inputs` and `targets`.
 
-    `compile` says whether passes and body's step are compiled by torch: None does so where it works, with a warning
-    where it does not, True raises there. `observer`, which `SepSA.capture` passes, is what teaches the model's head;
-    the optimizer is then the body's.
+    `compile` says whether torch compiles the passes and the body's step: None does so where it works, with a warning
+    where it does not, True raises there. `observer`, which `SepSA.capture` passes, updates the model's head; the
+    optimizer is then the body's.
     """
     check_devices(inputs, targets)
     if observer is None and next(observers_of(model), None) is not None:
@@ -82,13 +83,13 @@ def capture(
 
 
 def check_devices(inputs: Tensor, targets: Tensor) -> None:
-    """Refuse a batch that lies in two places."""
+    """Refuse a batch on two devices."""
     if inputs.device != targets.device:
         raise ValueError(f"targets must be on {inputs.device}, where the inputs are, got {targets.device}")
 
 
 def first_order_step(model: nn.Module, optimizer: Optimizer, loss_fn: Loss, inputs: Tensor, targets: Tensor) -> Tensor:
-    """One iteration of an optimizer as any other. Returns the loss."""
+    """Run one iteration of a first-order optimizer. Returns the loss."""
     loss = loss_fn(model(inputs), targets)
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
@@ -129,21 +130,21 @@ class GraphStep:
         self.compile, self.group = compile, group
         if group is not None and observer is not None:
             distributed.same_start(group, model)
-            observer.start_together(group)
+            ranks.start_together(observer, group)
         self.model, self.optimizer, self.loss_fn, self.observer = model, optimizer, loss_fn, observer
         self.solver = None if observer is None else cast(Capturable, observer.solver)
         self.inputs, self.targets = torch.zeros_like(inputs), torch.zeros_like(targets)
         device = inputs.device
-        # One for warming up and recording alike, so that autograd's nodes stay on it.
+        # One stream for warm-up and recording, so that autograd's nodes stay on it.
         self.stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.aside: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._whole = torch.arange(len(inputs), device=device).unsqueeze(0)
+        self.finish_stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._all_rows = torch.arange(len(inputs), device=device).unsqueeze(0)
         self._skipped = torch.zeros((), dtype=torch.long, device=device)
         self._loss, self._one = torch.zeros((), device=device), torch.ones((), device=device)
         self.compiled: CompiledStep | None = None
         if compile is not False:
             self.compiled = CompiledStep(model, optimizer, loss_fn, self._loss, self._skipped)
-        self._recorded: dict[tuple[Hashable, ...], Recording] = {}
+        self._graphs: dict[tuple[Hashable, ...], DataSetGraphs] = {}
         self._rates = [torch.tensor(float(group["lr"]), device=device) for group in self.optimizer.param_groups]
         for group in self.optimizer.param_groups:
             if "capturable" in group:
@@ -160,7 +161,7 @@ class GraphStep:
             )
         self.inputs.copy_(inputs)
         self.targets.copy_(targets)
-        self.run(self.inputs, self.targets, self._whole)
+        self.run(self.inputs, self.targets, self._all_rows)
         return self._loss
 
     def run(self, inputs: Tensor, targets: Tensor, order: Tensor) -> None:
@@ -170,12 +171,12 @@ class GraphStep:
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             rate.fill_(float(group["lr"]))
         key = (inputs.data_ptr(), targets.data_ptr(), order.shape[1], *self._fixed(), head)
-        recording = self._recorded.get(key)
-        if recording is None:
+        graphs = self._graphs.get(key)
+        if graphs is None:
             if self.group is not None:
                 distributed.check_same(self.group, "order's batch size", order.shape[1], inputs.device)
-            recording = self._recorded[key] = Recording(self, inputs, targets, order.shape[1])
-        recording.run(order)
+            graphs = self._graphs[key] = DataSetGraphs(self, inputs, targets, order.shape[1])
+        graphs.run(order)
 
     @property
     def skipped(self) -> int:
@@ -189,57 +190,57 @@ class GraphStep:
         return self.solver.prepare_capture()
 
     def _fixed(self) -> tuple[Hashable, ...]:
-        """What a recording cannot follow: then there is one for each value."""
+        """The settings that a graph fixes when it is recorded: there is one graph for each value of them."""
         fraction = None if self.observer is None else self.observer.head_fraction
         rates = tuple(None if follows_rate(group) else float(group["lr"]) for group in self.optimizer.param_groups)
         return fraction, rates, self.model.training
 
     def iterate(self, inputs: Tensor, targets: Tensor, rows: Tensor) -> None:
-        """One iteration, all of it on the device. A batch whose loss is not finite leaves everything as it was.
+        """Run one iteration without a host synchronization. A batch whose loss is not finite changes nothing.
 
-        `rows` are the batch's in its data set.
+        `rows` are the indices of the batch in its data set.
         """
-        self._forget_gradients()
-        # The optimizer makes its state in the first step, which is not compiled therefore.
+        self._clear_gradients()
+        # The optimizer makes its state in the first step, which therefore is not compiled.
         compiled = self.compiled if self.optimizer.state else None
         guard = Guard(self.model, self.optimizer) if compiled is None else None
         if self.observer is None or self.solver is None:
-            loss, *fine = self._loss_of(compiled, inputs, targets)
+            loss, *flags = self._loss_of(compiled, inputs, targets)
         else:
             observation = Observation(self.observer, targets)
             observation.captured, observation.group, observation.rows = True, self.group, rows
-            with observation, self.observer.whole() if self.observer.holds_out else contextlib.nullcontext():
-                loss, *fine = self._loss_of(compiled, inputs, targets)
+            with observation, self.observer.one_graph() if self.observer.holds_out else contextlib.nullcontext():
+                loss, *flags = self._loss_of(compiled, inputs, targets)
             if observation.finite is not None:
-                fine.append(observation.finite)
-            # Beside the backward pass, which does not wait for it.
-            self.aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.aside):
+                flags.append(observation.finite)
+            # In parallel with the backward pass, which does not need it.
+            self.finish_stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.finish_stream):
                 self.solver.finish_captured()
         loss.backward(self._one.to(loss.dtype).expand_as(loss))  # type: ignore[no-untyped-call]
         if self.group is not None:
             distributed.average_gradients(self.group, self.model.parameters())
-            fine = [distributed.on_all_ranks(self.group, reduce(torch.logical_and, fine))]
+            flags = [distributed.on_all_ranks(self.group, reduce(torch.logical_and, flags))]
         if compiled is not None:
-            compiled.step(loss.detach(), fine)
+            compiled.step(loss.detach(), flags)
         else:
             assert guard is not None
-            good = reduce(torch.logical_and, fine)
-            guard.step(self.optimizer, good)
+            finite = reduce(torch.logical_and, flags)
+            guard.step(self.optimizer, finite)
             self._loss.copy_(loss.detach())
-            self._skipped.add_(~good)
-        self._forget_gradients()  # an eager step after this one must not add to them
+            self._skipped.add_(~finite)
+        self._clear_gradients()  # an eager step after this one would add to them
         if self.solver is not None:
-            torch.cuda.current_stream().wait_stream(self.aside)
+            torch.cuda.current_stream().wait_stream(self.finish_stream)
 
     def _loss_of(self, compiled: CompiledStep | None, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, and whether it is finite."""
         if compiled is not None:
             return compiled.forward(inputs, targets)
         loss = self.loss_fn(self.model(inputs), targets)
-        return loss, loss.detach().abs() < math.inf  # not isfinite, which is more kernels
+        return loss, loss.detach().abs() < math.inf  # isfinite takes more kernels
 
-    def _forget_gradients(self) -> None:
+    def _clear_gradients(self) -> None:
         for parameter in self.model.parameters():
             parameter.grad = None
 
@@ -247,7 +248,7 @@ class GraphStep:
 class CompiledStep:
     """Forward and backward pass, and the body's step, as functions that torch compiles when they are first called.
 
-    The step puts back what must be as it was after a bad batch: buffers, and the body with its optimizer's state.
+    After a batch that is not finite the step restores the buffers, and the body with its optimizer's state.
     """
 
     def __init__(
@@ -267,17 +268,17 @@ class CompiledStep:
             return inputs[rows], targets[rows], rows
 
         def step(loss: Tensor, flags: list[Tensor], before: list[Tensor]) -> None:
-            fine = reduce(torch.logical_and, flags)
+            finite = reduce(torch.logical_and, flags)
             last_loss.copy_(loss)
-            skipped.add_(~fine)
+            skipped.add_(~finite)
             kept = [p for group in optimizer.param_groups for p in group["params"]]
             kept += [v for p in list(kept) for v in optimizer.state[p].values() if isinstance(v, Tensor)]
             old = [tensor.clone() for tensor in kept]
             take_step()
             for tensor, value in zip(kept + buffers, old + before, strict=True):
-                tensor.copy_(torch.where(fine, tensor, value))
+                tensor.copy_(torch.where(finite, tensor, value))
 
-        # One kernel for several tensors, where each launch costs more than its work.
+        # One kernel for several tensors: a launch costs more than the work on a small one.
         one: Any = {"combo_kernels": True}
         self.fetch: Any = torch.compile(with_own_code(fetch), dynamic=False, options=one)
         self._forward: Any = torch.compile(with_own_code(forward), fullgraph=True, dynamic=False)
@@ -286,18 +287,18 @@ class CompiledStep:
 
     def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, and whether it is finite."""
-        loss, fine, self._before = self._forward(inputs, targets)
-        return loss, fine
+        loss, finite, self._before = self._forward(inputs, targets)
+        return loss, finite
 
     def step(self, loss: Tensor, flags: list[Tensor]) -> None:
-        """The body's step, undone where a flag is false, and what is told of it."""
+        """Run the body's step, undone where a flag is false, and record the loss and the flags."""
         with torch.no_grad():
             self._step(loss, flags, self._before)
         self._before = []
 
 
 def unwrapped_step(optimizer: Optimizer) -> Callable[[], object]:
-    """The optimizer's step without torch's wrappers, which break a compiled graph; with them where they run hooks."""
+    """The optimizer's step without torch's wrappers, which break a compiled graph, unless they run hooks."""
     hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     if hooks or not type(optimizer).__module__.startswith("torch.optim."):
         return optimizer.step
@@ -305,7 +306,7 @@ def unwrapped_step(optimizer: Optimizer) -> Callable[[], object]:
 
 
 def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with a code object of its own, by which torch counts how often it was compiled anew."""
+    """A copy of the function with its own code object, by which torch counts recompilations."""
     return FunctionType(
         function.__code__.replace(),
         function.__globals__,
@@ -315,21 +316,21 @@ def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-class Recording:
-    """One graph over one data set in device memory, with its place in the order."""
+class DataSetGraphs:
+    """The graphs over one data set in device memory, with the position in the order of its batches."""
 
     def __init__(self, step: GraphStep, inputs: Tensor, targets: Tensor, batch: int) -> None:
         self.step, self.inputs, self.targets = step, inputs, targets
         self.order = torch.zeros(0, batch, dtype=torch.long, device=inputs.device)
         self.place = torch.zeros(1, dtype=torch.long, device=inputs.device)
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by the number of their steps
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by their number of steps
         self.warm = 0
 
     def run(self, order: Tensor) -> None:
         if len(order) > len(self.order):
-            room = max(len(order), 4 * len(self.order))  # much, because each size is compiled anew
+            room = max(len(order), 4 * len(self.order))  # each size is compiled again
             self.order = order.new_zeros(room, order.shape[1])
-            self.graphs = {}  # which read the order from where the old one lay
+            self.graphs = {}  # they read the old order's memory
         self.order[: len(order)].copy_(order)
         self.place.zero_()
         done = 0
@@ -344,7 +345,7 @@ class Recording:
                 self.graphs[steps].replay()
                 done += steps
 
-    def _once(self) -> None:
+    def _iterate(self) -> None:
         step = self.step
         if step.compiled is not None and step.optimizer.state:
             inputs, targets, rows = step.compiled.fetch(self.inputs, self.targets, self.order, self.place)
@@ -359,7 +360,7 @@ class Recording:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side), self._rates_as_tensors():
             try:
-                self._once()
+                self._iterate()
             except torch._dynamo.exc.TorchDynamoException as error:
                 if step.compile:
                     raise
@@ -367,28 +368,28 @@ class Recording:
                 words = str(error).strip().splitlines()
                 warnings.warn(
                     f"torch cannot compile this step, which is captured as it is: {words[0] if words else error!r}; "
-                    "pass compile=False to say so, or compile=True for the whole story",
+                    "pass compile=False to say so, or compile=True for the whole error",
                     stacklevel=2,
                 )
                 self.place.copy_(place)
-                self._once()
+                self._iterate()
         torch.cuda.current_stream().wait_stream(side)
 
     def _record(self, steps: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.step.stream), self._rates_as_tensors():
             for _ in range(steps):
-                self._once()
+                self._iterate()
         return graph
 
-    def _rates_as_tensors(self) -> Rates:
-        return Rates(self.step.optimizer, self.step._rates, self.step.compiled is not None)
+    def _rates_as_tensors(self) -> RatesAsTensors:
+        return RatesAsTensors(self.step.optimizer, self.step._rates, self.step.compiled is not None)
 
 
-class Rates:
-    """Within it, learning rates are tensors on the device wherever the optimizer can read them there.
+class RatesAsTensors:
+    """A context in which learning rates are tensors on the device where the optimizer can read them there.
 
-    A compiled step reads the optimizer's own arithmetic instead of its fused kernel.
+    A compiled step uses the optimizer's own arithmetic instead of its fused kernel.
     """
 
     def __init__(self, optimizer: Optimizer, rates: list[Tensor], compiled: bool) -> None:
@@ -401,7 +402,7 @@ class Rates:
         for group, rate in zip(groups, self.rates, strict=True):
             if follows_rate(group):
                 group["lr"] = rate
-            if self.compiled and self.optimizer.state:  # torch's compiler fuses better than kernels made by hand
+            if self.compiled and self.optimizer.state:  # torch's compiler fuses better than handwritten kernels
                 group.update({key: False for key in ("fused", "foreach") if key in group})
 
     def __exit__(self, *error: object) -> None:
@@ -414,7 +415,7 @@ def follows_rate(group: dict[str, Any]) -> bool:
 
 
 class Guard:
-    """What must be as it was after a bad batch: the model's buffers, and the body where its optimizer cannot skip."""
+    """Restores the buffers after a batch that is not finite, and the body where its optimizer cannot skip a step."""
 
     def __init__(self, model: nn.Module, base: Optimizer) -> None:
         kept: list[Tensor] = list(model.buffers())
@@ -428,17 +429,17 @@ class Guard:
                 self.groups.setdefault(tensor.dtype, []).append(tensor)
         self.before = {dtype: flat(tensors) for dtype, tensors in self.groups.items()}
 
-    def step(self, base: Optimizer, fine: Tensor) -> None:
-        """The base's step, undone where `fine` is false."""
+    def step(self, base: Optimizer, finite: Tensor) -> None:
+        """Run the base's step, undone where `finite` is false."""
         if self.fused:
-            base.found_inf = (~fine).float()  # type: ignore[attr-defined]
+            base.found_inf = (~finite).float()  # type: ignore[attr-defined]
             base.grad_scale = None  # type: ignore[attr-defined]
             base.step()
             del base.found_inf, base.grad_scale  # type: ignore[attr-defined]
         else:
             base.step()
         for dtype, tensors in self.groups.items():
-            now = torch.where(fine, flat(tensors), self.before[dtype])
+            now = torch.where(finite, flat(tensors), self.before[dtype])
             parts = torch.split_with_sizes(now, [tensor.numel() for tensor in tensors])
             torch._foreach_copy_(tensors, [part.view_as(t) for part, t in zip(parts, tensors, strict=True)])
 

@@ -1,7 +1,7 @@
 """The command line: `sepsa demo`, `reproduce`, `report`, `stream`, `predict`, `inspect` and `bench`.
 
 Exit codes: 0 done; 1 the data, a file or the system stopped it; 2 the command is wrong; 130 Ctrl-C; 143 SIGTERM; 141
-whoever read the output has gone.
+the reader of the output has closed it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
+
+from sepsa.paper.experiments import EXPERIMENTS, plan
 
 NEEDS_EXTRA = "the command line needs {missing}, which is not installed: pip install 'sepsa[{extra}]'"
 
@@ -34,13 +36,11 @@ EXIT_CODES = (
     "Exit codes: 0 done; 1 stopped by the data, a file or the system; 2 a wrong command; 130 Ctrl-C; 143 SIGTERM."
 )
 
-# What `sepsa reproduce all` does; "tuning" is asked for by name, because the others take its choices as given.
-# experiments.EXPERIMENTS, which takes torch to import, and one more.
-ALL = ("fig1", "fig2", "fig3", "fig4", "table3", "augmented", "variants", "images", "images-augmented", "convergence")
-REPRODUCIBLE = (*ALL, "tuning", "all")
+# "all" leaves "tuning" out, because the other experiments use the settings that it has chosen.
+REPRODUCIBLE = (*EXPERIMENTS, "convergence", "tuning", "all")
 
 
-def say_version(wanted: bool) -> None:
+def print_version(wanted: bool) -> None:
     if wanted:
         from sepsa import __version__
 
@@ -51,7 +51,7 @@ def say_version(wanted: bool) -> None:
 @app.callback(epilog=EXIT_CODES)
 def sepsa(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=say_version, help="Say which version this is.")
+        bool, typer.Option("--version", is_eager=True, callback=print_version, help="Say which version this is.")
     ] = False,
 ) -> None:
     """Train models with a linear head: the head by a stochastic Newton method, the body as before."""
@@ -59,7 +59,7 @@ def sepsa(
 
 @contextmanager
 def extras(extra: str = "paper") -> Iterator[None]:
-    """Within it a package that only an extra brings may be missing, which takes one line to say."""
+    """Turn the absence of a package that an extra installs into one line that names the extra."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -71,7 +71,7 @@ def extras(extra: str = "paper") -> Iterator[None]:
 
 @contextmanager
 def system_errors() -> Iterator[None]:
-    """Within it what the system refuses, a file or a folder, takes one line to say."""
+    """Turn an error of the operating system, about a file or a folder, into one line."""
     try:
         yield
     except OSError as error:
@@ -81,7 +81,7 @@ def system_errors() -> Iterator[None]:
 
 
 def check_output(option: str, path: Path, suffixes: Sequence[str]) -> None:
-    """Refuse, before any work, a file that could not be written after it."""
+    """Refuse an output file with a wrong suffix or folder before any work is done."""
     if path.suffix not in suffixes:
         raise refuse(f"{option} must end in {' or '.join(suffixes)}, got {path}")
     if not path.absolute().parent.is_dir():
@@ -89,7 +89,7 @@ def check_output(option: str, path: Path, suffixes: Sequence[str]) -> None:
 
 
 def refuse(message: str) -> typer.Exit:
-    """Say in one line what is wrong with the command."""
+    """Print what is wrong with the command; returns the exception to raise."""
     typer.echo(message, err=True)
     return typer.Exit(2)
 
@@ -118,11 +118,11 @@ def reproduce(
     out: Annotated[Path | None, typer.Option(help="The folder of results; results, or results-quick if quick.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A small version: few seeds, epochs and images.")] = False,
 ) -> None:
-    """Run an experiment of the paper, or all of them. What the results hold already is not run again."""
+    """Run an experiment of the paper, or all of them. Runs that are already recorded are not repeated."""
     with extras():
         from rich.console import Console
 
-        from sepsa.paper import convergence, experiments, runner, tuning
+        from sepsa.paper import convergence, runner, tuning
         from sepsa.paper.data import NAMES as DATASETS
         from sepsa.paper.methods import NAMES as METHODS
         from sepsa.paper.methods import slug
@@ -134,14 +134,11 @@ def reproduce(
         wanted = parse_seeds(seeds)
         check_device(device)
         runs = [
-            run
-            for each in (ALL if experiment == "all" else (experiment,))
-            if each in experiments.EXPERIMENTS
-            for run in experiments.plan(each, sets, names, wanted, quick)
+            run for each in EXPERIMENTS if experiment in (each, "all") for run in plan(each, sets, names, wanted, quick)
         ]
     except ValueError as error:
         raise refuse(str(error)) from None
-    if experiment in (*experiments.EXPERIMENTS, "all") and not runs:
+    if experiment in (*EXPERIMENTS, "all") and not runs:
         raise refuse(f"{experiment} has no runs for --datasets {datasets or 'all'} and --methods {methods or 'all'}")
     console = Console()
     out = out or Path("results-quick" if quick else "results")
@@ -316,10 +313,10 @@ def decimal_mark(given: str, sep: str) -> str:
 @app.command()
 def bench(
     what: Annotated[str, typer.Argument(help="stream: the price of one sample, beside whichever peers are installed.")],
-    rounds: Annotated[int, typer.Option(min=1, help="Turns that each contestant takes.")] = 15,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds, in each of which every contestant runs once.")] = 15,
     out: Annotated[Path | None, typer.Option(help="A .json for the raw numbers; a .png is drawn beside it.")] = None,
 ) -> None:
-    """Measure the compiled engine beside its peers on the same stream, in one process, in turns."""
+    """Measure the compiled engine and its peers on the same stream, alternating in one process."""
     if what != "stream":
         raise refuse(f"bench must be of stream, got {what!r}")
     if out is not None:
@@ -334,10 +331,10 @@ def bench(
         console = Console()
         X, Y = benchmark.stream()
         rate = benchmark.attainable()
-        turns = benchmark.compare(X, Y, rounds)
-        for _ in track(range(rounds + 1), "turns", console=console, transient=True):
-            next(turns)
-        results = dict(item for item in turns if isinstance(item, tuple))
+        comparison = benchmark.compare(X, Y, rounds)
+        for _ in track(range(rounds + 1), "rounds", console=console, transient=True):
+            next(comparison)
+        results = dict(item for item in comparison if isinstance(item, tuple))
     table = Table("", "µs a sample", "samples a second", "mean absolute error", f"time / {benchmark.OURS}")
     for name, result in sorted(results.items(), key=lambda item: item[1]["microseconds"]["median"]):
         us, times = result["microseconds"], result["times_ours"]
@@ -356,7 +353,7 @@ def bench(
 
 
 def chosen(option: str, given: str, valid: Sequence[str], short: Callable[[str], str]) -> list[str] | None:
-    """The names that an option lists, in full; None where it lists none."""
+    """The full names that an option lists; None where it lists none."""
     known = {short(name): name for name in valid}
     names = [part.strip() for part in given.split(",") if part.strip()]
     for name in names:
@@ -366,7 +363,7 @@ def chosen(option: str, given: str, valid: Sequence[str], short: Callable[[str],
 
 
 def parse_seeds(given: str) -> int | list[int] | None:
-    """A number of seeds, or the seeds: "10", "200-219", "233,640"."""
+    """A number of seeds, or the seeds themselves: "10", "200-219", "233,640"."""
     text = given.replace(" ", "")
     if not text:
         return None
@@ -387,11 +384,11 @@ def check_device(name: str) -> None:
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise ValueError(f"--device must be cpu, cuda or cuda:N, got {name!r}")
     if name != "cpu" and not torch.cuda.is_available():
-        raise ValueError(f"--device {name} is not to be had: torch finds no GPU here; take --device cpu")
+        raise ValueError(f"--device {name} is not available: torch finds no GPU here; use --device cpu")
 
 
 def cores() -> int:
-    """Those this process may use, which can be fewer than the machine has."""
+    """The number of cores that this process may use, which can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

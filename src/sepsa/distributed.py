@@ -1,9 +1,9 @@
-"""What several ranks share before a head update, so that each performs the same one and holds the same head.
+"""The exchange of samples between ranks before a head update, after which every rank has the same head.
 
-As in SyncBatchNorm the exchange happens in the forward pass. Either every rank sends its rows to all; or, for a solver
-that needs second moments alone, and where that is less, the ranks reduce their rows to as few as those moments have
-columns. Every rank then updates its head with the same rows: the heads are equal to the last bit, and equal to that of
-one process with the whole batch.
+The exchange happens in the forward pass, like that of SyncBatchNorm. Either every rank sends its rows to all; or, for a
+solver that needs second moments alone, and where that is fewer bytes, the ranks reduce their rows to as few as those
+moments have columns. Every rank then updates its head with the same rows: the heads are bitwise equal, and equal to
+that of one process with the whole batch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-# What a rank says before it sends rows, as integers.
-_ROWS, _REFUSED, _WEIGHTED, _WIDTH, _TARGET, _IDENTITY = range(6)
+# The entries of a rank's header, integers that it sends before its rows; from _WIDTH on, all ranks must agree.
+_ROWS, _REFUSED, _WEIGHTED, _WIDTH = range(4)
 _DTYPES = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
@@ -35,8 +35,8 @@ class LearnsMoments(Protocol):
     learns_moments: bool
 
 
-class Rows(NamedTuple):
-    """Rows of a batch: features (n, k), targets (n, m) or class indices (n,), weights (n,), inputs (n, ...)."""
+class Samples(NamedTuple):
+    """Samples as rows: features (n, k), targets (n, m) or class indices (n,), weights (n,), inputs (n, ...)."""
 
     features: Tensor
     targets: Tensor
@@ -44,12 +44,12 @@ class Rows(NamedTuple):
     identity: Tensor | None = None
 
 
-# Whether there is a process group: asked at every step, and always answered.
+# Whether there is a process group, False where torch was built without torch.distributed.
 is_initialized: Callable[[], bool] = dist.is_initialized if dist.is_available() else lambda: False
 
 
 def has_ranks(setting: Any) -> bool:
-    """Whether there are other ranks, of which a `setting` says nothing."""
+    """Whether there are other ranks while the `setting` of the process group is "auto"."""
     return setting == "auto" and dist.get_world_size() > 1
 
 
@@ -74,8 +74,9 @@ def active_group(setting: Any, sharded: Any, joined: Any = None) -> Any:
 def join_ranks(ddp: Any, observed: Callable[[], bool], take_part: Callable[[], None], **options: Any) -> Iterator[None]:
     """`ddp.join(**options)`, in which a rank that has run out of batches calls `take_part` whenever others run forward.
 
-    It does so where their forward reaches the head: DDP's own hook for such ranks matches what its forward and backward
-    send, and asks in between whether there will be a backward. `observed` says whether a forward will reach the head.
+    It is called where their forward reaches the head: DDP's own hook for such ranks mirrors the communication of
+    forward and backward, and asks in between whether there will be a backward. `observed` says whether a forward will
+    reach the head.
     """
     will_sync, before = ddp._check_global_requires_backward_grad_sync, ddp._join_config
 
@@ -96,7 +97,7 @@ def join_ranks(ddp: Any, observed: Callable[[], bool], take_part: Callable[[], N
             yield
     finally:
         del ddp._check_global_requires_backward_grad_sync
-        ddp._join_config = before  # which torch leaves as it is inside
+        ddp._join_config = before  # which ddp.join does not restore
 
 
 def is_sharded(parameter: Tensor) -> bool:
@@ -115,7 +116,7 @@ def sharded_group(model: nn.Module) -> Any:
 
 
 def takes_gradients(head: nn.Linear) -> bool:
-    """Whether a DistributedDataParallel waits for gradients of the head, which must then be computed all the same."""
+    """Whether a DistributedDataParallel waits for gradients of the head, so that they must be computed."""
     ddp = DistributedDataParallel._active_ddp_module
     if ddp is None or not ddp.parameters_to_ignore:
         return ddp is not None
@@ -123,7 +124,7 @@ def takes_gradients(head: nn.Linear) -> bool:
 
 
 def warn_alone(name: str) -> None:
-    """Say that ranks drift apart."""
+    """Warn that every rank learns a head of its own."""
     warnings.warn(
         f"torch.distributed has {dist.get_world_size()} ranks, but the model runs in no DistributedDataParallel or "
         f"fully_shard: the head {name!r} learns from this rank's samples alone. Wrap the model, or pass "
@@ -133,7 +134,7 @@ def warn_alone(name: str) -> None:
 
 
 def share_start(group: Any, head: nn.Linear, state: dict[str, Any]) -> dict[str, Any]:
-    """The first rank's head, written into `head`, and its solver's state, which is returned."""
+    """Write the first rank's head into `head`. Returns its solver's state."""
     first = dist.get_global_rank(group, 0)
     box: list[Any] = [None]
     if dist.get_rank(group) == 0:
@@ -148,59 +149,53 @@ def share_start(group: Any, head: nn.Linear, state: dict[str, Any]) -> dict[str,
     return shared
 
 
-def gather(group: Any, rows: Rows | None, error: Exception | None, moments: bool) -> tuple[Rows | None, slice]:
-    """The rows of all ranks in the order of ranks, and where this rank's are among them; None where there are none.
+def gather(group: Any, rows: Samples | None, error: Exception | None, moments: bool) -> tuple[Samples | None, slice]:
+    """The rows of all ranks in the order of ranks, and the place of this rank's among them; None: no rows.
 
-    `rows` is None where `error` says why, which is then raised on this rank, and told on the others. `moments` says
-    that second moments are enough.
+    `rows` is None where this rank refused them by `error`: it is raised here, and a RuntimeError on the other ranks.
+    `moments` says that second moments are enough.
     """
-    size, rank = dist.get_world_size(group), dist.get_rank(group)
-    device = _device(group)
-    said = _gather_tensor(group, _say(rows).to(device), size).tolist()
-    refused = [k for k, words in enumerate(said) if words[_REFUSED]]
+    rank, device = dist.get_rank(group), _device(group)
+    headers = gather_equal(group, _header(rows).to(device)[None]).tolist()
+    refused = [k for k, header in enumerate(headers) if header[_REFUSED]]
     if refused:
         if error is not None:
             raise error
         raise RuntimeError(f"rank {refused[0]} refused its samples, so no rank has learned: its own error says why")
     assert rows is not None
-    counts = [words[_ROWS] for words in said]
+    counts = [header[_ROWS] for header in headers]
     most = max(counts)
     if most == 0:
         return None, slice(0)
-    spoken = [words for words in said if words[_ROWS]]
-    for words in spoken[1:]:
-        if words[_WIDTH:] != spoken[0][_WIDTH:]:
+    filled = [header for header in headers if header[_ROWS]]
+    for header in filled[1:]:
+        if header[_WIDTH:] != filled[0][_WIDTH:]:
             raise ValueError(
                 f"ranks must hold samples of one kind, got (dtype and width of features, targets, inputs) "
-                f"{spoken[0][_WIDTH:]} and {words[_WIDTH:]}"
+                f"{filled[0][_WIDTH:]} and {header[_WIDTH:]}"
             )
     if not counts[rank]:
-        rows = _empty_like(spoken[0], rows.features.device)
-    if any(words[_WEIGHTED] for words in spoken):
-        rows = rows._replace(sample_weight=_wide_weight(rows))
+        rows = _empty(filled[0], rows.features.device)
+    if any(header[_WEIGHTED] for header in filled):
+        rows = rows._replace(sample_weight=_float64_weight(rows))
     if moments and rows.identity is None and moments_are_fewer(counts, rows):
-        return gather_moments(group, rows, counts), slice(0)  # none of this rank's samples can be told among them
+        return gather_moments(group, rows, counts), slice(0)  # the reduced rows belong to no rank
     own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
     parts = [part for part in rows if part is not None]
     flat = torch.cat([_bytes(part) for part in parts], 1)
     padded = flat.new_zeros(most, flat.shape[1])
     padded[: len(flat)] = flat
-    everyone = _gather_tensor(group, padded.to(device), size).to(flat.device)
+    everyone = gather_equal(group, padded.to(device)[None]).to(flat.device)
     joined = torch.cat([everyone[k, :count] for k, count in enumerate(counts)])
-    at = 0
-    found: list[Any] = []
-    for part in rows:
-        if part is None:
-            found.append(None)
-            continue
-        width = _width(part) * part.element_size()
-        found.append(joined[:, at : at + width].clone().view(part.dtype).reshape(-1, *part.shape[1:]))
-        at += width
-    return Rows(*found), own
+    columns = iter(torch.split_with_sizes(joined, [_width(part) * part.element_size() for part in parts], 1))
+    found = [
+        None if part is None else next(columns).clone().view(part.dtype).reshape(-1, *part.shape[1:]) for part in rows
+    ]
+    return Samples(*found), own  # type: ignore[arg-type]
 
 
 def capture_group(model: nn.Module, setting: Any, sharded: Any) -> Any:
-    """The process group with whose ranks a captured step on `model` learns, or None; refused where a graph cannot."""
+    """The process group with whose ranks a captured step learns, or None; refused where no graph can be captured."""
     if setting is None or not is_initialized() or (setting == "auto" and not has_ranks(setting)):
         return None
     if isinstance(model, DistributedDataParallel):
@@ -227,21 +222,21 @@ def same_start(group: Any, model: nn.Module) -> None:
 
 
 def check_same(group: Any, what: str, value: int, device: torch.device) -> None:
-    """Refuse ranks of which each has another `value` of `what`."""
-    values = _gather_tensor(group, torch.tensor([value], device=device), dist.get_world_size(group)).flatten().tolist()
+    """Refuse a `value` of `what` that is not the same on all ranks."""
+    values = gather_equal(group, torch.tensor([value], device=device)).tolist()
     if len(set(values)) > 1:
         raise ValueError(f"{what} must be the same on all ranks of a captured step, got {values}")
 
 
 def gather_equal(group: Any, rows: Tensor) -> Tensor:
-    """The rows of all ranks, each of which has as many: without a look from the host."""
+    """The rows of all ranks, which have the same number of them, without a host synchronization."""
     everyone = rows.new_empty(dist.get_world_size(group) * len(rows), *rows.shape[1:])
     dist.all_gather_into_tensor(everyone, rows.contiguous(), group=group)
     return everyone
 
 
 def average_gradients(group: Any, parameters: Iterable[Tensor]) -> None:
-    """Set every gradient to its mean over ranks, as DistributedDataParallel does, by one message for each dtype."""
+    """Set every gradient to its mean over ranks, like DistributedDataParallel, by one message for each dtype."""
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
@@ -254,14 +249,14 @@ def average_gradients(group: Any, parameters: Iterable[Tensor]) -> None:
         torch._foreach_copy_(gradients, [part.view_as(g) for part, g in zip(parts, gradients, strict=True)])
 
 
-def on_all_ranks(group: Any, fine: Tensor) -> Tensor:
-    """Whether something holds (0-d) on every rank."""
-    flag = fine.to(torch.int32)
+def on_all_ranks(group: Any, flag: Tensor) -> Tensor:
+    """Whether a flag (0-d) is true on every rank."""
+    flag = flag.to(torch.int32)
     dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=group)
     return flag.bool()
 
 
-def moments_are_fewer(counts: list[int], rows: Rows) -> bool:
+def moments_are_fewer(counts: list[int], rows: Samples) -> bool:
     """Whether a rank receives fewer bytes by moments than by rows; the same answer on every rank."""
     if not rows.targets.is_floating_point():
         return False
@@ -271,14 +266,11 @@ def moments_are_fewer(counts: list[int], rows: Rows) -> bool:
     return (len(counts) - 1) * max(counts) * row > rounds * 8 * min(max(counts), k + 1 + m) * (k + 1 + m)
 
 
-def gather_moments(group: Any, rows: Rows, counts: list[int]) -> Rows:
-    """At most k + 1 + m rows with the second moments of those of all ranks, of which rank i has counts[i]."""
-    x, y, w, _ = _wide(rows)
-    assert w is not None
-    k = x.shape[1]
-    table = torch.cat([x, x.new_ones(len(x), 1), y], 1) * w.sqrt()[:, None]
-    device = _device(group)
-    return as_samples(reduce_rows(group, table.to(device), counts).to(x.device), k)
+def gather_moments(group: Any, rows: Samples, counts: list[int]) -> Samples:
+    """At most k + 1 + m rows with the second moments of all ranks' rows, of which rank i has counts[i]."""
+    x, y = rows.features.double(), rows.targets.double()
+    table = torch.cat([x, x.new_ones(len(x), 1), y], 1) * _float64_weight(rows).sqrt()[:, None]
+    return as_samples(reduce_rows(group, table.to(_device(group)), counts).to(x.device), x.shape[1])
 
 
 def reduce_rows(group: Any, table: Tensor, counts: list[int]) -> Tensor:
@@ -317,29 +309,31 @@ def reduce_rows(group: Any, table: Tensor, counts: list[int]) -> Tensor:
 
 
 def triangular(table: Tensor) -> Tensor:
-    """No more rows than columns, and the same second moments."""
+    """A table of no more rows than columns with the same second moments."""
     n, c = table.shape
     if n <= c:
         return table
-    R: Tensor = torch.linalg.qr(table, mode="r").R.contiguous()  # as it arrives elsewhere: another layout, other bits
+    R: Tensor = torch.linalg.qr(
+        table, mode="r"
+    ).R.contiguous()  # the layout that another rank receives: another one gives other bits
     return R
 
 
-def as_samples(table: Tensor, k: int) -> Rows:
-    """Rows of [Φ 1 Y]√w as samples, where column k need not be √w any more: after a reflection that makes it constant.
+def as_samples(table: Tensor, k: int) -> Samples:
+    """Samples with the second moments of a table [Φ 1 Y]√w, whose column k need not be √w any more.
 
-    The reflection leaves the second moments as they are; with s in all of column k, the rows divided by s are samples
-    of weight s².
+    A reflection, which keeps second moments, makes column k a constant s; the rows divided by s are samples of weight
+    s².
     """
     ones = table[:, k]
     size = torch.linalg.vector_norm(ones)
     if not bool(size > 0):  # every weight is 0
-        return Rows(torch.zeros_like(table[:, :k]), torch.zeros_like(table[:, k + 1 :]), torch.zeros_like(ones))
+        return Samples(torch.zeros_like(table[:, :k]), torch.zeros_like(table[:, k + 1 :]), torch.zeros_like(ones))
     s = size / len(table) ** 0.5
     v = ones + torch.where(ones.sum() > 0, s, -s)
     table = table - torch.outer(v, (2 / (v @ v)) * (v @ table))
     samples = table / table[:, k : k + 1]
-    return Rows(samples[:, :k], samples[:, k + 1 :], table[:, k].square())
+    return Samples(samples[:, :k], samples[:, k + 1 :], table[:, k].square())
 
 
 def _exchange(group: Any, other: int, sent: Tensor | None, received: Tensor | None) -> Any:
@@ -355,63 +349,47 @@ def _exchange(group: Any, other: int, sent: Tensor | None, received: Tensor | No
     return received
 
 
-def _wide(rows: Rows) -> Rows:
-    """In float64, with weights, as compressed rows are."""
-    return Rows(rows.features.double(), rows.targets.double(), _wide_weight(rows))
-
-
-def _wide_weight(rows: Rows) -> Tensor:
+def _float64_weight(rows: Samples) -> Tensor:
+    """The weights, 1 unless given."""
     if rows.sample_weight is not None:
         return rows.sample_weight.double()
     return torch.ones(len(rows.features), dtype=torch.float64, device=rows.features.device)
 
 
-def _say(rows: Rows | None) -> Tensor:
-    words = [0, 1, 0, 0, 0, 0, 0, 0, 0]
-    if rows is not None:
-        x, y, w, z = rows
-        labels = y.ndim == 1
-        words = [len(x), 0, int(w is not None), x.shape[1], -1 if labels else y.shape[1]]
-        words += [-1 if z is None else _width(z)]
-        words += [_DTYPES.index(t.dtype) if t is not None else -1 for t in (x, y, z)]
-    return torch.tensor(words)
+def _header(rows: Samples | None) -> Tensor:
+    """What this rank has, None for refused samples; -1 as a width: class indices, or no inputs; as a dtype: none."""
+    if rows is None:
+        return torch.tensor([0, 1, 0, 0, 0, 0, 0, 0, 0])
+    x, y, w, z = rows
+    widths = [x.shape[1], -1 if y.ndim == 1 else y.shape[1], -1 if z is None else _width(z)]
+    dtypes = [-1 if part is None else _DTYPES.index(part.dtype) for part in (x, y, z)]
+    return torch.tensor([len(x), 0, int(w is not None), *widths, *dtypes])
 
 
-def _empty_like(words: list[int], device: torch.device) -> Rows:
-    """No rows, of the kind that another rank has."""
-    width, target, identity, x, y, z = words[_WIDTH:]
-    none = torch.zeros(0, device=device)
-    return Rows(
-        none.new_zeros(0, width, dtype=_DTYPES[x]),
-        none.new_zeros((0,) if target < 0 else (0, target), dtype=_DTYPES[y]),
+def _empty(header: list[int], device: torch.device) -> Samples:
+    """No samples, in the widths and dtypes of a header."""
+    width, target, identity, x, y, z = header[_WIDTH:]
+    return Samples(
+        torch.zeros(0, width, dtype=_DTYPES[x], device=device),
+        torch.zeros((0,) if target < 0 else (0, target), dtype=_DTYPES[y], device=device),
         None,
-        None if identity < 0 else none.new_zeros(0, identity, dtype=_DTYPES[z]),
+        None if identity < 0 else torch.zeros(0, identity, dtype=_DTYPES[z], device=device),
     )
 
 
 def _bytes(part: Tensor) -> Tensor:
-    """A part's rows as bytes (n, width), whatever their dtype."""
+    """Rows of any dtype as bytes (n, width)."""
     if not len(part):
         return torch.zeros(0, _width(part) * part.element_size(), dtype=torch.uint8, device=part.device)
     return part.detach().reshape(len(part), _width(part)).contiguous().view(torch.uint8)
 
 
 def _width(part: Tensor) -> int:
-    width = 1
-    for size in part.shape[1:]:
-        width *= size
-    return width
-
-
-def _gather_tensor(group: Any, value: Tensor, size: int) -> Tensor:
-    """(ranks, ...) of every rank's value, all of one shape."""
-    out = value.new_empty(size, *value.shape)
-    dist.all_gather(list(out.unbind(0)), value.contiguous(), group=group)
-    return out
+    return math.prod(part.shape[1:])
 
 
 def _device(group: Any) -> torch.device:
-    """Where the group's collectives run: NCCL takes device memory alone."""
+    """The device of the group's collectives: NCCL takes device memory alone."""
     if "nccl" in dist.get_backend(group):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

@@ -14,7 +14,7 @@ class FourierFeatures(nn.Module):
     """x -> [√2 cos(Wx + b), x], with W from a normal law of variance bandwidth²/inputs and b uniform in 0 to 2π.
 
     Choose it as the body of a regression on standardized inputs, with an `nn.Linear` after it as the head: at the start
-    the units are features of a Gaussian kernel's ridge regression, which then turn to where the target needs them. It
+    the units are features of a Gaussian kernel's ridge regression, which training then adapts to the target. It
     is the default body of `SepSARegressor.partial_fit`. `skip=False` leaves out the inputs themselves.
     """
 
@@ -27,13 +27,13 @@ class FourierFeatures(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the units anew."""
+        """Draw new weights for the units."""
         nn.init.normal_(self.weight, std=self.bandwidth / math.sqrt(self.inputs))
         nn.init.uniform_(self.bias, 0.0, 2 * math.pi)
 
     @property
     def out_features(self) -> int:
-        """How many features come out, for the head behind."""
+        """The number of features, the in_features of the head."""
         return self.units + (self.inputs if self.skip else 0)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps, never inside one."""
+"""Defer Ctrl-C to the end of a step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _SIGINT = int(signal.SIGINT)
 
 
 class DeferredInterrupt:
-    """A context in which SIGINT is noted, and handled on the way out; a second one is handled at once.
+    """A context that handles SIGINT when it ends; a second SIGINT is handled at once.
 
-    Choose it around what must happen whole or not at all. In another thread than the main one, where Python handles no
-    signals, and where SIGINT has no handler of Python's, it does nothing.
+    Choose it around a step that must not be interrupted halfway. It does nothing outside the main thread, where Python
+    handles no signals, and where SIGINT has no Python handler.
     """
 
     __slots__ = ("frame", "handler", "pending")
@@ -33,11 +33,11 @@ class DeferredInterrupt:
             if callable(handler):
                 self.pending = False
                 self.frame: FrameType | None = None
-                self.handler = handler  # before ours is there: it may be called at once
+                self.handler = handler  # first: ours calls it, and may be called at once
                 _signal(_SIGINT, self.note)
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """The handler within the context."""
+        """The handler inside the context."""
         if self.pending:
             self.pending = False
             self.handler(number, frame)

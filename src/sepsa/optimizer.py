@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import io
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 import torch
@@ -15,21 +14,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from sepsa._base_state import check_base_state, check_own_state
 from sepsa.capture import PlainStep, Step, capture, check_devices
-from sepsa.distributed import is_sharded, join_ranks
-from sepsa.heads import RLS, Forgets, HeadSolver
+from sepsa.distributed import join_ranks
+from sepsa.heads import RLS, HeadSolver
 from sepsa.interrupt import DeferredInterrupt
-from sepsa.observe import (
-    Collection,
-    Detached,
-    Observation,
-    Observations,
-    Observer,
-    by_name,
-    is_collection,
-    observers_of,
-)
+from sepsa.model_parts import build_base, check_forgetting, find_heads, refuse_head_parameters, solvers_for
+from sepsa.observe import Observation, Observations, Observer, ranks
+from sepsa.observe.observation import Collection, Detached, is_collection
+from sepsa.states.optimizer import check_base_state, check_own_state
 
 S = TypeVar("S", bound=HeadSolver)
 
@@ -52,7 +44,7 @@ class SepSA(Optimizer, Generic[S]):
     shares the body; then `solver` is a dict or list of solvers, and targets come as a dict or tuple.
 
     Inside DistributedDataParallel, or beside fully_shard, all ranks learn one head from the samples of all;
-    `process_group` names their group where it cannot be told, and None lets each rank learn its own.
+    `process_group` names their group where it cannot be inferred, and None lets each rank learn its own.
 
     A head with forgetting below 1 forgets with every batch it learns; with `forget_per="step"` only with the first one
     after each step of the body, so that micro-batches whose gradients are accumulated equal the batch they make up.
@@ -108,21 +100,14 @@ class SepSA(Optimizer, Generic[S]):
         forget_per: Literal["update", "step"] = "update",
         **base_options: Any,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be an nn.Module, got {type(model).__name__}: SepSA finds the head in it")
-        several = is_collection(head)
-        heads = dict(find_head(model, one) for one in (head if several else [head]))
-        if several and len(heads) < max(1, len(head)):
-            raise ValueError(f"head must name one nn.Linear or more, each once, got {head!r}")
-        for name, linear in heads.items():
-            check_head(name, linear)
-        self.base = build_base(model, heads, base, base_options)
+        heads = find_heads(model, head)
+        self.base = build_base(model, heads, base, base_options, forbidden=SepSA)
         self.model = model
-        solvers = solvers_for(list(heads), solver, several)
+        self._several = is_collection(head)
+        solvers = solvers_for(list(heads), solver, self._several)
         check_forgetting(forget_per, solvers)
         for name, linear in heads.items():
             solvers[name].bind(linear)
-        self._several = several
         self._observers = [Observer(model, name, heads[name], solvers[name], process_group) for name in heads]
         for observer in self._observers:
             observer.forget_per_step = forget_per == "step"
@@ -144,17 +129,17 @@ class SepSA(Optimizer, Generic[S]):
 
     @property
     def head(self) -> nn.Linear:
-        """The head, where there is one."""
+        """The head of a SepSA with one head."""
         return self._observer.head
 
     @property
     def head_name(self) -> str:
-        """Its name in the model."""
+        """The head's name in the model."""
         return self._observer.name
 
     @property
     def solver(self) -> S:
-        """Its solver."""
+        """The head's solver."""
         return cast(S, self._observer.solver)
 
     @property
@@ -182,7 +167,7 @@ class SepSA(Optimizer, Generic[S]):
     @overload
     def observe(self, targets: Collection, sample_weight: Tensor | Collection | None = None) -> Observations: ...
     def observe(self, targets: Any, sample_weight: Any = None) -> Observation | Observations:
-        """A context in which the model's forward teaches the head: as the data reach it, it learns first.
+        """A context in which the head learns in the model's forward, before it computes its output.
 
         Of several heads, those learn that have targets: a dict by the heads' names, or a tuple in their order.
         """
@@ -197,14 +182,14 @@ class SepSA(Optimizer, Generic[S]):
         loss_fn: Callable[[Any, Any], Tensor] | None = None,
         sample_weight: Any = None,
     ) -> Tensor:
-        """One whole iteration: the head learns, the body follows. Returns the loss at the new head.
+        """Run one training iteration: the head learns, then the body steps. Returns the loss at the new head.
 
         The loss is the solver's own, a mean over the samples that have a target, by `sample_weight`; of several heads
         the sum of theirs. A `loss_fn` is called with all outputs and targets as they are.
 
-        Ctrl-C waits until it is over; a second one does not. After an error before the body has moved, in the loss or
-        for lack of memory, the head (of a solver that is `Revertible`) and the running statistics of the model's
-        normalization layers are as they were before.
+        Ctrl-C is handled after the iteration, a second one at once. After an error before the body has moved, in the
+        loss or for lack of memory, the head (of a solver that is `Revertible`) and the running statistics of the
+        model's normalization layers are as they were before.
         """
         with DeferredInterrupt():
             observation = self.observe(targets, sample_weight)
@@ -231,7 +216,7 @@ class SepSA(Optimizer, Generic[S]):
             return loss.detach()
 
     def log_health(self, write: Callable[[dict[str, float], int], Any], every: int = 100) -> RemovableHandle:
-        """Call `write(numbers, step)` with the heads' `health()` after every so many steps. Returns a removable handle.
+        """Call `write(numbers, step)` with the heads' `health()` every `every` steps. Returns a removable handle.
 
         Any logger will do: `lightning_logger.log_metrics`, `wandb.log`, or for TensorBoard
         `lambda numbers, step: [writer.add_scalar(name, value, step) for name, value in numbers.items()]`.
@@ -251,9 +236,9 @@ class SepSA(Optimizer, Generic[S]):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Iterator[None]:
-        """`ddp.join(...)` for ranks with different numbers of batches: those that run out follow the head all the same.
+        """`ddp.join(...)` for ranks with different numbers of batches: the heads of those that run out go on learning.
 
-        Choose it in place of `ddp.join`, which cannot know of the heads. Inside it every pass is inside `observe`.
+        Choose it in place of `ddp.join`, which does not know of the heads. Inside it every pass is inside `observe`.
         """
         if not isinstance(ddp, DistributedDataParallel):
             raise TypeError(f"ddp must be the DistributedDataParallel around the model, got {type(ddp).__name__}")
@@ -264,7 +249,7 @@ class SepSA(Optimizer, Generic[S]):
 
         def take_part() -> None:
             for observer in self._observers:
-                observer.learn_without_batch(ddp)
+                ranks.learn_without_batch(observer, ddp)
 
         for observer in self._observers:
             observer.joined = ddp
@@ -283,9 +268,9 @@ class SepSA(Optimizer, Generic[S]):
                 observer.joined = None
 
     def detach(self) -> Detached:
-        """Leave the model as if we had never been there: for torch.jit.script, or to save it whole.
+        """Remove the hooks from the model: for torch.jit.script, or to pickle the whole model.
 
-        Within `with optimizer.detach():` it is free of us for a while; after a plain call it stays so.
+        `with optimizer.detach():` puts them back at the end of the context; a plain call does not.
         """
         return Detached(self._observers)
 
@@ -306,7 +291,7 @@ class SepSA(Optimizer, Generic[S]):
             after(self, (closure,), {})
         return result
 
-    step.hooked = True  # type: ignore[attr-defined]  # torch need not wrap this step too: it wraps the base's
+    step.hooked = True  # type: ignore[attr-defined]  # tells torch not to wrap this step: it wraps the base's
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of the body, and of the head where a frozen body let them reach it."""
@@ -329,7 +314,7 @@ class SepSA(Optimizer, Generic[S]):
         *,
         compile: bool | None = None,
     ) -> Step:
-        """A `learn` for batches like these that runs as one CUDA graph on a GPU, and plainly on a CPU.
+        """A `learn` for batches of these shapes that runs as one CUDA graph on a GPU, and without one on a CPU.
 
         Choose it where the step is so small that launching its kernels costs more than running them. On a GPU the
         passes and the body's step are compiled by torch where that works; `compile=False` captures them as they are,
@@ -340,7 +325,7 @@ class SepSA(Optimizer, Generic[S]):
             return PlainStep(lambda x, y: self.learn(x, y, loss_fn))
         return capture(self.model, self.base, inputs, targets, loss_fn or self.solver.loss, self._observer, compile)
 
-    # ------------------------------------------------------------------ an Optimizer as any other
+    # ------------------------------------------------------------------ the Optimizer's contract
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Hand more body parameters to the base optimizer."""
@@ -352,7 +337,7 @@ class SepSA(Optimizer, Generic[S]):
         self.base.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """The base's state and, under "sepsa", the head's curvature and what SepSA itself remembers."""
+        """The base's state and, under "sepsa", the head's curvature and SepSA's own state."""
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         state = self.base.state_dict()
@@ -380,7 +365,7 @@ class SepSA(Optimizer, Generic[S]):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue where `state_dict` was taken; one of another shape is refused whole."""
+        """Continue where `state_dict` was taken. One of another shape is refused, and nothing has changed then."""
         state_dict = dict(state_dict)
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
@@ -416,7 +401,7 @@ class SepSA(Optimizer, Generic[S]):
             after(self)
 
     def _load_heads(self, states: dict[str, Any]) -> None:
-        """All of them, or none."""
+        """Load the states of all heads, or of none."""
         loaded: list[tuple[HeadSolver, dict[str, Any]]] = []
         try:
             for name, solver in self.solvers.items():
@@ -432,7 +417,7 @@ class SepSA(Optimizer, Generic[S]):
         return [[list(p.shape) for p in group["params"]] for group in self.base.param_groups]
 
     def _follow_dtype(self) -> None:
-        """After `model.double()` and the like, which change parameters and leave their moments behind."""
+        """Cast the base's moments after `model.double()` and the like, which cast the parameters alone."""
         self._dtype = self._observers[0].head.weight.dtype
         for parameter, state in self.base.state.items():
             for name, value in state.items():
@@ -459,7 +444,7 @@ class SepSA(Optimizer, Generic[S]):
 
 
 class HealthLog:
-    """The hook after a step that writes the heads' health."""
+    """A step post-hook that writes the heads' health."""
 
     def __init__(self, write: Callable[[dict[str, float], int], Any], every: int) -> None:
         self.write, self.every, self.step = write, every, 0
@@ -476,14 +461,14 @@ class HealthLog:
 
 
 def packed(own: dict[str, Any]) -> bytes:
-    """As one object of any size, which torch.distributed.checkpoint neither splits nor casts."""
+    """SepSA's own state as bytes, which torch.distributed.checkpoint neither splits nor casts."""
     file = io.BytesIO()
     torch.save(own, file)
     return file.getvalue()
 
 
 def numbered(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """With parameters by number, where torch.distributed.checkpoint wrote their names."""
+    """The state with parameters by number, where torch.distributed.checkpoint wrote their names."""
     names = [name for group in state_dict["param_groups"] for name in group["params"]]
     place = {name: k for k, name in enumerate(names)}
     groups = [group | {"params": [place[name] for name in group["params"]]} for group in state_dict["param_groups"]]
@@ -494,146 +479,3 @@ def numbered(state_dict: dict[str, Any]) -> dict[str, Any]:
 def unpacked(carried: bytes) -> dict[str, Any]:
     own: dict[str, Any] = torch.load(io.BytesIO(carried), weights_only=True)
     return own
-
-
-def find_head(model: nn.Module, head: nn.Linear | str | None) -> tuple[str, nn.Linear]:
-    """The head and its name in the model."""
-    if isinstance(head, str):
-        try:
-            module = model.get_submodule(head)
-        except AttributeError:
-            names = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
-            raise ValueError(f"head {head!r} is no module of the model; its nn.Linear modules are {names}") from None
-        if not isinstance(module, nn.Linear):
-            raise TypeError(f"head {head!r} must be an nn.Linear, got {type(module).__name__}")
-        return head, module
-    if head is not None and not isinstance(head, nn.Linear):
-        raise TypeError(f"head must be an nn.Linear, its name, or None, got {type(head).__name__}")
-    linears = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)]
-    if head is None:
-        if not linears:
-            raise ValueError("model has no nn.Linear, so there is no head: end it with one")
-        return linears[-1]
-    for name, module in linears:
-        if module is head:
-            return name, head
-    raise ValueError("head is not a module of the model: pass model's own nn.Linear or its name")
-
-
-def check_head(name: str, head: nn.Linear) -> None:
-    """Refuse a head whose weights nobody could set, or nobody wanted set."""
-    weight = head._parameters.get("weight")
-    if weight is None or isinstance(weight, nn.parameter.UninitializedParameter):
-        return  # the solver refuses it, in words of its own
-    if is_sharded(weight):
-        raise ValueError(
-            f"head {name!r} is sharded over ranks, and its solver needs it whole: leave it out, as by "
-            "fully_shard(model, ignored_params=set(head.parameters())), or name another head"
-        )
-    if weight.is_meta:
-        raise ValueError(
-            f"head {name!r} is on the meta device and has no weights: load the model first, "
-            "as by model.to_empty(device=...) and load_state_dict, then make the SepSA"
-        )
-    for key, parameter in head._parameters.items():
-        if parameter is not None and not parameter.requires_grad:
-            raise ValueError(
-                f"head parameter {name + '.' + key!r} has requires_grad=False, and the head solver would change it all "
-                "the same: call head.requires_grad_(True), or name another head by SepSA(model, base, head=...)"
-            )
-
-
-def solvers_for(names: list[str], given: Any, several: bool) -> dict[str, HeadSolver]:
-    """A solver for each head: an RLS unless one is given."""
-    if not several:
-        return {names[0]: RLS() if given is None else given}
-    if given is None:
-        return {name: RLS() for name in names}
-    if is_collection(given):
-        found = by_name("solver", given, names)
-        return {name: found.get(name) or RLS() for name in names}
-    raise TypeError(
-        f"solver must be a dict or a sequence with one solver for each of the heads {names}, "
-        f"got one {type(given).__name__}: a solver owns one head"
-    )
-
-
-def check_forgetting(forget_per: str, solvers: dict[str, HeadSolver]) -> None:
-    """Refuse what `forget_per` cannot be, and solvers that cannot be told."""
-    if forget_per not in ("update", "step"):
-        raise ValueError(f"forget_per must be 'update' or 'step', got {forget_per!r}")
-    for solver in solvers.values():
-        if forget_per == "step" and not isinstance(solver, Forgets):
-            raise TypeError(
-                f"forget_per='step' needs a solver that can learn without forgetting, got {solver!r}: "
-                "choose its forgetting, as RLS(forgetting=0.99), or leave forget_per at 'update'"
-            )
-
-
-def build_base(
-    model: nn.Module,
-    heads: dict[str, nn.Linear],
-    base: type[Optimizer] | Optimizer,
-    options: dict[str, Any],
-) -> Optimizer:
-    """The body's optimizer: built on every parameter that is not a head's, or the given one, checked."""
-    of_head = {id(p): name for name, head in heads.items() for p in head.parameters()}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        head_name = of_head.get(id(parameter))
-        if head_name is not None and name.rpartition(".")[0] != head_name:
-            raise ValueError(
-                f"head {head_name!r} shares a parameter with {name!r}: a Newton step for the head would change both; "
-                "untie them or choose another head"
-            )
-    if isinstance(base, type) and issubclass(base, Optimizer):
-        kind = base
-    elif isinstance(base, Optimizer):
-        kind = type(base)
-    else:
-        raise TypeError(f"base must be a torch.optim.Optimizer class or instance, got {base!r}")
-    if issubclass(kind, torch.optim.LBFGS):
-        raise ValueError(
-            "base LBFGS evaluates the model several times a step, each time teaching the head the same samples: "
-            "use Adam, SGD or another optimizer that evaluates it once"
-        )
-    if issubclass(kind, SepSA):
-        raise ValueError("base must be the body's own optimizer, got a SepSA")
-    if isinstance(base, Optimizer):
-        if options:
-            raise ValueError(f"base is an instance, so it has its options already, got {sorted(options)} as well")
-        given = [p for group in base.param_groups for p in group["params"]]
-        refuse_head_parameters(heads, given)
-        refuse_other_heads(model, heads, given)
-        return base
-    misplaced = sorted({"ridge", "forgetting", "bias_ridge"} & set(options) - set(inspect.signature(kind).parameters))
-    if misplaced:
-        settings = ", ".join(f"{name}={options[name]!r}" for name in misplaced)
-        raise TypeError(
-            f"{misplaced[0]} is a setting of the head solver and not of {kind.__name__}: "
-            f"write SepSA(model, {kind.__name__}, solver=RLS({settings}))"
-        )
-    body = [parameter for parameter in model.parameters() if id(parameter) not in of_head]
-    refuse_other_heads(model, heads, body)
-    return kind([{"params": body}], **options)
-
-
-def refuse_other_heads(model: nn.Module, heads: dict[str, nn.Linear], parameters: Iterable[Tensor]) -> None:
-    """What another SepSA teaches, its solver alone moves."""
-    moved = {id(parameter) for parameter in parameters}
-    for observer in observers_of(model):
-        if observer.head not in heads.values() and any(id(p) in moved for p in observer.head.parameters()):
-            raise ValueError(
-                f"another SepSA teaches the head {observer.name!r} of this model, and base would move it too: "
-                "pass base an optimizer without its parameters, or call detach() on the other SepSA"
-            )
-
-
-def refuse_head_parameters(heads: dict[str, nn.Linear], parameters: Iterable[Tensor]) -> None:
-    """The solvers alone move the heads."""
-    named = {id(p): f"{head_name}.{name}" for head_name, head in heads.items() for name, p in head.named_parameters()}
-    for parameter in parameters:
-        if id(parameter) in named:
-            raise ValueError(
-                f"base owns the head's parameter {named[id(parameter)]!r}, which the head solver moves: "
-                "build it on the other parameters, or pass its class and let SepSA build it"
-            )

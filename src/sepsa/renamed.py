@@ -19,7 +19,7 @@ from types import ModuleType
 MODULES = {
     "sepsa.heads.solver": "sepsa.heads.protocols",
     "sepsa.heads._candidates": "sepsa.heads.math.candidates",
-    "sepsa.heads._delta": "sepsa.heads.math.delta",
+    "sepsa.heads._delta": "sepsa.heads.base.delta",
     "sepsa.heads._health": "sepsa.heads.base.health",
     "sepsa.heads._quasi_newton": "sepsa.heads.math.quasi_newton",
     "sepsa.heads._softmax_newton": "sepsa.heads.math.cross_entropy",
@@ -28,8 +28,13 @@ MODULES = {
     "sepsa.heads._tikhonov": "sepsa.paper.tikhonov",
     "sepsa.stream.estimators": "sepsa.stream.sklearn",
     "sepsa.stream.torch_body": "sepsa.stream.engine.torch_body",
+    "sepsa.paper.slimtrain": "sepsa.paper.slimtik",
 }
 CLASSES: dict[tuple[str, str], str] = {
+    ("sepsa.heads._quasi_newton", "State"): "LBFGSState",
+    ("sepsa.heads._softmax_newton", "State"): "CrossEntropyState",
+    ("sepsa.heads._square_root", "Root"): "RootOfVersion01",
+    ("sepsa.heads.slimtik", "State"): "SlimTikState",
     ("sepsa.stream.torch_body", "TorchLearner"): "sepsa.stream.learner:StreamLearner",
 }
 

@@ -1,4 +1,4 @@
-"""Damage done to saved states, one place at a time: what a file, a wire or a hand may have done to them."""
+"""Damage to saved states, one place at a time, such as a file, a network or an editor may do."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def damages(state: Any) -> Iterator[tuple[str, Any]]:
 
 
 def several(state: Any, count: int, seed: int) -> Iterator[tuple[str, Any]]:
-    """The same, in two or three places at once, drawn at random."""
+    """Copies of a nested state, each damaged in two or three places drawn at random."""
     chance = np.random.default_rng(seed)
     places = [(path, list(of_value(path, value))) for path, value in walk(state) if path]
     places = [(path, choices) for path, choices in places if choices]

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import sepsa
-from sepsa.checkpoint import CheckpointError, Lock
+from sepsa.checkpoint import CheckpointError
+from sepsa.states.file import lock
 
 OLD, NEW = {"a": np.zeros(2000)}, {"a": np.ones(200_000)}
 
@@ -101,7 +102,7 @@ def test_a_folder_that_is_not_there(tmp_path):
 
 
 def test_two_writers_in_one_process(old):
-    with Lock(old), pytest.raises(CheckpointError, match="is being written by another process: wait for it"):
+    with lock(old), pytest.raises(CheckpointError, match="is being written by another process: wait for it"):
         sepsa.save(NEW, old)
     assert is_old(old)
     sepsa.save(NEW, old)
@@ -110,8 +111,8 @@ def test_two_writers_in_one_process(old):
 HOLDS = """
 import sys, time
 from pathlib import Path
-from sepsa.checkpoint import Lock
-with Lock(Path(sys.argv[1])):
+from sepsa.states.file import lock
+with lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """

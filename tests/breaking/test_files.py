@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import pickle
@@ -12,8 +13,8 @@ import pytest
 import torch
 
 import sepsa
-from sepsa import checkpoint
-from sepsa.checkpoint import CheckpointError, from_bytes, to_bytes
+from sepsa.checkpoint import CheckpointError, from_bytes, inspect, to_bytes
+from sepsa.states.file import dumps, with_length
 
 
 class Holder:
@@ -97,9 +98,9 @@ def forged(change):
     table = json.loads(data[8 : 8 + length])
     own = json.loads(table["__metadata__"]["sepsa"])
     change(own, table)
-    text = checkpoint.dumps(own)
-    table["__metadata__"] = {"sepsa": text, "sha256": checkpoint.hashlib.sha256(text.encode()).hexdigest()}
-    return checkpoint.beginning(table) + data[8 + length :]
+    text = dumps(own)
+    table["__metadata__"] = {"sepsa": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    return with_length(table) + data[8 + length :]
 
 
 def lie(field, value):
@@ -182,7 +183,7 @@ def test_a_pickle_under_our_name_never_runs(tmp_path):
     path = tmp_path / "model.sepsa"
     for bomb in bombs(str(marker)):
         path.write_bytes(bomb)
-        for read in (sepsa.load, checkpoint.inspect, sepsa.SepSARegressor.load):
+        for read in (sepsa.load, inspect, sepsa.SepSARegressor.load):
             with pytest.raises(CheckpointError, match="is damaged or no checkpoint of sepsa"):
                 read(path)
     assert not marker.exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sepsa.checkpoint import tensors_of
+from sepsa.states.tree import tensors_of
 from sepsa.stream.tables.cells import Column, RowBlock
 from sepsa.stream.tables.model import TableModel
 

@@ -1,4 +1,4 @@
-"""Damaged states by the hundred: each is refused whole, or changes no later number."""
+"""Hundreds of damaged states: each is refused with nothing changed, or changes no later number."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def batches(classes, count, first=0):
 
 
 class Head:
-    """A solver with its head, and what came of it."""
+    """A solver with its head."""
 
     def __init__(self, name):
         torch.manual_seed(0)
@@ -72,7 +72,7 @@ class Head:
         self.linear.load_state_dict(weights)
 
 
-class Run(Head):
+class Training(Head):
     """A whole model under SepSA."""
 
     def __init__(self, name):
@@ -92,20 +92,20 @@ class Run(Head):
             self.solver.learn(x, y)
 
 
-def damages_of_a_run(state):
-    """All but those after which the state is another lawful one: a parameter without a gradient has no moments yet."""
-    lawful = ["['state']: empty", *(f"['state'][{i}]: empty" for i in range(2))]
-    lawful += [f"['state']: without {i}" for i in range(2)]
-    lawful += [
+def damages_of_training(state):
+    """All damages but those that give another valid state: a parameter without a gradient has no moments yet."""
+    valid = ["['state']: empty", *(f"['state'][{i}]: empty" for i in range(2))]
+    valid += [f"['state']: without {i}" for i in range(2)]
+    valid += [
         f"['state'][{i}]{what}"
         for i in range(2)
         for what in ("['momentum_buffer']: None", ": without 'momentum_buffer'")
     ]
-    return ((what, damaged) for what, damaged in damages(state) if what not in lawful)
+    return ((what, damaged) for what, damaged in damages(state) if what not in valid)
 
 
 def judge(make, cases):
-    """What became of each damaged state: the number of cases, and those that did harm."""
+    """The number of damaged states, and those that were accepted and changed a number, or loaded in part."""
     trained = make()
     trained.learn(5)
     whole, weights = trained.state(), trained.weights()
@@ -158,7 +158,7 @@ def test_damaged_states_of_a_solver_are_refused_whole(name, tally):
 
 @pytest.mark.parametrize("name", [(base, "RLS") for base in BASES] + [("Adam", "RLS, self-tuning")], ids="-".join)
 def test_damaged_states_of_sepsa_are_refused_whole(name, tally):
-    count, harm = judge(lambda: Run(name), damages_of_a_run)
+    count, harm = judge(lambda: Training(name), damages_of_training)
     tally("damaged SepSA states", count, len(harm))
     assert count > 100
     assert not harm, report(harm)

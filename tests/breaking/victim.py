@@ -19,6 +19,8 @@ import torch
 
 import sepsa
 from sepsa import checkpoint
+from sepsa.states.file import read_path, view
+from sepsa.states.tree import Tree
 
 ROWS, EVERY = 1500, 20
 
@@ -139,13 +141,12 @@ def fork(work, folder, slow):
 
 def contents(folder):
     """All that the work has left: the state of the model, and the other files to the byte."""
-    with open(folder / "model.sepsa", "rb") as file:
-        header, state = checkpoint.read(file, os.fstat(file.fileno()).st_size, "model")
-    tree = checkpoint.Tree()
+    header, state = read_path(folder / "model.sepsa")
+    tree = Tree()
     # Paths of other files are part of the position; their folders are not the same.
     told = tree.encode([header.kind, header.configuration, state], "state")
     position = header.position["table"] if isinstance(header.position, dict) else header.position
-    arrays = [bytes(checkpoint.view(array)) for array in tree.tensors]
+    arrays = [bytes(view(array)) for array in tree.tensors]
     files = {path.name: path.read_bytes() for path in sorted(folder.glob("*.csv"))}
     return json.dumps(told), json.dumps(position), arrays, files
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import sepsa
-from sepsa.checkpoint import FORMAT
+from sepsa.states.file import FORMAT
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(300, 4))

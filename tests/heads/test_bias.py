@@ -14,6 +14,7 @@ from torch import nn
 
 from reference import curvature, free_bias_regression, ridges, weights, with_ones
 from sepsa import RLS, OnlineLBFGS, SepSA, SoftmaxNewton
+from sepsa.heads.backends.choose import force
 
 ROUTES = {
     "numba": lambda **options: RLS(**options),
@@ -34,10 +35,9 @@ def learn(route, solver, x, y):
 
 
 @pytest.fixture(params=ROUTES)
-def route(request, monkeypatch):
-    if request.param == "torch":
-        monkeypatch.setattr("sepsa.heads.rls._NUMBA_LIMIT", 0)
-    return request.param
+def route(request):
+    with force("torch" if request.param == "torch" else None):
+        yield request.param
 
 
 @settings(max_examples=25, deadline=None)

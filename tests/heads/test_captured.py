@@ -125,7 +125,7 @@ def test_a_model_around_a_captured_self_tuning_head_is_one_graph(compiled):
         optimizer.solver.prepare_capture(x, y)
         observation = Observation(optimizer._observer, y[rows])
         observation.captured, observation.rows = True, rows
-        with observation, optimizer._observer.whole():
+        with observation, optimizer._observer.one_graph():
             loss = loss_fn(x[rows], y[rows])
         optimizer.solver.finish_captured()
         loss.backward()

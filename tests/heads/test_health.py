@@ -9,14 +9,15 @@ import torch
 from torch import nn
 
 from sepsa import RLS
+from sepsa.heads.backends.choose import force
 
 AUTO = {"ridge": "auto", "forgetting": "auto"}
 
 
 @pytest.fixture(params=["numba", "torch"], autouse=True)
-def path(request, monkeypatch):
-    if request.param == "torch":
-        monkeypatch.setattr("sepsa.heads.rls._NUMBA_LIMIT", 0)
+def path(request):
+    with force("torch" if request.param == "torch" else None):
+        yield request.param
 
 
 def trained(k=6, n=500, dead=(), batch=1, **options):

@@ -355,12 +355,12 @@ def test_a_damaged_checkpoint_is_refused_whole(key, value, words):
     if words is None:  # what float64 holds and float32 does not
         solver, _ = make(3, 2, dtype=torch.float32)
         solver = OnlineLBFGS(dtype=torch.float32).bind(solver.linear)
-        before, words = solver.state_dict(), r"must be a tensor of torch.float32, in which this solver computes"
+        before, words = solver.state_dict(), "must be a tensor of torch.float32 in dense layout"
     elif isinstance(value, torch.Tensor):
         value = value.to(other.state_dict()[key].dtype)
     with pytest.raises(ValueError, match=words):
         solver.load_state_dict(other.state_dict() | {key: value})
-    with pytest.raises(ValueError, match=r"not one of OnlineLBFGS: missing \['A'\], unexpected \['B'\]"):
+    with pytest.raises(ValueError, match=r"other entries than OnlineLBFGS saves: missing \['A'\], unexpected \['B'\]"):
         solver.load_state_dict({"B" if k == "A" else k: v for k, v in other.state_dict().items()})
     for name, kept in solver.state_dict().items():
         assert torch.equal(kept, before[name]) if isinstance(kept, torch.Tensor) else kept == before[name]

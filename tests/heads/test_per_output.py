@@ -264,7 +264,7 @@ def test_what_is_refused():
         PerOutput(nn.Linear(2, 1))
     with pytest.raises(ValueError, match="owns no head"):
         PerOutput(RLS().bind(nn.Linear(2, 1)))
-    with pytest.raises(ValueError, match="must be a list of 3 states, got 2 entries"):
+    with pytest.raises(ValueError, match="must be a list of 3 items, got 2 items"):
         solver.load_state_dict({"outputs": solver.state_dict()["outputs"][:2]})
     model = network()
     optimizer = SepSA(model, torch.optim.SGD, lr=0.1)

@@ -15,14 +15,14 @@ from torch import nn
 
 from reference import curvature, objective, ridge_left, ridge_regression, ridges, rls_step, weights, with_ones
 from sepsa import RLS
+from sepsa.heads.backends.choose import force
 
 
 @pytest.fixture(params=["numba", "torch"], autouse=True)
-def path(request, monkeypatch):
-    """Every test here runs on both kinds of arrays: a CPU with small p would only ever see NumPy's."""
-    if request.param == "torch":
-        monkeypatch.setattr("sepsa.heads.rls._NUMBA_LIMIT", 0)
-    return request.param
+def path(request):
+    """Every test here runs on both backends: a CPU with small p would only ever see the compiled one."""
+    with force("torch" if request.param == "torch" else None):
+        yield request.param
 
 
 def make(k, m, bias=True, dtype=torch.float64, seed=0, **options):
@@ -119,17 +119,23 @@ def test_one_sample_is_equations_17_and_18():
         assert relative(solver.covariance(), B) <= 1e-12
 
 
-def test_a_batch_forgets_by_the_letter():
-    """A <- λA + (1 - λ) diag ridge + ΦᵀΦ."""
+@pytest.mark.parametrize("n", [1, 2, 5, 30])
+def test_an_update_of_any_size_gives_the_ridge_back_in_rotation(n):
+    """A <- λA + diag q + ΦᵀΦ, where q is what the next three of seven coordinates lack of their ridge."""
     solver, _ = make(6, 2, ridge=3.0, forgetting=0.8, bias_ridge=0.5)
+    assert solver.restored_per_update(n) == 3
     rng = np.random.default_rng(1)
-    A = ridge = np.diag(ridges(7, 3.0, True, 0.5))
-    for _ in range(50):
-        x = rng.normal(size=(5, 6))
-        solver.update(torch.as_tensor(x), torch.zeros(5, 2, dtype=torch.float64))
-        Phi = with_ones(x, True)
-        A = 0.8 * A + 0.2 * ridge + Phi.T @ Phi
+    ridge = ridges(7, 3.0, True, 0.5)
+    A, left = np.diag(ridge), ridge.copy()
+    for step in range(50):
+        x = rng.normal(size=(n, 6))
+        solver.update(torch.as_tensor(x), torch.zeros(n, 2, dtype=torch.float64))
+        Phi, at = with_ones(x, True), (3 * step + np.arange(3)) % 7
+        A, left = 0.8 * A + Phi.T @ Phi, 0.8 * left
+        A[at, at] += ridge[at] - left[at]
+        left[at] = ridge[at]
     assert relative(torch.linalg.inv(solver.covariance()), A) <= 1e-10
+    np.testing.assert_allclose(solver.ridge_left, left)
 
 
 def test_recovers_the_truth():

@@ -16,22 +16,19 @@ from torch.nn.functional import mse_loss
 
 from sepsa import RLS, SepSA
 from sepsa.heads import self_tuning
-from sepsa.heads.base.repeated_samples import Lookup, look_up
+from sepsa.heads.backends.choose import force
+from sepsa.heads.base.repeated_samples import BatchSplit, split_batch
 from sepsa.heads.math import candidates
 from sepsa.heads.self_tuning import SelfTuningRLS
 
 AUTO = {"ridge": "auto", "forgetting": "auto"}
 
 
-@pytest.fixture(params=["numba", "numpy", "torch"], autouse=True)
-def path(request, monkeypatch):
-    """All ways to factorize: a CPU with small p would only ever see the compiled one."""
-    if request.param == "numba":
-        pytest.importorskip("numba")
-    else:
-        monkeypatch.setattr(self_tuning, "_NUMBA_LIMIT", 0)
-    if request.param == "torch":
-        monkeypatch.setattr("sepsa.heads.math.candidates._NUMPY_LIMIT", 0)
+@pytest.fixture(params=["numba", "torch"], autouse=True)
+def backend(request):
+    """Both backends: small heads on a CPU would only ever use the compiled one."""
+    with force(request.param):
+        yield
 
 
 def make(k, m=1, bias=True, seed=0, dtype=torch.float64, **options):
@@ -186,7 +183,7 @@ def rank_correlation(one, other):
 def noise_passes(honest, monkeypatch, seed=0, n=60, k=30, epochs=40):
     """Epochs over targets that are all noise, where the largest ridge is right; and the true errors at new samples."""
     if not honest:
-        monkeypatch.setattr(self_tuning, "look_up", lambda *_: Lookup(None, [], [], [], 0, 50))
+        monkeypatch.setattr(self_tuning, "split_batch", lambda *_: BatchSplit(None, [], [], [], 0, 50))
     rng = np.random.default_rng(seed)
     x, y = torch.as_tensor(rng.normal(size=(n, k))), torch.as_tensor(rng.normal(size=(n, 1)))
     head = nn.Linear(k, 1, dtype=torch.float64)
@@ -228,12 +225,12 @@ def test_a_held_out_sample_is_scored_as_if_it_had_never_been_learned():
         solver.update(x[:1], y[:1])  # the first sample of all is in the fold
         solver.update(x[1:], y[1:])
         state = solver._state
-        found = look_up(solver._seen, state.steps, state.first, state.unrepeated, solver._salt, x[:1], y[:1], 1)
-        assert found.held == [0]
-        assert found.ages == [1]
+        split = split_batch(solver._seen, state.steps, state.first, state.unrepeated, solver._salt, x[:1], y[:1], 1)
+        assert split.held_out == [0]
+        assert split.ages == [1]
         before = state.score * candidates.FADING
         Phi = torch.cat([x[:1], torch.ones_like(x[:1, :1])], 1)
-        after = candidates.scored(solver._grid, state, Phi, y[:1], float(y[:1].square().sum()), found)
+        after = solver._updated(state, Phi, y[:1], split, Phi.dtype).statistics.score
         for j, (_, r) in enumerate(solver.members):
             without = RLS(ridge=r, forgetting=lam).bind(copy.deepcopy(start))
             without.update(x[:1], y[:1], torch.zeros(1, dtype=torch.float64))
@@ -422,10 +419,10 @@ def test_the_compiled_update_is_that_of_torch(settings, k, m, bias, n, monkeypat
     for i in range(40):
         rows = torch.randint(8, (n,))
         features = X[rows] + 0.01 * i  # they move, and the samples come again
-        for solver, limit, backend in ((one, 96, "numba"), (two, 0, "torch")):
-            monkeypatch.setattr(self_tuning, "_NUMBA_LIMIT", limit)
-            assert solver.backend == backend
-            solver.update(features, Y[rows], identity=X[rows])
+        for solver, backend in ((one, "numba"), (two, "torch")):
+            with force(backend):
+                assert solver.backend == backend
+                solver.update(features, Y[rows], identity=X[rows])
         held += 0 if one.held_out is None else int(one.held_out.sum())
     assert held  # some were scored as if they had never been learned
     for name in ("M", "N", "W", "factor", "score"):

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from sepsa.paper import convergence
-from sepsa.paper.convergence import APART, OVERLAPPING, Walk
+from sepsa.paper.convergence import APART, OVERLAPPING, Realization
 
 
 def test_the_optimum_is_one():
@@ -52,12 +52,12 @@ def test_kappa_is_that_of_the_true_hessian(spacing):
 
 
 def test_the_gradient_vanishes():
-    norms, gaps = convergence.follow(Walk(APART, 600, 0))
+    norms, gaps = convergence.follow(Realization(APART, 600, 0))
     assert len(norms) == len(convergence.marks(600))
     assert norms[-1] < norms[0] / 10
     assert gaps[-1] < gaps[0] / 100
     assert min(gaps) > 0
-    assert (norms, gaps) == convergence.follow(Walk(APART, 600, 0))
+    assert (norms, gaps) == convergence.follow(Realization(APART, 600, 0))
 
 
 def test_slopes_are_found_again():

@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from sepsa.paper import experiments, networks
+from sepsa.paper import experiments, networks, training
 from sepsa.paper.data import Dataset, load
-from sepsa.paper.experiments import plan, train
-from sepsa.paper.methods import CROSS_ENTROPY, PAPER, SELF_TUNING, STANDARDIZED, TUNED, Learner
+from sepsa.paper.experiments import plan
+from sepsa.paper.methods import CROSS_ENTROPY, PAPER, SELF_TUNING, STANDARDIZED, TUNED, Trainer
+from sepsa.paper.training import train
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 beside = pytest.mark.skipif(not SHARED.exists(), reason="the data sets are not beside the repository")
@@ -169,7 +170,7 @@ def test_all_methods_start_alike_and_see_the_same_order(diabetes, monkeypatch):
     seen = {}
     for method in ("SepSA", "Adam", "slimTrain"):
         orders = seen[method] = []
-        monkeypatch.setattr(experiments, "advance", lambda learner, x, y, order, to=orders: to.append(order))
+        monkeypatch.setattr(training, "advance", lambda learner, x, y, order, to=orders: to.append(order))
         start = train(one("fig1", "diabetes", method), diabetes).test_curve[0]
         assert start == train(one("fig1", "diabetes", "SGD"), diabetes).test_curve[0]
     for orders in zip(*seen.values(), strict=True):
@@ -179,7 +180,7 @@ def test_all_methods_start_alike_and_see_the_same_order(diabetes, monkeypatch):
 @pytest.mark.parametrize("mode", ["online", "mini-batch"])
 def test_every_epoch_shows_every_row_once_in_a_new_order(diabetes, monkeypatch, mode):
     orders = []
-    monkeypatch.setattr(experiments, "advance", lambda learner, x, y, order: orders.append(order))
+    monkeypatch.setattr(training, "advance", lambda learner, x, y, order: orders.append(order))
     run = one("table3", "diabetes", "Adam", mode=mode)
     train(replace(run, epochs=3) if mode == "mini-batch" else run, diabetes)
     n = len(diabetes.train_inputs)
@@ -217,8 +218,8 @@ def test_curves_and_table_are_one_training(diabetes):
 
 def test_evaluation_takes_no_part_in_the_training_time(diabetes, monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(experiments.time, "perf_counter", lambda: clock[0])
-    advance, evaluate = experiments.advance, experiments.evaluate
+    monkeypatch.setattr(training.time, "perf_counter", lambda: clock[0])
+    advance, evaluate = training.advance, training.evaluate
 
     def slow(function, seconds):
         def call(*arguments):
@@ -227,8 +228,8 @@ def test_evaluation_takes_no_part_in_the_training_time(diabetes, monkeypatch):
 
         return call
 
-    monkeypatch.setattr(experiments, "advance", slow(advance, 1.0))
-    monkeypatch.setattr(experiments, "evaluate", slow(evaluate, 100.0))
+    monkeypatch.setattr(training, "advance", slow(advance, 1.0))
+    monkeypatch.setattr(training, "evaluate", slow(evaluate, 100.0))
     assert train(one("fig2", "diabetes", "SGD", epochs=3), diabetes).seconds == 6.0  # a ragged batch in each
 
 
@@ -257,7 +258,7 @@ def test_other_errors_are_not_taken_for_divergence(diabetes, monkeypatch):
     def broken(*arguments):
         raise ValueError("targets must have shape (1, 1)")
 
-    monkeypatch.setattr(experiments, "advance", broken)
+    monkeypatch.setattr(training, "advance", broken)
     with pytest.raises(ValueError, match="targets must have shape"):
         train(one("fig1", "diabetes", "SepSA"), diabetes)
 
@@ -278,9 +279,9 @@ def test_evaluation_leaves_batch_normalization_at_rest():
     dataset = images()
     torch.manual_seed(0)
     model = networks.for_dataset(dataset)
-    learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    learner = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.0))
     state = {key: value.clone() for key, value in model.state_dict().items()}
-    accuracy = experiments.evaluate(learner, dataset.test_inputs, dataset.test_targets, "classification")
+    accuracy = training.evaluate(learner, dataset.test_inputs, dataset.test_targets, "classification")
     assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
     with torch.no_grad():
         right = sum(
@@ -294,9 +295,9 @@ def test_every_row_is_evaluated_beyond_one_forward_pass():
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(2345, 3, generator=generator), torch.randn(2345, 2, generator=generator)
     model = nn.Sequential(nn.Linear(3, 2))
-    learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    learner = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.0))
     expected = (model(x).double() - y).square().mean().item()
-    assert experiments.evaluate(learner, x, y, "regression") == pytest.approx(expected, rel=1e-6)
+    assert training.evaluate(learner, x, y, "regression") == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -310,23 +311,23 @@ def test_every_row_is_evaluated_beyond_one_forward_pass():
 )
 def test_the_settings_that_differ_from_case_to_case(diabetes, dataset, mode, body, memory, halving):
     data = diabetes if dataset == "diabetes" else images()
-    sepsa = experiments._learner(one("table3", dataset, "SepSA", mode=mode), data, torch.device("cpu"))
+    sepsa = training._build(one("table3", dataset, "SepSA", mode=mode), data, torch.device("cpu"))
     assert type(sepsa.optimizer.base) is body
     assert sepsa.halving is halving
-    slimtrain = experiments._learner(one("table3", dataset, "slimTrain", mode=mode), data, torch.device("cpu"))
+    slimtrain = training._build(one("table3", dataset, "slimTrain", mode=mode), data, torch.device("cpu"))
     assert type(slimtrain.optimizer.base) is torch.optim.Adam
     assert slimtrain.optimizer.solver.memory == memory
 
 
 def test_cross_entropy_starts_from_pytorchs_own_weights():
     run = one("table3", "mnist", CROSS_ENTROPY, mode="mini-batch")
-    learner = experiments._learner(run, images(), torch.device("cpu"))
+    learner = training._build(run, images(), torch.device("cpu"))
     assert not torch.equal(learner.model[-1].bias, torch.full((10,), 0.01))
 
 
 def test_quick_takes_few_images_from_all_over_the_set(monkeypatch):
     seen = []
-    monkeypatch.setattr(experiments, "advance", lambda learner, x, y, order: seen.append((x, order.numel())))
+    monkeypatch.setattr(training, "advance", lambda learner, x, y, order: seen.append((x, order.numel())))
     dataset = images(n_train=2500, n_test=20)
     outcome = train(one("fig1", "mnist", "SGD", quick=True), dataset)
     assert outcome.x == [0, 160, 320, 480, 640]

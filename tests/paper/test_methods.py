@@ -20,7 +20,7 @@ from sepsa.paper.methods import (
     SELF_TUNING,
     STANDARDIZED,
     TUNED,
-    Learner,
+    Trainer,
     build,
 )
 from sepsa.paper.slimtik import SlimTik
@@ -100,7 +100,7 @@ def test_standardized_targets_equal_a_training_on_targets_standardized_by_hand()
     x, y = samples()
     learner = build(STANDARDIZED, network(), 1e-2, train_targets=y)
     other = network()
-    plain = Learner(other, torch.optim.Adam(other.parameters(), lr=1e-2, weight_decay=1e-5))
+    plain = Trainer(other, torch.optim.Adam(other.parameters(), lr=1e-2, weight_decay=1e-5))
     mean, std = y.mean(0), y.std(0, correction=0)
     for _ in range(30):
         learner.learn(x, y)

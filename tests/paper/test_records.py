@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sepsa.paper import records
-from sepsa.paper.experiments import Outcome, Run, plan
+from sepsa.paper.experiments import RunSpec, plan
+from sepsa.paper.training import Outcome
 
-RUN = Run("fig1", "diabetes", "online", "SepSA", 1e-3, 233, 1, 1, 1.0, 1.0)
+RUN = RunSpec("fig1", "diabetes", "online", "SepSA", 1e-3, 233, 1, 1, 1.0, 1.0)
 OUTCOME = Outcome(1.23456789, 2500.123456, 3000.0, False, [0, 282], [], [26000.987654, 3000.0])
 
 

@@ -15,10 +15,12 @@ from html.parser import HTMLParser
 import pytest
 from PIL import Image
 
-from sepsa.paper import records, report, table3
-from sepsa.paper.experiments import EXPERIMENTS, Outcome, metric, plan
+from sepsa.paper import captions, formatting, records, report, table3
+from sepsa.paper.data import metric
+from sepsa.paper.experiments import EXPERIMENTS, FIGURES, TABLES, plan
 from sepsa.paper.methods import NAMES as METHOD_NAMES
 from sepsa.paper.methods import slug
+from sepsa.paper.training import Outcome
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ASKED_FOR = {
@@ -38,7 +40,7 @@ def made_up(run):
     curve = [end + (start - end) * math.exp(-i) for i in x]
     outcome = Outcome(seconds=0.25, train=end, test=curve[-1], x=x, train_curve=curve, test_curve=curve)
     printed = table3.PAPER.get((run.mode, run.dataset, run.method))
-    if run.experiment in ("table3", "augmented", "variants") and printed:
+    if EXPERIMENTS[run.experiment].compared and printed:
         step = (run.seed % 3 - 1) * 0.1
         outcome.train = printed.train_mean + printed.train_std * step
         outcome.test = printed.test_mean + printed.test_std * step
@@ -49,7 +51,7 @@ def made_up(run):
 
 
 def made_up_run():
-    return table3.Run(1e-3, 1, {}, "cpu", {}, 1.0, 50.0, 50.0, False, {}, None)
+    return table3.RecordedRun(1e-3, 1, {}, "cpu", {}, 1.0, 50.0, 50.0, False, {}, None)
 
 
 def lay_out(results, runs, outcome=made_up, note=None):
@@ -177,17 +179,17 @@ def test_diverged_runs_are_counted_and_left_out(tmp_path):
     ],
 )
 def test_verdicts_know_which_way_is_better(difference, metric, kind, text):
-    verdict = report.judge(difference, metric)
+    verdict = formatting.judge(difference, metric)
     assert (verdict.kind, verdict.text) == (kind, text)
 
 
 def test_numbers_are_printed_as_the_paper_prints_them():
     for printed, text in ((7.7356, "7.7356"), (29.926, "29.926"), (165.11, "165.11"), (26413.9, "26,413.9")):
-        assert report.number(printed, "mse") == text
-    assert report.number(98.4, "accuracy") == "98.40"
-    assert report.number(3e12, "mse") == "3e+12"
-    assert report.number(None, "mse") == "–"
-    assert report.mean_and_std(165.11, 21.64, "mse").split() == ["165.11", "±", "21.64"]
+        assert formatting.number(printed, "mse") == text
+    assert formatting.number(98.4, "accuracy") == "98.40"
+    assert formatting.number(3e12, "mse") == "3e+12"
+    assert formatting.number(None, "mse") == "–"
+    assert formatting.mean_and_std(165.11, 21.64, "mse").split() == ["165.11", "±", "21.64"]
 
 
 # ---------------------------------------------------------------------- the page and what lies beside it
@@ -195,8 +197,8 @@ def test_numbers_are_printed_as_the_paper_prints_them():
 
 def test_everything_is_there(whole):
     _, out, _ = whole
-    names = {*report.PLATES}
-    assert names == {"fig1", "fig2", "fig3", "fig4", "convergence"}
+    names = {*report.FIGURE_TITLES}
+    assert names == {*FIGURES, "convergence"} >= {"fig1", "fig2", "fig3", "fig4"}
     wanted = {f"{name}.{suffix}" for name in names for suffix in ("svg", "png")}
     assert {path.name for path in (out / "figures").iterdir()} == wanted
     images = [given for tag, given in page(out).seen if tag == "img"]
@@ -212,7 +214,8 @@ def test_links_lead_somewhere_and_nothing_is_loaded(whole):
     assert {link[1:] for link in found.links} <= set(found.ids)
     behind = {name for name in found.ids if name.startswith("runs-")}
     assert behind <= {link[1:] for link in found.links}
-    assert len(behind) == 56 + 32  # Table III, and the images
+    assert len(behind) == len({(r.experiment, r.mode, r.dataset, r.method) for name in TABLES for r in plan(name)})
+    assert len(behind) >= 56 + 32  # Table III, and the images
     assert all(load.startswith("data:") for load in found.loads)
     text = (whole[1] / "report.html").read_text(encoding="utf-8")
     assert not re.search(r"https?://|@import|url\(", text)
@@ -323,11 +326,11 @@ def test_quick_runs_are_called_so_and_notes_are_told(tmp_path):
 
 def test_several_seeds_in_a_figure_are_told_as_such(tmp_path):
     lay_out(tmp_path, plan("fig2", ["energy"], ["SepSA", "NAG"], seeds=3))
-    plates = report.draw(table3.read(tmp_path), tmp_path / "convergence.json")
-    assert set(plates) == {"fig2"}
-    assert "median of up to 3 runs" in plates["fig2"].caption
-    assert "Diverged: NAG in 2 panels" in plates["fig2"].caption
-    assert "SepSA ends ahead in 6 of 6 panels" in plates["fig2"].caption
+    figures = captions.draw(table3.read(tmp_path), tmp_path / "convergence.json")
+    assert set(figures) == {"fig2"}
+    assert "median of up to 3 runs" in figures["fig2"].caption
+    assert "Diverged: NAG in 2 panels" in figures["fig2"].caption
+    assert "SepSA ends ahead in 6 of 6 panels" in figures["fig2"].caption
 
 
 def test_errors_that_stay_finite_but_leave_the_panel_are_told(tmp_path):
@@ -337,7 +340,7 @@ def test_errors_that_stay_finite_but_leave_the_panel_are_told(tmp_path):
         return Outcome(train=curve[-1], test=1.0, x=[1, 2], train_curve=curve, test_curve=curve)
 
     lay_out(tmp_path, plan("fig4", None, ["SepSA", "Adam"]), outcome)
-    caption = report.draw(table3.read(tmp_path), tmp_path / "convergence.json")["fig4"].caption
+    caption = captions.draw(table3.read(tmp_path), tmp_path / "convergence.json")["fig4"].caption
     assert "SepSA's largest training error over 7 learning rates is 5 (at" in caption
     assert "Diverged: none. Ended above the panels: Adam at 10, 100." in caption
 
@@ -401,7 +404,7 @@ def browse(text, folder, width=1280):
 def test_the_page_in_a_browser(whole, tmp_path, width):
     said, shot = browse((whole[1] / "report.html").read_text(encoding="utf-8"), tmp_path, width)
     assert len(said) == 1, said
-    assert "looked at 5 figures" in said[0]
+    assert f"looked at {len(report.FIGURE_TITLES)} figures" in said[0]
     with Image.open(shot) as image:
         assert image.width == width
         colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 24)}

@@ -206,33 +206,33 @@ def test_the_forecast_follows_what_was_measured():
         forecast.end(i, seconds)
         shares.append(forecast.share())
         if all(any(runs[j].mode == m and runs[j].method == k for j in range(i + 1)) for m, k in truth):
-            assert forecast.left() == pytest.approx(sum(cost[i + 1 :]))
+            assert forecast.remaining() == pytest.approx(sum(cost[i + 1 :]))
     assert shares[-1] == 1.0
-    assert forecast.left() == 0.0
+    assert forecast.remaining() == 0.0
 
 
 def test_a_kind_not_seen_yet_is_guessed_in_proportion():
     runs = plan("fig2", ["diabetes", "energy"], ["Adam"])
     forecast = runner.Forecast(runs, jobs=2)
-    first = forecast.left()
+    first = forecast.remaining()
     forecast.begin(0)
     forecast.end(0, 10 * runner.guess(runs[0]))
-    assert forecast.left() == pytest.approx(10 * (first - runner.guess(runs[0]) / 2))
+    assert forecast.remaining() == pytest.approx(10 * (first - runner.guess(runs[0]) / 2))
 
 
 def test_a_run_in_hand_counts_less_and_less():
     now = [0.0]
     forecast = runner.Forecast([replace(plan("fig4", seeds=1)[0])], now=lambda: now[0])
     forecast.begin(0)
-    whole = forecast.left()
+    whole = forecast.remaining()
     now[0] = whole / 2
-    assert forecast.left() == pytest.approx(whole / 2)
+    assert forecast.remaining() == pytest.approx(whole / 2)
     now[0] = 10 * whole
-    assert forecast.left() == 0.0
+    assert forecast.remaining() == 0.0
 
 
 @pytest.mark.parametrize(
     ("seconds", "said"), [(4.2, "4 s"), (89, "89 s"), (100, "2 min"), (3600, "60 min"), (12000, "3 h 20 min")]
 )
 def test_times_are_said_in_words(seconds, said):
-    assert runner.words(seconds) == said
+    assert runner.duration(seconds) == said

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from sepsa.paper import experiments, tuning
+from sepsa.paper import experiments, training, tuning
 from sepsa.paper.data import Dataset, load
 
 QUIET = Console(quiet=True)
@@ -54,10 +54,10 @@ def test_the_best_mean_wins_and_a_diverged_setting_never():
         if (run.ridge, run.forgetting) == (1.0, 0.9):
             scores[run] = None if run.seed == 102 else 0.0
     for metric, ridge, forgetting in (("mse", 10.0, 0.99), ("accuracy", 0.01, 1.0)):
-        chosen = tuning.verdict(scores, metric)["chosen"]
+        chosen = tuning.choose(scores, metric)["chosen"]
         assert (chosen["ridge"], chosen["forgetting"]) == (ridge, forgetting)
     with pytest.raises(RuntimeError, match="every setting of the grid diverged"):
-        tuning.verdict(dict.fromkeys(runs), "mse")
+        tuning.choose(dict.fromkeys(runs), "mse")
 
 
 def test_choices_are_recorded_and_made_once(tmp_path, monkeypatch):
@@ -69,5 +69,5 @@ def test_choices_are_recorded_and_made_once(tmp_path, monkeypatch):
     for entry in found.values():
         assert len(entry["tried"]) == 2
         assert entry["chosen"]["mean"] == min(tried["mean"] for tried in entry["tried"])
-    monkeypatch.setattr(experiments, "train", None)
+    monkeypatch.setattr(training, "train", None)
     tuning.tune(tmp_path, ["diabetes"], quick=True, console=QUIET)

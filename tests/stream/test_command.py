@@ -529,10 +529,10 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_named(tmp_path):
 
 
 def test_a_second_run_on_the_same_checkpoint_is_refused(tmp_path):
-    from sepsa.checkpoint import Lock
+    from sepsa.states.file import lock
 
     path, model = write(tmp_path / "t.csv"), tmp_path / "m.sepsa"
-    with Lock(model):
+    with lock(model):
         result = run("stream", path, "--target", "y", "--checkpoint", model)
     assert result.exit_code == 1
     assert "is being written by another process" in result.stderr

@@ -3,10 +3,10 @@
 from typing import Any
 
 from sepsa.heads.base.checks import check_rows
+from sepsa.heads.base.delta import Delta
 from sepsa.heads.base.parameters import commit
 from sepsa.heads.lbfgs import OnlineLBFGS
 from sepsa.heads.logistic import LogisticNewton
-from sepsa.heads.math.delta import Delta
 from sepsa.heads.per_output import PerOutput
 from sepsa.heads.protocols import (
     Capturable,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 from typing import Any, Literal
 
 import torch
@@ -14,20 +13,17 @@ from sepsa.heads.base import parameters
 from sepsa.heads.base.checks import (
     bias_setting,
     check_dtype,
-    check_keys,
     check_labels,
-    check_ridges,
     check_rows,
-    check_state_number,
-    check_state_tensor,
     explain_nonfinite,
     is_integer,
-    is_new_head,
-    owned_head,
-    with_ridges,
 )
+from sepsa.heads.base.head import OwnsHead
+from sepsa.heads.base.state_checks import read_ridges, read_solver
 from sepsa.heads.math.cross_entropy import probabilities_of
-from sepsa.heads.math.quasi_newton import State, check_consistent, compact, curve, direction, moved, product, remember
+from sepsa.heads.math.quasi_newton import LBFGSState, compact, curve, direction, moved, product, remember
+from sepsa.states import schema
+from sepsa.states.schema import Entries
 from sepsa.validation import at_least, in_range
 
 _LOSSES = ("squared", "cross-entropy")
@@ -35,7 +31,7 @@ _BETA = 0.8  # any value from 0.5 to 0.95 does as well
 _SETTINGS = ("loss_name", "memory", "forgetting")
 
 
-class OnlineLBFGS:
+class OnlineLBFGS(OwnsHead):
     """Linear head by online L-BFGS: squared loss or cross-entropy at O(memory · p) a step and output.
 
     Choose it where p² numbers are too many for `RLS`, which is exact after one pass where this takes several.
@@ -53,6 +49,7 @@ class OnlineLBFGS:
     """
 
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
+    _replaced = ("_state", "_compact", "_previous")
 
     def __init__(
         self,
@@ -69,24 +66,17 @@ class OnlineLBFGS:
         self.loss_name, self.memory, self.dtype = loss, memory, dtype
         self.ridge, self.bias_ridge = in_range("ridge", ridge, 0.0, math.inf), bias_setting(bias_ridge)
         self.forgetting = float(forgetting)
-        self.linear: nn.Linear | None = None
         self._previous: Tensor | None = None  # where the last update started, for health alone
 
     # ------------------------------------------------------------------ state
 
-    @torch.no_grad()
-    def bind(self, linear: nn.Linear) -> OnlineLBFGS:
-        """Own the curvature pairs of `linear`; its present weights become the prior mean."""
-        if not is_new_head("OnlineLBFGS", self.linear, linear):
-            return self
+    def _start(self, linear: nn.Linear) -> None:
         W = parameters.join(linear).to(self.dtype)
         zero = torch.zeros_like(W)
         A = W.new_zeros(2, self.memory, W.numel())
         products = torch.zeros(self.memory, self.memory, dtype=torch.float64)
-        self._state = State(W, W.clone(), W.clone(), zero, zero, A, products, products, 0, 0, 0.0, 0.0, 0.0, 0.0)
+        self._state = LBFGSState(W, W.clone(), W.clone(), zero, zero, A, products, products, 0, 0, 0.0, 0.0, 0.0, 0.0)
         self._compact = compact(self._state)
-        self.linear = linear
-        return self
 
     def state_dict(self) -> dict[str, Any]:
         """Everything beside the head itself, whose weights live in the `nn.Linear`."""
@@ -100,61 +90,23 @@ class OnlineLBFGS:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
         linear = self._ready()
-        state_dict = with_ridges(state_dict)
-        check_keys("OnlineLBFGS", state_dict, {*State._fields, *_SETTINGS, "ridges"})
-        ridge, bias_ridge = check_ridges(state_dict["ridges"])
-        settings = {name: state_dict[name] for name in _SETTINGS}
-        try:
+        saved = read_solver("OnlineLBFGS", state_dict, {*LBFGSState._fields, *_SETTINGS})
+        ridge, bias_ridge = read_ridges(saved.path("ridges"), saved["ridges"])
+        settings = {name: saved[name] for name in _SETTINGS}
+        with schema.settings("state_dict"):
             check_settings(*settings.values())
-        except TypeError as error:
-            raise ValueError(f"state_dict: {error}: the checkpoint is damaged") from None
         memory, W = settings["memory"], self._state.W
         shapes = {"A": (2, memory, W.numel()), "SY": (memory, memory), "YY": (memory, memory)}
         entries: dict[str, Any] = {}
-        for key in State._fields[:8]:
-            small = key in ("SY", "YY")
-            entries[key] = check_state_tensor(
-                key,
-                state_dict[key],
-                shapes.get(key, tuple(W.shape)),
-                dtype=torch.float64 if small else self.dtype,
-                device=torch.device("cpu") if small else linear.weight.device,
-            )
-        for key in State._fields[8:]:
-            check_state_number(key, state_dict[key], 0, integer=key in ("steps", "pairs"))
-            entries[key] = state_dict[key] if key in ("steps", "pairs") else float(state_dict[key])
-        state = State(**entries)
-        check_consistent(state, memory)
+        for key in LBFGSState._fields[:8]:
+            kind = (torch.float64, torch.device("cpu")) if key in ("SY", "YY") else (self.dtype, linear.weight.device)
+            entries[key] = saved.tensor(key, shapes.get(key, tuple(W.shape)), *kind)
+        for key in LBFGSState._fields[8:]:
+            entries[key] = saved.integer(key) if key in ("steps", "pairs") else saved.number(key, 0)
+        state = LBFGSState(**entries)
+        check_consistent(saved, state, memory)
         settings |= {"forgetting": float(settings["forgetting"]), "ridge": ridge, "bias_ridge": bias_ridge}
-        inverse = compact(state)
-
-        def write() -> None:
-            self.__dict__.update(settings)
-            self._state, self._compact, self._previous = state, inverse, None
-
-        parameters.commit(write)
-
-    def to(self, device: torch.device | str | int) -> OnlineLBFGS:
-        """Move the head and its curvature pairs together."""
-        owned_head("OnlineLBFGS", self.linear).to(device)
-        self._ready()
-        return self
-
-    def checkpoint(self) -> Hashable:
-        """What `rollback` returns to: cheap, a copy of the head's weights and a reference to the rest."""
-        linear = self._ready()
-        return self._state, self._compact, self._previous, parameters.join(linear)
-
-    def rollback(self, token: Any) -> None:
-        """Undo every update since `checkpoint()` gave this token."""
-        state, inverse, previous, head = token
-        linear = owned_head("OnlineLBFGS", self.linear)
-
-        def write() -> None:
-            self._state, self._compact, self._previous = state, inverse, previous
-            parameters.store(linear, head)
-
-        parameters.commit(write)
+        self._assign(**settings, _state=state, _compact=compact(state), _previous=None)
 
     @property
     def steps(self) -> int:
@@ -219,23 +171,18 @@ class OnlineLBFGS:
         }
 
     def __repr__(self) -> str:
-        head = "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
         return (
             f"OnlineLBFGS(loss={self.loss_name!r}, memory={self.memory}, ridge={self.ridge:g}, "
-            f"forgetting={self.forgetting:g}{parameters.bias_words(self.bias_ridge)}{head})"
+            f"forgetting={self.forgetting:g}{parameters.bias_words(self.bias_ridge)}{self._shape_words()})"
         )
 
     def _ready(self) -> nn.Linear:
         """The head, with the state where it is."""
-        linear = owned_head("OnlineLBFGS", self.linear)
+        linear = self._head()
         device = linear.weight.device
         if device != self._state.W.device:
-            state, inverse = moved(self._state, device), self._compact._replace(M=self._compact.M.to(device))
-
-            def write() -> None:
-                self._state, self._compact, self._previous = state, inverse, None
-
-            parameters.commit(write)
+            inverse = self._compact._replace(M=self._compact.M.to(device))
+            self._assign(_state=moved(self._state, device), _compact=inverse, _previous=None)
         return linear
 
     # ------------------------------------------------------------------ learning
@@ -330,12 +277,7 @@ class OnlineLBFGS:
         if new.pair_samples * self.memory >= N:
             new, inverse = remember(new, inverse)
             new = new._replace(s=D, y=torch.zeros_like(y), pair_samples=0.0)
-
-        def write() -> None:
-            self._state, self._compact, self._previous = new, inverse, start
-            parameters.store(linear, head)
-
-        parameters.commit(write)
+        self._assign(head, _state=new, _compact=inverse, _previous=start)
 
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
@@ -355,6 +297,28 @@ def check_settings(loss: str, memory: int, forgetting: float) -> None:
         raise ValueError(f"loss must be one of {', '.join(map(repr, _LOSSES))}, got {loss!r}")
     at_least("memory", memory, 1)
     in_range("forgetting", forgetting, 0.0, 1.0)
+
+
+def check_consistent(saved: Entries, state: LBFGSState, memory: int) -> None:
+    """Refuse entries that no updates could have made."""
+    if state.pairs > memory:
+        raise saved.damaged("pairs", f"at most the memory, {memory}", state.pairs)
+    saved.integer("pairs", 0, state.steps)
+    saved.number("pair_samples", 0, state.samples)
+    if state.samples and not state.steps:
+        raise saved.damaged("samples", "0 before the first update", state.samples)
+    young = memory - state.pairs
+    if bool(state.A[:, :young].any()):
+        raise saved.damaged("A", f"zero where none of its {state.pairs} pairs is", "other numbers")
+    S, Y = state.A.double().cpu()
+    sizes = Y.square().sum(1).sqrt()
+    for key, value, expected in (("SY", state.SY.triu(), (S @ Y.T).triu()), ("YY", state.YY, Y @ Y.T)):
+        # Of float32 pairs the products were taken in float32.
+        scale = sizes[:, None] * sizes if key == "YY" else S.square().sum(1).sqrt()[:, None] * sizes
+        if bool(((value - expected).abs() > 1e-3 * scale).any()):
+            raise saved.damaged(key, "the inner products of the pairs in A", "others")
+    if not bool((state.SY.diagonal()[young:] > 0).all()):
+        raise saved.damaged("SY", "positive on the diagonal", float(state.SY.diagonal()[young:].min()))
 
 
 def as_probabilities(targets: Tensor, like: Tensor) -> Tensor:

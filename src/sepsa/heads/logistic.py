@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sepsa.heads.base import parameters, partial_targets
-from sepsa.heads.base.checks import check_labels, check_rows, explain_nonfinite, is_integer, is_new_head
+from sepsa.heads.base.checks import check_labels, check_rows, explain_nonfinite, is_integer
 from sepsa.heads.base.newton import NewtonHead
-from sepsa.heads.math.cross_entropy import State, effective_samples, learned
+from sepsa.heads.math.cross_entropy import CrossEntropyState, effective_samples, learned
 from sepsa.heads.protocols import Posterior
 from sepsa.validation import in_range
 
@@ -49,15 +49,11 @@ class LogisticNewton(NewtonHead):
 
     # ------------------------------------------------------------------ state
 
-    @torch.no_grad()
-    def bind(self, linear: nn.Linear) -> LogisticNewton:
-        """Own the curvatures of `linear`; its present weights become the prior mean."""
-        if not is_new_head("LogisticNewton", self.linear, linear):
-            return self
+    def _start(self, linear: nn.Linear) -> None:
         m, device = linear.out_features, linear.weight.device
         W = parameters.join(linear).to(torch.float32 if device.type == "mps" else torch.float64)
         derived = self._derived(linear, W)
-        self._state = State(
+        self._state = CrossEntropyState(
             T=torch.diag(1 / derived["ridge"].sqrt()).repeat(m, 1, 1),
             W=W,
             prior=W.clone(),
@@ -66,15 +62,13 @@ class LogisticNewton(NewtonHead):
             counters=W.new_zeros(m, 3),
             **derived,
         )
-        self.linear = linear
-        return self
 
     def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
         check_count(self.pos_weight, len(W))
         ridge = parameters.ridges(linear, self.ridge, self.bias_ridge, W)
         return {"weights": class_weights(self.pos_weight, W), "ridge": ridge}
 
-    def _parts(self, state: State) -> Sequence[State]:
+    def _parts(self, state: CrossEntropyState) -> Sequence[CrossEntropyState]:
         return each_output(state)
 
     @property
@@ -112,7 +106,7 @@ class LogisticNewton(NewtonHead):
         }
 
     def __repr__(self) -> str:
-        return self._told("" if self.pos_weight is None else f", pos_weight={self.pos_weight}")
+        return self._words("" if self.pos_weight is None else f", pos_weight={self.pos_weight}")
 
     # ------------------------------------------------------------------ learning
 
@@ -144,38 +138,40 @@ class LogisticNewton(NewtonHead):
             before = parameters.follow(linear, self._state.W)
             y = y.to(before.dtype)
             omega = (torch.ones_like(y) if observed is None else observed.to(y)) if weight is None else weight.to(y)
-            new, fine = self._learned(linear, before, x, y, omega)
-            if not bool(fine.all()):
+            new, finite = self._learned(linear, before, x, y, omega)
+            if not bool(finite.all()):
                 raise self._explain(features, targets, y, new.W)
             if observed is not None:
                 new = kept(new, self._state._replace(W=before), observed.any(0))
             head = new.W.to(linear.weight.dtype)
-        self._take(new, before, head)
+        self._assign(head, _state=new, _previous=before)
 
-    def _learned(self, linear: nn.Linear, W: Tensor, x: Tensor, y: Tensor, omega: Tensor) -> tuple[State, Tensor]:
+    def _learned(
+        self, linear: nn.Linear, W: Tensor, x: Tensor, y: Tensor, omega: Tensor
+    ) -> tuple[CrossEntropyState, Tensor]:
         """The state after an update of every output, and for each whether it may be."""
         Phi, ridge, dtype = parameters.rows(linear, x, W.dtype), self._state.ridge, linear.weight.dtype
         forgetting = self.forgetting if self.forgets else 1.0
 
         def one(state: tuple[Tensor, ...], W: Tensor, t: Tensor, w: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
             T, _, prior, share, left, counters, weights = state
-            alone = State(T, W[None], prior[None], share[None], left, counters, weights, ridge)
-            new, fine = learned(
+            alone = CrossEntropyState(T, W[None], prior[None], share[None], left, counters, weights, ridge)
+            new, finite = learned(
                 alone, W[None], Phi, t[:, None], w, forgetting=forgetting, label_smoothing=0.0, head_dtype=dtype
             )
-            return (new.T, new.W[0], new.shares[0], new.ridge_left, new.counters), fine
+            return (new.T, new.W[0], new.shares[0], new.ridge_left, new.counters), finite
 
         old = self._state
-        (T, W, shares, left, counters), fine = torch.func.vmap(one, in_dims=(0, 0, 1, 1))(tuple(old[:7]), W, y, omega)
+        (T, W, shares, left, counters), finite = torch.func.vmap(one, in_dims=(0, 0, 1, 1))(tuple(old[:7]), W, y, omega)
         tensors = (T, W, old.prior, shares, left, counters)
-        return State._make([*(tensor.contiguous() for tensor in tensors), old.weights, ridge]), fine
+        return CrossEntropyState._make([*(tensor.contiguous() for tensor in tensors), old.weights, ridge]), finite
 
     def _explain(self, features: Tensor, targets: Tensor, y: Tensor, learned: Tensor) -> ValueError:
         bad = (y < 0) | (y > 1)
         if bool((bad & y.isfinite()).any()):
             worst = targets.reshape(y.shape)[bad & y.isfinite()][0].item()
             return ValueError(f"targets must be 0 or 1, or probabilities in [0, 1], got {worst:g}: nothing was learned")
-        return explain_nonfinite(features, y, self._bound(), learned)
+        return explain_nonfinite(features, y, self._head(), learned)
 
     # ------------------------------------------------------------------ prediction
 
@@ -201,18 +197,18 @@ class LogisticNewton(NewtonHead):
         return Posterior(mean, std.reshape(mean.shape).to(mean.dtype))
 
 
-def each_output(state: State) -> list[State]:
+def each_output(state: CrossEntropyState) -> list[CrossEntropyState]:
     """The outputs one by one, as a `SoftmaxNewton` of one output has them."""
     return [
-        State(T, W[None], prior[None], share[None], left, counters, weights, state.ridge)
+        CrossEntropyState(T, W[None], prior[None], share[None], left, counters, weights, state.ridge)
         for T, W, prior, share, left, counters, weights in zip(*state[:7], strict=True)
     ]
 
 
-def kept(new: State, old: State, which: Tensor) -> State:
+def kept(new: CrossEntropyState, old: CrossEntropyState, which: Tensor) -> CrossEntropyState:
     """`new` for the outputs `which` (m,), and `old` for the others."""
     pairs = zip(new[:6], old[:6], strict=True)
-    return State._make([*(a.where(which.reshape(-1, *[1] * (a.ndim - 1)), b) for a, b in pairs), *new[6:]])
+    return CrossEntropyState._make([*(a.where(which.reshape(-1, *[1] * (a.ndim - 1)), b) for a, b in pairs), *new[6:]])
 
 
 def as_numbers(targets: Tensor, like: Tensor, leading: torch.Size | None = None) -> Tensor:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable
 from typing import Any, Generic, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
 from sepsa.heads.base import partial_targets
-from sepsa.heads.base.checks import check_keys, check_rows, is_new_head, owned_head
+from sepsa.heads.base.checks import check_rows
+from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.parameters import commit
 from sepsa.heads.protocols import HeadSolver, HoldsOut, Posterior, Revertible
+from sepsa.states import schema
 
 S = TypeVar("S", bound=HeadSolver)
 
 
-class PerOutput(Generic[S]):
+class PerOutput(OwnsHead, Generic[S]):
     """As many solvers as the head has outputs, each with a curvature of its own.
 
     Choose it where single outputs of a sample are not observed: several tasks with gaps, or contextual bandits, where
@@ -51,16 +52,11 @@ class PerOutput(Generic[S]):
             )
         self.solver: S = solver
         self.solvers: list[S] = []
-        self.linear: nn.Linear | None = None
 
     # ------------------------------------------------------------------ state
 
-    def bind(self, linear: nn.Linear) -> PerOutput[S]:
-        """Own `linear`; each output's present weights become the start of its solver."""
-        if is_new_head("PerOutput", self.linear, linear):
-            self.solvers = [copy.deepcopy(self.solver).bind(row) for row in rows_of(linear)]
-            self.linear = linear
-        return self
+    def _start(self, linear: nn.Linear) -> None:
+        self.solvers = [copy.deepcopy(self.solver).bind(row) for row in rows_of(linear)]
 
     def state_dict(self) -> dict[str, Any]:
         """The states of the outputs' solvers, in order."""
@@ -70,33 +66,23 @@ class PerOutput(Generic[S]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state of as many outputs; anything else is refused whole."""
         self._ready()
-        check_keys("PerOutput", state_dict, {"outputs"})
-        states = state_dict["outputs"]
-        if not isinstance(states, (list, tuple)) or len(states) != len(self.solvers):
-            came = f"{len(states)} entries" if isinstance(states, (list, tuple)) else type(states).__name__
-            raise ValueError(f"state_dict['outputs'] must be a list of {len(self.solvers)} states, got {came}")
+        states = schema.read("state_dict", state_dict, {"outputs"}, "PerOutput").items("outputs", len(self.solvers))
         fresh = copy.deepcopy(self.solvers)
-        for solver, state in zip(fresh, states, strict=True):
+        for solver, state in zip(fresh, states.values, strict=True):
             solver.load_state_dict(state)
         self.solvers = fresh  # whose heads are copies, until they are laid over the head again
 
-    def to(self, device: torch.device | str | int) -> PerOutput[S]:
-        """Move the head and its curvatures together."""
-        owned_head("PerOutput", self.linear).to(device)
-        self._ready()
-        return self
-
-    def checkpoint(self) -> Hashable:
+    def checkpoint(self) -> Any:
         """What `rollback` returns to."""
         self._ready()
         return tuple(solver.checkpoint() for solver in self._each)
 
-    def rollback(self, token: Any) -> None:
-        """Undo every update since `checkpoint()` gave this token."""
+    def rollback(self, checkpoint: Any) -> None:
+        """Undo every update since `checkpoint()` returned this."""
         self._ready()
 
         def write() -> None:
-            for solver, own in zip(self._each, token, strict=True):
+            for solver, own in zip(self._each, checkpoint, strict=True):
                 solver.rollback(own)
 
         commit(write)
@@ -135,8 +121,7 @@ class PerOutput(Generic[S]):
         return partial_targets.worst([solver.health() for solver in self._each])
 
     def __repr__(self) -> str:
-        head = "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
-        return f"PerOutput({self.solver!r}{head})"
+        return f"PerOutput({self.solver!r}{self._shape_words()})"
 
     @property
     def _each(self) -> list[Any]:
@@ -145,7 +130,7 @@ class PerOutput(Generic[S]):
 
     def _ready(self) -> nn.Linear:
         """The head, with the rows that the solvers own laid over its memory."""
-        linear = owned_head("PerOutput", self.linear)
+        linear = self._head()
         if not lies_over(self._each[-1].linear, linear):  # the last to be laid, so that an interrupt is made good
             for solver, row in zip(self._each, rows_of(linear), strict=True):
                 for name, parameter in row._parameters.items():

@@ -1,49 +1,36 @@
 """Recursive least squares: the stochastic Newton method of the paper's equations 12-18.
 
-This file keeps the state and decides what runs. The mathematics is in `math.least_squares`, whose symbols are used
-here; `backends` holds the compiled, recorded and captured versions of it.
+The mathematics is in `math.least_squares`, whose symbols are used here; `backends.choose` decides what computes it.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sepsa.heads.backends import choose
 from sepsa.heads.backends.captured_least_squares import CapturedState
+from sepsa.heads.backends.choose import Backend, Case, Counters, Problem
+from sepsa.heads.backends.torch_least_squares import TorchBackend
 from sepsa.heads.base import checks, health
-from sepsa.heads.base.checks import check_rows, explain_nonfinite, is_new_head, owned_head
-from sepsa.heads.base.parameters import bias_words, commit, follow, join, ridges, samples, start, store
+from sepsa.heads.base.checks import check_rows, explain_nonfinite
+from sepsa.heads.base.delta import Delta
+from sepsa.heads.base.delta import learn as learn_delta
+from sepsa.heads.base.delta import since as delta_since
+from sepsa.heads.base.parameters import bias_words, commit, follow, ridges, samples, start, store
 from sepsa.heads.base.posterior import NormalPosterior
-from sepsa.heads.base.rls_state import Settings, read_root, write_root
-from sepsa.heads.math import least_squares, unlearning
-from sepsa.heads.math.delta import Delta
-from sepsa.heads.math.delta import learn as learn_delta
-from sepsa.heads.math.delta import since as delta_since
-from sepsa.heads.math.least_squares import PENDING, SAMPLES, STEPS, Root
+from sepsa.heads.base.rls_state import RLSSettings, read_root, write_root
+from sepsa.heads.math import least_squares
+from sepsa.heads.math.least_squares import SAMPLES, STEPS, LeastSquaresState
+from sepsa.heads.math.ridge import rotation
 from sepsa.heads.self_tuning import SelfTuningRLS
 from sepsa.validation import in_range
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from sepsa.heads.backends.cuda_graph import Replay
-    from sepsa.heads.backends.numba_least_squares import Workspace
-
-# Up to this p one compiled call costs less than torch's calls for the same arithmetic; for so many rows or more of a
-# wider head than the second, torch's products are faster, but for about p rows of one up to the third.
-_NUMBA_LIMIT, _ROWS, _NARROW, _WIDE = 256, 16, 96, 160
-
-
-def suits_compilation(p: int, n: int) -> bool:
-    """Whether one compiled call is faster than torch for n rows of a head of width p; docs/performance.md measures."""
-    return p <= _NARROW or n < _ROWS or (p <= _WIDE and p / 4 <= n <= p)
 
 
 class RLS(NormalPosterior):
@@ -83,144 +70,135 @@ class RLS(NormalPosterior):
         self.ridge = in_range("ridge", cast(float, ridge), 0.0, math.inf)
         self.forgetting = in_range("forgetting", cast(float, forgetting), 0.0, 1.0)
         self.bias_ridge, self.dtype = checks.bias_setting(bias_ridge), checks.optional_dtype(dtype)
-        self.linear: nn.Linear | None = None
 
     # ------------------------------------------------------------------ state
 
-    @torch.no_grad()
-    def bind(self, linear: nn.Linear) -> RLS:
-        """Own the curvature of `linear`; its present weights become the prior mean."""
-        if not is_new_head("RLS", self.linear, linear):
-            return self
-        self._prior = start(linear, self.dtype)
-        self._ridge = ridges(linear, self.ridge, self.bias_ridge, self._prior)
-        self._root = least_squares.start(self._prior, self._ridge)
-        self._counters = np.zeros(5)
-        self._recent = health.Recent(self._prior)
-        self._workspace: Workspace | Replay | None = None
-        self._captured: CapturedState | None = None
-        self._on_device = False  # whether the captured state is ahead of this one
-        self._place: tuple[Any, ...] = ()  # where the head lay when the workspace was made
-        self.linear = linear
-        return self
+    def _start(self, linear: nn.Linear) -> None:
+        prior = start(linear, self.dtype)
+        ridge = ridges(linear, self.ridge, self.bias_ridge, prior)
+        self._continue(Problem(linear, prior, ridge), least_squares.start(prior, ridge), np.zeros(5))
+
+    def _ready(self) -> nn.Linear:
+        self._read()
+        return self._problem.linear
+
+    def _continue(self, problem: Problem, state: LeastSquaresState, counters: Counters) -> None:
+        """Make this the state; the next update chooses its backend."""
+        self._problem = problem
+        self._recent = health.Recent(problem.prior)
+        self._captured: CapturedState | None = None  # what recordings of captured steps write to
+        self._backend: Backend | CapturedState = TorchBackend(problem, state, counters)
+        self._place: tuple[Any, ...] = ()  # where the head lay when the backend was chosen, and for which updates
 
     def state_dict(self) -> dict[str, Any]:
         """Everything beside the head itself, whose weights live in the `nn.Linear`."""
-        root = self._state()
-        settings = Settings(self._prior, self.ridge, self.bias_ridge, self.forgetting)
-        return write_root(root, self._counters, settings)
+        state, counters = self._read()
+        return write_root(
+            state, counters, RLSSettings(self._problem.prior, self.ridge, self.bias_ridge, self.forgetting)
+        )
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
-        self._state()
-        linear = owned_head("RLS", self.linear)
-        root, counters, settings = read_root(state_dict, linear, self._prior)
-        ridge = ridges(linear, settings.ridge, settings.bias_ridge, self._prior)
+        self._read()
+        linear = self._head()
+        state, counters, settings = read_root(state_dict, linear, self._problem.prior)
+        prior, ridge, bias_ridge, forgetting = settings
+        problem = Problem(linear, prior, ridges(linear, ridge, bias_ridge, prior))
 
         def write() -> None:
-            self._prior, self.ridge, self.bias_ridge, self.forgetting = settings
-            self._ridge, self._root, self._counters = ridge, root, counters
-            self._workspace, self._captured, self._place, self._on_device = None, None, (), False
-            self._recent = health.Recent(self._prior)
+            self.ridge, self.bias_ridge, self.forgetting = ridge, bias_ridge, forgetting
+            self._continue(problem, state, counters)
 
         commit(write)
-
-    def to(self, device: torch.device | str | int) -> RLS:
-        """Move the head and its curvature together."""
-        owned_head("RLS", self.linear).to(device)
-        self._state()
-        return self
 
     @property
     def steps(self) -> int:
         """How many updates the head has learned from."""
-        self._state()
-        return int(self._counters[STEPS])
+        return int(self._read()[1][STEPS])
 
     @property
     def samples(self) -> float:
         """How many samples the head remembers: all it saw, weighted by forgetting^age."""
-        self._state()
-        return float(self._counters[SAMPLES])
+        return float(self._read()[1][SAMPLES])
 
     @property
     def ridge_left(self) -> Tensor:
         """The ridge (p,) that each coordinate has at the moment, between half of its own and all of it."""
-        return self._state().left.clone()
+        return self._read()[0].ridge_left.clone()
 
     def objective(self) -> Tensor:
         """The minimum (m,) that the head's weights attain, one for each output."""
-        return self._state().energy.clone()
+        return self._read()[0].energy.clone()
 
     @torch.no_grad()
     def covariance(self) -> Tensor:
         """B (p, p), the inverse of the curvature A; the bias, if there is one, is the last coordinate."""
-        T = least_squares.square_root(self._state())
+        T = least_squares.square_root(self._read()[0])
         B = T.T @ T
         return (B + B.T) / 2
 
     @property
     def backend(self) -> str:
         """What computes an update of one row: "numba", one compiled call, "graph", recorded kernels, or "torch"."""
-        self._state()
-        weight = owned_head("RLS", self.linear).weight
-        return "numba" if self._can_compile(weight) else "graph" if weight.is_cuda else "torch"
+        self._read()
+        return choose.choose("least squares", self._case(1)).backend
 
     def __getstate__(self) -> dict[str, Any]:
         if self.linear is None:
             return self.__dict__
-        return self.__dict__ | {"_root": self._state(), "_workspace": None, "_captured": None, "_place": ()}
+        left_out = ("_backend", "_captured", "_place")
+        return {name: value for name, value in self.__dict__.items() if name not in left_out} | {"_saved": self._read()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "_root" in state:  # of version 0.1
+            problem = Problem(state["linear"], state.pop("_prior"), state.pop("_ridge"))
+            state["_saved"] = state.pop("_root"), state.pop("_counters")
+            for name in ("_workspace", "_captured", "_on_device", "_place"):
+                state.pop(name)
+            state["_problem"] = problem
+        saved = state.pop("_saved", None)
+        self.__dict__.update(state)
+        if saved is not None:
+            recent = self._recent
+            self._continue(self._problem, *saved)
+            self._recent = recent
 
     def __repr__(self) -> str:
-        linear = self.linear
-        head = "" if linear is None else f", head={linear.in_features}->{linear.out_features}, backend={self.backend}"
+        head = "" if self.linear is None else f"{self._shape_words()}, backend={self.backend}"
         return f"RLS(ridge={self.ridge:g}, forgetting={self.forgetting:g}{bias_words(self.bias_ridge)}{head})"
 
-    def _state(self) -> Root:
-        """The state as it is now, where the head is."""
-        linear = owned_head("RLS", self.linear)
-        if self._on_device:
-            assert self._captured is not None
-            self._captured.finish()
-            self._root, self._counters = self._captured.root, self._captured.counters()
-            self._workspace, self._place, self._on_device = None, (), False
-        device = linear.weight.device
-        if self._workspace is not None:
-            self._root = self._workspace.root
-        if self._prior.device != device:
-            self._workspace, self._place = None, ()
-            self._prior, self._ridge = self._prior.to(device), self._ridge.to(device)
-            self._root = self._root.map(lambda part: part.to(device))
-        return self._root if self._counters[PENDING] else self._root._replace(H=None)
+    def _read(self) -> tuple[LeastSquaresState, Counters]:
+        """The state and its counters, on the device of the head."""
+        device = self._head().weight.device
+        state, counters = self._backend.read()
+        if self._problem.prior.device != device:
+            state = state.map(lambda part: part.to(device))
+            problem = Problem(self._problem.linear, self._problem.prior.to(device), self._problem.ridge.to(device))
+            recent = self._recent
+            self._continue(problem, state, counters)
+            self._recent = recent
+        return state, counters
 
-    def _can_compile(self, weight: Tensor) -> bool:
-        fits = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64) and weight.is_contiguous()
-        fits &= len(self._ridge) <= _NUMBA_LIMIT and self._prior.dtype == torch.float64
-        return fits and importlib.util.find_spec("numba") is not None
+    def _case(self, rows: int) -> Case:
+        weight, prior = self._head().weight, self._problem.prior
+        kind = weight.device.type, prior.dtype, prior.shape[1], len(prior), rows
+        return Case(*kind, head_dtype=weight.dtype, contiguous=weight.is_contiguous())
 
-    def _compiled(self, linear: nn.Linear, n: int) -> Workspace | Replay | None:
-        """The workspace of the compiled update, where there is one for n rows of this head."""
+    def _backend_for(self, rows: int) -> Backend:
+        """The backend of an update of this many rows, which continues from the state of the one before."""
+        linear = self._problem.linear
         weight, bias = linear._parameters["weight"], linear._parameters["bias"]
         assert weight is not None
-        few = weight.is_cuda or suits_compilation(len(self._ridge), n)
-        place = (weight.data_ptr(), None if bias is None else bias.data_ptr(), few)
-        if place != self._place:  # the head moved to another device, dtype or memory, or other blocks come
-            work: Workspace | Replay | None = None
-            state = linear, self._state(), self._counters, self._prior, self._ridge
-            if weight.is_cuda:
-                from sepsa.heads.backends.cuda_graph import Replay
-
-                work = Replay(*state)
-            elif few and self._can_compile(weight):
-                from sepsa.heads.backends.numba_least_squares import Workspace
-
-                work = Workspace(*state)
-            if work is not None:
-                self._root, self._counters = work.root, work.counters
-            self._workspace = work
+        address = weight.data_ptr(), None if bias is None else bias.data_ptr()
+        place = (*address, rows if rows < 256 else 256, choose.forced())
+        if place != self._place:  # another device, dtype or memory of the head, or another number of rows
+            state, counters = self._read()
+            chosen = choose.choose("least squares", self._case(rows))
+            if self._place[:2] != address or self._backend.name != chosen.backend:
+                self._backend = chosen.load()(self._problem, state, counters)
             self._place = place  # last: an interrupt before lets the next update begin again
-        return self._workspace
+        return cast(Backend, self._backend)
 
     # ------------------------------------------------------------------ learning
 
@@ -230,13 +208,12 @@ class RLS(NormalPosterior):
         return functional.mse_loss(outputs, targets)
 
     def restored_per_update(self, n: int) -> int:
-        """How many coordinates get their ridge back in an update of n samples: all with n >= p/4, else p log2(1/λ).
+        """How many coordinates get their ridge back in an update, of however many samples n: p log2(1/forgetting).
 
-        Forgetting takes the share 1 - λ of the ridge too, and an update gives it back, to all coordinates at once,
-        A <- λA + (1 - λ) ridge I + ΦᵀΦ, or to a few in rotation, usually one, at O(p²): no coordinate ever falls
-        under half of its ridge. The kernels of captured steps, up to 64 samples, restore in rotation whatever n is.
+        Forgetting takes the share 1 - λ of the ridge too. An update gives a few coordinates all of it back, in
+        rotation, usually one, at O(p²), so that no coordinate ever falls under half of its ridge.
         """
-        return least_squares.restored(len(self._ridge), n, self.forgetting)
+        return rotation(len(self._problem.ridge), self.forgetting)
 
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
         """Learn samples as one block: features (..., in_features), targets (..., out_features).
@@ -244,90 +221,59 @@ class RLS(NormalPosterior):
         `sample_weight` (...) multiplies each sample's squared error. `forgetting` acts once per update, however many
         samples it has. On bad input an error is raised and nothing changes.
         """
-        linear = owned_head("RLS", self.linear)
-        if self._on_device:
-            self._state()
+        linear = self._head()
         check_rows(linear, features, targets, sample_weight)
-        steps, learned = int(self._counters[STEPS]), None
-        before = self._root.W.clone() if steps % health.EVERY == 0 else None
-        work = self._compiled(linear, features.numel() // linear.in_features)
-        if work is not None:
-            lam = self.forgetting if self.forgets else 1.0
-            learned, Phi, Y, total = work.learn(features, targets, sample_weight, lam)
-            self._root = work.root
-        else:
-            Phi, Y, total = samples(linear, features, targets, sample_weight, self._state().T.dtype)
-        if learned is None:
-            with torch.no_grad(), torch.autocast(self._prior.device.type, enabled=False):
-                learned = self._learn_in_torch(linear, Phi, Y, total)
-        if not learned:
+        backend = self._backend_for(features.numel() // linear.in_features)
+        steps = int(backend.counters[STEPS])
+        before = backend.read()[0].W.clone() if steps % health.EVERY == 0 else None
+        Phi = backend.learn(features, targets, sample_weight, self.forgetting if self.forgets else 1.0)
+        if Phi is None:
             raise explain_nonfinite(features, targets, linear)
         if before is not None:
             self._recent.note(Phi, before, steps)
 
-    def _learn_in_torch(self, linear: nn.Linear, Phi: Tensor, Y: Tensor, total: float) -> bool:
-        root = self._state()
-        root = root._replace(W=follow(linear, root.W))
-        settings = self.forgetting if self.forgets else 1.0, self._ridge, self._prior, linear.weight.dtype
-        learned = least_squares.learn(root, self._counters.tolist(), Phi, Y, total, *settings)
-        if learned is not None:
-            root, counters, head = learned
-            self._take(root, np.array(counters), head)
-        return learned is not None
-
-    def _take(self, root: Root, counters: NDArray[np.float64], head: Tensor) -> None:
-        """Make this the state, and `head` (m, p) the weights of the head."""
-        linear = owned_head("RLS", self.linear)
-
-        def write() -> None:
-            work = self._workspace
-            if work is not None:
-                work.load(root, counters)
-                self._root, self._counters = work.root, work.counters
-            else:
-                self._root, self._counters = root, counters
-            store(linear, head)
-
-        commit(write)
-
     def checkpoint(self) -> Any:
         """What `rollback` needs to undo the next update; cheap, because updates make new tensors or are small."""
-        root, work = self._state(), self._workspace
-        if work is not None and work.in_place:
-            return work.checkpoint()
-        return root, self._counters.copy(), join(owned_head("RLS", self.linear))
+        self._read()
+        return self._eager().checkpoint()
 
     def rollback(self, checkpoint: Any) -> None:
-        """Be again, head included, as when `checkpoint` was taken."""
-        self._state()
-        self._take(*checkpoint)
+        """Restore the state and the head's weights as they were when `checkpoint` was taken."""
+        self._read()
+        self._eager().undo(checkpoint)
+
+    def _eager(self) -> Backend:
+        """A backend that learns outside of a graph, with the state as it is."""
+        if self._backend is self._captured:
+            state, counters = self._backend.read()
+            self._backend, self._place = TorchBackend(self._problem, state.map(Tensor.clone), counters), ()
+        return cast(Backend, self._backend)
 
     # ------------------------------------------------------------------ learning inside a CUDA graph
 
     @torch.no_grad()
     def prepare_capture(self) -> Hashable:
         """Bring the state to where captured updates write: the host may have learned or set the head since."""
-        linear, captured = owned_head("RLS", self.linear), self._captured
-        if captured is not None and captured.lies_in(linear):
-            captured.finish()
-        else:
-            captured = CapturedState(linear, self._state())
-        if not self._on_device:
-            captured.load(least_squares.fade(self._state(), 1.0), self._counters)
+        linear, (state, counters), captured = self._head(), self._read(), self._captured
+        if captured is None or not captured.lies_in(linear):
+            captured = CapturedState(self._problem, state)
+        if self._backend is not captured:
+            captured.load(state, counters)
         captured.W.copy_(follow(linear, captured.W))
-        self._captured, self._on_device = captured, True
+        self._captured = self._backend = captured
+        self._place = ()
         return *captured.place, self.forgetting
 
     @torch.no_grad()
     def update_captured(self, features: Tensor, targets: Tensor) -> Tensor:
         """`update` without a look from the host: samples that are not finite change nothing, and the flag says so."""
-        if self._captured is None or not self._on_device:
+        if self._captured is None or self._backend is not self._captured:
             raise RuntimeError("update_captured needs prepare_capture() first")
-        return self._captured.update(features, targets, self.forgetting, self._ridge, self._prior)
+        return self._captured.update(features, targets, self.forgetting)
 
     @torch.no_grad()
     def finish_captured(self) -> None:
-        """What the last `update_captured` left, if anything: the curvature, which no forward or backward reads."""
+        """Finish the last `update_captured`: the curvature, which neither forward nor backward pass reads."""
         if self._captured is not None:
             self._captured.finish()
 
@@ -340,38 +286,47 @@ class RLS(NormalPosterior):
         Exact to a millionth, or refused with nothing changed: where it would leave less curvature than the prior has,
         or where the samples are so large that too few digits of the rest are left.
         """
-        root, linear = self._state(), owned_head("RLS", self.linear)
+        (state, counters), linear = self._read(), self._head()
         self._remembers_all("unlearn")
         check_rows(linear, features, targets, sample_weight)
-        Phi, Y, total = samples(linear, features, targets, sample_weight, root.T.dtype)
+        Phi, Y, total = samples(linear, features, targets, sample_weight, state.T.dtype)
         if not math.isfinite(float(Phi.square().sum() + Y.square().sum())):
             raise explain_nonfinite(features, targets, linear)
-        seen = float(self._counters[SAMPLES])
-        new = unlearning.unlearn(root._replace(W=follow(linear, root.W)), Phi, Y, total, seen, self._ridge)
-        steps, _, cursor, _, _ = self._counters
-        counters = np.array([steps, max(0.0, seen - total), cursor, 0.0, 0.0])
-        self._take(new, counters, new.W.to(linear.weight.dtype))
+        steps, seen, cursor, _, _ = counters
+        state = state._replace(W=follow(linear, state.W))
+        new = least_squares.unlearn(state, Phi, Y, total, seen, self._problem.ridge)
+        self._take(new, np.array([steps, max(0.0, seen - total), cursor, 0.0, 0.0]))
 
     @torch.no_grad()
     def delta_since(self, mark: dict[str, Any] | None = None) -> Delta:
         """What was learned since `mark`, an earlier `state_dict()` of this head (None: since `bind`), to `merge`."""
-        root, linear = self._state(), owned_head("RLS", self.linear)
+        (state, counters), (linear, prior, ridge) = self._read(), self._problem
         self._remembers_all("delta_since")
-        root = root._replace(W=follow(linear, root.W))
-        return delta_since(mark, linear, root, self._counters, self._prior, self._ridge)
+        return delta_since(mark, linear, state._replace(W=follow(linear, state.W)), counters, prior, ridge)
 
     @torch.no_grad()
     def merge(self, other: RLS | Delta) -> None:
         """Become the head that saw this one's data and `other`'s, exactly, at forgetting 1 and one common prior."""
         if not isinstance(other, (RLS, Delta)):
             raise TypeError(f"other must be an RLS or a Delta, which delta_since returns, got {type(other).__name__}")
-        root, linear = self._state(), owned_head("RLS", self.linear)
+        (state, counters), (linear, prior, ridge) = self._read(), self._problem
         self._remembers_all("merge")
         delta = other if isinstance(other, Delta) else other.delta_since()
-        root, dtype = root._replace(W=follow(linear, root.W)), linear.weight.dtype
-        new = learn_delta(root, delta, self._prior, self._ridge, dtype)
-        steps, seen, cursor, _, _ = self._counters
-        self._take(new, np.array([steps + delta.steps, seen + delta.samples, cursor, 0.0, 0.0]), new.W.to(dtype))
+        state = state._replace(W=follow(linear, state.W))
+        new = learn_delta(state, delta, prior, ridge, linear.weight.dtype)
+        steps, seen, cursor, _, _ = counters
+        self._take(new, np.array([steps + delta.steps, seen + delta.samples, cursor, 0.0, 0.0]))
+
+    def _take(self, state: LeastSquaresState, counters: Counters) -> None:
+        """Make this the state, and its W the weights of the head."""
+        backend, linear = self._eager(), self._problem.linear
+        head = state.W.to(linear.weight.dtype)
+
+        def write() -> None:
+            backend.load(state, counters)
+            store(linear, head)
+
+        commit(write)
 
     def _remembers_all(self, verb: str) -> None:
         if self.forgetting != 1.0:
@@ -383,11 +338,11 @@ class RLS(NormalPosterior):
     # ------------------------------------------------------------------ prediction
 
     def _weights(self) -> Tensor:
-        return self._state().W
+        return self._read()[0].W
 
     def _spread(self) -> tuple[Tensor, Tensor, float]:
-        root = self._state()
-        return least_squares.square_root(root), root.energy, float(self._counters[SAMPLES])
+        state, counters = self._read()
+        return least_squares.square_root(state), state.energy, float(counters[SAMPLES])
 
     @torch.no_grad()
     def health(self) -> dict[str, float]:
@@ -398,6 +353,6 @@ class RLS(NormalPosterior):
 
         Those of the last updates know one update in eight, and are NaN before one and inside a captured step.
         """
-        root = self._state()
-        T = least_squares.square_root(root)
-        return health.report(T, root.W, root.left, self.samples, self.steps, self._recent)
+        state, counters = self._read()
+        T, steps = least_squares.square_root(state), int(counters[STEPS])
+        return health.report(T, state.W, state.ridge_left, float(counters[SAMPLES]), steps, self._recent)

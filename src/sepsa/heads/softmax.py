@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import Any, Literal, overload
 
@@ -9,25 +10,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa.heads.backends.captured_cross_entropy import CapturedSoftmax, Settings
+from sepsa.heads.backends.captured_cross_entropy import CapturedSoftmax, UpdateSettings
 from sepsa.heads.base import parameters
-from sepsa.heads.base.checks import check_labels, check_rows, explain_nonfinite, is_integer, is_new_head
+from sepsa.heads.base.checks import check_labels, check_rows, explain_nonfinite, is_integer
 from sepsa.heads.base.newton import NewtonHead
 from sepsa.heads.math.cross_entropy import (
     TOLERANCE,
-    State,
+    CrossEntropyState,
     both,
-    check_class_count,
     class_factors,
-    class_weights,
     effective_samples,
     floor,
     learned,
     probabilities_of,
-    smoothing,
     start,
 )
 from sepsa.heads.protocols import Posterior
+from sepsa.validation import in_range
 
 
 class SoftmaxNewton(NewtonHead):
@@ -65,16 +64,10 @@ class SoftmaxNewton(NewtonHead):
 
     # ------------------------------------------------------------------ state
 
-    @torch.no_grad()
-    def bind(self, linear: nn.Linear) -> SoftmaxNewton:
-        """Own the curvature of `linear`; its present weights become the prior mean."""
-        if not is_new_head("SoftmaxNewton", self.linear, linear):
-            return self
+    def _start(self, linear: nn.Linear) -> None:
         device = linear.weight.device
         W = parameters.join(linear).to(torch.float32 if device.type == "mps" else torch.float64)
         self._state = start(W, **self._derived(linear, W))
-        self.linear = linear
-        return self
 
     def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
         K = len(W)
@@ -82,7 +75,7 @@ class SoftmaxNewton(NewtonHead):
         ridge = floor(parameters.ridges(linear, self.ridge, self.bias_ridge, W), K)
         return {"weights": W.new_tensor(self.class_weight or [1.0] * max(K, 2)), "ridge": ridge}
 
-    def _parts(self, state: State) -> Sequence[State]:
+    def _parts(self, state: CrossEntropyState) -> Sequence[CrossEntropyState]:
         return [state]
 
     def _ready(self) -> nn.Linear:
@@ -90,12 +83,12 @@ class SoftmaxNewton(NewtonHead):
             self._captured.finish()
         return super()._ready()
 
-    def checkpoint(self) -> Hashable:
-        """What `rollback` returns to: cheap, a copy of the head's weights and a reference to the rest."""
-        linear, state = self._ready(), self._state
+    def checkpoint(self) -> Any:
+        """What `rollback` returns to: cheap, a copy of the head's weights and references to the rest."""
+        (state, previous), head = super().checkpoint()
         if self._captured is not None and state is self._captured.now:  # captured updates write into these
-            state = State(*(tensor.clone() for tensor in state))
-        return state, self._previous, parameters.join(linear)
+            state = CrossEntropyState(*(tensor.clone() for tensor in state))
+        return (state, previous), head
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_captured": None}  # recordings stay with the original
@@ -152,7 +145,7 @@ class SoftmaxNewton(NewtonHead):
 
     def __repr__(self) -> str:
         more = f", label_smoothing={self.label_smoothing:g}" if self.label_smoothing else ""
-        return self._told(more + ("" if self.class_weight is None else f", class_weight={self.class_weight}"))
+        return self._words(more + ("" if self.class_weight is None else f", class_weight={self.class_weight}"))
 
     # ------------------------------------------------------------------ learning
 
@@ -204,11 +197,11 @@ class SoftmaxNewton(NewtonHead):
             check_rows(linear, features, targets, sample_weight)
         with torch.autocast(linear.weight.device.type, enabled=False):
             before = parameters.follow(linear, self._state.W)
-            new, fine = self._learned(linear, before, features, targets, sample_weight)
-            if not bool(fine):
+            new, finite = self._learned(linear, before, features, targets, sample_weight)
+            if not bool(finite):
                 raise self._explain(features, targets, new.W)
             head = new.W.to(linear.weight.dtype)
-        self._take(new, before, head)
+        self._assign(head, _state=new, _previous=before)
 
     @torch.no_grad()
     def prepare_capture(self) -> Hashable:
@@ -218,21 +211,17 @@ class SoftmaxNewton(NewtonHead):
             captured = CapturedSoftmax(linear, state)
         if state is not captured.now:
             captured.load(state)
-
-            def write() -> None:
-                self._captured, self._state, self._previous = captured, captured.now, None
-
-            parameters.commit(write)
+            self._assign(_captured=captured, _state=captured.now, _previous=None)
         captured.now.W.copy_(parameters.follow(linear, captured.now.W))
         return self._fixed(), tuple(self.class_weight or ()), captured.place
 
-    def _fixed(self) -> Settings:
-        return Settings(self.forgetting, self.label_smoothing)
+    def _fixed(self) -> UpdateSettings:
+        return UpdateSettings(self.forgetting, self.label_smoothing)
 
     @torch.no_grad()
     def update_captured(self, features: Tensor, targets: Tensor) -> Tensor:
         """`update` of rows without a look from the host: bad samples change nothing, and the flag says so."""
-        self._bound()
+        self._head()
         captured = self._captured
         if captured is None or self._state is not captured.now:
             raise RuntimeError("update_captured needs prepare_capture() before it, and after every update without it")
@@ -248,7 +237,7 @@ class SoftmaxNewton(NewtonHead):
 
     def _learned(
         self, linear: nn.Linear, W: Tensor, features: Tensor, targets: Tensor, sample_weight: Tensor | None
-    ) -> tuple[State, Tensor]:
+    ) -> tuple[CrossEntropyState, Tensor]:
         return learned(
             self._state,
             W,
@@ -276,4 +265,29 @@ class SoftmaxNewton(NewtonHead):
             return ValueError(
                 f"targets must be {what}, got {targets.reshape(len(rows), -1)[bad][0].tolist()}: nothing was learned"
             )
-        return explain_nonfinite(features, targets, self._bound(), learned)
+        return explain_nonfinite(features, targets, self._head(), learned)
+
+
+def smoothing(value: float) -> float:
+    """The setting `label_smoothing`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"label_smoothing must be a number in [0, 1), got {value!r}")
+    if not 0.0 <= value < 1.0:
+        raise ValueError(f"label_smoothing must be in [0, 1), got {value}")
+    return float(value)
+
+
+def class_weights(values: Sequence[float] | Tensor | None) -> list[float] | None:
+    """The setting `class_weight`."""
+    if values is None:
+        return None
+    if isinstance(values, (str, dict)) or not hasattr(values, "__iter__"):
+        raise TypeError(f"class_weight must be numbers, one a class, or None, got {values!r}")
+    return [in_range("class_weight", c, 0.0, math.inf) for c in getattr(values, "tolist", lambda: values)()]
+
+
+def check_class_count(class_weight: list[float] | None, K: int) -> None:
+    """As many weights as classes of a head with K outputs."""
+    classes = max(K, 2)
+    if class_weight is not None and len(class_weight) != classes:
+        raise ValueError(f"class_weight must have {classes} numbers, one a class of this head, got {len(class_weight)}")

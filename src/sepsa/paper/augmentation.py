@@ -11,16 +11,16 @@ from torch.nn.functional import pad
 from sepsa.paper.data import Dataset, black
 
 Padding = Literal["black", "zero", "reflect"]
-MARGIN = 4  # pixels, as for CIFAR-10 everywhere
-_CHUNK = 5_000  # images cut in one indexing, which bounds its index arrays
-_DRAW_STREAM = 2_000_000_011  # keeps the draws' chance apart from that of weights and order
+MARGIN = 4  # pixels, as usual for CIFAR-10
+_CHUNK = 5_000  # images cropped at once, to bound the memory of the index arrays
+_DRAW_STREAM = 2_000_000_011  # added to the seed, so that crops do not repeat the random numbers of weights and order
 
 
 class Augmentation:
-    """Each image padded by 4 pixels, cut out again at a random place and flipped with probability a half.
+    """Pads each image by 4 pixels, crops it at a random place and flips it with probability a half.
 
-    An epoch sees every image once, so drawing the set anew before each epoch is drawing each image when it is seen. The
-    border is "black", as when images are padded before they are standardized, "zero", as when after, or "reflect".
+    An epoch sees every image once, so augmenting the set before each epoch augments each image when it is used. The
+    border is "black", as if images were padded before they are standardized, "zero", as if after, or "reflect".
     """
 
     def __init__(self, dataset: Dataset, padding: Padding, seed: int) -> None:
@@ -35,7 +35,7 @@ class Augmentation:
         self.generator = torch.Generator().manual_seed(seed + _DRAW_STREAM)
 
     def draw(self) -> Tensor:
-        """The set (n, channels, size, size) drawn anew, always into the same memory, as a recorded graph needs."""
+        """A new augmentation of the set (n, channels, size, size), in the same memory, as a CUDA graph needs."""
         n, device = len(self.drawn), self.drawn.device
         corners = torch.randint(2 * MARGIN + 1, (2, n), generator=self.generator)
         flipped = torch.randint(2, (n,), generator=self.generator).bool()

@@ -1,7 +1,7 @@
 """A numerical check of Theorem 1 and of the O(1/k) rate, where the optimum and the true gradient are known.
 
-The problem: y = η(x; α*, θ*) + noise with η(x; α, θ) = Σ_j α_j exp(-(x - θ_j)²/2) + α_0, a row of bumps whose heights
-are linear and whose places are not. x is one of 256 points, each as likely, so that expectations are finite sums:
+The problem: y = η(x; α*, θ*) + noise with η(x; α, θ) = Σ_j α_j exp(-(x - θ_j)²/2) + α_0, a sum of bumps, linear in
+their heights and nonlinear in their places. x is uniform over 256 points, so that expectations are finite sums:
 
     f(w) = ½ mean_x (η(x; w) - η(x; w*))² + ½ noise²
 
@@ -13,8 +13,8 @@ Near the optimum the errors of head and body follow, in the time ln k, a linear 
     [ d H_θα    d H_θθ      ]
 
 and f falls like k^-min(1, 2κ), κ its smallest eigenvalue. A larger d lifts κ no higher than the coupling of head and
-body allows, because γ_k = 1/k has no constant to raise. So O(1/k) holds where the bumps stand apart; the second
-problem, with bumps that overlap, shows that it is no law.
+body allows, because γ_k = 1/k has no constant to raise. So O(1/k) holds where the bumps are apart; the second problem,
+with bumps that overlap, shows that it does not hold in general.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BUMPS, POINTS, NOISE = 4, 256, 0.5
 D, K0 = 16.0, 50.0
 STEPS, SEEDS = 10_000, 16
 QUICK_STEPS, QUICK_SEEDS = 2_000, 4
-MARKS = 31  # places along k, equally far on a logarithmic scale, where f is looked at
+MARKS = 31  # values of k, equally spaced on a logarithmic scale, at which f is evaluated
 TAIL = 30  # slopes are fitted to k >= steps/TAIL
 RESAMPLES = 2_000  # of the seeds, for the intervals
 HEAD_SIZES = (32, 64, 128, 256, 512, 1024)
@@ -55,7 +55,7 @@ BODY_INPUTS = (10, 100, 1_000, 10_000, 100_000)
 
 
 class Bumps(nn.Module):
-    """How near an input is to each of some places: (n, 1) to (n, places)."""
+    """Gaussian bumps of width 1 around learned places: (n, 1) to (n, places)."""
 
     def __init__(self, places: Tensor) -> None:
         super().__init__()
@@ -66,8 +66,8 @@ class Bumps(nn.Module):
 
 
 @dataclass(frozen=True)
-class Walk:
-    """One realization of the method: where it starts and what it sees follow from the seed."""
+class Realization:
+    """One run of the method, whose start and samples follow from the seed."""
 
     spacing: float
     steps: int
@@ -75,7 +75,7 @@ class Walk:
 
 
 def optimum(spacing: float) -> tuple[Tensor, Bumps, nn.Linear]:
-    """The points (POINTS, 1) that an input can be, and body and head with the optimal weights."""
+    """The possible inputs (POINTS, 1), and body and head with the optimal weights."""
     x = torch.linspace(0, BUMPS * spacing, POINTS, dtype=torch.float64)[:, None]
     head = nn.Linear(BUMPS, 1, dtype=torch.float64)
     with torch.no_grad():
@@ -89,7 +89,7 @@ def marks(steps: int) -> list[int]:
 
 
 def away_from_optimum(spacing: float, seed: int, steps: int) -> tuple[Tensor, nn.Sequential, Tensor, Tensor, Tensor]:
-    """The points and the model, moved from its optimum; the clean targets, which point each step draws, its noise."""
+    """The points, the model moved from its optimum, the targets without noise; the point and the noise of each step."""
     generator = torch.Generator().manual_seed(seed)
     x, body, head = optimum(spacing)
     model = nn.Sequential(body, head)
@@ -103,16 +103,16 @@ def away_from_optimum(spacing: float, seed: int, steps: int) -> tuple[Tensor, nn
     return x, model, clean, drawn, noise
 
 
-def follow(walk: Walk) -> Curves:
+def follow(realization: Realization) -> Curves:
     """The norm of the true gradient of f, and f less its minimum, at each of the marks."""
-    x, model, clean, drawn, noise = away_from_optimum(walk.spacing, walk.seed, walk.steps)
+    x, model, clean, drawn, noise = away_from_optimum(realization.spacing, realization.seed, realization.steps)
     optimizer = SepSA(model, torch.optim.SGD, solver=RLS(bias_ridge="ridge"), lr=1.0)
-    looked_at, norms, gaps = set(marks(walk.steps)), [], []
-    for k in range(1, walk.steps + 1):
+    evaluated, norms, gaps = set(marks(realization.steps)), [], []
+    for k in range(1, realization.steps + 1):
         row = drawn[k - 1 : k]
         optimizer.param_groups[0]["lr"] = D / (K0 + k)
         optimizer.learn(x[row], clean[row] + noise[k - 1], half_square)
-        if k in looked_at:
+        if k in evaluated:
             gap = half_square(model(x), clean)
             gradient = torch.autograd.grad(gap, list(model.parameters()))
             norms.append(math.sqrt(sum(float(g.square().sum()) for g in gradient)))
@@ -121,12 +121,12 @@ def follow(walk: Walk) -> Curves:
 
 
 def half_square(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The paper's F, averaged."""
+    """The paper's loss F, averaged over the rows."""
     return (outputs - targets).square().mean() / 2
 
 
 def kappa(spacing: float) -> float:
-    """The smallest eigenvalue of the matrix above."""
+    """The smallest eigenvalue κ of the matrix in the module's docstring."""
     x, body, head = optimum(spacing)
     with torch.no_grad():
         h = body(x)
@@ -179,13 +179,13 @@ def cost(seconds: float) -> dict[str, list[dict[str, float | None]]]:
 
 
 def iteration(inputs: int, hidden: int, seconds: float) -> float | None:
-    """The median time of one iteration of SepSA with SGD on a network with one hidden layer, tried for some seconds."""
+    """The median time of one iteration of SepSA with SGD on a network with one hidden layer, measured for `seconds`."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, 1))
     optimizer = SepSA(model, torch.optim.SGD, solver=RLS(bias_ridge="ridge"), lr=1e-6)
     x, y = torch.randn(1, inputs), torch.randn(1, 1)
     times: list[float] = []
-    for _ in range(5):  # the first ones find cold caches
+    for _ in range(5):  # warm up
         optimizer.learn(x, y)
     while sum(times) < seconds or len(times) < 5:
         start = time.perf_counter()
@@ -198,7 +198,7 @@ def iteration(inputs: int, hidden: int, seconds: float) -> float | None:
 
 
 def run(results: Path, jobs: int, quick: bool, console: Console) -> None:
-    """Write results/convergence.json, unless it is there with these settings."""
+    """Write results/convergence.json, unless it exists with these settings."""
     steps, seeds = (QUICK_STEPS, QUICK_SEEDS) if quick else (STEPS, SEEDS)
     settings = {"apart": APART, "overlapping": OVERLAPPING, "bumps": BUMPS, "noise": NOISE, "d": D, "k0": K0}
     settings |= {"steps": steps, "seeds": seeds}
@@ -206,20 +206,20 @@ def run(results: Path, jobs: int, quick: bool, console: Console) -> None:
     if file.exists() and json.loads(file.read_text(encoding="utf-8")).get("settings") == settings:
         console.print(f"{file} is there already", highlight=False)
         return
-    walks = [Walk(spacing, steps, seed) for spacing in (APART, OVERLAPPING) for seed in range(seeds)]
-    part = results / "convergence.part.json"  # the walks so far, for whoever is stopped on the way
-    found: dict[Walk, Curves] = {}
+    realizations = [Realization(spacing, steps, seed) for spacing in (APART, OVERLAPPING) for seed in range(seeds)]
+    part = results / "convergence.part.json"  # finished realizations, from which an interrupted run resumes
+    found: dict[Realization, Curves] = {}
     if part.exists():
-        found = {Walk(*walk): curves for walk, curves in json.loads(part.read_text(encoding="utf-8"))}
-    left = [walk for walk in walks if walk not in found]
-    work = runner.each(follow, left, jobs)
+        found = {Realization(*fields): curves for fields, curves in json.loads(part.read_text(encoding="utf-8"))}
+    missing = [realization for realization in realizations if realization not in found]
+    work = runner.each(follow, missing, jobs)
     with closing(work):
-        for i, curves, _ in track(work, "convergence", total=len(left), console=console):
-            found[left[i]] = curves
-            records.write(part, json.dumps([(astuple(walk), curves) for walk, curves in found.items()]))
+        for i, curves, _ in track(work, "convergence", total=len(missing), console=console):
+            found[missing[i]] = curves
+            records.write(part, json.dumps([(astuple(realization), curves) for realization, curves in found.items()]))
 
     def summarized(spacing: float) -> dict[str, Any]:
-        norms, gaps = (np.array([found[w][i] for w in walks if w.spacing == spacing]) for i in (0, 1))
+        norms, gaps = (np.array([found[r][i] for r in realizations if r.spacing == spacing]) for i in (0, 1))
         return summary(spacing, marks(steps), norms, gaps)
 
     with runner.one_thread():
@@ -231,8 +231,7 @@ def run(results: Path, jobs: int, quick: bool, console: Console) -> None:
         "settings": settings,
         "versions": records.versions(),
     }
-    lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items())
-    records.write(file, f"{{\n{lines}\n}}\n")
+    records.write_json(file, content)
     part.unlink(missing_ok=True)
     for name, at in (("apart", content), ("overlapping", content["overlapping"])):
         for what, (middle, low, high) in at["slope"].items():

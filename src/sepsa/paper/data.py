@@ -1,7 +1,7 @@
-"""The paper's four data sets, prepared as its experiments prepare them.
+"""The paper's four data sets, prepared as in its experiments.
 
-Files lie in the layouts of their publishers, under one folder: `folder`, or the environment variable SEPSA_DATA, or
-the user's cache folder. What is missing is downloaded, and what is there is checked before it is used.
+Files have the layouts of their publishers, under one folder: `folder`, or the environment variable SEPSA_DATA, or the
+user's cache folder. Missing files are downloaded, and all files are checked before use.
 
     energy/ENB2012_data.csv
     MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]
@@ -31,24 +31,27 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-NAMES = ("energy", "diabetes", "mnist", "cifar10")
+REGRESSIONS, CLASSIFICATIONS = ("energy", "diabetes"), ("mnist", "cifar10")
+NAMES = (*REGRESSIONS, *CLASSIFICATIONS)
+TITLES = {"energy": "Energy", "diabetes": "Diabetes", "mnist": "MNIST", "cifar10": "CIFAR-10"}
+Metric = Literal["mse", "accuracy"]
 _CLASSES = 10
 
-# UCI's own csv form of the set. They publish no checksum and may write the numbers anew, so the content vouches for it.
+# UCI's own csv file. UCI publishes no checksum and may reformat the numbers, so the content is checked instead.
 _ENERGY_URL = "https://archive.ics.uci.edu/static/public/242/data.csv"
 _ENERGY_COLUMNS = ["X1", "X2", "X3", "X4", "X5", "X6", "X7", "X8", "Y1", "Y2"]
 _ENERGY_ROWS = 768
 _ENERGY_MEANS = (
     0.7641666667, 671.7083333, 318.5, 176.6041667, 5.25, 3.5, 0.234375, 2.8125, 22.30720052, 24.58776042,
 )  # fmt: skip
-# The means of row number times value: the same rows in another order would be split differently.
+# The means of row number times value, which detect rows in another order: they would be split differently.
 _ENERGY_ORDER = (
     291.6229167, 258812.8958, 122259.0833, 68276.90625, 1992.375, 1343.5, 118.0078125, 1236.09375, 9026.127214,
     9746.294831,
 )  # fmt: skip
 
 _MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
-# file: md5 of the publisher's .gz, md5 of the bytes inside, which stays the same whoever compressed them.
+# file: md5 of the publisher's .gz, md5 of the unpacked bytes, which does not depend on the compressor.
 _MNIST_MD5 = {
     "train-images-idx3-ubyte": ("f68b3c2dcbeaaa9fbdd348bbdeb94873", "6bbc9ace898e44ae57da46a324031adb"),
     "train-labels-idx1-ubyte": ("d53e105ee54ea40749a09fcbcd1e9432", "a25bea736e30d166cdddb491f175f624"),
@@ -91,11 +94,16 @@ class Dataset:
     test_targets: Tensor
     validation_inputs: Tensor | None = None
     validation_targets: Tensor | None = None
-    note: str = ""  # what a reader of results on these files must know
+    note: str = ""  # a remark on these files for readers of the results
 
     @property
     def n_outputs(self) -> int:
         return self.train_targets.shape[1]
+
+
+def metric(name: str) -> Metric:
+    """What is reported on the data set: the mean squared error of regressions, the accuracy of classifications."""
+    return "mse" if name in REGRESSIONS else "accuracy"
 
 
 def load(name: str, folder: Path | None = None) -> Dataset:
@@ -108,12 +116,7 @@ def load(name: str, folder: Path | None = None) -> Dataset:
         raise ValueError(f"name must be one of {', '.join(map(repr, NAMES))}, got {name!r}")
     if name == "diabetes":
         return _diabetes()
-    place = _data_folder(folder)
-    if name == "energy":
-        return _energy(place)
-    if name == "mnist":
-        return _mnist(place)
-    return _cifar10(place)
+    return {"energy": _energy, "mnist": _mnist, "cifar10": _cifar10}[name](_data_folder(folder))
 
 
 # ---------------------------------------------------------------------- the four sets
@@ -132,7 +135,7 @@ def _energy(folder: Path) -> Dataset:
 
 
 def _energy_table(data: bytes) -> npt.NDArray[np.float64]:
-    """The 768 rows of X1..X8, Y1, Y2, or a ValueError that says why these bytes are not they."""
+    """The 768 rows of X1..X8, Y1, Y2; raises ValueError if the bytes are something else."""
     try:
         header, *rows = filter(None, csv.reader(io.StringIO(data.decode("utf-8-sig"), newline="")))
         table = np.array(rows, dtype=np.float64)
@@ -148,7 +151,7 @@ def _energy_table(data: bytes) -> npt.NDArray[np.float64]:
         ("mean", table.mean(0), _ENERGY_MEANS),
         ("mean of row number times value", np.arange(len(table)) @ table / len(table), _ENERGY_ORDER),
     ):
-        # Tight enough that one load changed by 0.01 shows, wide enough for numbers that went through float32.
+        # Tight enough to detect one load changed by 0.01, wide enough for numbers rounded to float32.
         wrong = ~np.isclose(numbers, known, rtol=1e-7, atol=0)
         if wrong.any():
             j = int(wrong.argmax())
@@ -166,44 +169,25 @@ def _regression(name: str, inputs: npt.NDArray[np.float64], targets: npt.NDArray
     split = _extra("sklearn.model_selection").train_test_split
     x, x_test, y, y_test = split(inputs, targets, test_size=0.2, random_state=123)
     x_train, x_validation, y_train, y_validation = split(x, y, test_size=0.2, random_state=123)
-    scaler = _extra("sklearn.preprocessing").StandardScaler().fit(x_train)
+    standardize = _extra("sklearn.preprocessing").StandardScaler().fit(x_train).transform
 
-    def tensor(values: npt.NDArray[np.float64]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32)
+    def tensors(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> tuple[Tensor, Tensor]:
+        return torch.tensor(standardize(x), dtype=torch.float32), torch.tensor(y, dtype=torch.float32)
 
-    return Dataset(
-        name=name,
-        task="regression",
-        train_inputs=tensor(scaler.transform(x_train)),
-        train_targets=tensor(y_train),
-        test_inputs=tensor(scaler.transform(x_test)),
-        test_targets=tensor(y_test),
-        validation_inputs=tensor(scaler.transform(x_validation)),
-        validation_targets=tensor(y_validation),
-    )
+    train, test = tensors(x_train, y_train), tensors(x_test, y_test)
+    return Dataset(name, "regression", *train, *test, *tensors(x_validation, y_validation))
 
 
 def _mnist(folder: Path) -> Dataset:
     raw = folder / "MNIST" / "raw"
 
-    def inputs(file: str) -> Tensor:
-        pixels = _idx(_mnist_bytes(raw, file))
-        n, height, width = pixels.shape
-        values = np.empty((n, 1, height, width), np.float32)
-        _standardize(pixels[:, None], _MNIST_MEAN, _MNIST_STD, out=values)
-        return torch.from_numpy(values)
+    def split(name: str) -> tuple[Tensor, Tensor]:
+        pixels = _idx(_mnist_bytes(raw, f"{name}-images-idx3-ubyte"))[:, None]
+        inputs = np.empty(pixels.shape, np.float32)
+        _standardize(pixels, _MNIST_MEAN, _MNIST_STD, out=inputs)
+        return torch.from_numpy(inputs), _one_hot(_idx(_mnist_bytes(raw, f"{name}-labels-idx1-ubyte")))
 
-    def targets(file: str) -> Tensor:
-        return _one_hot(_idx(_mnist_bytes(raw, file)))
-
-    return Dataset(
-        name="mnist",
-        task="classification",
-        train_inputs=inputs("train-images-idx3-ubyte"),
-        train_targets=targets("train-labels-idx1-ubyte"),
-        test_inputs=inputs("t10k-images-idx3-ubyte"),
-        test_targets=targets("t10k-labels-idx1-ubyte"),
-    )
+    return Dataset("mnist", "classification", *split("train"), *split("t10k"))
 
 
 def _mnist_bytes(raw: Path, name: str) -> bytes:
@@ -239,21 +223,21 @@ def _cifar10(folder: Path) -> Dataset:
     missing = [name for name in files if not (place / name).exists()]
     if missing:
         with _downloaded(_CIFAR10_URL, _CIFAR10_MD5, place / missing[0]) as archive:
-            # All six, not the missing ones alone: files of two encodings or orders would make no set.
+            # All six, not only the missing ones: the others may have another encoding or order.
             for file in _unpacked(archive, files):
                 os.replace(file, place / file.name)
-    train_inputs, train_targets = _cifar10_split([place / name for name in _CIFAR10_TRAIN])
-    test_inputs, test_targets = _cifar10_split([place / name for name in _CIFAR10_TEST])
-    note = "" if abs(float(train_inputs.std()) - _CIFAR10_SPREAD) < 1e-3 else _CIFAR10_NOTE
-    return Dataset("cifar10", "classification", train_inputs, train_targets, test_inputs, test_targets, note=note)
+    train = _cifar10_split([place / name for name in _CIFAR10_TRAIN])
+    test = _cifar10_split([place / name for name in _CIFAR10_TEST])
+    note = "" if abs(float(train[0].std()) - _CIFAR10_SPREAD) < 1e-3 else _CIFAR10_NOTE
+    return Dataset("cifar10", "classification", *train, *test, note=note)
 
 
 def _unpacked(archive: Path, names: list[str]) -> list[Path]:
-    """The files of these names, written beside the archive."""
+    """Extract the files of these names beside the archive."""
     with tarfile.open(archive) as tar:
         for name in names:
             source = tar.extractfile(f"{_CIFAR10_FOLDER}/{name}")
-            assert source is not None, name  # the archive's md5 vouches for what it holds
+            assert source is not None, name  # ensured by the archive's md5
             with source, (archive.parent / name).open("wb") as target:
                 shutil.copyfileobj(source, target)
     return [archive.parent / name for name in names]
@@ -273,7 +257,7 @@ def _cifar10_split(paths: list[Path]) -> tuple[Tensor, Tensor]:
         if labels[rows].max() >= _CLASSES:
             raise _refused(path, f"its labels must be 0 to {_CLASSES - 1}, got {labels[rows].max()}")
         _standardize(records[:, 1:], _CIFAR10_MEAN, _CIFAR10_STD, out=values[rows])
-    # No md5 here: copies that went through another image format are close enough, but every image must be there once.
+    # No md5 here: copies converted from another image format are accepted, but each class must be complete.
     counts, each = np.bincount(labels, minlength=_CLASSES), len(labels) // _CLASSES
     if (counts != each).any():
         c = int((counts != each).argmax())
@@ -283,14 +267,14 @@ def _cifar10_split(paths: list[Path]) -> tuple[Tensor, Tensor]:
 
 
 def _standardize(pixels: Bytes, mean: float, std: float, out: Floats) -> None:
-    """(pixels/255 - mean)/std, in float32 and in place: a set is larger than a modest machine wants to hold twice."""
+    """Write (pixels/255 - mean)/std in float32 to `out`, without a second copy of the large set in memory."""
     np.divide(pixels, np.float32(255), out=out)
     np.subtract(out, np.float32(mean), out=out)
     np.divide(out, np.float32(std), out=out)
 
 
 def black(name: str) -> float:
-    """What a black pixel is in the standardized images of "mnist" or "cifar10"."""
+    """The value of a black pixel in the standardized images of "mnist" or "cifar10"."""
     mean, std = {"mnist": (_MNIST_MEAN, _MNIST_STD), "cifar10": (_CIFAR10_MEAN, _CIFAR10_STD)}[name]
     return -mean / std
 
@@ -299,7 +283,7 @@ def _one_hot(labels: Bytes) -> Tensor:
     return torch.from_numpy(np.eye(_CLASSES, dtype=np.float32)[labels])
 
 
-# ---------------------------------------------------------------------- files and where they come from
+# ---------------------------------------------------------------------- files and downloads
 
 
 def _data_folder(folder: Path | None) -> Path:
@@ -311,9 +295,9 @@ def _data_folder(folder: Path | None) -> Path:
 def _downloaded(
     url: str, md5: str | None, wanted: Path, check: Callable[[Path], object] = lambda file: None
 ) -> Iterator[Path]:
-    """What `url` holds, checked, in a temporary folder beside `wanted`.
+    """The downloaded and checked content of `url`, in a temporary folder beside `wanted`.
 
-    From there it is one rename to its place, so that a killed download leaves no half file under a true name.
+    The caller renames it to its place, so that an interrupted download leaves no partial file under the final name.
     """
     with ExitStack() as stack:
         try:
@@ -323,7 +307,7 @@ def _downloaded(
             known = None if md5 is None else f"md5:{md5}"
             file = Path(pooch.retrieve(url, known_hash=known, fname=url.rsplit("/", 1)[1], path=beside))
             check(file)
-            file.chmod(0o644)  # pooch leaves it readable to its owner alone, but data folders are shared
+            file.chmod(0o644)  # pooch makes it readable by its owner only, but data folders are shared
         except (ImportError, OSError, ValueError) as error:
             raise FileNotFoundError(
                 f"{wanted} is missing, and {url} cannot be downloaded ({_reason(error)}): try again with a network, "
@@ -333,7 +317,7 @@ def _downloaded(
 
 
 def _reason(error: Exception) -> str:
-    """Why a download failed, without the layers of urllib3 under it."""
+    """The reason for a failed download, without urllib3's nested messages."""
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
     return str(error).partition(". ")[0]
@@ -344,7 +328,7 @@ def _refused(path: Path | str, why: str) -> ValueError:
 
 
 def _extra(module: str) -> Any:
-    """A module that only the extra `paper` brings."""
+    """Import a module that comes with the extra `paper`."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -31,7 +31,7 @@ def online(dataset: Dataset, method: str, lr: float, seed: int) -> NDArray[np.fl
     for k, i in enumerate(order.tolist()):
         errors[k] = test_error(model, dataset)
         if not np.isfinite(errors[k]):
-            break  # diverged: no later sample brings it back
+            break  # diverged
         learner.learn(dataset.train_inputs[i : i + 1], dataset.train_targets[i : i + 1])
     else:
         errors[-1] = test_error(model, dataset)
@@ -44,7 +44,7 @@ def test_error(model: torch.nn.Module, dataset: Dataset) -> float:
 
 
 def run(out: Path, seeds: int) -> None:
-    """Train, tell and draw."""
+    """Train all methods, print a table of their final errors and draw their learning curves."""
     console = Console()
     dataset = load("diabetes")
     constant = dataset.train_targets.mean(0).expand_as(dataset.test_targets)

@@ -1,11 +1,11 @@
-"""Figures, drawn from curves that were measured elsewhere."""
+"""Figures of learning curves and of convergence, drawn from recorded numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -14,7 +14,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-# Okabe and Ito's colours, which the colour-blind tell apart; line styles say the same again.
+from sepsa.paper.data import Metric
+from sepsa.paper.formatting import interval
+
+# Okabe and Ito's colours, which colour-blind readers tell apart; line styles differ as well.
 STYLES: dict[str, dict[str, Any]] = {
     "SepSA": {"color": "#D55E00", "linestyle": "-", "linewidth": 2.2, "zorder": 5},
     "slimTrain": {"color": "#CC79A7", "linestyle": (0, (5, 1, 1, 1))},
@@ -29,10 +32,9 @@ STYLES: dict[str, dict[str, Any]] = {
     "Adam, standardized targets": {"color": "#0072B2", "linestyle": (0, (1, 1))},
 }
 GUIDE = "#707070"
-_NEAR_PERFECT = 97.0  # %: from here on the errors that are left are what tells methods apart
+_NEAR_PERFECT = 97.0  # %: above it an axis shows the remaining errors, in which the methods differ
 
 Floats = NDArray[np.float64]
-Metric = Literal["mse", "accuracy"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,19 +46,22 @@ class Curve:
     diverged: bool = False
 
 
+Panels = Mapping[float, Mapping[str, Sequence[Curve]]]  # the runs of each panel, by learning rate and method
+
+
 @dataclass(frozen=True)
-class Row:
-    """One row of a grid: curves[lr][method] are the runs of one panel; values share one axis over the row."""
+class PanelRow:
+    """One row of a grid of panels, which share their vertical axis."""
 
     label: str
     xlabel: str
     metric: Metric
-    curves: Mapping[float, Mapping[str, Sequence[Curve]]]
+    panels: Panels
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
-    """One problem with a known optimum.
+class ConvergenceCurves:
+    """How fast the method converges on one problem with a known optimum.
 
     bands["gradient"] and bands["objective"] hold mean, low and high over k; slopes (estimate, low, high) in log–log.
     """
@@ -91,14 +96,14 @@ def learning_curves(
     return figure
 
 
-def curve_grid(rows: Sequence[Row], rates: Sequence[float]) -> Figure:
-    """A row per data set and split, a column per learning rate; what diverged is marked and named."""
+def curve_grid(rows: Sequence[PanelRow], rates: Sequence[float]) -> Figure:
+    """A row per data set and split, a column per learning rate; diverged methods are marked and named."""
     figure = Figure(figsize=(12.0, 0.7 + 3.0 * len(rows)), layout="constrained")
     axes = figure.subplots(len(rows), len(rates), squeeze=False)
     for row, line in zip(rows, axes, strict=True):
-        limits = _limits(row.metric, _all(row.curves))
+        limits = _limits(row.metric, _all(row.panels))
         for axis, lr in zip(line, rates, strict=True):
-            _panel(axis, row.curves.get(lr, {}), row.metric, limits, f"learning rate {lr:g}" if row is rows[0] else "")
+            _panel(axis, row.panels.get(lr, {}), row.metric, limits, f"learning rate {lr:g}" if row is rows[0] else "")
             axis.set_xlabel(row.xlabel)
             if axis is not line[0]:
                 axis.tick_params(labelleft=False)
@@ -107,53 +112,52 @@ def curve_grid(rows: Sequence[Row], rates: Sequence[float]) -> Figure:
     return figure
 
 
-def rate_sweep(curves: Mapping[float, Mapping[str, Sequence[Curve]]], xlabel: str, label: str) -> Figure:
-    """The last error over the learning rate, a line per method, then a panel of curves per learning rate."""
-    rates = sorted(curves)
+def rate_sweep(panels: Panels, xlabel: str, label: str) -> Figure:
+    """The final error over the learning rate, a line per method, then a panel of curves per learning rate."""
+    rates = sorted(panels)
     columns = 3
     lines = -(-(len(rates) + 2) // columns)  # the first panel takes two places
     figure = Figure(figsize=(12.0, 0.7 + 3.0 * lines), layout="constrained")
     grid = figure.add_gridspec(lines, columns)
-    limits = _limits("mse", _all(curves))
+    limits = _limits("mse", _all(panels))
     summary = figure.add_subplot(grid[0, :2])
-    _last_over_rate(summary, curves, limits)
+    _last_over_rate(summary, panels, limits)
     summary.set_ylabel(label)
-    panels = [figure.add_subplot(grid[divmod(place, columns)]) for place in range(2, len(rates) + 2)]
-    for place, (axis, lr) in enumerate(zip(panels, rates, strict=True), start=2):
-        _panel(axis, curves[lr], "mse", limits, f"learning rate {lr:g}")
+    axes = [figure.add_subplot(grid[divmod(place, columns)]) for place in range(2, len(rates) + 2)]
+    for place, (axis, lr) in enumerate(zip(axes, rates, strict=True), start=2):
+        _panel(axis, panels[lr], "mse", limits, f"learning rate {lr:g}")
         axis.set_xlabel(xlabel)
         if place % columns:
             axis.tick_params(labelleft=False)
         else:
             axis.set_ylabel(label)
-    _legend(figure, panels)
+    _legend(figure, axes)
     return figure
 
 
-def convergence(problems: Mapping[str, Problem], cost: Mapping[str, tuple[Floats, Floats]]) -> Figure:
+def convergence(problems: Mapping[str, ConvergenceCurves], cost: Mapping[str, tuple[Floats, Floats]]) -> Figure:
     """Gradient norm and objective gap over iterations with their slopes, and the cost of a step over p and q.
 
-    problems are named as the legend shall name them; cost["p"] and cost["q"] are (size, seconds).
+    The legend names the problems by their keys; cost["p"] and cost["q"] are (size, seconds).
     """
     figure = Figure(figsize=(12.0, 8.0), layout="constrained")
     (top, bottom) = figure.subplots(2, 2)
     color = STYLES["SepSA"]["color"]
-    for axis, which, label, guides in (
+    for axis, which, ylabel, guides in (
         (top[0], "gradient", "gradient norm, ‖∇f(w$_k$)‖", {"O(1/k)": -1.0, "O(1/√k)": -0.5}),
         (top[1], "objective", "objective gap, f(w$_k$) − f*", {"O(1/k)": -1.0}),
     ):
         for (name, problem), style in zip(problems.items(), (STYLES["SepSA"], STYLES["Adam"]), strict=False):
             band = problem.bands[which]
-            estimate, low, high = (f"{value:.2f}".replace("-", "−") for value in problem.slopes[which])
             axis.fill_between(problem.k, band["low"], band["high"], color=style["color"], alpha=0.15, lw=0)
-            told = f"{name}: slope {estimate} [{low}, {high}]"
-            axis.plot(problem.k, band["mean"], label=told, **(style | {"linewidth": 2}))
+            label = f"{name}: slope {interval(problem.slopes[which])}"
+            axis.plot(problem.k, band["mean"], label=label, **(style | {"linewidth": 2}))
         first = next(iter(problems.values()))
         k, mean = first.k, first.bands[which]["mean"]
         for (guide, power), line in zip(guides.items(), ((0, (1, 2)), (0, (6, 3))), strict=False):
             # Through the last point, where the slope is fitted; the start is far from the asymptote.
             axis.plot(k, mean[-1] * (k / k[-1]) ** power, color=GUIDE, linestyle=line, label=guide, zorder=1)
-        axis.set(xscale="log", yscale="log", xlabel="iteration k", ylabel=label)
+        axis.set(xscale="log", yscale="log", xlabel="iteration k", ylabel=ylabel)
         bands = [problem.bands[which] for problem in problems.values()]
         least, most = min(float(b["low"].min()) for b in bands), max(float(b["high"].max()) for b in bands)
         axis.set_ylim(least / (most / least) ** 0.35, most * 2)  # the legend stands below the curves
@@ -174,37 +178,37 @@ def convergence(problems: Mapping[str, Problem], cost: Mapping[str, tuple[Floats
     return figure
 
 
-def top(curves: Mapping[float, Mapping[str, Sequence[Curve]]]) -> float:
+def top(panels: Panels) -> float:
     """The upper edge of the panels that these errors are drawn in."""
-    return _limits("mse", _all(curves))[1]
+    return _limits("mse", _all(panels))[1]
 
 
-def near_perfect(row: Row) -> bool:
-    """Whether the row's accuracies are drawn by the errors that are left."""
-    return row.metric == "accuracy" and _limits(row.metric, _all(row.curves))[1] > _NEAR_PERFECT
+def near_perfect(row: PanelRow) -> bool:
+    """Whether the axis of the row shows the remaining errors instead of the accuracies."""
+    return row.metric == "accuracy" and _limits(row.metric, _all(row.panels))[1] > _NEAR_PERFECT
 
 
 def last(curves: Sequence[Curve], metric: Metric) -> float:
-    """The median of the runs' last values; a diverged run counts as the worst there is."""
+    """The median of the runs' last values; a diverged run counts as worse than any other."""
     worst = np.inf if metric == "mse" else -np.inf
     return float(np.quantile([worst if c.diverged else c.y[-1] for c in curves], 0.5, method="nearest"))
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write the figure in the form its name ends with; the same figure gives the same bytes."""
+    """Write the figure in the format of the file's suffix; equal figures give equal bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # matplotlib writes the time, its version and random ids otherwise
+    # Without these matplotlib writes the time, its version and random ids.
     metadata = {".svg": {"Date": None, "Creator": None}, ".png": {"Software": None}}.get(path.suffix)
     with matplotlib.rc_context({"svg.hashsalt": "sepsa"}):
         figure.savefig(path, dpi=150, metadata=metadata)
 
 
-# ---------------------------------------------------------------------- the parts
+# ---------------------------------------------------------------------- parts of a figure
 
 
 def _median_and_range(axis: Axes, name: str, x: Floats, runs: Floats, top: float) -> None:
-    left = np.where(np.isfinite(runs), runs, np.inf)  # a diverged run is worse than any other
-    middle, low, high = (np.quantile(left, q, axis=0, method="nearest") for q in (0.5, 0.0, 1.0))
+    finite = np.where(np.isfinite(runs), runs, np.inf)  # a diverged run is worse than any other
+    middle, low, high = (np.quantile(finite, q, axis=0, method="nearest") for q in (0.5, 0.0, 1.0))
     style = STYLES[name]
     axis.plot(x, middle, label=name, **style)
     if len(runs) > 1:
@@ -218,7 +222,7 @@ def _panel(
     limits: tuple[float, float],
     heading: str,
 ) -> None:
-    """The methods of one panel; a cross where a run leaves for good, and the names of those that did above."""
+    """Draw the methods of one panel, with a cross where a diverging run leaves it and a note that names the method."""
     _scale(axis, metric, limits)
     _head(axis, heading)
     axis.grid(which="major", alpha=0.3)
@@ -249,12 +253,12 @@ def _panel(
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if value < 1e4 else f"{value / 1e3:g}k"))
     for i, name in enumerate(above):
         _mark(axis, width * (1 - 0.035 * i), limits[1], name, "^")
-    told = {"× diverged": gone, "▲ ended above": above}
-    _note(axis, "; ".join(f"{what}: {', '.join(names)}" for what, names in told.items() if names))
+    notes = {"× diverged": gone, "▲ ended above": above}
+    _note(axis, "; ".join(f"{what}: {', '.join(names)}" for what, names in notes.items() if names))
 
 
 def _exit(curve: Curve, limits: tuple[float, float]) -> float:
-    """Where a diverging run is first seen outside its panel for good."""
+    """The x from which on a diverging run stays outside its panel."""
     inside = np.flatnonzero(np.isfinite(curve.y) & (curve.y <= limits[1]))
     return float(curve.x[min(inside[-1] + 1, len(curve.x) - 1)]) if inside.size else float(curve.x[0])
 
@@ -277,7 +281,7 @@ def _note(axis: Axes, text: str) -> None:
 
 
 def _log_limits(axis: Axes, limits: tuple[float, float]) -> None:
-    """A log axis that has several numbers on it, however few decades it spans."""
+    """Set a log axis that shows several numbers, however few decades it spans."""
     axis.set_yscale("log")
     axis.set_ylim(*limits)
     decades = np.log10(limits[1] / limits[0])
@@ -292,7 +296,7 @@ def _scale(axis: Axes, metric: Metric, limits: tuple[float, float]) -> None:
     if metric == "mse":
         _log_limits(axis, limits)
     elif limits[1] > _NEAR_PERFECT:
-        # Near 100 % what matters is the share of errors that is left: equal steps for equal ratios of it.
+        # Near 100 % the remaining errors matter: equal steps for equal ratios of them.
         least = 0.01
         axis.set_yscale(
             "function",
@@ -306,18 +310,18 @@ def _scale(axis: Axes, metric: Metric, limits: tuple[float, float]) -> None:
     axis.set_ylim(*limits)
 
 
-def _all(curves: Mapping[float, Mapping[str, Sequence[Curve]]]) -> list[Curve]:
-    return [curve for methods in curves.values() for several in methods.values() for curve in several]
+def _all(panels: Panels) -> list[Curve]:
+    return [curve for methods in panels.values() for several in methods.values() for curve in several]
 
 
 def _limits(metric: Metric, curves: Sequence[Curve]) -> tuple[float, float]:
-    """What every curve that stays has room in; one that leaves may leave the panel."""
+    """The limits of an axis on which every curve that does not diverge is visible."""
     if metric == "accuracy":
         best = float(np.nanmax(np.concatenate([[0.0], *(curve.y for curve in curves)])))
         return 0.0, min(100 - (100 - best) * 0.7, 99.98) if best > _NEAR_PERFECT else min(97.0, best * 1.08 + 1)
     starts = [curve.y[:1][np.isfinite(curve.y[:1])] for curve in curves]
-    stays = [curve.y[np.isfinite(curve.y)] for curve in curves if not curve.diverged]
-    values = np.concatenate([*starts, *stays])
+    stable = [curve.y[np.isfinite(curve.y)] for curve in curves if not curve.diverged]
+    values = np.concatenate([*starts, *stable])
     if not values.size:
         return 0.1, 10.0
     start = float(np.median(np.concatenate(starts))) if any(map(len, starts)) else float(values[0])
@@ -326,21 +330,19 @@ def _limits(metric: Metric, curves: Sequence[Curve]) -> tuple[float, float]:
     return (low, top) if 0 < low < top else (top / 1e4, top)
 
 
-def _last_over_rate(
-    axis: Axes, curves: Mapping[float, Mapping[str, Sequence[Curve]]], limits: tuple[float, float]
-) -> None:
-    """One line per method; what diverged or ended above stands side by side on the upper edge."""
-    names = [name for name in STYLES if any(name in methods for methods in curves.values())]
+def _last_over_rate(axis: Axes, panels: Panels, limits: tuple[float, float]) -> None:
+    """Draw a line per method; methods that diverged or ended above the panel are marked on the upper edge."""
+    names = [name for name in STYLES if any(name in methods for methods in panels.values())]
     for place, name in enumerate(names):
-        rates = [lr for lr in sorted(curves) if name in curves[lr]]
-        ends = [last(curves[lr][name], "mse") for lr in rates]
+        rates = [lr for lr in sorted(panels) if name in panels[lr]]
+        ends = [last(panels[lr][name], "mse") for lr in rates]
         axis.plot(rates, np.where(np.isfinite(ends), ends, np.nan), marker="o", markersize=4, **STYLES[name])
-        beside = 10 ** (0.11 * (place - (len(names) - 1) / 2))
+        shift = 10 ** (0.11 * (place - (len(names) - 1) / 2))
         for lr, end in zip(rates, ends, strict=True):
             if end > limits[1]:
-                _mark(axis, lr * beside, limits[1], name, "x" if end == np.inf else "^")
+                _mark(axis, lr * shift, limits[1], name, "x" if end == np.inf else "^")
     axis.set(xscale="log", xlabel="learning rate")
-    axis.set_xlim(min(curves) / 3, max(curves) * 3)
+    axis.set_xlim(min(panels) / 3, max(panels) * 3)
     _log_limits(axis, limits)
     _head(axis, "at the end, over all learning rates")
     _note(axis, "× diverged; ▲ ended above the panel")

@@ -1,4 +1,4 @@
-"""The paper's methods, and some more, behind one verb: `learn(inputs, targets)` does one iteration on one batch."""
+"""The paper's methods and some others, with one interface: `learn(inputs, targets)` trains on one batch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from torch.optim import Optimizer
 from sepsa.capture import PlainStep, Step, capture, first_order_step
 from sepsa.heads import RLS, Capturable, HeadSolver, SoftmaxNewton
 from sepsa.optimizer import SepSA
-from sepsa.paper.slimtik import SlimTik
-from sepsa.paper.slimtrain import PublishedSlimTik
+from sepsa.paper.slimtik import PublishedSlimTik, SlimTik
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 WEIGHT_DECAY = 1e-5
@@ -29,13 +28,13 @@ FIRST_ORDER: dict[str, tuple[Any, dict[str, Any]]] = {
 PAPER = ("SepSA", "slimTrain", "SGD", "NAG", "RMSprop", "Adam")
 TUNED, CROSS_ENTROPY, STANDARDIZED = "SepSA, tuned", "Adam, cross-entropy", "Adam, standardized targets"
 NEWTON, SELF_TUNING = "SepSA, cross-entropy", "SepSA, self-tuning"
-# The paper's methods with one thing changed, to find out what its figures were made with.
+# The paper's methods with one setting changed, to find out which settings the paper used.
 PUBLISHED = "slimTrain, as published"
 VARIANTS = ("SepSA, no weight decay", "Adam, no weight decay", PUBLISHED)
 NAMES = (*PAPER, TUNED, SELF_TUNING, CROSS_ENTROPY, NEWTON, STANDARDIZED, *VARIANTS)
 
-# Ridge and forgetting of "SepSA, tuned". Those of the regressions are what `sepsa reproduce tuning` chose, which leaves
-# results/tuning.json; the classifications were not tuned: the defaults, and a forgetting that a first trial favoured.
+# Ridge and forgetting of "SepSA, tuned". `sepsa reproduce tuning` chose those of the regressions (results/tuning.json);
+# the classifications were not tuned: they have the defaults, or the forgetting that was best in a first trial.
 TUNED_SETTINGS: dict[tuple[str, str], tuple[float, float]] = {
     ("energy", "online"): (0.1, 1.0),
     ("energy", "mini-batch"): (0.1, 0.8),
@@ -50,9 +49,8 @@ TUNED_SETTINGS: dict[tuple[str, str], tuple[float, float]] = {
 # The ridge of "SepSA, cross-entropy", of 1 to 10,000 the best online on a fifth of the training images held out.
 NEWTON_RIDGE = {"online": 1000.0, "mini-batch": 1.0}
 
-
-# Learning rate, ridge, forgetting and smoothing of the methods on images as we would use them, by experiment, data set,
-# mode and method: what `sepsa reproduce tuning` chose, of as many settings for each, on training images held out.
+# Learning rate, ridge, forgetting and label smoothing that `sepsa reproduce tuning` chose on held-out training images,
+# from equally many settings for each method; by experiment, data set, mode and method.
 IMAGE_SETTINGS: dict[tuple[str, str, str, str], tuple[float, float | None, float | None, float]] = {
     ("images", "cifar10", "mini-batch", CROSS_ENTROPY): (0.0005, None, None, 0.0),
     ("images", "cifar10", "mini-batch", NEWTON): (0.001, 1.0, 0.9999, 0.0),
@@ -81,13 +79,13 @@ def slug(name: str) -> str:
 
 
 def applies(name: str, task: str) -> bool:
-    """Whether the method is one for this task, "regression" or "classification"."""
+    """Whether the method can learn this task, "regression" or "classification"."""
     only = {CROSS_ENTROPY: "classification", NEWTON: "classification", STANDARDIZED: "regression"}
     return only.get(name, task) == task
 
 
 def head_settings(name: str, dataset: str, mode: str) -> tuple[float | None, float | None]:
-    """The ridge and the forgetting that the method gives its head, where they are settings of its own."""
+    """The ridge and the forgetting factor of the method's head; None where it has no such settings."""
     if name == TUNED:
         return TUNED_SETTINGS[dataset, mode]
     if name == NEWTON:
@@ -95,18 +93,11 @@ def head_settings(name: str, dataset: str, mode: str) -> tuple[float | None, flo
     return (1.0, 1.0) if name in ("SepSA", "SepSA, no weight decay") else (None, None)
 
 
-def image_settings(name: str, experiment: str, dataset: str, mode: str) -> dict[str, Any]:
-    """The settings of an experiment on images with a falling rate, as fields of its run."""
-    default = (1e-3, *head_settings(name, dataset, mode), 0.0)  # of methods that were not tuned
-    chosen = IMAGE_SETTINGS.get((experiment, dataset, mode, name), default)
-    return dict(zip(("lr", "ridge", "forgetting", "smoothing"), chosen, strict=True))
-
-
-class Learner:
+class Trainer:
     """A model and the optimizer that trains it on one loss, batch by batch.
 
-    `halving` is the paper's mini-batch rule: each epoch shows the head half of what the last one showed it.
-    `units` (mean, std) of the targets, each (n_outputs,), say that the model speaks in standardized targets.
+    `halving` is the paper's mini-batch rule: in each epoch the head learns from half as many rows as in the last.
+    `units` (mean, std) of the targets, each (n_outputs,), are given where the model predicts standardized targets.
     """
 
     def __init__(
@@ -122,9 +113,9 @@ class Learner:
         self.step: Step | None = None
 
     def capture(self, inputs: Tensor, targets: Tensor) -> Step:
-        """The iteration for batches like these: one CUDA graph on a GPU, unless the head decides on the host.
+        """The training step for batches of this shape: one CUDA graph on a GPU where the head can be captured.
 
-        Not compiled: a run ends before that has paid for itself, and every process would compile for itself.
+        Not compiled: compilation takes longer than it saves in one run, and every process would compile again.
         """
         if isinstance(self.optimizer, SepSA):
             if not isinstance(self.optimizer.solver, Capturable):
@@ -133,17 +124,17 @@ class Learner:
         return capture(self.model, self.optimizer, inputs, targets, self.loss_fn, compile=False)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Tell which epoch comes, the first being 1."""
+        """Prepare for an epoch, counted from 1."""
         if self.halving and isinstance(self.optimizer, SepSA):
             self.optimizer.head_fraction = 0.5 ** (epoch - 1)
 
     def set_rate(self, rate: float) -> None:
-        """Take this learning rate from here on."""
+        """Set the learning rate of all parameter groups."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 
     def learn(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """One iteration on one batch. Returns the loss that the body's gradient was taken of."""
+        """Train on one batch; returns the loss whose gradient the body followed."""
         if isinstance(self.optimizer, SepSA):
             return self.optimizer.learn(inputs, targets, self.loss_fn)
         return first_order_step(self.model, self.optimizer, self.loss_fn, inputs, targets)
@@ -172,42 +163,42 @@ def build(
     memory: int = 5,
     halving: bool = False,
     train_targets: Tensor | None = None,
-) -> Learner:
+) -> Trainer:
     """The method `name` on `model`, with the paper's options unless others are given.
 
-    `body` is the optimizer of the body under SepSA, `memory` slimTrain's, in blocks; `train_targets` (n, n_outputs)
-    are those to standardize by, where the method does so.
+    `body` is the optimizer of SepSA's body and `memory` the number of blocks that slimTrain keeps. A method that
+    standardizes targets takes their mean and deviation from `train_targets` (n, n_outputs).
     """
     if name not in NAMES:
         raise ValueError(f"method must be one of {', '.join(map(repr, NAMES))}, got {name!r}")
     decay = 0.0 if name.endswith("no weight decay") else WEIGHT_DECAY
     if name in ("SepSA", "SepSA, no weight decay", TUNED):
-        # In float64, where the authors' curvature is float32: the figures are the same, also at a learning rate of 100.
-        # The paper's prior: the ridge holds the bias too, and so it does in the methods beside it.
+        # In float64, where the authors' curvature is float32: the results are the same, also at a learning rate of 100.
+        # As in the paper, the ridge penalizes the bias too, in this and in the other methods.
         optimizer = separable(model, RLS(ridge=ridge, forgetting=forgetting, bias_ridge="ridge"), body, lr, decay)
-        return Learner(model, optimizer, halving=halving and name != TUNED)
+        return Trainer(model, optimizer, halving=halving and name != TUNED)
     if name == SELF_TUNING:
-        return Learner(model, separable(model, RLS(ridge="auto", forgetting="auto", bias_ridge="ridge"), body, lr))
+        return Trainer(model, separable(model, RLS(ridge="auto", forgetting="auto", bias_ridge="ridge"), body, lr))
     if name == NEWTON:
         solver = SoftmaxNewton(ridge=ridge, forgetting=forgetting, bias_ridge="ridge")
-        return Learner(model, separable(model, solver, "Adam", lr), solver.loss, halving=halving)
+        return Trainer(model, separable(model, solver, "Adam", lr), solver.loss, halving=halving)
     if name in ("slimTrain", PUBLISHED):
         slim = SlimTik if name == "slimTrain" else PublishedSlimTik
-        return Learner(model, separable(model, slim(memory=memory), "Adam", lr))
+        return Trainer(model, separable(model, slim(memory=memory), "Adam", lr))
     base, options = first_order(name if name in FIRST_ORDER else "Adam", model)
     optimizer = base(model.parameters(), lr=lr, weight_decay=decay, **options)
     if name == CROSS_ENTROPY:
-        return Learner(model, optimizer, cross_entropy)
+        return Trainer(model, optimizer, cross_entropy)
     if name == STANDARDIZED:
         if train_targets is None:
-            raise ValueError(f"train_targets must be given for {name!r}, got None: they tell the mean and deviation")
+            raise ValueError(f"train_targets must be given for {name!r}, got None: their mean and deviation are needed")
         mean, std = train_targets.mean(0), train_targets.std(0, correction=0)
-        return Learner(model, optimizer, lambda o, t: mse_loss(o, (t - mean) / std), units=(mean, std))
-    return Learner(model, optimizer)
+        return Trainer(model, optimizer, lambda o, t: mse_loss(o, (t - mean) / std), units=(mean, std))
+    return Trainer(model, optimizer)
 
 
 def first_order(name: str, model: nn.Module) -> tuple[Any, dict[str, Any]]:
-    """The optimizer and its options; on a GPU in one kernel where torch has one."""
+    """The optimizer class and its options; fused on a GPU, where torch has a fused version."""
     base, options = FIRST_ORDER[name]
     on_gpu = any(parameter.is_cuda for parameter in model.parameters())
     return base, options | ({"fused": True} if on_gpu and name != "RMSprop" else {})
@@ -216,5 +207,6 @@ def first_order(name: str, model: nn.Module) -> tuple[Any, dict[str, Any]]:
 def separable(
     model: nn.Module, solver: HeadSolver, body: str, lr: float, decay: float = WEIGHT_DECAY
 ) -> SepSA[HeadSolver]:
+    """SepSA with this head solver and a first-order optimizer for the body."""
     base, options = first_order(body, model)
     return SepSA(model, base, solver=solver, lr=lr, weight_decay=decay, **options)

@@ -1,4 +1,4 @@
-"""The networks of the paper's Table II, and the weights it starts them from."""
+"""The networks of the paper's Table II and their initial weights."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def cnn(channels: int, size: int, outputs: int) -> nn.Sequential:
 
 
 def initialize(model: nn.Module) -> None:
-    """The paper's start, in place: Kaiming-uniform weights (fan_in, ReLU) and biases of 0.01, the head's included.
+    """Initialize in place as in the paper: Kaiming-uniform weights (fan_in, ReLU) and biases of 0.01, also the head's.
 
-    Batch normalization keeps PyTorch's start.
+    Batch normalization keeps PyTorch's initial values.
     """
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
@@ -47,7 +47,7 @@ def initialize(model: nn.Module) -> None:
 def for_dataset(dataset: Dataset, default_init: bool = False) -> nn.Sequential:
     """The paper's network for this data set, its last module the head.
 
-    It starts as the paper's do, or with `default_init` as PyTorch's layers do.
+    It is initialized as in the paper, or with `default_init` as PyTorch initializes its layers.
     """
     shape = dataset.train_inputs.shape[1:]
     if len(shape) == 1:

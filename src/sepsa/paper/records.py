@@ -1,7 +1,7 @@
-"""What runs gave, kept in files: results/<experiment>/<dataset>-<mode>-<method>.json, with all its runs inside.
+"""The results of runs in files: results/<experiment>/<dataset>-<mode>-<method>.json, with all its runs inside.
 
-A file is replaced whole or not at all, so whoever is killed while writing leaves the one that was there; and several
-processes may write at the same time.
+Files are replaced atomically, so a process killed while writing leaves the old file; several processes may write at the
+same time.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ import numpy as np
 import torch
 
 import sepsa
-from sepsa.paper.experiments import Outcome, Run, metric
+from sepsa.paper.data import metric
+from sepsa.paper.experiments import RunSpec
 from sepsa.paper.methods import slug
+from sepsa.paper.training import Outcome
 
 _DIGITS = 6  # significant ones
 _KEYS = ("experiment", "dataset", "mode", "method", "metric", "runs")
 
 
-def path(results: Path, run: Run) -> Path:
+def path(results: Path, run: RunSpec) -> Path:
     """The file that holds this run."""
     return results / run.experiment / f"{run.dataset}-{run.mode}-{slug(run.method)}.json"
 
 
-def record(run: Run, outcome: Outcome, device: str) -> dict[str, Any]:
+def record(run: RunSpec, outcome: Outcome, device: str) -> dict[str, Any]:
     """One entry of a file's "runs"."""
     curve: dict[str, Any] = {"x": outcome.x}
     if outcome.train_curve:
@@ -53,7 +55,7 @@ def record(run: Run, outcome: Outcome, device: str) -> dict[str, Any]:
 
 
 def significant(value: float | None) -> float | None:
-    """The number with six digits; None for one that JSON cannot hold."""
+    """The number with six significant digits; None where it is not finite, which JSON cannot express."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.{_DIGITS}g}")
 
 
@@ -67,16 +69,16 @@ def versions() -> dict[str, str]:
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two entries agree in everything but the time they took and the versions that made them."""
-    beside = ("seconds", "versions")
-    return {k: v for k, v in one.items() if k not in beside} == {k: v for k, v in other.items() if k not in beside}
+    """Whether two entries agree in everything except the training time and the versions of the packages."""
+    ignored = {"seconds": None, "versions": None}
+    return one | ignored == other | ignored
 
 
 # ---------------------------------------------------------------------- files
 
 
 def read(file: Path) -> dict[str, Any]:
-    """A results file, checked; an error names what is no such file."""
+    """The content of a results file; raises ValueError if it is not one."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -89,28 +91,28 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def files(results: Path) -> list[Path]:
-    """All files of runs under a results folder, in order of name."""
+    """All files of runs under a results folder, sorted by name."""
     return sorted(results.glob("*/*.json"))
 
 
-def missing(results: Path, runs: list[Run]) -> list[Run]:
-    """The runs not recorded yet, with exactly this specification."""
+def missing(results: Path, runs: list[RunSpec]) -> list[RunSpec]:
+    """The runs that are not recorded with exactly this specification."""
     known: dict[Path, list[Any]] = {}
     for file in {path(results, run) for run in runs}:
-        # Through Run, because a record older than a field of it means that field's default.
+        # Through RunSpec, because a record older than a field of it means that field's default.
         known[file] = [_specification(entry["spec"]) for entry in read(file)["runs"]] if file.exists() else []
     return [run for run in runs if run not in known[path(results, run)]]
 
 
-def _specification(spec: dict[str, Any]) -> Run | None:
+def _specification(spec: dict[str, Any]) -> RunSpec | None:
     try:
-        return Run(**spec)
+        return RunSpec(**spec)
     except TypeError:  # written by another version, with fields of its own
         return None
 
 
-def add(results: Path, run: Run, entry: dict[str, Any]) -> None:
-    """Put an entry into the file of its run; one of the same learning rate and seed makes room for it."""
+def add(results: Path, run: RunSpec, entry: dict[str, Any]) -> None:
+    """Put an entry into the file of its run, in place of one with the same learning rate and seed."""
     file = path(results, run)
     content = {
         "experiment": run.experiment,
@@ -120,19 +122,19 @@ def add(results: Path, run: Run, entry: dict[str, Any]) -> None:
         "metric": metric(run.dataset),
         "runs": [],
     }
-    with _alone_in(file.parent):
+    with _locked(file.parent):
         _store(file, read(file) if file.exists() else content, [entry])
 
 
 def merge(into: Path, other: Path) -> int:
-    """Join the results of another machine to those in `into`, and return how many runs came new.
+    """Add the results of another machine to those in `into`, and return how many runs were added.
 
-    A run that both have stays as `into` has it; one that both have with other specifications is an error.
+    Of a run in both, that of `into` stays; if their specifications differ, this is an error.
     """
-    came = 0
+    added = 0
     for theirs in files(other):
         content, mine = read(theirs), into / theirs.relative_to(other)
-        with _alone_in(mine.parent):
+        with _locked(mine.parent):
             present = read(mine) if mine.exists() else content | {"runs": []}
             specs = {(entry["lr"], entry["seed"]): entry["spec"] for entry in present["runs"]}
             fresh = []
@@ -146,9 +148,9 @@ def merge(into: Path, other: Path) -> int:
                         f"{entry['spec']} and {spec}; remove the one that is out of date"
                     )
             if fresh:
-                came += len(fresh)
+                added += len(fresh)
                 _store(mine, present, fresh)
-    return came
+    return added
 
 
 def _store(file: Path, content: dict[str, Any], entries: list[dict[str, Any]]) -> None:
@@ -158,7 +160,7 @@ def _store(file: Path, content: dict[str, Any], entries: list[dict[str, Any]]) -
 
 
 def _lines(content: dict[str, Any]) -> Iterator[str]:
-    """JSON with one run in each line, so that a diff shows runs."""
+    """JSON with one run per line, so that a diff shows runs."""
     yield "{\n"
     for key in _KEYS[:-1]:
         yield f" {json.dumps(key)}: {json.dumps(content[key])},\n"
@@ -168,8 +170,8 @@ def _lines(content: dict[str, Any]) -> Iterator[str]:
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """One writer at a time, where the system can lock a folder; a killed one holds no lock."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder for one writer, where the system can; the lock ends with its process."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
@@ -184,10 +186,16 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def write_json(file: Path, content: dict[str, Any]) -> None:
+    """Replace a file by JSON with one line per key."""
+    lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items())
+    write(file, f"{{\n{lines}\n}}\n")
+
+
 def write(file: Path, text: str) -> None:
-    """Replace a file by another content, on the disk before it has the name."""
+    """Replace a file atomically: the new content is on the disk before it gets the file's name."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_name(f"{file.name}.new")  # always the same: what a killed writer leaves, the next one takes
+    beside = file.with_name(f"{file.name}.new")  # a fixed name: the next writer replaces what a killed one left
     try:
         with beside.open("w", encoding="utf-8") as stream:
             stream.write(text)

@@ -1,4 +1,4 @@
-"""Runs many runs, in this process or in several, and records each as it ends."""
+"""Execution of many runs, in this process or in several, with a record of each when it ends."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
-from sepsa.paper import experiments, records
-from sepsa.paper.data import Dataset, load
-from sepsa.paper.experiments import Outcome, Run
+from sepsa.paper import records, training
+from sepsa.paper.data import REGRESSIONS, Dataset, load
+from sepsa.paper.experiments import FIGURES, RunSpec
+from sepsa.paper.training import Outcome
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -32,44 +33,44 @@ _TRAIN_SIZE = {"energy": 491, "diabetes": 282, "mnist": 60_000, "cifar10": 50_00
 
 
 class Unusable(Exception):
-    """A file that the runs need is not what it should be; the message says which, and what to do."""
+    """A file that the runs need is damaged; the message names it and the remedy."""
 
 
 # ---------------------------------------------------------------------- recorded runs
 
 
 def reproduce(
-    runs: Sequence[Run],
+    runs: Sequence[RunSpec],
     results: Path,
     device: str = "cpu",
     jobs: int = 1,
     console: Console | None = None,
 ) -> int:
-    """Do the runs that `results` does not hold yet, record each as it ends, and return how many were done.
+    """Do the runs that `results` does not hold yet, record each when it ends, and return how many were done.
 
-    Whatever stops it, by Ctrl-C or by force, loses the runs in hand and no other.
+    An interrupt or a kill loses the unfinished runs only.
     """
     console = console or Console()
     try:
-        left = records.missing(results, list(runs))
+        missing = records.missing(results, list(runs))
     except ValueError as error:
         raise Unusable(str(error)) from None
-    if len(left) < len(runs):
-        console.print(f"{len(runs) - len(left)} of {len(runs)} runs are in {results} already", highlight=False)
-    if not left:
+    if len(missing) < len(runs):
+        console.print(f"{len(runs) - len(missing)} of {len(runs)} runs are in {results} already", highlight=False)
+    if not missing:
         return 0
-    forecast = Forecast(left, min(jobs, len(left)))
-    work = each(functools.partial(_train, device=device), left, jobs, forecast.begin)
+    forecast = Forecast(missing, min(jobs, len(missing)))
+    work = each(functools.partial(_train, device=device), missing, jobs, forecast.begin)
     with closing(work), _progress(console, forecast) as update:
         for i, outcome, seconds in work:
-            records.add(results, left[i], records.record(left[i], outcome, device_name(device)))
+            records.add(results, missing[i], records.record(missing[i], outcome, device_name(device)))
             forecast.end(i, seconds)
-            update(left[i])
-    return len(left)
+            update(missing[i])
+    return len(missing)
 
 
-def _train(run: Run, device: str) -> Outcome:
-    return experiments.train(run, dataset(run.dataset), device)
+def _train(run: RunSpec, device: str) -> Outcome:
+    return training.train(run, dataset(run.dataset), device)
 
 
 @functools.cache
@@ -82,7 +83,7 @@ def dataset(name: str) -> Dataset:
 
 
 def device_name(device: str) -> str:
-    """The device in the words of a record: cpu, or the make of the GPU."""
+    """The name of the device in a record: cpu, or the model of the GPU."""
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
 
 
@@ -97,8 +98,8 @@ def each(
 ) -> Generator[tuple[int, Result, float], None, None]:
     """The index, the result and the seconds of `work(item)` for each item, in the order in which they end.
 
-    With one job the work is done here, with more in so many processes, with torch on one thread wherever it is. They
-    end with this one, however it ends. `begin(i)` is called when item i is taken up.
+    One job works in this process, several in as many worker processes; torch uses one thread in each. Workers end when
+    this process ends, also when it is killed. `begin(i)` is called when item i starts.
     """
     if jobs == 1 or len(items) < 2:
         with one_thread():
@@ -108,38 +109,39 @@ def each(
                 result = work(item)
                 yield i, result, time.perf_counter() - start
         return
-    crew = [_hire(work) for _ in range(min(jobs, len(items)))]
+    workers = [_start_worker(work) for _ in range(min(jobs, len(items)))]
     try:
-        yield from _delegate(crew, items, begin)
+        yield from _distribute([connection for _, connection in workers], items, begin)
     finally:
-        for worker, connection in crew:
+        for worker, connection in workers:
             worker.kill()
             worker.join()
             connection.close()
 
 
-def _delegate(
-    crew: list[tuple[BaseProcess, Connection]], items: Sequence[Any], begin: Callable[[int], None]
+def _distribute(
+    connections: Sequence[Connection], items: Sequence[Any], begin: Callable[[int], None]
 ) -> Iterator[tuple[int, Any, float]]:
-    waiting, at = iter(enumerate(items)), dict[Connection, int]()
+    """Send each item to a worker that is free, and yield results as they come."""
+    waiting, busy = iter(enumerate(items)), dict[Connection, int]()
 
-    def hand_out(connection: Connection) -> None:
+    def send_next(connection: Connection) -> None:
         for i, item in waiting:
             begin(i)
-            at[connection] = i
+            busy[connection] = i
             connection.send(item)
             return
 
-    for _, connection in crew:
-        hand_out(connection)
-    while at:
-        for ready in wait(list(at)):
+    for connection in connections:
+        send_next(connection)
+    while busy:
+        for ready in wait(list(busy)):
             assert isinstance(ready, Connection)
-            i = at[ready]
+            i = busy[ready]
             try:
                 result, seconds = ready.recv()
-                del at[ready]
-                hand_out(ready)
+                del busy[ready]
+                send_next(ready)
             except (EOFError, ConnectionError):
                 raise RuntimeError(
                     f"the process with {items[i]} died without a word, of want of memory perhaps: try fewer jobs"
@@ -149,7 +151,7 @@ def _delegate(
             yield i, result, seconds
 
 
-def _hire(work: Callable[[Any], Any]) -> tuple[BaseProcess, Connection]:
+def _start_worker(work: Callable[[Any], Any]) -> tuple[BaseProcess, Connection]:
     # Spawned, not forked: a fork of a process with torch's threads, or with a GPU, does not work.
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
@@ -172,12 +174,12 @@ def _serve(work: Callable[[Any], Any], connection: Connection) -> None:
             try:
                 result = work(item)
             except Exception as error:
-                result = error if _speaks_for_itself(error) else RuntimeError(traceback.format_exc())
+                result = error if _is_for_the_user(error) else RuntimeError(traceback.format_exc())
             connection.send((result, time.perf_counter() - start))
 
 
-def _speaks_for_itself(error: Exception) -> bool:
-    # Errors for the user, of missing files and packages; of all others the place matters, which is lost on the way.
+def _is_for_the_user(error: Exception) -> bool:
+    # Missing files and packages need no traceback; that of other errors is sent as text, because pickling loses it.
     return isinstance(error, (FileNotFoundError, ModuleNotFoundError, Unusable))
 
 
@@ -190,7 +192,7 @@ def _die_with_parent() -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread for torch: sums in one order, so the same bits however many cores there are."""
+    """Limit torch to one thread: sums in one order give the same bits on any number of cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -203,21 +205,21 @@ def one_thread() -> Iterator[None]:
 
 
 class Forecast:
-    """How long the runs not yet done will take, from those that are done.
+    """An estimate of the time that the remaining runs take, from the times of finished runs.
 
-    Runs of one data set, mode and method cost what those done of them cost in the mean. Where none is done yet they
-    cost a guess, corrected by what the others cost beside theirs.
+    A run takes the mean time of finished runs with its data set, mode and method. Where none is finished it takes a
+    guess, scaled by how long the finished runs took compared with their guesses.
     """
 
-    def __init__(self, runs: Sequence[Run], jobs: int = 1, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, runs: Sequence[RunSpec], jobs: int = 1, now: Callable[[], float] = time.monotonic) -> None:
         self.runs, self.jobs, self.now = runs, jobs, now
-        self.begun: dict[int, float] = {}
+        self.started: dict[int, float] = {}
         self.seconds: dict[int, float] = {}
-        # For each kind of run, and for all under (): seconds measured and seconds guessed.
+        # Seconds measured and seconds guessed, for each kind of run and, under (), for all.
         self._sums: dict[tuple[str, ...], tuple[float, float]] = {}
 
     def begin(self, i: int) -> None:
-        self.begun[i] = self.now()
+        self.started[i] = self.now()
 
     def end(self, i: int, seconds: float) -> None:
         self.seconds[i] = seconds
@@ -225,58 +227,60 @@ class Forecast:
             measured, guessed = self._sums.get(kind, (0.0, 0.0))
             self._sums[kind] = measured + seconds, guessed + guess(self.runs[i])
 
-    def cost(self, run: Run) -> float:
-        """Seconds that this run will take."""
+    def cost(self, run: RunSpec) -> float:
+        """The estimated seconds of a run."""
         measured, guessed = self._sums.get(_kind(run)) or self._sums.get(()) or (1.0, 1.0)
         return guess(run) * measured / guessed
 
     def share(self) -> float:
-        """How much of the work is done, from 0 to 1."""
+        """The fraction of the work that is done, from 0 to 1."""
         done = sum(self.seconds.values())
-        return done / (done + sum(self._costs_left()) or 1.0)
+        return done / (done + sum(self._remaining_costs()) or 1.0)
 
-    def left(self) -> float:
-        """Seconds from now to the end: the work divided, but no less than the longest run."""
-        costs = self._costs_left()
+    def remaining(self) -> float:
+        """Seconds from now to the end: the work divided among the jobs, but at least the longest run."""
+        costs = self._remaining_costs()
         return max(sum(costs) / self.jobs, max(costs, default=0.0))
 
-    def _costs_left(self) -> list[float]:
+    def _remaining_costs(self) -> list[float]:
         now = self.now()
         return [
-            max(0.0, self.cost(run) - (now - self.begun.get(i, now)))
+            max(0.0, self.cost(run) - (now - self.started.get(i, now)))
             for i, run in enumerate(self.runs)
             if i not in self.seconds
         ]
 
 
-def _kind(run: Run) -> tuple[str, ...]:
+def _kind(run: RunSpec) -> tuple[str, ...]:
     return run.experiment, run.dataset, run.mode, run.method
 
 
-def guess(run: Run) -> float:
-    """Seconds that a run takes on one core of a CPU, evaluation included, roughly."""
+def guess(run: RunSpec) -> float:
+    """A rough guess of the seconds that a run takes on one CPU core, with its evaluation."""
     n = _TRAIN_SIZE[run.dataset]
-    if run.dataset in experiments.REGRESSIONS:
+    if run.dataset in REGRESSIONS:
         step = 3e-3 if run.method == "slimTrain" else 1e-3
         return step * run.epochs * -(-n // run.batch)
-    n = experiments.QUICK_TRAIN if run.quick else n
+    n = training.QUICK_TRAIN if run.quick else n
     test, points = (500, 5) if run.quick else (10_000, 120)
-    images = {"fig1": points * test, "fig3": run.epochs * (n + test)}.get(run.experiment, 0) + n + test
+    images = n + test
+    if run.experiment in FIGURES:
+        images += points * test if run.mode == "online" else run.epochs * (n + test)
     step = (4e-3 if run.batch == 1 else 6e-2) + (2e-2 if run.method == "slimTrain" else 0.0)
     return step * run.epochs * -(-n // run.batch) + 3e-4 * images
 
 
-class _Left(ProgressColumn):
+class _RemainingTime(ProgressColumn):
     def __init__(self, forecast: Forecast) -> None:
         super().__init__()
         self.forecast = forecast
 
     def render(self, task: Task) -> Text:
-        return Text(f"about {words(self.forecast.left())} left" if task.completed < 1 else "done")
+        return Text(f"about {duration(self.forecast.remaining())} left" if task.completed < 1 else "done")
 
 
-def words(seconds: float) -> str:
-    """A time as one says it: 40 s, 7 min, 3 h 20 min."""
+def duration(seconds: float) -> str:
+    """A time in words: 40 s, 7 min, 3 h 20 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -284,19 +288,19 @@ def words(seconds: float) -> str:
 
 
 @contextmanager
-def _progress(console: Console, forecast: Forecast) -> Iterator[Callable[[Run], None]]:
-    """A bar that moves with the work done, not with the number of runs; the body calls update(run) after each."""
+def _progress(console: Console, forecast: Forecast) -> Iterator[Callable[[RunSpec], None]]:
+    """A progress bar over the estimated work, not over the number of runs; the body calls update(run) after each."""
     total = len(forecast.runs)
     columns = (
         TextColumn("{task.fields[runs]}"),
         BarColumn(bar_width=None),
-        _Left(forecast),
+        _RemainingTime(forecast),
         TextColumn("{task.description}"),
     )
     with Progress(*columns, console=console, refresh_per_second=2) as progress:
         task = progress.add_task("", total=1.0, runs=f"0/{total} runs")
 
-        def update(run: Run) -> None:
+        def update(run: RunSpec) -> None:
             done = len(forecast.seconds)
             share = 1.0 if done == total else min(forecast.share(), 0.99)
             what = f"{run.experiment} {run.dataset} {run.mode}, {run.method}"

@@ -1,39 +1,29 @@
-"""The head of slimTrain: state and interface of the limited-memory Tikhonov method that `tikhonov` writes out.
+"""The head of slimTrain: state and interface of the limited-memory Tikhonov method of `tikhonov`.
 
-The arithmetic runs on the CPU wherever the head lies: the choice of Λ is read there anyway, and so a step waits for the
-head's device once, for what it needs of it, instead of at each number that is looked at.
+The arithmetic runs on the CPU, wherever the head is: the choice of Λ needs its numbers there, so a step waits for the
+head's device once instead of at each number that is read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa.heads.base import parameters
-from sepsa.heads.base.checks import (
-    check_dtype,
-    check_keys,
-    check_rows,
-    check_state_number,
-    check_state_tensor,
-    damaged,
-    explain_nonfinite,
-    is_new_head,
-    owned_head,
-)
+from sepsa.heads.base import checks, parameters
+from sepsa.heads.base.head import OwnsHead
 from sepsa.paper.tikhonov import factorize, increment, sgcv, trial_points
+from sepsa.states import schema
 from sepsa.validation import at_least, in_range
 
 _SETTINGS = ("memory", "regularization", "bounds", "candidates")
 
 
-class State(NamedTuple):
-    """All that an update changes. An update makes a new one and writes into none."""
+class SlimTikState(NamedTuple):
+    """What an update changes; each update makes a new one."""
 
     steps: int
     last_regularization: float  # Λ
@@ -41,7 +31,7 @@ class State(NamedTuple):
     blocks: tuple[Tensor, ...]  # the columns of M, the oldest block first
 
 
-class SlimTik:
+class SlimTik(OwnsHead):
     """Linear head by sampled limited-memory Tikhonov regularization, the method of slimTrain.
 
     Choose it to compare with slimTrain, or where batches are large and the ridge should follow from the data. Single
@@ -59,6 +49,8 @@ class SlimTik:
     Features and targets may come in any floating dtype; the arithmetic runs in `dtype`, float32 unless given.
     """
 
+    _replaced = ("_state", "_previous")
+
     def __init__(
         self,
         *,
@@ -69,99 +61,55 @@ class SlimTik:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         check_settings(memory, regularization, bounds, candidates)
-        check_dtype(dtype)
+        checks.check_dtype(dtype)
         self.memory = memory
         self.regularization = float(regularization)
         self.bounds = (float(bounds[0]), float(bounds[1]))
         self.candidates = candidates
         self.dtype = dtype
-        self.linear: nn.Linear | None = None
-        self._previous: Tensor | None = None  # where the last update started, for health alone
+        self._previous: Tensor | None = None  # the weights before the last update, for `health`
 
     # ------------------------------------------------------------------ state
 
-    def bind(self, linear: nn.Linear) -> SlimTik:
-        """Own the memory and the regularization of `linear`; its present weights are the start."""
-        if not is_new_head("SlimTik", self.linear, linear):
-            return self
-        self._state = State(0, self.regularization, self.regularization, ())
-        self.linear = linear
-        return self
+    def _start(self, linear: nn.Linear) -> None:
+        self._state = SlimTikState(0, self.regularization, self.regularization, ())
+
+    def _ready(self) -> nn.Linear:
+        return self._head()  # the memory stays on the CPU, where the arithmetic runs
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything beside the head itself, whose weights live in the `nn.Linear`."""
+        """Settings and memory; the weights are in the `nn.Linear`."""
         shape = self._shape()
         state = self._state._asdict() | {"blocks": [block.clone() for block in self._state.blocks]}
         return {"shape": shape} | {name: getattr(self, name) for name in _SETTINGS} | state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
+        """Load the state of a head of the same shape, with its settings; on an error nothing changes."""
         shape = self._shape()
-        check_keys("SlimTik", state_dict, {"shape", *_SETTINGS, *State._fields})
-        given = state_dict["shape"]
+        saved = schema.read("state_dict", state_dict, {"shape", *_SETTINGS, *SlimTikState._fields}, "SlimTik")
+        given = saved["shape"]
         if not isinstance(given, (list, tuple)) or not all(type(n) is int for n in given) or tuple(given) != shape:
             raise ValueError(
                 f"state_dict['shape'] must be {shape}, got {given!r}: the checkpoint belongs to a head of another size"
             )
-        memory, regularization, bounds, candidates = (state_dict[name] for name in _SETTINGS)
-        try:
-            check_settings(memory, regularization, bounds, candidates)
-        except TypeError as error:
-            raise ValueError(f"state_dict: {error}: the checkpoint is damaged") from None
-        for name in ("memory", "candidates"):
-            check_state_number(name, state_dict[name], 0, 2**31, integer=True)
-        steps, last, total, blocks = (state_dict[name] for name in State._fields)
-        check_state_number("steps", steps, 0, integer=True)
-        check_state_number("last_regularization", last, -bounds[1], bounds[1])
-        check_state_number("regularization_sum", total, *bounds)
+        regularization, bounds = saved["regularization"], saved["bounds"]
+        with schema.settings("state_dict"):
+            check_settings(saved["memory"], regularization, bounds, saved["candidates"])
+        memory, candidates = (saved.integer(name, 0, 2**31) for name in ("memory", "candidates"))
+        steps = saved.integer("steps")
+        last = saved.number("last_regularization", -bounds[1], bounds[1])
+        total = saved.number("regularization_sum", *bounds)
         if not steps and not last == total == regularization:
-            raise damaged("regularization_sum", f"{regularization:g} before the first update", total)
-        if not isinstance(blocks, (list, tuple)) or len(blocks) != min(steps, memory):
-            came = f"{len(blocks)} blocks" if isinstance(blocks, (list, tuple)) else type(blocks).__name__
-            raise ValueError(
-                f"state_dict['blocks'] must be a list of {min(steps, memory)} tensors after {steps} updates "
-                f"with memory {memory}, got {came}: the checkpoint is damaged"
-            )
-        copies = []
-        for i, block in enumerate(blocks):
-            columns = block.shape[1] if isinstance(block, Tensor) and not block.is_nested and block.ndim == 2 else 0
-            if not columns:
-                raise damaged(f"blocks'][{i}", f"a tensor of shape ({shape[1]}, n)", "another")
-            copies.append(
-                check_state_tensor(
-                    f"blocks'][{i}", block, (shape[1], columns), dtype=self.dtype, device=torch.device("cpu")
-                )
-            )
-        state = State(steps, float(last), float(total), tuple(copies))
-        settings = dict(
+            raise saved.damaged("regularization_sum", f"{regularization:g} before the first update", total)
+        blocks = saved.items("blocks", min(steps, memory))
+        copies = [blocks.tensor(i, (shape[1], None), self.dtype, torch.device("cpu")) for i in range(len(blocks))]
+        if not all(block.numel() for block in copies):
+            raise saved.damaged("blocks", "of one or more samples each", "an empty one")
+        state = SlimTikState(steps, last, total, tuple(copies))
+        settings: dict[str, Any] = dict(
             zip(_SETTINGS, (memory, float(regularization), tuple(map(float, bounds)), candidates), strict=True)
         )
-
-        def write() -> None:
-            self.__dict__.update(settings)
-            self._state, self._previous = state, None
-
-        parameters.commit(write)
-
-    def to(self, device: torch.device | str | int) -> SlimTik:
-        """Move the head; the memory stays on the CPU, where the arithmetic runs."""
-        self._bound().to(device)
-        return self
-
-    def checkpoint(self) -> Hashable:
-        """What `rollback` returns to: cheap, a copy of the head's weights and a reference to the rest."""
-        return self._state_now(), self._previous, parameters.join(self._bound())
-
-    def rollback(self, token: Any) -> None:
-        """Undo every update since `checkpoint()` gave this token."""
-        state, previous, head = token
-        linear = self._bound()
-
-        def write() -> None:
-            self._state, self._previous = state, previous
-            parameters.store(linear, head)
-
-        parameters.commit(write)
+        self._assign(**settings, _state=state, _previous=None)
 
     @property
     def steps(self) -> int:
@@ -191,7 +139,7 @@ class SlimTik:
 
     @torch.no_grad()
     def health(self) -> dict[str, float]:
-        """What to look at when a run goes wrong, as numbers to log every hundred steps or so.
+        """Numbers that show why a run goes wrong, to log every hundred steps or so.
 
         - `condition`, the largest over the smallest eigenvalue of the curvature MMᵀ + τI. Above 1e5 in float32 digits
           are lost: normalize the features, raise the lower of `bounds`, or take dtype=torch.float64.
@@ -202,7 +150,7 @@ class SlimTik:
           does not, the batches are too small for this method. NaN before an update.
         - `regularization_sum`, the ridge as chosen so far. At one of its `bounds`: widen them.
         """
-        state, linear = self._state_now(), self._bound()
+        state, linear = self._state_now(), self._head()
         eigenvalues = torch.linalg.eigvalsh(self._curvature())
         low, high = max(float(eigenvalues[0]), state.regularization_sum), float(eigenvalues[-1])
         step = math.nan
@@ -217,18 +165,14 @@ class SlimTik:
         }
 
     def __repr__(self) -> str:
-        head = "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
-        return f"SlimTik(memory={self.memory}, regularization={self.regularization:g}{head})"
+        return f"SlimTik(memory={self.memory}, regularization={self.regularization:g}{self._shape_words()})"
 
-    def _bound(self) -> nn.Linear:
-        return owned_head("SlimTik", self.linear)
-
-    def _state_now(self) -> State:
-        self._bound()
+    def _state_now(self) -> SlimTikState:
+        self._head()  # a head without one has no state
         return self._state
 
     def _shape(self) -> tuple[int, int]:
-        linear = self._bound()
+        linear = self._head()
         return linear.out_features, parameters.width(linear)
 
     def _curvature(self) -> Tensor:
@@ -250,13 +194,13 @@ class SlimTik:
 
         `sample_weight` must be None: the method has none. On bad input an error is raised and nothing changes.
         """
-        linear = self._bound()
+        linear = self._head()
         if sample_weight is not None:
             raise ValueError(
                 f"sample_weight must be None, got a {type(sample_weight).__name__}: "
                 "slimTik weighs all samples of a batch alike; RLS takes weights"
             )
-        check_rows(linear, features, targets)
+        checks.check_rows(linear, features, targets)
         with torch.autocast("cpu", enabled=False):
             self._learn(linear, features, targets)
 
@@ -270,21 +214,16 @@ class SlimTik:
         C = y.T / math.sqrt(n)
         E = C - W @ Z
         if not math.isfinite(float(Z.square().sum() + E.square().sum())):
-            raise explain_nonfinite(features, targets, linear)
+            raise checks.explain_nonfinite(features, targets, linear)
 
         state = self._state
         W, lam, tau = self._solve(Z, E, W)
         rounded = W.to(linear.weight.dtype)
         if not math.isfinite(float(rounded.abs().max())):
-            raise explain_nonfinite(features, targets, linear, W)
+            raise checks.explain_nonfinite(features, targets, linear, W)
         head = rounded.to(linear.weight.device)
-        new = State(state.steps + 1, lam, tau, (*state.blocks, Z)[-self.memory :] if self.memory else ())
-
-        def write() -> None:
-            self._state, self._previous = new, start
-            parameters.store(linear, head)
-
-        parameters.commit(write)
+        new = SlimTikState(state.steps + 1, lam, tau, (*state.blocks, Z)[-self.memory :] if self.memory else ())
+        self._assign(head, _state=new, _previous=start)
 
     def _solve(self, Z: Tensor, E: Tensor, W: Tensor) -> tuple[Tensor, float, float]:
         """The new head, its Λ and τ, from the block Z (p, n) with residuals E (m, n)."""
@@ -298,25 +237,54 @@ class SlimTik:
 
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
-        """The head's outputs (..., out_features); what would tell their deviation, old targets, is not kept."""
-        linear = self._bound()
-        check_rows(linear, features)
+        """The head's outputs (..., out_features), without a deviation, which would need old targets."""
+        linear = self._head()
+        checks.check_rows(linear, features)
         Phi = parameters.rows(linear, features, self.dtype)
         if not bool(Phi.square().sum().isfinite()):
-            raise explain_nonfinite(features, None, linear)
+            raise checks.explain_nonfinite(features, None, linear)
         outputs = Phi @ parameters.join(linear).to(self.dtype).T
         return outputs.reshape(*features.shape[:-1], linear.out_features).to(linear.weight.dtype)
 
 
+class PublishedSlimTik(SlimTik):
+    """`SlimTik` in the arithmetic of its authors' published code, to find out how the paper's numbers were made.
+
+    Use `SlimTik` for everything else. Three things differ: GCV's trace is n - m tr H for n samples and m outputs, not
+    m(n - tr H), so that it has a pole where tr H = n/m; Λ may reach the upper bound at every step, and only the lower
+    one bounds its sum τ; and (USSUᵀ + τI)⁻¹ is formed as I/τ - U(...)Uᵀ/τ², which loses every digit of float32 when τ
+    is small.
+    """
+
+    def _solve(self, Z: Tensor, E: Tensor, W: Tensor) -> tuple[Tensor, float, float]:
+        _, U, S, V, _, WU, _, _ = factorize(Z, self._state.blocks, E, W)
+        low, high = self.bounds
+        eps, total = torch.finfo(self.dtype).eps, self._state.regularization_sum
+        reach = total / 2 - low
+        sides = [torch.logspace(math.log10(eps), math.log10(high), self.candidates)]
+        if reach > 0:
+            sides.append(-torch.logspace(math.log10(eps), math.log10(reach), self.candidates))
+        trials = torch.cat(sides).to(W)
+        ZU = V * S
+        D = 1 / (S.square() + total + trials[:, None])
+        residual = ((trials[:, None, None] * WU - E @ ZU) * D[:, None]) @ ZU.T + E
+        trace = len(W) * (D @ ZU.square().sum(0))
+        values = residual.square().sum((1, 2)) / (Z.shape[1] - trace).square()
+        lam = float(trials[values.nan_to_num(nan=math.inf).argmin()])
+        tau = total + lam
+        inverse = torch.eye(len(U), dtype=W.dtype) / tau - ((U * (S.square() / (1 + S.square() / tau))) @ U.T) / tau**2
+        return W + (E @ Z.T - lam * W) @ inverse, lam, tau
+
+
 def on_host(dtype: torch.dtype, *tensors: Tensor) -> list[Tensor]:
-    """The tensors on the CPU in one transfer, where each of their own would wait for the device."""
+    """The tensors on the CPU, in one transfer instead of several that each wait for the device."""
     flat = torch.cat([tensor.detach().to(dtype).reshape(-1) for tensor in tensors]).cpu()
     parts = torch.split_with_sizes(flat, [tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def check_settings(memory: int, regularization: float, bounds: tuple[float, float], candidates: int) -> None:
-    """The hyperparameters, given or loaded."""
+    """Check hyperparameters, given or loaded."""
     at_least("memory", memory, 0)
     at_least("candidates", candidates, 2)
     if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:

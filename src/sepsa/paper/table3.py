@@ -1,4 +1,4 @@
-"""The paper's Table III beside ours: what it printed, and what the records of our runs come to."""
+"""The paper's Table III beside ours: the numbers that the paper prints, and the means over the records of our runs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sepsa.paper.data import NAMES
-from sepsa.paper.experiments import EXPERIMENTS
-from sepsa.paper.figures import Metric
+from sepsa.paper.data import NAMES, Metric
+from sepsa.paper.experiments import EXPERIMENTS, MODES, TABLES
 from sepsa.paper.methods import CROSS_ENTROPY, NEWTON, SELF_TUNING, STANDARDIZED, TUNED, VARIANTS, slug
 from sepsa.paper.records import read as read_file
 from sepsa.paper.records import significant
 
-MODES = ("online", "mini-batch")
 # The paper's rows first, in its order; then its other methods; then those it lacks.
 METHODS = (
     *("SepSA", "slimTrain", "Adam", "RMSprop", "NAG", "SGD"),
@@ -63,11 +61,16 @@ PAPER: dict[tuple[str, str, str], Printed] = {
 }
 
 
+def base_method(name: str) -> str:
+    """The paper's method that a method is a variant of: "Adam" for "Adam, no weight decay"."""
+    return name.partition(",")[0]
+
+
 # ---------------------------------------------------------------------- records
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """One training run; numbers that are not finite are None."""
 
     lr: float
@@ -92,20 +95,16 @@ class Record:
     mode: str
     method: str
     metric: Metric
-    runs: tuple[Run, ...]
-
-    @property
-    def name(self) -> str:
-        """That of its file."""
-        return f"{self.experiment}/{self.dataset}-{self.mode}-{slug(self.method)}"
+    runs: tuple[RecordedRun, ...]
 
 
 def read(results: Path) -> list[Record]:
     """Every record under `results`, in the order in which the paper would print them."""
     paths = [path for name in EXPERIMENTS for path in sorted((results / name).glob("*.json"))]
     records = [record for record in map(_record, paths) if record.runs]
+    modes: Sequence[str] = MODES
     return sorted(
-        records, key=lambda r: (r.experiment, MODES.index(r.mode), NAMES.index(r.dataset), METHODS.index(r.method))
+        records, key=lambda r: (r.experiment, modes.index(r.mode), NAMES.index(r.dataset), METHODS.index(r.method))
     )
 
 
@@ -123,10 +122,10 @@ def _record(path: Path) -> Record:
     return Record(raw["experiment"], raw["dataset"], raw["mode"], raw["method"], raw["metric"], runs)
 
 
-def _run(raw: Mapping[str, Any]) -> Run:
+def _run(raw: Mapping[str, Any]) -> RecordedRun:
     final: dict[str, Any] = {key: _finite(raw["final"][key]) for key in ("train", "test")}
     common = {key: raw[key] for key in ("lr", "seed", "spec", "device", "versions", "seconds", "diverged", "curve")}
-    return Run(**common, **final, note=raw.get("note") or raw["spec"].get("note"))
+    return RecordedRun(**common, **final, note=raw.get("note") or raw["spec"].get("note"))
 
 
 def _finite(value: float | None) -> float | None:
@@ -137,11 +136,11 @@ def _finite(value: float | None) -> float | None:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One row of table3.json or images.json: ours beside the paper's, None where there is no number.
 
-    Means and standard deviations (of the sample: n − 1) leave diverged runs out, and `diverged` counts those. The
-    differences are (ours − paper's) / the paper's standard deviation.
+    Means and standard deviations (of the sample: n − 1) exclude diverged runs, which `diverged` counts. The differences
+    are (ours − paper's) / the paper's standard deviation.
     """
 
     experiment: str
@@ -164,39 +163,36 @@ class Row:
     train_difference: float | None
     test_difference: float | None
 
-    @property
-    def name(self) -> str:
-        """That of the file with the runs behind it."""
-        return f"{self.experiment}/{self.dataset}-{self.mode}-{slug(self.method)}"
+
+def name(row: Record | TableRow) -> str:
+    """The file with the runs behind a row, relative to the folder of results, without its suffix."""
+    return f"{row.experiment}/{row.dataset}-{row.mode}-{slug(row.method)}"
 
 
-def table3(records: Iterable[Record], experiments: Sequence[str] = ("table3",)) -> list[Row]:
+def compared_row(row: Record | TableRow) -> Printed | None:
+    """The row of the paper's table that the experiment compares this one with."""
+    compared = EXPERIMENTS[row.experiment].compared
+    method = base_method(row.method) if compared == "variant" else row.method
+    return PAPER.get((row.mode, row.dataset, method)) if compared else None
+
+
+def table3(records: Iterable[Record], experiments: Sequence[str] = ("table3",)) -> list[TableRow]:
     """One row per record of the experiments, in the paper's order."""
     return [_row(record) for name in experiments for record in records if record.experiment == name]
 
 
-def _row(record: Record) -> Row:
-    # The settings of "images" are not the paper's, though a method may bear the name.
-    comparable = record.experiment in ("table3", "augmented", "variants")
-    of_paper = record.method.partition(",")[0] if record.experiment == "variants" else record.method
-    stays = [run for run in record.runs if not run.diverged]
-    train_mean, train_std = _mean_and_std([run.train for run in stays if run.train is not None])
-    test_mean, test_std = _mean_and_std([run.test for run in stays if run.test is not None])
-    paper = PAPER.get((record.mode, record.dataset, of_paper)) if comparable else None
-    return Row(
-        experiment=record.experiment,
-        mode=record.mode,
-        dataset=record.dataset,
-        method=record.method,
-        metric=record.metric,
-        train_mean=train_mean,
-        train_std=train_std,
-        test_mean=test_mean,
-        test_std=test_std,
-        # A run that diverged stopped early, and would make the method look fast.
-        seconds_mean=significant(float(np.mean([run.seconds for run in stays or record.runs]))),
+def _row(record: Record) -> TableRow:
+    stable = [run for run in record.runs if not run.diverged]
+    train_mean, train_std = _mean_and_std([run.train for run in stable if run.train is not None])
+    test_mean, test_std = _mean_and_std([run.test for run in stable if run.test is not None])
+    paper = compared_row(record)
+    # A diverged run stopped early, and would make the method look fast.
+    seconds = significant(float(np.mean([run.seconds for run in stable or record.runs])))
+    return TableRow(
+        *(record.experiment, record.mode, record.dataset, record.method, record.metric),
+        *(train_mean, train_std, test_mean, test_std, seconds),
         seeds=len(record.runs),
-        diverged=len(record.runs) - len(stays),
+        diverged=len(record.runs) - len(stable),
         paper_train_mean=paper and paper.train_mean,
         paper_train_std=paper and paper.train_std,
         paper_test_mean=paper and paper.test_mean,
@@ -216,40 +212,36 @@ def _difference(ours: float | None, mean: float, std: float) -> float | None:
     return None if ours is None else significant((ours - mean) / std)
 
 
-def unexplained(rows: Iterable[Row]) -> list[tuple[Row, str]]:
-    """The means, "train" or "test", beyond two of the paper's deviations in rows of it that no experiment meets.
+def unexplained(rows: Iterable[TableRow]) -> list[tuple[TableRow, str]]:
+    """The means, "train" or "test", of the paper's rows that no experiment reproduces.
 
-    One meets the row if both of its means lie within two. What is counted else is the row of "augmented", if there is
-    one, and that of "table3" if not.
+    An experiment reproduces a row if both of its means lie within two of the paper's standard deviations. Of a row that
+    none reproduces, the means beyond two are counted in the last experiment with the paper's own method.
     """
-    found: dict[tuple[str, str, str], dict[str, Row]] = {}
-    met = set()
+    found: dict[tuple[str, str, str], dict[str, TableRow]] = {}
+    reproduced = set()
     for row in rows:
         if row.paper_test_mean is not None:
-            key = row.mode, row.dataset, row.method.partition(",")[0]
+            key = row.mode, row.dataset, base_method(row.method)
             found.setdefault(key, {})[row.experiment] = row
             if not _beyond_two(row):
-                met.add(key)
-    left = [by.get("augmented", by.get("table3")) for key, by in found.items() if key not in met]
-    return [(row, split) for row in left if row is not None for split in _beyond_two(row)]
+                reproduced.add(key)
+    same = [name for name in TABLES if EXPERIMENTS[name].compared == "same method"]
+    counted = [[by[name] for name in same if name in by][-1:] for key, by in found.items() if key not in reproduced]
+    return [(row, split) for last in counted for row in last for split in _beyond_two(row)]
 
 
-def _beyond_two(row: Row) -> list[str]:
+def _beyond_two(row: TableRow) -> list[str]:
     pairs = (("train", row.train_difference), ("test", row.test_difference))
     return [split for split, difference in pairs if difference is None or abs(difference) > 2]
 
 
-def best_methods(rows: Iterable[Row]) -> set[tuple[str, str, str]]:
+def best_methods(rows: Iterable[TableRow]) -> set[tuple[str, str, str]]:
     """The method with the best test mean in each mode and data set, of those that never diverged."""
-    found: dict[tuple[str, str], Row] = {}
+    found: dict[tuple[str, str], list[tuple[float, TableRow]]] = {}
     for row in rows:
-        if row.test_mean is None or row.diverged:
-            continue
-        so_far = found.get((row.mode, row.dataset))
-        if so_far is None or _better(row.test_mean, so_far.test_mean or 0.0, row.metric):
-            found[row.mode, row.dataset] = row
-    return {(row.mode, row.dataset, row.method) for row in found.values()}
-
-
-def _better(a: float, b: float, metric: str) -> bool:
-    return a < b if metric == "mse" else a > b
+        if row.test_mean is not None and not row.diverged:
+            error = row.test_mean if row.metric == "mse" else -row.test_mean
+            found.setdefault((row.mode, row.dataset), []).append((error, row))
+    best = [min(candidates, key=lambda candidate: candidate[0])[1] for candidates in found.values()]
+    return {(row.mode, row.dataset, row.method) for row in best}

@@ -1,20 +1,18 @@
-"""The mathematics of `SlimTik`: pure functions of tensors.
-
-slimTik: the head of slimTrain, a limited-memory Tikhonov method that chooses its own regularization.
+"""The mathematics of `SlimTik`, a limited-memory Tikhonov method that chooses its regularization: pure functions.
 
 After Newman, Chung, Chung and Ruthotto, "slimTrain", SIAM J. Sci. Comput. 44 (2022), in its symbols, and Chung, Chung,
 Slagel and Tenorio, "Sampled limited memory methods for massive linear inverse problems", Inverse Problems 36 (2020).
 
 Symbols, at step k: Z (p, n) the features in columns, with a last row of ones where the head has a bias, and C (m, n)
-the targets, both divided by √n, so that squares sum to means; M (p, ·) the Z of the last r steps, as they were seen;
+the targets, both divided by √n, so that squares sum to means; M (p, ·) the Z of the last r steps;
 W (m, p) the head; E = C - WZ; Λ the parameter chosen now, τ = Λ + Σ Λ_i its sum with all chosen before. The head
 moves by the s (m, p) that minimizes
 
     ½‖s [Z M] - [E 0]‖² + ½ τ‖s + (Λ/τ) W‖²,    s = (EZᵀ - ΛW)(ZZᵀ + MMᵀ + τI)⁻¹                                (*)
 
-The zeros say that the head fitted the old blocks as well as it could, so only the increment meets them: their targets
-are not kept. (*) is the step from the minimizer of Σ‖WZ_i - C_i‖² + Σ Λ_i ‖W‖² without the new block to the one with
-it, except that blocks older than M are forgotten.
+The zeros mean that the head fitted the old blocks as well as it could, so that their targets need not be kept. (*) is
+the step from the minimizer of Σ‖WZ_i - C_i‖² + Σ Λ_i ‖W‖² without the new block to the one with it, except that blocks
+older than M are forgotten.
 
 All outputs share one thin SVD [Z M] = USVᵀ, in which (*) and the criterion for Λ are diagonal. Both are written without
 the differences I - ZᵀU(...)UᵀZ and I/τ - U(...)Uᵀ/τ², which lose every digit of float32 when τ is small.
@@ -30,7 +28,7 @@ import torch
 from torch import Tensor
 
 
-class Problem(NamedTuple):
+class TikhonovProblem(NamedTuple):
     """(*) in the basis of the thin SVD [Z M] = USVᵀ, of q singular values."""
 
     W: Tensor  # (m, p)
@@ -43,7 +41,7 @@ class Problem(NamedTuple):
     freedom: Tensor  # (): tr(I - VVᵀ)
 
 
-def factorize(Z: Tensor, blocks: Sequence[Tensor], E: Tensor, W: Tensor) -> Problem:
+def factorize(Z: Tensor, blocks: Sequence[Tensor], E: Tensor, W: Tensor) -> TikhonovProblem:
     """One SVD for all outputs, all trial points and the step."""
     M = torch.cat([Z, *blocks], 1)
     try:
@@ -60,7 +58,7 @@ def factorize(Z: Tensor, blocks: Sequence[Tensor], E: Tensor, W: Tensor) -> Prob
         rest, freedom = torch.zeros_like(E), E.new_zeros(())
     else:
         rest, freedom = E - EV @ V.T, (n - V.square().sum()).clamp(min=0)
-    return Problem(W, U, S, V, EV, W @ U, rest, freedom)
+    return TikhonovProblem(W, U, S, V, EV, W @ U, rest, freedom)
 
 
 def one_column(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -81,7 +79,7 @@ def trial_points(total: float, bounds: tuple[float, float], count: int, eps: flo
     return trials, (total + trials).clamp(*bounds)
 
 
-def sgcv(problem: Problem, lam: Tensor, tau: Tensor) -> Tensor:
+def sgcv(problem: TikhonovProblem, lam: Tensor, tau: Tensor) -> Tensor:
     """The sampled GCV function ‖C - W(Λ)Z‖² / tr(I - H(Λ))² at each Λ (t,) with its sum τ (t,), W(Λ) = W + s(Λ).
 
     H (nm, nm) takes the targets of this block to the predictions for them. With D = (S² + τI)⁻¹,
@@ -96,7 +94,7 @@ def sgcv(problem: Problem, lam: Tensor, tau: Tensor) -> Tensor:
     return root.square()
 
 
-def increment(problem: Problem, lam: float, tau: float) -> Tensor:
+def increment(problem: TikhonovProblem, lam: float, tau: float) -> Tensor:
     """The s (m, p) of (*): (EVS - ΛWU)DUᵀ in the span of U, -(Λ/τ)W across it."""
     W, U, S, _, EV, WU, _, _ = problem
     s = ((EV * S - lam * WU) / (S.square() + tau)) @ U.T

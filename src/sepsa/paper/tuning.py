@@ -1,8 +1,9 @@
-"""The settings of the tuned methods, chosen on rows that neither training nor testing sees.
+"""A grid search for the settings of the tuned methods, on rows that neither training nor testing uses.
 
-For the regressions these are the ridge and the forgetting of "SepSA, tuned", by the validation rows that the paper
-splits off and leaves unused; for the images those of three methods in the experiments "images" and "images-augmented",
-as many settings for each, by the last 5,000 training images, held out here alone. The seeds are none of those reported.
+For the regressions it chooses the ridge and the forgetting of "SepSA, tuned" by the validation rows, which the paper
+splits off and does not use. For the experiments with a falling learning rate it chooses the settings of each method by
+the last 5,000 training images, which are held out here only, from equally many settings per method. No seed of the
+reported runs is used.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 
-from sepsa.paper import experiments, records, runner
-from sepsa.paper.data import Dataset
-from sepsa.paper.experiments import CLASSIFICATIONS, REGRESSIONS, Mode, Outcome, Run
+from sepsa.paper import records, runner, training
+from sepsa.paper.data import NAMES, REGRESSIONS, Dataset, metric
+from sepsa.paper.experiments import EXPERIMENTS, MODES, Mode, RunSpec, plan
 from sepsa.paper.methods import CROSS_ENTROPY, NEWTON, TUNED, head_settings, slug
 
-MODES: tuple[Mode, ...] = ("online", "mini-batch")
 RIDGES = (0.01, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)
 FORGETTINGS = (1.0, 0.999, 0.99, 0.95, 0.9, 0.8)
 SEEDS = (100, 101, 102, 103, 104)
@@ -48,54 +49,50 @@ def tune(
     quick: bool = False,
     console: Console | None = None,
 ) -> None:
-    """Try the grid of each data set and mode, and write the choices to results/tuning.json as they are made.
+    """Search the grid of each data set and mode, and write each choice to results/tuning.json when it is made.
 
-    What the file holds already stays. The choices themselves are in `methods.TUNED_SETTINGS` and `IMAGE_SETTINGS`, to
-    be brought up to date by hand: so a change of them is one that somebody sees.
+    Choices that the file holds already are kept. `methods.TUNED_SETTINGS` and `IMAGE_SETTINGS` repeat the choices and
+    are edited by hand, so that a change of them is seen in review.
     """
     console = console or Console()
     file = results / "tuning.json"
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    wanted = grids(datasets or (*REGRESSIONS, *CLASSIFICATIONS), quick)
-    left = {name: runs for name, runs in wanted.items() if name not in found}
-    scores: dict[str, dict[Run, float | None]] = {name: {} for name in left}
-    runs = [(name, run) for name, each in left.items() for run in each]
+    wanted = grids(datasets or NAMES, quick)
+    missing = {name: runs for name, runs in wanted.items() if name not in found}
+    scores: dict[str, dict[RunSpec, float | None]] = {name: {} for name in missing}
+    runs = [(name, run) for name, each in missing.items() for run in each]
     done = runner.each(partial(_validate, device=device), [run for _, run in runs], jobs)
     for i, outcome, _ in track(done, "tuning", total=len(runs), console=console) if runs else ():
         name, run = runs[i]
         scores[name][run] = outcome.test
-        if len(scores[name]) == len(left[name]):
+        if len(scores[name]) == len(missing[name]):
             fields = REGRESSION_FIELDS if run.dataset in REGRESSIONS else IMAGE_FIELDS
-            found[name] = verdict(scores[name], experiments.metric(run.dataset), fields)
-            lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(found[key])}" for key in sorted(found))
-            records.write(file, f"{{\n{lines}\n}}\n")
+            found[name] = choose(scores[name], metric(run.dataset), fields)
+            records.write_json(file, dict(sorted(found.items())))
     for name in wanted:
         chosen = {key: value for key, value in found[name]["chosen"].items() if key not in ("mean", "std")}
-        told = ", ".join(f"{key} {value:g}" for key, value in chosen.items() if value is not None)
-        metric = f"validation {found[name]['metric']} {found[name]['chosen']['mean']:g}"
-        console.print(f"{name}: {told}, {metric}", highlight=False)
+        settings = ", ".join(f"{key} {value:g}" for key, value in chosen.items() if value is not None)
+        score = f"validation {found[name]['metric']} {found[name]['chosen']['mean']:g}"
+        console.print(f"{name}: {settings}, {score}", highlight=False)
 
 
-def grids(datasets: Sequence[str], quick: bool) -> dict[str, list[Run]]:
-    """The runs to choose from, by the name of the choice."""
-    found: dict[str, list[Run]] = {}
-    for dataset in datasets:
-        for mode in MODES:
-            if dataset in REGRESSIONS:
-                found[f"{dataset} {mode}"] = grid(dataset, mode, quick)
-                continue
-            for run in experiments.plan("images", [dataset], None, 1, quick):
-                if run.mode == mode:
-                    found[f"images {dataset} {mode} {slug(run.method)}"] = image_grid(run, quick)
-            for run in experiments.plan("images-augmented", [dataset], None, 1, quick):
-                if run.mode == mode:
-                    found[f"images-augmented {dataset} {mode} {slug(run.method)}"] = image_grid(run, quick)
+def grids(datasets: Sequence[str], quick: bool) -> dict[str, list[RunSpec]]:
+    """The runs of each choice, by its name in tuning.json."""
+    found: dict[str, list[RunSpec]] = {}
+    for dataset, mode in product(datasets, MODES):
+        if dataset in REGRESSIONS:
+            found[f"{dataset} {mode}"] = grid(dataset, mode, quick)
+        for experiment, record in EXPERIMENTS.items():
+            if record.schedule == "linear":
+                for run in plan(experiment, [dataset], None, 1, quick):
+                    if run.mode == mode:
+                        found[f"{experiment} {dataset} {mode} {slug(run.method)}"] = image_grid(run, quick)
     return found
 
 
-def grid(dataset: str, mode: Mode, quick: bool) -> list[Run]:
+def grid(dataset: str, mode: Mode, quick: bool) -> list[RunSpec]:
     """The runs of a regression: every ridge with every forgetting and every seed."""
-    (run,) = (r for r in experiments.plan("table3", [dataset], [TUNED], 1, quick) if r.mode == mode)
+    (run,) = (r for r in plan("table3", [dataset], [TUNED], 1, quick) if r.mode == mode)
     return [
         replace(run, experiment="tuning", ridge=ridge, forgetting=forgetting, seed=seed)
         for ridge in RIDGES
@@ -104,7 +101,7 @@ def grid(dataset: str, mode: Mode, quick: bool) -> list[Run]:
     ]
 
 
-def image_grid(run: Run, quick: bool) -> list[Run]:
+def image_grid(run: RunSpec, quick: bool) -> list[RunSpec]:
     """The runs of one method on images: its settings in IMAGE_GRID around those of `run`."""
     settings = IMAGE_GRID[run.method][:1] if quick else IMAGE_GRID[run.method]
     ridge, _ = head_settings(run.method, run.dataset, run.mode)
@@ -115,10 +112,12 @@ def image_grid(run: Run, quick: bool) -> list[Run]:
     ]
 
 
-def verdict(scores: dict[Run, float | None], metric: str, fields: Sequence[str] = REGRESSION_FIELDS) -> dict[str, Any]:
-    """The settings with the best mean, among those of which no run diverged, and how all did.
+def choose(
+    scores: dict[RunSpec, float | None], metric: str, fields: Sequence[str] = REGRESSION_FIELDS
+) -> dict[str, Any]:
+    """The settings with the best mean score among those without a diverged run, and the scores of all.
 
-    `fields` are those of a run by which its settings are told apart.
+    `fields` are the fields of a run that the grid varies.
     """
     setting_of = {run: tuple(getattr(run, field) for field in fields) for run in scores}
     tried: list[dict[str, Any]] = []
@@ -129,19 +128,19 @@ def verdict(scores: dict[Run, float | None], metric: str, fields: Sequence[str] 
         std = statistics.stdev(finite) if mean is not None and len(finite) > 1 else None
         known = dict(zip(fields, setting, strict=True))
         tried.append(known | {"mean": records.significant(mean), "std": records.significant(std)})
-    whole = [entry for entry in tried if entry["mean"] is not None]
-    if not whole:
+    stable = [entry for entry in tried if entry["mean"] is not None]
+    if not stable:
         raise RuntimeError("every setting of the grid diverged in some run: widen the grid in sepsa.paper.tuning")
-    best = (min if metric == "mse" else max)(whole, key=lambda entry: entry["mean"] or 0.0)
+    best = (min if metric == "mse" else max)(stable, key=lambda entry: entry["mean"] or 0.0)
     return {"metric": metric, "seeds": sorted({run.seed for run in scores}), "chosen": best, "tried": tried}
 
 
-def _validate(run: Run, device: str) -> Outcome:
-    return experiments.train(run, held_out(runner.dataset(run.dataset)), device)
+def _validate(run: RunSpec, device: str) -> training.Outcome:
+    return training.train(run, held_out(runner.dataset(run.dataset)), device)
 
 
 def held_out(dataset: Dataset) -> Dataset:
-    """The same set with its validation rows in place of the test rows."""
+    """The data set with validation rows in place of the test rows."""
     if dataset.validation_inputs is not None and dataset.validation_targets is not None:
         return replace(dataset, test_inputs=dataset.validation_inputs, test_targets=dataset.validation_targets)
     inputs, targets = dataset.train_inputs, dataset.train_targets

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sepsa.stream import _state
+from sepsa.states import schema
 from sepsa.stream.engine.protocol import Floats, StreamEngine
 from sepsa.stream.learner import StreamLearner
 
@@ -66,12 +66,10 @@ class Committee:
 
     def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
         """Continue from the result of `state_dict`, with its number of members; a ValueError changes nothing."""
-        new = _state.mapping(entry, state_dict, {"inflation", "count", "members"})
-        states = _state.sequence(f"{entry}['members']", new["members"])
-        if not states or len(states) != _state.integer(f"{entry}['count']", new["count"], 1):
-            raise ValueError(f"{entry}['members'] must hold {new['count']} learners, got {len(states)}")
-        inflation = _state.number(f"{entry}['inflation']", new["inflation"], 0.0)
-        members = [self.members[0].copy() for _ in states]
-        for i, (member, state) in enumerate(zip(members, states, strict=True)):
-            member.load_state_dict(state, f"{entry}['members'][{i}]")
+        new = schema.read(entry, state_dict, {"inflation", "count", "members"})
+        states = new.items("members", new.integer("count", 1))
+        inflation = new.number("inflation", 0.0)
+        members = [self.members[0].copy() for _ in states.values]
+        for i, member in enumerate(members):
+            member.load_state_dict(states[i], states.path(i))
         self.members, self.inflation = members, inflation

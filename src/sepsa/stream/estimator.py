@@ -15,8 +15,10 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from sepsa.checkpoint import Saves, check_stamp, stamp
-from sepsa.stream import _state, batch_fit
+from sepsa.states import schema
+from sepsa.states.objects import Saves, check_stamp, stamp
+from sepsa.states.schema import Entries
+from sepsa.stream import batch_fit
 from sepsa.stream.committee import Committee
 from sepsa.stream.engine.bodies import engine_type
 from sepsa.stream.engine.protocol import Floats
@@ -37,7 +39,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
     def _extra_state(self) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _load_extra_state(self, state_dict: dict[str, Any], outputs: int) -> dict[str, Any]:
+    def _load_extra_state(self, state: Entries, outputs: int) -> dict[str, Any]:
         """The attributes that these entries hold."""
         raise NotImplementedError
 
@@ -189,26 +191,26 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         """Continue from the result of `state_dict`; a ValueError names the wrong entry and changes nothing."""
         with self._exclusive():
             keys = {"estimator", "learner", "feature_names", "n_iter", *self._EXTRA}
-            new = _state.mapping("state_dict", state_dict, keys)
-            _state.equal("state_dict['estimator']", new["estimator"], type(self).__name__)
+            new = schema.read("state_dict", state_dict, keys)
+            new.equal("estimator", type(self).__name__)
             fitted = isinstance(new["learner"], dict) and "members" in new["learner"]  # by `fit`, a committee
-            members = _state.sequence("state_dict['learner']['members']", new["learner"]["members"]) if fitted else []
+            members = Entries(new.path("learner"), new["learner"]).items("members").values if fitted else []
             first = members[0] if members else new["learner"]
             engine = first.get("engine") if isinstance(first, dict) else None
-            entry, engine = "state_dict['learner']['engine']", engine if isinstance(engine, dict) else {}
-            sizes = [_state.integer(f"{entry}[{name!r}]", engine.get(name), 1) for name in ("inputs", "outputs")]
+            found = {name: engine.get(name) if isinstance(engine, dict) else None for name in ("inputs", "outputs")}
+            sizes = [Entries("state_dict['learner']['engine']", found).integer(name, 1) for name in found]
             learner: Any = self._new_learner(sizes[0], sizes[1], seed=0, for_fit=fitted)
             if fitted:
                 learner = Committee([learner])
             learner.load_state_dict(new["learner"], "state_dict['learner']")
             loaded: dict[str, Any] = {"_learner": learner, "n_features_in_": sizes[0]}
             if new["feature_names"] is not None:
-                names = _state.sequence("state_dict['feature_names']", new["feature_names"])
-                if len(names) != sizes[0] or not all(isinstance(name, str) for name in names):
-                    raise ValueError(f"state_dict['feature_names'] must be {sizes[0]} strings, got {names}")
+                names = new.items("feature_names", sizes[0]).values
+                if not all(isinstance(name, str) for name in names):
+                    raise new.damaged("feature_names", f"{sizes[0]} strings", names)
                 loaded["feature_names_in_"] = np.array(names, dtype=object)
             if new["n_iter"] is not None:
-                loaded["n_iter_"] = _state.integer("state_dict['n_iter']", new["n_iter"], 1)
+                loaded["n_iter_"] = new.integer("n_iter", 1)
             loaded |= self._load_extra_state(new, sizes[1])
             kept = {name: value for name, value in self.__dict__.items() if not name.endswith("_")}
             self.__dict__ = kept | loaded

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.stream import _state
+from sepsa.states import schema
 from sepsa.stream.engine.bodies import engine_type
 from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats, StreamEngine
@@ -91,19 +91,19 @@ class StreamLearner:
 
     def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
         """Continue from the result of `state_dict`; a ValueError names the wrong entry and changes nothing."""
-        new = _state.mapping(entry, state_dict, {"regression", "seed", "rows", "offset", "warm_up", "engine"})
-        _state.equal(f"{entry}['regression']", new["regression"], self.regression)
+        new = schema.read(entry, state_dict, {"regression", "seed", "rows", "offset", "warm_up", "engine"})
+        new.equal("regression", self.regression)
         other = self.copy()
-        other.engine.load_state_dict(new["engine"], f"{entry}['engine']")
+        other.engine.load_state_dict(new["engine"], new.path("engine"))
         d, m = other.engine.inputs, other.engine.outputs
-        other.seed = _state.integer(f"{entry}['seed']", new["seed"], 0)
-        other.rows = _state.integer(f"{entry}['rows']", new["rows"], 0)
-        other.offset = _state.array(f"{entry}['offset']", new["offset"], (m,))
-        first = _state.mapping(f"{entry}['warm_up']", new["warm_up"], {"X", "Y", "weight"})
+        other.seed = new.integer("seed")
+        other.rows = new.integer("rows")
+        other.offset = new.array("offset", (m,))
+        first = new.entries("warm_up", {"X", "Y", "weight"})
         n = 0 if other.warm else other.rows
-        other._X = _state.array(f"{entry}['warm_up']['X']", first["X"], (n, d), missing=True)
-        other._Y = _state.array(f"{entry}['warm_up']['Y']", first["Y"], (n, m))
-        other._weight = _state.array(f"{entry}['warm_up']['weight']", first["weight"], (n,), low=0.0)
+        other._X = first.array("X", (n, d), missing=True)
+        other._Y = first.array("Y", (n, m))
+        other._weight = first.array("weight", (n,), low=0.0)
         self.__dict__.update(other.__dict__)
 
     # ------------------------------------------------------------------ learning

@@ -27,8 +27,9 @@ import numpy as np
 from river import base, proba
 from river.utils import dataframe
 
-from sepsa.checkpoint import Saves, check_stamp, stamp
-from sepsa.stream import _state
+from sepsa.states import schema
+from sepsa.states.objects import Saves, check_stamp, stamp
+from sepsa.states.plain import pack_label, unpack_label, unpack_labels
 from sepsa.stream.calibration import probabilities
 from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats
@@ -139,11 +140,11 @@ class StreamModel(Saves, base.Estimator):
         with self._lock:
             return {
                 "model": type(self).__name__,
-                "features": [_state.pack_label(name) for name in self._features],
+                "features": [pack_label(name) for name in self._features],
                 "pending_features": [
-                    [_state.pack_label(name), list(values)] for name, values in self._pending_features.items()
+                    [pack_label(name), list(values)] for name, values in self._pending_features.items()
                 ],
-                "outputs": [_state.pack_label(name) for name in self._outputs],
+                "outputs": [pack_label(name) for name in self._outputs],
                 "target_name": self._target_name,
                 "learner": None if self._learner is None else self._learner.state_dict(),
             }
@@ -151,16 +152,17 @@ class StreamModel(Saves, base.Estimator):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the result of `state_dict`; a ValueError names the wrong entry and changes nothing."""
         keys = {"model", "features", "pending_features", "outputs", "target_name", "learner"}
-        new = _state.mapping("state_dict", state_dict, keys)
-        _state.equal("state_dict['model']", new["model"], type(self).__name__)
-        features = _state.unpack_labels("state_dict['features']", new["features"])
-        outputs = _state.unpack_labels("state_dict['outputs']", new["outputs"])
+        new = schema.read("state_dict", state_dict, keys)
+        new.equal("model", type(self).__name__)
+        features, outputs = unpack_labels(new, "features"), unpack_labels(new, "outputs")
         pending: dict[Hashable, list[float]] = {}
-        for i, pair in enumerate(_state.sequence("state_dict['pending_features']", new["pending_features"])):
-            entry = f"state_dict['pending_features'][{i}]"
-            if len(_state.sequence(entry, pair)) != 2 or not 0 < len(_state.sequence(entry, pair[1])) < ROWS_FOR_SCALE:
-                raise ValueError(f"{entry} must be a name and fewer than {ROWS_FOR_SCALE} values, got {pair!r}")
-            pending[_state.unpack_label(entry, pair[0])] = [_state.number(entry, value) for value in pair[1]]
+        pairs = new.items("pending_features")
+        for i in range(len(pairs)):
+            pair = pairs.items(i, 2)
+            values = pair.items(1).numbers()
+            if not 0 < len(values) < ROWS_FOR_SCALE:
+                raise pairs.damaged(i, f"a name and fewer than {ROWS_FOR_SCALE} values", pair.values)
+            pending[unpack_label(pair.path(0), pair[0])] = values
         if new["target_name"] is not None and not isinstance(new["target_name"], str):
             raise ValueError(f"state_dict['target_name'] must be a string or None, got {new['target_name']!r}")
         learner = None

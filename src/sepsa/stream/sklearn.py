@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 
-from sepsa.stream import _state
+from sepsa.states.schema import Entries
 from sepsa.stream.calibration import INVERSE_TEMPERATURES, accumulate, probabilities
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.estimator import StreamEstimator
@@ -110,11 +110,11 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
     def _extra_state(self) -> dict[str, Any]:
         return {"target_shape": list(self._target_shape)}
 
-    def _load_extra_state(self, state_dict: dict[str, Any], outputs: int) -> dict[str, Any]:
-        shape = _state.sequence("state_dict['target_shape']", state_dict["target_shape"])
-        shape = [_state.integer("state_dict['target_shape'][0]", n, 1) for n in shape]
+    def _load_extra_state(self, state: Entries, outputs: int) -> dict[str, Any]:
+        sizes = state.items("target_shape")
+        shape = [sizes.integer(i, 1) for i in range(len(sizes))]
         if shape not in ([], [outputs]) or (not shape and outputs != 1):
-            raise ValueError(f"state_dict['target_shape'] must be [{outputs}], got {shape}")
+            raise state.damaged("target_shape", f"[{outputs}]", shape)
         return {"_target_shape": tuple(shape)}
 
     def _shaped(self, outputs: Floats) -> Floats:
@@ -240,24 +240,22 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
             "calibration_loss": self._loss.copy(),
         }
 
-    def _load_extra_state(self, state_dict: dict[str, Any], outputs: int) -> dict[str, Any]:
-        classes = _state.mapping("state_dict['classes']", state_dict["classes"], {"dtype", "labels"})
-        labels = _state.sequence("state_dict['classes']['labels']", classes["labels"])
+    def _load_extra_state(self, state: Entries, outputs: int) -> dict[str, Any]:
+        classes = state.entries("classes", {"dtype", "labels"})
+        labels = classes.items("labels").values
         if not all(type(label) in (str, bool, int, float) for label in labels):
-            raise ValueError(f"state_dict['classes']['labels'] must be strings or numbers, got {labels}")
+            raise classes.damaged("labels", "strings or numbers", labels)
         try:
             sorted_labels = np.array(labels, dtype=np.dtype(classes["dtype"]))
         except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"state_dict['classes'] must be labels of one dtype: {error}") from None
+            raise state.damaged("classes", "labels of one dtype", error) from None
         distinct = len(np.unique(sorted_labels)) == len(labels) == outputs
         if not distinct or not np.array_equal(np.sort(sorted_labels), sorted_labels):
-            raise ValueError(f"state_dict['classes']['labels'] must be {outputs} sorted labels, got {labels}")
-        entry = "state_dict['columns']"
-        columns = _state.array(entry, state_dict["columns"], (outputs,), dtype=np.int64).astype(np.intp)
+            raise classes.damaged("labels", f"{outputs} sorted labels", labels)
+        columns = state.array("columns", (outputs,), np.int64).astype(np.intp)
         if not np.array_equal(np.sort(columns), np.arange(outputs)):
-            raise ValueError(f"{entry} must hold each of 0 to {outputs - 1} once, got {columns.tolist()}")
-        entry = "state_dict['calibration_loss']"
-        loss = _state.array(entry, state_dict["calibration_loss"], INVERSE_TEMPERATURES.shape, low=0.0)
+            raise state.damaged("columns", f"each of 0 to {outputs - 1} once", columns.tolist())
+        loss = state.array("calibration_loss", INVERSE_TEMPERATURES.shape, low=0.0)
         return {"classes_": sorted_labels, "_columns": columns, "_loss": loss}
 
     def _scores(self, X: ArrayLike) -> Floats:

@@ -7,13 +7,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads.backends.memory import HeadMemory, fused_kernels
+from sepsa.heads.backends.choose import Case, choose
+from sepsa.heads.backends.memory import HeadMemory
 from sepsa.heads.base import parameters
-from sepsa.heads.math.cross_entropy import State, learned, restored, root
+from sepsa.heads.math.cross_entropy import CrossEntropyState, learned, root
 from sepsa.heads.math.least_squares import andrews
+from sepsa.heads.math.ridge import rotation
 
 
-class Settings(NamedTuple):
+class UpdateSettings(NamedTuple):
     """What the host decides of an update."""
 
     forgetting: float
@@ -23,41 +25,42 @@ class Settings(NamedTuple):
 class CapturedSoftmax(HeadMemory):
     """Where a recording writes to. Symbols as in `cross_entropy`; Z = [T; W]."""
 
-    def __init__(self, linear: nn.Linear, state: State) -> None:
+    def __init__(self, linear: nn.Linear, state: CrossEntropyState) -> None:
         K, p = state.W.shape
         self.Z = state.W.new_zeros(p + K, p)
         super().__init__(linear, self.Z)
-        rest = {name: torch.zeros_like(getattr(state, name)) for name in State._fields[2:]}
-        self.now = State(T=self.Z[:p], W=self.Z[p:], **rest)
-        self.kernels = fused_kernels("cross_entropy", self.Z, self.weight)
+        rest = {name: torch.zeros_like(getattr(state, name)) for name in CrossEntropyState._fields[2:]}
+        self.now = CrossEntropyState(T=self.Z[:p], W=self.Z[p:], **rest)
         self.blocks: dict[int, Any] = {}  # buffers of the fused kernels, by the rows of a block
-        self._settings: dict[Settings, Tensor] = {}
+        self._settings: dict[UpdateSettings, Tensor] = {}
         self._unfinished: Any = None  # a block of which W has learned, but not yet T
 
-    def load(self, state: State) -> None:
+    def load(self, state: CrossEntropyState) -> None:
         """Take over a state of the same shapes."""
         for mine, other in zip(self.now, state, strict=True):
             mine.copy_(other)
 
-    def update(self, features: Tensor, targets: Tensor, settings: Settings) -> Tensor:
+    def update(self, features: Tensor, targets: Tensor, settings: UpdateSettings) -> Tensor:
         """Learn rows; returns whether all was well (0-d). T's own update may be left to `finish`."""
         self.finish()
         x, now = features.detach().reshape(-1, self.k), self.now
         (K, p), n = now.W.shape, len(x)
-        c = restored(p, n, settings.forgetting)
-        if self.kernels is not None and self.kernels.takes(p, K, n, c):
+        c = rotation(p, settings.forgetting, at_least=n)
+        case = Case(x.device.type, now.W.dtype, p, K, n, c, contiguous=self.weight.is_contiguous())
+        chosen = choose("captured cross-entropy", case)
+        finite: Tensor
+        if chosen.backend == "triton":
             numbers, head = self._on_device(settings), (self.weight, self.bias)
-            fine: Tensor
-            fine, self._unfinished = self.kernels.learn(self, x, targets.detach(), numbers, c, head)
-            return fine
+            finite, self._unfinished = chosen.load().learn(self, x, targets.detach(), numbers, c, head)
+            return finite
         W = parameters.follow(self.linear, now.W)
         Phi, dtype = parameters.rows(self.linear, x, W.dtype), self.weight.dtype
-        new, fine = learned(now, W, Phi, targets, None, **settings._asdict(), head_dtype=dtype)
+        new, finite = learned(now, W, Phi, targets, None, **settings._asdict(), head_dtype=dtype)
         for mine, value in zip(now, new, strict=True):
             if value is not mine:
-                mine.copy_(value.where(fine, mine))
+                mine.copy_(value.where(finite, mine))
         parameters.store(self.linear, now.W.to(dtype))
-        return fine
+        return finite
 
     def finish(self) -> None:
         """T's own update, which neither forward nor backward pass waits for."""
@@ -66,7 +69,7 @@ class CapturedSoftmax(HeadMemory):
             T.copy_(andrews(T * work.inverse_root, work.Ft.T, work.Q, root(work.M)))
             self._unfinished = None
 
-    def _on_device(self, settings: Settings) -> Tensor:
+    def _on_device(self, settings: UpdateSettings) -> Tensor:
         """λ and the smoothing where the kernels read them, which would take numbers for float32."""
         if settings not in self._settings:
             self._settings[settings] = torch.tensor(settings, dtype=torch.float64).to(self.Z.device)

@@ -5,14 +5,14 @@ Outside of a captured step an update is some fifty kernels. They are recorded on
     look    Φ and Y are there; F = TΦᵀ, E = Y - ΦWᵀ, and their norms go to the host
     learn   `least_squares.attempt`, or of a large head `large_block`, stored in the state and the head
 
-The second is launched when the host has seen from the norms that its numbers will be finite: the head minimizes
+The second is launched when the host knows from the norms that its numbers will be finite: the head minimizes
 J(W) = λ(|W - W₀|²_A + energy) + |Y - ΦWᵀ|² + Σ q|W - prior|², and A keeps at least half of the ridge, so J(W) <= J(W₀)
 bounds the new weights by
 
     λ ridge/2 |W - W₀|² <= |E|² + ridge (|prior| + |W₀|)².
 
-Where that does not tell, and where H is to be absorbed or digits would be lost, the other routes of `least_squares`
-learn with the same state, which the first half leaves as it is.
+Where that bound does not suffice, where T must absorb H and where digits would be lost, `TorchBackend` learns with the
+same state, which the first half leaves as it is.
 """
 
 from __future__ import annotations
@@ -21,29 +21,27 @@ import functools
 import math
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sepsa.heads.backends.large_block import Ridge, beside, learn_block, learn_ridge, together
-from sepsa.heads.base.parameters import follow, join, samples, store
+from sepsa.heads.backends import choose
+from sepsa.heads.backends.choose import Counters, Problem
+from sepsa.heads.backends.large_block import RidgeUpdate, beside, learn_block, learn_ridge, together
+from sepsa.heads.backends.torch_least_squares import TorchBackend
+from sepsa.heads.base.parameters import follow, store
 from sepsa.heads.math import least_squares
-from sepsa.heads.math.least_squares import CURSOR, GROWTH, PENDING, Root
+from sepsa.heads.math.least_squares import CURSOR, GROWTH, PENDING, LeastSquaresState
+from sepsa.heads.math.ridge import coordinates, rotation
 from sepsa.interrupt import DeferredInterrupt
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+# A number of rows is recorded at its third update, and tried again _RETRY updates after one that left another kind of
+# state than it had found. At most _KEPT recordings are kept; one not used for _UNUSED updates makes room for another.
+_OCCURRENCES, _RETRY, _KEPT, _UNUSED = 3, 32, 4, 256
 
-# A number of rows is recorded when it comes for the third time, and tried again so many updates after one that left
-# another kind of state than it had found. So many are kept, and one gives way to another when it has not come for long.
-_SEEN, _AGAIN, _KEPT, _RESTED = 3, 32, 4, 256
-# Up to this p a recording may hold a few (p, p) matrices beside the state.
-_SMALL = 2048
-
-
-_one_at_a_time = threading.Lock()  # records, on streams that all share
+_recording_lock = threading.Lock()  # the streams on which updates are recorded are shared
 
 
 @functools.cache
@@ -56,129 +54,112 @@ def streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]
     return first, aside
 
 
-def is_worth_recording(root: Root, n: int, lam: float) -> bool:
-    """Whether to record n rows: always where T changes in place, else where a few more matrices are small."""
-    return len(root.T) <= _SMALL or least_squares.is_block(root, n, lam)
-
-
-def kind(root: Root) -> tuple[bool, bool, bool]:
-    """What a recording takes for granted: which parts there are."""
-    return root.H is None, root.whole, root.gram is None
-
-
-class Recording:
+class RecordedUpdate:
     """The two graphs for n rows, and what they read and write beside the state."""
 
-    def __init__(self, replay: Replay, n: int, lam: float) -> None:
-        root, linear, device = replay.root, replay.linear, replay.root.T.device
-        (m, p), dtype = root.W.shape, root.T.dtype
-        self.Phi, self.Y = root.T.new_ones(n, p), root.T.new_zeros(n, m)
+    def __init__(self, backend: GraphBackend, n: int, lam: float) -> None:
+        state, linear, device = backend.state, backend.linear, backend.state.T.device
+        (m, p), dtype = state.W.shape, state.T.dtype
+        self.Phi, self.Y = state.T.new_ones(n, p), state.T.new_zeros(n, m)
         self.features = self.Phi[:, : linear.in_features]
-        self.kind = kind(root)
+        self.gathered = state.H is not None  # what the recording takes for granted
         self.used = 0
         self.seen: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.norms = torch.empty(3, dtype=dtype).pin_memory()  # of F, E and W, for the host
         self.limit = math.sqrt(least_squares.limit_of(p, n, lam, dtype))
-        settings = lam, replay.ridge, replay.prior
-        count = least_squares.restored(p, n, lam)
-        in_place = p > _SMALL
+        settings = lam, backend.ridge, backend.prior
+        count = rotation(p, lam)
+        in_place = p > choose.RECORDED_COPIES
         stream, aside = streams(device)
 
-        def look(root: Root) -> tuple[Root, Tensor, Tensor, Ridge | None]:
-            root = root._replace(W=follow(linear, root.W))
+        def look(state: LeastSquaresState) -> tuple[LeastSquaresState, Tensor, Tensor, RidgeUpdate | None]:
+            state = state._replace(W=follow(linear, state.W))
             ridge = None
             if in_place and count:
                 with beside(aside):
-                    at = least_squares.coordinates(p, count, replay.cursor, device)
-                    ridge = learn_ridge(root, *settings, at)
-            F, E = least_squares.whiten(root, self.Phi, self.Y)
-            norms = torch.stack([torch.linalg.vector_norm(part) for part in (F, E, root.W)])
+                    at = coordinates(p, count, backend.cursor, device)
+                    ridge = learn_ridge(state, *settings, at)
+            F, E = least_squares.whiten(state, self.Phi, self.Y)
+            norms = torch.stack([torch.linalg.vector_norm(part) for part in (F, E, state.W)])
             self.norms.copy_(norms, non_blocking=True)
             if ridge is not None:
                 together(aside)
-            return root, F, E, ridge
+            return state, F, E, ridge
 
-        def learn(root: Root, F: Tensor, E: Tensor, ridge: Ridge | None) -> Root:
+        def learn(state: LeastSquaresState, F: Tensor, E: Tensor, ridge: RidgeUpdate | None) -> LeastSquaresState:
             if in_place:
-                return learn_block(root, self.Phi, F, E, lam, ridge, aside)
-            return least_squares.attempt(root, self.Phi, self.Y, F, E, *settings, replay.cursor)
+                return learn_block(state, self.Phi, F, E, lam, ridge, aside)
+            return least_squares.attempt(state, self.Phi, self.Y, F, E, *settings, backend.cursor)
 
-        def store_all(new: Root) -> None:
-            for mine, learned in zip(root[:5], new[:5], strict=True):
+        def store_all(new: LeastSquaresState) -> None:
+            for mine, learned in zip(state, new, strict=True):
                 if mine is not None and learned is not None and learned is not mine:
                     mine.copy_(learned)
-            store(linear, root.W.to(linear.weight.dtype))
+            store(linear, state.W.to(linear.weight.dtype))
             if count % p:
-                replay.cursor.add_(count).remainder_(p)
+                backend.cursor.add_(count).remainder_(p)
 
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            self.leaves = kind(learn(*look(root.map(Tensor.clone))))  # of a copy: a graph wants its kernels loaded
+            new = learn(*look(state.map(Tensor.clone)))  # of a copy: a graph wants its kernels loaded
+            self.leaves_gathered = new.H is not None
+        del new
         torch.cuda.synchronize(device)  # so that what they left is free on both streams
-        if self.leaves != self.kind:
+        if self.leaves_gathered != self.gathered:
             return  # the next update finds another kind of state
         self.look, self.learn = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         options: Any = {"stream": stream, "capture_error_mode": "thread_local"}  # others may pin memory meanwhile
         with torch.cuda.graph(self.look, **options):
-            self._between = look(root)  # kept: the second graph reads them
+            self._between = look(state)  # kept: the second graph reads them
         with torch.cuda.graph(self.learn, pool=self.look.pool(), **options):
             store_all(learn(*self._between))
 
 
-class Replay:
-    """The state of a head, at fixed addresses once something is recorded, and its recordings."""
+class GraphBackend(TorchBackend):
+    """The state of a head, at fixed addresses once an update is recorded, and its recordings."""
 
-    def __init__(
-        self, linear: nn.Linear, root: Root, counters: NDArray[np.float64], prior: Tensor, ridge: Tensor
-    ) -> None:
-        self.linear, self.prior, self.ridge = linear, prior, ridge
-        self.root, self.counters = root, counters.copy()
-        self._recorded: dict[tuple[int, float], Recording] = {}
+    name = "graph"
+
+    def __init__(self, problem: Problem, state: LeastSquaresState, counters: Counters) -> None:
+        super().__init__(problem, state, counters.copy())
+        self._recorded: dict[tuple[int, float], RecordedUpdate] = {}
         self._occurrences: dict[tuple[int, float], int] = {}
         self._updates, self._disabled = 0, False
-        self._memory: dict[str, Tensor] = {}  # of H and gram, which are not always there
-        # A graph writes behind autograd's back; a write to no element tells it that the weight changed.
-        self.version = linear.weight.detach()[:0]
+        self._H: Tensor | None = None  # the memory of H, which is not always there
+        # A graph writes where autograd does not see it; a write to no element tells it that the weight changed.
+        self.version = problem.linear.weight.detach()[:0]
 
-    @property
-    def in_place(self) -> bool:
-        """Whether an update writes into the tensors of the state, and does not make others."""
-        return bool(self._recorded)
-
-    def checkpoint(self) -> tuple[Root, NDArray[np.float64], Tensor]:
-        """The state, its counters and the head as they are now."""
-        return self.root.map(Tensor.clone), self.counters.copy(), join(self.linear)
-
-    def load(self, root: Root, counters: NDArray[np.float64]) -> None:
-        """Take over a state; where graphs know the memory, it stays."""
+    def load(self, state: LeastSquaresState, counters: Counters) -> None:
+        """Continue from this state; memory that a recording knows stays."""
         if not self._recorded:
-            self.root, self.counters = root, counters.copy()
+            self.state, self.counters = state, counters.copy()
             return
-        T, W, _, energy, left, _, _ = self.root
-        for mine, other in ((T, root.T), (W, root.W), (energy, root.energy), (left, root.left)):
+        T, W, _, energy, ridge_left = self.state
+        for mine, other in ((T, state.T), (W, state.W), (energy, state.energy), (ridge_left, state.ridge_left)):
             mine.copy_(other)
-        self.root = Root(T, W, self._keep("H", root.H), energy, left, root.whole, self._keep("gram", root.gram))
+        self.state = LeastSquaresState(T, W, self._in_fixed_memory(state.H), energy, ridge_left)
         self.counters[:] = counters
         self.cursor.fill_(int(counters[CURSOR]))
 
     def learn(
-        self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, lam: float
-    ) -> tuple[bool | None, Tensor, Tensor, float]:
-        """Learn samples by a recording. False: they are not finite; None: another route must.
-
-        Returns Φ, Y, each row scaled by the root of its sample's weight, and the sum of the weights as well.
-        """
+        self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float
+    ) -> Tensor | None:
+        """Learn samples by a recording where there is one. Returns Φ (n, p); None: they are not finite."""
         self._updates += 1
         n, k = features.numel() // self.linear.in_features, self.linear.in_features
-        recording = self._recording(n, lam) if sample_weight is None else None
+        recording = self._recording(n, forgetting) if sample_weight is None else None
         if recording is None:
-            return None, *samples(self.linear, features, targets, sample_weight, self.root.T.dtype)
+            return super().learn(features, targets, sample_weight, forgetting)
         recording.features.copy_(features.detach().reshape(-1, k))
         recording.Y.copy_(targets.detach().reshape(n, -1))
         with torch.cuda.device(self.prior.device), DeferredInterrupt():
-            return self._replay(recording, n, lam), recording.Phi, recording.Y, float(n)
+            learned = self._replay(recording, n, forgetting)
+        if learned is None:
+            return self.learn_rows(recording.Phi, recording.Y, float(n), forgetting)
+        return recording.Phi if learned else None
 
-    def _replay(self, recording: Recording, n: int, lam: float) -> bool | None:
+    def _replay(self, recording: RecordedUpdate, n: int, lam: float) -> bool | None:
+        """Learn what the recording holds. False: not finite; None: another route must learn it."""
         recording.look.replay()
         recording.seen.record()
         recording.seen.synchronize()
@@ -194,36 +175,34 @@ class Replay:
         self.counters[:] = counters
         if counters[PENDING] and least_squares.must_absorb(counters, p, lam, dtype):
             counters[PENDING] = counters[GROWTH] = 0.0
-            self.load(least_squares.fade(self.root, 1.0), np.array(counters))
+            self.load(least_squares.fade(self.state, 1.0), np.array(counters))
         return True
 
     def _is_certain(self, counters: list[float], error: float, weight: float, lam: float, size: float) -> bool:
-        """Whether the numbers that the host has seen say that the new weights are finite."""
-        pull = self._strongest * (self._held + weight) ** 2 if lam < 1.0 else 0.0
-        step = math.sqrt(2.0 * (error * error + pull) / (lam * self._weakest))
+        """Whether the norms that the host has seen prove that the new weights are finite."""
+        pull = self._largest_ridge * (self._prior_norm + weight) ** 2 if lam < 1.0 else 0.0
+        step = math.sqrt(2.0 * (error * error + pull) / (lam * self._smallest_ridge))
         fits = weight + step < torch.finfo(self.linear.weight.dtype).max / 16
         # No factor fails: H, or I + FᵀF, lies between λ^updates and what was added to it.
         condition = (3.0 + counters[GROWTH] + size * size) / lam ** counters[PENDING]
         return fits and condition * len(self.ridge) * torch.finfo(self.ridge.dtype).eps < 1e-2
 
-    def _recording(self, n: int, lam: float) -> Recording | None:
+    def _recording(self, n: int, lam: float) -> RecordedUpdate | None:
         """The recording for n rows, if there is one and the state is of the kind that it knows."""
         key = n, lam
         recording = self._recorded.get(key)
         if recording is None:
-            if len(self._occurrences) > _RESTED:  # each update has a size or a forgetting of its own
+            if len(self._occurrences) > _UNUSED:  # each update has a size or a forgetting of its own
                 self._occurrences.clear()
             self._occurrences[key] = self._occurrences.get(key, 0) + 1
-            waits = (
-                self._disabled or torch.cuda.is_current_stream_capturing() or not is_worth_recording(self.root, n, lam)
-            )
-            if waits or self._occurrences[key] < _SEEN or not self._has_room():
+            waits = self._disabled or torch.cuda.is_current_stream_capturing() or not choose.records(self.state, n, lam)
+            if waits or self._occurrences[key] < _OCCURRENCES or not self._has_room():
                 return None
             try:
                 here, off = torch.cuda.device(self.prior.device), torch.autocast("cuda", enabled=False)
-                with _one_at_a_time, torch.inference_mode(False), torch.no_grad(), here, off:
+                with _recording_lock, torch.inference_mode(False), torch.no_grad(), here, off:
                     self._fix_addresses()
-                    recording = Recording(self, n, lam)
+                    recording = RecordedUpdate(self, n, lam)
             except RuntimeError as error:
                 self._disabled = True
                 warnings.warn(
@@ -232,19 +211,20 @@ class Replay:
                     stacklevel=2,
                 )
                 return None
-            if recording.leaves != recording.kind:
-                self._occurrences[key] = _SEEN - _AGAIN
+            if recording.leaves_gathered != recording.gathered:
+                self._occurrences[key] = _OCCURRENCES - _RETRY
                 return None
             self._recorded[key] = recording
+            self.in_place = True
         recording.used = self._updates
-        return recording if recording.kind == kind(self.root) else None
+        return recording if recording.gathered == (self.state.H is not None) else None
 
     def _has_room(self) -> bool:
-        """Whether one more may be recorded; one that rests gives way."""
+        """Whether one more may be recorded, in place of one that has not been used for long if need be."""
         if len(self._recorded) < _KEPT:
             return True
         key, oldest = min(self._recorded.items(), key=lambda item: item[1].used)
-        if self._updates - oldest.used < _RESTED:
+        if self._updates - oldest.used < _UNUSED:
             return False
         del self._recorded[key]
         return True
@@ -253,16 +233,17 @@ class Replay:
         """Give the state the memory that all recordings share."""
         if self._recorded:
             return
-        root = self.root.map(torch.clone)
-        self.root = root._replace(H=self._keep("H", root.H), gram=self._keep("gram", self.root.gram))
+        state, _ = self.read()
+        state = state.map(torch.clone)
+        self.state = state._replace(H=self._in_fixed_memory(state.H))
         self.cursor = torch.tensor(int(self.counters[CURSOR]), device=self.prior.device)
-        self._held = float(torch.linalg.vector_norm(self.prior))
-        self._weakest, self._strongest = float(self.ridge.min()), float(self.ridge.max())
+        self._prior_norm = float(torch.linalg.vector_norm(self.prior))
+        self._smallest_ridge, self._largest_ridge = float(self.ridge.min()), float(self.ridge.max())
 
-    def _keep(self, name: str, value: Tensor | None) -> Tensor | None:
-        """A copy in the memory that recordings know."""
-        if value is None:
+    def _in_fixed_memory(self, H: Tensor | None) -> Tensor | None:
+        """A copy of H in the memory that recordings know."""
+        if H is None:
             return None
-        if name not in self._memory:
-            self._memory[name] = torch.empty_like(value, memory_format=torch.contiguous_format)
-        return self._memory[name].copy_(value)
+        if self._H is None:
+            self._H = torch.empty_like(H, memory_format=torch.contiguous_format)
+        return self._H.copy_(H)

@@ -21,26 +21,27 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sepsa.heads.math.least_squares import Coordinates, Root, count_of, inverses, lacking, ridge_rows
+from sepsa.heads.math.least_squares import LeastSquaresState, inverses
+from sepsa.heads.math.ridge import Coordinates, count_of, lacking, restored, ridge_rows
 
 # Products of other numbers of rows are slow on a GPU.
 _ROWS = 16
 
 
-class Rows(NamedTuple):
-    """What some rows, as T sees them, teach: T <- S - gu and W <- W + xᵀu."""
+class BlockUpdate(NamedTuple):
+    """The update of T and W by whitened rows: T <- S - gu and W <- W + xᵀu."""
 
     g: Tensor  # (p, r)
     x: Tensor  # (r, m)
     rise: Tensor  # (m,): of the objective at its minimum
 
 
-class Ridge(NamedTuple):
-    """The rows of the ridge, with what they are to be multiplied by, and the ridge that is left after them."""
+class RidgeUpdate(NamedTuple):
+    """The update by the rows of the ridge, its u, and the ridge of each coordinate after it."""
 
-    rows: Rows
+    rows: BlockUpdate
     u: Tensor  # (c, p)
-    left: Tensor  # (p,)
+    ridge_left: Tensor  # (p,)
 
 
 def beside(stream: torch.cuda.Stream | None) -> contextlib.AbstractContextManager[object]:
@@ -57,7 +58,7 @@ def together(stream: torch.cuda.Stream | None) -> None:
         torch.cuda.current_stream().wait_stream(stream)
 
 
-def gain_and_solution(F: Tensor, E: Tensor, out: Tensor | None = None) -> Rows:
+def gain_and_solution(F: Tensor, E: Tensor, out: Tensor | None = None) -> BlockUpdate:
     """g, in `out` where there is one, and x of rows F (p, r) with the residuals E (r, m)."""
     one = torch.eye(F.shape[1], dtype=F.dtype, device=F.device)
     M = torch.addmm(one, F.T, F)
@@ -66,25 +67,30 @@ def gain_and_solution(F: Tensor, E: Tensor, out: Tensor | None = None) -> Rows:
     x = J.T @ whitened
     # An inverse leaves an error of eps cond(M) also along the largest eigenvectors of M, where F would multiply it.
     x = torch.addmm(x, J.T, J @ torch.addmm(E, M, x, alpha=-1))
-    return Rows(torch.mm(F, V, out=out), x, whitened.square().sum(0))
+    return BlockUpdate(torch.mm(F, V, out=out), x, whitened.square().sum(0))
 
 
-def learn_ridge(root: Root, lam: float, ridge: Tensor, prior: Tensor, at: Coordinates) -> Ridge:
-    """What the ridge of the coordinates `at` teaches a state that has yet to fade."""
-    left = lam * root.left
-    f, e = ridge_rows(root, lacking(left, ridge, at) / lam, at, prior)  # f by 1/√λ too
+def learn_ridge(state: LeastSquaresState, lam: float, ridge: Tensor, prior: Tensor, at: Coordinates) -> RidgeUpdate:
+    """The update by the ridge of the coordinates `at`, for a state that is not faded yet."""
+    faded = lam * state.ridge_left
+    f, e = ridge_rows(state.T, state.W, lacking(faded, ridge, at) / lam, at, prior)  # f by 1/√λ too
     rows = -(-count_of(at) // _ROWS) * _ROWS
     f = torch.nn.functional.pad(f, (0, rows - f.shape[1]))
     e = torch.nn.functional.pad(e, (0, 0, 0, rows - len(e))) * lam**0.5
-    left[at] = ridge[at]
-    return Ridge(gain_and_solution(f, e), f.T @ root.T * lam**-0.5, left)
+    return RidgeUpdate(gain_and_solution(f, e), f.T @ state.T * lam**-0.5, restored(faded, ridge, at))
 
 
 def learn_block(
-    root: Root, Phi: Tensor, F: Tensor, E: Tensor, lam: float, ridge: Ridge | None, aside: torch.cuda.Stream | None
-) -> Root:
-    """Learn Φ, of which F = TΦᵀ and E are given, after the ridge. T is changed in place, and F is lost."""
-    (n, p), T, scale = Phi.shape, root.T, lam**-0.5
+    state: LeastSquaresState,
+    Phi: Tensor,
+    F: Tensor,
+    E: Tensor,
+    lam: float,
+    ridge: RidgeUpdate | None,
+    aside: torch.cuda.Stream | None,
+) -> LeastSquaresState:
+    """Learn Φ, of which F = TΦᵀ and E are given, after the ridge. T is changed in place, and F is overwritten."""
+    (n, p), T, scale = Phi.shape, state.T, lam**-0.5
     c = 0 if ridge is None else len(ridge.u)
     G, U = T.new_empty(p, c + n), T.new_empty(c + n, p)
     mine = U[c:]
@@ -100,9 +106,9 @@ def learn_block(
             torch.mm(F.T @ ridge.rows.g, ridge.u, out=mine).addmm_(F.T, T, beta=-1, alpha=scale)
     new = gain_and_solution(F, E, out=G[:, c:])
     together(aside)
-    left, x, energy = root.left, new.x, lam * root.energy + new.rise
+    ridge_left, x, energy = state.ridge_left, new.x, lam * state.energy + new.rise
     if ridge is not None:
-        left, x, energy = ridge.left, torch.cat([ridge.rows.x, x]), energy + ridge.rows.rise
-    W = torch.addmm(root.W, x.T, U)
+        ridge_left, x, energy = ridge.ridge_left, torch.cat([ridge.rows.x, x]), energy + ridge.rows.rise
+    W = torch.addmm(state.W, x.T, U)
     T.addmm_(G, U, beta=scale, alpha=-1)
-    return Root(T, W, None, energy, left, root.whole and ridge is None)
+    return LeastSquaresState(T, W, None, energy, ridge_left)

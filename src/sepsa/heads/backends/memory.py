@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
-
 from torch import Tensor, nn
 
 
@@ -25,13 +22,3 @@ class HeadMemory:
         """Whether the head still has the memory that it had."""
         bias = None if linear.bias is None else linear.bias.data_ptr()
         return self.place[1:] == (linear.weight.data_ptr(), bias)
-
-
-def fused_kernels(name: str, state: Tensor, weight: Tensor) -> ModuleType | None:
-    """The Triton kernels of the module `name` beside this file, where a GPU, the head's layout and torch allow them."""
-    if not state.is_cuda or not weight.is_contiguous():
-        return None
-    try:
-        return importlib.import_module(f"sepsa.heads.backends.triton.{name}")
-    except ModuleNotFoundError:  # a torch without Triton
-        return None

@@ -1,4 +1,4 @@
-"""What all candidates of a self-tuning head learn in one compiled call, for heads on a CPU: `candidates` in loops.
+"""The update of a self-tuning head as compiled loops, for small heads on a CPU: `candidates.updated`.
 
 Symbols as there. For the few dozen features of a small network calls into torch, NumPy and LAPACK cost several times
 as much as the arithmetic. Loaded only where numba is installed; the first call in a fresh cache compiles.
@@ -7,23 +7,26 @@ as much as the arithmetic. Loaded only where numba is installed; the first call 
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+import math
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sepsa.heads.backends.numba_least_squares import OPTIONS, backward_row, cholesky, forward_row
-from sepsa.heads.base.repeated_samples import Lookup
+from sepsa.heads.base.repeated_samples import BatchSplit
 from sepsa.heads.math import candidates
-from sepsa.heads.math.candidates import EXACT, FADING, LEAST, OUTLIER, Candidates, Grid, ridges
-from sepsa.heads.math.least_squares import restored
+from sepsa.heads.math.candidates import CERTAINTY, EXACT, FADING, LEAST, OUTLIER, Candidates, Grid, Statistics, Updated
 from sepsa.jit import announce_compilation, cached
 
 
 @cached(**OPTIONS)
 def update(M, N, basis, X, lambdas, cursors, counts, of, r, new_M, new_N, W, factor):
-    """`grown` and `solve` into the last four arrays. False: some A is not positive definite."""
+    """Write M and N with X learned, and the W and factors of all candidates, into the last four arrays.
+
+    False: some A is not positive definite.
+    """
     (L, rows, p), (J, m), n = N.shape, W.shape[:2], X.shape[0]
     size = p + m
     gram = np.zeros((size, size))  # XᵀX, its lower triangle
@@ -70,7 +73,7 @@ def update(M, N, basis, X, lambdas, cursors, counts, of, r, new_M, new_N, W, fac
 
 @cached(**OPTIONS)
 def score_rows(W, factor, Phi, Y, rows, weights, score, new):
-    """`candidates.scored` of these rows; weights (J, rows): what is left of the first time, 0 where a row is new."""
+    """`candidates.scored` of these rows; weights (J, rows) are λ^age, 0 where a row is new."""
     (J, m, p), n = W.shape, rows.size
     errors, whitened, size = np.ones((J + 1, n)), np.empty(p), 0.0
     for t in range(n):
@@ -109,66 +112,84 @@ def score_rows(W, factor, Phi, Y, rows, weights, score, new):
             new[c, d] = total
 
 
-class Numbers(NamedTuple):
-    """What the kernels read of a grid."""
-
-    lambdas: Any  # (L,)
-    of: Any  # (J,)
-    ridge: Any  # (J, p)
+@cached(nogil=True, error_model="numpy")  # no fastmath: candidates with equal errors must compare as equal
+def best(score, forgettings, active):
+    """`candidates.best`."""
+    J, chosen = forgettings.size, -1
+    n, smallest = score[J, J], score[:J, J].argmin()
+    if n <= 1.0:
+        return active
+    for j in range(J):
+        mean = (score[j, J] - score[smallest, J]) / n
+        square = (score[j, j] + score[smallest, smallest] - 2.0 * score[j, smallest]) / n
+        if j != smallest and mean > CERTAINTY * math.sqrt(max(0.0, square - mean**2) / (n - 1.0)):
+            continue
+        rank = forgettings[j], -score[j, J], j == active
+        if chosen < 0 or rank > (forgettings[chosen], -score[chosen, J], chosen == active):
+            chosen = j
+    return chosen
 
 
 @functools.lru_cache(maxsize=64)
-def numbers(grid: Grid, scale: float, p: int) -> Numbers:
-    """Made once for a head, whose scale stays."""
-    ridge = ridges(grid, scale, torch.empty(1, 1, p, dtype=torch.float64))
-    return Numbers(np.array(grid.lambdas), np.array(grid.of), ridge[:, 0].numpy())
+def ridge_array(grid: Grid, scale: float, p: int) -> Any:
+    """The ridges (J, p) of this scale, made once for a head."""
+    tensors = candidates.grid_tensors(grid, p, torch.float64, torch.device("cpu"))
+    return candidates.ridges(tensors, scale, p)[:, 0].numpy()
 
 
-def scored(grid: Grid, state: Candidates, Phi: Tensor, Y: Tensor, size: float, found: Lookup) -> Tensor:
-    """The same as `candidates.scored`."""
-    announce_compilation(score_rows, "the scores of a self-tuning head")
-    rows = range(len(Phi)) if found.scored is None else found.scored
+def updated(
+    grid: Grid, state: Candidates, basis: Tensor, Phi: Tensor, Y: Tensor, split: BatchSplit, head_dtype: torch.dtype
+) -> Updated | None:
+    """`candidates.updated`; None where some A is not positive definite, which the body in torch corrects."""
+    tensors = candidates.tensors_like(grid, state.N)
+    new, score = state.statistics, _scored(grid, state, Phi, Y, split)
+    if len(split.held_out) < len(Phi):
+        X = torch.cat([Phi, Y], 1)
+        if split.held_out:
+            X[split.held_out] = 0
+        learned = _learned(grid, state, basis, X, tensors.lambdas.numpy(), tensors.counts.numpy())
+        if learned is None:
+            return None
+        new = learned
+    active = int(best(array(score), tensors.forgettings.numpy(), state.active))
+    head = new.W[active].to(head_dtype)
+    valid = bool(np.isfinite(new.W.numpy()).all()) and math.isfinite(float(head.abs().max()))
+    return Updated(new._replace(score=score), active, head, valid)
+
+
+def factored(grid: Grid, state: Candidates) -> Tensor | None:
+    """The factors of a state as the update that made it computed them, to the bit; None as in `updated`."""
+    L, size = state.M.shape[:2]
+    basis, none = state.N.new_zeros(state.N.shape[1:]), state.M.new_zeros(0, size)
+    new = _learned(grid, state, basis, none, np.ones(L), np.zeros(L, dtype=np.int64))
+    return None if new is None else new.factor
+
+
+def _scored(grid: Grid, state: Candidates, Phi: Tensor, Y: Tensor, split: BatchSplit) -> Tensor:
+    """The score with the rows that the split names."""
+    rows = range(len(Phi)) if split.scored is None else split.scored
     if not rows:
         return state.score
-    ages = dict(zip(found.held, found.ages, strict=True))
-    left = [[lam ** ages[row] if row in ages else 0.0 for row in rows] for lam, _ in grid.settings]
+    announce_compilation(score_rows, "the scores of a self-tuning head")
+    ages = dict(zip(split.held_out, split.ages, strict=True))
+    weights = [[lam ** ages[row] if row in ages else 0.0 for row in rows] for lam, _ in grid.settings]
     new = state.score.new_empty(state.score.shape)
-    given = state.W, state.factor, Phi, Y
-    score_rows(*map(array, given), np.array(rows), np.array(left), array(state.score), new.numpy())
+    given = map(array, (state.W, state.factor, Phi, Y))
+    score_rows(*given, np.array(rows), np.array(weights), array(state.score), new.numpy())
     return new
 
 
-def learned(
-    grid: Grid, state: Candidates, basis: Tensor, X: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same as `candidates.learned`, which makes up for rounding where some A is not positive definite."""
+def _learned(grid: Grid, state: Candidates, basis: Tensor, X: Tensor, lambdas: Any, counts: Any) -> Statistics | None:
+    """The statistics with the rows X learned, the score left empty; None where some A is not positive definite."""
     announce_compilation(update, "the update of a self-tuning head")
-    p, lambdas = state.N.shape[2], numbers(grid, scale, state.N.shape[2]).lambdas
-    counts = np.array([restored(p, len(X), lam) for lam in grid.lambdas])
-    new = _updated(grid, state, basis, X, scale, lambdas, counts)
-    return candidates.learned(grid, state, basis, X, scale) if new is None else new
-
-
-def factored(grid: Grid, state: Candidates) -> Tensor:
-    """The same as `candidates.factored`."""
-    L, size = state.M.shape[:2]
-    basis, none = state.N.new_zeros(state.N.shape[1:]), state.M.new_zeros(0, size)
-    new = _updated(grid, state, basis, none, state.scale, np.ones(L), np.zeros(L, dtype=np.int64))
-    return candidates.factored(grid, state) if new is None else new[3]
-
-
-def _updated(
-    grid: Grid, state: Candidates, basis: Tensor, X: Tensor, scale: float, lambdas: Any, counts: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """M, N, W and the factors after `update`; None where some A is not positive definite."""
-    fixed = numbers(grid, scale, state.N.shape[2])
-    new = tuple(part.new_empty(part.shape) for part in (state.M, state.N, state.W, state.factor))
+    new = Statistics(*(part.new_empty(part.shape) for part in state.statistics))
     given = map(array, (state.M, state.N, basis, X))
-    turns = lambdas, np.array(state.cursors), counts, fixed.of, fixed.ridge
-    fine = update(*given, *turns, *(part.numpy() for part in new))
-    return new if fine else None  # type: ignore[return-value]
+    index = candidates.tensors_like(grid, state.N).lambda_index.numpy()
+    settings = lambdas, np.array(state.cursors), counts, index, ridge_array(grid, state.scale, state.N.shape[2])
+    definite = update(*given, *settings, *(part.numpy() for part in new[:4]))
+    return new if definite else None
 
 
 def array(part: Tensor) -> Any:
-    """The tensor as NumPy's, its rows one after the other."""
+    """The tensor as a NumPy array, its rows one after the other."""
     return part.contiguous().numpy()

@@ -20,8 +20,10 @@ import torch
 from numba import carray, njit, types  # type: ignore[attr-defined]
 from numba.core import cgutils
 from numba.extending import intrinsic
-from torch import Tensor, nn
+from torch import Tensor
 
+from sepsa.heads.backends.choose import Counters, Problem
+from sepsa.heads.backends.torch_least_squares import TorchBackend
 from sepsa.heads.math.least_squares import (
     CURSOR,
     GROWTH,
@@ -32,9 +34,9 @@ from sepsa.heads.math.least_squares import (
     ROW_LIMIT,
     SAMPLES,
     STEPS,
-    Root,
-    restored,
+    LeastSquaresState,
 )
+from sepsa.heads.math.ridge import rotation
 from sepsa.jit import announce_compilation, cached
 
 # Not "nnan" and "ninf": the kernels look for NaN and Inf.
@@ -206,8 +208,8 @@ def whiten(T, W, Phi, Y, F, E):
 
 
 @_inner
-def gather(T, W, H, energy, left, prior, ridge, gram, F, E, lam, cursor, count, pending, new_H, D, q, pulls):
-    """`least_squares.gather` up to V: new_H (its lower triangle) and Dᵀ; energy and left are changed in place."""
+def gather(T, W, H, energy, left, prior, ridge, F, E, lam, cursor, count, pending, new_H, D):
+    """`least_squares.gather_with_ridge` up to V: new_H (its lower triangle) and Dᵀ; energy and left in place."""
     (m, n), p = E.shape, T.shape[0]
     for i in range(p):
         for j in range(i + 1):
@@ -226,34 +228,21 @@ def gather(T, W, H, energy, left, prior, ridge, gram, F, E, lam, cursor, count, 
             D[o, i] = total
     if count == 0:
         return
-    whole = count == p
     for j in range(p):
-        whole &= left[j] == ridge[j]
         left[j] *= lam
-        q[j] = 0.0
-    for i in range(count):
-        j = (cursor + i) % p
-        q[j] = max(0.0, ridge[j] - left[j])
-        left[j] = ridge[j]
-    if whole:
-        if math.isnan(gram[0, 0]):
-            gram[:] = 0.0
-            add_product(gram, T * ridge, T, True)
+    for step in range(count):
+        c = (cursor + step) % p
+        q = max(0.0, ridge[c] - left[c])
+        left[c] = ridge[c]
         for i in range(p):
+            scaled = q * T[i, c]
             for j in range(i + 1):
-                new_H[i, j] += (1.0 - lam) * gram[i, j]
-    else:
-        add_product(new_H, T * q, T, True)
-    for o in range(m):
-        for j in range(p):
-            pull = prior[o, j] - W[o, j]
-            energy[o] += q[j] * pull * pull
-            pulls[j] = q[j] * pull
-        for i in range(p):
-            total = 0.0
-            for j in range(p):
-                total += T[i, j] * pulls[j]
-            D[o, i] += total
+                new_H[i, j] += scaled * T[j, c]
+        for o in range(m):
+            pull = prior[o, c] - W[o, c]
+            energy[o] += q * pull * pull
+            for i in range(p):
+                D[o, i] += q * pull * T[i, c]
 
 
 @intrinsic
@@ -276,7 +265,7 @@ def part(memory, start, rows, columns):
 def sizes(p: int, m: int) -> tuple[tuple[int, int], ...]:
     """The matrices of a head's memory in their order: the state, what it is held to, and buffers."""
     state = (p, p), (m, p), (p, p), (1, m), (1, p), (1, 5)  # T, W, H, energy, left, counters
-    return *state, (m, p), (1, p), (p, p), (p + m, p), (p, p), (m, p), (5, max(p, m))  # prior, ridge, gram, Z, C, D
+    return *state, (m, p), (1, p), (p + m, p), (p, p), (m, p), (5, max(p, m))  # prior, ridge, Z, C, D
 
 
 @cached(**OPTIONS)
@@ -285,7 +274,7 @@ def update(memory, rows, weight, bias, x, y, lam, samples, count):
 
     `memory` holds what `sizes` says, `rows` holds Φ, Y and buffers for F and E, and `weight` and `bias` are the head's
     own. x and y are the addresses of features and targets in the head's dtype, of which Φ and Y are made, or 0.
-    `count` coordinates get their ridge back. `gram` caches T diag(ridge) Tᵀ, stale where its first entry is NaN.
+    `count` coordinates get their ridge back.
     """
     m, k = weight.shape
     p = k + (1 if bias.size else 0)
@@ -297,8 +286,7 @@ def update(memory, rows, weight, bias, x, y, lam, samples, count):
     energy, left, counters = memory[end : end + m], memory[end + m : end + m + p], memory[end + m + p : end + m + p + 5]
     prior, end = part(memory, end + m + p + 5, m, p)
     ridge = memory[end : end + p]
-    gram, end = part(memory, end + p, p, p)
-    Z, end = part(memory, end, p + m, p)
+    Z, end = part(memory, end + p, p + m, p)
     C, end = part(memory, end, p, p)
     D, end = part(memory, end, m, p)
     scratch, end = part(memory, end, 5, max(p, m))
@@ -343,9 +331,7 @@ def update(memory, rows, weight, bias, x, y, lam, samples, count):
         e[:] = E[:, 0]
         step_head(T, new_W, f, e, u, new_energy, 1.0 + size)
     elif gathers:
-        gather(
-            T, new_W, H, new_energy, new_left, prior, ridge, gram, F, E, lam, cursor, count, pending, new_T, D, u, f
-        )  # fmt: skip
+        gather(T, new_W, H, new_energy, new_left, prior, ridge, F, E, lam, cursor, count, pending, new_T, D)
         C[:] = new_T
         if not cholesky(C):
             return NOT_FINITE
@@ -406,7 +392,6 @@ def update(memory, rows, weight, bias, x, y, lam, samples, count):
             step_root(T, f, u, 1.0 + size)
         else:
             T[:] = new_T
-        gram[0, 0] = np.nan
         pending, growth = 0, 0.0
     else:
         for i in range(p):
@@ -453,7 +438,7 @@ class Snapshot:
         p = self.weight.shape[1] + (self.bias.size > 0)
         T, W, H, energy, left, counters = parts_of(torch.from_numpy(self.memory), p, m)[:6]
         own = counters[0].numpy()
-        yield Root(T, W, H if own[PENDING] else None, energy[0], left[0])
+        yield LeastSquaresState(T, W, H if own[PENDING] else None, energy[0], left[0])
         yield own.copy()
         yield torch.from_numpy(np.concatenate([self.weight, self.bias.reshape(m, -1)], 1))
 
@@ -467,57 +452,58 @@ def parts_of(memory: Tensor, p: int, m: int) -> list[Tensor]:
     return parts
 
 
-class Workspace:
-    """The state of a head in one array, its tensors being views of that, and memory for the rows to come."""
+class NumbaBackend(TorchBackend):
+    """The state of a head in one array, of which its tensors are views, and memory for the rows of an update."""
 
-    in_place = True  # an update writes into the tensors of the state
+    name = "numba"
 
-    def __init__(self, linear: nn.Linear, root: Root, counters, prior: Tensor, ridge: Tensor) -> None:
+    def __init__(self, problem: Problem, state: LeastSquaresState, counters: Counters) -> None:
         announce_compilation(update, "the update of a head")
-        weight, bias = linear.weight.detach(), linear.bias
-        (m, p), self.k = root.W.shape, linear.in_features
+        weight, bias = problem.linear.weight.detach(), problem.linear.bias
+        (m, p), self.k = state.W.shape, problem.linear.in_features
         shapes = sizes(p, m)
-        memory = root.T.new_zeros(sum(a * b for a, b in shapes))
-        T, W, H, energy, left, own, held, each, gram = parts_of(memory, p, m)[:9]
-        self.memory, self.counters, self.gram = memory.numpy(), own[0].numpy(), gram.numpy()
+        memory = state.T.new_zeros(sum(a * b for a, b in shapes))
+        T, W, H, energy, left, own, prior, ridge = parts_of(memory, p, m)[:8]
         self._end = sum(a * b for a, b in shapes[:6])  # of the state
-        held.copy_(prior)
-        each.copy_(ridge)
-        self.root = Root(T, W, H, energy[0], left[0])
-        self.load(root, counters)
+        prior.copy_(problem.prior)
+        ridge.copy_(problem.ridge)
+        super().__init__(problem, LeastSquaresState(T, W, H, energy[0], left[0]), own[0].numpy())
+        self.memory = memory.numpy()
+        self.load(state, counters)
         self.weight = weight.numpy()
         self.bias = np.zeros(0, self.weight.dtype) if bias is None else bias.detach().numpy()
         self.dtype = weight.dtype
         self.block: Block | None = None
-        # A kernel writes behind autograd's back; a write to no element tells it that the weight changed.
+        # The kernel writes where autograd does not see it; a write to no element tells it that the weight changed.
         self.version = weight[:0]
 
     def learn(
-        self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, lam: float
-    ) -> tuple[bool | None, Tensor, Tensor, float]:
-        """Learn samples. False: they are not finite; None: too large for this form.
+        self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float
+    ) -> Tensor | None:
+        """Learn samples in one compiled call; those too large for its products by torch. Returns Φ until the next call.
 
-        Returns Φ and Y, each row scaled by the root of its sample's weight, and the sum of the weights as well, until
-        the next call.
+        None: they are not finite.
         """
         n = features.numel() // self.k
         block = self.block
         if block is None or len(block.Y) != n:
             block = self.block = self._block(n)
         x = y = 0
-        samples = float(n)
+        total = float(n)
         if sample_weight is None and is_plain(features, self.dtype) and is_plain(targets, self.dtype):
             x, y = features.data_ptr(), targets.data_ptr()
         else:
-            samples = self._fill(block, features, targets, sample_weight)
+            total = self._fill(block, features, targets, sample_weight)
         self.version.zero_()
-        count = 0 if lam == 1.0 else restored(block.Phi.shape[1], n, lam)
-        outcome = update(self.memory, block.memory, self.weight, self.bias, x, y, lam, samples, count)
-        return None if outcome == TOO_LARGE else outcome == LEARNED, block.Phi, block.Y, samples
+        count = 0 if forgetting == 1.0 else rotation(block.Phi.shape[1], forgetting)
+        outcome = update(self.memory, block.memory, self.weight, self.bias, x, y, forgetting, total, count)
+        if outcome == TOO_LARGE:
+            return self.learn_rows(block.Phi, block.Y, total, forgetting)
+        return block.Phi if outcome == LEARNED else None
 
     def _block(self, n: int) -> Block:
-        m, p = self.root.W.shape
-        memory = self.root.T.new_empty(2 * n * (p + m))
+        m, p = self.state.W.shape
+        memory = self.state.T.new_empty(2 * n * (p + m))
         return Block(memory[: n * p].view(n, p), memory[n * p : n * (p + m)].view(n, m), memory.numpy())
 
     def _fill(self, block: Block, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> float:
@@ -537,13 +523,12 @@ class Workspace:
         """The state and the head as they are now."""
         return Snapshot(self.memory[: self._end], self.weight, self.bias)
 
-    def load(self, root: Root, counters) -> None:
-        """Take over a state; its memory stays."""
-        for mine, other in zip(self.root[:5], root[:5], strict=True):
+    def load(self, state: LeastSquaresState, counters: Counters) -> None:
+        """Continue from this state, copied into the array."""
+        for mine, other in zip(self.state, state, strict=True):
             if mine is not None and other is not None:
                 mine.copy_(other)
         self.counters[:] = counters
-        self.gram[0, 0] = np.nan  # T changed
 
 
 def is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:

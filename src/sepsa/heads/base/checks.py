@@ -1,26 +1,20 @@
-"""What every head solver checks where data come in: once, before anything changes."""
+"""Checks of heads, settings and samples, which every solver makes once, before anything changes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from sepsa.heads.protocols import NotFinite
+from sepsa.states.schema import kind_of
 from sepsa.validation import in_range
-
-_LARGEST = torch.finfo(torch.float64).max
-
-
-# Up to this size a matrix of a state is factorized to see whether it is regular; beyond, loading would take too long.
-_FACTORIZED = 512
 
 
 def bias_setting(value: Any) -> float | Literal["ridge"] | None:
-    """What holds the bias: a number, "ridge" for what holds the weights, or None for next to nothing."""
+    """The setting `bias_ridge`: a number, "ridge" for the ridge of the weights, or None for a small default."""
     if value is None or value == "ridge":
         return value  # type: ignore[no-any-return]
     if isinstance(value, str):
@@ -75,108 +69,6 @@ def optional_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
     if dtype not in (None, torch.float32, torch.float64):
         raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}")
     return dtype
-
-
-# ---------------------------------------------------------------------- states
-
-
-def check_keys(name: str, state_dict: object, keys: set[str]) -> None:
-    """Refuse what is not a state of the solver `name`."""
-    if not isinstance(state_dict, Mapping):
-        raise ValueError(f"state_dict must be a dict of {name}.state_dict(), got {type(state_dict).__name__}")
-    if set(state_dict) != keys:
-        missing, extra = sorted(keys - set(state_dict)), sorted(map(str, set(state_dict) - keys))
-        raise ValueError(f"state_dict is not one of {name}: missing {missing}, unexpected {extra}")
-
-
-def with_ridges(state_dict: Any) -> Any:
-    """A state from before the bias had a ridge of its own, with the pair `ridges` in which both are written now."""
-    if not isinstance(state_dict, Mapping) or "ridge" not in state_dict or "ridges" in state_dict:
-        return state_dict
-    rest = {key: value for key, value in state_dict.items() if key != "ridge"}
-    return rest | {"ridges": [state_dict["ridge"], "ridge"]}
-
-
-def check_ridges(value: object) -> tuple[float, float | Literal["ridge"] | None]:
-    """The entry `ridges` of a state: the ridge of the weights, and that of the bias."""
-    if not isinstance(value, (list, tuple)) or len(value) != 2:
-        raise damaged("ridges", "a pair: the ridge, and that of the bias", value)
-    try:
-        return in_range("ridge", value[0], 0.0, math.inf), bias_setting(value[1])
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"state_dict['ridges']: {error}: the checkpoint is damaged") from None
-
-
-def check_state_number(
-    key: str, value: object, low: float = -math.inf, high: float = math.inf, *, integer: bool = False
-) -> None:
-    """Refuse a state's entry that is no finite number in [low, high], or with `integer` no int; a bool is neither."""
-    kinds: tuple[type, ...] = (int,) if integer else (int, float)
-    fine = isinstance(value, kinds) and not isinstance(value, bool)
-    if fine and low <= value <= high and abs(value) <= _LARGEST:  # type: ignore[operator,arg-type]
-        return
-    what = "an integer" if integer else "a number" if math.isfinite(low) or math.isfinite(high) else "a finite number"
-    if math.isfinite(low):
-        what += f" of at least {low:g}" if high == math.inf else f" in [{low:g}, {high:g}]"
-    elif math.isfinite(high):
-        what += f" of at most {high:g}"
-    raise damaged(key, what, repr(value) if len(repr(value)) < 80 else type(value).__name__)
-
-
-def check_state_tensor(
-    key: str,
-    value: object,
-    shape: tuple[int, ...],
-    *,
-    dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
-) -> Tensor:
-    """A copy of a state's entry, which must be a dense, finite tensor of this shape in float32 or float64.
-
-    With `dtype` it must be of that, because another has lost digits or never had them; `device` is where the copy goes.
-    """
-    if not isinstance(value, Tensor) or value.is_nested or value.shape != shape:
-        came = kind_of(value) if not isinstance(value, Tensor) or value.is_nested else tuple(value.shape)
-        raise ValueError(
-            f"state_dict[{key!r}] must be a tensor of shape {shape}, got {came}: "
-            "the checkpoint belongs to a head of another size"
-        )
-    if value.layout is not torch.strided or value.is_meta or value.dtype not in (torch.float32, torch.float64):
-        raise damaged(key, "a dense tensor of float32 or float64", kind_of(value))
-    if dtype is not None and value.dtype != dtype:
-        raise damaged(key, f"a tensor of {dtype}, in which this solver computes", value.dtype)
-    copy = value.detach().to(copy=True, memory_format=torch.contiguous_format)
-    if not bool(torch.isfinite(copy).all()):
-        raise damaged(key, "finite", "NaN or Inf")
-    return copy if device is None else copy.to(device)
-
-
-def check_positive_definite(key: str, value: Tensor) -> None:
-    """Refuse a state's matrix (p, p) that is not symmetric, up to rounding, and positive definite."""
-    scale = value.diagonal().clamp(min=0).sqrt()
-    off = (value - value.T).abs() - math.sqrt(torch.finfo(value.dtype).eps) * scale[:, None] * scale
-    if bool((off > 0).any()):
-        raise damaged(key, "symmetric", f"an asymmetry of {float((value - value.T).abs().max()):g}")
-    if int(torch.linalg.cholesky_ex(value).info):
-        raise damaged(key, "positive definite", "a matrix without a Cholesky factor")
-
-
-def check_root(key: str, value: Tensor, ridge_left: Tensor) -> None:
-    """Refuse a T (p, p) that is no root of an inverse curvature: TᵀT is regular, and at most 1/ridge_left (p,)."""
-    squares = value.square()
-    if not bool((squares.sum(0) > 0).all() & (squares.sum(1) > 0).all()):
-        raise damaged(key, "a regular matrix", "a row or column of zeros")
-    if len(value) <= _FACTORIZED:
-        pivots = torch.linalg.lu_factor_ex(value).LU.diagonal().abs()
-        if not bool(pivots.min() > torch.finfo(value.dtype).eps * pivots.max()):
-            raise damaged(key, "a regular matrix", f"pivots from {float(pivots.min()):g} to {float(pivots.max()):g}")
-    if bool((squares.sum(0) * ridge_left > 1.01).any()):
-        raise damaged(key, "the root of an inverse curvature of at least the ridge", "a larger matrix")
-
-
-def damaged(key: str, what: str, came: object) -> ValueError:
-    """The error for a state whose entry `key` is not `what` it must be."""
-    return ValueError(f"state_dict[{key!r}] must be {what}, got {came}: the checkpoint is damaged")
 
 
 # ---------------------------------------------------------------------- samples
@@ -270,17 +162,6 @@ def _check_tensor(name: str, value: object, device: torch.device) -> None:
     if value.device != device:
         raise ValueError(f"{name} must be on {device}, where the head is, got {value.device}")
     raise ValueError(f"{name} must hold numbers, got a meta tensor: move the head and the data to a real device")
-
-
-def kind_of(value: object) -> str:
-    """What came, in the words of an error."""
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    if value.is_nested:
-        return "a nested tensor"
-    if value.is_quantized:
-        return f"a quantized tensor of {value.dtype}"
-    return "a meta tensor" if value.is_meta else f"a tensor of {value.dtype}, layout {value.layout}"
 
 
 def explain_nonfinite(

@@ -1,45 +1,39 @@
-"""What the heads on the cross-entropy share: a `State` of `cross_entropy`, saved, moved, taken back and read."""
+"""What `SoftmaxNewton` and `LogisticNewton` share: settings, saved states and logits of a `CrossEntropyState`."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar, Literal, TypeVar
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from sepsa.heads.base import parameters
-from sepsa.heads.base.checks import (
-    bias_setting,
-    check_keys,
-    check_ridges,
-    check_rows,
-    check_state_tensor,
-    explain_nonfinite,
-    owned_head,
-    with_ridges,
-)
-from sepsa.heads.math.cross_entropy import State, check_consistent
+from sepsa.heads.base.checks import bias_setting, check_rows, explain_nonfinite
+from sepsa.heads.base.head import OwnsHead
+from sepsa.heads.base.state_checks import check_root, read_ridges, read_solver
+from sepsa.heads.math.cross_entropy import CrossEntropyState
+from sepsa.states import schema
+from sepsa.states.schema import Entries
 from sepsa.validation import in_range
 
-KEYS = State._fields[:-2]  # weights and ridge follow from the settings
-Head = TypeVar("Head", bound="NewtonHead")
+KEYS = CrossEntropyState._fields[:-2]  # weights and ridge follow from the settings
 
 
-class NewtonHead(ABC):
+class NewtonHead(OwnsHead):
     """Base of `SoftmaxNewton` and `LogisticNewton`; not a head by itself."""
 
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
     settings: ClassVar[tuple[str, ...]]  # arguments that a state keeps, beside the ridges
-    _state: State
+    _state: CrossEntropyState
+    _replaced = ("_state", "_previous")
 
     def __init__(self, ridge: float, forgetting: float, bias_ridge: float | Literal["ridge"] | None) -> None:
         self.ridge = in_range("ridge", ridge, 0.0, math.inf)
         self.forgetting = in_range("forgetting", forgetting, 0.0, 1.0)
         self.bias_ridge = bias_setting(bias_ridge)
-        self.linear: nn.Linear | None = None
         self._previous: Tensor | None = None  # where the last update started, for health alone
 
     @abstractmethod
@@ -47,34 +41,16 @@ class NewtonHead(ABC):
         """`weights` and `ridge` of the state, which follow from the settings; those must fit the head, W (m, p)."""
 
     @abstractmethod
-    def _parts(self, state: State) -> Sequence[State]:
+    def _parts(self, state: CrossEntropyState) -> Sequence[CrossEntropyState]:
         """The state as one for each curvature."""
-
-    def _bound(self) -> nn.Linear:
-        return owned_head(type(self).__name__, self.linear)
 
     def _ready(self) -> nn.Linear:
         """The head, with the state where it is."""
-        linear = self._bound()
+        linear = self._head()
         device = linear.weight.device
         if self._state.T.device != device:
-            state = State(*(tensor.to(device) for tensor in self._state))
-
-            def write() -> None:
-                self._state, self._previous = state, None
-
-            parameters.commit(write)
+            self._assign(_state=CrossEntropyState(*(tensor.to(device) for tensor in self._state)), _previous=None)
         return linear
-
-    def _take(self, state: State, previous: Tensor | None, head: Tensor) -> None:
-        """Make this the state, and `head` (m, p) the weights of the head."""
-        linear = self._bound()
-
-        def write() -> None:
-            self._state, self._previous = state, previous
-            parameters.store(linear, head)
-
-        parameters.commit(write)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything beside the head itself, whose weights live in the `nn.Linear`."""
@@ -89,56 +65,30 @@ class NewtonHead(ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
         linear, old = self._ready(), self._state
-        state_dict = with_ridges(state_dict)
-        check_keys(type(self).__name__, state_dict, {*KEYS, *self.settings, "ridges"})
-        ridge, bias_ridge = check_ridges(state_dict["ridges"])
+        saved = read_solver(type(self).__name__, state_dict, {*KEYS, *self.settings})
+        ridge, bias_ridge = read_ridges(saved.path("ridges"), saved["ridges"])
         kind: Any = type(self)
-        try:
-            fresh = kind(ridge=ridge, bias_ridge=bias_ridge, **{name: state_dict[name] for name in self.settings})
-        except TypeError as error:
-            raise ValueError(f"state_dict: {error}: the checkpoint is damaged") from None
-        derived = fresh._derived(linear, old.W)
+        with schema.settings("state_dict"):
+            fresh = kind(ridge=ridge, bias_ridge=bias_ridge, **{name: saved[name] for name in self.settings})
+            derived = fresh._derived(linear, old.W)
         tensors = {
-            key: check_state_tensor(
-                key, state_dict[key], tuple(was.shape), dtype=was.dtype, device=linear.weight.device
-            )
+            key: saved.tensor(key, tuple(was.shape), was.dtype, linear.weight.device)
             for key, was in zip(KEYS, old, strict=False)
         }
-        state = State(**tensors, **derived)
+        state = CrossEntropyState(**tensors, **derived)
         for part in self._parts(state):
-            check_consistent(part)
+            check_consistent(saved, part)
         settings = {name: getattr(fresh, name) for name in (*self.settings, "ridge", "bias_ridge")}
-
-        def write() -> None:
-            self.__dict__.update(settings)
-            self._state, self._previous = state, None
-
-        parameters.commit(write)
-
-    def to(self: Head, device: torch.device | str | int) -> Head:
-        """Move the head and its curvature together."""
-        self._bound().to(device)
-        self._ready()
-        return self
-
-    def checkpoint(self) -> Hashable:
-        """What `rollback` returns to: cheap, a copy of the head's weights and a reference to the rest."""
-        linear = self._ready()
-        return self._state, self._previous, parameters.join(linear)
-
-    def rollback(self, token: Any) -> None:
-        """Undo every update since `checkpoint()` gave this token."""
-        self._take(*token)
+        self._assign(**settings, _state=state, _previous=None)
 
     def _last_step(self) -> float:
         """The norm of the weights' change in the last update, for `health`."""
         return math.nan if self._previous is None else float(torch.linalg.vector_norm(self._state.W - self._previous))
 
-    def _told(self, more: str) -> str:
+    def _words(self, more: str) -> str:
         """`__repr__` with what is particular to the kind of head."""
-        head = "" if self.linear is None else f", head={self.linear.in_features}->{self.linear.out_features}"
-        bias = parameters.bias_words(self.bias_ridge)
-        return f"{type(self).__name__}(ridge={self.ridge:g}, forgetting={self.forgetting:g}{bias}{more}{head})"
+        more = parameters.bias_words(self.bias_ridge) + more + self._shape_words()
+        return f"{type(self).__name__}(ridge={self.ridge:g}, forgetting={self.forgetting:g}{more})"
 
     def _logits(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Φ (n, p) of features (..., in_features), and the logits (..., out_features)."""
@@ -149,3 +99,18 @@ class NewtonHead(ABC):
             raise explain_nonfinite(features, None, linear)
         shape = (*features.shape[:-1], linear.out_features)
         return Phi, (Phi @ parameters.follow(linear, self._state.W).T).reshape(shape).to(linear.weight.dtype)
+
+
+def check_consistent(saved: Entries, state: CrossEntropyState) -> None:
+    """Refuse tensors that no updates could have made."""
+    p = len(state.T)
+    updates, seen, cursor = state.counters.tolist()
+    counts = updates == int(updates) >= 0 and cursor == int(cursor) and 0 <= cursor < p
+    if not counts or seen < 0 or (seen > 0 and not updates):
+        raise saved.damaged("counters", f"[updates, samples, a coordinate below {p}]", state.counters.tolist())
+    if not bool((state.shares > 0).all()):
+        raise saved.damaged("shares", "positive", float(state.shares.min()))
+    left, ridge = state.ridge_left, float(state.ridge[0])
+    if not bool(((left > 0) & (left <= state.ridge * (1 + 1e-6))).all()):
+        raise saved.damaged("ridge_left", f"in (0, {ridge:g}]", f"{float(left.min()):g} to {float(left.max()):g}")
+    check_root(saved, "T", state.T, left)

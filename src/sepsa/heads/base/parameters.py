@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-# What holds the bias to its start: so many samples, next to nothing unless told otherwise; or "ridge", what holds the
-# weights. Less than the default would cost a first block digits, and nothing at all has no inverse before it.
-BiasRidge: TypeAlias = float | Literal["ridge"] | None
-_BIAS_RIDGE = {torch.float64: 1e-4, torch.float32: 1e-3}
+from sepsa.heads.math.ridge import BiasRidge, bias_bounds
 
 
 def width(linear: nn.Linear) -> int:
@@ -42,13 +37,6 @@ def ridges(linear: nn.Linear, ridge: float, bias_ridge: BiasRidge, like: Tensor)
 def hold_bias(ridge: Tensor, bias_ridge: BiasRidge) -> None:
     """Let the last coordinate, the bias, have its own of the ridges (..., p), by default never more than the others."""
     ridge[..., -1].clamp_(*bias_bounds(bias_ridge, ridge.dtype))
-
-
-def bias_bounds(bias_ridge: BiasRidge, dtype: torch.dtype) -> tuple[float, float]:
-    """The least and the most that the ridge of the bias may be, where it would be that of the weights."""
-    if bias_ridge == "ridge":
-        return 0.0, math.inf
-    return (0.0, _BIAS_RIDGE[dtype]) if bias_ridge is None else (bias_ridge, bias_ridge)
 
 
 def bias_words(bias_ridge: BiasRidge) -> str:

@@ -6,18 +6,20 @@ import math
 from typing import Literal, overload
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from sepsa.heads.base.checks import check_rows, explain_nonfinite, owned_head
+from sepsa.heads.base.checks import check_rows, explain_nonfinite
+from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.parameters import follow, rows
 from sepsa.heads.protocols import Posterior
 from sepsa.validation import in_range
 
 
-class NormalPosterior:
+class NormalPosterior(OwnsHead):
     """`predict` and `sample` of heads that keep W (m, p) and B (p, p) of squared loss."""
 
-    linear: nn.Linear | None
+    def _label(self) -> str:
+        return "RLS"
 
     def _weights(self) -> Tensor:
         """W (m, p), as the last update left it."""
@@ -41,7 +43,7 @@ class NormalPosterior:
         `noise` there is a prediction before the first update too, that of the prior.
         """
         Phi, W = self._rows(features)
-        shape, dtype = (*features.shape[:-1], len(W)), owned_head("RLS", self.linear).weight.dtype
+        shape, dtype = (*features.shape[:-1], len(W)), self._head().weight.dtype
         mean = (Phi @ W.T).reshape(shape).to(dtype)
         if not return_std:
             return mean
@@ -62,11 +64,11 @@ class NormalPosterior:
         T, variance = self._scaled("sample", noise)
         normal = torch.randn(W.shape, dtype=W.dtype, device=W.device, generator=generator)
         drawn = W + variance.sqrt()[:, None] * (normal @ T)  # rows of normal @ T have the covariance TᵀT
-        linear = owned_head("RLS", self.linear)
+        linear = self._head()
         return (Phi @ drawn.T).reshape(*features.shape[:-1], len(W)).to(linear.weight.dtype)
 
     def _rows(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        W, linear = self._weights(), owned_head("RLS", self.linear)
+        W, linear = self._weights(), self._head()
         check_rows(linear, features)
         Phi = rows(linear, features, W.dtype)
         if not math.isfinite(float(Phi.square().sum())):

@@ -1,4 +1,4 @@
-"""Which samples of an update were learned before: a fixed tenth of all is told apart by a hash of the raw row."""
+"""Which samples of an update were learned before: of those, a tenth, selected by a hash, is held out for validation."""
 
 from __future__ import annotations
 
@@ -9,75 +9,93 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from sepsa.heads.math.candidates import RowMasks
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# One sample in so many is held out once samples repeat.
+# One sample in this number is held out once samples repeat.
 HELD_OUT = 10
-# Samples not held out are scored again after so many new ones among those that would be.
+# All samples are scored again after this number of new ones in a row among those that would be held out.
 UNREPEATED = 50
 
 
+def row_bytes(inputs: Tensor, targets: Tensor) -> list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+    """The bytes of every sample: its row of the inputs and its rows of the targets."""
+    n = len(inputs)
+    parts = [x.detach().cpu().contiguous().reshape(n, -1).view(torch.uint8).numpy() for x in (inputs, targets)]
+    return list(zip(*parts, strict=True))
+
+
 def code_of(inputs: NDArray[np.uint8], outputs: NDArray[np.uint8], salt: int) -> int:
-    """By which a sample, as bytes, is in the fold or not; another one with another salt."""
+    """The code that decides whether a sample is held out when it repeats; another salt selects another tenth."""
     return zlib.crc32(outputs.data, zlib.crc32(inputs.data, salt))
 
 
-def name_of(inputs: NDArray[np.uint8], outputs: NDArray[np.uint8]) -> int:
-    """By which a sample, as bytes, is known again."""
+def hash_of(inputs: NDArray[np.uint8], outputs: NDArray[np.uint8]) -> int:
+    """The hash that identifies a sample."""
     row = inputs.tobytes() + outputs.tobytes()
     return int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), "little", signed=True)
 
 
-class Lookup(NamedTuple):
-    """What is known of the samples of one update: positions among its rows."""
+class BatchSplit(NamedTuple):
+    """Which rows of an update are scored and which are held out, as positions."""
 
     scored: list[int] | None  # None: all of them
-    held: list[int]
-    ages: list[int]  # updates since each held sample was learned
-    first_seen: list[int]  # hashes to remember
+    held_out: list[int]
+    ages: list[int]  # updates since each held-out row was learned
+    new_hashes: list[int]  # to remember
     first_code: int
     unrepeated: int
 
-    def mask(self, n: int, device: torch.device) -> Tensor | None:
+    def held_out_mask(self, n: int, device: torch.device) -> Tensor | None:
         """Which of n rows are held out, as booleans; None where none is."""
-        if not self.held:
-            return None
-        held = set(self.held)
-        return torch.tensor([row in held for row in range(n)], device=device)
+        return mask(self.held_out, n, device) if self.held_out else None
+
+    def masks(self, n: int, device: torch.device) -> RowMasks:
+        """The split of n rows as tensors."""
+        rows = range(n) if self.scored is None else self.scored
+        learns, scored = len(self.held_out) < n, mask(rows, n, device) if rows else None
+        if not self.held_out:
+            return RowMasks(learns, scored)
+        positions, ages = torch.tensor([self.held_out, self.ages], device=device)
+        return RowMasks(learns, scored, self.held_out_mask(n, device), positions, ages)
 
 
-def look_up(
+def mask(positions: list[int] | range, n: int, device: torch.device) -> Tensor:
+    """These positions among n as booleans."""
+    chosen = set(positions)
+    return torch.tensor([row in chosen for row in range(n)], device=device)
+
+
+def split_batch(
     seen: dict[int, int], steps: int, first: int, unrepeated: int, salt: int, identity: Tensor, targets: Tensor, n: int
-) -> Lookup:
-    """Which of n samples are in `seen`, by the update that learned them; nothing is remembered yet.
+) -> BatchSplit:
+    """Split n samples by `seen`, the update that learned each hash, which is not changed.
 
-    `first` is the code of the first sample of all, -1 before it, and `unrepeated` counts those of the tenth that came
-    new since one came again.
+    `first` is the code of the first sample of all, -1 before it, and `unrepeated` counts the new samples of the tenth
+    since one of them repeated.
     """
-    b, span = len(identity), n // len(identity)
-    inputs, outputs = (
-        x.detach().cpu().contiguous().reshape(b, -1).view(torch.uint8).numpy() for x in (identity, targets)
-    )
+    span = n // len(identity)
     fold: list[int] = []
-    held: list[int] = []
+    held_out: list[int] = []
     ages: list[int] = []
     new: list[int] = []
-    for i in range(b):
-        code = code_of(inputs[i], outputs[i], salt)
+    for i, sample in enumerate(row_bytes(identity, targets)):
+        code = code_of(*sample, salt)
         if first < 0:
-            first = code  # the first sample of all is in the fold, so that there is one
+            first = code  # the first sample of all is in the tenth, so that there is one
         if code % HELD_OUT and code != first:
             continue
         positions = range(i * span, (i + 1) * span)
         fold.extend(positions)
-        name = name_of(inputs[i], outputs[i])
+        name = hash_of(*sample)
         if (learned := seen.get(name)) is None:
             unrepeated += 1
             new.append(name)
         else:
             unrepeated = 0
-            held.extend(positions)
+            held_out.extend(positions)
             ages.extend([steps - learned] * span)
-    return Lookup(None if unrepeated >= UNREPEATED else fold, held, ages, new, first, unrepeated)
+    return BatchSplit(None if unrepeated >= UNREPEATED else fold, held_out, ages, new, first, unrepeated)

@@ -1,4 +1,4 @@
-"""The states of `RLS` and `SelfTuningRLS` as dicts: written whole, and verified entry by entry before they are read."""
+"""The states of `RLS` and `SelfTuningRLS` as dicts: written, and checked entry by entry when they are read."""
 
 from __future__ import annotations
 
@@ -8,31 +8,26 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads.base.checks import (
-    check_keys,
-    check_positive_definite,
-    check_ridges,
-    check_root,
-    check_state_number,
-    check_state_tensor,
-    damaged,
-    with_ridges,
-)
-from sepsa.heads.base.parameters import BiasRidge, ridges
+from sepsa.heads.base.parameters import ridges
+from sepsa.heads.base.state_checks import check_positive_definite, check_root, read_forgetting, read_ridges, read_solver
 from sepsa.heads.math.candidates import Candidates, Grid, factors
-from sepsa.heads.math.least_squares import Root
+from sepsa.heads.math.least_squares import LeastSquaresState
+from sepsa.heads.math.ridge import BiasRidge
+from sepsa.states.schema import Entries, read
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+MOST_STEPS = 2**53  # beyond, a float64 cannot count
 _ROOT = ("T", "W", "H", "energy", "left")
 _COUNTERS = ("steps", "samples", "cursor", "pending", "growth")  # in the order of their places
 _TENSORS = ("M", "N", "W", "score")
 _NUMBERS = ("scale", "active", "steps", "samples", "cursors", "first", "unrepeated", "history")
+_ROUNDING = 1e-5  # by which a share of the ridge may be outside its bounds
 
 
-class Settings(NamedTuple):
-    """What a state of `RLS` brings beside its Root and counters."""
+class RLSSettings(NamedTuple):
+    """What a state of `RLS` holds beside its Root and counters."""
 
     prior: Tensor
     ridge: float
@@ -40,74 +35,62 @@ class Settings(NamedTuple):
     forgetting: float
 
 
-def write_root(root: Root, counters: NDArray[np.float64], settings: Settings) -> dict[str, Any]:
+def write_root(root: LeastSquaresState, counters: NDArray[np.float64], settings: RLSSettings) -> dict[str, Any]:
     """The state of an `RLS`, as copies."""
-    state: dict[str, Any] = {name: value for name, value in root.map(Tensor.clone)._asdict().items() if name in _ROOT}
+    state: dict[str, Any] = dict(zip(_ROOT, root.map(Tensor.clone), strict=True))
     steps, samples, cursor, pending, growth = counters.tolist()
     state |= {"steps": int(steps), "samples": samples, "cursor": int(cursor), "pending": int(pending), "growth": growth}
     pair = [settings.ridge, settings.bias_ridge]
     return state | {"prior": settings.prior.clone(), "ridges": pair, "forgetting": settings.forgetting}
 
 
-def read_root(state: Any, linear: nn.Linear, like: Tensor) -> tuple[Root, NDArray[np.float64], Settings]:
-    """The state that `write_root` wrote, for a head whose prior is shaped and placed `like` this one."""
-    state = with_ridges(state)
-    check_keys("RLS", state, {*_ROOT, *_COUNTERS, "prior", "ridges", "forgetting"})
+def read_root(
+    state_dict: Any, linear: nn.Linear, like: Tensor
+) -> tuple[LeastSquaresState, NDArray[np.float64], RLSSettings]:
+    """The state that `write_root` wrote, for a head whose prior has the shape, dtype and device of `like`."""
+    state = read_solver("RLS", state_dict, {*_ROOT, *_COUNTERS, "prior", "forgetting"})
     m, p = like.shape
     shapes = {"T": (p, p), "W": (m, p), "H": (p, p), "energy": (m,), "left": (p,), "prior": (m, p)}
     tensors = {
-        name: check_state_tensor(name, state[name], shape, dtype=like.dtype, device=like.device)
+        name: state.tensor(name, shape, like.dtype, like.device)
         for name, shape in shapes.items()
         if name != "H" or state["H"] is not None
     }
-    ridge, bias_ridge = check_ridges(state["ridges"])
-    check_setting("forgetting", state["forgetting"], 0.0, 1.0)
-    forgetting = float(state["forgetting"])
-    check_state_number("steps", state["steps"], 0, 2**53, integer=True)
-    check_state_number("cursor", state["cursor"], 0, p - 1, integer=True)
-    check_state_number("pending", state["pending"], 0, 256, integer=True)
-    for name in ("samples", "growth"):
-        check_state_number(name, state[name], 0.0)
-    if (state["pending"] == 0) != (state["H"] is None):
-        raise damaged(
-            "H", f"{'None' if not state['pending'] else 'a tensor'} with {state['pending']} pending", "the other"
-        )
-    if state["pending"] > state["steps"] or (state["growth"] > 0 and not state["pending"]):
-        raise damaged(
-            "pending", f"consistent with {state['steps']} steps and growth {state['growth']:g}", state["pending"]
-        )
-    if state["steps"] == 0 and state["samples"] > 0:
-        raise damaged("samples", "0 before the first update", state["samples"])
-    if "H" in tensors:
-        check_positive_definite("H", tensors["H"])
-    if bool((tensors["energy"] < -1e-6 * (1 + tensors["energy"].abs().max())).any()):
-        raise damaged("energy", "at least 0", float(tensors["energy"].min()))
-    left, full = tensors["left"], ridges(linear, ridge, bias_ridge, like)
+    settings = RLSSettings(
+        tensors["prior"], *read_ridges("state_dict['ridges']", state["ridges"]), read_forgetting(state)
+    )
+    counters = read_counters(state, p)
+    H, energy = tensors.get("H"), tensors["energy"]
+    if H is not None:
+        check_positive_definite(state, "H", H)
+    if bool((energy < -1e-6 * (1 + energy.abs().max())).any()):
+        raise state.damaged("energy", "at least 0", float(energy.min()))
+    left, full = tensors["left"], ridges(linear, settings.ridge, settings.bias_ridge, like)
     low, high = float((left / full).min()), float((left / full).max())
-    slack = 1e-5
-    if not 0.5 - slack <= low or not high <= 1 + slack or (forgetting == 1.0 and low < 1 - slack):
-        raise damaged("left", f"between half of the ridge {ridge:g} and all of it", f"{low:g} to {high:g} of it")
-    check_root("T", tensors["T"], torch.zeros_like(left) if "H" in tensors else left)
-    whole = bool((left == full).all())
-    root = Root(tensors["T"], tensors["W"], tensors.get("H"), tensors["energy"], left, whole)
-    counters = np.array([float(state[name]) for name in _COUNTERS])
-    return root, counters, Settings(tensors["prior"], ridge, bias_ridge, forgetting)
+    least = 1.0 if settings.forgetting == 1.0 else 0.5
+    if not (least - _ROUNDING <= low and high <= 1 + _ROUNDING):
+        expected = f"between half of the ridge {settings.ridge:g} and all of it"
+        raise state.damaged("left", expected, f"{low:g} to {high:g} of it")
+    check_root(state, "T", tensors["T"], left if H is None else torch.zeros_like(left))
+    return LeastSquaresState(tensors["T"], tensors["W"], H, energy, left), counters, settings
 
 
-def check_setting(name: str, value: object, low: float, high: float) -> None:
-    """A hyperparameter in (low, high]."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not low < value <= high
-        or value == float("inf")
-    ):
-        words = f"({low:g}, inf)" if high == float("inf") else f"({low:g}, {high:g}]"
-        raise ValueError(f"state_dict[{name!r}]: {name} must be in {words}, got {value!r}")
+def read_counters(state: Entries, p: int) -> NDArray[np.float64]:
+    """The counters of an `RLS` in the order of their places."""
+    steps, pending = state.integer("steps", 0, MOST_STEPS), state.integer("pending", 0, 256)
+    samples, growth = state.number("samples", 0.0), state.number("growth", 0.0)
+    cursor = state.integer("cursor", 0, p - 1)
+    if (pending == 0) != (state["H"] is None):
+        raise state.damaged("H", f"{'a tensor' if pending else 'None'} with {pending} pending", "the other")
+    if pending > steps or (growth > 0 and not pending):
+        raise state.damaged("pending", f"consistent with {steps} steps and growth {growth:g}", pending)
+    if steps == 0 and samples > 0:
+        raise state.damaged("samples", "0 before the first update", samples)
+    return np.array([steps, samples, cursor, pending, growth], np.float64)
 
 
 class Tuned(NamedTuple):
-    """What a state of `SelfTuningRLS` brings beside its candidates."""
+    """What a state of `SelfTuningRLS` holds beside its candidates."""
 
     grid: Grid
     prior: Tensor
@@ -125,115 +108,106 @@ def write_candidates(state: Candidates, tuned: Tuned) -> dict[str, Any]:
     return tensors | numbers | more
 
 
-def read_candidates(state: Any, like: Candidates, settings: Tuned) -> tuple[Candidates, Tuned]:
-    """The state that `write_candidates` wrote, for a solver whose own is shaped `like` this one."""
-    check_keys("RLS with settings to choose", state, {*_TENSORS, *_NUMBERS, "prior", "grid", "salt", "seen"})
+def read_candidates(state_dict: Any, like: Candidates, settings: Tuned) -> tuple[Candidates, Tuned]:
+    """The state that `write_candidates` wrote, for a solver whose own has the shapes of `like`."""
+    keys = {*_TENSORS, *_NUMBERS, "prior", "grid", "salt", "seen"}
+    state = read("state_dict", state_dict, keys, "RLS with settings to choose")
     prior = settings.prior
     L, J, p = len(settings.grid.lambdas), len(settings.grid.settings), prior.shape[1]
     tensors = {
-        name: check_state_tensor(
-            name,
-            state[name],
-            tuple(prior.shape if name == "prior" else getattr(like, name).shape),
-            dtype=prior.dtype,
-            device=prior.device,
-        )
-        for name in (*_TENSORS, "prior")
+        name: state.tensor(name, tuple(expected.shape), prior.dtype, prior.device)
+        for name, expected in [(name, getattr(like, name)) for name in _TENSORS] + [("prior", prior)]
     }
-    grid = read_grid(state["grid"], J)
+    grid = read_grid(state, J)
     if len(grid.lambdas) != L:
-        raise damaged("grid", f"of {L} different values of forgetting", len(grid.lambdas))
-    check_state_number("scale", state["scale"], 0.0)
-    check_state_number("active", state["active"], 0, J - 1, integer=True)
-    check_state_number("steps", state["steps"], 0, 2**53, integer=True)
-    check_state_number("salt", state["salt"], 0, 2**32 - 1, integer=True)
-    check_state_number("first", state["first"], -1, 2**32 - 1, integer=True)
-    check_state_number("unrepeated", state["unrepeated"], 0, 2**53, integer=True)
-    samples = check_list("samples", state["samples"], L)
-    for i, value in enumerate(samples):
-        check_state_number(f"samples[{i}]", value, 0.0)
-    cursors = check_list("cursors", state["cursors"], L)
-    for i, value in enumerate(cursors):
-        check_state_number(f"cursors[{i}]", value, 0, p - 1, integer=True)
-    steps, scale, active = state["steps"], float(state["scale"]), state["active"]
-    history = read_history(state["history"], J, steps, active)
-    seen = read_seen(state["seen"], steps)
-    if (steps > 0 and not scale) or (steps == 0 and (any(samples) or seen or any(cursors))):
-        raise damaged("steps", "consistent with scale, samples and cursors", steps)
-    M, N, score = tensors["M"], tensors["N"], tensors["score"]
-    for name, matrices in (("M", M), ("score", score[None])):
-        root = matrices.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
-        bound = (1 + 1e-6) * root[:, :, None] * root[:, None] + 1e-300
-        tolerance = 1e-6 if prior.dtype == torch.float64 else 1e-3
-        if bool((matrices.abs() > bound).any()) or bool(((matrices - matrices.mT).abs() > tolerance * bound).any()):
-            raise damaged(name, "a symmetric matrix of sums of squares", "one that cannot be")
-    share = N[:, 0]
-    if bool((share < 0.5 - 1e-5).any()) or bool((share > 1 + 1e-5).any()):
-        raise damaged(
-            "N", "shares of the ridge between a half and 1", f"{float(share.min()):g} to {float(share.max()):g}"
-        )
-    basis = torch.cat([tensors["prior"], tensors["prior"].square()])
-    if (
-        not torch.allclose(N[:, 1:], share[:, None] * basis, rtol=1e-6, atol=1e-9 * float(1 + basis.abs().max()))
-        and not steps
-    ):
-        raise damaged("N", "the prior's before the first update", "another")
-    changes: dict[str, Any] = {name: tensors[name] for name in _TENSORS}
-    changes |= {name: state[name] for name in ("active", "steps", "first", "unrepeated")}
-    changes |= {"scale": scale, "samples": tuple(map(float, samples)), "cursors": tuple(cursors)}
-    new = like._replace(**changes, history=history, seen=len(seen))
+        raise state.damaged("grid", f"of {L} different values of forgetting", len(grid.lambdas))
+    counters, cursors = state.items("samples", L), state.items("cursors", L)
+    numbers: dict[str, Any] = {
+        "scale": state.number("scale", 0.0),
+        "active": state.integer("active", 0, J - 1),
+        "steps": state.integer("steps", 0, MOST_STEPS),
+        "samples": tuple(counters.number(i, 0.0) for i in range(L)),
+        "cursors": tuple(cursors.integer(i, 0, p - 1) for i in range(L)),
+        "first": state.integer("first", -1, 2**32 - 1),
+        "unrepeated": state.integer("unrepeated", 0, MOST_STEPS),
+    }
+    salt, steps = state.integer("salt", 0, 2**32 - 1), numbers["steps"]
+    history = read_history(state, J, steps, numbers["active"])
+    seen = read_seen(state, steps)
+    learned = any(numbers["samples"]) or seen or any(numbers["cursors"])
+    if (steps > 0 and not numbers["scale"]) or (steps == 0 and learned):
+        raise state.damaged("steps", "consistent with scale, samples and cursors", steps)
+    check_sums(state, tensors["M"], tensors["score"])
+    check_shares(state, tensors["N"], tensors["prior"], steps)
     if steps:
-        W, (factor, aim) = tensors["W"], factors(grid, M, N, scale)
-        WA = W @ factor @ factor.mT
-        size = W.abs().amax((1, 2)) * factor.square().sum((1, 2)) + aim.abs().amax((1, 2))
-        if not bool(((WA - aim).abs() <= 1e-6 * size[:, None, None]).all()):
-            raise damaged("W", "the weights that M and N determine", "others")
-    return new, Tuned(grid, tensors["prior"], state["salt"], seen)
+        check_weights(state, grid, tensors, numbers["scale"])
+    numbers |= {name: tensors[name] for name in _TENSORS}
+    new = like._replace(**numbers, history=history, seen=len(seen))
+    return new, Tuned(grid, tensors["prior"], salt, seen)
 
 
-def check_list(key: str, value: object, count: int | None = None) -> list[Any]:
-    """A list or tuple of so many entries."""
-    if not isinstance(value, (list, tuple)) or (count is not None and len(value) != count):
-        came = f"{len(value)} entries" if isinstance(value, (list, tuple)) else type(value).__name__
-        raise damaged(key, "a list" if count is None else f"a list of {count} entries", came)
-    return list(value)
-
-
-def read_grid(value: object, count: int) -> Grid:
+def read_grid(state: Entries, count: int) -> Grid:
     """Triples (forgetting, ridge, that of the bias); pairs are from before the bias had one of its own."""
-    settings, of_bias = [], set()
-    for i, triple in enumerate(check_list("grid", value, count)):
-        entries = check_list(f"grid[{i}]", triple)
-        lam, ridge, bias_ridge = check_list(f"grid[{i}]", entries + ["ridge"] * (len(entries) == 2), 3)
-        check_setting("forgetting", lam, 0.0, 1.0)
-        ridge, bias_ridge = check_ridges([ridge, bias_ridge])
-        settings.append((float(lam), ridge))
-        of_bias.add(bias_ridge)
-    if len(of_bias) != 1:
-        raise damaged("grid", "of one ridge for the bias", sorted(map(str, of_bias)))
-    return Grid(tuple(settings), of_bias.pop())
+    settings, bias_ridges = [], set()
+    grid = state.items("grid", count)
+    for i in range(count):
+        triple = grid.items(i)
+        pair = triple.values[1:]
+        ridge, bias_ridge = read_ridges(grid.path(i), pair + ["ridge"] * (len(pair) == 1))
+        settings.append((read_forgetting(triple, 0), ridge))
+        bias_ridges.add(bias_ridge)
+    if len(bias_ridges) != 1:
+        raise state.damaged("grid", "of one ridge for the bias", sorted(map(str, bias_ridges)))
+    return Grid(tuple(settings), bias_ridges.pop())
 
 
-def read_history(value: object, count: int, steps: int, active: int) -> tuple[tuple[int, int], ...]:
+def read_history(state: Entries, count: int, steps: int, active: int) -> tuple[tuple[int, int], ...]:
+    """The changes (update, candidate) of the choice, of which the last made `active` the candidate."""
     history: list[tuple[int, int]] = []
-    for i, pair in enumerate(check_list("history", value)):
-        step, member = check_list(f"history[{i}]", pair, 2)
-        check_state_number(f"history[{i}][0]", step, history[-1][0] if history else 0, steps, integer=True)
-        check_state_number(f"history[{i}][1]", member, 0, count - 1, integer=True)
-        history.append((step, member))
+    saved = state.items("history")
+    for i in range(len(saved)):
+        pair = saved.items(i, 2)
+        history.append((pair.integer(0, history[-1][0] if history else 0, steps), pair.integer(1, 0, count - 1)))
     if not history or history[-1][1] != active:
-        raise damaged(
-            "history", f"changes of the choice that end with candidate {active}", value if not history else history[-1]
-        )
+        expected = f"changes of the choice that end with candidate {active}"
+        raise state.damaged("history", expected, history[-1] if history else "none")
     return tuple(history)
 
 
-def read_seen(value: object, steps: int) -> dict[int, int]:
-    if not isinstance(value, Tensor) or value.dtype != torch.int64 or value.ndim != 2 or len(value) != 2:
-        raise damaged(
-            "seen", "an int64 tensor of shape (2, n)", value if not isinstance(value, Tensor) else value.dtype
-        )
-    names, updates = value.tolist()
-    if len(set(names)) != len(names) or not all(0 < update <= steps for update in updates):
-        raise damaged("seen", f"different hashes and updates in [1, {steps}]", "others")
-    return dict(zip(names, updates, strict=True))
+def read_seen(state: Entries, steps: int) -> dict[int, int]:
+    """The hash of each held-out sample with the update that learned it."""
+    hashes, updates = state.tensor("seen", (2, None), torch.int64).tolist()
+    if len(set(hashes)) != len(hashes) or not all(0 < update <= steps for update in updates):
+        raise state.damaged("seen", f"different hashes and updates in [1, {steps}]", "others")
+    return dict(zip(hashes, updates, strict=True))
+
+
+def check_sums(state: Entries, M: Tensor, score: Tensor) -> None:
+    """Refuse an M or a score that is no sum of squares: not symmetric, or with |a_ij|² above a_ii a_jj."""
+    tolerance = 1e-6 if M.dtype == torch.float64 else 1e-3
+    for name, matrices in (("M", M), ("score", score[None])):
+        root = matrices.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
+        bound = (1 + 1e-6) * root[:, :, None] * root[:, None] + 1e-300
+        if bool((matrices.abs() > bound).any()) or bool(((matrices - matrices.mT).abs() > tolerance * bound).any()):
+            raise state.damaged(name, "a symmetric matrix of sums of squares", "one that cannot be")
+
+
+def check_shares(state: Entries, N: Tensor, prior: Tensor, steps: int) -> None:
+    """Refuse an N whose shares of the ridge are out of bounds, or that is not the prior's before the first update."""
+    share = N[:, 0]
+    low, high = float(share.min()), float(share.max())
+    if not (low >= 0.5 - _ROUNDING and high <= 1 + _ROUNDING):
+        raise state.damaged("N", "shares of the ridge between a half and 1", f"{low:g} to {high:g}")
+    basis = torch.cat([prior, prior.square()])
+    tolerance = 1e-9 * float(1 + basis.abs().max())
+    if not steps and not torch.allclose(N[:, 1:], share[:, None] * basis, rtol=1e-6, atol=tolerance):
+        raise state.damaged("N", "the prior's before the first update", "another")
+
+
+def check_weights(state: Entries, grid: Grid, tensors: dict[str, Tensor], scale: float) -> None:
+    """Refuse a W that does not solve the normal equations of M and N."""
+    W, (factor, aim) = tensors["W"], factors(grid, tensors["M"], tensors["N"], scale)
+    WA = W @ factor @ factor.mT
+    size = W.abs().amax((1, 2)) * factor.square().sum((1, 2)) + aim.abs().amax((1, 2))
+    if not bool(((WA - aim).abs() <= 1e-6 * size[:, None, None]).all()):
+        raise state.damaged("W", "the weights that M and N determine", "others")

@@ -1,51 +1,49 @@
-"""The mathematics of self-tuning: candidates over (λ, ridge) that share what was seen, and their scores.
+"""The mathematics of self-tuning: candidates over (λ, ridge) that share their statistics, and their scores.
 
-Symbols as in `least_squares`. The candidates of one λ share all that was seen, M = Σ λ^age [Φ Y]ᵀ[Φ Y], whose blocks
-S = Σ λ^age ΦᵀΦ and C = Σ λ^age YᵀΦ are, and N with the rows D, the part of its ridge that each coordinate has left,
+Symbols as in `least_squares`. The candidates of one λ share the statistics M = Σ λ^age [Φ Y]ᵀ[Φ Y], whose blocks are
+S = Σ λ^age ΦᵀΦ and C = Σ λ^age YᵀΦ, and N with the rows D, the share of its ridge that each coordinate still has,
 G = D prior, and D prior². The candidate of ridge r is then
 
-    A = S + r D,    W = (C + r G) A⁻¹,    where r is another for the bias,
+    A = S + r D,    W = (C + r G) A⁻¹,    where the bias has an r of its own,
 
-the very minimizer that RLS(ridge=r, forgetting=λ) keeps, at one Cholesky factor a candidate and update.
+the minimizer that RLS(ridge=r, forgetting=λ) computes, at one Cholesky factor per candidate and update.
 
-A candidate's error at a sample it has not learned is honest and free. From the second epoch on no sample is new, and
-what a head has learned, or the body that made the features, flatters those that remember most. So a fixed tenth of all
-samples, told apart by a hash of the raw row, is learned the first time it comes and never again, neither by the heads
-nor by the body, and only this tenth is scored while samples repeat. What is left of the first time is taken out: a
-head that learned (φ, y) with weight w = λ^age and now errs by e would err by e / (1 - w φᵀA⁻¹φ) had it not.
+A candidate's error at a sample that it has not learned is unbiased. From the second epoch on no sample is new: heads
+have learned all of them, and so has the body that made the features, which favours candidates that overfit. So a fixed
+tenth of all samples, selected by a hash of the raw row, is learned the first time it comes and never again, neither by
+the heads nor by the body, and only this tenth is scored while samples repeat. The score removes what remains of that
+first time: a head that learned (φ, y) with weight w = λ^age and has the error e now would have the error
+e / (1 - w φᵀA⁻¹φ) without it.
+
+`updated` is one body for eager updates and CUDA graphs: it reads nothing from the device unless `wait` allows that.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from sepsa.heads.base.parameters import BiasRidge, hold_bias
-from sepsa.heads.base.repeated_samples import UNREPEATED, Lookup
-from sepsa.heads.math.least_squares import restored
-from sepsa.validation import in_range
+from sepsa.heads.math.ridge import BiasRidge, bias_bounds, rotation
 
-# An error weighs this factor less with each sample scored after it.
+# Each scored sample multiplies the weight of all errors before it by this factor.
 FADING = 0.98
-# Errors that differ by no more than so many standard errors count as equal, and the longer memory wins.
+# Mean errors that differ by at most this number of standard errors count as equal, and the longer memory wins.
 CERTAINTY = 0.5
-# No error counts for more than so many times the mean one of the best: how badly a candidate failed while the data
-# changed says nothing about it afterwards.
+# An error is clipped at this multiple of the smallest mean error: how badly a candidate failed while the data changed
+# says nothing about it afterwards.
 OUTLIER = 4.0
-# Below this share of the targets' mean square errors are as good as none.
+# Errors below this share of the targets' mean square count as zero.
 EXACT = 1e-6
-# What is left of 1 - λ^age φᵀA⁻¹φ, where the features have moved since, is at least this.
+# The lower bound of 1 - λ^age φᵀA⁻¹φ, which may reach zero where the features have moved since.
 LEAST = 0.1
-# Up to this p, NumPy's Cholesky factors of several matrices cost less than torch's, which starts threads for them.
-_NUMPY_LIMIT = 64
 
 
 class Grid(NamedTuple):
-    """The settings of J candidates, each (λ, ridge), and what they share."""
+    """The settings of J candidates, each (λ, ridge), and the ridge of the bias."""
 
     settings: tuple[tuple[float, float], ...]
     bias_ridge: BiasRidge = "ridge"  # of the last coordinate, in all candidates
@@ -56,29 +54,55 @@ class Grid(NamedTuple):
         return list(dict.fromkeys(lam for lam, _ in self.settings))
 
     @property
-    def of(self) -> list[int]:
-        """Which of them each candidate has."""
+    def lambda_index(self) -> list[int]:
+        """The position of each candidate's λ among `lambdas`."""
         lambdas = self.lambdas
         return [lambdas.index(lam) for lam, _ in self.settings]
 
 
-class Candidates(NamedTuple):
-    """What an update changes: replaced as a whole."""
+class GridTensors(NamedTuple):
+    """A grid as tensors, for heads of p coordinates."""
+
+    forgettings: Tensor  # (J,)
+    ridges: Tensor  # (J,), relative to the scale
+    lambdas: Tensor  # (L,)
+    lambda_index: Tensor  # (J,)
+    counts: Tensor  # (L,): how many coordinates get their ridge back in an update
+    bias_bounds: tuple[float, float]  # the least and the largest ridge of the bias
+
+
+class Statistics(NamedTuple):
+    """The tensors of all candidates."""
 
     M: Tensor  # (L, p + m, p + m), for each λ
     N: Tensor  # (L, 1 + 2m, p)
     W: Tensor  # (J, m, p), for each candidate
     factor: Tensor  # (J, p, p): the Cholesky factors of their A
     score: Tensor  # (J + 1, J + 1): QQᵀ of the samples scored, faded: Q the errors over a row of ones
+
+
+class Candidates(NamedTuple):
+    """The state that an update replaces: the fields of `Statistics`, and numbers."""
+
+    M: Tensor
+    N: Tensor
+    W: Tensor
+    factor: Tensor
+    score: Tensor
     scale: float  # of the ridges; 0 before it is known
     active: int
     steps: int
-    samples: tuple[float, ...]  # for each λ, less what was forgotten of them
-    cursors: tuple[int, ...]  # for each λ, the coordinate whose turn it is to get its ridge back
+    samples: tuple[float, ...]  # for each λ, the effective samples
+    cursors: tuple[int, ...]  # for each λ, the coordinate that gets its ridge back next
     first: int  # the code of the first sample of all
     unrepeated: int
     seen: int  # how many of the hashes in `_seen` count
     history: tuple[tuple[int, int], ...]  # (update, candidate)
+
+    @property
+    def statistics(self) -> Statistics:
+        """The tensors alone."""
+        return Statistics(*self[:5])
 
 
 class Choice(NamedTuple):
@@ -89,62 +113,91 @@ class Choice(NamedTuple):
     ridge: float
 
 
-def start(grid: Grid, prior: Tensor, scale: float, active: int) -> Candidates:
+class RowMasks(NamedTuple):
+    """Which of the n rows of an update are scored, and which are held out because they were learned before."""
+
+    learns: bool | Tensor  # whether some row is not held out
+    scored: Tensor | None = None  # (n,) booleans; None: no row
+    held_out: Tensor | None = None  # (n,) booleans; None: no row
+    positions: Tensor | slice = slice(None)  # the rows that may be held out
+    ages: Tensor | int = 0  # of these rows: the updates since they were learned
+
+
+class Updated(NamedTuple):
+    """What an update computes. Where `valid` is false, a number is not finite and nothing may be kept.
+
+    Where every row is held out, only the score and the active candidate are new.
+    """
+
+    statistics: Statistics
+    active: int | Tensor
+    head: Tensor  # (m, p): the W of the active candidate, in the head's dtype
+    valid: bool | Tensor
+
+
+def start(grid: Grid, prior: Tensor, scale: float, active: int, unrepeated: int) -> Candidates:
     """The state before the first update."""
     L, J, (m, p) = len(grid.lambdas), len(grid.settings), prior.shape
     return Candidates(
-        prior.new_zeros(L, p + m, p + m),
-        basis_of(prior).expand(L, -1, -1).clone(),
-        prior.expand(J, m, p).clone(),
-        prior.new_zeros(J, p, p),
-        prior.new_zeros(J + 1, J + 1),
-        scale,
-        active,
-        0,
-        (0.0,) * L,
-        (0,) * L,
-        -1,
-        UNREPEATED,
-        0,
-        ((0, active),),
+        M=prior.new_zeros(L, p + m, p + m),
+        N=basis_of(prior).expand(L, -1, -1).clone(),
+        W=prior.expand(J, m, p).clone(),
+        factor=prior.new_zeros(J, p, p),
+        score=prior.new_zeros(J + 1, J + 1),
+        scale=scale,
+        active=active,
+        steps=0,
+        samples=(0.0,) * L,
+        cursors=(0,) * L,
+        first=-1,
+        unrepeated=unrepeated,
+        seen=0,
+        history=((0, active),),
     )
 
 
 def basis_of(prior: Tensor) -> Tensor:
-    """Of this (1 + 2m, p) a coordinate with all of its ridge has one in N: 1, the prior and its square."""
+    """The columns (1 + 2m, p) of N for coordinates with their full ridge: 1, the prior and its square."""
     return torch.cat([torch.ones_like(prior[:1]), prior, prior.square()])
 
 
-def fixed(settings: tuple[tuple[float, float], ...], ridge: float | str, forgetting: float | str) -> Grid:
-    """The grid of these settings, where what is not "auto" has one value."""
-    if forgetting != "auto":
-        in_range("forgetting", forgetting, 0.0, 1.0)  # type: ignore[arg-type]
-    if ridge != "auto":
-        in_range("ridge", ridge, 0.0, math.inf)  # type: ignore[arg-type]
-    if forgetting == ridge == "auto":
-        return Grid(settings)
-    forgettings = [lam for lam, _ in settings] if isinstance(forgetting, str) else [float(forgetting)]
-    ridges = [r for _, r in settings] if isinstance(ridge, str) else [float(ridge)]
-    return Grid(tuple(dict.fromkeys((lam, r) for lam in forgettings for r in ridges)))
+@functools.lru_cache(maxsize=64)
+def grid_tensors(grid: Grid, p: int, dtype: torch.dtype, device: torch.device) -> GridTensors:
+    """The grid for heads of p coordinates, made once."""
+    forgettings, ridges = torch.tensor(grid.settings, dtype=dtype).T.contiguous().to(device).unbind()
+    return GridTensors(
+        forgettings,
+        ridges,
+        lambdas=torch.tensor(grid.lambdas, dtype=dtype).to(device),
+        lambda_index=torch.tensor(grid.lambda_index).to(device),
+        counts=torch.tensor([rotation(p, lam) for lam in grid.lambdas]).to(device),
+        bias_bounds=bias_bounds(grid.bias_ridge, dtype),
+    )
+
+
+def tensors_like(grid: Grid, N: Tensor) -> GridTensors:
+    """The grid in the dtype and on the device of N."""
+    return grid_tensors(grid, N.shape[2], N.dtype, N.device)
 
 
 def placed(state: Candidates, device: torch.device) -> Candidates:
     """The state on another device."""
-    return state._replace(**{name: getattr(state, name).to(device) for name in ("M", "N", "W", "factor", "score")})
+    return state._replace(**{name: part.to(device) for name, part in state.statistics._asdict().items()})
 
 
 def minimum(grid: Grid, state: Candidates) -> Tensor:
     """The objective (m,) of the active candidate at its W."""
     m, p = state.W.shape[1:]
-    M, N = state.M[grid.of[state.active]], state.N[grid.of[state.active]]
+    index = grid.lambda_index[state.active]
+    M, N = state.M[index], state.N[index]
     r = active_ridge(grid, state)
     fit = (state.W[state.active] * (M[p:, :p] + r * N[1 : m + 1])).sum(1)
     return (M.diagonal()[p:] + (r * N[m + 1 :]).sum(1) - fit).clamp(min=0)
 
 
 def active_ridge(grid: Grid, state: Candidates) -> Tensor:
-    """The whole ridge (p,) of the active candidate."""
-    return ridges(grid, state.scale or 1.0, state.N)[state.active, 0]
+    """The full ridge (p,) of the active candidate."""
+    return ridges(tensors_like(grid, state.N), state.scale or 1.0, state.N.shape[2])[state.active, 0]
 
 
 def square_root(grid: Grid, state: Candidates) -> Tensor:
@@ -156,132 +209,126 @@ def square_root(grid: Grid, state: Candidates) -> Tensor:
     return T
 
 
-def best(grid: Grid, state: Candidates) -> int:
-    """Of the candidates whose errors exceed the smallest by no more than chance, the best that remembers most."""
-    *products, (*losses, n) = state.score.tolist()
-    if n <= 1:
-        return state.active
-    best = losses.index(min(losses))
+def updated(
+    grid: GridTensors, old: Statistics, basis: Tensor, Phi: Tensor, Y: Tensor, scale: float | Tensor,
+    active: int | Tensor, cursors: Tensor, masks: RowMasks, head_dtype: torch.dtype, *, wait: bool,
+) -> Updated:  # fmt: skip
+    """Score the rows Φ (n, p), Y (n, m) with every candidate, then let all of them learn and choose the best.
 
-    def by_chance(j: int) -> bool:
-        # The mean of the differences against its standard error, of n samples in pairs.
-        mean = (losses[j] - losses[best]) / n
-        square = (products[j][j] + products[best][best] - 2 * products[j][best]) / n
-        return bool(mean <= CERTAINTY * math.sqrt(max(0.0, square - mean**2) / (n - 1)))
-
-    chosen = [j for j in range(len(losses)) if j == best or by_chance(j)]
-    return min(chosen, key=lambda j: (-grid.settings[j][0], losses[j], j != state.active))
-
-
-def scored(grid: Grid, state: Candidates, Phi: Tensor, Y: Tensor, size: float, found: Lookup) -> Tensor:
-    """The score with these samples, of every candidate before it learns them."""
-    held, score = found.held, state.score
-    if found.scored is not None:
-        if not found.scored:
-            return score
-        Phi, Y = Phi[found.scored], Y[found.scored]
-        size = float(Y.square().sum())
-        held = [found.scored.index(row) for row in held]
-    n, (J, m, p) = len(Phi), state.W.shape
-    E = Y.T - (state.W.reshape(-1, p) @ Phi.T).reshape(J, m, n)
-    errors = E.square().mean(1)
-    if held:
-        known = Phi[held].T.expand(J, p, -1)
-        leverage = torch.linalg.solve_triangular(state.factor, known, upper=False).square().sum(1)
-        copies = Phi.new_tensor([[lam**age for age in found.ages] for lam, _ in grid.settings])
-        # The features have moved since, so the difference may come out at zero or below.
-        errors[:, held] /= (1 - copies * leverage).clamp(min=LEAST) ** 2
-    if seen := float(score[-1, -1]):
-        usual = max(float(score[:-1, -1].min()) / seen, EXACT * size / (m * n))
-        errors = errors.clamp(0, OUTLIER * usual)
-    Q = torch.cat([errors, errors.new_ones(1, n)])
-    return torch.addmm(score, Q, Q.T, beta=FADING**n)
+    `wait` lets the host wait for whether a Cholesky factor failed, instead of computing it twice.
+    """
+    score = scored(grid, old, Phi, Y, masks)
+    new = old._replace(score=score)
+    if masks.learns is not False:
+        X = torch.cat([Phi, Y], 1)
+        if masks.held_out is not None:
+            X = X.masked_fill(masks.held_out[:, None], 0)
+        M, N = grown(grid, old, basis, X, cursors)
+        factor, aim = factorize(grid, M, N, scale, wait=wait)
+        W = torch.cholesky_solve(aim.mT, factor).mT
+        if isinstance(masks.learns, Tensor):
+            W = torch.where(masks.learns, W, old.W)
+        new = Statistics(M, N, W, factor, score)
+    if masks.scored is not None:
+        active = best(grid, score, active)
+    head = (new.W[active] if isinstance(active, int) else new.W.index_select(0, active[None])[0]).to(head_dtype)
+    largest = torch.linalg.vector_norm(new.W, torch.inf) + torch.linalg.vector_norm(head, torch.inf)
+    return Updated(new, active, head, largest < torch.inf)  # false for NaN, too
 
 
-def learned(
-    grid: Grid, state: Candidates, basis: Tensor, X: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """M, N, W and the factors with the samples X learned."""
-    M, N = grown(grid, state, basis, X)
-    return M, N, *solve(grid, M, N, scale)
+def scored(grid: GridTensors, old: Statistics, Phi: Tensor, Y: Tensor, masks: RowMasks) -> Tensor:
+    """The score with the errors of every candidate at the rows to score, before it learns them."""
+    (J, m, p), n, rows = old.W.shape, len(Phi), masks.scored
+    if rows is None:
+        return old.score
+    errors = (Y.T - (old.W.reshape(-1, p) @ Phi.T).reshape(J, m, n)).square().mean(1)
+    if masks.held_out is not None:
+        at = masks.positions
+        leverage = torch.linalg.solve_triangular(old.factor, Phi[at].T.expand(J, p, -1), upper=False).square().sum(1)
+        share = (1 - grid.forgettings[:, None] ** masks.ages * leverage).clamp(min=LEAST)
+        errors[:, at] = torch.where(masks.held_out[at], errors[:, at] / share.square(), errors[:, at])
+    count, seen = rows.sum(), old.score[-1, -1]
+    size = torch.where(rows[:, None], Y, 0).square().sum()
+    usual = torch.maximum(old.score[:-1, -1].min() / seen, EXACT * size / (m * count.clamp(min=1)))
+    errors = errors.clamp(max=torch.where(seen > 0, OUTLIER * usual, torch.inf))
+    Q = torch.cat([errors, errors.new_ones(1, n)]).where(rows, 0)
+    return torch.addmm(old.score * FADING ** count.to(Phi.dtype), Q, Q.T)
 
 
-def grown(grid: Grid, state: Candidates, basis: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
-    """M and N with these samples learned."""
-    n, p = len(X), basis.shape[1]
-    lambdas = grid.lambdas
-    lam = X.new_tensor(lambdas)[:, None, None]
-    start, count = torch.tensor([state.cursors, [restored(p, n, value) for value in lambdas]], device=X.device)
-    ahead = (torch.arange(p, device=X.device) - start[:, None]) % p
-    N = lam * state.N
-    lacks = torch.where(ahead < count[:, None], 1 - N[:, 0], 0.0)  # of the coordinates whose turn it is
-    return lam * state.M + X.T @ X, torch.addcmul(N, lacks[:, None], basis)
-
-
-def solve(grid: Grid, M: Tensor, N: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """W (J, m, p) of all candidates, and the Cholesky factors of their A."""
-    factor, aim = factors(grid, M, N, scale)
-    return torch.cholesky_solve(aim.mT, factor).mT, factor
-
-
-def factored(grid: Grid, state: Candidates) -> Tensor:
-    """The factors of a state as the update that made it left them, to the bit."""
-    return factors(grid, state.M, state.N, state.scale)[0]
+def grown(grid: GridTensors, old: Statistics, basis: Tensor, X: Tensor, cursors: Tensor) -> tuple[Tensor, Tensor]:
+    """M and N with the rows X = [Φ Y] learned, and the ridge given back from the `cursors` (L,) on."""
+    p = basis.shape[1]
+    lam = grid.lambdas[:, None, None]
+    N = lam * old.N
+    ahead = (torch.arange(p, device=X.device) - cursors[:, None]) % p
+    missing = torch.where(ahead < grid.counts[:, None], 1 - N[:, 0], 0.0)
+    return lam * old.M + X.T @ X, torch.addcmul(N, missing[:, None], basis)
 
 
 def factors(grid: Grid, M: Tensor, N: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """The Cholesky factors (J, p, p) of every A, and C + r G (J, m, p), which is WA."""
+    return factorize(tensors_like(grid, N), M, N, scale, wait=True)
+
+
+def factorize(grid: GridTensors, M: Tensor, N: Tensor, scale: float | Tensor, *, wait: bool) -> tuple[Tensor, Tensor]:
+    """The Cholesky factors (J, p, p) of every A, and C + r G (J, m, p), which is WA.
+
+    Where rounding makes some A indefinite, because its ridge is too small beside S, all get a larger diagonal; where
+    that does not help, because numbers are too large, all factors are NaN.
+    """
     p = N.shape[2]
     m = M.shape[1] - p
-    of = torch.tensor(grid.of, device=M.device)
-    each = M.index_select(0, of)
-    ridge = N[:, : m + 1].index_select(0, of) * ridges(grid, scale, N)
+    each = M.index_select(0, grid.lambda_index)
+    ridge = N[:, : m + 1].index_select(0, grid.lambda_index) * ridges(grid, scale, p)
     A, aim = each[:, :p, :p], each[:, p:, :p] + ridge[:, 1:]
     diagonal = A.diagonal(dim1=1, dim2=2)
     diagonal.add_(ridge[:, 0])
-    factor = cholesky(A)
-    if factor is None:  # a ridge too small to be seen beside S
-        diagonal.add_(diagonal.amax(1, keepdim=True) * (p * torch.finfo(A.dtype).eps))
-        factor = cholesky(A)
-    if factor is None:
-        factor = torch.full_like(A, math.nan)  # too large to square
+    factor, info = torch.linalg.cholesky_ex(A)
+    failed = info.any()
+    if not wait or bool(failed):
+        more = diagonal.amax(1, keepdim=True) * (p * torch.finfo(A.dtype).eps)
+        diagonal.add_(torch.where(failed, more, 0))
+        factor, info = torch.linalg.cholesky_ex(A)
+        factor = torch.where(info.any(), torch.nan, factor)
     return factor, aim
 
 
-def ridges(grid: Grid, scale: float, N: Tensor) -> Tensor:
+def ridges(grid: GridTensors, scale: float | Tensor, p: int) -> Tensor:
     """The r (J, 1, p) of each candidate and coordinate."""
-    r = (scale * N.new_tensor([r for _, r in grid.settings])[:, None, None]).repeat(1, 1, N.shape[2])
-    hold_bias(r, grid.bias_ridge)
+    r = (scale * grid.ridges)[:, None, None].repeat(1, 1, p)
+    r[..., -1].clamp_(*grid.bias_bounds)
     return r
 
 
-def moved(state: Candidates, delta: Tensor) -> Candidates:
-    """Where somebody moved the head by δ, every candidate moves by δ, its curvature as it is."""
-    M, N, W = shifted(state.M, state.N, state.W, delta)
-    return state._replace(M=M, N=N, W=W)
+def best(grid: GridTensors, score: Tensor, active: int | Tensor) -> Tensor:
+    """Of the candidates whose errors exceed the smallest by no more than chance, the best that remembers most.
+
+    The mean of the differences from the candidate with the smallest error is compared with its standard error.
+    """
+    losses, n, squares = score[:-1, -1], score[-1, -1], score.diagonal()[:-1]
+    smallest = losses.argmin()[None]
+    row = score.index_select(0, smallest)[0]
+    mean = (losses - row[-1]) / n
+    square = (squares + squares.index_select(0, smallest) - 2 * row[:-1]) / n
+    equal = mean <= CERTAINTY * ((square - mean.square()).clamp(min=0) / (n - 1)).sqrt()
+    longest = grid.forgettings.where(equal, -1.0)
+    equal = equal & (longest == longest.max())
+    loss = losses.where(equal, torch.inf)
+    j = torch.arange(len(losses), device=score.device)
+    order = torch.where(loss == loss.min(), j.where(j != active, -1), len(j))  # the active one first
+    return torch.where(n > 1, order.argmin(), active)
 
 
-def shifted(M: Tensor, N: Tensor, W: Tensor, delta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same of M, N and W."""
+def moved(old: Statistics, delta: Tensor) -> Statistics:
+    """The statistics of a head that was moved by δ from outside: every W moves by δ and keeps its curvature."""
     m, p = delta.shape
     shift = torch.eye(p + m, dtype=delta.dtype, device=delta.device)
     shift[p:, :p] = delta  # y becomes y + δφ
-    D, G, squares = torch.split_with_sizes(N, [1, m, m], 1)
+    D, G, squares = torch.split_with_sizes(old.N, [1, m, m], 1)
     N = torch.cat([D, G + D * delta, squares + (2 * G + D * delta) * delta], 1)
-    return shift @ M @ shift.T, N, W + delta
+    return old._replace(M=shift @ old.M @ shift.T, N=N, W=old.W + delta)
 
 
 def power_of_ten(x: float) -> float:
     """The nearest power of ten, 1 for zero."""
     return 10.0 ** round(math.log10(x)) if x > 0 else 1.0
-
-
-def cholesky(A: Tensor) -> Tensor | None:
-    """The lower factors of A (J, p, p); None where one is not positive definite."""
-    if A.device.type != "cpu" or A.shape[1] > _NUMPY_LIMIT:
-        factor, info = torch.linalg.cholesky_ex(A)
-        return None if bool(info.any()) else factor
-    try:
-        return torch.from_numpy(np.linalg.cholesky(A.numpy(), upper=True)).mT
-    except np.linalg.LinAlgError:
-        return None

@@ -19,27 +19,24 @@ of one batch are not those of all, so its own part of (1) is inflated to cover e
     W <- W - diag(1/s) Rᵀ Φ (λA + ρ Φᵀ diag(ω) Φ)⁻¹,    A <- λA + Φᵀ diag(ω) Φ                                    (2)
 
 A single sample thus moves its logits by about R/ω and never by R/(ω s). Forgotten ridge comes back as rows √q e_j with
-the residual √q (W - prior)_j, in rotation. State: T (p, p) with TᵀT = A⁻¹, and what (1) and (2) sum over.
+the residual √q (W - prior)_j, in rotation. CrossEntropyState: T (p, p) with TᵀT = A⁻¹, and what (1) and (2) sum over.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sepsa.heads.base.checks import check_root, damaged
-from sepsa.heads.math.least_squares import andrews, lacking, turn
-from sepsa.validation import in_range
+from sepsa.heads.math.least_squares import andrews
+from sepsa.heads.math.ridge import lacking, rotation
 
 FADE = 7.0  # curvature fades as if each sample pushed out so many; benchmarks/softmax_newton.py compares
 TOLERANCE = 1e-3  # of the sum of a sample's class probabilities: float16 and bfloat16 round them
 
 
-class State(NamedTuple):
+class CrossEntropyState(NamedTuple):
     """All tensors of a SoftmaxNewton. An update makes a new one; only captured updates write into the tensors."""
 
     T: Tensor  # (p, p)
@@ -52,9 +49,9 @@ class State(NamedTuple):
     ridge: Tensor  # (p,): as A has it, ridge/s̄
 
 
-def start(W: Tensor, weights: Tensor, ridge: Tensor) -> State:
+def start(W: Tensor, weights: Tensor, ridge: Tensor) -> CrossEntropyState:
     """Before any data: the head W (K, p), the classes' weights and the ridge (p,) of A."""
-    return State(
+    return CrossEntropyState(
         T=torch.diag(1 / ridge.sqrt()),
         W=W,
         prior=W.clone(),
@@ -67,7 +64,7 @@ def start(W: Tensor, weights: Tensor, ridge: Tensor) -> State:
 
 
 def learned(
-    state: State,
+    state: CrossEntropyState,
     W: Tensor,
     Phi: Tensor,
     targets: Tensor,
@@ -76,7 +73,7 @@ def learned(
     forgetting: float,
     label_smoothing: float,
     head_dtype: torch.dtype,
-) -> tuple[State, Tensor]:
+) -> tuple[CrossEntropyState, Tensor]:
     """What the state would be after an update from the head W, and whether it may be. The host reads nothing.
 
     The flag is false where targets are no probabilities, or where a number cannot be held, also by a head of
@@ -107,8 +104,8 @@ def learned(
 
     # The rows that A gains, scaled to weight one, and the residuals of (2) as they see them
     scale = omega.sqrt()
-    c = restored(p, n, forgetting)
-    at, left = turn(p, c, cursor.long(), W.device), lam * state.ridge_left
+    c = rotation(p, forgetting, at_least=n)
+    at, left = (cursor.long() + torch.arange(c, device=W.device)) % p, lam * state.ridge_left
     q = lacking(left, state.ridge, at)
     back = q.sqrt()[:, None]
     rows = torch.cat([Phi * scale, Phi.new_zeros(c, p).scatter(1, at[:, None], back)])
@@ -119,13 +116,10 @@ def learned(
     T, W = T.contiguous(), (W - step).contiguous()  # in one layout however made, as BLAS rounds by the layout
     counters = torch.stack([updates + 1, seen + m.sum(), (cursor + c) % p])
     sums = Phi.square().sum() + shares.sum() + counters[1]
-    fine = valid & sums.isfinite() & T.isfinite().all() & W.to(head_dtype).isfinite().all()
-    return State(T, W, state.prior, shares, left.scatter_add(0, at, q), counters, state.weights, state.ridge), fine
-
-
-def restored(p: int, n: int, forgetting: float) -> int:
-    """How many of p coordinates get their ridge back in an update of n samples."""
-    return min(p, max(n, math.ceil(-p * math.log2(forgetting))))
+    finite = valid & sums.isfinite() & T.isfinite().all() & W.to(head_dtype).isfinite().all()
+    return CrossEntropyState(
+        T, W, state.prior, shares, left.scatter_add(0, at, q), counters, state.weights, state.ridge
+    ), finite
 
 
 def absorb(T: Tensor, rows: Tensor, residuals: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
@@ -186,50 +180,10 @@ def floor(ridge: Tensor, K: int) -> Tensor:
     return ridge * max(K / 2, 1)
 
 
-def effective_samples(state: State, forgetting: float) -> float:
+def effective_samples(state: CrossEntropyState, forgetting: float) -> float:
     """About how many samples A remembers: the λ of (2) summed up, for updates of the mean size."""
     updates, seen = map(float, state.counters[:2])
     start = (FADE + 1) * len(state.T)
     total = seen + start
     remembered: float = total / (FADE + 1) * (1 - (start / total) ** (FADE + 1))
     return min(remembered, seen / updates / (1 - forgetting)) if forgetting < 1.0 and updates else remembered
-
-
-def check_consistent(state: State) -> None:
-    """Refuse tensors of a checkpoint that no updates could have made."""
-    p = len(state.T)
-    updates, seen, cursor = state.counters.tolist()
-    whole = updates == int(updates) >= 0 and cursor == int(cursor) and 0 <= cursor < p
-    if not whole or seen < 0 or (seen > 0 and not updates):
-        raise damaged("counters", f"[updates, samples, a coordinate below {p}]", state.counters.tolist())
-    if not bool((state.shares > 0).all()):
-        raise damaged("shares", "positive", float(state.shares.min()))
-    left, ridge = state.ridge_left, float(state.ridge[0])
-    if not bool(((left > 0) & (left <= state.ridge * (1 + 1e-6))).all()):
-        raise damaged("ridge_left", f"in (0, {ridge:g}]", f"{float(left.min()):g} to {float(left.max()):g}")
-    check_root("T", state.T, left)
-
-
-def smoothing(value: float) -> float:
-    """The setting `label_smoothing`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"label_smoothing must be a number in [0, 1), got {value!r}")
-    if not 0.0 <= value < 1.0:
-        raise ValueError(f"label_smoothing must be in [0, 1), got {value}")
-    return float(value)
-
-
-def class_weights(values: Sequence[float] | Tensor | None) -> list[float] | None:
-    """The setting `class_weight`."""
-    if values is None:
-        return None
-    if isinstance(values, (str, dict)) or not hasattr(values, "__iter__"):
-        raise TypeError(f"class_weight must be numbers, one a class, or None, got {values!r}")
-    return [in_range("class_weight", c, 0.0, math.inf) for c in getattr(values, "tolist", lambda: values)()]
-
-
-def check_class_count(class_weight: list[float] | None, K: int) -> None:
-    """As many weights as classes of a head with K outputs."""
-    classes = max(K, 2)
-    if class_weight is not None and len(class_weight) != classes:
-        raise ValueError(f"class_weight must have {classes} numbers, one a class of this head, got {len(class_weight)}")

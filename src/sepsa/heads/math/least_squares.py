@@ -1,91 +1,90 @@
-"""The mathematics of recursive least squares in square-root form: pure functions, new arrays out, nothing mutated.
+"""The mathematics of recursive least squares in square-root form: pure functions that return new tensors.
 
 Symbols: Φ (n, p) features, with a last column of ones where the head has a bias; Y (n, m) targets; W (m, p) the head;
-A (p, p) the curvature, B = A⁻¹; λ the forgetting; F = TΦᵀ (p, n), the rows as T sees them; E = Y - ΦWᵀ. The state is
+A (p, p) the curvature, B = A⁻¹; λ the forgetting; F = TΦᵀ (p, n), the whitened rows; E = Y - ΦWᵀ. The state is
 Z = [T; W] and H with
 
     B = TᵀH⁻¹T,
 
-where H is the identity, so that T is a square root of B, except between large blocks, which gather in H while T rests.
-All but `learn`, which looks at their results, run on the host and inside a CUDA graph alike: they look at no number.
+where H is the identity, so that T is a square root of B, except between large blocks, which are summed in H while T
+stays as it is. All but `learn` and `unlearn`, which check their results on the host, also run inside a CUDA graph.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from sepsa.heads.math.ridge import Coordinates, coordinates, count_of, lacking, restored, ridge_rows, rotation
 
 # Above this squared size the product FFᵀ swallows the identity it is added to; the QR route does not.
 PRODUCT_LIMIT = 1e10
 # Above this one, at forgetting 1, a block keeps its digits by a basis: `andrews` leaves about eps size^1.5 of the
 # curvature wrong, and `unlearn` multiplies that where little remains. With more samples the size falls under it.
 BASIS_LIMIT = 1e3
-# H is absorbed into T when it has grown by this factor, or fallen by its inverse, or after so many updates.
+# T absorbs H when H has grown by this factor, or fallen by its inverse, or after PENDING_LIMIT updates.
 GROWTH_LIMIT = 1e6
 PENDING_LIMIT = 256
-# Which coordinates get their ridge back: a slice, wherever they follow each other, is no copy and no launch.
-Coordinates: TypeAlias = Tensor | slice
-# Below so many rows of the ridge, one after the other costs less than one block.
+# Fewer rows of the ridge than this cost less one after the other than as a block.
 ROW_LIMIT = 4
 
-# Places in a head's counters: updates, samples less what was forgotten of them, the coordinate whose turn it is to get
-# its ridge back, the updates gathered in H, and the trace that they added to it.
+# The largest relative error that counts as exact, a tenth of what `unlearn` promises.
+UNLEARN_TOLERANCE = 1e-7
+
+# Positions in a head's counters: updates, effective samples, the next coordinate to get its ridge back, the updates
+# gathered in H, and the trace that they added to it.
 STEPS, SAMPLES, CURSOR, PENDING, GROWTH = range(5)
 
 
-class Root(NamedTuple):
+class LeastSquaresState(NamedTuple):
     """What an update changes beside its counters. H is None where it is the identity."""
 
     T: Tensor  # (p, p)
     W: Tensor  # (m, p)
     H: Tensor | None  # (p, p)
     energy: Tensor  # (m,): the objective at its minimum
-    left: Tensor  # (p,): the ridge that each coordinate still has
-    whole: bool = False  # whether that is known to be all of it
-    gram: Tensor | None = None  # T diag(ridge) Tᵀ, where it is known
+    ridge_left: Tensor  # (p,): the ridge that each coordinate has at the moment
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Root:
-        """The same with every tensor changed."""
-        T, W, H, energy, left, whole, _ = self
-        return Root(change(T), change(W), None if H is None else change(H), change(energy), change(left), whole)
+    def map(self, change: Callable[[Tensor], Tensor]) -> LeastSquaresState:
+        """The state with `change` applied to every tensor."""
+        return LeastSquaresState._make(None if part is None else change(part) for part in self)
 
 
-def start(prior: Tensor, ridge: Tensor) -> Root:
-    """Before any data: A = diag ridge (p,), and W the prior (m, p)."""
+class RootOfVersion01:
+    """The state's class in pickles of version 0.1, which had two fields more."""
+
+    def __new__(  # type: ignore[misc]
+        cls, T: Tensor, W: Tensor, H: Tensor | None, energy: Tensor, left: Tensor, *_: object
+    ) -> LeastSquaresState:
+        return LeastSquaresState(T, W, H, energy, left)
+
+
+def start(prior: Tensor, ridge: Tensor) -> LeastSquaresState:
+    """The state before any data: A = diag ridge (p,), and W the prior (m, p)."""
     T, energy = torch.diag(1 / ridge.sqrt()), prior.new_zeros(len(prior))
-    return Root(T, prior.clone(), None, energy, ridge.clone(), whole=True)
+    return LeastSquaresState(T, prior.clone(), None, energy, ridge.clone())
 
 
-def rotation(p: int, forgetting: float) -> int:
-    """How many of p coordinates get their ridge back in turn, so that none ever falls under half of it."""
-    return 0 if forgetting == 1.0 else min(p, math.ceil(-p * math.log2(forgetting)))
-
-
-def restored(p: int, n: int, forgetting: float) -> int:
-    """How many of p coordinates do in an update of n samples: all where H gathers them, at no further cost."""
-    return p if forgetting < 1.0 and 4 * n >= p and n > 1 else rotation(p, forgetting)
-
-
-def whiten(root: Root, Phi: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
+def whiten(state: LeastSquaresState, Phi: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
     """F = TΦᵀ (p, n) and the residuals E = Y - ΦWᵀ (n, m)."""
-    return root.T @ Phi.T, torch.addmm(Y, Phi, root.W.T, alpha=-1)
+    return state.T @ Phi.T, torch.addmm(Y, Phi, state.W.T, alpha=-1)
 
 
-def potter(root: Root, f: Tensor, e: Tensor) -> Root:
+def potter(state: LeastSquaresState, f: Tensor, e: Tensor) -> LeastSquaresState:
     """Equations 17 and 18 for one row (Potter): f = Th (p,), e = y - Wh (m,).
 
     T <- (I - βffᵀ)T gives TᵀT = B - BhhᵀB/(1 + hᵀBh) for β = 1/(g + √g), g = 1 + fᵀf.
     """
     g = 1 + f @ f
-    u = f @ root.T  # Bh
+    u = f @ state.T  # Bh
     e_over_g = e / g
-    T = torch.addr(root.T, f * (-1 / (g + g.sqrt())), u)  # (18)
-    W = torch.addr(root.W, e_over_g, u)  # (17): B_k h = Bh/g
-    return root._replace(T=T, W=W, energy=root.energy + e * e_over_g, gram=None)
+    T = torch.addr(state.T, f * (-1 / (g + g.sqrt())), u)  # (18)
+    W = torch.addr(state.W, e_over_g, u)  # (17): B_k h = Bh/g
+    return state._replace(T=T, W=W, energy=state.energy + e * e_over_g)
 
 
 def factor(F: Tensor, large: bool = False) -> Tensor:
@@ -108,7 +107,7 @@ def inverses(C: Tensor) -> tuple[Tensor, Tensor]:
 def andrews(T: Tensor, F: Tensor, U: Tensor, C: Tensor, scale: float = 1.0) -> Tensor:
     """T <- scale T - F(C + I)⁻ᵀC⁻¹U with U = scale FᵀT and CCᵀ = I + FᵀF (Andrews).
 
-    F is that of scale T, and TᵀT is then (A + ΦᵀΦ)⁻¹ for the A of scale T.
+    F is whitened by scale T, and TᵀT is then (A + ΦᵀΦ)⁻¹ for the A of scale T.
     """
     r = len(C)
     if U.shape[1] >= 2 * r:  # products with an inverse cost less than solving for so many columns
@@ -120,196 +119,154 @@ def andrews(T: Tensor, F: Tensor, U: Tensor, C: Tensor, scale: float = 1.0) -> T
     return torch.addmm(T, left, right, beta=scale, alpha=-1)
 
 
-def block(root: Root, F: Tensor, E: Tensor, scale: float = 1.0, large: bool = False) -> Root:
-    """Equations 17 and 18 for r rows at once: 6rp² operations in three products. F is that of scale T."""
+def block(state: LeastSquaresState, F: Tensor, E: Tensor, scale: float = 1.0, large: bool = False) -> LeastSquaresState:
+    """Equations 17 and 18 for r rows at once: 6rp² operations in three products. F is whitened by scale T."""
     C = factor(F, large)
-    U = F.T @ root.T
+    U = F.T @ state.T
     if scale != 1.0:
         U *= scale
     V = torch.linalg.solve_triangular(C, E, upper=False)
-    W = torch.addmm(root.W, torch.linalg.solve_triangular(C.T, V, upper=True).T, U)
-    energy = root.energy + V.square().sum(0)
-    return root._replace(T=andrews(root.T, F, U, C, scale), W=W, energy=energy, gram=None)
+    W = torch.addmm(state.W, torch.linalg.solve_triangular(C.T, V, upper=True).T, U)
+    energy = state.energy + V.square().sum(0)
+    return state._replace(T=andrews(state.T, F, U, C, scale), W=W, energy=energy)
 
 
-def block_by_basis(root: Root, F: Tensor, E: Tensor) -> Root:
-    """The same for at most p rows, however large and parallel, in an orthonormal basis of them.
+def block_by_basis(state: LeastSquaresState, F: Tensor, E: Tensor) -> LeastSquaresState:
+    """Equations 17 and 18 for at most p rows, however large and parallel, in an orthonormal basis of them.
 
     F = QR and LLᵀ = I + RRᵀ give T <- T + Q(L⁻¹ - I)QᵀT, in which no factor is larger than T.
     """
     Q, R = torch.linalg.qr(F)
-    L, U = factor(R.T, large=True), Q.T @ root.T
+    L, U = factor(R.T, large=True), Q.T @ state.T
     S = torch.linalg.solve_triangular(L, U, upper=False)
-    W = torch.addmm(root.W, torch.linalg.solve_triangular(L, R @ E, upper=False).T, S)
+    W = torch.addmm(state.W, torch.linalg.solve_triangular(L, R @ E, upper=False).T, S)
     V = torch.linalg.solve_triangular(factor(R, large=True), E, upper=False)
-    energy = root.energy + V.square().sum(0)
-    return root._replace(T=torch.addmm(root.T, Q, S - U), W=W, energy=energy, gram=None)
+    energy = state.energy + V.square().sum(0)
+    return state._replace(T=torch.addmm(state.T, Q, S - U), W=W, energy=energy)
 
 
-def gather(root: Root, F: Tensor, E: Tensor, lam: float, ridge: Tensor, at: Coordinates | None, prior: Tensor) -> Root:
-    """The same for about p rows or more, where T rests and only H grows: 4rp² + p³/3 operations.
+def gather(state: LeastSquaresState, F: Tensor, E: Tensor, lam: float = 1.0) -> LeastSquaresState:
+    """Equations 17 and 18 for about p rows or more: T stays and only H grows, 4rp² + p³/3 operations.
 
-    H <- λH + T diag(q) Tᵀ + FFᵀ, with q the ridge that the coordinates `at` are given back, and W <- W + VᵀT with
-    V = H⁻¹(FE + T diag(q) (prior - W)ᵀ), because W was the minimizer before.
+    H <- λH + FFᵀ and W <- W + VᵀT with V = H⁻¹FE, because W was the minimizer before.
     """
-    T, W, H, energy, left, whole, gram = root
+    T, W, H, energy, ridge_left = state
     D, rise = F @ E, (E * E).sum(0)
-    rest = torch.eye(len(T), dtype=T.dtype, device=T.device) if H is None else H
-    if at is None:
-        H = torch.addmm(rest, F, F.T)
-    else:
-        all_of_them = count_of(at) == len(T)
-        if whole and all_of_them:
-            q = (1 - lam) * ridge
-            gram = (T * ridge) @ T.T if gram is None else gram
-            H = torch.addmm(gram, F, F.T, beta=1 - lam)
-        else:
-            left = lam * left
-            q = torch.zeros_like(left)
-            q[at] = lacking(left, ridge, at)
-            H = ((T * q) @ T.T).addmm_(F, F.T)
-            left[at] = ridge[at]
-        whole = all_of_them
-        H.add_(rest, alpha=lam)
-        scale = q.sqrt()
-        pull = (prior - W).mul_(scale)
-        D = torch.addmm(D, T * scale, pull.T)
-        rise = rise + pull.square().sum(1)
-        energy = lam * energy
+    before = torch.eye(len(T), dtype=T.dtype, device=T.device) if H is None else H
+    H = torch.addmm(before, F, F.T, beta=lam)
     V = torch.cholesky_solve(D, torch.linalg.cholesky_ex(H).L)
-    return Root(T, torch.addmm(W, V.T, T), H, energy + rise - (D * V).sum(0), left, whole, gram)
+    return LeastSquaresState(T, torch.addmm(W, V.T, T), H, lam * energy + rise - (D * V).sum(0), ridge_left)
 
 
-def square_root(root: Root) -> Tensor:
+def square_root(state: LeastSquaresState) -> Tensor:
     """T with TᵀT = B, whatever is gathered in H."""
-    if root.H is None:
-        return root.T
-    T: Tensor = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(root.H).L, root.T, upper=False)
+    if state.H is None:
+        return state.T
+    T: Tensor = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(state.H).L, state.T, upper=False)
     return T.contiguous()  # so that a copy has the same bits
 
 
-def fade(root: Root, lam: float | Tensor) -> Root:
+def fade(state: LeastSquaresState, lam: float | Tensor) -> LeastSquaresState:
     """A <- λA, with H = I afterwards."""
-    if root.H is None and isinstance(lam, float) and lam == 1.0:
-        return root
-    whole = root.whole and isinstance(lam, float) and lam == 1.0
-    return Root(square_root(root) / lam**0.5, root.W, None, root.energy * lam, root.left * lam, whole)
+    if state.H is None and isinstance(lam, float) and lam == 1.0:
+        return state
+    return LeastSquaresState(square_root(state) / lam**0.5, state.W, None, state.energy * lam, state.ridge_left * lam)
 
 
-def turn(p: int, count: int, cursor: int | Tensor, device: torch.device) -> Tensor:
-    """The coordinates whose turn it is to get their ridge back."""
-    return (cursor + torch.arange(count, device=device)) % p
-
-
-def coordinates(p: int, count: int, cursor: int | Tensor, device: torch.device) -> Coordinates:
-    """The same without a launch where the host knows that they follow each other."""
-    if count == p:
-        return slice(0, p)
-    if isinstance(cursor, int) and cursor + count <= p:
-        return slice(cursor, cursor + count)
-    return turn(p, count, cursor, device)
-
-
-def count_of(at: Coordinates) -> int:
-    return at.stop - at.start if isinstance(at, slice) else len(at)
-
-
-def lacking(left: Tensor, ridge: Tensor, at: Coordinates) -> Tensor:
-    """q (c,): the ridge that the coordinates `at` lack."""
-    return (ridge[at] - left[at]).clamp(min=0)
-
-
-def ridge_rows(root: Root, q: Tensor, at: Coordinates, prior: Tensor) -> tuple[Tensor, Tensor]:
-    """F (p, c) and E (c, m) of rows √q_j e_j with the prior's targets, which give the coordinates `at` their ridge."""
-    scale = q.sqrt()
-    return root.T[:, at] * scale, ((prior[:, at] - root.W[:, at]) * scale).T
-
-
-def restore(left: Tensor, ridge: Tensor, at: Coordinates) -> Tensor:
-    """What is left of the ridge, with all of it at the coordinates `at`."""
-    left = left.clone()
-    left[at] = ridge[at]
-    return left
-
-
-def learn_rows(root: Root, F: Tensor, E: Tensor, ridge: Tensor, at: Coordinates | None, prior: Tensor) -> Root:
-    """Rows that T sees already faded, and the ridge of the coordinates `at`: fewer than about p/4 of both."""
+def learn_rows(
+    state: LeastSquaresState, F: Tensor, E: Tensor, ridge: Tensor, at: Coordinates | None, prior: Tensor
+) -> LeastSquaresState:
+    """Learn rows, whitened by a T that is faded already, and the ridge of `at`: fewer than about p/4 of both."""
     if at is None:
-        return potter(root, F[:, 0], E[0]) if F.shape[1] == 1 else block(root, F, E)
-    q, count = lacking(root.left, ridge, at), count_of(at)
+        return potter(state, F[:, 0], E[0]) if F.shape[1] == 1 else block(state, F, E)
+    q, count = lacking(state.ridge_left, ridge, at), count_of(at)
     if F.shape[1] == 1 and count < ROW_LIMIT:
-        root = potter(root, F[:, 0], E[0])
+        state = potter(state, F[:, 0], E[0])
         for i in range(count):
             one = slice(at.start + i, at.start + i + 1) if isinstance(at, slice) else at[i : i + 1]
-            f, e = ridge_rows(root, q[i : i + 1], one, prior)
-            root = potter(root, f[:, 0], e[0])
+            f, e = ridge_rows(state.T, state.W, q[i : i + 1], one, prior)
+            state = potter(state, f[:, 0], e[0])
     else:
-        f, e = ridge_rows(root, q, at, prior)
-        root = block(root, torch.cat([F, f], 1), torch.cat([E, e]))
-    return root._replace(left=restore(root.left, ridge, at))
+        f, e = ridge_rows(state.T, state.W, q, at, prior)
+        state = block(state, torch.cat([F, f], 1), torch.cat([E, e]))
+    return state._replace(ridge_left=restored(state.ridge_left, ridge, at))
 
 
 def learn_block(
-    root: Root, F: Tensor, E: Tensor, lam: float, ridge: Tensor, at: Coordinates | None, prior: Tensor
-) -> Root:
-    """The same for several rows of a T that is not yet faded, without a copy of it."""
+    state: LeastSquaresState, F: Tensor, E: Tensor, lam: float, ridge: Tensor, at: Coordinates | None, prior: Tensor
+) -> LeastSquaresState:
+    """Learn several rows, whitened by a T that is not faded yet, and the ridge of `at`, without a copy of T."""
     if at is None:
-        return block(root, F, E)
-    scale, faded = lam**-0.5, lam * root.left
-    f, e = ridge_rows(root, lacking(faded, ridge, at), at, prior)
+        return block(state, F, E)
+    scale, faded = lam**-0.5, lam * state.ridge_left
+    f, e = ridge_rows(state.T, state.W, lacking(faded, ridge, at), at, prior)
     r = F.shape[1] + f.shape[1]
     padding = -r % 16 if F.is_cuda and r > 16 else 0  # rows of zeros, because products of odd sizes are slow there
     F = torch.cat([F, f, F.new_zeros(len(F), padding)], 1).mul_(scale)
     E = torch.cat([E, e, E.new_zeros(padding, E.shape[1])])
-    new = block(root._replace(energy=lam * root.energy), F, E, scale)
-    faded[at] = ridge[at]
-    return new._replace(left=faded, whole=False)
+    new = block(state._replace(energy=lam * state.energy), F, E, scale)
+    return new._replace(ridge_left=restored(faded, ridge, at))
 
 
-def learn_large(root: Root, Phi: Tensor, Y: Tensor, ridge: Tensor, at: Coordinates | None, prior: Tensor) -> Root:
-    """Rows of any number, faded already, whose squares would swallow the identity; then the ridge."""
-    p = len(root.T)
-    for i in range(0, len(Phi), p):
-        root = block(root, *whiten(root, Phi[i : i + p], Y[i : i + p]), large=True)
+def gather_with_ridge(
+    state: LeastSquaresState, F: Tensor, E: Tensor, lam: float, ridge: Tensor, at: Coordinates | None, prior: Tensor
+) -> LeastSquaresState:
+    """Gather rows and the ridge of `at` in H, which fades by λ; T stays."""
     if at is None:
-        return root
-    q = lacking(root.left, ridge, at)
-    return block(root, *ridge_rows(root, q, at, prior))._replace(left=restore(root.left, ridge, at))
+        return gather(state, F, E)
+    faded = lam * state.ridge_left
+    f, e = ridge_rows(state.T, state.W, lacking(faded, ridge, at), at, prior)
+    new = gather(state, torch.cat([F, f], 1), torch.cat([E, e]), lam)
+    return new._replace(ridge_left=restored(faded, ridge, at))
+
+
+def learn_large(
+    state: LeastSquaresState, Phi: Tensor, Y: Tensor, ridge: Tensor, at: Coordinates | None, prior: Tensor
+) -> LeastSquaresState:
+    """Learn any number of rows whose squares would swallow the identity by QR, then the ridge; T is faded already."""
+    p = len(state.T)
+    for i in range(0, len(Phi), p):
+        state = block(state, *whiten(state, Phi[i : i + p], Y[i : i + p]), large=True)
+    if at is None:
+        return state
+    q = lacking(state.ridge_left, ridge, at)
+    new = block(state, *ridge_rows(state.T, state.W, q, at, prior))
+    return new._replace(ridge_left=restored(state.ridge_left, ridge, at))
 
 
 def gathers(p: int, n: int, lam: float) -> bool:
-    """Whether an update of n rows leaves T at rest, and how far H grows is to be counted."""
-    count = restored(p, n, lam)
+    """Whether an update of n rows is summed in H and leaves T as it is."""
+    count = rotation(p, lam)
     return 4 * (n + count) >= p and not (n == 1 and count < ROW_LIMIT)
 
 
-def is_block(root: Root, n: int, lam: float) -> bool:
+def is_block(state: LeastSquaresState, n: int, lam: float) -> bool:
     """Whether an update of n rows changes a T that has nothing to absorb, several rows at once."""
-    p = len(root.T)
-    return root.H is None and not gathers(p, n, lam) and (n > 1 or restored(p, n, lam) >= ROW_LIMIT)
+    p = len(state.T)
+    return state.H is None and not gathers(p, n, lam) and (n > 1 or rotation(p, lam) >= ROW_LIMIT)
 
 
 def limit_of(p: int, n: int, lam: float, dtype: torch.dtype) -> float:
-    """Above which squared size of F `attempt` would lose digits that another route keeps."""
+    """The squared size of F above which `attempt` would lose digits that another route keeps."""
     if dtype != torch.float64:
         return math.sqrt(PRODUCT_LIMIT)  # float32 has half of the digits
     return BASIS_LIMIT if lam == 1.0 and n > 1 and not gathers(p, n, lam) else PRODUCT_LIMIT
 
 
 def attempt(
-    root: Root, Phi: Tensor, Y: Tensor, F: Tensor, E: Tensor, lam: float, ridge: Tensor, prior: Tensor,
+    state: LeastSquaresState, Phi: Tensor, Y: Tensor, F: Tensor, E: Tensor, lam: float, ridge: Tensor, prior: Tensor,
     cursor: int | Tensor,
-) -> Root:  # fmt: skip
-    """Learn Φ, Y by the route that suits their number, wherever |F|² is below the `limit_of` it."""
+) -> LeastSquaresState:  # fmt: skip
+    """Learn Φ, Y by the route that suits their number, for |F|² up to `limit_of`."""
     n, p = Phi.shape
-    count = restored(p, n, lam)
+    count = rotation(p, lam)
     at = coordinates(p, count, cursor, F.device) if count else None
     if gathers(p, n, lam):
-        return gather(root, F, E, lam, ridge, at, prior)
-    if is_block(root, n, lam):
-        return learn_block(root, F, E, lam, ridge, at, prior)
-    faded = fade(root, lam)
-    if faded is not root:
+        return gather_with_ridge(state, F, E, lam, ridge, at, prior)
+    if is_block(state, n, lam):
+        return learn_block(state, F, E, lam, ridge, at, prior)
+    faded = fade(state, lam)
+    if faded is not state:
         F, E = whiten(faded, Phi, Y)
     return learn_rows(faded, F, E, ridge, at, prior)
 
@@ -318,7 +275,7 @@ def advance_counters(counters: list[float], p: int, n: int, samples: float, lam:
     """The counters after an update by `attempt` whose |F|² was `size`."""
     steps, seen, cursor, pending, growth = counters
     pending, growth = (pending + 1, lam * growth + size) if gathers(p, n, lam) else (0.0, 0.0)
-    return [steps + 1, lam * seen + samples, (cursor + restored(p, n, lam)) % p, pending, growth]
+    return [steps + 1, lam * seen + samples, (cursor + rotation(p, lam)) % p, pending, growth]
 
 
 def must_absorb(counters: list[float], p: int, lam: float, dtype: torch.dtype) -> bool:
@@ -329,7 +286,7 @@ def must_absorb(counters: list[float], p: int, lam: float, dtype: torch.dtype) -
 
 
 def learn(
-    root: Root,
+    state: LeastSquaresState,
     counters: list[float],
     Phi: Tensor,
     Y: Tensor,
@@ -338,15 +295,15 @@ def learn(
     ridge: Tensor,
     prior: Tensor,
     head: torch.dtype,
-) -> tuple[Root, list[float], Tensor] | None:
+) -> tuple[LeastSquaresState, list[float], Tensor] | None:
     """Learn Φ, Y by the route that suits their number and size; None where something is not finite.
 
     Returns the state, its counters, and W in the dtype of the head. The host looks at the numbers once, afterwards.
     """
     n, p = Phi.shape
     cursor = int(counters[CURSOR])
-    F, E = whiten(root, Phi, Y)
-    new = attempt(root, Phi, Y, F, E, lam, ridge, prior, cursor)
+    F, E = whiten(state, Phi, Y)
+    new = attempt(state, Phi, Y, F, E, lam, ridge, prior, cursor)
     W = new.W.to(head)
     norms = [torch.linalg.vector_norm(part) for part in (F, E, W.to(F.dtype))]
     size, error, weight = torch.stack(norms).tolist()
@@ -354,9 +311,9 @@ def learn(
     by_attempt = True
     if size > limit_of(p, n, lam, F.dtype) and math.isfinite(size + error):
         by_attempt = False
-        new = fade(root, lam)  # what the first route made goes, so that no third T is there at once
+        new = fade(state, lam)  # what the first route made goes, so that no third T is there at once
         if size > PRODUCT_LIMIT or F.dtype != torch.float64:
-            count = restored(p, n, lam)
+            count = rotation(p, lam)
             at = coordinates(p, count, cursor, F.device) if count else None
             new = learn_large(new, Phi, Y, ridge, at, prior)
         else:
@@ -371,3 +328,36 @@ def learn(
     elif counters[PENDING] and must_absorb(counters, p, lam, F.dtype):
         new, counters[PENDING], counters[GROWTH] = fade(new, 1.0), 0.0, 0.0
     return new, counters, W
+
+
+def unlearn(
+    state: LeastSquaresState, Phi: Tensor, Y: Tensor, samples: float, seen: float, ridge: Tensor
+) -> LeastSquaresState:
+    """The state without rows of weight `samples` in all, of `seen` that were learned; H = I.
+
+    Subtracting from a curvature loses digits where these rows made it many orders larger. The share that is lost is
+    known, eps over the smallest eigenvalue that remains of 1; above UNLEARN_TOLERANCE the answer is an error.
+    """
+    T, W = square_root(state), state.W
+    F, E = Phi @ T.T, Y - Phi @ W.T
+    H = torch.eye(len(T), dtype=T.dtype, device=T.device) - F.T @ F
+    smallest = float(torch.linalg.eigvalsh(H - (T * ridge) @ T.T)[0])  # below 0: less than the ridge alone
+    C, info = torch.linalg.cholesky_ex(H)
+    eps = torch.finfo(T.dtype).eps
+    tolerance = math.sqrt(eps)
+    if int(info) or not smallest >= -tolerance or samples > (1 + tolerance) * seen:
+        raise ValueError(
+            f"features: removing these {len(Phi)} samples would leave less curvature than the prior has "
+            f"(smallest relative eigenvalue {smallest:.3g}; the head remembers {seen:g} samples): "
+            "unlearn only what this head learned, with the same features and weights"
+        )
+    remains = float(torch.linalg.eigvalsh(H)[0])
+    if len(T) * eps > UNLEARN_TOLERANCE * remains:
+        raise ValueError(
+            f"features: these samples make up all but {remains:.3g} of the curvature in some direction, and too few "
+            "digits of the rest are left to remove them exactly: rescale the features, or learn the rest anew"
+        )
+    T = torch.linalg.solve_triangular(C, T, upper=False).contiguous()
+    step = (T @ (Phi.T @ E)).T @ T
+    energy = (state.energy - (E * (E + Phi @ step.T)).sum(0)).clamp(min=0)
+    return LeastSquaresState(T, W - step, None, energy, state.ridge_left)

@@ -40,12 +40,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sepsa.heads.base.checks import check_state_number, damaged
-
 _DELTA = 0.1  # any value from 1e-4 to 0.3 does as well
 
 
-class State(NamedTuple):
+class LBFGSState(NamedTuple):
     """All that an update changes. An update makes a new one and writes into none."""
 
     W: Tensor  # (m, p)
@@ -71,7 +69,7 @@ class Compact(NamedTuple):
     M: Tensor
 
 
-def moved(state: State, device: torch.device) -> State:
+def moved(state: LBFGSState, device: torch.device) -> LBFGSState:
     """The state with its large tensors on another device."""
     W, Z, prior, s, y, A = (tensor.to(device) for tensor in state[:6])
     return state._replace(W=W, Z=Z, prior=prior, s=s, y=y, A=A)
@@ -96,7 +94,7 @@ def direction(A: Tensor, inverse: Compact, G: Tensor) -> tuple[Tensor, float, fl
     return d.reshape(G.shape), length, slope
 
 
-def remember(state: State, inverse: Compact) -> tuple[State, Compact]:
+def remember(state: LBFGSState, inverse: Compact) -> tuple[LBFGSState, Compact]:
     """The pair in the making becomes the newest of the memory, and H that of the pairs now."""
     s = state.s.reshape(-1)
     y = state.y.reshape(-1) / state.pair_samples if state.pair_samples else state.y.reshape(-1)
@@ -114,7 +112,7 @@ def remember(state: State, inverse: Compact) -> tuple[State, Compact]:
     return state, compact(state)
 
 
-def compact(state: State) -> Compact:
+def compact(state: LBFGSState) -> Compact:
     """γ and M of the pairs."""
     memory, pairs = len(state.SY), state.pairs
     held = slice(memory - pairs, memory)
@@ -138,25 +136,3 @@ def curve(P: Tensor | None, U: Tensor) -> Tensor:
     if U.shape[1] == 1:
         return P * (1 - P) * U
     return P * (U - (P * U).sum(1, keepdim=True))
-
-
-def check_consistent(state: State, memory: int) -> None:
-    """Refuse the entries of a checkpoint that no updates could have made."""
-    if state.pairs > memory:
-        raise ValueError(f"state_dict['pairs'] must be at most the memory, {memory}, got {state.pairs}")
-    check_state_number("pairs", state.pairs, 0, state.steps, integer=True)
-    check_state_number("pair_samples", state.pair_samples, 0, state.samples)
-    if state.samples and not state.steps:
-        raise damaged("samples", "0 before the first update", state.samples)
-    young = memory - state.pairs
-    if bool(state.A[:, :young].any()):
-        raise damaged("A", f"zero where none of its {state.pairs} pairs is", "other numbers")
-    S, Y = state.A.double().cpu()
-    sizes = Y.square().sum(1).sqrt()
-    for key, value, expected in (("SY", state.SY.triu(), (S @ Y.T).triu()), ("YY", state.YY, Y @ Y.T)):
-        # Of float32 pairs the products were taken in float32.
-        scale = sizes[:, None] * sizes if key == "YY" else S.square().sum(1).sqrt()[:, None] * sizes
-        if bool(((value - expected).abs() > 1e-3 * scale).any()):
-            raise damaged(key, "the inner products of the pairs in A", "others")
-    if not bool((state.SY.diagonal()[young:] > 0).all()):
-        raise damaged("SY", "positive on the diagonal", float(state.SY.diagonal()[young:].min()))

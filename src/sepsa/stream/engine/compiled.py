@@ -12,7 +12,8 @@ import numpy as np
 
 from sepsa.heads.protocols import NotFinite
 from sepsa.jit import announce_compilation
-from sepsa.stream import _state
+from sepsa.states import schema
+from sepsa.states.plain import generator_state, read_generator
 from sepsa.stream.engine import kernels, layout
 from sepsa.stream.engine.kernels.body import FOURIER
 from sepsa.stream.engine.layout import Layout
@@ -328,7 +329,7 @@ class Engine(StreamEngine):
         other = object.__new__(Engine)
         other.__dict__.update(self.__dict__)
         other._state, other._workspace, other._buffers = self._state.copy(), np.zeros_like(self._workspace), []
-        other._rng = _state.generator("generator", _state.generator_state(self._rng))
+        other._rng = read_generator("generator", generator_state(self._rng))
         return other
 
     def __getstate__(self) -> dict[str, Any]:
@@ -361,30 +362,29 @@ class Engine(StreamEngine):
             "inputs": self.inputs,
             "outputs": self.outputs,
             "arrays": {name: self._view(name).copy() for name in self._layout.parts},
-            "generator": _state.generator_state(self._rng),
+            "generator": generator_state(self._rng),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
-        new = _state.mapping(entry, state_dict, {"settings", "inputs", "outputs", "arrays", "generator"})
+        new = schema.read(entry, state_dict, {"settings", "inputs", "outputs", "arrays", "generator"})
         settings = self._settings()
-        _state.mapping(f"{entry}['settings']", new["settings"], set(settings))
+        saved = new.entries("settings", set(settings))
         for name, wanted in settings.items():
-            _state.equal(f"{entry}['settings'][{name!r}]", new["settings"][name], wanted)
-        sizes = (_state.integer(f"{entry}[{name!r}]", new[name], 1) for name in ("inputs", "outputs"))
+            saved.equal(name, wanted)
         other = self.copy()
-        other._allocate(*sizes)
-        arrays = _state.mapping(f"{entry}['arrays']", new["arrays"], set(other._layout.parts))
-        for name, value in arrays.items():
-            view, where = other._view(name), f"{entry}['arrays'][{name!r}]"
+        other._allocate(new.integer("inputs", 1), new.integer("outputs", 1))
+        arrays = new.entries("arrays", set(other._layout.parts))
+        for name in other._layout.parts:
+            view = other._view(name)
             part = name.rstrip("0123456789")
             low = 0.0 if part in NOT_NEGATIVE else np.finfo(float).tiny if part in POSITIVE else -math.inf
-            view[:] = _state.array(where, value, view.shape, dtype=view.dtype, low=low)
+            view[:] = arrays.array(name, view.shape, view.dtype, low=low)
         for h, p in enumerate(other._layout.head_features):
             if other._view("NUMBERS", h)[layout.H_CURSOR] >= p:
-                raise ValueError(f"{entry}['arrays']['NUMBERS{h}'] must point at one of {p} features")
+                raise ValueError(f"{arrays.path(f'NUMBERS{h}')} must point at one of {p} features")
         if other._view("COUNTS")[layout.C_BEST] >= len(self._heads):
-            raise ValueError(f"{entry}['arrays']['COUNTS'] must point at one of {len(self._heads)} heads")
-        other._rng = _state.generator(f"{entry}['generator']", new["generator"])
+            raise ValueError(f"{arrays.path('COUNTS')} must point at one of {len(self._heads)} heads")
+        other._rng = read_generator(new.path("generator"), new["generator"])
         self.__dict__.update(other.__dict__)
 
     def _allocate(self, inputs: int, outputs: int) -> None:

@@ -19,7 +19,7 @@ from torch.nn.utils import skip_init
 from sepsa.heads import RLS
 from sepsa.heads.protocols import NotFinite
 from sepsa.optimizer import SepSA
-from sepsa.stream import _state
+from sepsa.states import schema
 from sepsa.stream.engine.kernels.robust import ROUNDING
 from sepsa.stream.engine.options import head_and_optimizer
 from sepsa.stream.engine.protocol import FitPlan, Floats, StreamEngine, residual_degrees
@@ -165,20 +165,18 @@ class TorchEngine(StreamEngine):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
-        new = _state.mapping(entry, state_dict, set(self.state_dict()))
-        _state.equal(f"{entry}['inputs']", new["inputs"], self.inputs)
+        new = schema.read(entry, state_dict, set(self.state_dict()))
+        new.equal("inputs", self.inputs)
         other = self.copy()
-        outputs = _state.integer(f"{entry}['outputs']", new["outputs"], 1)
+        outputs = new.integer("outputs", 1)
         if outputs != self.outputs:
             other.resize(self.inputs, outputs)
-        other._mean = _state.array(f"{entry}['mean']", new["mean"], (self.inputs,))
-        other._scale = _state.array(f"{entry}['scale']", new["scale"], (self.inputs,), low=0.0)
-        weights = _state.array(f"{entry}['output_weights']", new["output_weights"], (outputs,), low=0.0)
-        other._output_weights = weights
-        random = _state.array(f"{entry}['generator']", new["generator"], self._rng_state.shape, dtype=np.uint8)
-        other._rng_state = torch.from_numpy(random)
-        load(f"{entry}['model']", other.optimizer.model, new["model"])
-        load(f"{entry}['optimizer']", other.optimizer, new["optimizer"])
+        other._mean = new.array("mean", (self.inputs,))
+        other._scale = new.array("scale", (self.inputs,), low=0.0)
+        other._output_weights = new.array("output_weights", (outputs,), low=0.0)
+        other._rng_state = torch.from_numpy(new.array("generator", tuple(self._rng_state.shape), np.uint8))
+        load(new.path("model"), other.optimizer.model, new["model"])
+        load(new.path("optimizer"), other.optimizer, new["optimizer"])
         self.__dict__.update(other.__dict__)
 
     # ------------------------------------------------------------------ learning
@@ -300,7 +298,7 @@ def unpack(entry: str, value: Any) -> Any:
         if not isinstance(inner, np.ndarray):
             raise ValueError(f"{entry} must hold arrays as tensors, got {type(inner).__name__}")
         return torch.from_numpy(inner.copy())
-    parts = _state.sequence(entry, inner)
+    parts = schema.read_items(entry, inner).values
     if form == "items":
         if not all(isinstance(pair, list) and len(pair) == 2 for pair in parts):
             raise ValueError(f"{entry} must hold pairs of a key and a value")
@@ -322,7 +320,7 @@ def load(entry: str, target: nn.Module | SepSA[RLS], packed: Any) -> None:
 def check_finite(entry: str, value: Any) -> None:
     """Refuse a nested value in which a tensor holds NaN or Inf."""
     if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
-        raise ValueError(f"{entry} must be finite, got NaN or Inf: the state is damaged")
+        raise schema.damaged(entry, "finite", "NaN or Inf")
     for key, inner in value.items() if isinstance(value, dict) else ():
         check_finite(f"{entry}[{key!r}]", inner)
     for i, inner in enumerate(value) if isinstance(value, (list, tuple)) else ():

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sepsa.stream import _state
+from sepsa.states import schema
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import NewInput
 from sepsa.stream.tables.cells import Column
@@ -63,10 +63,10 @@ class Inputs:
     @classmethod
     def from_state(cls, categories: int, state: Any) -> Inputs:
         """Inputs that continue from the result of `state_dict`; ValueError where that is damaged."""
-        new = _state.mapping("state['inputs']", state, {"names", "indicators", "texts", "text_rows", "warned"})
+        new = schema.read("state['inputs']", state, {"names", "indicators", "texts", "text_rows", "warned"})
         out = cls(categories)
         for entry in ("names", "indicators", "warned"):
-            names = _state.sequence(f"state['inputs'][{entry!r}]", new[entry])
+            names = new.items(entry).values
             if not all(type(name) is str for name in names) or len(set(names)) != len(names):
                 raise ValueError(f"state['inputs'][{entry!r}] must hold distinct names")
         out.names, out.warned = {name: i for i, name in enumerate(new["names"])}, set(new["warned"])
@@ -85,9 +85,8 @@ class Inputs:
         if others or not named <= out.indicators <= set(out.names):
             raise ValueError("state['inputs'] must have an input for each text, and a text for each indicator")
         out.texts = {column: dict(texts) for column, texts in new["texts"].items()}
-        out.text_rows = {
-            column: _state.integer("state['inputs']['text_rows']", rows, 0) for column, rows in new["text_rows"].items()
-        }
+        text_rows = schema.Entries(new.path("text_rows"), new["text_rows"])
+        out.text_rows = {column: text_rows.integer(column) for column in text_rows.values}
         return out
 
     def add(self, columns: Mapping[str, Column]) -> tuple[list[NewInput], list[str]]:

@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from sepsa import checkpoint
+from sepsa.states.file import lock, write
+from sepsa.states.objects import pack
 from sepsa.stream.tables.cells import RowBlock, TableError
 from sepsa.stream.tables.formats import TableReader, open_table
 from sepsa.stream.tables.inspection import column_names, load_model, spelled
@@ -119,7 +120,7 @@ class StreamRun:
     def __init__(self, options: StreamOptions, signals: Signals, held: contextlib.ExitStack) -> None:
         self.options, self.signals = options, signals
         if options.checkpoint is not None:
-            held.enter_context(checkpoint.Lock(Path(os.path.realpath(options.checkpoint))))
+            held.enter_context(lock(Path(os.path.realpath(options.checkpoint))))
         check_files(options)
         position: dict[str, Any] = {}
         if options.checkpoint is not None and options.checkpoint.exists():
@@ -227,8 +228,8 @@ class StreamRun:
             if output is not None
         }
         if path is not None and (self.unsaved or not path.exists()):
-            header, tensors = checkpoint.pack(self.model, {"table": self.position, **sizes})
-            checkpoint.write(Path(os.path.realpath(path)), header, tensors, self.options.keep)
+            header, tensors = pack(self.model, {"table": self.position, **sizes})
+            write(Path(os.path.realpath(path)), header, tensors, self.options.keep)
         self.unsaved, self.saved_at = 0, time.monotonic()
 
     def _summary(self, code: int) -> int:

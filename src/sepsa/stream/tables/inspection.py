@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sepsa import checkpoint
+from sepsa.states.file import CheckpointError, Header, older, read_path
+from sepsa.states.objects import build
+from sepsa.states.tree import tensors_of
 from sepsa.stream.tables.model import TableModel
 from sepsa.stream.tables.output import error_of
 
 
-def load_model(path: Path) -> tuple[TableModel, checkpoint.Header]:
+def load_model(path: Path) -> tuple[TableModel, Header]:
     """A model that `sepsa stream` has saved."""
     try:
-        with open(path, "rb") as file:
-            header, state = checkpoint.read(file, os.fstat(file.fileno()).st_size, str(path))
+        header, state = read_path(path)
         if header.kind != "sepsa stream":
-            raise checkpoint.CheckpointError(
+            raise CheckpointError(
                 f"{path} holds a {header.kind}, and this command takes what `sepsa stream --checkpoint` saves: "
                 "load it in Python by sepsa.load"
             )
-        model = checkpoint.build(header.kind, header.configuration, state, str(path))
-    except checkpoint.CheckpointError as error:
-        earlier = checkpoint.older(path, 1)
-        raise checkpoint.CheckpointError(f"{error}{f' ({earlier} is one)' if earlier.exists() else ''}") from None
+        model = build(header.kind, header.configuration, state, str(path))
+    except CheckpointError as error:
+        earlier = older(path, 1)
+        raise CheckpointError(f"{error}{f' ({earlier} is one)' if earlier.exists() else ''}") from None
     return model, header
 
 
 def inspect(path: Path) -> dict[str, Any]:
     """What a checkpoint holds, when it was saved and whether its numbers are finite; it is verified."""
-    with open(path, "rb") as file:
-        header, state = checkpoint.read(file, os.fstat(file.fileno()).st_size, str(path))
-    arrays = list(checkpoint.tensors_of(state))
+    header, state = read_path(path)
+    arrays = list(tensors_of(state))
     contents: dict[str, Any] = {
         "file": str(path),
         "kind": header.kind,
@@ -50,12 +49,12 @@ def inspect(path: Path) -> dict[str, Any]:
         "finite": all(finite(array) for array in arrays),
     }
     if header.kind == "sepsa stream":
-        model: TableModel = checkpoint.build(header.kind, header.configuration, state, str(path))
+        model: TableModel = build(header.kind, header.configuration, state, str(path))
         contents |= describe_model(model, header)
     return contents
 
 
-def describe_model(model: TableModel, header: checkpoint.Header) -> dict[str, Any]:
+def describe_model(model: TableModel, header: Header) -> dict[str, Any]:
     """Rows, errors, columns and position of a model that `sepsa stream` has saved."""
     learner = model.learner
     contents: dict[str, Any] = {

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepsa.heads.protocols import NotFinite
-from sepsa.stream import _state
+from sepsa.states import schema
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import first_rows, grow_along, indicators
 from sepsa.stream.learner import StreamLearner
@@ -212,15 +212,15 @@ class TableModel:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the result of `state_dict`; a ValueError changes nothing."""
-        new = _state.mapping("state", state_dict, {"inputs", "classes", "trace", "quarantined", "learner"})
+        new = schema.read("state", state_dict, {"inputs", "classes", "trace", "quarantined", "learner"})
         inputs = Inputs.from_state(self.categories, new["inputs"])
-        classes = _state.sequence("state['classes']", new["classes"])
+        classes = new.items("classes").values
         if not all(type(label) is str for label in classes) or len(set(classes)) != len(classes):
             raise ValueError("state['classes'] must hold distinct labels")
         if classes and not self.classify:
             raise ValueError("state['classes'] must be empty where the target is a number")
         trace = ErrorTrace.from_state(new["trace"])
-        quarantined = _state.integer("state['quarantined']", new["quarantined"], 0)
+        quarantined = new.integer("quarantined")
         learner = None
         if new["learner"] is not None:
             learner = self._new_learner(1, 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sepsa.stream import _state
+from sepsa.states import schema
 from sepsa.stream.engine.protocol import Floats
 
 WINDOW = 256  # rows whose mean error is one value; windows do not depend on the blocks of rows
@@ -89,21 +89,17 @@ class ErrorTrace:
     def from_state(cls, state: Any) -> ErrorTrace:
         """A trace that continues from the result of `state_dict`; ValueError where that is damaged."""
         out = cls()
-        new = _state.mapping("state['trace']", state, set(out.state_dict()))
+        new = schema.read("state['trace']", state, set(out.state_dict()))
         for name in ("rows", "windows", "alarm_count", "span"):
-            setattr(out, name, _state.integer(f"state['trace'][{name!r}]", new[name], 1 if name == "span" else 0))
+            setattr(out, name, new.integer(name, 1 if name == "span" else 0))
         for name in ("total", "level", "spread"):
-            setattr(out, name, _state.number(f"state['trace'][{name!r}]", new[name], 0.0))
-        out.open = _state.array("state['trace']['open']", new["open"], (None,), low=0.0)
+            setattr(out, name, new.number(name, 0.0))
+        out.open = new.array("open", (None,), low=0.0)
         for name in ("points", "part"):
-            items = _state.sequence(f"state['trace'][{name!r}]", new[name])
-            setattr(out, name, [_state.number(f"state['trace'][{name!r}]", item, 0.0) for item in items])
-        alarms = _state.sequence("state['trace']['alarms']", new["alarms"])
-        out.alarms = [
-            [_state.number("state['trace']['alarms']", item, 0.0) for item in _state.sequence("an alarm", alarm)]
-            for alarm in alarms
-        ]
+            setattr(out, name, new.items(name).numbers(0.0))
+        alarms = new.items("alarms")
+        out.alarms = [alarms.items(i, 3).numbers(0.0) for i in range(len(alarms))]
         closed = out._closed_rows() + len(out.open)
-        if closed != out.rows or len(out.open) >= WINDOW or any(len(alarm) != 3 for alarm in out.alarms):
+        if closed != out.rows or len(out.open) >= WINDOW:
             raise ValueError(f"state['trace'] must account for {out.rows} rows, got {closed}")
         return out

@@ -18,10 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from sepsa.heads.backends.triton.linalg import eliminate, readable
+from sepsa.heads.base.repeated_samples import HELD_OUT, UNREPEATED
+from sepsa.heads.math.candidates import CERTAINTY, EXACT, FADING, OUTLIER
 
 _SIZE, _TILE = 32, 16
-# One program eliminates p rows; beyond these features, torch's batched factors are faster.
-MAX_FEATURES, MAX_SAMPLES, MAX_OUTPUTS, MAX_CANDIDATES = 256, 64, 64, 15
 
 _FOUND = 5  # what `judge` finds: fine, whether anything is learned, first, unrepeated, how many are held out
 
@@ -323,7 +323,7 @@ class Buffers:
         self.L, self.sums = torch.zeros_like(state.L), now.W.new_zeros(J)
         self.found = torch.zeros(_FOUND, dtype=torch.int64, device=device)
         self.facts = torch.zeros(2, dtype=torch.float64, device=device)
-        self.held, self.fresh = torch.zeros(2, n, dtype=torch.bool, device=device).unbind()
+        self.held_out, self.fresh = torch.zeros(2, n, dtype=torch.bool, device=device).unbind()
         self.ages = torch.zeros(n, dtype=torch.int64, device=device)
         # As numbers: Triton's float64 products take no operand that comes from 8 bits.
         self.scored, self.used = now.W.new_zeros(2, n).unbind()
@@ -331,14 +331,7 @@ class Buffers:
         self.substituted = now.W.new_zeros(J * tiles * blocks * _SIZE * _TILE)
         self.scratch = now.W.new_zeros(J * blocks * _SIZE * (blocks * _SIZE + 3 * self.width + 1))
         self.buffer = now.W.new_zeros(J, _SIZE, _SIZE)
-        self.fine, self.take = torch.zeros(2, dtype=torch.bool, device=device).unbind()
-
-
-def takes(state: Any, n: int) -> bool:
-    """Whether there are kernels for n samples and these candidates."""
-    J, m, p = state.now.W.shape
-    fits = p <= MAX_FEATURES and m <= MAX_OUTPUTS and n <= MAX_SAMPLES and J <= MAX_CANDIDATES
-    return fits and state.now.W.dtype == torch.float64
+        self.valid, self.learned = torch.zeros(2, dtype=torch.bool, device=device).unbind()
 
 
 def blocks_of(W: Tensor) -> Tensor:
@@ -352,19 +345,16 @@ def solve(state: Any, work: Buffers, M: Tensor, N: Tensor, n: int, k: int) -> No
     """W and L of every candidate from M and N."""
     J, m, p = state.now.W.shape
     _solve[(J,)](
-        M, N, state.of, state.ridges, state.bias_bounds, work.facts, state.now.numbers, work.W, work.L, work.sums,
-        work.scratch, work.buffer, p, m, k, n,
+        M, N, state.grid.lambda_index, state.grid.ridges, state.bias_bounds, work.facts, state.numbers, work.W, work.L,
+        work.sums, work.scratch, work.buffer, p, m, k, n,
         EPS=torch.finfo(M.dtype).eps, SIZE=_SIZE, BLOCK_M=work.width, BLOCK_C=triton.next_power_of_2(p), num_stages=1,
     )  # fmt: skip
 
 
-def learn(
-    state: Any, features: Tensor, targets: Tensor, rows: Tensor, head: tuple[Tensor, Tensor | None], turns: Tensor
-) -> Buffers:
-    """Score and teach `CapturedCandidates` the rows of its table, whose features and targets are given."""
-    now, table = state.now, state.table
-    (J, m, p), (n, k) = now.W.shape, features.shape
-    L, limits = len(now.M), state.limits
+def learn(state: Any, features: Tensor, targets: Tensor, rows: Tensor, head: tuple[Tensor, Tensor | None]) -> Buffers:
+    """Score and learn these rows of the data set that `CapturedCandidates` indexes, with their features and targets."""
+    now, index, grid = state.now, state.index, state.grid
+    (J, m, p), (n, k), L = now.W.shape, features.shape, len(now.M)
     if n not in state.work:
         state.work[n] = Buffers(state, n)
     work: Buffers = state.work[n]
@@ -375,27 +365,27 @@ def learn(
     samples = max(_TILE, triton.next_power_of_2(n))
     columns = triton.next_power_of_2(p)
     _judge[(1,)](
-        x, y, rows, table.codes, table.names, table.learned, now.integers, now.numbers, work.found, work.facts,
-        work.held, work.scored, work.fresh, work.used, work.ages, n, p, m, k,
-        HELD_OUT=limits.held_out, UNREPEATED_LIMIT=limits.unrepeated, BLOCK_N=samples, BLOCK_C=columns,
+        x, y, rows, index.codes, index.first_rows, index.learned, state.integers, state.numbers, work.found, work.facts,
+        work.held_out, work.scored, work.fresh, work.used, work.ages, n, p, m, k,
+        HELD_OUT=HELD_OUT, UNREPEATED_LIMIT=UNREPEATED, BLOCK_N=samples, BLOCK_C=columns,
         BLOCK_M=work.width,
     )  # fmt: skip
     _errors[(J, triton.cdiv(n, _TILE))](
-        x, y, now.W, state.L, state.forgettings, work.held, work.ages, work.errors, work.substituted, n, p, m, k,
+        x, y, now.W, state.L, grid.forgettings, work.held_out, work.ages, work.errors, work.substituted, n, p, m, k,
         SIZE=_SIZE, BLOCK_N=_TILE, BLOCK_M=work.width, num_stages=1,
     )  # fmt: skip
     tiles = triton.cdiv(p + m, _SIZE)
     _grow[(L, tiles, tiles)](
-        x, y, work.used, now.M, now.N, work.M, work.N, state.basis, state.lambdas, now.integers, turns, n, p, m, k,
-        BLOCK_N=samples, BLOCK_C=_SIZE, BLOCK_Q=triton.next_power_of_2(1 + 2 * m),
+        x, y, work.used, now.M, now.N, work.M, work.N, state.basis, grid.lambdas, state.integers, grid.counts,
+        n, p, m, k, BLOCK_N=samples, BLOCK_C=_SIZE, BLOCK_Q=triton.next_power_of_2(1 + 2 * m),
     )  # fmt: skip
     solve(state, work, work.M, work.N, n, k)
     _choose[(1,)](
-        now.W, work.W, work.sums, work.errors, work.scored, now.score, state.forgettings, state.lambdas, turns, rows,
-        table.names, table.learned, work.fresh, work.found, work.facts, now.integers, now.numbers, now.log,
-        weight, bias, work.fine, work.take, n, p, m, k, J, L,
-        FADING=limits.fading, CERTAINTY=limits.certainty, OUTLIER=limits.outlier, EXACT=limits.exact,
-        SEEN_LIMIT=limits.seen, HISTORY_LIMIT=len(now.log), HAS_BIAS=has_bias,
+        now.W, work.W, work.sums, work.errors, work.scored, now.score, grid.forgettings, grid.lambdas, grid.counts,
+        rows, index.first_rows, index.learned, work.fresh, work.found, work.facts, state.integers, state.numbers,
+        state.log, weight, bias, work.valid, work.learned, n, p, m, k, J, L,
+        FADING=FADING, CERTAINTY=CERTAINTY, OUTLIER=OUTLIER, EXACT=EXACT,
+        SEEN_LIMIT=state.seen_limit, HISTORY_LIMIT=len(state.log), HAS_BIAS=has_bias,
         BLOCK_N=samples, BLOCK_J=_TILE, BLOCK_M=work.width, BLOCK_C=columns,
     )  # fmt: skip
     return work

@@ -19,11 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sepsa.heads.backends.triton.least_squares import MAX_OUTPUTS, MAX_ROWS
 from sepsa.heads.backends.triton.linalg import NEAR, distance, eliminate, iterate, readable, refine
 
 _SIZE = 32  # of the blocks that are eliminated
-_MAX_BLOCK = 128  # rows, samples and coordinates together: one program eliminates them
 _COLUMNS = 8
 _TILE = 16
 _DEPTH = 32
@@ -308,14 +306,6 @@ class Buffers:
         edge = blocks * _SIZE
         self.scratch = Z.new_zeros(programs, edge * (2 * edge + 3 * self.width))
         self.buffer = Z.new_zeros(programs, _SIZE, _SIZE)
-
-
-def takes(p: int, K: int, n: int, c: int) -> bool:
-    """Whether there are kernels for n samples and c coordinates of a head, which must be fewer than its p.
-
-    From p rows on the system of the rows is singular but for its identity, and `absorb` takes that of the columns.
-    """
-    return K <= MAX_OUTPUTS and p + K <= MAX_ROWS and n <= 64 and n + c <= min(_MAX_BLOCK, p - 1)
 
 
 def learn(

@@ -23,13 +23,11 @@ from torch import Tensor
 from sepsa.heads.backends.triton.finish import buffers, finish
 from sepsa.heads.backends.triton.linalg import NEAR, readable, solve_by_sweeps, solve_near_identity, tile_of
 
-# One program holds all rows of a few columns of Z; beyond this many rows they no longer fit its registers.
-MAX_ROWS = 1024
+# One program holds all rows of a few columns of Z.
 _COLUMNS = 8
 _ROWS = 16
-# A block's C is swept in halves of at most so many rows, in the registers of one program, its E beside it.
+# A block's C is swept in halves of at most _HALF rows, in the registers of one program, its E beside it.
 _HALF = 32
-MAX_OUTPUTS = 64
 _TILE = 16
 _DEPTH = 32
 _WARPS = 4
@@ -151,12 +149,12 @@ def rank_one(state: Any, features: Tensor, targets: Tensor, lam: float, ridge: T
     fades = lam < 1.0
     block_r, block_c = triton.next_power_of_2(rows), triton.next_power_of_2(p)
     _project[(triton.cdiv(rows, _ROWS),)](
-        Z, features, z, state.left, ridge, state.tally, state.fading(lam), rows, p, state.k,
+        Z, features, z, state.ridge_left, ridge, state.tally, state.fading(lam), rows, p, state.k,
         FADES=fades, BLOCK_R=_ROWS, BLOCK_C=block_c,
     )  # fmt: skip
     bias = state.weight if state.bias is None else state.bias  # a pointer must be given, used or not
     _learn[(triton.cdiv(p, _COLUMNS),)](
-        Z, z, targets, state.weight, bias, state.energy, state.left, ridge, prior, state.tally,
+        Z, z, targets, state.weight, bias, state.energy, state.ridge_left, ridge, prior, state.tally,
         state.fading(lam), fine, p, m, state.k,
         HAS_BIAS=state.bias is not None, FADES=fades, BLOCK_R=block_r, BLOCK_C=_COLUMNS,
     )  # fmt: skip
@@ -309,11 +307,6 @@ def _solve(
             _restore(left, ridge, tally, j, p, fading, fine, BLOCK_P)
 
 
-def takes_block(n: int, m: int, restored: int) -> bool:
-    """Whether there are kernels for n samples, m outputs and so many coordinates that get their ridge back."""
-    return n <= 2 * _HALF and m + restored <= MAX_OUTPUTS and restored <= 1
-
-
 def block(
     state: Any, features: Tensor, targets: Tensor, lam: float, ridge: Tensor, prior: Tensor
 ) -> tuple[Callable[[], None], Tensor]:
@@ -335,7 +328,7 @@ def block(
     tiles = {"BLOCK_N": max(_HALF, triton.next_power_of_2(n)), "BLOCK_K": _DEPTH, "FADES": fades}
     stages = 1 if fades else 3  # sums beside a product are slower in a pipeline
     _whiten[(parts,)](
-        Z, readable(features), readable(targets), P, sizes, state.left, ridge, prior, state.tally,
+        Z, readable(features), readable(targets), P, sizes, state.ridge_left, ridge, prior, state.tally,
         fading, rows, n, all, p, m, k, BLOCK_R=_TILE, num_stages=stages, **tiles,
     )  # fmt: skip
     _products[(triton.cdiv(all, _TILE) + programs,)](
@@ -344,7 +337,7 @@ def block(
     )  # fmt: skip
     bias = state.weight if state.bias is None else state.bias  # a pointer must be given, used or not
     _solve[(programs,)](
-        P, CUF, W, state.weight, bias, state.energy, state.left, ridge, state.tally, fading, fine, buffer,
+        P, CUF, W, state.weight, bias, state.energy, state.ridge_left, ridge, state.tally, fading, fine, buffer,
         n, all, p, m, k,
         HAS_BIAS=state.bias is not None, FADES=fades, TWO=two, HALF=_HALF, BLOCK_M=width, BLOCK_C=_TILE,
         BLOCK_P=triton.next_power_of_2(p), num_warps=_WARPS,

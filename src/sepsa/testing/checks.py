@@ -1,182 +1,33 @@
-"""The battery of checks that every head solver passes, ours and anybody's.
-
-Run `check_solver(make)` in the tests of a solver of your own: it raises an AssertionError that says what
-`sepsa.HeadSolver` promises and what happened instead. `CHECKS` has the checks one by one, for a parametrized test.
-"""
+"""The checks of `check_solver`, one function each."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import io
 import math
 import pickle
-import random
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
 
-from sepsa.heads.protocols import Capturable, HeadSolver, NotFinite
+from sepsa.heads.protocols import Capturable, NotFinite
 from sepsa.optimizer import SepSA
-
-_K = 6  # features of the heads that are tried
-
-
-@dataclass(frozen=True)
-class Case:
-    """A solver to be checked, and what it declares about itself; see `check_solver`."""
-
-    make: Callable[[], Any]
-    task: str = "regression"
-    recovers: float = 0.01
-    block: float | None = None
-    too_large: float = 1e300
-    outputs: int = 3
-    weighted: bool = True
-    falls_to: float = 0.7
-    interrupts: int = 20
-
-    def start(
-        self, bias: bool = True, dtype: torch.dtype = torch.float64, seed: int = 0, k: int = _K
-    ) -> tuple[Any, nn.Linear]:
-        """A new solver on a new head, always the same."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            linear = nn.Linear(k, self.outputs, bias=bias, dtype=dtype)
-        solver = self.make()
-        expect(
-            isinstance(solver, HeadSolver),
-            "a solver has the methods bind, update, loss, state_dict and load_state_dict",
-            f"{type(solver).__name__} lacks some of them",
-        )
-        bound = solver.bind(linear)
-        expect(bound is solver, "bind(linear) returns the solver", f"it returned {bound!r}")
-        return solver, linear
-
-    def stream(self, count: int, n: int = 16, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of samples and their targets, noise and all; classes are drawn and one-hot."""
-        generator = torch.Generator().manual_seed(seed)
-        truth = torch.randn(self.outputs, _K, generator=generator, dtype=torch.float64)
-        for _ in range(count):
-            x = torch.randn(n, _K, generator=generator, dtype=torch.float64)
-            outputs = x @ truth.T + 0.5
-            noise = torch.randn(n, self.outputs, generator=generator, dtype=torch.float64)
-            yield x, (outputs + 0.3 * noise if self.task == "regression" else self.classes(outputs, noise))
-
-    def classes(self, outputs: Tensor, noise: Tensor) -> Tensor:
-        """One-hot targets of the class whose output, with noise, is largest; of labels, which outputs are positive."""
-        if self.outputs == 1 or self.task == "labels":
-            return (outputs + noise > 0).to(outputs.dtype)
-        return one_hot((outputs + noise).argmax(-1), self.outputs).to(outputs.dtype)
-
-
-def check_solver(
-    make: Callable[[], Any],
-    *,
-    task: str = "regression",
-    recovers: float = 0.01,
-    block: float | None = None,
-    too_large: float = 1e300,
-    outputs: int = 3,
-    weighted: bool = True,
-    falls_to: float = 0.7,
-    interrupts: int = 20,
-    only: Iterable[str] | None = None,
-) -> None:
-    """Hold the solvers that `make()` returns, each new and unbound, to all that `HeadSolver` promises.
-
-    - `task`: "regression", or "classification" for targets that are class probabilities, or "labels" for targets of
-      0 and 1 that do not exclude each other.
-    - `recovers`: how near it comes to the true weights in 300 batches of 16 samples, relative to their norm.
-    - `block`: how near an update of n samples is to n updates of one, or None where they are not alike.
-    - `too_large`: a factor at which features cannot be squared in the solver's dtype.
-    - `outputs`: the head's out_features. `weighted`: whether it takes sample_weight, or refuses any.
-    - `falls_to`: what is left of the loss of a small network after 300 steps in SepSA.
-    - `interrupts`: at how many random instants of `update` it is interrupted.
-    - `only`: names of `CHECKS`, for some of them.
-
-    A solver with the methods of `Capturable`, or with `checkpoint` and `rollback`, is held to these too.
-    """
-    if task not in ("regression", "classification", "labels"):
-        raise ValueError(f"task must be 'regression', 'classification' or 'labels', got {task!r}")
-    case = Case(make, task, recovers, block, too_large, outputs, weighted, falls_to, interrupts)
-    names = list(CHECKS) if only is None else list(only)
-    for name in names:
-        if name not in CHECKS:
-            raise ValueError(f"only must name checks, {', '.join(map(repr, CHECKS))}, got {name!r}")
-        CHECKS[name](case)
-
-
-def expect(condition: object, promised: str, happened: str) -> None:
-    """The one kind of failure."""
-    if not condition:
-        raise AssertionError(f"promised: {promised}; but {happened}")
-
-
-# ---------------------------------------------------------------------- what a solver is, bit by bit
-
-
-def leaves(value: Any) -> list[tuple[str, Any]]:
-    """Every tensor and number inside a state, with its place."""
-    if isinstance(value, dict):
-        return [(f"{key}.{place}", leaf) for key in sorted(value) for place, leaf in leaves(value[key])]
-    if isinstance(value, (list, tuple)):
-        return [(f"{i}.{place}", leaf) for i, item in enumerate(value) for place, leaf in leaves(item)]
-    return [("", value.detach().clone() if isinstance(value, Tensor) else value)]
-
-
-def snapshot(solver: Any) -> list[tuple[str, Any]]:
-    """All of a solver and its head."""
-    return leaves({"head": dict(solver.linear.state_dict()), "solver": solver.state_dict()})
-
-
-def difference(one: list[tuple[str, Any]], other: list[tuple[str, Any]]) -> str:
-    """Where two snapshots differ by a bit, NaN being equal to NaN; empty where nowhere."""
-    if [place for place, _ in one] != [place for place, _ in other]:
-        return "the entries"
-    for (place, a), (_, b) in zip(one, other, strict=True):
-        if isinstance(a, Tensor) and isinstance(b, Tensor):
-            alike = a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
-        else:
-            alike = a == b or (a != a and b != b)
-        if not alike:
-            return place.strip(".")
-    return ""
-
-
-def not_finite(taken: list[tuple[str, Any]]) -> str:
-    """Where a snapshot is NaN or Inf; empty where nowhere."""
-    for place, leaf in taken:
-        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
-            return place.strip(".")
-        if isinstance(leaf, float) and not math.isfinite(leaf):
-            return place.strip(".")
-    return ""
-
-
-def learn(solver: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-    for x, y in batches:
-        solver.update(x, y)
-
+from sepsa.testing.case import Case, K, difference, expect, expect_state, learn, leaves, not_finite, refused, snapshot
 
 # ---------------------------------------------------------------------- learning
 
 
 def learns(case: Case) -> None:
-    """It recovers the truth that made the targets."""
+    """The solver recovers the weights that made the targets."""
     for bias in (True, False):
         solver, linear = case.start(bias)
         generator = torch.Generator().manual_seed(1)
-        truth = torch.randn(case.outputs, _K, generator=generator, dtype=torch.float64)
+        truth = torch.randn(case.outputs, K, generator=generator, dtype=torch.float64)
         shift = torch.linspace(1.0, -0.5, case.outputs, dtype=torch.float64) * bias
         for _ in range(300):
-            x = torch.randn(16, _K, generator=generator, dtype=torch.float64)
+            x = torch.randn(16, K, generator=generator, dtype=torch.float64)
             outputs = x @ truth.T + shift
             if case.task != "regression":
                 outputs = (
@@ -216,7 +67,7 @@ def block_equals_loop(case: Case) -> None:
 
 
 def shapes_and_dtypes(case: Case) -> None:
-    """Leading dimensions, dtypes and gradients of what comes in are the caller's affair."""
+    """Leading dimensions, dtypes and gradients of features and targets make no difference."""
     (flat, head), (deep, other) = case.start(), case.start()
     for x, y in case.stream(5, n=12):
         x, y = x.float(), y.float()
@@ -227,7 +78,7 @@ def shapes_and_dtypes(case: Case) -> None:
             "update leaves features and targets as they are",
             "it wrote into them",
         )
-        deep.update(x.reshape(2, 6, _K).double(), y.reshape(2, 6, case.outputs).requires_grad_())
+        deep.update(x.reshape(2, 6, K).double(), y.reshape(2, 6, case.outputs).requires_grad_())
     expect(
         torch.equal(head.weight, other.weight),
         "samples teach the same in any leading dimensions and in float32 as in float64",
@@ -287,7 +138,7 @@ BAD: dict[str, tuple[Callable[[Tensor, Tensor], tuple[Any, ...]], type[Exception
 
 
 def bad_input_changes_nothing(case: Case) -> None:
-    """What cannot be learned is refused by a TypeError or ValueError, and nothing has changed."""
+    """Bad input is refused by a TypeError or ValueError, and changes nothing."""
     for n in (3, 40):
         solver, _ = case.start()
         learn(solver, case.stream(5))
@@ -308,8 +159,7 @@ def bad_input_changes_nothing(case: Case) -> None:
             fits = isinstance(came, kind) or (kind is not NotFinite and isinstance(came, (TypeError, ValueError)))
             happened = "nothing was raised" if came is None else f"it raised {type(came).__name__}: {came}"
             expect(fits, f"{what} raises {kind.__name__}", happened)
-            where = difference(before, snapshot(solver))
-            expect(not where, f"{what} changes nothing", f"it changed {where}")
+            expect_state(solver, before, f"{what} changes nothing", "it changed {}")
         if case.weighted:
             solver.update(x, y, torch.rand(n, generator=torch.Generator().manual_seed(0)).double())
         else:
@@ -334,8 +184,7 @@ def too_large_is_refused_or_survived(case: Case) -> None:
         try:
             solver.update(features, targets)
         except NotFinite:
-            where = difference(before, snapshot(solver))
-            expect(not where, f"{what}, once refused, change nothing", f"they changed {where}")
+            expect_state(solver, before, f"{what}, once refused, change nothing", "they changed {}")
         except ValueError as error:
             raise AssertionError(f"promised: {what} are learned or raise NotFinite; but it raised {error!r}") from error
         where = not_finite(snapshot(solver))
@@ -343,7 +192,7 @@ def too_large_is_refused_or_survived(case: Case) -> None:
 
 
 def owns_one_head(case: Case) -> None:
-    """It says so where it has no head, and takes no second one."""
+    """A solver without a head raises RuntimeError, and one with a head refuses a second."""
     free, (solver, linear) = case.make(), case.start()
     x, y = next(case.stream(1))
     state = solver.state_dict()
@@ -355,25 +204,15 @@ def owns_one_head(case: Case) -> None:
     for name, use in uses.items():
         refused(use, RuntimeError, f"{name} before bind raises RuntimeError")
     expect(solver.bind(linear) is solver, "bind to the head it has changes nothing", "it returned something else")
-    refused(lambda: solver.bind(nn.Linear(_K, case.outputs)), ValueError, "bind to a second head raises ValueError")
-    refused(lambda: case.make().bind(nn.Conv1d(_K, 3, 1)), TypeError, "bind to what is no nn.Linear raises TypeError")
-
-
-def refused(use: Callable[[], object], kind: type[Exception], promised: str) -> None:
-    try:
-        use()
-    except kind:
-        return
-    except Exception as error:
-        raise AssertionError(f"promised: {promised}; but it raised {type(error).__name__}: {error}") from error
-    raise AssertionError(f"promised: {promised}; but nothing was raised")
+    refused(lambda: solver.bind(nn.Linear(K, case.outputs)), ValueError, "bind to a second head raises ValueError")
+    refused(lambda: case.make().bind(nn.Conv1d(K, 3, 1)), TypeError, "bind to what is no nn.Linear raises TypeError")
 
 
 # ---------------------------------------------------------------------- state
 
 
 def resumed(case: Case, solver: Any) -> Any:
-    """A solver made anew from a file of the head's and the solver's states."""
+    """A new solver with the states of head and solver from a file."""
     file = io.BytesIO()
     torch.save({"head": solver.linear.state_dict(), "solver": solver.state_dict()}, file)
     saved = torch.load(io.BytesIO(file.getvalue()))  # weights_only: tensors, numbers, strings, lists and dicts
@@ -395,37 +234,26 @@ def copies_go_on_alike(case: Case) -> None:
             solver, _ = case.start()
             learn(solver, case.stream(13, n=n))
             other = again(solver)
-            left = snapshot(solver)
-            where = difference(snapshot(other), left)
-            expect(not where, f"a {way} is the same bit for bit", f"{where} differs")
+            before = snapshot(solver)
+            expect_state(other, before, f"a {way} is the same bit for bit", "{} differs")
             learn(other, case.stream(13, n=n, seed=1))
-            where = difference(snapshot(solver), left)
-            expect(not where, f"a {way} shares nothing with the original", f"its updates changed {where} there")
+            expect_state(solver, before, f"a {way} shares nothing with the original", "its updates changed {} there")
             learn(solver, case.stream(13, n=n, seed=1))
-            where = difference(snapshot(solver), snapshot(other))
-            expect(not where, f"a {way} goes on bit for bit", f"{where} differs after 13 further updates")
+            expect_state(other, snapshot(solver), f"a {way} goes on bit for bit", "{} differs after 13 updates")
             state = other.state_dict()
             other.load_state_dict(state)
-            for leaf in tensors_of([solver.state_dict(), state]):
-                leaf.fill_(1)
-            where = difference(snapshot(solver), snapshot(other))
-            expect(not where, "states are copies both ways", f"writing into one changed {where}")
+            for _, leaf in leaves([solver.state_dict(), state]):
+                if isinstance(leaf, Tensor):
+                    leaf.fill_(1)
+            expect_state(other, snapshot(solver), "states are copies both ways", "writing into one changed {}")
 
 
-def tensors_of(value: Any) -> list[Tensor]:
-    if isinstance(value, dict):
-        return [leaf for item in value.values() for leaf in tensors_of(item)]
-    if isinstance(value, (list, tuple)):
-        return [leaf for item in value for leaf in tensors_of(item)]
-    return [value] if isinstance(value, Tensor) else []
-
-
-def wrong_states_are_refused_whole(case: Case) -> None:
-    """States of another size, with an entry missing, extra or damaged."""
+def wrong_states_change_nothing(case: Case) -> None:
+    """States of another size, or with an entry missing, extra or damaged, are refused and change nothing."""
     solver, _ = case.start()
     learn(solver, case.stream(3))
     state = solver.state_dict()
-    larger, _ = case.start(k=_K + 2)
+    larger, _ = case.start(k=K + 2)
     wrong: list[tuple[str, Any, dict[str, Any]]] = [
         ("of a head of another size", larger, state),
         ("that is empty", solver, {}),
@@ -440,8 +268,7 @@ def wrong_states_are_refused_whole(case: Case) -> None:
     for what, one, wrong_state in wrong:
         before = snapshot(one)
         refused(lambda: one.load_state_dict(wrong_state), ValueError, f"a state {what} raises ValueError")  # noqa: B023
-        where = difference(before, snapshot(one))
-        expect(not where, f"a state {what} is refused whole", f"it changed {where}")
+        expect_state(one, before, f"a state {what} is refused whole", "it changed {}")
 
 
 def rolls_back(case: Case) -> None:
@@ -455,102 +282,14 @@ def rolls_back(case: Case) -> None:
         learn(solver, case.stream(3, n=n, seed=1))
         expect(difference(before, snapshot(solver)), "updates change something", "they did not")
         solver.rollback(token)
-        where = difference(before, snapshot(solver))
-        expect(not where, "rollback(checkpoint()) undoes updates bit for bit", f"{where} differs")
-
-
-def interrupts_leave_before_or_after(case: Case) -> None:
-    """An exception at any instant of `update` leaves the state of before or of after."""
-    generator = random.Random(0)
-    for n in (1, 16):
-        solver, _ = case.start()
-        learn(solver, case.stream(5, n=n))
-        x, y = next(case.stream(1, n=n, seed=1))
-        torn = interrupt(solver, lambda one: one.update(x, y), (case.interrupts + 1) // 2, generator)  # noqa: B023
-        expect(
-            not torn,
-            "an update interrupted at any instant leaves the state of before or of after",
-            f"{len(torn)} of {(case.interrupts + 1) // 2} interrupts tore it, the first: {torn[:1]}",
-        )
-
-
-def interrupt(solver: Any, act: Callable[[Any], object], count: int, generator: random.Random) -> list[str]:
-    """Interrupt `act` on copies of `solver` at `count` random bytecodes of the solver's package and of sepsa.
-
-    Returns what was torn, with the places: neither as before `act` nor as after it.
-    """
-    packages = {"sepsa", type(solver).__module__.partition(".")[0]}
-    before = snapshot(solver)
-    whole = copy.deepcopy(solver)
-    total = run_to(lambda: act(whole), packages, None)
-    after, torn = snapshot(whole), []
-    for _ in range(count):
-        one = copy.deepcopy(solver)
-        place = "an interrupt that did not come through"
-        try:
-            run_to(lambda: act(one), packages, generator.randrange(total))  # noqa: B023
-        except KeyboardInterrupt as error:
-            place = str(error)
-        now = snapshot(one)
-        where = difference(now, before)
-        if where and difference(now, after):
-            torn.append(f"{where} at {place}")
-        elif not where:
-            act(one)  # it goes on from there
-            if where := difference(snapshot(one), after):
-                torn.append(f"{where} after the same again, once interrupted at {place}")
-    return torn
-
-
-def run_to(call: Callable[[], object], packages: set[str], at: int | None) -> int:
-    """Run `call` up to bytecode number `at` of `packages`, where KeyboardInterrupt is raised. Returns their number."""
-    seen = 0
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal seen
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in packages:
-            return None
-        if frame.f_globals is globals():
-            return None  # the harness itself
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            seen += 1
-            if at is not None and seen == at + 1:
-                raise KeyboardInterrupt(f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}")
-        return trace
-
-    previous = sys.gettrace()
-    with modes_restored():
-        sys.settrace(trace)
-        try:
-            call()
-        finally:
-            sys.settrace(previous)
-    return seen
-
-
-@contextlib.contextmanager
-def modes_restored() -> Iterator[None]:
-    """Put torch's modes back: an interrupt inside its no_grad or autocast leaves them as they are at that instant."""
-    gradients, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
-    depth = torch.autocast_increment_nesting()
-    torch.autocast_decrement_nesting()
-    try:
-        yield
-    finally:
-        torch.set_grad_enabled(gradients)
-        torch.set_autocast_enabled("cpu", autocast)
-        now = torch.autocast_increment_nesting()
-        for _ in range(now - depth + 1):
-            torch.autocast_decrement_nesting()
-        torch.clear_autocast_cache()
+        expect_state(solver, before, "rollback(checkpoint()) undoes updates bit for bit", "{} differs")
 
 
 # ---------------------------------------------------------------------- in SepSA, and in a CUDA graph
 
 
 def drops_into_sepsa(case: Case) -> None:
-    """A network learns with it, and resumes from a state bit for bit."""
+    """A network learns with the solver in SepSA, and resumes from a state bit for bit."""
     bases: list[tuple[type[torch.optim.Optimizer], float]] = [(torch.optim.Adam, 0.01), (torch.optim.SGD, 0.1)]
     for base, lr in bases:
         with torch.random.fork_rng(devices=[]):
@@ -619,8 +358,7 @@ def captured_updates_equal_update(case: Case) -> None:
                 solver.finish_captured()
                 is_flag = isinstance(flag, Tensor) and flag.dtype == torch.bool and flag.ndim == 0
                 expect(is_flag and not bool(flag), f"NaN in {what} gives the flag False, 0-d and bool", f"got {flag!r}")
-                where = difference(before, snapshot(solver))
-                expect(not where, f"NaN in {what} changes nothing in update_captured", f"it changed {where}")
+                expect_state(solver, before, f"NaN in {what} changes nothing in update_captured", "it changed {}")
                 solver.prepare_capture()
         flag = solver.update_captured(x, y)
         expect(bool(flag), "update_captured of good rows gives the flag True", f"it gave {flag!r}")
@@ -637,20 +375,3 @@ def captured_updates_equal_update(case: Case) -> None:
         one.update(x, y)
     off = float((linear.weight - other.weight).detach().abs().max())
     expect(off <= 1e-4, "update goes on after update_captured", f"the head's weight is {off:.3g} off")
-
-
-CHECKS: dict[str, Callable[[Case], None]] = {
-    "learns": learns,
-    "block": block_equals_loop,
-    "shapes and dtypes": shapes_and_dtypes,
-    "loss": loss_is_a_loss,
-    "bad input": bad_input_changes_nothing,
-    "too large": too_large_is_refused_or_survived,
-    "one head": owns_one_head,
-    "copies": copies_go_on_alike,
-    "wrong states": wrong_states_are_refused_whole,
-    "rollback": rolls_back,
-    "interrupts": interrupts_leave_before_or_after,
-    "SepSA": drops_into_sepsa,
-    "captured": captured_updates_equal_update,
-}

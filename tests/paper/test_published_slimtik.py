@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sepsa.paper.slimtrain import PublishedSlimTik
+from sepsa.paper.slimtik import PublishedSlimTik
 
 
 def published_sgcv(Z, M, C, W, lam, tau):

@@ -1,0 +1,230 @@
+"""Which backend computes an update: the only place that decides, from one table.
+
+A head solver asks `choose` with what it knows of the update, a `Case`, and takes the first row of its table in which
+the backend is able to compute the case and is faster than those below. `docs/performance.md` measures the limits.
+
+To force a choice, for a test, a bug report or a comparison: `with force("torch"): ...`, or the environment variable
+`SEPSA_BACKEND=torch` for a whole process. A forced backend computes every case that it is able to, whatever the speed;
+the table decides for the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from numpy import float64
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sepsa.heads.math.least_squares import LeastSquaresState, is_block
+
+Counters = NDArray[float64]
+
+
+class Backend(Protocol):
+    """One way to compute the updates of an `RLS` head. It holds the state and writes the head's weights."""
+
+    name: str
+    counters: Counters  # of the state, at positions that `least_squares` names
+
+    def learn(
+        self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float
+    ) -> Tensor | None:
+        """Learn samples, whole or not at all. Returns Φ (n, p) as it was learned; None: they are not finite."""
+        ...
+
+    def read(self) -> tuple[LeastSquaresState, Counters]:
+        """The state and its counters. The tensors may be those that the next `learn` writes to."""
+        ...
+
+    def load(self, state: LeastSquaresState, counters: Counters) -> None:
+        """Continue from this state. Nothing is allocated that could fail where memory is fixed."""
+        ...
+
+    def checkpoint(self) -> Any:
+        """What `undo` needs to take the next updates back."""
+        ...
+
+    def undo(self, checkpoint: Any) -> None:
+        """Restore the state and the head's weights as they were at `checkpoint`."""
+        ...
+
+
+class Problem(NamedTuple):
+    """What a backend for least squares is made for."""
+
+    linear: nn.Linear
+    prior: Tensor  # (m, p)
+    ridge: Tensor  # (p,)
+
+
+class Case(NamedTuple):
+    """What the choice depends on."""
+
+    device: str
+    dtype: torch.dtype  # of the solver's arithmetic
+    width: int  # p, the features and the bias
+    outputs: int = 1
+    rows: int = 1
+    restored: int = 0  # coordinates that get their ridge back
+    candidates: int = 1
+    head_dtype: torch.dtype = torch.float32
+    contiguous: bool = True  # the head's weight
+
+
+class Choice(NamedTuple):
+    """A row of the table: a backend, where it lies, what it is able to compute, and where it is the fastest."""
+
+    backend: str
+    place: str  # module:name in this package; empty: the solver's own code in torch
+    able: Callable[[Case], bool]
+    faster: Callable[[Case], bool] = lambda case: True
+
+    def load(self) -> Any:
+        """The class or module that computes."""
+        module, _, name = self.place.partition(":")
+        loaded: Any = importlib.import_module(f"{__package__}.{module}")
+        return getattr(loaded, name) if name else loaded
+
+
+def _compiles(case: Case) -> bool:
+    fits = case.device == "cpu" and case.dtype == torch.float64 and case.contiguous
+    return fits and case.head_dtype in (torch.float32, torch.float64) and _installed("numba")
+
+
+def _on_cuda(case: Case) -> bool:
+    return case.device == "cuda"
+
+
+def _has_kernels(case: Case) -> bool:
+    return case.device == "cuda" and case.contiguous and _installed("triton")
+
+
+def _always(case: Case) -> bool:
+    return True
+
+
+TABLE: dict[str, tuple[Choice, ...]] = {
+    # Up to 256 columns one compiled call costs less than torch's calls for the same arithmetic. Of a wider head than
+    # 96, torch's products are faster for 16 rows or more, but for p/4 to p rows of one up to 160.
+    "least squares": (
+        Choice("graph", "cuda_graph:GraphBackend", _on_cuda),
+        Choice(
+            "numba",
+            "numba_least_squares:NumbaBackend",
+            _compiles,
+            lambda c: (
+                c.width <= 256
+                and (c.width <= 96 or c.rows < 16 or (c.width <= 160 and c.width / 4 <= c.rows <= c.width))
+            ),
+        ),
+        Choice("torch", "torch_least_squares:TorchBackend", _always),
+    ),
+    # Above 96 columns LAPACK's Cholesky factors cost less than compiled loops without a call.
+    "candidates": (
+        Choice("numba", "numba_candidates", _compiles, lambda c: c.width <= 96),
+        Choice("torch", "", _always),
+    ),
+    # Captured steps: one program holds all rows of a few columns of Z in registers, up to 1,024 of them; a block of
+    # 64 samples is solved in two halves of 32, and one coordinate at most gets its ridge back.
+    "captured least squares": (
+        Choice(
+            "triton",
+            "triton.least_squares",
+            lambda c: (
+                _has_kernels(c)
+                and c.width + c.outputs <= 1024
+                and c.restored <= 1
+                and (c.rows == 1 or (c.rows <= 64 and c.outputs + c.restored <= 64))
+            ),
+        ),
+        Choice("torch", "", _always),
+    ),
+    # From p rows on, the system of the rows is singular but for its identity, and torch solves that of the columns.
+    "captured cross-entropy": (
+        Choice(
+            "triton",
+            "triton.cross_entropy",
+            lambda c: (
+                _has_kernels(c)
+                and c.outputs <= 64
+                and c.width + c.outputs <= 1024
+                and c.rows <= 64
+                and c.rows + c.restored <= min(128, c.width - 1)
+            ),
+        ),
+        Choice("torch", "", _always),
+    ),
+    # One program eliminates p rows; beyond 256 torch's batched factors are faster.
+    "captured candidates": (
+        Choice(
+            "triton",
+            "triton.candidates",
+            lambda c: (
+                _has_kernels(c)
+                and c.dtype == torch.float64
+                and c.width <= 256
+                and c.rows <= 64
+                and c.outputs <= 64
+                and c.candidates <= 15
+            ),
+        ),
+        Choice("torch", "", _always),
+    ),
+}
+NAMES = ("torch", "numba", "graph", "triton")
+# Up to this width a recorded update may hold a few (p, p) matrices beside the state; above, it changes T in place.
+RECORDED_COPIES = 2048
+
+
+def records(state: LeastSquaresState, rows: int, forgetting: float) -> bool:
+    """Whether an update of `rows` rows on a GPU is recorded as a CUDA graph: its extra matrices are small or none."""
+    allowed = _forced in (None, "graph")
+    return allowed and (len(state.T) <= RECORDED_COPIES or is_block(state, rows, forgetting))
+
+
+def choose(solver: str, case: Case) -> Choice:
+    """The row of the table for `solver`, such as "least squares", that computes this case."""
+    rows = TABLE[solver]
+    for row in rows:
+        if row.backend == _forced and row.able(case):
+            return row
+    return next(row for row in rows if row.able(case) and row.faster(case))
+
+
+def forced() -> str | None:
+    """The backend that `force` or SEPSA_BACKEND asks for."""
+    return _forced
+
+
+@contextlib.contextmanager
+def force(backend: str | None) -> Iterator[None]:
+    """Compute by this backend, "torch", "numba", "graph" or "triton", wherever it is able to; None: by the table."""
+    global _forced
+    before, _forced = _forced, _checked(backend)
+    try:
+        yield
+    finally:
+        _forced = before
+
+
+def _checked(backend: str | None) -> str | None:
+    if backend is not None and backend not in NAMES:
+        raise ValueError(f"backend (or SEPSA_BACKEND) must be one of {', '.join(NAMES)}, got {backend!r}")
+    return backend
+
+
+def _installed(package: str) -> bool:
+    if package not in _found:
+        _found[package] = importlib.util.find_spec(package) is not None
+    return _found[package]
+
+
+_found: dict[str, bool] = {}
+_forced: str | None = _checked(os.environ.get("SEPSA_BACKEND") or None)

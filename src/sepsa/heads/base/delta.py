@@ -1,0 +1,133 @@
+"""`Delta`: what a head learned between two moments at forgetting 1, as rows that another head learns, and as bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sepsa.heads.base.rls_state import MOST_STEPS, read_root
+from sepsa.heads.math.delta import difference
+from sepsa.heads.math.least_squares import SAMPLES, STEPS, LeastSquaresState, fade, learn_large, start
+from sepsa.heads.protocols import NotFinite
+from sepsa.states.objects import Saves
+from sepsa.states.schema import Entries, kind_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class Delta(Saves):
+    """What `RLS.delta_since` returns: all that a head learned since a mark, for `RLS.merge` in another process.
+
+    Choose it where the data do not fit one process: `to_bytes()` makes it one blob, `Delta.from_bytes` a delta again.
+    It is `features` (r, p) and `targets` (r, m) of r <= p made-up samples from which a head learns the same as from
+    those that were seen, the error `energy` (m,) that these leave beyond, and where the head had started.
+    """
+
+    features: Tensor
+    targets: Tensor
+    energy: Tensor
+    samples: float
+    steps: int
+    prior: Tensor
+    ridge: Tensor
+
+    def __post_init__(self) -> None:
+        state = Entries("state_dict", self.get_params())
+        prior, features = self.prior, self.features
+        shape = (
+            tuple(prior.shape) if isinstance(prior, Tensor) and prior.dtype in (torch.float32, torch.float64) else ()
+        )
+        if len(shape) != 2:
+            raise state.damaged("prior", "a tensor (m, p) of float32 or float64", shape or kind_of(prior))
+        r, (m, p) = len(features) if isinstance(features, Tensor) and features.ndim else 0, shape
+        shapes = {"prior": (m, p), "ridge": (p,), "features": (r, p), "targets": (r, m), "energy": (m,)}
+        for name, expected in shapes.items():
+            state.tensor(name, expected, prior.dtype)
+        if bool((self.energy < 0).any()) or not bool((self.ridge > 0).all()):
+            raise state.damaged("energy", "at least 0 and the ridge above", [self.energy.tolist(), self.ridge.tolist()])
+        state.number("samples", 0.0)
+        state.integer("steps", 0, MOST_STEPS)
+
+    def get_params(self) -> dict[str, Any]:
+        """All fields, which a checkpoint holds."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Empty: a delta does not change."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load nothing: a delta has no state beside its fields."""
+
+    def __repr__(self) -> str:
+        m, p = self.prior.shape
+        return f"Delta(samples={self.samples:g}, rows={len(self.features)}, head={p}->{m}, dtype={self.prior.dtype})"
+
+
+def since(
+    mark: dict[str, Any] | None,
+    linear: nn.Linear,
+    now: LeastSquaresState,
+    counters: NDArray[np.float64],
+    prior: Tensor,
+    ridge: Tensor,
+) -> Delta:
+    """What `now` has learned since `mark`, a state of the same head; None: since it was bound."""
+    before = start(prior, ridge)
+    if mark is not None:
+        before, then, settings = read_root(mark, linear, prior)
+        if (
+            not torch.equal(settings.prior, prior)
+            or not torch.equal(before.ridge_left, ridge)
+            or settings.forgetting != 1
+        ):
+            raise ValueError(
+                "mark must be a state_dict() of this head, got one with another prior, ridge or forgetting: "
+                "take the mark after bind() and before the samples that are to be merged"
+            )
+        counters = counters - then
+    samples, steps = float(counters[SAMPLES]), int(counters[STEPS])
+    rows = difference(before, now)
+    if samples < 0 or steps < 0:
+        raise ValueError(
+            f"mark: the head has learned fewer samples or updates than it had then ({samples:g} and {steps} since): "
+            "samples were unlearned since, or the mark is a later state than this one"
+        )
+    features, targets, energy = (part.to(prior.dtype).cpu() for part in rows)
+    return Delta(features, targets, energy, samples, steps, prior.cpu(), ridge.cpu())
+
+
+def learn(root: LeastSquaresState, delta: Delta, prior: Tensor, ridge: Tensor, head: torch.dtype) -> LeastSquaresState:
+    """The state that has learned what `delta` holds too, H = I, with a W that fits into the dtype of the head."""
+    if delta.prior.shape != prior.shape:
+        raise ValueError(
+            f"other must have a head of shape {tuple(prior.shape)}, got {tuple(delta.prior.shape)}: "
+            "outputs and features, of which the bias is one"
+        )
+    if delta.prior.dtype != prior.dtype:
+        raise ValueError(
+            f"other must compute in {prior.dtype}, as this head does, got {delta.prior.dtype}: give both RLS one dtype"
+        )
+    if not torch.equal(delta.ridge, ridge.cpu()) or not torch.equal(delta.prior, prior.cpu()):
+        raise ValueError(
+            f"other must have started from the same prior, ridge {words(ridge)} and the same initial weights, "
+            f"got ridge {words(delta.ridge)} and its own: bind both to copies of one head before they learn"
+        )
+    Phi, Y, energy = (part.to(root.T) for part in (delta.features, delta.targets, delta.energy))
+    new = learn_large(fade(root, 1.0), Phi, Y, ridge, None, prior)
+    new = new._replace(energy=new.energy + energy)
+    if not all(bool(torch.isfinite(part).all()) for part in (new.W.to(head), new.T, new.energy)):
+        raise NotFinite("other: what it learned is too large to be added to this head: rescale features and targets")
+    return new
+
+
+def words(ridge: Tensor) -> str:
+    """The ridge of the weights, and that of the bias where it has another."""
+    first, last = float(ridge[0]), float(ridge[-1])
+    return f"{first:g}" if first == last else f"{first:g} ({last:g} for the bias)"

@@ -1,0 +1,173 @@
+"""The parts that a SepSA joins: the heads of a model, their solvers, and the optimizer of the body."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sepsa.distributed import is_sharded
+from sepsa.heads import RLS, Forgets, HeadSolver
+from sepsa.observe.observation import by_name, is_collection, observers_of
+
+
+def find_heads(model: nn.Module, head: Any) -> dict[str, nn.Linear]:
+    """The heads that `head` names, by their names in the model, each checked."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}: SepSA finds the head in it")
+    several = is_collection(head)
+    heads = dict(find_head(model, one) for one in (head if several else [head]))
+    if several and len(heads) < max(1, len(head)):
+        raise ValueError(f"head must name one nn.Linear or more, each once, got {head!r}")
+    for name, linear in heads.items():
+        check_head(name, linear)
+    return heads
+
+
+def find_head(model: nn.Module, head: nn.Linear | str | None) -> tuple[str, nn.Linear]:
+    """One head and its name in the model."""
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    if isinstance(head, str):
+        try:
+            module = model.get_submodule(head)
+        except AttributeError:
+            raise ValueError(
+                f"head {head!r} is no module of the model; its nn.Linear modules are {list(linears)}"
+            ) from None
+        if not isinstance(module, nn.Linear):
+            raise TypeError(f"head {head!r} must be an nn.Linear, got {type(module).__name__}")
+        return head, module
+    if head is not None and not isinstance(head, nn.Linear):
+        raise TypeError(f"head must be an nn.Linear, its name, or None, got {type(head).__name__}")
+    if head is None:
+        if not linears:
+            raise ValueError("model has no nn.Linear, so there is no head: end it with one")
+        return list(linears.items())[-1]
+    for name, module in linears.items():
+        if module is head:
+            return name, head
+    raise ValueError("head is not a module of the model: pass model's own nn.Linear or its name")
+
+
+def check_head(name: str, head: nn.Linear) -> None:
+    """Refuse a head that is sharded, frozen, or without weights."""
+    weight = head._parameters.get("weight")
+    if weight is None or isinstance(weight, nn.parameter.UninitializedParameter):
+        return  # the solver's bind refuses it
+    if is_sharded(weight):
+        raise ValueError(
+            f"head {name!r} is sharded over ranks, and its solver needs it whole: leave it out, as by "
+            "fully_shard(model, ignored_params=set(head.parameters())), or name another head"
+        )
+    if weight.is_meta:
+        raise ValueError(
+            f"head {name!r} is on the meta device and has no weights: load the model first, "
+            "as by model.to_empty(device=...) and load_state_dict, then make the SepSA"
+        )
+    for key, parameter in head._parameters.items():
+        if parameter is not None and not parameter.requires_grad:
+            raise ValueError(
+                f"head parameter {name + '.' + key!r} has requires_grad=False, and the head solver would change it all "
+                "the same: call head.requires_grad_(True), or name another head by SepSA(model, base, head=...)"
+            )
+
+
+def solvers_for(names: list[str], given: Any, several: bool) -> dict[str, HeadSolver]:
+    """The solvers by the heads' names: an RLS for each head without one."""
+    if not several:
+        return {names[0]: RLS() if given is None else given}
+    if given is None:
+        return {name: RLS() for name in names}
+    if is_collection(given):
+        found = by_name("solver", given, names)
+        return {name: found.get(name) or RLS() for name in names}
+    raise TypeError(
+        f"solver must be a dict or a sequence with one solver for each of the heads {names}, "
+        f"got one {type(given).__name__}: a solver owns one head"
+    )
+
+
+def check_forgetting(forget_per: str, solvers: dict[str, HeadSolver]) -> None:
+    """Refuse an unknown `forget_per`, and solvers that always forget."""
+    if forget_per not in ("update", "step"):
+        raise ValueError(f"forget_per must be 'update' or 'step', got {forget_per!r}")
+    for solver in solvers.values():
+        if forget_per == "step" and not isinstance(solver, Forgets):
+            raise TypeError(
+                f"forget_per='step' needs a solver that can learn without forgetting, got {solver!r}: "
+                "choose its forgetting, as RLS(forgetting=0.99), or leave forget_per at 'update'"
+            )
+
+
+def build_base(
+    model: nn.Module,
+    heads: dict[str, nn.Linear],
+    base: type[Optimizer] | Optimizer,
+    options: dict[str, Any],
+    forbidden: type[Optimizer],
+) -> Optimizer:
+    """The body's optimizer: built on every parameter that is not a head's, or the given one, checked."""
+    of_head = {id(p): name for name, head in heads.items() for p in head.parameters()}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        head_name = of_head.get(id(parameter))
+        if head_name is not None and name.rpartition(".")[0] != head_name:
+            raise ValueError(
+                f"head {head_name!r} shares a parameter with {name!r}: a Newton step for the head would change both; "
+                "untie them or choose another head"
+            )
+    if isinstance(base, type) and issubclass(base, Optimizer):
+        kind = base
+    elif isinstance(base, Optimizer):
+        kind = type(base)
+    else:
+        raise TypeError(f"base must be a torch.optim.Optimizer class or instance, got {base!r}")
+    if issubclass(kind, torch.optim.LBFGS):
+        raise ValueError(
+            "base LBFGS evaluates the model several times a step, each time teaching the head the same samples: "
+            "use Adam, SGD or another optimizer that evaluates it once"
+        )
+    if issubclass(kind, forbidden):
+        raise ValueError("base must be the body's own optimizer, got a SepSA")
+    if isinstance(base, Optimizer):
+        if options:
+            raise ValueError(f"base is an instance, so it has its options already, got {sorted(options)} as well")
+        given = [p for group in base.param_groups for p in group["params"]]
+        refuse_head_parameters(heads, given)
+        refuse_other_heads(model, heads, given)
+        return base
+    misplaced = sorted({"ridge", "forgetting", "bias_ridge"} & set(options) - set(inspect.signature(kind).parameters))
+    if misplaced:
+        settings = ", ".join(f"{name}={options[name]!r}" for name in misplaced)
+        raise TypeError(
+            f"{misplaced[0]} is a setting of the head solver and not of {kind.__name__}: "
+            f"write SepSA(model, {kind.__name__}, solver=RLS({settings}))"
+        )
+    body = [parameter for parameter in model.parameters() if id(parameter) not in of_head]
+    refuse_other_heads(model, heads, body)
+    return kind([{"params": body}], **options)
+
+
+def refuse_other_heads(model: nn.Module, heads: dict[str, nn.Linear], parameters: Iterable[Tensor]) -> None:
+    """Refuse body parameters that are those of another SepSA's head."""
+    moved = {id(parameter) for parameter in parameters}
+    for observer in observers_of(model):
+        if observer.head not in heads.values() and any(id(p) in moved for p in observer.head.parameters()):
+            raise ValueError(
+                f"another SepSA teaches the head {observer.name!r} of this model, and base would move it too: "
+                "pass base an optimizer without its parameters, or call detach() on the other SepSA"
+            )
+
+
+def refuse_head_parameters(heads: dict[str, nn.Linear], parameters: Iterable[Tensor]) -> None:
+    """Refuse body parameters that are those of a head."""
+    named = {id(p): f"{head_name}.{name}" for head_name, head in heads.items() for name, p in head.named_parameters()}
+    for parameter in parameters:
+        if id(parameter) in named:
+            raise ValueError(
+                f"base owns the head's parameter {named[id(parameter)]!r}, which the head solver moves: "
+                "build it on the other parameters, or pass its class and let SepSA build it"
+            )

@@ -1,0 +1,192 @@
+"""The hooks on a model and its head, by which an `Observer` sees features, inputs and outputs as they pass.
+
+In a compiled model the hook on the head is an operator, so that the model is one graph: `torch.compile` records a call
+of `sepsa::learn_head`, which finds the observation in progress when it runs. Its schema declares that it changes the
+head's weights in place.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from sepsa.observe.observation import Observation
+    from sepsa.observe.observer import Observer
+
+_observers: weakref.WeakValueDictionary[int, Observer] = weakref.WeakValueDictionary()
+_numbers = itertools.count(1)
+
+
+def register(observer: Observer) -> int:
+    """A number by which the operators find the observer while it is alive."""
+    number = next(_numbers)
+    _observers[number] = observer
+    return number
+
+
+def _learn_head(features: Tensor, weight: Tensor, bias: Tensor | None, number: int) -> None:
+    """Let the observer `number` update its head from features (..., in_features), and `weight` and `bias` with it."""
+    observer = _observers.get(number)
+    if observer is not None:
+        observer.learn_compiled(features, weight, bias)
+
+
+def _learn_head_with_mask(features: Tensor, weight: Tensor, bias: Tensor | None, number: int) -> Tensor:
+    """Update the head like `_learn_head`. Returns a mask (..., 1) of the rows from which the body must not learn."""
+    observer, shape = _observers.get(number), (*features.shape[:-1], 1)
+    excluded = None if observer is None else observer.learn_compiled(features, weight, bias)
+    if excluded is None:
+        return features.new_zeros(shape, dtype=torch.bool)
+    return excluded.reshape(shape).clone()  # a graph may overwrite what an operator returned
+
+
+_library = torch.library.Library("sepsa", "DEF")  # type: ignore[no-untyped-call]
+_library.define("learn_head(Tensor features, Tensor(a!) weight, Tensor(b!)? bias, int number) -> ()")  # type: ignore[no-untyped-call]
+_library.define("learn_head_with_mask(Tensor features, Tensor(a!) weight, Tensor(b!)? bias, int number) -> Tensor")  # type: ignore[no-untyped-call]
+for _device in ("CPU", "CUDA"):
+    _library.impl("learn_head", _learn_head, _device)  # type: ignore[no-untyped-call]
+    _library.impl("learn_head_with_mask", _learn_head_with_mask, _device)  # type: ignore[no-untyped-call]
+_library.impl("learn_head", lambda features, weight, bias, number: None, "Meta")  # type: ignore[no-untyped-call]
+_library.impl(  # type: ignore[no-untyped-call]
+    "learn_head_with_mask", lambda x, weight, bias, number: x.new_empty((*x.shape[:-1], 1), dtype=torch.bool), "Meta"
+)
+
+
+class HeadHook:
+    """The forward pre-hook on the head; in a compiled model, an operator of its graph.
+
+    It refers to its observer weakly and is copied and pickled without it: a copied model has a hook that does nothing.
+    """
+
+    def __init__(self, observer: Observer | None = None) -> None:
+        self.observer = (lambda: None) if observer is None else weakref.ref(observer)
+        self.number = 0 if observer is None else register(observer)  # by which the operator finds the observer
+        self.holds_out = observer is not None and observer.holds_out
+        # A solver that holds out samples must see the model's inputs: there a compiled model breaks its graph.
+        self.in_graph = not self.holds_out
+
+    def __call__(self, module: nn.Linear, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        if self.in_graph and torch.compiler.is_compiling():
+            # An observation freezes the head where the body learns, so a head that is not frozen is not observed.
+            if not self.number or module.weight.requires_grad:
+                return None
+            if not self.holds_out:
+                torch.ops.sepsa.learn_head(args[0], module.weight, module.bias, self.number)
+                return None
+            features = args[0].detach()
+            excluded = torch.ops.sepsa.learn_head_with_mask(features, module.weight, module.bias, self.number)
+            return torch.where(excluded, features, args[0]), *args[1:]
+        return self.in_eager(args)
+
+    def in_eager(self, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Let the head learn, where the model is not compiled or breaks its graph here."""
+        observer = self.observer()
+        if observer is None or (observation := observer.current) is None:
+            return None
+        if not args:
+            raise TypeError(f"the head {observer.name!r} must get its features by position: call head(features)")
+        features = observer.learn(observation, args[0])
+        return None if features is args[0] else (features, *args[1:])
+
+    def __reduce__(self) -> tuple[type[HeadHook], tuple[()]]:
+        return type(self), ()
+
+
+class InputHook(HeadHook):
+    """The forward pre-hook on the model, for a solver that identifies samples by the model's inputs."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # type: ignore[override]
+        if not self.in_graph or not torch.compiler.is_compiling():
+            self.note(args, kwargs)
+
+    def note(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep the inputs for the observation in progress, where the model is not compiled or breaks its graph here."""
+        observer = self.observer()
+        if observer is not None and observer.current is not None:
+            observer.current.inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+
+
+class OutputHook(HeadHook):
+    """The forward hook on head and model until the first observation is over, for an `OutputProbe`."""
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:  # type: ignore[override]
+        if torch.compiler.is_compiling():
+            return
+        observer = self.observer()
+        if observer is not None and observer.current is not None and observer.probe is not None:
+            if module is observer.head:
+                observer.probe.head = output
+            if module is observer.model:
+                observer.probe.model = list(tensors_in(output))
+
+
+class OutputProbe:
+    """The outputs of head and model in the first observation, to see whether they are the same."""
+
+    def __init__(self) -> None:
+        self.head: Tensor | None = None
+        self.model: list[Tensor] = []
+
+    def judge(self, observation: Observation) -> None:
+        """Warn where the model's output is not its head's, and remove the output hooks."""
+        observer, observed = observation.observer, observation.observed
+        observer.probe = None
+        for module in (observer.head, observer.model):
+            remove_hooks(module, observer, OutputHook)
+        head = self.head
+        if head is None or not self.model:
+            return
+        given = [head.reshape(-1)]
+        if observed is not None:  # a model may return the observed rows alone
+            given.append(head.reshape(len(observed), -1)[observed].reshape(-1))
+        if not any(
+            output.numel() == rows.numel() and torch.equal(output.reshape(-1), rows.to(output))
+            for output in self.model
+            for rows in given
+        ):
+            shapes = ", ".join(str(tuple(output.shape)) for output in self.model)
+            warnings.warn(
+                f"the model's output {shapes} is not what its head {observer.name!r} gives, {tuple(head.shape)}: "
+                "something follows the head (a sigmoid, a scaling, pooling), or it is not the head. It learns to give "
+                "the targets itself, so pass it targets for its own output, or name another nn.Linear by "
+                "SepSA(model, base, head=...)",
+                stacklevel=3,
+            )
+
+    def __reduce__(self) -> tuple[type[OutputProbe], tuple[()]]:
+        return OutputProbe, ()
+
+
+def tensors_in(output: Any) -> Iterator[Tensor]:
+    """Yield the tensors in what a model returned: a tensor, or tuples, lists, dicts and transformers' dataclasses."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, (tuple, list, dict)):
+        for value in output.values() if isinstance(output, dict) else output:
+            yield from tensors_in(value)
+
+
+def hooks_of(module: nn.Module, observer: Observer) -> list[HeadHook]:
+    """The forward pre-hooks of an observer on `module`."""
+    hooks = module._forward_pre_hooks.values()
+    return [hook for hook in hooks if isinstance(hook, HeadHook) and hook.observer() is observer]
+
+
+def remove_hooks(module: nn.Module, observer: Observer | None, kind: type[HeadHook] = HeadHook) -> None:
+    """Remove an observer's hooks of a kind from `module`; with None those of copies, which have no observer."""
+    for hooks, others in (
+        (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),
+        (module._forward_hooks, (module._forward_hooks_with_kwargs, module._forward_hooks_always_called)),
+    ):
+        for key, hook in list(hooks.items()):
+            if isinstance(hook, kind) and hook.observer() is observer:
+                del hooks[key]
+                for other in others:
+                    other.pop(key, None)

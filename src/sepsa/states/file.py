@@ -1,0 +1,249 @@
+"""The checkpoint file: one file that is verified before it is used, and replaced completely or not at all.
+
+A file is safetensors, so that other tools can read its tensors, with a JSON header in its metadata: the format and the
+library's version, the class and its configuration, the tree of the state with the shape, dtype and CRC-32 of every
+tensor, and a position of the user's own; SHA-256 of that header stands beside it. Reading runs no code from the file:
+there is no pickle. The checksums detect accidents; whoever can write the file can write its checksums too.
+
+A write goes to a temporary file beside the target, which is synced, renamed over it, and the folder synced: a process
+that dies at any instant leaves the old checkpoint or the new one. A second process that writes to the same target at
+the same time is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sepsa._version import __version__
+from sepsa.states.tree import CODES, SIZES, Tree, decode
+
+FORMAT = 1
+LONGEST_HEADER = 100_000_000  # bytes, the limit of safetensors
+
+
+class CheckpointError(ValueError):
+    """A file that is no checkpoint of ours, is damaged, is too new, or belongs to something else. Nothing changed."""
+
+
+class Header(NamedTuple):
+    """The header of a checkpoint: what was saved, when and by which version."""
+
+    format: int
+    library: str  # the version of sepsa that wrote it
+    saved: float  # seconds since 1970
+    kind: str  # the class; "dict" where several objects were saved together
+    configuration: Any
+    position: Any
+    tensors: dict[str, dict[str, Any]]  # each with dtype, shape and crc32
+
+    @property
+    def bytes(self) -> int:
+        """The size of all tensors."""
+        return sum(map(size_of, self.tensors.values()))
+
+
+def size_of(entry: dict[str, Any]) -> int:
+    """The bytes of a tensor with this dtype and shape."""
+    size: int = SIZES[entry["dtype"]] * math.prod(entry["shape"])
+    return size
+
+
+# ---------------------------------------------------------------------- writing
+
+
+@contextlib.contextmanager
+def lock(target: Path) -> Iterator[None]:
+    """Hold the right to write to `target`, for one process at a time.
+
+    It is a lock of the operating system on a file beside the target, so a process that dies releases it.
+    """
+    import fcntl  # not on Windows, where only saving needs it
+
+    path, held = target.with_name(target.name + ".lock"), False
+    while not held:
+        with open(path, "ab", buffering=0) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise CheckpointError(
+                    f"{target} is being written by another process: wait for it, or choose another path"
+                ) from None
+            # The process that held the lock before may have removed the file between open and flock.
+            held = os.path.exists(path) and os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+            if held:
+                try:
+                    yield
+                finally:
+                    with contextlib.suppress(OSError):
+                        path.unlink()  # while it is locked, so that no process waits for a removed file
+
+
+def write(target: Path, header: bytes, tensors: list[Any], keep: int = 1) -> None:
+    """Replace `target` completely or not at all; the caller holds its lock."""
+    new = target.with_name(target.name + ".tmp")  # always one name, so that killed processes leave one file at most
+    try:
+        with open(new, "wb", buffering=0) as file:
+            for part in (memoryview(header), *map(view, tensors)):
+                while len(part):
+                    part = part[file.write(part) :]
+            os.fsync(file.fileno())
+        for age in range(keep - 1, 1, -1):
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(older(target, age - 1), older(target, age))
+        if keep > 1 and target.exists():
+            with contextlib.suppress(FileNotFoundError):
+                older(target, 1).unlink()
+            os.link(target, older(target, 1))  # the target stays in its place until it is replaced
+        os.replace(new, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def older(target: Path, age: int) -> Path:
+    """The path of the checkpoint that was written `age` saves before the one at `target`."""
+    return target.with_name(f"{target.name}.{age}")
+
+
+def view(array: Any) -> memoryview:
+    """The bytes of an array or tensor, without a copy where it is contiguous and on the CPU."""
+    if isinstance(array, Tensor):
+        values = array.detach().cpu().contiguous().reshape(-1)
+        array = (values.view(torch.uint8) if values.numel() else values.to(torch.uint8)).numpy()
+    flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return memoryview(flat)
+
+
+def encode(kind: str, configuration: Any, state: Any, position: Any) -> tuple[bytes, list[Any]]:
+    """The first bytes of a file, and the tensors that follow them."""
+    tree = Tree()
+    table = {
+        "format": FORMAT,
+        "library": __version__,
+        "saved": time.time(),
+        "kind": kind,
+        "configuration": tree.encode(configuration, "configuration"),
+        "position": tree.encode(position, "position"),
+        "state": tree.encode(state, "state"),
+        "tensors": {
+            str(i): {"dtype": CODES[array.dtype], "shape": list(array.shape), "crc32": zlib.crc32(view(array))}
+            for i, array in enumerate(tree.tensors)
+        },
+    }
+    return first_bytes(dumps(table), table["tensors"])[0], tree.tensors
+
+
+def first_bytes(header: str, tensors: dict[str, dict[str, Any]]) -> tuple[bytes, int]:
+    """The part of a file before its tensors, and the size of these."""
+    table: dict[str, Any] = {"__metadata__": {"sepsa": header, "sha256": hashlib.sha256(header.encode()).hexdigest()}}
+    start = 0
+    for name, entry in tensors.items():
+        end = start + size_of(entry)
+        table[name] = {"dtype": entry["dtype"], "shape": entry["shape"], "data_offsets": [start, end]}
+        start = end
+    return with_length(table), start
+
+
+def with_length(table: dict[str, Any]) -> bytes:
+    """The table of a safetensors file after its length, padded so that the tensors are aligned."""
+    text = dumps(table).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def dumps(value: Any) -> str:
+    """Compact JSON."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def read_path(path: str | os.PathLike[str]) -> tuple[Header, Any]:
+    """Header and state of the file at `path`, in which every byte has been verified."""
+    with open(path, "rb") as file:
+        return read(file, os.fstat(file.fileno()).st_size, str(path))
+
+
+def read(file: BinaryIO, size: int, name: str) -> tuple[Header, Any]:
+    """Header and state of a file in which every byte has been verified."""
+    try:
+        table = read_table(file, size, name)
+        tensors = [read_tensor(file, name, key, entry) for key, entry in table["tensors"].items()]
+        configuration, position, state = (
+            decode(table[part], tensors, table["tensors"]) for part in ("configuration", "position", "state")
+        )
+        library, saved, kind = str(table["library"]), float(table["saved"]), str(table["kind"])
+    except CheckpointError:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError):
+        raise damaged(name, "its header cannot be read") from None
+    return Header(table["format"], library, saved, kind, configuration, position, table["tensors"]), state
+
+
+def read_table(file: BinaryIO, size: int, name: str) -> dict[str, Any]:
+    """The header of a file of this size, as the dict that `encode` made."""
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or not 0 < length <= min(size - 8, LONGEST_HEADER):
+        raise damaged(name, f"its header cannot have {length} bytes where the file has {size}")
+    text = file.read(length)
+    metadata = json.loads(text)["__metadata__"]
+    table: dict[str, Any] = json.loads(metadata["sepsa"])
+    version = table["format"]
+    if type(version) is int and version > FORMAT:
+        raise CheckpointError(
+            f"{name} has format {version}, written by sepsa {table.get('library')}, and this sepsa reads up to "
+            f"{FORMAT}: upgrade sepsa to load it"
+        )
+    if metadata["sha256"] != hashlib.sha256(metadata["sepsa"].encode()).hexdigest():
+        raise damaged(name, "the checksum of its header is wrong")
+    for key, entry in table["tensors"].items():
+        if not all(type(n) is int and n >= 0 for n in entry["shape"]):
+            raise damaged(name, f"tensor {key} has no shape")
+    expected, total = first_bytes(metadata["sepsa"], table["tensors"])
+    # The header is written again and compared byte by byte: no entry can disagree with another, and none is unknown.
+    if type(version) is not int or version < 1 or expected != length.to_bytes(8, "little") + text:
+        raise damaged(name, "its header contradicts itself")
+    if total != size - 8 - length:
+        raise damaged(name, f"its tensors should have {total} bytes and have {size - 8 - length}")
+    return table
+
+
+def read_tensor(file: BinaryIO, name: str, key: str, entry: dict[str, Any]) -> Any:
+    """The raw bytes of a tensor in memory of their own, verified."""
+    raw: Any = np.empty(size_of(entry), np.uint8)
+    buffer, filled = memoryview(raw), 0
+    while filled < len(raw):
+        count = file.readinto(buffer[filled:])  # type: ignore[attr-defined]
+        if not count:
+            raise damaged(name, "it ends in the middle of a tensor")
+        filled += count
+    if zlib.crc32(raw) != entry["crc32"]:
+        raise damaged(name, f"the checksum of tensor {key} is wrong")
+    if entry["dtype"] == "BOOL" and raw.size and raw.max() > 1:
+        raise damaged(name, f"tensor {key} has booleans that are neither true nor false")
+    return raw
+
+
+def damaged(name: str, why: str) -> CheckpointError:
+    """The error for a file that cannot be trusted."""
+    return CheckpointError(f"{name} is damaged or no checkpoint of sepsa: {why}; take an earlier copy")

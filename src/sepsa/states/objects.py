@@ -1,0 +1,237 @@
+"""Objects in checkpoints: `save` and `load`, for estimators, optimizers, head solvers and dicts of them.
+
+Loading builds only the few classes that `BUILT` names; every other object is given as `into`.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import io
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from sepsa._version import __version__
+from sepsa.states.file import CheckpointError, Header, encode, lock, read, read_path, view, write
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+# The classes that `load` builds, by their names in a file: module and name.
+BUILT = {
+    "sepsa.SepSARegressor": ("sepsa.stream.sklearn", "SepSARegressor"),
+    "sepsa.SepSAClassifier": ("sepsa.stream.sklearn", "SepSAClassifier"),
+    "sepsa.river.SepSARegressor": ("sepsa.stream.river", "SepSARegressor"),
+    "sepsa.river.SepSAClassifier": ("sepsa.stream.river", "SepSAClassifier"),
+    "sepsa.river.SepSAMultiTargetRegressor": ("sepsa.stream.river", "SepSAMultiTargetRegressor"),
+    "sepsa.heads.Delta": ("sepsa.heads.base.delta", "Delta"),
+    "sepsa stream": ("sepsa.stream.tables.model", "TableModel"),
+}
+
+
+def save(what: Any, path: str | os.PathLike[str], *, position: Any = None, keep: int = 1) -> None:
+    """Write a checkpoint of `what`, replacing the one at `path` completely or not at all.
+
+    `what` is an estimator, a model of `sepsa.river`, a SepSA (with its model), a head solver or anything else with
+    `state_dict` and `load_state_dict`, or a dict of such objects and plain values. `position` is any plain value, which
+    `inspect(path).position` returns. With `keep=3` the two checkpoints before this one stay, as `path.1` and `path.2`.
+    """
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+        raise ValueError(f"keep must be an integer of at least 1, got {keep!r}")
+    header, tensors = pack(what, position)
+    target = Path(os.path.realpath(path))
+    with lock(target):
+        write(target, header, tensors, keep)
+
+
+def load(path: str | os.PathLike[str], into: Any = None) -> Any:
+    """The object that was saved, continuing bit for bit; the whole file is verified before anything is changed.
+
+    Estimators and models of `sepsa.river` are built. Others need `into`, an object built as the saved one was, which
+    loads the state and is returned; for a dict that was saved, `into` is a dict of such objects under the same keys,
+    and the dict that is returned holds the plain values too.
+    """
+    return unpack(*read_path(path), into, str(path))
+
+
+def to_bytes(what: Any, *, position: Any = None) -> bytes:
+    """The checkpoint as bytes, to store in a database or to send to another process."""
+    header, tensors = pack(what, position)
+    return b"".join([header, *map(bytes, map(view, tensors))])
+
+
+def from_bytes(data: bytes, into: Any = None) -> Any:
+    """The object of these bytes, which `to_bytes` made; `into` is that of `load`."""
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise TypeError(f"data must be bytes, got {type(data).__name__}: to_bytes makes them, load takes a path")
+    return unpack(*read(io.BytesIO(data), len(data), "these bytes"), into, "these bytes")
+
+
+def inspect(path: str | os.PathLike[str]) -> Header:
+    """The header of a checkpoint; the whole file is verified, and nothing is built."""
+    return read_path(path)[0]
+
+
+class Saves:
+    """Adds `save`, `load`, `to_bytes` and `from_bytes` to a class that `sepsa.load` can build."""
+
+    def save(self, path: str | os.PathLike[str], *, position: Any = None, keep: int = 1) -> None:
+        """Write a checkpoint; see `sepsa.save`."""
+        save(self, path, position=position, keep=keep)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """The model that was saved at `path`; see `sepsa.load`."""
+        return cls._check_class(load(path), str(path))
+
+    def to_bytes(self, *, position: Any = None) -> bytes:
+        """The checkpoint as bytes, to store in a database or to send to another process."""
+        return to_bytes(self, position=position)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """The model of these bytes, which `to_bytes` made."""
+        return cls._check_class(from_bytes(data), "these bytes")
+
+    @classmethod
+    def _check_class(cls, built: Any, name: str) -> Self:
+        if type(built) is not cls:
+            raise CheckpointError(f"{name} holds a {type(built).__name__}, and this is {cls.__name__}: use sepsa.load")
+        return built
+
+
+def stamp(state: dict[str, Any]) -> dict[str, Any]:
+    """A pickled state with the version that wrote it."""
+    return state | {"_sepsa_version": __version__}
+
+
+def check_stamp(state: dict[str, Any]) -> dict[str, Any]:
+    """A pickled state without its version; warns where another version wrote it."""
+    state = dict(state)
+    version = state.pop("_sepsa_version", "before 0.2")
+    if version != __version__:
+        warnings.warn(
+            f"this pickle was written by sepsa {version} and is read by {__version__}, which may misread it: "
+            "use sepsa.save and sepsa.load between versions",
+            stacklevel=3,
+        )
+    return state
+
+
+# ---------------------------------------------------------------------- from objects to states and back
+
+
+def pack(what: Any, position: Any) -> tuple[bytes, list[Any]]:
+    """The first bytes of a checkpoint of `what`, and the tensors that follow them."""
+    return encode(*describe(what), position)
+
+
+def describe(what: Any) -> tuple[str, Any, Any]:
+    """Kind, configuration and state of an object, or of several in a dict."""
+    if type(what) is dict:
+        parts = {key: describe(value) if has_state(value) else ("", None, value) for key, value in what.items()}
+        return "dict", {key: part[:2] for key, part in parts.items()}, {key: part[2] for key, part in parts.items()}
+    if not has_state(what):
+        raise TypeError(
+            f"what is saved must have state_dict and load_state_dict, or be a dict, got {type(what).__name__}: "
+            "put plain values into a dict"
+        )
+    kind = class_name(what)
+    if kind in BUILT:
+        parameters = what._get_params() if hasattr(what, "_get_params") else what.get_params()
+        return kind, parameters, what.state_dict()
+    if kind == "sepsa.SepSA":
+        return kind, repr(what), {"model": what.model.state_dict(), "optimizer": what.state_dict()}
+    return kind, repr(what) if kind.startswith("sepsa.") else None, what.state_dict()
+
+
+def has_state(what: Any) -> bool:
+    """Whether this is an object, not a class, with a state to save and load."""
+    return hasattr(what, "state_dict") and hasattr(what, "load_state_dict") and not isinstance(what, type)
+
+
+def class_name(what: Any) -> str:
+    """The public name of an object's class."""
+    cls = type(what)
+    path = cls.__module__, cls.__qualname__
+    name = f"sepsa.{cls.__name__}" if cls.__module__.startswith("sepsa.") else ".".join(path)
+    return next((kind for kind, built in BUILT.items() if built == path), name)
+
+
+def unpack(header: Header, state: Any, into: Any, name: str) -> Any:
+    """The objects of a checkpoint, built or loaded `into` those given: all of them, or an error and nothing changed."""
+    if header.kind != "dict":
+        if into is None:
+            return build(header.kind, header.configuration, state, name)
+        check_kind(header.kind, into, name)
+        load_into(into, state)
+        return into
+    into = {} if into is None else into
+    if not isinstance(into, Mapping):
+        raise CheckpointError(f"{name} holds {list(state)}: into must be a dict of objects under such keys")
+    kinds = {key: kind for key, (kind, _) in header.configuration.items() if kind}
+    needed = {key for key, kind in kinds.items() if kind not in BUILT}
+    if not needed <= set(into) <= set(kinds):
+        raise CheckpointError(f"{name} holds the states of {sorted(map(str, needed))}: into must be a dict with these")
+    for key, given in into.items():
+        check_kind(kinds[key], given, name)
+    objects = {
+        key: into[key] if key in into else build(kind, configuration, state[key], name) if kind else state[key]
+        for key, (kind, configuration) in header.configuration.items()
+    }
+    load_all(into, state)
+    return objects
+
+
+def load_all(objects: Mapping[Any, Any], states: Mapping[Any, Any]) -> None:
+    """Let several objects load their states; where one refuses, all are as before."""
+    before = {key: copy.deepcopy(describe(given)[2]) for key, given in objects.items()} if len(objects) > 1 else {}
+    tried = []
+    try:
+        for key, given in objects.items():
+            tried.append(key)
+            load_into(given, states[key])
+    except BaseException:
+        for key in before and reversed(tried):
+            load_into(objects[key], before[key])
+        raise
+
+
+def build(kind: str, configuration: Any, state: Any, name: str) -> Any:
+    """A new object of a class in `BUILT`, with this state."""
+    if kind not in BUILT:
+        raise CheckpointError(f"{name} holds a {kind}: build one as it was built then, and give it as into=")
+    module, cls = BUILT[kind]
+    built = getattr(importlib.import_module(module), cls)(**configuration)
+    built.load_state_dict(state)
+    return built
+
+
+def check_kind(kind: str, given: Any, name: str) -> None:
+    """Refuse an object of another class than the one that was saved."""
+    if not has_state(given) or class_name(given) != kind:
+        raise CheckpointError(f"{name} holds a {kind}, and into is a {type(given).__name__}")
+
+
+def load_into(given: Any, state: Any) -> None:
+    """Let an object load a state, a SepSA also that of its model; where it is refused, nothing has changed."""
+    if class_name(given) != "sepsa.SepSA":
+        given.load_state_dict(state)
+        return
+    own, saved = given.model.state_dict(), state["model"]
+    if list(own) != list(saved):
+        odd = sorted(set(own) ^ set(saved))
+        raise CheckpointError(f"the checkpoint belongs to another model: {odd or 'its parts in another order'}")
+    for key, value in own.items():
+        if isinstance(value, Tensor) and (value.shape != saved[key].shape or value.dtype != saved[key].dtype):
+            raise CheckpointError(
+                f"the checkpoint has {key} as {saved[key].dtype} {tuple(saved[key].shape)}, "
+                f"this model as {value.dtype} {tuple(value.shape)}"
+            )
+    given.load_state_dict(state["optimizer"])  # checks before it changes anything; after it nothing can fail
+    given.model.load_state_dict(saved)

@@ -1,0 +1,133 @@
+"""Checks of the saved state of a base optimizer and of SepSA's own part of it, before anything is changed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from sepsa.states.schema import Entries, brief, check_array, damaged, settings
+from sepsa.validation import in_range
+
+# Entries of torch's own optimizers and of STORM that have the parameter's shape, and those that are squares.
+_LIKE_PARAMETER = {
+    "acc_delta", "ax", "estimate", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq", "momentum_buffer",
+    "prev", "previous", "square_avg", "sum",
+}  # fmt: skip
+_NOT_NEGATIVE = {"acc_delta", "exp_avg_sq", "exp_inf", "max_exp_avg_sq", "square_avg", "step", "sum"}
+# Where one of these is, the others must be.
+_TOGETHER = ({"step", "exp_avg", "exp_avg_sq"}, {"step", "square_avg"}, {"estimate", "previous"})
+
+
+def check_own_state(own: object, body: list[list[list[int]]]) -> None:
+    """Refuse what is not SepSA's own part of a state: fraction, generator, the body's shapes and the heads."""
+    name = "state_dict['sepsa']"
+    if not isinstance(own, dict) or not {"head_fraction", "generator", "body"} <= set(own):
+        raise damaged(name, "a dict of head_fraction, generator, body and the head", brief(own))
+    if not isinstance(own.get("head", own.get("heads")), dict):
+        raise damaged(f"{name}['head']", "the state of the head", brief(own.get("head")))
+    with settings(name):
+        in_range("head_fraction", own["head_fraction"], 0.0, 1.0)
+    generator = own["generator"]
+    if not isinstance(generator, Tensor) or generator.dtype != torch.uint8:
+        raise damaged(f"{name}['generator']", "a tensor of bytes", brief(generator))
+    try:
+        torch.Generator().set_state(generator.cpu())
+    except (RuntimeError, TypeError) as error:
+        raise damaged(f"{name}['generator']", "the state of a generator", error) from None
+    if not same_shapes(own["body"], body):
+        raise ValueError(f"state_dict belongs to a body with parameter shapes {own['body']}, this one has {body}")
+
+
+def same_shapes(given: Any, body: Any) -> bool:
+    """Whether nested lists or tuples hold the same integers."""
+    if isinstance(body, int):
+        return type(given) is int and given == body
+    return (
+        isinstance(given, (list, tuple))
+        and len(given) == len(body)
+        and all(same_shapes(a, b) for a, b in zip(given, body, strict=True))
+    )
+
+
+def check_base_state(state_dict: dict[str, Any], base: Optimizer) -> None:
+    """Refuse what is not a state of this base optimizer: groups, options, moments and counters."""
+    live = base.state_dict()
+    if set(state_dict) != set(live):
+        raise ValueError(f"state_dict must hold {sorted(live)} and 'sepsa', got {sorted(map(str, state_dict))}")
+    state = Entries("state_dict", state_dict)
+    groups = state.items("param_groups", len(live["param_groups"]))
+    for i, own in enumerate(live["param_groups"]):
+        check_group(groups.path(i), groups[i], own, base.defaults)
+    if not isinstance(state["state"], dict):
+        raise state.damaged("state", "a dict", brief(state["state"]))
+    keys = [key for group in live["param_groups"] for key in group["params"]]
+    parameters = dict(zip(keys, (p for group in base.param_groups for p in group["params"]), strict=True))
+    moments = Entries("state_dict['state']", state["state"])
+    for key, entries in moments.values.items():
+        if type(key) is not int or key not in parameters:
+            raise ValueError(f"{moments.path(key)} must belong to one of the {len(parameters)} parameters of the body")
+        if not isinstance(entries, dict):
+            raise moments.damaged(key, "a dict", brief(entries))
+        if entries:
+            check_moments(Entries(moments.path(key), entries), parameters[key], live["state"].get(key))
+
+
+def check_group(name: str, group: object, own: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """Refuse a parameter group without the parameters and the options of this optimizer."""
+    if not isinstance(group, dict) or not {"params", *defaults} <= set(group):
+        missing = sorted({"params", *defaults} - set(group)) if isinstance(group, dict) else brief(group)
+        raise ValueError(f"{name} must be a group of this optimizer, missing {missing}")
+    params = group["params"]
+    if not isinstance(params, list) or not same_shapes(params, own["params"]):
+        raise damaged(f"{name}['params']", f"{own['params']}", brief(params))
+    for option, default in defaults.items():
+        check_option(f"{name}[{option!r}]", group[option], default)
+
+
+def check_option(name: str, value: Any, default: Any) -> None:
+    """Refuse an option that is not of the type and sign of its default."""
+    if isinstance(default, bool):
+        fits = isinstance(value, bool)
+    elif default is None:
+        fits = value is None or (isinstance(value, (bool, int, float)) and value == value and not negative(value))
+    elif isinstance(default, (tuple, list)):
+        fits = isinstance(value, (tuple, list)) and len(value) == len(default)
+        for i, (part, own) in enumerate(zip(value, default, strict=True) if fits else ()):
+            check_option(f"{name}[{i}]", part, own)
+    elif isinstance(default, (int, float)):
+        number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+        fits = isinstance(number, (int, float)) and not isinstance(number, bool) and abs(number) < 2**63
+        fits = fits and not (negative(number) and not negative(default))
+    else:
+        fits = type(value) is type(default)
+    if not fits:
+        raise damaged(name, f"an option such as {default!r}", brief(value))
+
+
+def check_moments(entries: Entries, parameter: Tensor, live: dict[str, Any] | None) -> None:
+    """Refuse moments and counters that do not belong to this parameter."""
+    names = set(entries.values)
+    for together in _TOGETHER:
+        if names & together and not together <= names and names & together != {"step"}:
+            raise ValueError(f"{entries.name} must hold {sorted(together)} together, got {sorted(map(str, names))}")
+    if live and set(live) != names:
+        raise ValueError(f"{entries.name} must hold {sorted(live)}, got {sorted(map(str, names))}")
+    for name, value in entries.values.items():
+        low = 0.0 if name in _NOT_NEGATIVE else -math.inf
+        if name in _LIKE_PARAMETER and not (name == "momentum_buffer" and value is None):
+            check_array(entries.path(name), value, tuple(parameter.shape), parameter.dtype, low=low)
+        elif isinstance(value, Tensor):
+            if name == "step" and not value.is_floating_point():
+                raise entries.damaged(name, "a number of steps", brief(value))
+            check_array(entries.path(name), value, () if name == "step" else tuple(value.shape), value.dtype, low=low)
+        elif name == "step" and entries.number(name, 0, 2**63 - 1) != int(value):
+            raise entries.damaged(name, "a number of steps", brief(value))
+
+
+def negative(value: Any) -> bool:
+    """Whether this is a number below 0 or an infinite one."""
+    return isinstance(value, (int, float)) and (value < 0 or math.isinf(value))

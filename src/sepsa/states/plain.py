@@ -1,0 +1,78 @@
+"""Random generators, and names of features and classes, as plain data that any format can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+
+from sepsa.states.schema import Entries, brief, damaged, read
+
+
+def generator_state(generator: np.random.Generator) -> dict[str, Any]:
+    """The state of NumPy's default generator; its 128-bit integers as strings."""
+    state = generator.bit_generator.state
+    inner = state["state"]
+    return {
+        "name": state["bit_generator"],
+        "state": str(inner["state"]),
+        "increment": str(inner["inc"]),
+        "has_uint32": int(state["has_uint32"]),
+        "uinteger": int(state["uinteger"]),
+    }
+
+
+def read_generator(name: str, value: object) -> np.random.Generator:
+    """A generator that continues from `generator_state`."""
+    state = read(name, value, {"name", "state", "increment", "has_uint32", "uinteger"})
+    state.equal("name", "PCG64")
+    for key in ("state", "increment"):
+        if not isinstance(state[key], str) or not state[key].isdecimal() or int(state[key]) >= 1 << 128:
+            raise state.damaged(key, "a 128-bit integer in decimal", brief(state[key]))
+    generator = np.random.default_rng(0)
+    generator.bit_generator.state = {
+        "bit_generator": "PCG64",
+        "state": {"state": int(state["state"]), "inc": int(state["increment"])},
+        "has_uint32": state.integer("has_uint32", 0, 1),
+        "uinteger": state.integer("uinteger", 0, 2**32 - 1),
+    }
+    return generator
+
+
+def pack_label(label: Hashable) -> Any:
+    """A feature's name or a class's label as plain data: strings, numbers, booleans and None, and tuples of them."""
+    if label is None or type(label) in (str, bool, int, float):
+        return label
+    if isinstance(label, np.generic) and type(label.item()) in (str, bool, int, float):
+        return {"numpy": label.dtype.str, "value": label.item()}
+    if type(label) is tuple:
+        return {"tuple": [pack_label(part) for part in label]}
+    raise ValueError(
+        f"names of features and classes must be strings, numbers, booleans, None or tuples of these to be saved, "
+        f"got {label!r} of type {type(label).__name__}"
+    )
+
+
+def unpack_label(name: str, value: Any) -> Hashable:
+    """The label that `pack_label` was given, from the entry `name`."""
+    if value is None or type(value) in (str, bool, int, float):
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, dict) and set(value) == {"tuple"} and isinstance(value["tuple"], (list, tuple)):
+        return tuple(unpack_label(name, part) for part in value["tuple"])
+    if isinstance(value, dict) and set(value) == {"numpy", "value"}:
+        try:
+            return np.dtype(value["numpy"]).type(value["value"])
+        except (TypeError, ValueError):
+            pass
+    raise damaged(name, "a label as `pack_label` writes it", brief(value))
+
+
+def unpack_labels(state: Entries, key: str) -> dict[Hashable, int]:
+    """Distinct labels with their positions."""
+    items = state.items(key)
+    labels = [unpack_label(items.path(i), label) for i, label in enumerate(items.values)]
+    positions = {label: i for i, label in enumerate(labels)}
+    if len(positions) != len(labels):
+        raise state.damaged(key, "distinct labels", labels)
+    return positions

@@ -1,0 +1,194 @@
+"""The checks of saved states: every entry is read by its name, and a damaged one is refused before anything changes.
+
+A saved state is nested dicts and lists of tensors, NumPy arrays, numbers, strings, booleans and None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Iterator, Mapping, Set
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LARGEST_FLOAT = sys.float_info.max
+LARGEST_INTEGER = 2**63 - 1
+
+
+class Entries:
+    """The entries of a saved dict or list: each method returns one that is as it must be, or raises a ValueError."""
+
+    def __init__(self, name: str, values: Any) -> None:
+        self.name, self.values = name, values
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.values[key]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def path(self, key: Any) -> str:
+        """The name of an entry in an error, such as state_dict['members'][0]."""
+        return f"{self.name}[{key!r}]"
+
+    def damaged(self, key: Any, expected: str, got: object) -> ValueError:
+        """The error for an entry that is not what it must be."""
+        return damaged(self.path(key), expected, got)
+
+    def number(self, key: Any, low: float = -math.inf, high: float = math.inf) -> float:
+        """A finite number in [low, high]; a bool is none."""
+        value = float(self[key]) if isinstance(self[key], np.floating) else self[key]
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not fits or not low <= value <= high or not abs(value) <= LARGEST_FLOAT:
+            kind = "a number" if math.isfinite(low) or math.isfinite(high) else "a finite number"
+            raise self.damaged(key, kind + bounds(low, high), brief(value))
+        return float(value)
+
+    def numbers(self, low: float = -math.inf) -> list[float]:
+        """All items of a list as finite numbers of at least `low`."""
+        return [self.number(i, low) for i in range(len(self))]
+
+    def integer(self, key: Any, low: int = 0, high: int = LARGEST_INTEGER) -> int:
+        """An integer in [low, high]; a bool is none."""
+        value = self[key]
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
+            words = bounds(low, math.inf if high == LARGEST_INTEGER else high)
+            raise self.damaged(key, "an integer" + words, brief(value))
+        return int(value)
+
+    def tensor(
+        self, key: Any, shape: tuple[int | None, ...], dtype: torch.dtype, device: torch.device | None = None
+    ) -> Tensor:
+        """A contiguous copy of a dense, finite tensor, on `device` if given; None in a shape is any length."""
+        check_array(self.path(key), self[key], shape, dtype)
+        copy: Tensor = self[key].detach().to(copy=True, memory_format=torch.contiguous_format)
+        return copy if device is None else copy.to(device)
+
+    def array(
+        self,
+        key: Any,
+        shape: tuple[int | None, ...],
+        dtype: Any = np.float64,
+        *,
+        low: float = -math.inf,
+        missing: bool = False,
+    ) -> NDArray[Any]:
+        """A copy of a NumPy array, finite and at least `low`; None in a shape is any length, `missing` allows NaN."""
+        check_array(self.path(key), self[key], shape, np.dtype(dtype), low=low, missing=missing)
+        copy: NDArray[Any] = self[key].copy()
+        return copy
+
+    def equal(self, key: Any, wanted: object) -> None:
+        """Refuse an entry that was saved under another setting than `wanted`, the one in force."""
+        value = self[key]
+        try:
+            same = type(value) is type(wanted) and bool(value == wanted)
+        except (ValueError, TypeError, RuntimeError):  # an array or a tensor where there was a number
+            same = False
+        if not same:
+            raise ValueError(f"{self.path(key)} must be {wanted!r}, as this object was made, got {brief(value)}")
+
+    def entries(self, key: Any, keys: Set[str]) -> Entries:
+        """The entries of a dict that has these keys and no others."""
+        return read(self.path(key), self[key], keys)
+
+    def items(self, key: Any, count: int | None = None) -> Entries:
+        """The items of a list or tuple, `count` of them if given."""
+        return read_items(self.path(key), self[key], count)
+
+
+def read(name: str, value: object, keys: Set[str], owner: str = "this version") -> Entries:
+    """The entries of a dict that has these keys and no others; `owner` is what saves such a dict."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} must be a dict, got {type(value).__name__}")
+    if set(value) != keys:
+        missing, extra = sorted(keys - set(value)), sorted(map(str, set(value) - keys))
+        raise ValueError(f"{name} has other entries than {owner} saves: missing {missing}, unexpected {extra}")
+    return Entries(name, value)
+
+
+def read_items(name: str, value: object, count: int | None = None) -> Entries:
+    """The items of a list or tuple, `count` of them if given."""
+    if not isinstance(value, (list, tuple)) or count not in (None, len(value)):
+        got = f"{len(value)} items" if isinstance(value, (list, tuple)) else type(value).__name__
+        raise damaged(name, "a list" if count is None else f"a list of {count} items", got)
+    return Entries(name, list(value))
+
+
+def check_array(
+    name: str,
+    value: Any,
+    shape: tuple[int | None, ...],
+    dtype: torch.dtype | np.dtype[Any],
+    *,
+    low: float = -math.inf,
+    missing: bool = False,
+) -> None:
+    """Refuse what is not a dense tensor, or for a dtype of NumPy an array, of this shape, finite and at least `low`."""
+    library: Any = torch if isinstance(dtype, torch.dtype) else np
+    kind = "a tensor" if library is torch else "an array"
+    fits = isinstance(value, Tensor if library is torch else np.ndarray) and not getattr(value, "is_nested", False)
+    if not fits or not has_shape(value, shape):
+        expected = str(shape).replace("None", "n")
+        got = tuple(value.shape) if fits else kind_of(value)
+        raise ValueError(
+            f"{name} must be {kind} of shape {expected}, got {got}: the checkpoint belongs to a model of another size"
+        )
+    if value.dtype != dtype or (library is torch and (value.layout is not torch.strided or value.is_meta)):
+        raise damaged(name, f"{kind} of {dtype} in dense layout", kind_of(value))
+    good = library.isfinite(value) | library.isnan(value) if missing else library.isfinite(value)
+    if not bool(good.all()) or (low > -math.inf and bool((value < low).any())):
+        wrong = value[~good | (value < low)].reshape(-1)[0].item()
+        raise damaged(name, "finite" + ("" if low == -math.inf else f" and at least {low:g}"), wrong)
+
+
+def has_shape(value: Any, shape: tuple[int | None, ...]) -> bool:
+    """Whether an array or tensor has this shape, where None is any length."""
+    return len(value.shape) == len(shape) and all(n in (None, m) for n, m in zip(shape, value.shape, strict=True))
+
+
+@contextlib.contextmanager
+def settings(name: str) -> Iterator[None]:
+    """A context in which the error of a check of settings gets the name of the saved entry."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: {error}: the checkpoint is damaged") from None
+
+
+def damaged(name: str, expected: str, got: object) -> ValueError:
+    """The error for an entry that is not what it must be."""
+    return ValueError(f"{name} must be {expected}, got {got}: the checkpoint is damaged")
+
+
+def bounds(low: float, high: float) -> str:
+    """The closed interval [low, high] in words."""
+    if math.isfinite(low):
+        return f" of at least {low:g}" if high == math.inf else f" in [{low:g}, {high:g}]"
+    return f" of at most {high:g}" if math.isfinite(high) else ""
+
+
+def brief(value: object) -> str:
+    """The repr of a value in an error, or its type where that is long."""
+    text = repr(value)
+    return text if len(text) < 80 else kind_of(value)
+
+
+def kind_of(value: object) -> str:
+    """The type of a value in an error, with the dtype of an array or tensor."""
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype}"
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    if value.is_nested:
+        return "a nested tensor"
+    if value.is_quantized:
+        return f"a quantized tensor of {value.dtype}"
+    return "a meta tensor" if value.is_meta else f"a tensor of {value.dtype}, layout {value.layout}"

@@ -1,0 +1,141 @@
+"""Nested states as JSON beside a list of tensors, and back: numbers, strings, arrays, tensors, lists, tuples, dicts."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# The names that safetensors gives to dtypes.
+NUMPY = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32, "I16": np.int16,
+    "I8": np.int8, "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
+}  # fmt: skip
+TORCH = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+CODES: dict[Any, str] = {np.dtype(kind): code for code, kind in NUMPY.items()} | {v: k for k, v in TORCH.items()}
+SIZES = {code: np.dtype(kind).itemsize for code, kind in NUMPY.items()} | {"BF16": 2}
+TYPES = {"bool": bool, "int": int, "float": float, "str": str}
+# The values that their tag and content alone determine.
+DECODERS: dict[str, Callable[[Any], Any]] = {
+    "float": float, "str_": np.str_, "bytes": lambda text: base64.b64decode(text, validate=True),
+    "torch.dtype": TORCH.__getitem__, "numpy.dtype": NUMPY.__getitem__, "type": TYPES.__getitem__,
+}  # fmt: skip
+
+
+class Tree:
+    """Encodes a nested state as JSON, with the index in `tensors` in place of each array and tensor.
+
+    None, booleans, integers, strings and finite floats are JSON as they are. Any other value is a pair of a tag and its
+    content, such as ["tuple", [...]].
+    """
+
+    def __init__(self) -> None:
+        self.tensors: list[Any] = []
+
+    def encode(self, value: Any, where: str) -> Any:
+        """The JSON of a value, which an error calls `where`."""
+        if value is None or type(value) in (bool, int, str):
+            return value
+        if type(value) is float:
+            return value if math.isfinite(value) else ["float", repr(value)]
+        if isinstance(value, Mapping):
+            pairs = [[self.encode(k, f"a key of {where}"), self.encode(v, f"{where}[{k!r}]")] for k, v in value.items()]
+            return ["dict", pairs]
+        if isinstance(value, (list, tuple)):
+            items = [self.encode(item, f"{where}[{i}]") for i, item in enumerate(value)]
+            return ["tuple" if isinstance(value, tuple) else "list", items]
+        if isinstance(value, bytes):
+            return ["bytes", base64.b64encode(value).decode()]
+        if isinstance(value, Tensor):
+            if value.dtype not in CODES or value.layout != torch.strided:
+                raise TypeError(f"{where} must be a dense real tensor to be saved, got {value.dtype}, {value.layout}")
+            return ["tensor", self._index(value)]
+        if isinstance(value, np.ndarray):
+            return self._array(value, where)
+        if type(value) is np.str_:
+            return ["str_", str(value)]
+        if isinstance(value, np.generic):
+            return ["generic", self.encode(np.asarray(value), where)]
+        if isinstance(value, torch.dtype) and value in CODES:
+            return ["torch.dtype", CODES[value]]
+        if isinstance(value, type) and issubclass(value, np.generic) and np.dtype(value) in CODES:
+            return ["numpy.dtype", CODES[np.dtype(value)]]
+        if isinstance(value, type) and value in TYPES.values():
+            return ["type", value.__name__]
+        raise TypeError(
+            f"{where} must be made of numbers, strings, arrays, tensors, lists, tuples and dicts to be saved, "
+            f"got {type(value).__module__}.{type(value).__name__}"
+        )
+
+    def _array(self, value: np.ndarray[Any, Any], where: str) -> Any:
+        native = value.dtype.newbyteorder("=")
+        if native in CODES:
+            return ["array", self._index(np.asarray(value, native, order="C"))]
+        if native.kind == "U":
+            width = native.itemsize // 4
+            codes = np.ascontiguousarray(value, native).reshape(-1).view(np.uint32)
+            return ["text", [list(value.shape), width, self._index(codes)]]
+        if native.hasobject:
+            items = [self.encode(item, f"{where}[{i}]") for i, item in enumerate(value.reshape(-1))]
+            return ["objects", [list(value.shape), items]]
+        raise TypeError(f"{where} must be an array of numbers, booleans or strings to be saved, got {value.dtype}")
+
+    def _index(self, value: Any) -> int:
+        self.tensors.append(value)
+        return len(self.tensors) - 1
+
+
+def decode(value: Any, tensors: list[Any], entries: dict[str, dict[str, Any]]) -> Any:
+    """The value that `Tree.encode` was given, from its JSON, the raw bytes of the tensors and their table entries."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+
+    def inner(part: Any) -> Any:
+        return decode(part, tensors, entries)
+
+    tag, content = value
+    if tag in DECODERS:
+        return DECODERS[tag](content)
+    if tag == "dict":
+        return {inner(key): inner(item) for key, item in content}
+    if tag in ("list", "tuple"):
+        return (list if tag == "list" else tuple)(map(inner, content))
+    if tag == "tensor":
+        entry, raw = entries[str(content)], tensors[content]
+        dtype = TORCH[entry["dtype"]]
+        flat = torch.from_numpy(raw).view(dtype) if raw.size else torch.empty(0, dtype=dtype)
+        return flat.reshape(entry["shape"])
+    if tag == "array":
+        entry = entries[str(content)]
+        return tensors[content].view(NUMPY[entry["dtype"]]).reshape(entry["shape"])
+    if tag == "text":
+        shape, width, index = content
+        return tensors[index].view(f"<U{width}").reshape(shape) if width else np.zeros(shape, "<U0")
+    if tag == "objects":
+        shape, items = content
+        array = np.empty(len(items), object)
+        array[:] = list(map(inner, items))
+        return array.reshape(shape)
+    if tag == "generic":
+        return inner(content)[()]
+    raise ValueError(f"unknown tag {tag!r}")
+
+
+def tensors_of(state: Any) -> Iterator[Any]:
+    """Every array and tensor in a nested state."""
+    if isinstance(state, (Tensor, np.ndarray)):
+        yield state
+    elif isinstance(state, Mapping):
+        for value in state.values():
+            yield from tensors_of(value)
+    elif isinstance(state, (list, tuple)):
+        for value in state:
+            yield from tensors_of(value)

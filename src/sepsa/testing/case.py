@@ -1,0 +1,131 @@
+"""A solver to check, the failure of a check, and snapshots to compare solvers bit by bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from sepsa.heads.protocols import HeadSolver
+
+K = 6  # in_features of the heads in the checks
+
+
+@dataclass(frozen=True)
+class Case:
+    """A solver to check, and what its author declares about it; see `check_solver`."""
+
+    make: Callable[[], Any]
+    task: str = "regression"
+    recovers: float = 0.01
+    block: float | None = None
+    too_large: float = 1e300
+    outputs: int = 3
+    weighted: bool = True
+    falls_to: float = 0.7
+    interrupts: int = 20
+
+    def start(
+        self, bias: bool = True, dtype: torch.dtype = torch.float64, seed: int = 0, k: int = K
+    ) -> tuple[Any, nn.Linear]:
+        """A new solver on a new head with weights drawn from `seed`."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            linear = nn.Linear(k, self.outputs, bias=bias, dtype=dtype)
+        solver = self.make()
+        expect(
+            isinstance(solver, HeadSolver),
+            "a solver has the methods bind, update, loss, state_dict and load_state_dict",
+            f"{type(solver).__name__} lacks some of them",
+        )
+        bound = solver.bind(linear)
+        expect(bound is solver, "bind(linear) returns the solver", f"it returned {bound!r}")
+        return solver, linear
+
+    def stream(self, count: int, n: int = 16, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of samples and noisy targets; for classes, one-hot targets."""
+        generator = torch.Generator().manual_seed(seed)
+        truth = torch.randn(self.outputs, K, generator=generator, dtype=torch.float64)
+        for _ in range(count):
+            x = torch.randn(n, K, generator=generator, dtype=torch.float64)
+            outputs = x @ truth.T + 0.5
+            noise = torch.randn(n, self.outputs, generator=generator, dtype=torch.float64)
+            yield x, (outputs + 0.3 * noise if self.task == "regression" else self.classes(outputs, noise))
+
+    def classes(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        """One-hot targets of the class whose output, with noise, is largest; of labels, which outputs are positive."""
+        if self.outputs == 1 or self.task == "labels":
+            return (outputs + noise > 0).to(outputs.dtype)
+        return one_hot((outputs + noise).argmax(-1), self.outputs).to(outputs.dtype)
+
+
+def expect(condition: object, promised: str, happened: str) -> None:
+    """Raise an AssertionError unless `condition` holds."""
+    if not condition:
+        raise AssertionError(f"promised: {promised}; but {happened}")
+
+
+def expect_state(solver: Any, expected: list[tuple[str, Any]], promised: str, happened: str) -> None:
+    """Raise an AssertionError unless the solver is as in the snapshot; `happened` gets the path of a difference."""
+    path = difference(expected, snapshot(solver))
+    expect(not path, promised, happened.format(path))
+
+
+def refused(use: Callable[[], object], kind: type[Exception], promised: str) -> None:
+    """Raise an AssertionError unless `use()` raises an exception of this kind."""
+    try:
+        use()
+    except kind:
+        return
+    except Exception as error:
+        raise AssertionError(f"promised: {promised}; but it raised {type(error).__name__}: {error}") from error
+    raise AssertionError(f"promised: {promised}; but nothing was raised")
+
+
+def leaves(value: Any) -> list[tuple[str, Any]]:
+    """Every tensor and number inside a state, with its path."""
+    if isinstance(value, dict):
+        return [(f"{key}.{path}", leaf) for key in sorted(value) for path, leaf in leaves(value[key])]
+    if isinstance(value, (list, tuple)):
+        return [(f"{i}.{path}", leaf) for i, item in enumerate(value) for path, leaf in leaves(item)]
+    return [("", value)]
+
+
+def snapshot(solver: Any) -> list[tuple[str, Any]]:
+    """A copy of every tensor and number of a solver and its head, with their paths."""
+    found = leaves({"head": dict(solver.linear.state_dict()), "solver": solver.state_dict()})
+    return [(path, leaf.detach().clone() if isinstance(leaf, Tensor) else leaf) for path, leaf in found]
+
+
+def difference(one: list[tuple[str, Any]], other: list[tuple[str, Any]]) -> str:
+    """The path of the first bitwise difference of two snapshots, where NaN equals NaN; empty: no difference."""
+    if [path for path, _ in one] != [path for path, _ in other]:
+        return "the entries"
+    for (path, a), (_, b) in zip(one, other, strict=True):
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            alike = a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
+        else:
+            alike = a == b or (a != a and b != b)
+        if not alike:
+            return path.strip(".")
+    return ""
+
+
+def not_finite(taken: list[tuple[str, Any]]) -> str:
+    """The path of the first NaN or Inf in a snapshot; empty: all is finite."""
+    for path, leaf in taken:
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+            return path.strip(".")
+        if isinstance(leaf, float) and not math.isfinite(leaf):
+            return path.strip(".")
+    return ""
+
+
+def learn(solver: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+    for x, y in batches:
+        solver.update(x, y)

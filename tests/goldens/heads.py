@@ -1,0 +1,116 @@
+"""States of the head solvers after 500 updates on fixed data, for each backend that runs on a device.
+
+`compute(device)` returns the tensors of every case by name; tests/test_goldens.py compares them with the records.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SoftmaxNewton
+from sepsa.heads.backends.choose import force
+from sepsa.paper.slimtik import SlimTik
+
+UPDATES = 500
+INPUTS, OUTPUTS = 11, 3  # p = 12 with the bias
+# Rows of an update: one row, a block, and enough of both for the routes that gather updates and absorb them.
+SIZES = (1, 1, 1, 2, 3, 7, 40, 1)
+
+
+def batches(kind: str, device: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Features in float32 that drift slowly, and targets of this kind."""
+    rng = np.random.default_rng(7)
+    truth = rng.normal(size=(INPUTS, OUTPUTS))
+    for step in range(UPDATES):
+        n = SIZES[step % len(SIZES)]
+        features = np.tanh(rng.normal(size=(n, INPUTS)) + 0.001 * step)
+        outputs = features @ truth + 0.3 * rng.normal(size=(n, OUTPUTS))
+        if kind == "labels":
+            targets: Any = torch.from_numpy(outputs.argmax(1))
+        elif kind == "yes or no":
+            targets = torch.from_numpy((outputs > 0).astype(np.float32))
+        else:
+            targets = torch.from_numpy(outputs.astype(np.float32))
+        yield torch.from_numpy(features.astype(np.float32)).to(device), targets.to(device)
+
+
+def head(device: str, bias: bool = True) -> nn.Linear:
+    rng = np.random.default_rng(3)
+    linear = nn.Linear(INPUTS, OUTPUTS, bias=bias)
+    with torch.no_grad():
+        linear.weight.copy_(torch.from_numpy(0.3 * rng.normal(size=(OUTPUTS, INPUTS))))
+        if bias:
+            linear.bias.fill_(0.01)
+    return linear.to(device)
+
+
+def tensors(solver: Any) -> dict[str, Tensor]:
+    """The head's weights and every number of the solver's state, as flat float64 tensors on the CPU."""
+    parts = {"weight": solver.linear.weight, "state": _numbers(solver.state_dict())}
+    if solver.linear.bias is not None:
+        parts["bias"] = solver.linear.bias
+    return {name: part.detach().double().cpu().reshape(-1) for name, part in parts.items()}
+
+
+def _numbers(value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach().double().cpu().reshape(-1)
+    if isinstance(value, dict):
+        value = [value[key] for key in sorted(value, key=str)]
+    if isinstance(value, (list, tuple)):
+        return torch.cat([torch.zeros(0, dtype=torch.float64), *map(_numbers, value)])
+    return torch.tensor([] if value is None or isinstance(value, str) else [float(value)], dtype=torch.float64)
+
+
+def _eager(solver: Any, kind: str, device: str, *, bias: bool = True, weighted: bool = False) -> dict[str, Tensor]:
+    solver.bind(head(device, bias))
+    for features, targets in batches(kind, device):
+        weight = 0.5 + features[:, 0].abs() if weighted else None
+        solver.update(features, targets, weight)
+    return tensors(solver)
+
+
+def _captured(solver: Any, kind: str, device: str) -> dict[str, Tensor]:
+    solver.bind(head(device))
+    for features, targets in batches(kind, device):
+        solver.prepare_capture()
+        assert bool(solver.update_captured(features, targets))
+        solver.finish_captured()
+    return tensors(solver)
+
+
+SOLVERS: dict[str, tuple[Callable[[], Any], str]] = {
+    "RLS": (lambda: RLS(), "numbers"),
+    "RLS, forgetting": (lambda: RLS(ridge=0.5, forgetting=0.98), "numbers"),
+    "RLS, float32": (lambda: RLS(dtype=torch.float32, forgetting=0.99), "numbers"),
+    "RLS, auto": (lambda: RLS(ridge="auto", forgetting="auto"), "numbers"),
+    "SoftmaxNewton": (lambda: SoftmaxNewton(), "labels"),
+    "SoftmaxNewton, forgetting": (lambda: SoftmaxNewton(forgetting=0.98, label_smoothing=0.1), "labels"),
+}
+OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
+    "LogisticNewton": (lambda: LogisticNewton(forgetting=0.99), "yes or no"),
+    "OnlineLBFGS": (lambda: OnlineLBFGS(memory=5), "numbers"),
+    "OnlineLBFGS, cross-entropy": (lambda: OnlineLBFGS(loss="cross-entropy", forgetting=0.99), "labels"),
+    "PerOutput": (lambda: PerOutput(RLS(forgetting=0.99)), "numbers"),
+    "SlimTik": (lambda: SlimTik(memory=3), "numbers"),
+}
+
+
+def compute(device: str = "cpu") -> dict[str, dict[str, Tensor]]:
+    """Every case by name: the solver, the backend, and what is particular."""
+    result: dict[str, dict[str, Tensor]] = {}
+    for backend in (None, "torch"):
+        with contextlib.nullcontext() if backend is None else force(backend):
+            for name, (make, kind) in (SOLVERS | OTHERS).items():
+                result[f"{name}; {backend or 'chosen'}"] = _eager(make(), kind, device)
+            result[f"RLS, no bias; {backend or 'chosen'}"] = _eager(RLS(forgetting=0.99), "numbers", device, bias=False)
+            result[f"RLS, weights; {backend or 'chosen'}"] = _eager(RLS(), "numbers", device, weighted=True)
+    for name, (make, kind) in SOLVERS.items():
+        result[f"{name}; captured"] = _captured(make(), kind, device)
+    return result
