@@ -414,7 +414,7 @@ def update(memory, rows, weight, bias, x, y, lam, samples, count):
     left[:] = new_left
     counters[STEPS] += 1.0
     counters[SAMPLES] = lam * counters[SAMPLES] + samples
-    counters[CURSOR] = restored_coordinate(cursor, count, p)
+    counters[CURSOR] = (cursor + count) % p
     counters[PENDING] = pending
     counters[GROWTH] = growth
     return LEARNED
