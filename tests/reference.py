@@ -39,35 +39,38 @@ def curvature(Phi: Matrix, omega: Matrix, ridge: Matrix) -> Matrix:
     return np.diag(ridge) + (Phi * omega[:, None]).T @ Phi
 
 
+def restored_coordinates(p: int, forgetting: float, cursor: int, at_least: int = 0) -> list[int]:
+    """The coordinates that an update restores; the cursor counts those restored before."""
+    count = 0 if forgetting == 1.0 else int(np.ceil(p * np.log2(1 / forgetting)))
+    return [(cursor + i) % p for i in range(min(p, max(count, at_least)))]
+
+
 def ridge_left(ridge: Matrix, forgetting: float, batches: list[int]) -> Matrix:
     """The ridge that each coordinate has after these updates: all fade, then the next few get all of theirs back."""
-    p, left = len(ridge), ridge.copy()
-    cursor = 0
+    left, cursor = ridge.copy(), 0
     for _ in batches:
-        if forgetting == 1.0:
-            continue
         left *= forgetting
-        for _ in range(min(p, int(np.ceil(p * np.log2(1 / forgetting))))):
-            left[cursor] = ridge[cursor]
-            cursor = (cursor + 1) % p
+        at = restored_coordinates(len(ridge), forgetting, cursor)
+        left[at] = ridge[at]
+        cursor += len(at)
     return left
 
 
 def continued(
     A: Matrix, W: Matrix, left: Matrix, ridge: Matrix, prior: Matrix, cursor: int, forgetting: float, batches: list[Any]
-) -> Matrix:
-    """The head (m, p) that goes on from a curvature A and weights W with batches (Φ, Y), by the normal equations."""
-    p, count = len(ridge), int(np.ceil(len(ridge) * np.log2(1 / forgetting)))
-    b, left = A @ W.T, left.copy()
+) -> tuple[Matrix, Matrix]:
+    """The curvature and the head (m, p) that go on from A and W with batches (Φ, Y), by the normal equations."""
+    b = A @ W.T
     for Phi, Y in batches:
         A, b, left = forgetting * A, forgetting * b, forgetting * left
-        for _ in range(count):
-            q = ridge[cursor] - left[cursor]
-            A[cursor, cursor] += q
-            b[cursor] += q * prior[:, cursor]
-            left[cursor], cursor = ridge[cursor], (cursor + 1) % p
+        at = restored_coordinates(len(ridge), forgetting, cursor)
+        q = (ridge - left)[at]
+        A[at, at] += q
+        b[at] += q[:, None] * prior.T[at]
+        left[at] = ridge[at]
+        cursor += len(at)
         A, b = A + Phi.T @ Phi, b + Phi.T @ Y
-    return np.linalg.solve(A, b).T
+    return A, np.linalg.solve(A, b).T
 
 
 def rls_step(B: Matrix, alpha: Matrix, h: Matrix, y: Matrix) -> tuple[Matrix, Matrix]:

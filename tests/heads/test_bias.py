@@ -196,4 +196,4 @@ def rls_goes_on(state, batches):
     B = T.T @ T if state["H"] is None else T.T @ np.linalg.solve(state["H"].numpy(), T)
     rows = [(with_ones(x.numpy(), True), y.numpy()) for x, y in batches]
     ridge = np.full(len(left), state["ridge"])
-    return continued(np.linalg.inv(B), W, left, ridge, prior, state["cursor"], state["forgetting"], rows)
+    return continued(np.linalg.inv(B), W, left, ridge, prior, state["cursor"], state["forgetting"], rows)[1]

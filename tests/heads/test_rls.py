@@ -13,7 +13,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from reference import curvature, objective, ridge_left, ridge_regression, ridges, rls_step, weights, with_ones
+from reference import (
+    continued,
+    curvature,
+    objective,
+    ridge_left,
+    ridge_regression,
+    ridges,
+    rls_step,
+    weights,
+    with_ones,
+)
 from sepsa import RLS
 from sepsa.heads.backends.choose import force
 
@@ -122,20 +132,17 @@ def test_one_sample_is_equations_17_and_18():
 @pytest.mark.parametrize("n", [1, 2, 5, 30])
 def test_an_update_of_any_size_gives_the_ridge_back_in_rotation(n):
     """A <- λA + diag q + ΦᵀΦ, where q is what the next three of seven coordinates lack of their ridge."""
-    solver, _ = make(6, 2, ridge=3.0, forgetting=0.8, bias_ridge=0.5)
+    solver, linear = make(6, 2, ridge=3.0, forgetting=0.8, bias_ridge=0.5)
     assert solver.restored_per_update(n) == 3
+    prior, ridge = weights(linear), ridges(7, 3.0, True, 0.5)
     rng = np.random.default_rng(1)
-    ridge = ridges(7, 3.0, True, 0.5)
-    A, left = np.diag(ridge), ridge.copy()
-    for step in range(50):
-        x = rng.normal(size=(n, 6))
-        solver.update(torch.as_tensor(x), torch.zeros(n, 2, dtype=torch.float64))
-        Phi, at = with_ones(x, True), (3 * step + np.arange(3)) % 7
-        A, left = 0.8 * A + Phi.T @ Phi, 0.8 * left
-        A[at, at] += ridge[at] - left[at]
-        left[at] = ridge[at]
+    batches = [(rng.normal(size=(n, 6)), rng.normal(size=(n, 2))) for _ in range(50)]
+    for x, y in batches:
+        solver.update(torch.as_tensor(x), torch.as_tensor(y))
+    rows = [(with_ones(x, True), y) for x, y in batches]
+    A, W = continued(np.diag(ridge), prior, ridge, ridge, prior, 0, 0.8, rows)
     assert relative(torch.linalg.inv(solver.covariance()), A) <= 1e-10
-    np.testing.assert_allclose(solver.ridge_left, left)
+    assert relative(weights(linear), W) <= 1e-8
 
 
 def test_recovers_the_truth():

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
-from reference import ridges, weights
+from reference import restored_coordinates, ridges, weights
 from sepsa import SepSA, SoftmaxNewton
 
 # ---------------------------------------------------------------------- the slow, obvious truth, in float64
@@ -31,7 +31,7 @@ class Dense:
         self.forgetting, self.smoothing = forgetting, label_smoothing
         self.weight = np.ones(max(K, 2)) if class_weight is None else np.array(class_weight)
         self.A, self.left = np.diag(self.ridge), self.ridge.copy()
-        self.shares, self.seen, self.turn = np.ones(K), 0.0, 0
+        self.shares, self.seen, self.cursor = np.ones(K), 0.0, 0
 
     def update(self, Phi, targets, omega):
         """Phi (n, p) features with their ones, targets (n, classes) probabilities, omega (n,) weights."""
@@ -59,12 +59,11 @@ class Dense:
         own = sum(U[i].sum() * np.outer(Phi[i], Phi[i]) for i in range(n))
         gradient = R.T @ Phi / s[:, None]
         self.A, self.left = lam * self.A, lam * self.left
-        for _ in range(min(p, max(n, math.ceil(-p * math.log2(self.forgetting))))):
-            j = self.turn
+        for j in restored_coordinates(p, self.forgetting, self.cursor, at_least=n):
             q = max(0.0, self.ridge[j] - self.left[j])
             self.A[j, j] += q
             gradient[:, j] += q * (self.W - self.prior)[:, j]
-            self.left[j], self.turn = self.ridge[j], (j + 1) % p
+            self.left[j], self.cursor = self.ridge[j], self.cursor + 1
         self.W = self.W - np.linalg.solve(self.A + rho * own, gradient.T).T
         self.A = self.A + own
 
