@@ -26,9 +26,9 @@ MODULES = {
     "sepsa.heads._square_root": "sepsa.heads.math.least_squares",
     "sepsa.heads.slimtik": "sepsa.paper.slimtik",
     "sepsa.heads._tikhonov": "sepsa.paper.tikhonov",
+    "sepsa.paper.slimtrain": "sepsa.paper.slimtik",
     "sepsa.stream.estimators": "sepsa.stream.sklearn",
     "sepsa.stream.torch_body": "sepsa.stream.engine.torch_body",
-    "sepsa.paper.slimtrain": "sepsa.paper.slimtik",
 }
 CLASSES: dict[tuple[str, str], str] = {
     ("sepsa.heads._quasi_newton", "State"): "LBFGSState",

@@ -220,7 +220,8 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
 
     def predict(self, X: ArrayLike) -> Labels:
         """The likeliest class of each row."""
-        best: Labels = self.classes_[self._scores(X).argmax(1)]
+        scores = self._scores(X)  # raises NotFittedError before `classes_` is missed
+        best: Labels = self.classes_[scores.argmax(1)]
         return best
 
     def predict_proba(self, X: ArrayLike) -> Floats:

@@ -15,16 +15,18 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
-from numpy import float64
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sepsa.heads.math.least_squares import LeastSquaresState, is_block
 
-Counters = NDArray[float64]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Counters: TypeAlias = "NDArray[np.float64]"
 
 
 class Backend(Protocol):
