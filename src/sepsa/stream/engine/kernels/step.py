@@ -278,7 +278,7 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace):
                 # none loses more than half its ridge.
                 need = -p * math.log2(lam) if lam < 1.0 else 0.0
                 if lam < 1.0 and (heads == 1 or need >= 1.0 or counts[C_STEPS] % math.floor(1.0 / need) == 0.0):
-                    count = p if size > 1 and 4 * size >= p else min(p, math.ceil(need))
+                    count = min(p, math.ceil(need))
                     known = False
                     cursor = int(numbers[H_CURSOR])
                     numbers[H_CURSOR] = restore(
