@@ -359,7 +359,7 @@ def captured(rank, world, folder):
     ddp = DistributedDataParallel(model)
     optimizer = build(ddp, RLS())
     group = dist.group.WORLD
-    distributed.same_start(group, model)
+    distributed.broadcast_first(group, (*model.parameters(), *model.buffers()))
     (observer,) = optimizer._observers
     ranks.start_together(observer, group)
     agreed = []

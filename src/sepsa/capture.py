@@ -12,7 +12,7 @@ import contextlib
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial, reduce
 from types import FunctionType
 from typing import Any, Protocol, cast
@@ -76,9 +76,7 @@ def capture(
             f"solver {type(observer.solver).__name__} decides on the host and cannot be captured: "
             "use RLS or SoftmaxNewton, or optimizer.learn without a graph"
         )
-    group = None
-    if observer is not None:
-        group = distributed.capture_group(model, observer.process_group, observer.sharded)
+    group = None if observer is None else distributed.capture_group(model, observer.process_group, observer.sharded)
     return GraphStep(model, optimizer, inputs, targets, loss_fn, observer, compile, group)
 
 
@@ -129,7 +127,7 @@ class GraphStep:
     ) -> None:
         self.compile, self.group = compile, group
         if group is not None and observer is not None:
-            distributed.same_start(group, model)
+            distributed.broadcast_first(group, (*model.parameters(), *model.buffers()))
             ranks.start_together(observer, group)
         self.model, self.optimizer, self.loss_fn, self.observer = model, optimizer, loss_fn, observer
         self.solver = None if observer is None else cast(Capturable, observer.solver)
@@ -305,15 +303,9 @@ def unwrapped_step(optimizer: Optimizer) -> Callable[[], object]:
     return partial(inspect.unwrap(type(optimizer).step), optimizer)
 
 
-def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+def with_own_code(f: Callable[..., Any]) -> Callable[..., Any]:
     """A copy of the function with its own code object, by which torch counts recompilations."""
-    return FunctionType(
-        function.__code__.replace(),
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
+    return FunctionType(f.__code__.replace(), f.__globals__, f.__name__, f.__defaults__, f.__closure__)
 
 
 class DataSetGraphs:
@@ -382,32 +374,25 @@ class DataSetGraphs:
                 self._iterate()
         return graph
 
-    def _rates_as_tensors(self) -> RatesAsTensors:
-        return RatesAsTensors(self.step.optimizer, self.step._rates, self.step.compiled is not None)
+    @contextlib.contextmanager
+    def _rates_as_tensors(self) -> Iterator[None]:
+        """A context in which learning rates are tensors on the device where the optimizer can read them there.
 
-
-class RatesAsTensors:
-    """A context in which learning rates are tensors on the device where the optimizer can read them there.
-
-    A compiled step uses the optimizer's own arithmetic instead of its fused kernel.
-    """
-
-    def __init__(self, optimizer: Optimizer, rates: list[Tensor], compiled: bool) -> None:
-        self.optimizer, self.rates, self.compiled = optimizer, rates, compiled
-
-    def __enter__(self) -> None:
-        groups = self.optimizer.param_groups
+        A compiled step uses the optimizer's own arithmetic: torch's compiler fuses better than handwritten kernels.
+        """
+        optimizer, groups = self.step.optimizer, self.step.optimizer.param_groups
         changed = ("lr", "fused", "foreach")
-        self.before: list[dict[str, Any]] = [{key: g[key] for key in changed if key in g} for g in groups]
-        for group, rate in zip(groups, self.rates, strict=True):
+        before: list[dict[str, Any]] = [{key: group[key] for key in changed if key in group} for group in groups]
+        for group, rate in zip(groups, self.step._rates, strict=True):
             if follows_rate(group):
                 group["lr"] = rate
-            if self.compiled and self.optimizer.state:  # torch's compiler fuses better than handwritten kernels
+            if self.step.compiled is not None and optimizer.state:
                 group.update({key: False for key in ("fused", "foreach") if key in group})
-
-    def __exit__(self, *error: object) -> None:
-        for group, before in zip(self.optimizer.param_groups, self.before, strict=True):
-            group.update(before)
+        try:
+            yield
+        finally:
+            for group, own in zip(groups, before, strict=True):
+                group.update(own)
 
 
 def follows_rate(group: dict[str, Any]) -> bool:

@@ -135,16 +135,11 @@ def warn_alone(name: str) -> None:
 
 def share_start(group: Any, head: nn.Linear, state: dict[str, Any]) -> dict[str, Any]:
     """Write the first rank's head into `head`. Returns its solver's state."""
-    first = dist.get_global_rank(group, 0)
     box: list[Any] = [None]
     if dist.get_rank(group) == 0:
         box[0] = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in state.items()}
-    dist.broadcast_object_list(box, src=first, group=group, device=_device(group))
-    for parameter in head._parameters.values():
-        if parameter is not None:
-            value = parameter.detach().to(_device(group))
-            dist.broadcast(value, src=first, group=group)
-            parameter.detach().copy_(value)
+    dist.broadcast_object_list(box, src=dist.get_global_rank(group, 0), group=group, device=_device(group))
+    broadcast_first(group, (parameter for parameter in head._parameters.values() if parameter is not None))
     shared: dict[str, Any] = box[0]
     return shared
 
@@ -215,10 +210,12 @@ def capture_group(model: nn.Module, setting: Any, sharded: Any) -> Any:
     return setting
 
 
-def same_start(group: Any, model: nn.Module) -> None:
-    """Give all ranks the first one's parameters and buffers."""
-    for value in (*model.parameters(), *model.buffers()):
-        dist.broadcast(value.detach(), src=dist.get_global_rank(group, 0), group=group)
+def broadcast_first(group: Any, tensors: Iterable[Tensor]) -> None:
+    """Write the first rank's values into these tensors on all ranks."""
+    for tensor in tensors:
+        value = tensor.detach().to(_device(group))
+        dist.broadcast(value, src=dist.get_global_rank(group, 0), group=group)
+        tensor.detach().copy_(value)
 
 
 def check_same(group: Any, what: str, value: int, device: torch.device) -> None:
@@ -310,13 +307,10 @@ def reduce_rows(group: Any, table: Tensor, counts: list[int]) -> Tensor:
 
 def triangular(table: Tensor) -> Tensor:
     """A table of no more rows than columns with the same second moments."""
-    n, c = table.shape
-    if n <= c:
+    if len(table) <= table.shape[1]:
         return table
-    R: Tensor = torch.linalg.qr(
-        table, mode="r"
-    ).R.contiguous()  # the layout that another rank receives: another one gives other bits
-    return R
+    R: Tensor = torch.linalg.qr(table, mode="r").R
+    return R.contiguous()  # the layout that another rank receives: another one gives other bits
 
 
 def as_samples(table: Tensor, k: int) -> Samples:
@@ -337,7 +331,6 @@ def as_samples(table: Tensor, k: int) -> Samples:
 
 
 def _exchange(group: Any, other: int, sent: Tensor | None, received: Tensor | None) -> Any:
-    """Send to and receive from another rank of the group."""
     peer = dist.get_global_rank(group, other)
     operations = []
     if sent is not None and sent.numel():

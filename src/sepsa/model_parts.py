@@ -29,7 +29,6 @@ def find_heads(model: nn.Module, head: Any) -> dict[str, nn.Linear]:
 
 
 def find_head(model: nn.Module, head: nn.Linear | str | None) -> tuple[str, nn.Linear]:
-    """One head and its name in the model."""
     linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     if isinstance(head, str):
         try:
@@ -104,11 +103,7 @@ def check_forgetting(forget_per: str, solvers: dict[str, HeadSolver]) -> None:
 
 
 def build_base(
-    model: nn.Module,
-    heads: dict[str, nn.Linear],
-    base: type[Optimizer] | Optimizer,
-    options: dict[str, Any],
-    forbidden: type[Optimizer],
+    model: nn.Module, heads: dict[str, nn.Linear], base: type[Optimizer] | Optimizer, options: dict[str, Any]
 ) -> Optimizer:
     """The body's optimizer: built on every parameter that is not a head's, or the given one, checked."""
     of_head = {id(p): name for name, head in heads.items() for p in head.parameters()}
@@ -119,19 +114,14 @@ def build_base(
                 f"head {head_name!r} shares a parameter with {name!r}: a Newton step for the head would change both; "
                 "untie them or choose another head"
             )
-    if isinstance(base, type) and issubclass(base, Optimizer):
-        kind = base
-    elif isinstance(base, Optimizer):
-        kind = type(base)
-    else:
+    kind = base if isinstance(base, type) else type(base)
+    if not issubclass(kind, Optimizer):
         raise TypeError(f"base must be a torch.optim.Optimizer class or instance, got {base!r}")
     if issubclass(kind, torch.optim.LBFGS):
         raise ValueError(
             "base LBFGS evaluates the model several times a step, each time teaching the head the same samples: "
             "use Adam, SGD or another optimizer that evaluates it once"
         )
-    if issubclass(kind, forbidden):
-        raise ValueError("base must be the body's own optimizer, got a SepSA")
     if isinstance(base, Optimizer):
         if options:
             raise ValueError(f"base is an instance, so it has its options already, got {sorted(options)} as well")

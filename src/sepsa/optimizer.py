@@ -20,7 +20,7 @@ from sepsa.heads import RLS, HeadSolver
 from sepsa.interrupt import DeferredInterrupt
 from sepsa.model_parts import build_base, check_forgetting, find_heads, refuse_head_parameters, solvers_for
 from sepsa.observe import Observation, Observations, Observer, ranks
-from sepsa.observe.observation import Collection, Detached, is_collection
+from sepsa.observe.observation import Collection, is_collection
 from sepsa.states.optimizer import check_base_state, check_own_state
 
 S = TypeVar("S", bound=HeadSolver)
@@ -101,7 +101,9 @@ class SepSA(Optimizer, Generic[S]):
         **base_options: Any,
     ) -> None:
         heads = find_heads(model, head)
-        self.base = build_base(model, heads, base, base_options, forbidden=SepSA)
+        if isinstance(base, SepSA) or (isinstance(base, type) and issubclass(base, SepSA)):
+            raise ValueError("base must be the body's own optimizer, got a SepSA")
+        self.base = build_base(model, heads, base, base_options)
         self.model = model
         self._several = is_collection(head)
         solvers = solvers_for(list(heads), solver, self._several)
@@ -176,11 +178,7 @@ class SepSA(Optimizer, Generic[S]):
         return Observation(self._observers[0], targets, sample_weight)
 
     def learn(
-        self,
-        inputs: Any,
-        targets: Any,
-        loss_fn: Callable[[Any, Any], Tensor] | None = None,
-        sample_weight: Any = None,
+        self, inputs: Any, targets: Any, loss_fn: Callable[[Any, Any], Tensor] | None = None, sample_weight: Any = None
     ) -> Tensor:
         """Run one training iteration: the head learns, then the body steps. Returns the loss at the new head.
 
@@ -267,12 +265,16 @@ class SepSA(Optimizer, Generic[S]):
             for observer in self._observers:
                 observer.joined = None
 
-    def detach(self) -> Detached:
+    def detach(self) -> contextlib.AbstractContextManager[Any]:
         """Remove the hooks from the model: for torch.jit.script, or to pickle the whole model.
 
         `with optimizer.detach():` puts them back at the end of the context; a plain call does not.
         """
-        return Detached(self._observers)
+        put_back = contextlib.ExitStack()
+        for observer in self._observers:
+            observer.detach()
+            put_back.callback(observer.attach)
+        return put_back
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -375,7 +377,7 @@ class SepSA(Optimizer, Generic[S]):
         under = [key for key, value in entries if isinstance(value, dict) and "sepsa" in value]
         for key in under:
             entry = dict(state_dict["state"][key])
-            carried = unpacked(entry.pop("sepsa"))
+            carried = torch.load(io.BytesIO(entry.pop("sepsa")), weights_only=True)
             own = carried if own is None else own
             state_dict["state"] = state_dict["state"] | {key: entry}
         if own is None:
@@ -474,8 +476,3 @@ def numbered(state_dict: dict[str, Any]) -> dict[str, Any]:
     groups = [group | {"params": [place[name] for name in group["params"]]} for group in state_dict["param_groups"]]
     state = {place.get(name, name): entry for name, entry in state_dict["state"].items()}
     return state_dict | {"param_groups": groups, "state": state}
-
-
-def unpacked(carried: bytes) -> dict[str, Any]:
-    own: dict[str, Any] = torch.load(io.BytesIO(carried), weights_only=True)
-    return own

@@ -7,9 +7,7 @@ alias of the module that holds its classes now.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
-from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from pkgutil import resolve_name
 from types import ModuleType
@@ -42,9 +40,7 @@ CLASSES: dict[tuple[str, str], str] = {
 class RenamedModules:
     """A finder and loader of modules by their old names: `sys.meta_path` asks it after all others."""
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, *details: object) -> ModuleSpec | None:
         return ModuleSpec(name, self) if name in MODULES else None  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> None:

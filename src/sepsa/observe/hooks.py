@@ -10,25 +10,20 @@ from __future__ import annotations
 import itertools
 import warnings
 import weakref
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from sepsa.states.tree import tensors_of
+
 if TYPE_CHECKING:
     from sepsa.observe.observation import Observation
     from sepsa.observe.observer import Observer
 
+# By their numbers, with which the operators find them while they are alive.
 _observers: weakref.WeakValueDictionary[int, Observer] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
-
-
-def register(observer: Observer) -> int:
-    """A number by which the operators find the observer while it is alive."""
-    number = next(_numbers)
-    _observers[number] = observer
-    return number
 
 
 def _learn_head(features: Tensor, weight: Tensor, bias: Tensor | None, number: int) -> None:
@@ -67,7 +62,9 @@ class HeadHook:
 
     def __init__(self, observer: Observer | None = None) -> None:
         self.observer = (lambda: None) if observer is None else weakref.ref(observer)
-        self.number = 0 if observer is None else register(observer)  # by which the operator finds the observer
+        self.number = 0 if observer is None else next(_numbers)
+        if observer is not None:
+            _observers[self.number] = observer
         self.holds_out = observer is not None and observer.holds_out
         # A solver that holds out samples must see the model's inputs: there a compiled model breaks its graph.
         self.in_graph = not self.holds_out
@@ -124,7 +121,7 @@ class OutputHook(HeadHook):
             if module is observer.head:
                 observer.probe.head = output
             if module is observer.model:
-                observer.probe.model = list(tensors_in(output))
+                observer.probe.model = [value for value in tensors_of(output) if isinstance(value, Tensor)]
 
 
 class OutputProbe:
@@ -162,15 +159,6 @@ class OutputProbe:
 
     def __reduce__(self) -> tuple[type[OutputProbe], tuple[()]]:
         return OutputProbe, ()
-
-
-def tensors_in(output: Any) -> Iterator[Tensor]:
-    """Yield the tensors in what a model returned: a tensor, or tuples, lists, dicts and transformers' dataclasses."""
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, (tuple, list, dict)):
-        for value in output.values() if isinstance(output, dict) else output:
-            yield from tensors_in(value)
 
 
 def hooks_of(module: nn.Module, observer: Observer) -> list[HeadHook]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, TypeAlias, cast, overload
 
 import torch
@@ -81,9 +80,7 @@ class Observation:
         observer.current = self
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
         self.observer.current = None
         self.thaw()
         if kind is not None:
@@ -134,10 +131,9 @@ class Observation:
 
     def thaw(self) -> None:
         """Let gradients reach the head again."""
-        if self.frozen:
-            for parameter in self.frozen:
-                parameter.requires_grad_(True)
-            self.frozen = ()
+        for parameter in self.frozen:
+            parameter.requires_grad_(True)
+        self.frozen = ()
 
 
 class Observations:
@@ -146,10 +142,8 @@ class Observations:
     def __init__(self, observers: Sequence[Observer], targets: Any, sample_weight: Any = None) -> None:
         names = [observer.name for observer in observers]
         self.targets = by_name("targets", targets, names)
-        if is_collection(sample_weight):
-            weights = by_name("sample_weight", sample_weight, names)
-        else:
-            weights = dict.fromkeys(names, sample_weight)
+        each = is_collection(sample_weight)
+        weights = by_name("sample_weight", sample_weight, names) if each else dict.fromkeys(names, sample_weight)
         self.each = {
             observer.name: Observation(observer, self.targets[observer.name], weights.get(observer.name))
             for observer in observers
@@ -169,10 +163,8 @@ class Observations:
             self._entered = entered.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._entered.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._entered.__exit__(*error)
 
     def loss(self, outputs: Any) -> Tensor:
         """The sum of the heads' losses; outputs are a dict by the heads' names, or a sequence in their order."""
@@ -197,19 +189,3 @@ def by_name(what: str, values: Any, names: list[str]) -> dict[str, Any]:
             f"{what} must be a dict or tuple with one tensor for each of several heads, {names}, got {came}"
         )
     return dict(zip(names, values, strict=True))
-
-
-class Detached:
-    """The context that `SepSA.detach` returns, after which the hooks are back."""
-
-    def __init__(self, observers: Sequence[Observer]) -> None:
-        self.observers = observers
-        for observer in observers:
-            observer.detach()
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
-        for observer in self.observers:
-            observer.attach()

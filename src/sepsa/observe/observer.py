@@ -84,7 +84,6 @@ class Observer:
                 self.model.register_forward_hook(OutputHook(self))
 
     def detach(self) -> None:
-        """Remove the hooks."""
         for module in (self.head, self.model):
             remove_hooks(module, self)
 

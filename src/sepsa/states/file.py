@@ -57,8 +57,7 @@ class Header(NamedTuple):
 
 def size_of(entry: dict[str, Any]) -> int:
     """The bytes of a tensor with this dtype and shape."""
-    size: int = SIZES[entry["dtype"]] * math.prod(entry["shape"])
-    return size
+    return int(SIZES[entry["dtype"]] * math.prod(entry["shape"]))
 
 
 # ---------------------------------------------------------------------- writing
@@ -155,12 +154,11 @@ def encode(kind: str, configuration: Any, state: Any, position: Any) -> tuple[by
 def first_bytes(header: str, tensors: dict[str, dict[str, Any]]) -> tuple[bytes, int]:
     """The part of a file before its tensors, and the size of these."""
     table: dict[str, Any] = {"__metadata__": {"sepsa": header, "sha256": hashlib.sha256(header.encode()).hexdigest()}}
-    start = 0
+    end = 0
     for name, entry in tensors.items():
-        end = start + size_of(entry)
+        start, end = end, end + size_of(entry)
         table[name] = {"dtype": entry["dtype"], "shape": entry["shape"], "data_offsets": [start, end]}
-        start = end
-    return with_length(table), start
+    return with_length(table), end
 
 
 def with_length(table: dict[str, Any]) -> bytes:
@@ -171,7 +169,6 @@ def with_length(table: dict[str, Any]) -> bytes:
 
 
 def dumps(value: Any) -> str:
-    """Compact JSON."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
@@ -245,5 +242,4 @@ def read_tensor(file: BinaryIO, name: str, key: str, entry: dict[str, Any]) -> A
 
 
 def damaged(name: str, why: str) -> CheckpointError:
-    """The error for a file that cannot be trusted."""
     return CheckpointError(f"{name} is damaged or no checkpoint of sepsa: {why}; take an earlier copy")

@@ -9,7 +9,7 @@ import contextlib
 import math
 import sys
 from collections.abc import Iterator, Mapping, Set
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+Shape: TypeAlias = tuple[int | None, ...]  # None: any length
+DType: TypeAlias = torch.dtype | np.dtype[Any]
 LARGEST_FLOAT = sys.float_info.max
 LARGEST_INTEGER = 2**63 - 1
 
@@ -39,7 +41,6 @@ class Entries:
         return f"{self.name}[{key!r}]"
 
     def damaged(self, key: Any, expected: str, got: object) -> ValueError:
-        """The error for an entry that is not what it must be."""
         return damaged(self.path(key), expected, got)
 
     def number(self, key: Any, low: float = -math.inf, high: float = math.inf) -> float:
@@ -63,22 +64,14 @@ class Entries:
             raise self.damaged(key, "an integer" + words, brief(value))
         return int(value)
 
-    def tensor(
-        self, key: Any, shape: tuple[int | None, ...], dtype: torch.dtype, device: torch.device | None = None
-    ) -> Tensor:
+    def tensor(self, key: Any, shape: Shape, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
         """A contiguous copy of a dense, finite tensor, on `device` if given; None in a shape is any length."""
         check_array(self.path(key), self[key], shape, dtype)
         copy: Tensor = self[key].detach().to(copy=True, memory_format=torch.contiguous_format)
         return copy if device is None else copy.to(device)
 
     def array(
-        self,
-        key: Any,
-        shape: tuple[int | None, ...],
-        dtype: Any = np.float64,
-        *,
-        low: float = -math.inf,
-        missing: bool = False,
+        self, key: Any, shape: Shape, dtype: Any = np.float64, *, low: float = -math.inf, missing: bool = False
     ) -> NDArray[Any]:
         """A copy of a NumPy array, finite and at least `low`; None in a shape is any length, `missing` allows NaN."""
         check_array(self.path(key), self[key], shape, np.dtype(dtype), low=low, missing=missing)
@@ -123,19 +116,17 @@ def read_items(name: str, value: object, count: int | None = None) -> Entries:
 
 
 def check_array(
-    name: str,
-    value: Any,
-    shape: tuple[int | None, ...],
-    dtype: torch.dtype | np.dtype[Any],
-    *,
-    low: float = -math.inf,
-    missing: bool = False,
+    name: str, value: Any, shape: Shape, dtype: DType, *, low: float = -math.inf, missing: bool = False
 ) -> None:
     """Refuse what is not a dense tensor, or for a dtype of NumPy an array, of this shape, finite and at least `low`."""
     library: Any = torch if isinstance(dtype, torch.dtype) else np
     kind = "a tensor" if library is torch else "an array"
     fits = isinstance(value, Tensor if library is torch else np.ndarray) and not getattr(value, "is_nested", False)
-    if not fits or not has_shape(value, shape):
+    if (
+        not fits
+        or len(value.shape) != len(shape)
+        or any(n not in (None, m) for n, m in zip(shape, value.shape, strict=True))
+    ):
         expected = str(shape).replace("None", "n")
         got = tuple(value.shape) if fits else kind_of(value)
         raise ValueError(
@@ -147,11 +138,6 @@ def check_array(
     if not bool(good.all()) or (low > -math.inf and bool((value < low).any())):
         wrong = value[~good | (value < low)].reshape(-1)[0].item()
         raise damaged(name, "finite" + ("" if low == -math.inf else f" and at least {low:g}"), wrong)
-
-
-def has_shape(value: Any, shape: tuple[int | None, ...]) -> bool:
-    """Whether an array or tensor has this shape, where None is any length."""
-    return len(value.shape) == len(shape) and all(n in (None, m) for n, m in zip(shape, value.shape, strict=True))
 
 
 @contextlib.contextmanager

@@ -133,9 +133,6 @@ def tensors_of(state: Any) -> Iterator[Any]:
     """Every array and tensor in a nested state."""
     if isinstance(state, (Tensor, np.ndarray)):
         yield state
-    elif isinstance(state, Mapping):
-        for value in state.values():
-            yield from tensors_of(value)
-    elif isinstance(state, (list, tuple)):
-        for value in state:
+    elif isinstance(state, (Mapping, list, tuple)):
+        for value in state.values() if isinstance(state, Mapping) else state:
             yield from tensors_of(value)

@@ -76,7 +76,7 @@ def expect_state(solver: Any, expected: list[tuple[str, Any]], promised: str, ha
     expect(not path, promised, happened.format(path))
 
 
-def refused(use: Callable[[], object], kind: type[Exception], promised: str) -> None:
+def refused(use: Callable[[], object], kind: type[Exception] | tuple[type[Exception], ...], promised: str) -> None:
     """Raise an AssertionError unless `use()` raises an exception of this kind."""
     try:
         use()

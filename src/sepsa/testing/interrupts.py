@@ -64,10 +64,9 @@ def run_to(call: Callable[[], object], packages: set[str], at: int | None) -> in
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal seen
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in packages:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in packages or frame.f_globals is globals():  # this module is not interrupted
             return None
-        if frame.f_globals is globals():
-            return None  # the harness itself
         frame.f_trace_opcodes = True
         if event == "opcode":
             seen += 1
