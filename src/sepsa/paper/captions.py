@@ -87,10 +87,10 @@ def _grid(rows: Sequence[figures.PanelRow], rates: Sequence[float]) -> Captioned
     ahead = f"SepSA ends ahead in {winners.count('SepSA')} of {len(winners)} panels"
     ahead += f"; elsewhere {', '.join(lost)}." if lost else "."
     counts = ", ".join(f"{name} in {plural(n, 'panel')}" for name, n in diverged.items())
-    scale = ["On an axis that nears 100 % equal steps are equal ratios of the errors left."]
-    if not any(figures.near_perfect(row) for row in rows):
-        scale = []
-    caption = " ".join([_lines_are(row.panels for row in rows), *scale, ahead, f"Diverged: {counts or 'none'}."])
+    sentences = [_lines_are(row.panels for row in rows), ahead, f"Diverged: {counts or 'none'}."]
+    if any(figures.near_perfect(row) for row in rows):
+        sentences.insert(1, "On an axis that nears 100 % equal steps are equal ratios of the errors left.")
+    caption = " ".join(sentences)
     alt = f"A grid of learning curves, a row per data set and split, a column per learning rate. {caption}"
     return CaptionedFigure(figures.curve_grid(rows, rates), caption, alt)
 
@@ -128,15 +128,10 @@ def _where(names: Mapping[float, Sequence[str]]) -> str:
 
 
 def _convergence(raw: Mapping[str, Any]) -> CaptionedFigure:
-    problems = {"SepSA": _convergence_curves(raw)}
-    if "overlapping" in raw:
-        problems = {
-            "bumps apart": _convergence_curves(raw),
-            "bumps overlapping": _convergence_curves(raw["overlapping"]),
-        }
+    parts = {"bumps apart": raw, "bumps overlapping": raw["overlapping"]} if "overlapping" in raw else {"SepSA": raw}
+    problems = {name: _convergence_curves(part) for name, part in parts.items()}
     cost = {
-        key: (_floats(at[key] for at in raw["cost"][key]), _floats(at["seconds"] for at in raw["cost"][key]))
-        for key in ("p", "q")
+        key: (_floats(at[key] for at in of), _floats(at["seconds"] for at in of)) for key, of in raw["cost"].items()
     }
     slopes = "; ".join(
         f"{name}: objective gap {interval(curves.slopes['objective'])}, gradient norm "

@@ -138,9 +138,6 @@ def kappa(spacing: float) -> float:
     return float(np.linalg.eigvals(H).real.min())
 
 
-# ---------------------------------------------------------------------- summaries over seeds
-
-
 def slope(k: Floats, values: Floats) -> list[float | None]:
     """The slope of log mean against log k in the tail, and its 95 % interval over the seeds; values (seeds, k)."""
     tail = k >= k[-1] / TAIL
@@ -192,9 +189,6 @@ def iteration(inputs: int, hidden: int, seconds: float) -> float | None:
         optimizer.learn(x, y)
         times.append(time.perf_counter() - start)
     return records.significant(statistics.median(times))
-
-
-# ---------------------------------------------------------------------- the experiment
 
 
 def run(results: Path, jobs: int, quick: bool, console: Console) -> None:
