@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,9 +73,8 @@ def _panels(records: Iterable[Record], experiment: str, dataset: str, split: str
 
 
 def _grid(rows: Sequence[figures.PanelRow], rates: Sequence[float]) -> CaptionedFigure:
-    winners: list[str] = []
-    lost: list[str] = []
-    diverged: dict[str, int] = {}
+    winners, lost = list[str](), list[str]()
+    diverged: Counter[str] = Counter()
     for row in rows:
         for lr, methods in row.panels.items():
             ends = {name: figures.last(curves, row.metric) for name, curves in methods.items()}
@@ -82,8 +82,7 @@ def _grid(rows: Sequence[figures.PanelRow], rates: Sequence[float]) -> Captioned
             winners.append(best if math.isfinite(ends[best]) else "nobody")
             if winners[-1] != "SepSA":
                 lost.append(f"{winners[-1]} ({' '.join(row.label.split()[:2])}, {lr:g})")
-            for name in _diverged(methods):
-                diverged[name] = diverged.get(name, 0) + 1
+            diverged.update(_diverged(methods))
     ahead = f"SepSA ends ahead in {winners.count('SepSA')} of {len(winners)} panels"
     ahead += f"; elsewhere {', '.join(lost)}." if lost else "."
     counts = ", ".join(f"{name} in {plural(n, 'panel')}" for name, n in diverged.items())

@@ -184,9 +184,13 @@ def _row(record: Record) -> TableRow:
         *(record.experiment, record.mode, record.dataset, record.method, record.metric),
         *(train_mean, train_std, test_mean, test_std, seconds),
         *(len(record.runs), len(record.runs) - len(stable)),
-        *(paper or (None,) * 5),
-        paper and _difference(train_mean, paper.train_mean, paper.train_std),
-        paper and _difference(test_mean, paper.test_mean, paper.test_std),
+        paper_train_mean=paper and paper.train_mean,
+        paper_train_std=paper and paper.train_std,
+        paper_test_mean=paper and paper.test_mean,
+        paper_test_std=paper and paper.test_std,
+        paper_seconds_mean=paper and paper.seconds,
+        train_difference=paper and _difference(train_mean, paper.train_mean, paper.train_std),
+        test_difference=paper and _difference(test_mean, paper.test_mean, paper.test_std),
     )
 
 
