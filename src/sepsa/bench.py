@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import math
 import platform
 import subprocess
 import time
+import timeit
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,9 +29,6 @@ from torch.nn.functional import mse_loss
 
 Array = NDArray[Any]
 LearnStream = Callable[[], Array]  # learns the stream once; returns predictions (n,) made before learning each sample
-
-
-# ---------------------------------------------------------------------- measurement
 
 
 def alternate(contestants: dict[str, Callable[[], object]], rounds: int, seconds: float = 0.05) -> dict[str, Any]:
@@ -90,8 +88,6 @@ def machine() -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------- contestants
-
 HIDDEN, LR, DECAY = 50, 1e-3, 1e-5
 
 
@@ -132,14 +128,11 @@ def second_pass(first: LearnStream, again: Callable[[], object]) -> LearnStream:
     return run
 
 
-def engine(dtype: Any) -> Callable[[Array, Array], LearnStream]:
-    def fresh(X: Array, Y: Array) -> LearnStream:
-        from sepsa.stream.engine import Engine
+def engine(X: Array, Y: Array, dtype: Any) -> LearnStream:
+    from sepsa.stream.engine import Engine
 
-        one = Engine(X.shape[1], Y.shape[1], (HIDDEN,), lr=LR, weight_decay=DECAY, dtype=dtype)
-        return lambda: one.learn(X, Y)[:, 0]
-
-    return fresh
+    one = Engine(X.shape[1], Y.shape[1], (HIDDEN,), lr=LR, weight_decay=DECAY, dtype=dtype)
+    return lambda: one.learn(X, Y)[:, 0]
 
 
 def default_learner(X: Array, Y: Array) -> LearnStream:
@@ -166,19 +159,15 @@ def river_interface(X: Array, Y: Array) -> LearnStream:
 
 
 def river_stream(model: Any, X: Array, Y: Array) -> LearnStream:
-    samples = [
-        (dict(zip("abcdefgh", row, strict=True)), y) for row, y in zip(X.tolist(), Y[:, 0].tolist(), strict=True)
-    ]
+    rows = [dict(zip("abcdefgh", row, strict=True)) for row in X.tolist()]
+    samples = list(zip(rows, Y[:, 0].tolist(), strict=True))
     return predict_then_learn(samples, model.predict_one, model.learn_one)
 
 
-def river_model(name: str) -> Callable[[Array, Array], LearnStream]:
-    def fresh(X: Array, Y: Array) -> LearnStream:
-        from river import linear_model
+def river_model(X: Array, Y: Array, name: str) -> LearnStream:
+    from river import linear_model
 
-        return river_stream(getattr(linear_model, name)(), X, Y)
-
-    return fresh
+    return river_stream(getattr(linear_model, name)(), X, Y)
 
 
 def network(d: int, m: int) -> nn.Module:
@@ -195,8 +184,7 @@ def torch_adam(X: Array, Y: Array) -> LearnStream:
         before = []
         for x, y in samples:
             outputs = model(x)
-            loss = mse_loss(outputs, y)
-            loss.backward()  # type: ignore[no-untyped-call]
+            mse_loss(outputs, y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
             before.append(float(outputs[0, 0].detach()))
@@ -233,10 +221,8 @@ def vowpal_wabbit(X: Array, Y: Array) -> LearnStream:
     from vowpalwabbit import Workspace
 
     workspace = Workspace(f"--nn {HIDDEN} --quiet")
-    lines = [
-        f"{y} | " + " ".join(f"{name}:{value}" for name, value in zip("abcdefgh", row, strict=True))
-        for row, y in zip(X.tolist(), Y[:, 0].tolist(), strict=True)
-    ]
+    rows = [" ".join(f"{name}:{value}" for name, value in zip("abcdefgh", row, strict=True)) for row in X.tolist()]
+    lines = [f"{y} | {row}" for row, y in zip(rows, Y[:, 0].tolist(), strict=True)]
 
     def run() -> Array:
         before = []
@@ -295,16 +281,16 @@ def jax_scan(X: Array, Y: Array) -> LearnStream:
 
 
 CONTESTANTS = (
-    Contestant("sepsa engine", "numba", engine(np.float32)),
-    Contestant("sepsa engine, float64", "numba", engine(np.float64)),
+    Contestant("sepsa engine", "numba", partial(engine, dtype=np.float32)),
+    Contestant("sepsa engine, float64", "numba", partial(engine, dtype=np.float64)),
     Contestant("sepsa default learner", "sklearn", default_learner),
     Contestant("sepsa in scikit-learn", "sklearn", sklearn_interface),
     Contestant("sepsa in River", "river", river_interface),
     Contestant("PyTorch SepSA, eager", "torch", torch_sepsa),
     Contestant("PyTorch Adam, eager", "torch", torch_adam),
     Contestant("JAX scan of the same step", "jax", jax_scan),
-    Contestant("River LinearRegression", "river", river_model("LinearRegression")),
-    Contestant("River BayesianLinearRegression", "river", river_model("BayesianLinearRegression")),
+    Contestant("River LinearRegression", "river", partial(river_model, name="LinearRegression")),
+    Contestant("River BayesianLinearRegression", "river", partial(river_model, name="BayesianLinearRegression")),
     Contestant("scikit-learn MLPRegressor", "sklearn", sklearn_mlp),
     Contestant("Vowpal Wabbit --nn 50", "vowpalwabbit", vowpal_wabbit),
     Contestant("padasip RLS", "padasip", padasip_rls),
@@ -338,16 +324,14 @@ def compare(X: Array, Y: Array, rounds: int) -> Iterator[tuple[str, dict[str, An
                 times[c.name].append(took)
         yield number
     for name, taken in times.items():
-        yield (
-            name,
-            {
-                "microseconds": spread([1e6 * t for t in taken]),
-                "samples_per_second": 1 / float(np.median(taken)),
-                "mean_absolute_error": errors[name],
-                "times_ours": ratio(times, name, OURS),
-                "rounds": [round(1e6 * t, 3) for t in taken],
-            },
-        )
+        result = {
+            "microseconds": spread([1e6 * t for t in taken]),
+            "samples_per_second": 1 / float(np.median(taken)),
+            "mean_absolute_error": errors[name],
+            "times_ours": ratio(times, name, OURS),
+            "rounds": [round(1e6 * t, 3) for t in taken],
+        }
+        yield name, result
 
 
 def multiply_adds(d: int, h: int, m: int) -> dict[str, int]:
@@ -361,17 +345,11 @@ def multiply_adds(d: int, h: int, m: int) -> dict[str, int]:
 
 def attainable(n: int = 512) -> float:
     """Float64 multiply-adds per second of one core, measured with a matrix product."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    a, best = torch.ones(n, n, dtype=torch.float64), math.inf
-    try:
-        for _ in range(10):
-            start = time.perf_counter()
-            a @ a
-            best = min(best, time.perf_counter() - start)
-    finally:
-        torch.set_num_threads(threads)
-    return n**3 / best
+    from sepsa.paper.runner import one_thread
+
+    a = torch.ones(n, n, dtype=torch.float64)
+    with one_thread():
+        return n**3 / min(timeit.repeat(lambda: a @ a, number=1, repeat=10))
 
 
 def draw(results: dict[str, dict[str, Any]], path: Path) -> None:

@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,13 +26,11 @@ try:
 except ModuleNotFoundError as error:  # the core is torch and numpy alone
     sys.exit(NEEDS_EXTRA.format(missing=error.name, extra="paper"))
 
-app = typer.Typer(
-    help="Train models with a linear head: the head by a stochastic Newton method, the body as before.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+Separator = Annotated[str, typer.Option(help="Between cells; found by itself if it is , ; | or a tab.")]
+DecimalMark = Annotated[str, typer.Option(help="The decimal mark, . or ,")]
 
+STDIN = Path("-")
 EXIT_CODES = (
     "Exit codes: 0 done; 1 stopped by the data, a file or the system; 2 a wrong command; 130 Ctrl-C; 143 SIGTERM."
 )
@@ -65,8 +64,7 @@ def extras(extra: str = "paper") -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "sepsa":
             raise
-        typer.echo(NEEDS_EXTRA.format(missing=error.name, extra=extra), err=True)
-        raise typer.Exit(1) from None
+        raise stopped(NEEDS_EXTRA.format(missing=error.name, extra=extra)) from None
 
 
 @contextmanager
@@ -76,8 +74,7 @@ def system_errors() -> Iterator[None]:
         yield
     except OSError as error:
         own = f"{error.filename}: {(error.strerror or '').lower()}: check the path and its permissions"
-        typer.echo(own if error.filename else str(error), err=True)
-        raise typer.Exit(1) from None
+        raise stopped(own if error.filename else str(error)) from None
 
 
 def check_output(option: str, path: Path, suffixes: Sequence[str]) -> None:
@@ -88,10 +85,13 @@ def check_output(option: str, path: Path, suffixes: Sequence[str]) -> None:
         raise refuse(f"{option} must lie in a folder that exists, got {path}: make {path.parent} first")
 
 
-def refuse(message: str) -> typer.Exit:
-    """Print what is wrong with the command; returns the exception to raise."""
-    typer.echo(message, err=True)
-    return typer.Exit(2)
+def stopped(message: object, code: int = 1) -> typer.Exit:
+    """Print one line on what stopped the command; returns the exception to raise."""
+    typer.echo(str(message), err=True)
+    return typer.Exit(code)
+
+
+refuse = partial(stopped, code=2)  # for a command that is wrong
 
 
 @app.command()
@@ -137,7 +137,7 @@ def reproduce(
             run for each in EXPERIMENTS if experiment in (each, "all") for run in plan(each, sets, names, wanted, quick)
         ]
     except ValueError as error:
-        raise refuse(str(error)) from None
+        raise refuse(error) from None
     if experiment in (*EXPERIMENTS, "all") and not runs:
         raise refuse(f"{experiment} has no runs for --datasets {datasets or 'all'} and --methods {methods or 'all'}")
     console = Console()
@@ -156,8 +156,7 @@ def reproduce(
         console.print(f"stopped; what was done is in {out}, and the same command goes on from there", highlight=False)
         raise typer.Exit(130) from None
     except (OSError, runner.Unusable) as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
+        raise stopped(error) from None
     console.print(f"the results are in {out}; `sepsa report --results {out}` draws them", highlight=False)
 
 
@@ -173,10 +172,9 @@ def report(
     try:
         reporting.write(results, out, docs)
     except (FileNotFoundError, ValueError) as error:
-        raise refuse(str(error)) from None
+        raise refuse(error) from None
     except OSError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
+        raise stopped(error) from None
     typer.echo(f"the page is {out / 'report.html'}")
 
 
@@ -184,7 +182,7 @@ def report(
 def stream(
     source: Annotated[
         Path, typer.Argument(help="CSV (plain, gzip or zstd), JSON lines, Parquet or Arrow; - is standard input.")
-    ] = Path("-"),
+    ] = STDIN,
     target: Annotated[str | None, typer.Option(help="The column to predict; a checkpoint knows it already.")] = None,
     classify: Annotated[bool | None, typer.Option("--classify", help="The target is a class, not a number.")] = None,
     drop: Annotated[str, typer.Option(help="Columns to leave out, with commas between.")] = "",
@@ -205,8 +203,8 @@ def stream(
     seed: Annotated[
         int | None, typer.Option(min=0, help="Same rows and same seed, same numbers. (default 0)", show_default=False)
     ] = None,
-    sep: Annotated[str, typer.Option(help="Between cells; found by itself if it is , ; | or a tab.")] = "",
-    decimal: Annotated[str, typer.Option(help="The decimal mark, . or ,")] = ".",
+    sep: Separator = "",
+    decimal: DecimalMark = ".",
     follow: Annotated[bool, typer.Option("--follow", help="Wait for rows that are appended to the file.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be used.")] = False,
     predictions: Annotated[Path | None, typer.Option(help="A .csv for the predictions; else they are printed.")] = None,
@@ -222,7 +220,7 @@ def stream(
     with extras("stream"):
         from sepsa.stream.tables import command
     options = command.StreamOptions(
-        source=None if str(source) == "-" else source,
+        source=None if source == STDIN else source,
         target=target, classify=classify or None, drop=names(drop), categorical=names(categorical),
         categories=categories, forgetting=number("--forgetting", forgetting), ridge=number("--ridge", ridge),
         seed=seed, separator=separator(sep), decimal=decimal_mark(decimal, sep),
@@ -235,17 +233,15 @@ def stream(
 @app.command(epilog=EXIT_CODES)
 def predict(
     model: Annotated[Path, typer.Argument(help="What `sepsa stream --checkpoint` has saved.")],
-    source: Annotated[Path, typer.Argument(help="A table as `sepsa stream` takes it; - is standard input.")] = Path(
-        "-"
-    ),
+    source: Annotated[Path, typer.Argument(help="A table as `sepsa stream` takes it; - is standard input.")] = STDIN,
     out: Annotated[Path | None, typer.Option(help="A .csv for the predictions; else they are printed.")] = None,
-    sep: Annotated[str, typer.Option(help="Between cells; found by itself if it is , ; | or a tab.")] = "",
-    decimal: Annotated[str, typer.Option(help="The decimal mark, . or ,")] = ".",
+    sep: Separator = "",
+    decimal: DecimalMark = ".",
 ) -> None:
     """Predict the rows of a table by a saved model, which learns nothing from them."""
     with extras("stream"):
         from sepsa.stream.tables import command
-    place = None if str(source) == "-" else source
+    place = None if source == STDIN else source
     raise typer.Exit(command.predict(model, place, out, separator(sep), decimal_mark(decimal, sep)))
 
 
@@ -260,8 +256,7 @@ def inspect(
     try:
         told = inspection.inspect(model)
     except (OSError, ValueError) as error:
-        typer.echo(output.describe(error), err=True)
-        raise typer.Exit(1) from None
+        raise stopped(output.describe(error)) from None
     if as_json:
         typer.echo(json.dumps(told, default=str))
         return

@@ -23,7 +23,7 @@ MODULES = {
     "sepsa.heads._softmax_newton": "sepsa.heads.math.cross_entropy",
     "sepsa.heads._square_root": "sepsa.heads.math.least_squares",
     "sepsa.heads.slimtik": "sepsa.paper.slimtik",
-    "sepsa.heads._tikhonov": "sepsa.paper.tikhonov",
+    "sepsa.heads._tikhonov": "sepsa.paper.slimtik",
     "sepsa.paper.slimtrain": "sepsa.paper.slimtik",
     "sepsa.stream.estimators": "sepsa.stream.sklearn",
     "sepsa.stream.torch_body": "sepsa.stream.engine.torch_body",

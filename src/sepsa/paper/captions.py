@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,9 +73,8 @@ def _panels(records: Iterable[Record], experiment: str, dataset: str, split: str
 
 
 def _grid(rows: Sequence[figures.PanelRow], rates: Sequence[float]) -> CaptionedFigure:
-    winners: list[str] = []
-    lost: list[str] = []
-    diverged: dict[str, int] = {}
+    winners, lost = list[str](), list[str]()
+    diverged: Counter[str] = Counter()
     for row in rows:
         for lr, methods in row.panels.items():
             ends = {name: figures.last(curves, row.metric) for name, curves in methods.items()}
@@ -82,15 +82,14 @@ def _grid(rows: Sequence[figures.PanelRow], rates: Sequence[float]) -> Captioned
             winners.append(best if math.isfinite(ends[best]) else "nobody")
             if winners[-1] != "SepSA":
                 lost.append(f"{winners[-1]} ({' '.join(row.label.split()[:2])}, {lr:g})")
-            for name in _diverged(methods):
-                diverged[name] = diverged.get(name, 0) + 1
+            diverged.update(_diverged(methods))
     ahead = f"SepSA ends ahead in {winners.count('SepSA')} of {len(winners)} panels"
     ahead += f"; elsewhere {', '.join(lost)}." if lost else "."
     counts = ", ".join(f"{name} in {plural(n, 'panel')}" for name, n in diverged.items())
-    scale = ["On an axis that nears 100 % equal steps are equal ratios of the errors left."]
-    if not any(figures.near_perfect(row) for row in rows):
-        scale = []
-    caption = " ".join([_lines_are(row.panels for row in rows), *scale, ahead, f"Diverged: {counts or 'none'}."])
+    sentences = [_lines_are(row.panels for row in rows), ahead, f"Diverged: {counts or 'none'}."]
+    if any(figures.near_perfect(row) for row in rows):
+        sentences.insert(1, "On an axis that nears 100 % equal steps are equal ratios of the errors left.")
+    caption = " ".join(sentences)
     alt = f"A grid of learning curves, a row per data set and split, a column per learning rate. {caption}"
     return CaptionedFigure(figures.curve_grid(rows, rates), caption, alt)
 
@@ -128,15 +127,10 @@ def _where(names: Mapping[float, Sequence[str]]) -> str:
 
 
 def _convergence(raw: Mapping[str, Any]) -> CaptionedFigure:
-    problems = {"SepSA": _convergence_curves(raw)}
-    if "overlapping" in raw:
-        problems = {
-            "bumps apart": _convergence_curves(raw),
-            "bumps overlapping": _convergence_curves(raw["overlapping"]),
-        }
+    parts = {"bumps apart": raw, "bumps overlapping": raw["overlapping"]} if "overlapping" in raw else {"SepSA": raw}
+    problems = {name: _convergence_curves(part) for name, part in parts.items()}
     cost = {
-        key: (_floats(at[key] for at in raw["cost"][key]), _floats(at["seconds"] for at in raw["cost"][key]))
-        for key in ("p", "q")
+        key: (_floats(at[key] for at in of), _floats(at["seconds"] for at in of)) for key, of in raw["cost"].items()
     }
     slopes = "; ".join(
         f"{name}: objective gap {interval(curves.slopes['objective'])}, gradient norm "

@@ -24,9 +24,8 @@ import math
 import statistics
 import time
 from contextlib import closing
-from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -65,8 +64,7 @@ class Bumps(nn.Module):
         return torch.exp(-((x - self.places) ** 2) / 2)
 
 
-@dataclass(frozen=True)
-class Realization:
+class Realization(NamedTuple):
     """One run of the method, whose start and samples follow from the seed."""
 
     spacing: float
@@ -138,9 +136,6 @@ def kappa(spacing: float) -> float:
     return float(np.linalg.eigvals(H).real.min())
 
 
-# ---------------------------------------------------------------------- summaries over seeds
-
-
 def slope(k: Floats, values: Floats) -> list[float | None]:
     """The slope of log mean against log k in the tail, and its 95 % interval over the seeds; values (seeds, k)."""
     tail = k >= k[-1] / TAIL
@@ -194,9 +189,6 @@ def iteration(inputs: int, hidden: int, seconds: float) -> float | None:
     return records.significant(statistics.median(times))
 
 
-# ---------------------------------------------------------------------- the experiment
-
-
 def run(results: Path, jobs: int, quick: bool, console: Console) -> None:
     """Write results/convergence.json, unless it exists with these settings."""
     steps, seeds = (QUICK_STEPS, QUICK_SEEDS) if quick else (STEPS, SEEDS)
@@ -216,7 +208,7 @@ def run(results: Path, jobs: int, quick: bool, console: Console) -> None:
     with closing(work):
         for i, curves, _ in track(work, "convergence", total=len(missing), console=console):
             found[missing[i]] = curves
-            records.write(part, json.dumps([(astuple(realization), curves) for realization, curves in found.items()]))
+            records.write(part, json.dumps(list(found.items())))
 
     def summarized(spacing: float) -> dict[str, Any]:
         norms, gaps = (np.array([found[r][i] for r in realizations if r.spacing == spacing]) for i in (0, 1))
@@ -235,6 +227,5 @@ def run(results: Path, jobs: int, quick: bool, console: Console) -> None:
     part.unlink(missing_ok=True)
     for name, at in (("apart", content), ("overlapping", content["overlapping"])):
         for what, (middle, low, high) in at["slope"].items():
-            console.print(
-                f"bumps {name}: the {what} falls like k^{middle:.2f} ({low:.2f} to {high:.2f})", highlight=False
-            )
+            rate = f"k^{middle:.2f} ({low:.2f} to {high:.2f})"
+            console.print(f"bumps {name}: the {what} falls like {rate}", highlight=False)

@@ -115,11 +115,9 @@ def load(name: str, folder: Path | None = None) -> Dataset:
     if name not in NAMES:
         raise ValueError(f"name must be one of {', '.join(map(repr, NAMES))}, got {name!r}")
     if name == "diabetes":
-        return _diabetes()
+        inputs, targets = _extra("sklearn.datasets").load_diabetes(return_X_y=True)
+        return _regression("diabetes", inputs, targets[:, None])
     return {"energy": _energy, "mnist": _mnist, "cifar10": _cifar10}[name](_data_folder(folder))
-
-
-# ---------------------------------------------------------------------- the four sets
 
 
 def _energy(folder: Path) -> Dataset:
@@ -157,11 +155,6 @@ def _energy_table(data: bytes) -> npt.NDArray[np.float64]:
             j = int(wrong.argmax())
             raise ValueError(f"the {what} of {header[j]} must be {known[j]:.10g}, got {numbers[j]:.10g}")
     return table
-
-
-def _diabetes() -> Dataset:
-    inputs, targets = _extra("sklearn.datasets").load_diabetes(return_X_y=True)
-    return _regression("diabetes", inputs, targets[:, None])
 
 
 def _regression(name: str, inputs: npt.NDArray[np.float64], targets: npt.NDArray[np.float64]) -> Dataset:
@@ -223,16 +216,17 @@ def _cifar10(folder: Path) -> Dataset:
     missing = [name for name in files if not (place / name).exists()]
     if missing:
         with _downloaded(_CIFAR10_URL, _CIFAR10_MD5, place / missing[0]) as archive:
+            _unpack(archive, files)
             # All six, not only the missing ones: the others may have another encoding or order.
-            for file in _unpacked(archive, files):
-                os.replace(file, place / file.name)
+            for name in files:
+                os.replace(archive.parent / name, place / name)
     train = _cifar10_split([place / name for name in _CIFAR10_TRAIN])
     test = _cifar10_split([place / name for name in _CIFAR10_TEST])
     note = "" if abs(float(train[0].std()) - _CIFAR10_SPREAD) < 1e-3 else _CIFAR10_NOTE
     return Dataset("cifar10", "classification", *train, *test, note=note)
 
 
-def _unpacked(archive: Path, names: list[str]) -> list[Path]:
+def _unpack(archive: Path, names: list[str]) -> None:
     """Extract the files of these names beside the archive."""
     with tarfile.open(archive) as tar:
         for name in names:
@@ -240,7 +234,6 @@ def _unpacked(archive: Path, names: list[str]) -> list[Path]:
             assert source is not None, name  # ensured by the archive's md5
             with source, (archive.parent / name).open("wb") as target:
                 shutil.copyfileobj(source, target)
-    return [archive.parent / name for name in names]
 
 
 def _cifar10_split(paths: list[Path]) -> tuple[Tensor, Tensor]:
@@ -281,9 +274,6 @@ def black(name: str) -> float:
 
 def _one_hot(labels: Bytes) -> Tensor:
     return torch.from_numpy(np.eye(_CLASSES, dtype=np.float32)[labels])
-
-
-# ---------------------------------------------------------------------- files and downloads
 
 
 def _data_folder(folder: Path | None) -> Path:

@@ -51,13 +51,8 @@ def run(out: Path, seeds: int) -> None:
     baseline = mse_loss(constant, dataset.test_targets).item()
     start = time.perf_counter()
     curves: dict[float, dict[str, NDArray[np.float64]]] = {lr: {} for lr in LEARNING_RATES}
-    columns = (
-        TextColumn("{task.description:<18}"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
+    name, bar = TextColumn("{task.description:<18}"), BarColumn(bar_width=None)
+    with Progress(name, bar, MofNCompleteColumn(), TimeRemainingColumn(), console=console) as progress:
         task = progress.add_task("", total=len(LEARNING_RATES) * len(METHODS) * seeds)
         for lr in LEARNING_RATES:
             for method in METHODS:
@@ -82,8 +77,7 @@ def run(out: Path, seeds: int) -> None:
 
 
 def summary(curves: dict[float, dict[str, NDArray[np.float64]]], seeds: int) -> Table:
-    table = Table(title=f"Diabetes, test error after one pass, median of {seeds}")
-    table.add_column("method")
+    table = Table("method", title=f"Diabetes, test error after one pass, median of {seeds}")
     for lr in curves:
         table.add_column(f"lr {lr:g}", justify="right")
     final = {

@@ -72,11 +72,7 @@ class ConvergenceCurves:
 
 
 def learning_curves(
-    curves: Mapping[float, Mapping[str, Floats]],
-    title: str,
-    xlabel: str,
-    ylabel: str,
-    ylim: tuple[float, float],
+    curves: Mapping[float, Mapping[str, Floats]], title: str, xlabel: str, ylabel: str, ylim: tuple[float, float]
 ) -> Figure:
     """One panel per learning rate; curves[lr][method] is (runs, points), drawn as median and range."""
     figure = Figure(figsize=(4.2 * len(curves), 4.4), layout="constrained")
@@ -84,11 +80,7 @@ def learning_curves(
     for axis, (lr, methods) in zip(axes, curves.items(), strict=True):
         for name, runs in methods.items():
             _median_and_range(axis, name, np.arange(runs.shape[1], dtype=np.float64), runs, ylim[1])
-        axis.set_yscale("log")
-        axis.set_ylim(*ylim)
-        axis.set_xlim(0, None)
-        axis.set_title(f"learning rate {lr:g}")
-        axis.set_xlabel(xlabel)
+        axis.set(yscale="log", ylim=ylim, xlim=(0, None), title=f"learning rate {lr:g}", xlabel=xlabel)
         axis.grid(which="major", alpha=0.3)
     axes[0].set_ylabel(ylabel)
     _legend(figure, axes)
@@ -114,8 +106,7 @@ def curve_grid(rows: Sequence[PanelRow], rates: Sequence[float]) -> Figure:
 
 def rate_sweep(panels: Panels, xlabel: str, label: str) -> Figure:
     """The final error over the learning rate, a line per method, then a panel of curves per learning rate."""
-    rates = sorted(panels)
-    columns = 3
+    rates, columns = sorted(panels), 3
     lines = -(-(len(rates) + 2) // columns)  # the first panel takes two places
     figure = Figure(figsize=(12.0, 0.7 + 3.0 * lines), layout="constrained")
     grid = figure.add_gridspec(lines, columns)
@@ -203,9 +194,6 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(path, dpi=150, metadata=metadata)
 
 
-# ---------------------------------------------------------------------- parts of a figure
-
-
 def _median_and_range(axis: Axes, name: str, x: Floats, runs: Floats, top: float) -> None:
     finite = np.where(np.isfinite(runs), runs, np.inf)  # a diverged run is worse than any other
     middle, low, high = (np.quantile(finite, q, axis=0, method="nearest") for q in (0.5, 0.0, 1.0))
@@ -216,11 +204,7 @@ def _median_and_range(axis: Axes, name: str, x: Floats, runs: Floats, top: float
 
 
 def _panel(
-    axis: Axes,
-    methods: Mapping[str, Sequence[Curve]],
-    metric: Metric,
-    limits: tuple[float, float],
-    heading: str,
+    axis: Axes, methods: Mapping[str, Sequence[Curve]], metric: Metric, limits: tuple[float, float], heading: str
 ) -> None:
     """Draw the methods of one panel, with a cross where a diverging run leaves it and a note that names the method."""
     _scale(axis, metric, limits)
@@ -297,11 +281,10 @@ def _scale(axis: Axes, metric: Metric, limits: tuple[float, float]) -> None:
         _log_limits(axis, limits)
     elif limits[1] > _NEAR_PERFECT:
         # Near 100 % the remaining errors matter: equal steps for equal ratios of them.
-        least = 0.01
         axis.set_yscale(
             "function",
             functions=(
-                lambda accuracy: -np.log10(np.maximum(100 - np.asarray(accuracy, dtype=float), least)),
+                lambda accuracy: -np.log10(np.maximum(100 - np.asarray(accuracy, dtype=float), 0.01)),
                 lambda place: 100 - 10 ** -np.asarray(place, dtype=float),
             ),
         )
@@ -341,8 +324,7 @@ def _last_over_rate(axis: Axes, panels: Panels, limits: tuple[float, float]) -> 
         for lr, end in zip(rates, ends, strict=True):
             if end > limits[1]:
                 _mark(axis, lr * shift, limits[1], name, "x" if end == np.inf else "^")
-    axis.set(xscale="log", xlabel="learning rate")
-    axis.set_xlim(min(panels) / 3, max(panels) * 3)
+    axis.set(xscale="log", xlabel="learning rate", xlim=(min(panels) / 3, max(panels) * 3))
     _log_limits(axis, limits)
     _head(axis, "at the end, over all learning rates")
     _note(axis, "× diverged; ▲ ended above the panel")

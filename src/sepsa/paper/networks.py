@@ -16,20 +16,11 @@ def cnn(channels: int, size: int, outputs: int) -> nn.Sequential:
     """Two convolutions and a hidden layer of 128 units, for images: (n, channels, size, size) to (n, outputs)."""
     if size < 4:
         raise ValueError(f"size must be at least 4, because the images are halved twice, got {size}")
-    return nn.Sequential(
-        nn.Conv2d(channels, 32, 3, padding=1),
-        nn.BatchNorm2d(32),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3, padding=1),
-        nn.BatchNorm2d(64),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64 * (size // 2 // 2) ** 2, 128),
-        nn.ReLU(),
-        nn.Linear(128, outputs),
-    )
+    layers: list[nn.Module] = []
+    for before, after in ((channels, 32), (32, 64)):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2)]
+    layers += [nn.Flatten(), nn.Linear(64 * (size // 2 // 2) ** 2, 128), nn.ReLU(), nn.Linear(128, outputs)]
+    return nn.Sequential(*layers)
 
 
 def initialize(model: nn.Module) -> None:

@@ -74,9 +74,6 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return one | ignored == other | ignored
 
 
-# ---------------------------------------------------------------------- files
-
-
 def read(file: Path) -> dict[str, Any]:
     """The content of a results file; raises ValueError if it is not one."""
     try:
@@ -114,14 +111,7 @@ def _specification(spec: dict[str, Any]) -> RunSpec | None:
 def add(results: Path, run: RunSpec, entry: dict[str, Any]) -> None:
     """Put an entry into the file of its run, in place of one with the same learning rate and seed."""
     file = path(results, run)
-    content = {
-        "experiment": run.experiment,
-        "dataset": run.dataset,
-        "mode": run.mode,
-        "method": run.method,
-        "metric": metric(run.dataset),
-        "runs": [],
-    }
+    content = {key: getattr(run, key) for key in _KEYS[:4]} | {"metric": metric(run.dataset), "runs": []}
     with _locked(file.parent):
         _store(file, read(file) if file.exists() else content, [entry])
 
@@ -155,18 +145,10 @@ def merge(into: Path, other: Path) -> int:
 
 def _store(file: Path, content: dict[str, Any], entries: list[dict[str, Any]]) -> None:
     runs = {(entry["lr"], entry["seed"]): entry for entry in [*content["runs"], *entries]}
-    content = content | {"runs": [runs[key] for key in sorted(runs)]}
-    write(file, "".join(_lines(content)))
-
-
-def _lines(content: dict[str, Any]) -> Iterator[str]:
-    """JSON with one run per line, so that a diff shows runs."""
-    yield "{\n"
-    for key in _KEYS[:-1]:
-        yield f" {json.dumps(key)}: {json.dumps(content[key])},\n"
-    yield ' "runs": [\n  '
-    yield ",\n  ".join(json.dumps(entry, separators=(",", ":"), allow_nan=False) for entry in content["runs"])
-    yield "\n ]\n}\n"
+    head = "".join(f" {json.dumps(key)}: {json.dumps(content[key])},\n" for key in _KEYS[:-1])
+    # One run per line, so that a diff shows runs.
+    lines = [json.dumps(runs[key], separators=(",", ":"), allow_nan=False) for key in sorted(runs)]
+    write(file, "{\n" + head + ' "runs": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n")
 
 
 @contextmanager

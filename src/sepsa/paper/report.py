@@ -17,36 +17,14 @@ from typing import Any
 
 import jinja2
 
-from sepsa.paper import figures
+from sepsa.paper import figures, table3
 from sepsa.paper.captions import CaptionedFigure, draw
 from sepsa.paper.data import NAMES, TITLES, metric
-from sepsa.paper.experiments import (
-    CLASSIFICATION_SEEDS,
-    EXPERIMENTS,
-    FIGURES,
-    MODES,
-    REGRESSION_SEEDS,
-    TABLES,
-    plan,
-)
+from sepsa.paper.experiments import CLASSIFICATION_SEEDS, EXPERIMENTS, FIGURES, MODES, REGRESSION_SEEDS, TABLES, plan
 from sepsa.paper.formatting import against, judge, mean_and_std, number, plural, seconds
 from sepsa.paper.methods import slug
 from sepsa.paper.records import missing as not_recorded
 from sepsa.paper.records import write as write_file
-from sepsa.paper.table3 import (
-    METHODS,
-    PAPER,
-    Printed,
-    Record,
-    RecordedRun,
-    TableRow,
-    best_methods,
-    compared_row,
-    name,
-    read,
-    table3,
-    unexplained,
-)
 
 HEADINGS = {name: experiment.heading for name, experiment in EXPERIMENTS.items()} | {"convergence": "Convergence"}
 FIGURE_TITLES = {name: EXPERIMENTS[name].title for name in FIGURES}
@@ -60,6 +38,7 @@ BEGIN, END = "<!-- table3 begin -->", "<!-- table3 end -->"
 
 Best = set[tuple[str, str, str]]  # mode, data set, method
 Group = dict[str, Any]
+Line = tuple[str, str, dict[str, Any]]  # mode, data set, cells
 
 
 def write(results: Path, out: Path, docs: Path | None = None) -> None:
@@ -74,8 +53,8 @@ def write(results: Path, out: Path, docs: Path | None = None) -> None:
     page = docs.read_text(encoding="utf-8") if docs is not None else ""
     if docs is not None and not 0 <= page.find(BEGIN) < page.find(END):
         raise ValueError(f"docs must hold the lines {BEGIN} and {END}, got {str(docs)!r} without them: write them in")
-    records = read(results)
-    rows, images = table3(records), table3(records, IMAGES)
+    records = table3.read(results)
+    rows, images = table3.table3(records), table3.table3(records, IMAGES)
     gaps = missing(results, records)
     for file, table in (("table3", rows), ("images", images)):
         text = json.dumps([asdict(row) for row in table], indent=1, allow_nan=False)
@@ -100,7 +79,7 @@ class MissingRuns:
     command: str
 
 
-def missing(results: Path, records: Iterable[Record]) -> list[MissingRuns]:
+def missing(results: Path, records: Iterable[table3.Record]) -> list[MissingRuns]:
     """The runs of the paper's experiments that are not recorded; in a folder of quick runs, those of the quick ones."""
     quick = {bool(run.spec.get("quick")) for record in records for run in record.runs} == {True}
     option = " --quick" if quick else ""
@@ -115,7 +94,7 @@ def missing(results: Path, records: Iterable[Record]) -> list[MissingRuns]:
             here = [run for run in lacking if run.dataset == dataset]
             if not here:
                 continue
-            methods = [method for method in METHODS if any(run.method == method for run in here)]
+            methods = [method for method in table3.METHODS if any(run.method == method for run in here)]
             all_methods = len(methods) == len({run.method for run in wanted if run.dataset == dataset})
             of = "all methods" if all_methods else "; ".join(methods)
             options = f" --datasets {dataset}" + ("" if all_methods else f" --methods {','.join(map(slug, methods))}")
@@ -129,7 +108,7 @@ def missing(results: Path, records: Iterable[Record]) -> list[MissingRuns]:
 # ---------------------------------------------------------------------- rows and groups of the tables
 
 
-def _cells(row: TableRow, best: Best) -> dict[str, Any]:
+def _cells(row: table3.TableRow, best: Best) -> dict[str, Any]:
     """The cells of our own numbers, in words."""
     paper_seeds = PAPER_SEEDS[row.metric]
     cells = {
@@ -147,11 +126,11 @@ def _cells(row: TableRow, best: Best) -> dict[str, Any]:
     return cells | (dict.fromkeys(("train", "test"), "all diverged") if row.diverged == row.seeds else {})
 
 
-def _anchor(row: Record | TableRow) -> str:
-    return f"runs-{name(row).replace('/', '-')}"
+def _anchor(row: table3.Record | table3.TableRow) -> str:
+    return f"runs-{table3.name(row).replace('/', '-')}"
 
 
-def _printed_cells(printed: Printed, metric: str) -> dict[str, str]:
+def _printed_cells(printed: table3.Printed, metric: str) -> dict[str, str]:
     return {
         "paper_train": mean_and_std(printed.train_mean, printed.train_std, metric),
         "paper_test": mean_and_std(printed.test_mean, printed.test_std, metric),
@@ -159,94 +138,80 @@ def _printed_cells(printed: Printed, metric: str) -> dict[str, str]:
     }
 
 
-def _group(title: str, dataset: str, rows: Sequence[Mapping[str, Any]]) -> Group:
-    return {"title": title, "metric": METRIC_TITLES[metric(dataset)], "rows": rows}
+def _groups(lines: Sequence[Line], cases: Iterable[tuple[str, str]], title: str = "{dataset}") -> list[Group]:
+    """The lines of each case (mode, data set) that has any, under a title of the given format."""
+    found = {case: [cells for *key, cells in lines if tuple(key) == case] for case in cases}
+    return [
+        {
+            "title": title.format(dataset=TITLES[dataset], mode="online" if mode == "online" else "mini-batches"),
+            "metric": METRIC_TITLES[metric(dataset)],
+            "rows": rows,
+        }
+        for (mode, dataset), rows in found.items()
+        if rows
+    ]
 
 
-def _paper_groups(rows: Iterable[TableRow], mode: str, best: Best) -> list[Group]:
+def _paper_groups(rows: Iterable[table3.TableRow], mode: str, best: Best) -> list[Group]:
     """All rows of the paper in one mode, by data set, each beside ours if it has been run."""
     ours = {(row.mode, row.dataset, row.method): _cells(row, best) for row in rows}
-    return [
-        _group(
-            TITLES[dataset],
-            dataset,
-            [
-                ours.get(key, {"method": key[2], "anchor": "", "best": False}) | _printed_cells(row, metric(dataset))
-                for key, row in PAPER.items()
-                if key[:2] == (mode, dataset)
-            ],
-        )
-        for dataset in NAMES
+    lines = [
+        (*key[:2], ours.get(key, {"method": key[2], "anchor": "", "best": False}) | _printed_cells(row, metric(key[1])))
+        for key, row in table3.PAPER.items()
     ]
+    return _groups(lines, product([mode], NAMES))
 
 
-def _variant_groups(rows: Sequence[TableRow], mode: str) -> list[Group]:
+def _variant_groups(rows: Sequence[table3.TableRow], mode: str) -> list[Group]:
     """Our rows of one mode, by data set, each beside the paper's row that it is a variant of."""
-    return [
-        _group(TITLES[dataset], dataset, lines)
-        for dataset in NAMES
-        if (
-            lines := [
-                _cells(row, set()) | _printed_cells(printed, row.metric)
-                for row in rows
-                if (row.mode, row.dataset) == (mode, dataset) and (printed := compared_row(row))
-            ]
-        )
+    lines = [
+        (row.mode, row.dataset, _cells(row, set()) | _printed_cells(printed, row.metric))
+        for row in rows
+        if (printed := table3.compared_row(row))
     ]
+    return _groups(lines, product([mode], NAMES))
 
 
-def _image_groups(images: Sequence[TableRow]) -> list[Group]:
+def _image_groups(images: Sequence[table3.TableRow]) -> list[Group]:
     """The rows of the experiments that the paper has no row for, compared with the paper's SepSA."""
     groups = []
+    cases = [(mode, dataset) for dataset, mode in product(NAMES, MODES)]
     for experiment in IMAGES:
         if experiment not in COMPARED:
-            rows = [row for row in images if row.experiment == experiment]
+            lines = _lines_against_sepsa([row for row in images if row.experiment == experiment], {})
             note = ", crops and flips" if EXPERIMENTS[experiment].crops_and_flips else ""
-            cases = [(mode, dataset) for dataset, mode in product(NAMES, MODES)]
-            groups += _groups_against_sepsa(rows, cases, best_methods(rows), {}, note)
+            groups += _groups(lines, cases, "{dataset}, {mode}" + note)
     return groups
 
 
-def _extra_groups(rows: Sequence[TableRow], best: Best) -> list[Group]:
+def _extra_groups(rows: Sequence[table3.TableRow], best: Best) -> list[Group]:
     """The rows of Table III that the paper lacks, compared with SepSA: ours and the paper's."""
     sepsa = {(row.mode, row.dataset): row.test_mean for row in rows if row.method == "SepSA"}
-    lacking = [row for row in rows if row.paper_test_mean is None]
-    return _groups_against_sepsa(lacking, product(MODES, NAMES), best, sepsa)
+    lines = _lines_against_sepsa([row for row in rows if row.paper_test_mean is None], sepsa, best)
+    return _groups(lines, product(MODES, NAMES), "{dataset}, {mode}")
 
 
-def _groups_against_sepsa(
-    rows: Sequence[TableRow],
-    cases: Iterable[tuple[str, str]],
-    best: Best,
-    sepsa: Mapping[tuple[str, str], float | None],
-    note: str = "",
-) -> list[Group]:
-    """A group per case (mode, data set); `sepsa` holds the test means of our SepSA."""
-    groups = []
-    for mode, dataset in cases:
-        printed = PAPER[mode, dataset, "SepSA"].test_mean
-        lines = [
-            _cells(row, best)
-            | {
-                "against_ours": against(row.test_mean, sepsa.get((mode, dataset)), row.metric),
-                "against_paper": against(row.test_mean, printed, row.metric),
-            }
-            for row in rows
-            if (row.mode, row.dataset) == (mode, dataset)
-        ]
-        if lines:
-            title = f"{TITLES[dataset]}, {'online' if mode == 'online' else 'mini-batches'}{note}"
-            groups.append(_group(title, dataset, lines))
-    return groups
+def _lines_against_sepsa(
+    rows: Sequence[table3.TableRow], ours: Mapping[tuple[str, str], float | None], best: Best | None = None
+) -> list[Line]:
+    """Our rows compared with the paper's SepSA and with `ours`, its test means by mode and data set."""
+    best = table3.best_methods(rows) if best is None else best
+    lines = []
+    for row in rows:
+        case, printed = (row.mode, row.dataset), table3.PAPER[row.mode, row.dataset, "SepSA"].test_mean
+        means = {"against_ours": ours.get(case), "against_paper": printed}
+        compared = {key: against(row.test_mean, mean, row.metric) for key, mean in means.items()}
+        lines.append((*case, _cells(row, best) | compared))
+    return lines
 
 
 # ---------------------------------------------------------------------- the page
 
 
 def html(
-    records: Sequence[Record],
-    rows: Sequence[TableRow],
-    images: Sequence[TableRow],
+    records: Sequence[table3.Record],
+    rows: Sequence[table3.TableRow],
+    images: Sequence[table3.TableRow],
     gaps: Sequence[MissingRuns],
     drawn: Mapping[str, CaptionedFigure],
     folder: Path,
@@ -260,7 +225,7 @@ def html(
         keep_trailing_newline=True,
     )
     source = resources.files("sepsa.paper").joinpath("report.html.jinja").read_text(encoding="utf-8")
-    best = best_methods(rows)
+    best = table3.best_methods(rows)
     kinds = [
         verdict.kind
         for row in rows
@@ -269,7 +234,7 @@ def html(
     ]
     runs = [run for record in records for run in record.runs]
     return environment.from_string(source).render(
-        printed=2 * len(PAPER),
+        printed=2 * len(table3.PAPER),
         compared=len(kinds),
         tally={
             "near": kinds.count("near"),
@@ -283,7 +248,7 @@ def html(
         gaps=gaps,
         sections=[{"title": MODE_TITLES[mode], "groups": _paper_groups(rows, mode, best)} for mode in MODES],
         comparisons=_comparisons(images),
-        unexplained=len(unexplained([*rows, *images])),
+        unexplained=len(table3.unexplained([*rows, *images])),
         extras=_extra_groups(rows, best),
         images=_image_groups(images),
         figures=[_figure(file, drawn.get(file), folder) for file in FIGURE_TITLES],
@@ -291,7 +256,7 @@ def html(
     )
 
 
-def _comparisons(images: Sequence[TableRow]) -> list[dict[str, Any]]:
+def _comparisons(images: Sequence[table3.TableRow]) -> list[dict[str, Any]]:
     """The sections of experiments that repeat rows of the paper's table with other settings."""
     found = []
     for experiment in COMPARED:
@@ -307,13 +272,8 @@ def _comparisons(images: Sequence[TableRow]) -> list[dict[str, Any]]:
 
 
 def _figure(file: str, drawn: CaptionedFigure | None, folder: Path) -> dict[str, Any]:
-    view = {
-        "name": file,
-        "short": HEADINGS[file],
-        "title": FIGURE_TITLES[file],
-        "command": f"sepsa reproduce {file}",
-        "uri": "",
-    }
+    view = {"name": file, "short": HEADINGS[file], "title": FIGURE_TITLES[file], "uri": ""}
+    view["command"] = f"sepsa reproduce {file}"
     if drawn is None:
         return view
     width, height = (round(float(inches) * 96) for inches in drawn.figure.get_size_inches())
@@ -322,9 +282,14 @@ def _figure(file: str, drawn: CaptionedFigure | None, folder: Path) -> dict[str,
     return view | picture | {"caption": drawn.caption, "alt": drawn.alt}
 
 
-def _runs_of(record: Record) -> dict[str, Any]:
+def _runs_of(record: table3.Record) -> dict[str, Any]:
     """The runs of one row, with the settings that all of them share."""
-    settings = [_settings(run) for run in record.runs]
+    in_title = ("experiment", "dataset", "mode", "method", "seed", "note")
+    settings = [
+        {key: value for key, value in run.spec.items() if key not in in_title}
+        | {f"{package} version": version for package, version in run.versions.items()}
+        for run in record.runs
+    ]
     spec = [
         (key, f"{value:g}" if isinstance(value, float) else value)
         for key, value in settings[0].items()
@@ -348,18 +313,14 @@ def _runs_of(record: Record) -> dict[str, Any]:
     }
 
 
-def _settings(run: RecordedRun) -> dict[str, Any]:
-    in_title = ("experiment", "dataset", "mode", "method", "seed", "note")
-    versions = {f"{package} version": version for package, version in run.versions.items()}
-    return {key: value for key, value in run.spec.items() if key not in in_title} | versions
-
-
 # ---------------------------------------------------------------------- docs/reproduction.md
 
 
-def markdown(rows: Sequence[TableRow], images: Sequence[TableRow], gaps: Sequence[MissingRuns], results: str) -> str:
+def markdown(
+    rows: Sequence[table3.TableRow], images: Sequence[table3.TableRow], gaps: Sequence[MissingRuns], results: str
+) -> str:
     """Table III side by side, the rows the paper lacks, and what differs; `results` is the path to the records."""
-    best = best_methods(rows)
+    best = table3.best_methods(rows)
     parts = ["<!-- written by `sepsa report`: change the records or the code, not this block -->"]
     for mode in MODES:
         parts += _side_by_side(MODE_TITLES[mode], [row for row in rows if row.mode == mode], results, best)
@@ -387,23 +348,27 @@ def markdown(rows: Sequence[TableRow], images: Sequence[TableRow], gaps: Sequenc
             "",
             *(_beyond([*rows, *same]) or ["None."]),
             "",
-            f"{plural(len(unexplained([*rows, *images])), 'mean')} of {2 * len(PAPER)} are left without an "
-            "explanation: no experiment here, with crops and flips or with one thing more changed, has both means of "
-            "the row within two σ of what the paper prints.",
+            f"{plural(len(table3.unexplained([*rows, *images])), 'mean')} of {2 * len(table3.PAPER)} are left without "
+            "an explanation: no experiment here, with crops and flips or with one thing more changed, has both means "
+            "of the row within two σ of what the paper prints.",
         ]
     if gaps:
         parts += ["", "### Not run yet", "", *(f"- {gap.what}: `{gap.command}`" for gap in gaps)]
     return "\n".join([*parts, ""])
 
 
-def _side_by_side(title: str, rows: Iterable[TableRow], results: str, best: Best) -> list[str]:
-    lines = [_line(row, printed, f"{results}/{name(row)}.json", best) for row in rows if (printed := compared_row(row))]
+def _side_by_side(title: str, rows: Iterable[table3.TableRow], results: str, best: Best) -> list[str]:
+    lines = [
+        _line(row, printed, f"{results}/{table3.name(row)}.json", best)
+        for row in rows
+        if (printed := table3.compared_row(row))
+    ]
     head = "| | method | train, paper | ours | | test, paper | ours | | seeds | seconds, paper | ours |"
     rule = "|---|---|--:|--:|---|--:|--:|---|--:|--:|--:|"
     return ["", f"### {title}", "", head, rule, *lines] if lines else []
 
 
-def _line(row: TableRow, printed: Printed, record: str, best: Best) -> str:
+def _line(row: table3.TableRow, printed: table3.Printed, record: str, best: Best) -> str:
     cells = _cells(row, best) | _printed_cells(printed, row.metric)
     numbers = []
     for split in ("train", "test"):
@@ -432,7 +397,7 @@ def _with_diverged(cells: Mapping[str, Any], split: str) -> str:
     return f"{cells[split]} ({cells['diverged']})" if cells["diverged"] else str(cells[split])
 
 
-def _beyond(rows: Iterable[TableRow]) -> list[str]:
+def _beyond(rows: Iterable[table3.TableRow]) -> list[str]:
     lines = []
     for row in rows:
         for split, mean, printed, difference in (

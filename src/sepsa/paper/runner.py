@@ -36,15 +36,8 @@ class Unusable(Exception):
     """A file that the runs need is damaged; the message names it and the remedy."""
 
 
-# ---------------------------------------------------------------------- recorded runs
-
-
 def reproduce(
-    runs: Sequence[RunSpec],
-    results: Path,
-    device: str = "cpu",
-    jobs: int = 1,
-    console: Console | None = None,
+    runs: Sequence[RunSpec], results: Path, device: str = "cpu", jobs: int = 1, console: Console | None = None
 ) -> int:
     """Do the runs that `results` does not hold yet, record each when it ends, and return how many were done.
 
@@ -87,14 +80,8 @@ def device_name(device: str) -> str:
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
 
 
-# ---------------------------------------------------------------------- processes
-
-
 def each(
-    work: Callable[[Item], Result],
-    items: Sequence[Item],
-    jobs: int,
-    begin: Callable[[int], None] = lambda i: None,
+    work: Callable[[Item], Result], items: Sequence[Item], jobs: int, begin: Callable[[int], None] = lambda i: None
 ) -> Generator[tuple[int, Result, float], None, None]:
     """The index, the result and the seconds of `work(item)` for each item, in the order in which they end.
 
@@ -174,13 +161,10 @@ def _serve(work: Callable[[Any], Any], connection: Connection) -> None:
             try:
                 result = work(item)
             except Exception as error:
-                result = error if _is_for_the_user(error) else RuntimeError(traceback.format_exc())
+                # Missing files and packages need no traceback; others are sent as text, because pickling loses it.
+                plain = isinstance(error, (FileNotFoundError, ModuleNotFoundError, Unusable))
+                result = error if plain else RuntimeError(traceback.format_exc())
             connection.send((result, time.perf_counter() - start))
-
-
-def _is_for_the_user(error: Exception) -> bool:
-    # Missing files and packages need no traceback; that of other errors is sent as text, because pickling loses it.
-    return isinstance(error, (FileNotFoundError, ModuleNotFoundError, Unusable))
 
 
 def _die_with_parent() -> None:
@@ -199,9 +183,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-# ---------------------------------------------------------------------- the time that is left
 
 
 class Forecast:

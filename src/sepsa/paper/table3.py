@@ -66,9 +66,6 @@ def base_method(name: str) -> str:
     return name.partition(",")[0]
 
 
-# ---------------------------------------------------------------------- records
-
-
 @dataclass(frozen=True)
 class RecordedRun:
     """One training run; numbers that are not finite are None."""
@@ -101,11 +98,9 @@ class Record:
 def read(results: Path) -> list[Record]:
     """Every record under `results`, in the order in which the paper would print them."""
     paths = [path for name in EXPERIMENTS for path in sorted((results / name).glob("*.json"))]
+    places = {name: i for i, name in enumerate((*MODES, *NAMES, *METHODS))}
     records = [record for record in map(_record, paths) if record.runs]
-    modes: Sequence[str] = MODES
-    return sorted(
-        records, key=lambda r: (r.experiment, modes.index(r.mode), NAMES.index(r.dataset), METHODS.index(r.method))
-    )
+    return sorted(records, key=lambda r: (r.experiment, places[r.mode], places[r.dataset], places[r.method]))
 
 
 def _record(path: Path) -> Record:
@@ -130,9 +125,6 @@ def _run(raw: Mapping[str, Any]) -> RecordedRun:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-# ---------------------------------------------------------------------- Table III
 
 
 @dataclass(frozen=True)
@@ -191,8 +183,7 @@ def _row(record: Record) -> TableRow:
     return TableRow(
         *(record.experiment, record.mode, record.dataset, record.method, record.metric),
         *(train_mean, train_std, test_mean, test_std, seconds),
-        seeds=len(record.runs),
-        diverged=len(record.runs) - len(stable),
+        *(len(record.runs), len(record.runs) - len(stable)),
         paper_train_mean=paper and paper.train_mean,
         paper_train_std=paper and paper.train_std,
         paper_test_mean=paper and paper.test_mean,

@@ -61,7 +61,9 @@ def train(run: RunSpec, dataset: Dataset, device: torch.device | str = "cpu") ->
         dataset = _few_images(dataset)
     dataset = _moved(dataset, device)
     trainer = _build(run, dataset, device)
-    inputs, targets = dataset.train_inputs, _smoothed(dataset.train_targets, run.smoothing)
+    inputs, targets = dataset.train_inputs, dataset.train_targets
+    if run.smoothing:
+        targets = (1 - run.smoothing) * targets + run.smoothing / targets.shape[1]
     augmentation = None if run.padding is None else Augmentation(dataset, run.padding, run.seed)
     outcome = Outcome(note=dataset.note)
 
@@ -140,10 +142,6 @@ def _constant_rate_parts(run: RunSpec, orders: list[Tensor], total: int) -> Iter
     """The orders, cut into parts that have one learning rate each."""
     for order in orders:
         yield from (order,) if run.schedule == "constant" else torch.split(order, math.ceil(total / _RATES))
-
-
-def _smoothed(targets: Tensor, smoothing: float) -> Tensor:
-    return targets if smoothing == 0 else (1 - smoothing) * targets + smoothing / targets.shape[1]
 
 
 def _timed(trainer: Trainer, inputs: Tensor, targets: Tensor, order: Tensor) -> tuple[float, bool]:

@@ -82,11 +82,10 @@ def grids(datasets: Sequence[str], quick: bool) -> dict[str, list[RunSpec]]:
     for dataset, mode in product(datasets, MODES):
         if dataset in REGRESSIONS:
             found[f"{dataset} {mode}"] = grid(dataset, mode, quick)
-        for experiment, record in EXPERIMENTS.items():
-            if record.schedule == "linear":
-                for run in plan(experiment, [dataset], None, 1, quick):
-                    if run.mode == mode:
-                        found[f"{experiment} {dataset} {mode} {slug(run.method)}"] = image_grid(run, quick)
+        for experiment in EXPERIMENTS:
+            for run in plan(experiment, [dataset], None, 1, quick):
+                if (run.mode, run.schedule) == (mode, "linear"):
+                    found[f"{experiment} {dataset} {mode} {slug(run.method)}"] = image_grid(run, quick)
     return found
 
 
@@ -144,10 +143,5 @@ def held_out(dataset: Dataset) -> Dataset:
     if dataset.validation_inputs is not None and dataset.validation_targets is not None:
         return replace(dataset, test_inputs=dataset.validation_inputs, test_targets=dataset.validation_targets)
     inputs, targets = dataset.train_inputs, dataset.train_targets
-    return replace(
-        dataset,
-        train_inputs=inputs[:-HELD_OUT],
-        train_targets=targets[:-HELD_OUT],
-        test_inputs=inputs[-HELD_OUT:],
-        test_targets=targets[-HELD_OUT:],
-    )
+    kept = replace(dataset, train_inputs=inputs[:-HELD_OUT], train_targets=targets[:-HELD_OUT])
+    return replace(kept, test_inputs=inputs[-HELD_OUT:], test_targets=targets[-HELD_OUT:])
