@@ -7,8 +7,8 @@ STAMP := $(VENV)/installed
 DEMO := .venv-demo
 # A few fast files from every layer, for `make check`.
 FAST := tests/heads/test_checks.py tests/heads/test_per_output.py tests/heads/test_logistic.py tests/test_observe.py \
-	tests/test_several_heads.py tests/stream/test_state.py tests/paper/test_networks.py tests/paper/test_records.py \
-	tests/test_project.py
+	tests/test_several_heads.py tests/states/test_schema.py tests/stream/test_state.py tests/paper/test_networks.py \
+	tests/paper/test_records.py tests/test_project.py
 
 .PHONY: demo test check lint kernels docs clean
 

@@ -53,6 +53,23 @@ def ridge_left(ridge: Matrix, forgetting: float, batches: list[int]) -> Matrix:
     return left
 
 
+def continued(
+    A: Matrix, W: Matrix, left: Matrix, ridge: Matrix, prior: Matrix, cursor: int, forgetting: float, batches: list[Any]
+) -> Matrix:
+    """The head (m, p) that goes on from a curvature A and weights W with batches (Φ, Y), by the normal equations."""
+    p, count = len(ridge), int(np.ceil(len(ridge) * np.log2(1 / forgetting)))
+    b, left = A @ W.T, left.copy()
+    for Phi, Y in batches:
+        A, b, left = forgetting * A, forgetting * b, forgetting * left
+        for _ in range(count):
+            q = ridge[cursor] - left[cursor]
+            A[cursor, cursor] += q
+            b[cursor] += q * prior[:, cursor]
+            left[cursor], cursor = ridge[cursor], (cursor + 1) % p
+        A, b = A + Phi.T @ Phi, b + Phi.T @ Y
+    return np.linalg.solve(A, b).T
+
+
 def rls_step(B: Matrix, alpha: Matrix, h: Matrix, y: Matrix) -> tuple[Matrix, Matrix]:
     """The paper's equations 18, then 17, for one sample: B (p, p), alpha (p, m), h (p,), y (m,)."""
     Bh = B @ h

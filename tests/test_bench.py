@@ -8,7 +8,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from river_faces import THERE
+from river_models import THERE
 from sepsa import bench
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from torch import nn
 
-import river_faces as river
+import river_models as river
 import sepsa
 from breaking.damage import same
 from sepsa.checkpoint import CheckpointError, from_bytes, inspect, to_bytes

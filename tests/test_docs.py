@@ -1,10 +1,10 @@
-"""The site builds without a warning; every block of code on it and in the README runs, every result has its JSON.
+"""The site builds without a warning; every block of code on it and in the README runs; every result has a JSON.
 
-A page's ```python blocks run in order, in one namespace, in an empty folder, and so do its ```sh blocks. Comments say
-what else is to be done:
-    <!-- setup ... -->          Python that readers need not see, run in its place
-    <!-- file: name.py -->      the next block is written to that file, for later blocks to import
-    <!-- not run: reason -->    the next block needs what a test machine may lack, or shows what not to do
+A page's ```python blocks run in order, in one namespace, in an empty folder, and so do its ```sh blocks. Comments in a
+page are instructions:
+    <!-- setup ... -->          run this Python here; readers do not see it
+    <!-- file: name.py -->      write the next block to that file, for later blocks to import
+    <!-- not run: reason -->    skip the next block, which needs something that a test machine may lack
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# Pages whose blocks another test runs, because it asks more of them.
+# Pages whose blocks another test runs, with further checks.
 ELSEWHERE = {"docs/solvers.md": "tests/test_testing.py"}
 
 BLOCK = re.compile(
@@ -37,7 +37,7 @@ def name(page):
 
 
 def blocks(page):
-    """What is to be run, in order: the language, the file it goes to or None, and the code at its own line numbers."""
+    """Yield what to run, in order: the language, the file to write or None, and the code at its line numbers."""
     text = page.read_text(encoding="utf-8")
     for match in BLOCK.finditer(text):
         if match["mark"] == "not run":
@@ -93,7 +93,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert len(pages) > 10
     for page in pages:
         text = page.read_text("utf-8")
-        # A reader without a network sees the same page: what it loads lies beside it.
+        # A page loads nothing from the network.
         loaded = re.findall(r'<(?:script|img|link|iframe)[^>]*?(?:src|href)="?([^" >]+)', text)
         assert not [url for url in loaded if re.match(r"(https?:)?//", url)], page.name
         prose = re.sub(r"<(pre|code)\b.*?</\1>", "", text, flags=re.DOTALL)
@@ -118,7 +118,7 @@ def test_every_result_stands_in_a_committed_json(numbers, page):
 
 
 def step_cost():
-    """The ratios in benchmarks/step_cost.json, as medians with quartiles, and as they would be with a digit changed."""
+    """Yield ratios of benchmarks/step_cost.json as medians with quartiles, each beside a copy with a changed digit."""
     cases = json.loads((ROOT / "benchmarks" / "step_cost.json").read_text(encoding="utf-8"))["cases"].values()
     online, batch, _, loop = ([case["ratio"][key] for key in ("median", "q25", "q75")] for case in cases)
     form = "SepSA {:.2f} [{:.2f}, {:.2f}]"
@@ -152,7 +152,7 @@ def test_a_result_without_a_source_is_found(numbers):
 
 
 def test_nearly_every_changed_digit_on_the_pages_is_found(numbers):
-    """Each digit of each result, one more: what is missed reads as another number of the same row, column and JSON."""
+    """Raise each digit by one; a change is missed where it gives another number of the same row, column and JSON."""
     changed = missed = 0
     for page in PAGES:
         computed = numbers.derived(name(page))

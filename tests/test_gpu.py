@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -739,3 +742,18 @@ def test_recordings_are_few_and_one_not_used_for_long_makes_room():
         solver.update(torch.randn(9, 20, device="cuda"), torch.randn(9, 2, device="cuda"))
     assert sorted(n for n, _ in recorded) == [6, 7, 8, 9]
     assert solver.backend == "graph"
+
+
+def test_heads_have_the_bits_of_the_record_and_the_weights_of_a_cpu(tmp_path):
+    """See tests/goldens/record.py; states need not agree between devices, because a square root is not unique."""
+    spec = importlib.util.spec_from_file_location("golden_record", Path(__file__).parent / "goldens" / "record.py")
+    record = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(record)
+    machine, digests, numbers = record.in_a_process("heads", "cuda", tmp_path)
+    with np.load(record.HEADS) as known:
+        for name in (name for name in known if name.endswith(("|weight", "|bias"))):
+            np.testing.assert_allclose(numbers[name], known[name], rtol=1e-4, atol=1e-4, err_msg=name)
+    known = json.loads(record.DIGESTS.read_text())["heads"].get(machine)
+    if known is None:
+        pytest.skip(f"no record of bits for {machine}: python tests/goldens/record.py heads --device cuda makes one")
+    assert [name for name in known if digests.get(name) != known[name]] == []

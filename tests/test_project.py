@@ -14,7 +14,7 @@ import yaml
 import sepsa
 
 ROOT = Path(__file__).parents[1]
-SCHEMAS = {  # those that come with check-jsonschema: nothing is fetched
+SCHEMAS = {  # schemas that check-jsonschema includes: nothing is downloaded
     "github-workflows": sorted((ROOT / ".github" / "workflows").glob("*.yml")),
     "github-issue-config": [ROOT / ".github" / "ISSUE_TEMPLATE" / "config.yml"],
     "github-issue-forms": [ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml" for name in ("bug", "feature")],
@@ -27,7 +27,7 @@ def read(name):
 
 
 def pins(name):
-    """Package and version of each line that pins one."""
+    """Return the version of each pinned package."""
     lines = re.findall(r"^([\w.-]+)==([^\s;]+)", read(name), flags=re.MULTILINE)
     return {package.lower().replace("_", "-"): version for package, version in lines}
 
@@ -73,7 +73,7 @@ def test_the_page_on_versions_says_the_same():
             assert f'requires-python = ">={old}"' in read("pyproject.toml")
             continue
         assert newest[package.lower()].startswith(f"{new}.")
-        if package == "River":  # asks for a newer Python than the oldest, so it is not tested with that
+        if package == "River":  # needs a newer Python than the oldest, so it is not tested with that
             assert f'"river>={old}; python_version' in read("pyproject.toml")
         else:
             assert oldest[package.lower()].startswith(f"{old}.")

@@ -1,4 +1,4 @@
-"""The River face: River's own battery, frames equal single samples bit by bit, and what is missing, late or wrong."""
+"""River's interface: its own checks, frames equal single samples bit by bit, and missing, late or wrong values."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-import river_faces
+import river_models
 
-if not river_faces.THERE:
-    pytest.skip(river_faces.REASON, allow_module_level=True)
+if not river_models.THERE:
+    pytest.skip(river_models.REASON, allow_module_level=True)
 
 import numpy as np
 import pandas as pd
@@ -25,28 +25,29 @@ from hypothesis import strategies as st
 from river import checks, compose, datasets, drift, evaluate, linear_model, metrics, preprocessing, stats
 
 from sepsa import NotFinite
-from sepsa.river import ROWS_FOR_SCALE, SepSAClassifier, SepSAMultiTargetRegressor, SepSARegressor
+from sepsa.river import SepSAClassifier, SepSAMultiTargetRegressor, SepSARegressor
 from sepsa.stream.calibration import INVERSE_TEMPERATURES, project_to_simplex
-from sepsa.stream.learner import WARM_UP, Learner
+from sepsa.stream.learner import WARM_UP, StreamLearner
+from sepsa.stream.river import ROWS_FOR_SCALE
 
-FACES = (SepSARegressor, SepSAClassifier, SepSAMultiTargetRegressor)
+MODEL_TYPES = (SepSARegressor, SepSAClassifier, SepSAMultiTargetRegressor)
 SMALL = {"hidden": (5,), "seed": 0}
 PLAIN = {"loss": "squared", "forgetting": 1.0}  # one head, and every row at its word
 
 
-def stream(n, face=SepSARegressor, seed=0, names="abc"):
+def stream(n, model_type=SepSARegressor, seed=0, names="abc"):
     """n samples whose target is a function of the features."""
     rng = np.random.default_rng(seed)
     for _ in range(n):
         x = {name: float(value) for name, value in zip(names, rng.normal(5, 3, len(names)), strict=True)}
         total = math.sin(x["a"]) + x["b"]
         y = {SepSARegressor: total, SepSAClassifier: "high" if total > 5 else "low"}
-        yield x, y.get(face, {"sum": total, "a": 2 * x["a"]})
+        yield x, y.get(model_type, {"sum": total, "a": 2 * x["a"]})
 
 
-def trained(face, n=WARM_UP + 20, **options):
-    model = face(**SMALL | options)
-    for x, y in stream(n, face):
+def trained(model_type, n=WARM_UP + 20, **options):
+    model = model_type(**SMALL | options)
+    for x, y in stream(n, model_type):
         model.learn_one(x, y)
     return model
 
@@ -64,11 +65,11 @@ def inside(model):
 # ---------------------------------------------------------------------- River's battery
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
 @pytest.mark.parametrize("case", range(3))
-def test_river_accepts_it(face, case):
+def test_river_accepts_it(model_type, case):
     random.seed(0)  # the checks shuffle features
-    model = face(**list(face._unit_test_params())[case])
+    model = model_type(**list(model_type._unit_test_params())[case])
     assert model._unit_test_skips() == set()
     checks.check_estimator(model)
 
@@ -98,10 +99,10 @@ def test_a_drift_detector_beside_it_finds_the_drift():
 # ---------------------------------------------------------------------- one by one, and many
 
 
-@pytest.mark.parametrize("face", [SepSARegressor, SepSAMultiTargetRegressor])
-def test_single_samples_equal_the_learner_on_the_rows(face):
-    data = list(stream(WARM_UP + 50, face))
-    model = face(**SMALL)
+@pytest.mark.parametrize("model_type", [SepSARegressor, SepSAMultiTargetRegressor])
+def test_single_samples_equal_the_learner_on_the_rows(model_type):
+    data = list(stream(WARM_UP + 50, model_type))
+    model = model_type(**SMALL)
     told = []
     for x, y in data:
         told.append(model.predict_one(x))
@@ -109,7 +110,7 @@ def test_single_samples_equal_the_learner_on_the_rows(face):
     X = np.array([list(x.values()) for x, _ in data])
     Y = np.array([[y[name] for name in sorted(y)] if isinstance(y, dict) else [y] for _, y in data])
     options = {name: value for name, value in model._get_params().items() if name not in ("seed", "max_features")}
-    expected = Learner(3, Y.shape[1], regression=True, seed=0, **options).learn(X, Y)
+    expected = StreamLearner(3, Y.shape[1], regression=True, seed=0, **options).learn(X, Y)
     told = [[y[name] for name in sorted(y)] if isinstance(y, dict) else [y] for y in told[1:]]
     np.testing.assert_array_equal(told, expected[1:])
 
@@ -118,7 +119,7 @@ def test_single_samples_equal_the_learner_on_the_rows(face):
 @given(st.data())
 def test_a_frame_equals_its_rows_bit_by_bit(data):
     """Whatever is missing, whenever features and classes appear, whichever way the rows are cut into frames."""
-    face = data.draw(st.sampled_from(FACES))
+    model_type = data.draw(st.sampled_from(MODEL_TYPES))
     warm = data.draw(st.sampled_from([0, 3, WARM_UP - 2, WARM_UP]))
     n = data.draw(st.integers(1, 12) | st.just(3 * ROWS_FOR_SCALE))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
@@ -130,9 +131,11 @@ def test_a_frame_equals_its_rows_bit_by_bit(data):
         SepSARegressor: pd.Series(rng.normal(size=n), name="load"),
         SepSAClassifier: pd.Series(rng.choice(["high", "low", "new", "newer"], n), name="level"),
         SepSAMultiTargetRegressor: pd.DataFrame(rng.normal(size=(n, 2)), columns=["sum", "a"]),
-    }[face]
-    one, many = trained(face, warm), trained(face, warm)
-    for x, y, w in zip(X, targets.to_dict("records") if face is FACES[2] else targets, weights, strict=True):
+    }[model_type]
+    one, many = trained(model_type, warm), trained(model_type, warm)
+    for x, y, w in zip(
+        X, targets.to_dict("records") if model_type is MODEL_TYPES[2] else targets, weights, strict=True
+    ):
         one.learn_one(dict(zip(names, x.tolist(), strict=True)), y, w=float(w))
     cut = data.draw(st.integers(0, n))
     for rows in (slice(0, cut), slice(cut, n)):
@@ -144,8 +147,8 @@ def test_a_frame_equals_its_rows_bit_by_bit(data):
     told = many.predict_many(frame)
     assert list(told.index) == list(frame.index)
     singles = [one.predict_one(dict(zip(names, x.tolist(), strict=True))) for x in X]
-    assert (told.to_dict("records") if face is FACES[2] else told.tolist()) == singles
-    if face is SepSAClassifier:
+    assert (told.to_dict("records") if model_type is MODEL_TYPES[2] else told.tolist()) == singles
+    if model_type is SepSAClassifier:
         probabilities = many.predict_proba_many(frame)
         singles = [list(one.predict_proba_one(dict(zip(names, x.tolist(), strict=True))).values()) for x in X]
         np.testing.assert_allclose(probabilities, singles, rtol=1e-12)
@@ -253,7 +256,7 @@ def test_a_class_that_comes_late_equals_one_known_from_the_start(late):
         model.learn_one(x, label)
         X.append(list(x.values()))
         Y.append([float(label == name) for name in ("high", "low", "new")])
-    known = Learner(3, 3, regression=False, hidden=(), ridge=10.0)
+    known = StreamLearner(3, 3, regression=False, hidden=(), ridge=10.0)
     known.learn(np.array(X), np.array(Y))
     scores = dict(zip(("high", "low", "new"), known.predict(np.array(X[:1]))[0], strict=True))
     told = dict(zip(model._outputs, model._predict_row(dict(zip("abc", X[0], strict=True))), strict=True))
@@ -274,10 +277,10 @@ def test_a_weight_of_zero_teaches_nothing_and_two_is_twice():
     assert double.predict_one(x) == pytest.approx(twice.predict_one(x), rel=1e-9)
 
 
-@pytest.mark.parametrize("face", [SepSARegressor, SepSAMultiTargetRegressor])
-def test_numbers_of_other_types_are_the_same_numbers(face):
-    plain, other = trained(face), trained(face)
-    for x, y in stream(20, face, seed=1):
+@pytest.mark.parametrize("model_type", [SepSARegressor, SepSAMultiTargetRegressor])
+def test_numbers_of_other_types_are_the_same_numbers(model_type):
+    plain, other = trained(model_type), trained(model_type)
+    for x, y in stream(20, model_type, seed=1):
         x32 = {name: np.float32(value) for name, value in x.items()}
         y32 = {name: np.float32(value) for name, value in y.items()} if isinstance(y, dict) else np.float32(y)
         other.learn_one(x32, y32)
@@ -304,11 +307,11 @@ def test_many_threads_predict_at_once():
             assert told == expected
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_a_pickled_model_goes_on_as_if_it_had_not_been(face):
-    model = trained(face)
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_a_pickled_model_goes_on_as_if_it_had_not_been(model_type):
+    model = trained(model_type)
     copy = pickle.loads(pickle.dumps(model))
-    for x, y in stream(20, face, seed=1):
+    for x, y in stream(20, model_type, seed=1):
         model.learn_one(x, y)
         copy.learn_one(x, y)
     assert inside(copy) == inside(model)
@@ -381,11 +384,11 @@ GOOD = {"a": 1.0, "b": 1.0, "c": 1.0}
 
 
 @pytest.mark.parametrize("n", [0, 20, WARM_UP + 20])
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
 @pytest.mark.parametrize(("x", "message"), BAD_X)
-def test_bad_features_change_nothing(face, n, x, message):
-    model = trained(face, n)
-    before, y = inside(model), next(stream(1, face))[1]
+def test_bad_features_change_nothing(model_type, n, x, message):
+    model = trained(model_type, n)
+    before, y = inside(model), next(stream(1, model_type))[1]
     with pytest.raises((ValueError, TypeError), match=message):
         model.learn_one(x, y)
     with pytest.raises((ValueError, TypeError), match=message):
@@ -395,7 +398,7 @@ def test_bad_features_change_nothing(face, n, x, message):
 
 @pytest.mark.parametrize("n", [0, WARM_UP + 20])
 @pytest.mark.parametrize(
-    ("face", "y"),
+    ("model_type", "y"),
     [(SepSARegressor, y) for y in (None, math.nan, math.inf, "1", [1.0])]
     + [(SepSAClassifier, y) for y in (None, math.nan, ["high"])]
     + [
@@ -403,8 +406,8 @@ def test_bad_features_change_nothing(face, n, x, message):
         for y in (None, 1.0, {}, {"sum": 1.0, "a": None}, {"sum": math.nan, "a": 1.0}, {"sum": 1.0, "a": "2"})
     ],
 )
-def test_bad_targets_change_nothing(face, n, y):
-    model = trained(face, n)
+def test_bad_targets_change_nothing(model_type, n, y):
+    model = trained(model_type, n)
     before = inside(model)
     with pytest.raises(ValueError, match=r"^y(\['\w+'\])? must be "):
         model.learn_one({"new": 1.0} | GOOD, y)
@@ -422,11 +425,11 @@ def test_other_targets_than_before_are_refused():
     assert inside(model) == before
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
 @pytest.mark.parametrize("w", [-1.0, math.nan, math.inf, "2", None])
-def test_bad_weights_change_nothing(face, w):
-    model = trained(face)
-    before, y = inside(model), next(stream(1, face))[1]
+def test_bad_weights_change_nothing(model_type, w):
+    model = trained(model_type)
+    before, y = inside(model), next(stream(1, model_type))[1]
     with pytest.raises(ValueError, match=r"^w must "):
         model.learn_one(GOOD, y, w=w)
     assert inside(model) == before

@@ -33,8 +33,8 @@ __all__ = [
 renamed.install()
 
 if TYPE_CHECKING:
-    from sepsa.stream.estimators import SepSAClassifier as SepSAClassifier
-    from sepsa.stream.estimators import SepSARegressor as SepSARegressor
+    from sepsa.stream.sklearn import SepSAClassifier as SepSAClassifier
+    from sepsa.stream.sklearn import SepSARegressor as SepSARegressor
 
 # Behind the extra `stream`, so imported when first asked for, and not for `import *`.
 _STREAM = ("SepSAClassifier", "SepSARegressor")
@@ -44,7 +44,7 @@ def __getattr__(name: str) -> Any:
     if name not in _STREAM:
         raise AttributeError(f"module 'sepsa' has no attribute {name!r}")
     try:
-        from sepsa.stream import estimators
+        from sepsa.stream import sklearn
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing == "sepsa":
@@ -52,7 +52,7 @@ def __getattr__(name: str) -> Any:
         raise ModuleNotFoundError(
             f"sepsa.{name} needs {missing}, which is not installed: pip install 'sepsa[stream]'", name=missing
         ) from None
-    return getattr(estimators, name)
+    return getattr(sklearn, name)
 
 
 def __dir__() -> list[str]:

@@ -144,7 +144,7 @@ def engine(dtype: Any) -> Callable[[Array, Array], LearnStream]:
 
 def default_learner(X: Array, Y: Array) -> LearnStream:
     """The default learner of the interfaces, without their checks: Fourier features, several heads, clipped rows."""
-    from sepsa.stream.estimators import SepSARegressor
+    from sepsa.stream.sklearn import SepSARegressor
 
     learner = SepSARegressor()._new_learner(X.shape[1], Y.shape[1], seed=0)
     return second_pass(lambda: learner.learn(X, Y)[:, 0], lambda: learner.learn(X, Y))
@@ -152,7 +152,7 @@ def default_learner(X: Array, Y: Array) -> LearnStream:
 
 def sklearn_interface(X: Array, Y: Array) -> LearnStream:
     """The default learner behind scikit-learn's interface, all rows in one call, with scikit-learn's checks."""
-    from sepsa.stream.estimators import SepSARegressor
+    from sepsa.stream.sklearn import SepSARegressor
 
     model = SepSARegressor(random_state=0)
     return second_pass(lambda: model.prequential(X, Y)[:, 0], lambda: model.partial_fit(X, Y))

@@ -220,8 +220,8 @@ def stream(
 ) -> None:
     """Predict each row of a table as it comes, then learn it. Text becomes indicators, an empty cell is missing."""
     with extras("stream"):
-        from sepsa.stream import command
-    settings = command.Settings(
+        from sepsa.stream.tables import command
+    options = command.StreamOptions(
         source=None if str(source) == "-" else source,
         target=target, classify=classify or None, drop=names(drop), categorical=names(categorical),
         categories=categories, forgetting=number("--forgetting", forgetting), ridge=number("--ridge", ridge),
@@ -229,7 +229,7 @@ def stream(
         follow=follow, strict=strict, predictions=predictions,
         quarantine=quarantine, checkpoint=checkpoint, every=every, keep=keep, report=report,
     )  # fmt: skip
-    raise typer.Exit(command.stream(settings))
+    raise typer.Exit(command.stream(options))
 
 
 @app.command(epilog=EXIT_CODES)
@@ -244,7 +244,7 @@ def predict(
 ) -> None:
     """Predict the rows of a table by a saved model, which learns nothing from them."""
     with extras("stream"):
-        from sepsa.stream import command
+        from sepsa.stream.tables import command
     place = None if str(source) == "-" else source
     raise typer.Exit(command.predict(model, place, out, separator(sep), decimal_mark(decimal, sep)))
 
@@ -256,11 +256,11 @@ def inspect(
 ) -> None:
     """Say what a checkpoint is, how old, what it knows, and whether it is sound."""
     with extras("stream"):
-        from sepsa.stream import command
+        from sepsa.stream.tables import inspection, output
     try:
-        told = command.inspect(model)
+        told = inspection.inspect(model)
     except (OSError, ValueError) as error:
-        typer.echo(command.describe(error), err=True)
+        typer.echo(output.describe(error), err=True)
         raise typer.Exit(1) from None
     if as_json:
         typer.echo(json.dumps(told, default=str))

@@ -19,12 +19,28 @@ def cached(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
     def compiled(function: Callable[..., Any]) -> Any:
         try:
-            return njit(cache=True, **options)(function)
+            kernel = njit(cache=True, **options)(function)
         except RuntimeError as error:
             warn_without_cache(str(error))
             return njit(**options)(function)
+        for index in set(cache_indices(kernel)) - set(current_indices(kernel)):
+            index.unlink(missing_ok=True)
+        return kernel
 
     return compiled
+
+
+def cache_indices(kernel: Any) -> list[Path]:
+    """The files in which numba lists a kernel's compiled code."""
+    source = Path(kernel.py_func.__code__.co_filename)
+    return list(Path(kernel.stats.cache_path).glob(f"{source.stem}.{kernel.py_func.__name__}-*.nbi"))
+
+
+def current_indices(kernel: Any) -> list[Path]:
+    """Those newer than every module beside the kernel's, whose functions it may inline: numba checks only its own."""
+    folder = Path(kernel.py_func.__code__.co_filename).parent
+    changed = max(path.stat().st_mtime for path in folder.glob("*.py"))
+    return [index for index in cache_indices(kernel) if index.stat().st_mtime >= changed]
 
 
 def warn_without_cache(reason: str) -> None:
@@ -44,10 +60,7 @@ def announce_compilation(kernel: Any, what: str) -> None:
     if kernel in _announced:
         return
     _announced.add(kernel)
-    folder = kernel.stats.cache_path
-    if folder is None:
-        return  # the import has said so
-    source = Path(kernel.py_func.__code__.co_filename)
-    indices = Path(folder).glob(f"{source.stem}.{kernel.py_func.__name__}-*.nbi")
-    if not any(index.stat().st_mtime >= source.stat().st_mtime for index in indices):
+    if kernel.stats.cache_path is None:
+        return  # `warn_without_cache` has said so
+    if not current_indices(kernel):
         print(f"sepsa: compiling {what}, once on this machine, some seconds", file=sys.stderr, flush=True)

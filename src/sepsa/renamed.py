@@ -11,9 +11,11 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
+from pkgutil import resolve_name
 from types import ModuleType
 
-# Old module: the new one. A class that has another name now has it in `CLASSES`, as (old module, old name).
+# Old module: the new one. A class with a new name has it in `CLASSES`, under (old module, old name), as "module:name"
+# where it is in another module than its old neighbours.
 MODULES = {
     "sepsa.heads.solver": "sepsa.heads.protocols",
     "sepsa.heads._candidates": "sepsa.heads.math.candidates",
@@ -25,12 +27,15 @@ MODULES = {
     "sepsa.heads.slimtik": "sepsa.paper.slimtik",
     "sepsa.heads._tikhonov": "sepsa.paper.tikhonov",
     "sepsa.paper.slimtrain": "sepsa.paper.slimtik",
+    "sepsa.stream.estimators": "sepsa.stream.sklearn",
+    "sepsa.stream.torch_body": "sepsa.stream.engine.torch_body",
 }
 CLASSES: dict[tuple[str, str], str] = {
     ("sepsa.heads._quasi_newton", "State"): "LBFGSState",
     ("sepsa.heads._softmax_newton", "State"): "CrossEntropyState",
     ("sepsa.heads._square_root", "Root"): "RootOfVersion01",
     ("sepsa.heads.slimtik", "State"): "SlimTikState",
+    ("sepsa.stream.torch_body", "TorchLearner"): "sepsa.stream.learner:StreamLearner",
 }
 
 
@@ -51,7 +56,7 @@ class RenamedModules:
         module.__dict__.update({name: value for name, value in vars(new).items() if not name.startswith("__")})
         for (old, name), value in CLASSES.items():
             if old == module.__name__:
-                setattr(module, name, getattr(new, value))
+                setattr(module, name, resolve_name(value) if ":" in value else getattr(new, value))
 
 
 def install() -> None:

@@ -1,8 +1,9 @@
-"""Checks of numbers that users give: a range, an integer. The error names the argument, the range and the value."""
+"""Checks of numbers and words that users give. The error names the argument, what is valid and the value."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -24,3 +25,15 @@ def at_least(name: str, value: object, low: int) -> int:
         error: type[Exception] = ValueError if isinstance(value, (int, np.integer)) else TypeError
         raise error(f"{name} must be an integer of at least {low}, got {value!r}")
     return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def not_negative(name: str, value: float) -> float:
+    """A finite number that is not negative."""
+    return 0.0 if value == 0 else in_range(name, value, 0.0, math.inf)
+
+
+def one_of(name: str, value: str, valid: Iterable[str]) -> str:
+    """One of these words."""
+    if value not in valid:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, valid))}, got {value!r}")
+    return value

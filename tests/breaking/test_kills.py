@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from river_faces import THERE
+from river_models import THERE
 
 VICTIM = Path(__file__).with_name("victim.py")
 KINDS = ["torch", "sklearn", *["river"][:THERE], "command"]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sepsa.states.tree import tensors_of
-from sepsa.stream.table import Block, Column
-from sepsa.stream.table_learner import TableLearner
+from sepsa.stream.tables.cells import Column, RowBlock
+from sepsa.stream.tables.model import TableModel
 
 ROWS = 10_000  # a block
 
@@ -32,12 +32,12 @@ def block(rng, first):
         "a": Column(X[:, 0]), "b": Column(X[:, 1]), "walk": Column(X[:, 2]), "y": Column(y),
         "id": Column(np.full(ROWS, np.nan), rng.integers(0, 100, ROWS).astype(np.int32), texts),
     }  # fmt: skip
-    return Block(columns, np.arange(first + 1, first + ROWS + 1), lambda i: "", [], {"row": first + ROWS})
+    return RowBlock(columns, np.arange(first + 1, first + ROWS + 1), lambda i: "", [], {"row": first + ROWS})
 
 
 def learn(rows, categories):
     rng = np.random.default_rng(0)
-    model = TableLearner("y", forgetting=0.9999, categories=categories)
+    model = TableModel("y", forgetting=0.9999, categories=categories)
     sizes = []
     for first in range(0, rows, ROWS):
         model.learn(block(rng, first))

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-import river_faces as river
+import river_models as river
 import sepsa
 from breaking.damage import same
 from breaking.victim import write_table
 from sepsa import checkpoint
-from sepsa.stream import command, table
+from sepsa.stream.tables import command, formats, inspection, source
 
 CUTS = 20
 ROWS = 700
@@ -148,13 +148,13 @@ def test_the_command_cut_and_resumed_at_twenty_points(tmp_path, capsys, monkeypa
         place.mkdir()
         for size in [*sizes, len(full)]:
             (place / "t.csv").write_bytes(full[:size])
-            monkeypatch.setattr(table, "CHUNK", 300 + size % 1000)
-            settings = command.Settings(
+            monkeypatch.setattr(source, "CHUNK", 300 + size % 1000)
+            settings = command.StreamOptions(
                 place / "t.csv", target="y", predictions=place / "out.csv", quarantine=place / "q.csv",
                 checkpoint=place / "m.sepsa",
             )  # fmt: skip
             assert command.stream(settings) in (0, 1), capsys.readouterr().err
-        model, header = command.load_model(place / "m.sepsa")
+        model, header = inspection.load_model(place / "m.sepsa")
         files = [(place / name).read_bytes() for name in ("out.csv", "q.csv")]
         ended.append((model.state_dict(), header.position["table"], files))
     tally("cut points, sepsa stream", CUTS)
@@ -180,16 +180,16 @@ def test_other_formats_are_resumed_too(suffix, tmp_path, capsys, monkeypatch):
         path.write_bytes(
             gzip.compress(("a,b,y\n" + "".join(f"{r['a']},{r['b'] or ''},{r['y']}\n" for r in rows)).encode())
         )
-    monkeypatch.setattr(table, "ROWS", 64)
-    monkeypatch.setattr(table, "CHUNK", 4000)
+    monkeypatch.setattr(formats, "ROWS", 64)
+    monkeypatch.setattr(source, "CHUNK", 4000)
     ended = []
     for label in ("whole", "parts"):
         place = tmp_path / label
         place.mkdir()
-        settings = command.Settings(
+        settings = command.StreamOptions(
             path, target="y", predictions=place / "out.csv", checkpoint=place / "m.sepsa", quarantine=place / "q.csv"
         )
-        real = command.Run._take
+        real = command.StreamRun._learn_block
 
         def take(self, block, real=real):
             stop = real(self, block)
@@ -197,13 +197,13 @@ def test_other_formats_are_resumed_too(suffix, tmp_path, capsys, monkeypatch):
             return stop
 
         if label == "parts":
-            monkeypatch.setattr(command.Run, "_take", take)
+            monkeypatch.setattr(command.StreamRun, "_learn_block", take)
         code, runs = None, 0
         while code != 0:
             code = command.stream(settings)
             runs += 1
             assert code in (0, command.TERMINATED)
-        model, header = command.load_model(place / "m.sepsa")
+        model, header = inspection.load_model(place / "m.sepsa")
         ended.append((model.state_dict(), header.position["table"], (place / "out.csv").read_bytes()))
     assert runs > 5
     assert same(*ended)

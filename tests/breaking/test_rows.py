@@ -10,7 +10,7 @@ import string
 import pytest
 
 from reference import csv_records
-from sepsa.stream import command, table
+from sepsa.stream.tables import command, source
 
 ODD = [
     "", " ", "NA", "nan", "inf", "-inf", "1e400", "1e-400", "-0", "+1", " 7 ", "1_000", "0x10", "1,5", "1.5.2", "--3",
@@ -69,8 +69,8 @@ def stream(folder, data, rng, name="t.csv", **more):
     for old in folder.iterdir():
         old.unlink()
     (folder / name).write_bytes(data)
-    table.CHUNK = rng.choice([13, 200, 5000, 1 << 20])
-    settings = command.Settings(
+    source.CHUNK = rng.choice([13, 200, 5000, 1 << 20])
+    settings = command.StreamOptions(
         folder / name, target="y", predictions=folder / "out.csv", quarantine=folder / "q.csv", separator=",", **more
     )
     code = command.stream(settings)
@@ -99,9 +99,9 @@ def check_tables(folder, seed, tables, rows, capsys):
 
 @pytest.fixture(autouse=True)
 def chunk():
-    before = table.CHUNK
+    before = source.CHUNK
     yield
-    table.CHUNK = before
+    source.CHUNK = before
 
 
 def test_every_record_of_a_fuzzed_table_is_learned_or_quarantined_once(tmp_path, capsys, tally):

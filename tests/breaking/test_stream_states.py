@@ -8,12 +8,12 @@ import re
 import numpy as np
 import pytest
 
-import river_faces as river
+import river_models as river
 import sepsa
 from breaking.damage import damages, same, several
 from breaking.test_states import judge, report
-from sepsa.stream.table import Block, Column
-from sepsa.stream.table_learner import TableLearner
+from sepsa.stream.tables.cells import Column, RowBlock
+from sepsa.stream.tables.model import TableModel
 
 
 def rows(n, seed):
@@ -72,7 +72,7 @@ class Table(Estimator):
         X, y = rows(self.size, seed)
         codes = (X[:, 1] > 0).astype(np.int32)
         columns = {"a": Column(X[:, 0]), "b": Column(X[:, 1] * np.nan, codes, ["no", "yes"]), "y": Column(y)}
-        return Block(columns, np.arange(1, self.size + 1), lambda i: "", [], {})
+        return RowBlock(columns, np.arange(1, self.size + 1), lambda i: "", [], {})
 
     def learn(self, count, first=0):
         for i in range(count):
@@ -106,7 +106,7 @@ MODELS = {
     ),
     "river.SepSARegressor": lambda many: Face(lambda: river.SepSARegressor((3,), seed=0), many),
     "river.SepSAClassifier": lambda many: Face(lambda: river.SepSAClassifier((3,), seed=0), many),
-    "sepsa stream": lambda many: Table(lambda: TableLearner("y"), many),
+    "sepsa stream": lambda many: Table(lambda: TableModel("y"), many),
 }
 
 

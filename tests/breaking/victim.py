@@ -84,18 +84,18 @@ def learn_river(folder, slow):
 
 
 def learn_command(folder, slow):
-    from sepsa.stream import command, table
+    from sepsa.stream.tables import command, source
 
-    table.CHUNK = 700  # some rows a block, so that there are many
-    real = command.Run.save
+    source.CHUNK = 700  # some rows a block, so that there are many
+    real = command.StreamRun.save
 
     def save(self):
         real(self)
         time.sleep(slow)
 
-    command.Run.save = save
+    command.StreamRun.save = save
     return command.stream(
-        command.Settings(
+        command.StreamOptions(
             folder.parent / "table.csv",
             target="y",
             predictions=folder / "out.csv",

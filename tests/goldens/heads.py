@@ -23,13 +23,13 @@ INPUTS, OUTPUTS = 11, 3  # p = 12 with the bias
 SIZES = (1, 1, 1, 2, 3, 7, 40, 1)
 
 
-def batches(kind: str, device: str) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(kind: str, device: str, inputs: int = INPUTS, updates: int = UPDATES) -> Iterator[tuple[Tensor, Tensor]]:
     """Features in float32 that drift slowly, and targets of this kind."""
     rng = np.random.default_rng(7)
-    truth = rng.normal(size=(INPUTS, OUTPUTS))
-    for step in range(UPDATES):
+    truth = rng.normal(size=(inputs, OUTPUTS))
+    for step in range(updates):
         n = SIZES[step % len(SIZES)]
-        features = np.tanh(rng.normal(size=(n, INPUTS)) + 0.001 * step)
+        features = np.tanh(rng.normal(size=(n, inputs)) + 0.001 * step)
         outputs = features @ truth + 0.3 * rng.normal(size=(n, OUTPUTS))
         if kind == "labels":
             targets: Any = torch.from_numpy(outputs.argmax(1))
@@ -40,11 +40,11 @@ def batches(kind: str, device: str) -> Iterator[tuple[Tensor, Tensor]]:
         yield torch.from_numpy(features.astype(np.float32)).to(device), targets.to(device)
 
 
-def head(device: str, bias: bool = True) -> nn.Linear:
+def head(device: str, bias: bool = True, inputs: int = INPUTS) -> nn.Linear:
     rng = np.random.default_rng(3)
-    linear = nn.Linear(INPUTS, OUTPUTS, bias=bias)
+    linear = nn.Linear(inputs, OUTPUTS, bias=bias)
     with torch.no_grad():
-        linear.weight.copy_(torch.from_numpy(0.3 * rng.normal(size=(OUTPUTS, INPUTS))))
+        linear.weight.copy_(torch.from_numpy(0.3 * rng.normal(size=(OUTPUTS, inputs))))
         if bias:
             linear.bias.fill_(0.01)
     return linear.to(device)
@@ -74,6 +74,14 @@ def _eager(solver: Any, kind: str, device: str, *, bias: bool = True, weighted: 
         weight = 0.5 + features[:, 0].abs() if weighted else None
         solver.update(features, targets, weight)
     return tensors(solver)
+
+
+def _wide(solver: Any, device: str) -> dict[str, Tensor]:
+    """A head for which the backend changes with the number of rows: its weights alone."""
+    solver.bind(head(device, inputs=119))
+    for features, targets in batches("numbers", device, 119, 80):
+        solver.update(features, targets)
+    return {name: part for name, part in tensors(solver).items() if name != "state"}
 
 
 def _captured(solver: Any, kind: str, device: str) -> dict[str, Tensor]:
@@ -110,6 +118,7 @@ def compute(device: str = "cpu") -> dict[str, dict[str, Tensor]]:
             for name, (make, kind) in (SOLVERS | OTHERS).items():
                 result[f"{name}; {backend or 'chosen'}"] = _eager(make(), kind, device)
             result[f"RLS, no bias; {backend or 'chosen'}"] = _eager(RLS(forgetting=0.99), "numbers", device, bias=False)
+            result[f"RLS, wide; {backend or 'chosen'}"] = _wide(RLS(forgetting=0.99), device)
             result[f"RLS, weights; {backend or 'chosen'}"] = _eager(RLS(), "numbers", device, weighted=True)
     for name, (make, kind) in SOLVERS.items():
         result[f"{name}; captured"] = _captured(make(), kind, device)

@@ -7,8 +7,10 @@ import pytest
 
 from sepsa import SepSARegressor
 from sepsa.heads.protocols import NotFinite
-from sepsa.stream import batch_fit, kernels
-from sepsa.stream.learner import Learner
+from sepsa.stream import batch_fit
+from sepsa.stream.committee import Committee
+from sepsa.stream.engine.kernels.body import GELU, activate
+from sepsa.stream.learner import StreamLearner
 
 
 def table(n=120, seed=0):
@@ -18,7 +20,7 @@ def table(n=120, seed=0):
 
 
 def new_learner(seed):
-    return Learner(3, 1, regression=True, hidden=(8,), skip=True, ridge=1.0, seed=seed)
+    return StreamLearner(3, 1, regression=True, hidden=(8,), skip=True, ridge=1.0, seed=seed)
 
 
 def fitted(X, Y, weight=None, *, early_stopping=False, together=False, threads=2, new=new_learner, **schedule):
@@ -45,17 +47,17 @@ def test_a_row_is_predicted_by_a_learner_that_has_not_seen_it(together):
     changed[row] += 5.0
     second = fitted(X, changed, together=together)
     at = int(np.flatnonzero(first.rows == row)[0])
-    np.testing.assert_array_equal(first.left_out[at], second.left_out[at])
+    np.testing.assert_array_equal(first.predictions[at], second.predictions[at])
     others = ~np.isin(first.rows, first.rows[np.abs(np.arange(len(first.rows)) - at) < 13])
-    assert (first.left_out[others] != second.left_out[others]).all()
+    assert (first.predictions[others] != second.predictions[others]).all()
 
 
 def test_the_fit_does_not_depend_on_the_number_of_threads():
     X, Y = table()
     one, several = (fitted(X, Y, threads=threads, early_stopping=True, passes=8) for threads in (1, 3))
     assert one.passes == several.passes
-    np.testing.assert_array_equal(one.left_out, several.left_out)
-    np.testing.assert_array_equal(one.learner.predict(X), several.learner.predict(X))
+    np.testing.assert_array_equal(one.predictions, several.predictions)
+    np.testing.assert_array_equal(one.committee.predict(X), several.committee.predict(X))
 
 
 def test_an_error_in_one_thread_ends_the_others_within_a_pass():
@@ -77,13 +79,13 @@ def test_an_error_in_one_thread_ends_the_others_within_a_pass():
 
 
 def test_many_rows_have_fewer_members_and_few_rows_one_each():
-    assert len(fitted(*table(60)).learner.members) == 10
-    assert len(fitted(*table(5100), passes=1).learner.members) == 3
-    assert len(fitted(*table(4)).learner.members) == 4
+    assert len(fitted(*table(60)).committee.members) == 10
+    assert len(fitted(*table(5100), passes=1).committee.members) == 3
+    assert len(fitted(*table(4)).committee.members) == 4
     alone = fitted(*table(1))
-    assert len(alone.learner.members) == 1
+    assert len(alone.committee.members) == 1
     assert alone.passes == 1
-    assert len(fitted(*table(60), together=True).learner.members) == 1
+    assert len(fitted(*table(60), together=True).committee.members) == 1
 
 
 def test_passes_are_bounded_by_the_visits_of_rows_and_by_rows_left_out():
@@ -95,7 +97,7 @@ def test_passes_are_bounded_by_the_visits_of_rows_and_by_rows_left_out():
 
 
 def test_after_the_fit_a_learner_goes_on_by_its_own_rate_forgetting_and_batch():
-    for member in fitted(*table()).learner.members:
+    for member in fitted(*table()).committee.members:
         assert member.engine.schedule() == new_learner(0).engine.schedule()
 
 
@@ -103,12 +105,12 @@ def test_the_head_of_a_fit_equals_ridge_regression_on_its_features():
     """Forgetting 1 and a body without a step: all rows count alike, in any order, pass after pass."""
     X, Y = table()
     learner = batch_fit.train(
-        lambda seed: Learner(3, 1, regression=True, hidden=(), skip=True, ridge=2.0, seed=seed),
+        lambda seed: StreamLearner(3, 1, regression=True, hidden=(), skip=True, ridge=2.0, seed=seed),
         X,
         Y,
         np.ones(len(X)),
         batch_fit.Schedule(passes=3, forgetting=1.0),
-        batch_fit.Chance.draw(np.random.RandomState(0), len(X), 3),
+        batch_fit.RandomDraws.draw(np.random.RandomState(0), len(X), 3),
     )
     Z = np.hstack([(X - X.mean(0)) / X.std(0), np.ones((len(X), 1))])
     offset = Y.mean(0)
@@ -134,13 +136,13 @@ def test_errors_of_zero_have_no_variance():
 
 def test_a_committee_is_the_mean_of_its_members_and_goes_on_from_its_state():
     X, Y = table()
-    committee = fitted(X, Y).learner
+    committee = fitted(X, Y).committee
     np.testing.assert_allclose(committee.predict(X), np.mean([m.predict(X) for m in committee.members], axis=0))
     mean, leverage = committee.predict_with_leverage(X)
     np.testing.assert_allclose(mean, committee.predict(X))
     each = [m.predict_with_leverage(X)[1] for m in committee.members]
     np.testing.assert_allclose(leverage, committee.inflation * np.mean(each, axis=0))
-    other = batch_fit.Committee([new_learner(5)])
+    other = Committee([new_learner(5)])
     other.load_state_dict(committee.state_dict())
     np.testing.assert_array_equal(other.learn(X, Y), committee.learn(X, Y))
     np.testing.assert_array_equal(other.predict(X), committee.predict(X))
@@ -151,8 +153,8 @@ def test_a_committee_is_the_mean_of_its_members_and_goes_on_from_its_state():
 
 def test_a_committee_learns_all_or_nothing(monkeypatch):
     X, Y = table()
-    committee = fitted(X, Y).learner
-    before, calls, learn = committee.predict(X), [], Learner.learn
+    committee = fitted(X, Y).committee
+    before, calls, learn = committee.predict(X), [], StreamLearner.learn
 
     def refuse(self, *rows):
         calls.append(self)
@@ -160,7 +162,7 @@ def test_a_committee_learns_all_or_nothing(monkeypatch):
             raise NotFinite("no more")
         return learn(self, *rows)
 
-    monkeypatch.setattr(Learner, "learn", refuse)
+    monkeypatch.setattr(StreamLearner, "learn", refuse)
     with pytest.raises(NotFinite):
         committee.learn(X, Y)
     np.testing.assert_array_equal(committee.predict(X), before)
@@ -178,8 +180,8 @@ def test_intervals_of_a_fit_hold_where_the_noise_is_not_the_same_everywhere():
 def test_gelu_in_single_precision_is_gelu():
     a = np.linspace(-12, 12, 4001)
     wide, slope = a.copy(), np.empty_like(a)
-    kernels.activate(kernels.GELU, wide, slope)
+    activate(GELU, wide, slope)
     narrow, narrow_slope = a.astype(np.float32), np.empty(len(a), np.float32)
-    kernels.activate(kernels.GELU, narrow, narrow_slope)
+    activate(GELU, narrow, narrow_slope)
     np.testing.assert_allclose(narrow, wide, rtol=2e-6, atol=1e-6)
     np.testing.assert_allclose(narrow_slope, slope, atol=1e-6)

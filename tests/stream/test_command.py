@@ -24,7 +24,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sepsa import cli
-from sepsa.stream import command, table
+from sepsa.stream.tables import command, inspection, source
+from sepsa.stream.tables import records as table_records
 
 
 def run(*arguments, text=None):
@@ -368,7 +369,7 @@ def test_what_came_before_the_end_of_a_truncated_file_is_learned(tmp_path):
 
 
 def test_a_field_of_a_megabyte_and_a_line_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(table, "LONGEST", 1 << 16)
+    monkeypatch.setattr(table_records, "LONGEST", 1 << 16)
     path = tmp_path / "t.csv"
     path.write_text(
         "x,y\n1,1\n" + "a" * 60_000 + ",1\n" + "b" * 300_000 + ",1\n2,2\n" + '"' + "c" * 200_000 + "\n3,3\n"
@@ -395,7 +396,7 @@ def whole_and_parts(folder, make, cuts, monkeypatch, name="t.csv", more=()):
             data = make()
             (place / name).write_bytes(data if size is None else data[:size])
             if label == "parts":
-                monkeypatch.setattr(table, "CHUNK", random.Random(size).choice([97, 1000, 1 << 20]))
+                monkeypatch.setattr(source, "CHUNK", random.Random(size).choice([97, 1000, 1 << 20]))
             result = run(
                 "stream",
                 place / name,
@@ -411,7 +412,7 @@ def whole_and_parts(folder, make, cuts, monkeypatch, name="t.csv", more=()):
             )
             assert result.exit_code == 0, result.output
         shown = json.loads(run("inspect", place / "m.sepsa", "--json").stdout)
-        state = command.load_model(place / "m.sepsa")[0].state_dict()
+        state = inspection.load_model(place / "m.sepsa")[0].state_dict()
         files = [(place / file).read_bytes() if (place / file).exists() else None for file in ("out.csv", "q.csv")]
         out.append((state, files, shown["position"], shown["rows"]))
     return out
@@ -513,11 +514,11 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_named(tmp_path):
         "--keep",
         2,
     )
-    table_chunk, table.CHUNK = table.CHUNK, 5000
+    table_chunk, source.CHUNK = source.CHUNK, 5000
     try:
         run(*base)
     finally:
-        table.CHUNK = table_chunk
+        source.CHUNK = table_chunk
     model.write_bytes(model.read_bytes()[:-1])
     result = run(*base)
     assert result.exit_code == 1

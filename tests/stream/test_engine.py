@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 import pickle
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -17,9 +19,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sepsa import RLS, NotFinite, SepSA
-from sepsa.stream import kernels
-from sepsa.stream.engine import ACTIVATIONS, OPTIMIZERS, Engine
-from sepsa.stream.learner import WARM_UP, Learner
+from sepsa.stream.engine import Engine, layout
+from sepsa.stream.engine.options import ACTIVATIONS, OPTIMIZERS
+from sepsa.stream.learner import WARM_UP, StreamLearner
 
 MODULES = {
     "fourier": lambda: Cosine(),
@@ -335,7 +337,7 @@ def raw(n=WARM_UP + 150, seed=0):
 
 
 def learner(**options):
-    return Learner(5, 2, **{"regression": True, "hidden": (8,), "skip": True, "ridge": 10.0} | options)
+    return StreamLearner(5, 2, **{"regression": True, "hidden": (8,), "skip": True, "ridge": 10.0} | options)
 
 
 def test_raw_data_are_learned_as_standardized_ones():
@@ -400,7 +402,7 @@ def test_a_missing_value_is_the_mean():
 @pytest.mark.parametrize("rows", [10, WARM_UP + 10])
 def test_what_appears_late_is_learned(rows):
     X, Y = raw()
-    late = Learner(4, 1, regression=True, hidden=(8,), skip=True, ridge=10.0)
+    late = StreamLearner(4, 1, regression=True, hidden=(8,), skip=True, ridge=10.0)
     late.learn(X[:rows, :4].copy(), Y[:rows, :1].copy())
     late.add_inputs(X[rows, 4:], np.zeros(1))
     late.add_outputs(1)
@@ -438,4 +440,18 @@ def test_says_that_it_compiles_where_the_cache_is_cold(tmp_path):
 
 def test_names_of_the_layout_are_those_of_the_kernels():
     parts = Engine(2, 1)._layout.parts
-    assert all(hasattr(kernels, f"L_{name}") for name in parts if not name.endswith("0"))
+    assert all(hasattr(layout, f"L_{name}") for name in parts if not name.endswith("0"))
+
+
+def test_cached_code_is_compiled_again_when_a_module_beside_it_changes(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    kernel = (
+        "from inlined_part import value\nfrom sepsa.jit import cached\n\n@cached()\ndef call():\n    return value()\n"
+    )
+    (tmp_path / "cached_kernel.py").write_text(kernel)
+    for number in (1, 2):
+        (tmp_path / "inlined_part.py").write_text(f"from numba import njit\nvalue = njit(lambda: {number})\n")
+        os.utime(tmp_path / "inlined_part.py", (time.time() + number, time.time() + number))
+        for name in ("inlined_part", "cached_kernel"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        assert importlib.import_module("cached_kernel").call() == number

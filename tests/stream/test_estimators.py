@@ -1,4 +1,4 @@
-"""The faces for scikit-learn: its own checks, and what we promise beyond them."""
+"""The estimators for scikit-learn: its own checks, and what we promise beyond them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from torch import nn
 from sepsa import NotFinite, SepSAClassifier, SepSARegressor
 from sepsa.stream import calibration
 from sepsa.stream.engine import Engine
-from sepsa.stream.learner import Learner
-from sepsa.stream.torch_body import TorchLearner
+from sepsa.stream.learner import StreamLearner
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -219,7 +218,7 @@ def test_intervals_tell_the_noise(how, kind):
 def test_noise_is_the_unbiased_one_of_ridge_regression():
     X, Y = regression(80, outputs=(2,))
     weight = np.random.default_rng(0).integers(1, 4, 80).astype(float)
-    learner = Learner(4, 2, regression=True, hidden=(), ridge=2.0, dtype=np.float64)
+    learner = StreamLearner(4, 2, regression=True, hidden=(), ridge=2.0, dtype=np.float64)
     learner.fit_scales(X, Y, weight)
     learner.learn(X, Y, weight)
     mean = np.average(X, axis=0, weights=weight)
@@ -474,8 +473,8 @@ def test_a_torch_body_takes_the_engines_steps(optimizer, forgetting, batch):
     module = nn.Sequential(nn.Linear(4, 8), nn.Tanh()).double()
     ((first, bias),) = Engine(4, 2, (8,), seed=3, dtype=np.float64).layers()
     module[0].weight.data[:], module[0].bias.data[:] = torch.tensor(first), torch.tensor(bias)
-    mine = TorchLearner(4, 2, regression=True, module=module, **options)
-    engine = Learner(4, 2, regression=True, hidden=(8,), activation="tanh", dtype=np.float64, **options)
+    mine = StreamLearner(4, 2, regression=True, module=module, **options)
+    engine = StreamLearner(4, 2, regression=True, hidden=(8,), activation="tanh", dtype=np.float64, **options)
     for learner in (mine, engine) if batch > 1 else ():
         learner.fit_scales(X, Y, weight)
     for some in (slice(0, 32), slice(32, 140)):

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-import river_faces as faces
+import river_models
 from reference import RobustHeads, quantile_step
 from sepsa import FourierFeatures, SepSAClassifier, SepSARegressor
-from sepsa.stream import kernels
 from sepsa.stream.engine import Engine
-from sepsa.stream.learner import WARM_UP, Learner
+from sepsa.stream.engine.kernels.body import cosines
+from sepsa.stream.engine.kernels.robust import follow_quantile, rescale_input
+from sepsa.stream.learner import WARM_UP, StreamLearner
 
 DEFAULT = {
     "hidden": (64,),
@@ -69,7 +70,7 @@ def test_a_followed_quantile_has_its_share_above(tau):
     for value in np.abs(rng.standard_normal(20000)) * np.where(np.arange(20000) < 10000, 1.0, 1e6):
         above.append(value > quantile)
         expected = quantile_step(value, quantile, run, tau, 0.05)
-        quantile, run = kernels.follow_quantile.py_func(value, quantile, run, tau, 0.05)
+        quantile, run = follow_quantile.py_func(value, quantile, run, tau, 0.05)
         assert (quantile, run) == pytest.approx(expected)
     for half in (above[500:10000], above[10500:]):
         assert np.mean(half) == pytest.approx(1 - tau, abs=0.01)
@@ -81,7 +82,7 @@ def test_an_input_rescaled_changes_no_prediction_of_a_linear_head(g):
     engine = Engine(3, 3, (), loss="huber", forgetting="auto", dtype=np.float64)
     engine.learn(X, y)
     before = engine.predict_with_leverage(X)
-    kernels.rescale_input.py_func(engine._state, engine._layout.numbers, 1, g)
+    rescale_input.py_func(engine._state, engine._layout.numbers, 1, g)
     assert engine.scaling()[1].tolist() == [1.0, 1 / g, 1.0]
     for one, other in zip(engine.predict_with_leverage(X), before, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9)
@@ -90,7 +91,7 @@ def test_an_input_rescaled_changes_no_prediction_of_a_linear_head(g):
 def test_cosines_in_float32_are_cosines():
     a = np.linspace(-200, 200, 20001).astype(np.float32)
     value, slope = a.copy(), np.empty_like(a)
-    kernels.cosines(value, slope)
+    cosines(value, slope)
     np.testing.assert_allclose(value, math.sqrt(2) * np.cos(a.astype(float)), atol=3e-5)
     np.testing.assert_allclose(slope, -math.sqrt(2) * np.sin(a.astype(float)), atol=3e-5)
 
@@ -150,7 +151,7 @@ def mixed(X, y, n, seed=1):
 
 
 def errors(X, y, weight=None):
-    learner = Learner(X.shape[1], 1, regression=True, **DEFAULT)
+    learner = StreamLearner(X.shape[1], 1, regression=True, **DEFAULT)
     before = learner.learn(X, y[:, None].copy(), weight)[:, 0]
     assert np.isfinite(before).all()
     assert np.isfinite(learner.engine._state).all()
@@ -182,7 +183,7 @@ def test_ten_thousand_hostile_rows(seed):
 def test_one_row_of_any_number_is_forgotten(value, rows):
     X, y = curve(WARM_UP + 400)
     for spoil in ("x", "y", "w"):
-        model = faces.SepSARegressor(seed=0)
+        model = river_models.SepSARegressor(seed=0)
         for i, (row, target) in enumerate(zip(X.tolist(), y.tolist(), strict=True)):
             if i == rows:
                 bad = dict(zip("abcde", [value] * 5 if spoil == "x" else row, strict=True))
@@ -239,7 +240,7 @@ def test_intervals_hold_nine_in_ten_and_recover_from_a_jump():
     X = rng.standard_normal((2500, 3))
     y = X @ [1.0, 2.0, 0.0] + np.where(np.arange(2500) < 1200, 0.2, 2.0) * rng.standard_normal(2500)
     y[1800:] += 20 * X[1800:, 2]
-    model, held = faces.SepSARegressor(seed=0), []
+    model, held = river_models.SepSARegressor(seed=0), []
     for row, target in zip(X.tolist(), y.tolist(), strict=True):
         x = dict(zip("abc", row, strict=True))
         law = model.predict_one(x, with_dist=True)
@@ -265,9 +266,9 @@ def documents(n, seed=0):
 
 
 def test_a_bag_of_words_is_worth_what_it_is_to_logistic_regression():
-    feature_extraction = pytest.importorskip("river.feature_extraction", reason=faces.REASON)
+    feature_extraction = pytest.importorskip("river.feature_extraction", reason=river_models.REASON)
     linear_model = pytest.importorskip("river.linear_model")
-    ours = feature_extraction.BagOfWords() | faces.SepSAClassifier(seed=0)
+    ours = feature_extraction.BagOfWords() | river_models.SepSAClassifier(seed=0)
     theirs = feature_extraction.BagOfWords() | linear_model.LogisticRegression()
     right = np.zeros(2)
     for text, y in documents(1200):
@@ -279,7 +280,7 @@ def test_a_bag_of_words_is_worth_what_it_is_to_logistic_regression():
 
 def test_absence_means_zero_for_indicators_and_the_mean_for_sensors():
     rng = np.random.default_rng(0)
-    model = faces.SepSARegressor(hidden=[], seed=0)
+    model = river_models.SepSARegressor(hidden=[], seed=0)
     for _ in range(600):
         x = {"sensor": 20 + rng.normal()} | ({"word": 1} if rng.random() < 0.3 else {})
         if rng.random() < 0.2:
@@ -294,18 +295,18 @@ def test_absence_means_zero_for_indicators_and_the_mean_for_sensors():
 @pytest.mark.parametrize(("missing", "expected"), [("zero", 0.0), ("mean", 10.0)])
 def test_missing_can_be_told(missing, expected):
     rng = np.random.default_rng(0)
-    model = faces.SepSARegressor(hidden=[], missing=missing, seed=0)
+    model = river_models.SepSARegressor(hidden=[], missing=missing, seed=0)
     for _ in range(500):
         value = 10 + rng.normal()
         there = rng.random() < 0.5
         model.learn_one({"a": value} if there else {}, value if there else expected)
     assert model.predict_one({}) == pytest.approx(expected, abs=0.6)
     with pytest.raises(ValueError, match="missing must be one of 'auto', 'zero', 'mean', got 'none'"):
-        faces.SepSARegressor(missing="none")
+        river_models.SepSARegressor(missing="none")
 
 
 def test_features_beyond_the_limit_are_hashed_and_it_is_said():
-    model, rng = faces.SepSARegressor(hidden=[], max_features=8, seed=0), np.random.default_rng(0)
+    model, rng = river_models.SepSARegressor(hidden=[], max_features=8, seed=0), np.random.default_rng(0)
     documents = [rng.choice(40, 4, replace=False).tolist() for _ in range(400)]
     model.learn_one({f"w{i}": 1 for i in range(8)}, 8.0)
     with pytest.warns(UserWarning, match="more than 8 features: further ones are hashed into 8 inputs"):
@@ -313,13 +314,13 @@ def test_features_beyond_the_limit_are_hashed_and_it_is_said():
     for words in documents:
         model.learn_one({f"w{i}": 1 for i in words}, float(sum(i < 8 for i in words)))
     assert len(model._features) <= 16
-    again = faces.SepSARegressor(hidden=[], max_features=8, seed=0)
+    again = river_models.SepSARegressor(hidden=[], max_features=8, seed=0)
     again.load_state_dict(model.state_dict())
     x = {"w1": 1, "w30": 1, "never": 1}
     assert again.predict_one(x) == model.predict_one(x)
 
 
-# ---------------------------------------------------------------------- NaN and class weights in scikit-learn's face
+# ---------------------------------------------------------------------- NaN and class weights in scikit-learn
 
 
 def test_a_missing_value_is_taken_by_scikit_learns_face():
@@ -385,21 +386,21 @@ def snapshot(model):
 
 
 CASES = {
-    "a settled row": (faces.SepSARegressor, WARM_UP + 5, ({"a": 1.0, "b": 2.0}, 3.0)),
-    "a first row": (faces.SepSARegressor, 31, ({"a": 1.0, "b": 2.0}, 3.0)),
-    "a row with something missing": (faces.SepSARegressor, WARM_UP + 5, ({"a": 1.0}, 3.0)),
-    "a new feature": (faces.SepSARegressor, WARM_UP + 5, ({"a": 1.0, "b": 2.0, "word": 1.0}, 3.0)),
-    "a class": (faces.SepSAClassifier, WARM_UP + 5, ({"a": 1.0, "b": 2.0}, 1)),
-    "a new class": (faces.SepSAClassifier, WARM_UP + 5, ({"a": 1.0, "b": 2.0}, 7)),
+    "a settled row": (river_models.SepSARegressor, WARM_UP + 5, ({"a": 1.0, "b": 2.0}, 3.0)),
+    "a first row": (river_models.SepSARegressor, 31, ({"a": 1.0, "b": 2.0}, 3.0)),
+    "a row with something missing": (river_models.SepSARegressor, WARM_UP + 5, ({"a": 1.0}, 3.0)),
+    "a new feature": (river_models.SepSARegressor, WARM_UP + 5, ({"a": 1.0, "b": 2.0, "word": 1.0}, 3.0)),
+    "a class": (river_models.SepSAClassifier, WARM_UP + 5, ({"a": 1.0, "b": 2.0}, 1)),
+    "a new class": (river_models.SepSAClassifier, WARM_UP + 5, ({"a": 1.0, "b": 2.0}, 7)),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_interrupted_row_is_learned_or_not(case):
-    face, rows, (x, y) = CASES[case]
+    model_type, rows, (x, y) = CASES[case]
     rng = np.random.default_rng(0)
     first = [({"a": float(v), "b": 1.0 - float(v)}, int(v > 0)) for v in rng.normal(size=rows)]
-    model = face(hidden=(3,), seed=0)
+    model = model_type(hidden=(3,), seed=0)
     for row, target in first:
         model.learn_one(row, target)
     state = model.state_dict()
@@ -448,7 +449,7 @@ def test_an_interrupted_partial_fit_changes_nothing(kind):
 def test_threads_that_learn_wait_for_each_other():
     X, y = curve(2000)
     model = SepSARegressor(random_state=0).partial_fit(X[:300], y[:300])
-    river = faces.SepSARegressor(seed=0)
+    river = river_models.SepSARegressor(seed=0)
     for row, target in zip(X[:300].tolist(), y[:300].tolist(), strict=True):
         river.learn_one(dict(zip("abcde", row, strict=True)), target)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import sys
 
@@ -11,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
-import river_faces as faces
+import river_models
 from sepsa import SepSAClassifier, SepSARegressor
 from sepsa.stream.engine import Engine
-from sepsa.stream.learner import WARM_UP, Learner
+from sepsa.stream.learner import WARM_UP, StreamLearner
 
 
 def plain(value):
@@ -81,8 +82,8 @@ def test_an_engine_goes_on_from_its_state():
 @pytest.mark.parametrize("n", [0, 3, 100, WARM_UP - 1, WARM_UP, WARM_UP + 50])
 def test_a_learner_goes_on_from_its_state(n):
     X, Y = rows(n + 200)
-    one = Learner(4, 1, regression=True, hidden=(5,), skip=True, seed=None)
-    other = Learner(4, 1, regression=True, hidden=(5,), skip=True, seed=None)
+    one = StreamLearner(4, 1, regression=True, hidden=(5,), skip=True, seed=None)
+    other = StreamLearner(4, 1, regression=True, hidden=(5,), skip=True, seed=None)
     if n:
         one.learn(X[:n], Y[:n])
     other.load_state_dict(through_a_file(one.state_dict()))
@@ -121,9 +122,11 @@ def test_an_estimator_goes_on_from_its_state(kind, how, module, monkeypatch):
     np.testing.assert_array_equal(one.predict(X), other.predict(X))
 
 
-@pytest.mark.parametrize("face", [faces.SepSARegressor, faces.SepSAClassifier, faces.SepSAMultiTargetRegressor])
+@pytest.mark.parametrize(
+    "model_type", [river_models.SepSARegressor, river_models.SepSAClassifier, river_models.SepSAMultiTargetRegressor]
+)
 @pytest.mark.parametrize("n", [0, 1, 50, WARM_UP + 20])
-def test_a_river_model_goes_on_from_its_state(face, n):
+def test_a_river_model_goes_on_from_its_state(model_type, n):
     rng = np.random.default_rng(0)
 
     def samples(count, names):
@@ -133,11 +136,11 @@ def test_a_river_model_goes_on_from_its_state(face, n):
             yield (
                 x,
                 {"y": total, "z": 1.0}
-                if "Multi" in face.__name__
-                else (("up" if total > 0 else "down") if "Class" in face.__name__ else total),
+                if "Multi" in model_type.__name__
+                else (("up" if total > 0 else "down") if "Class" in model_type.__name__ else total),
             )
 
-    one, other = face(hidden=(4,)), face(hidden=(4,))
+    one, other = model_type(hidden=(4,)), model_type(hidden=(4,))
     for x, y in samples(n, ["a", "b", 3, ("c", 1)]):
         one.learn_one(x, y)
     for x, y in samples(10 if n else 0, ["a", "b", "late"]):
@@ -185,11 +188,11 @@ def damaged(state, path):
             yield copied
 
 
-@pytest.mark.parametrize("kind", [SepSARegressor, SepSAClassifier, faces.SepSAClassifier])
+@pytest.mark.parametrize("kind", [SepSARegressor, SepSAClassifier, river_models.SepSAClassifier])
 def test_a_damaged_state_is_refused_and_nothing_changes(kind):
     X, y = table(SepSAClassifier if "Class" in kind.__name__ else kind, 60)
     model = kind()
-    if kind is faces.SepSAClassifier:
+    if kind is river_models.SepSAClassifier:
         for row, label in zip(X.tolist(), y.tolist(), strict=True):
             model.learn_one(dict(zip("abcd", row, strict=True)), label)
     else:
@@ -214,7 +217,21 @@ def test_other_settings_are_refused():
 
 
 def test_a_label_that_cannot_be_saved_is_named():
-    model = faces.SepSAClassifier(hidden=())
+    model = river_models.SepSAClassifier(hidden=())
     model.learn_one({"a": 1.0}, frozenset({1}))
     with pytest.raises(ValueError, match=r"got frozenset\(\{1\}\) of type frozenset"):
         model.state_dict()
+
+
+def test_classes_are_found_under_the_names_in_pickles_of_version_0_1():
+    names = {
+        "sepsa.stream.estimators": ["SepSAClassifier", "SepSARegressor"],
+        "sepsa.stream.batch_fit": ["Committee"],
+        "sepsa.stream.learner": ["Learner"],
+        "sepsa.stream.engine": ["Engine", "Layout"],
+        "sepsa.stream.torch_body": ["TorchEngine", "TorchLearner"],
+    }
+    found = {name: getattr(importlib.import_module(module), name) for module in names for name in names[module]}
+    assert found["SepSARegressor"] is SepSARegressor
+    assert found["Learner"] is found["TorchLearner"] is StreamLearner
+    assert found["TorchEngine"].__module__ == "sepsa.stream.engine.torch_body"

@@ -29,7 +29,7 @@ from sepsa.heads.base.repeated_samples import UNREPEATED, BatchSplit, split_batc
 from sepsa.heads.base.rls_state import Tuned, read_candidates, write_candidates
 from sepsa.heads.math import candidates
 from sepsa.heads.math.candidates import Candidates, Choice, Grid, Updated, basis_of
-from sepsa.heads.math.ridge import rotation
+from sepsa.heads.math.ridge import next_cursor, rotation
 from sepsa.validation import in_range
 
 # The grid, by evidence: benchmarks/self_tuning.py. A ridge is relative to the squared size of the first features.
@@ -309,7 +309,9 @@ class SelfTuningRLS(NormalPosterior):
             new = new._replace(
                 steps=state.steps + 1,
                 samples=tuple(lam * old + total for lam, old in zip(lambdas, state.samples, strict=True)),
-                cursors=tuple((old + rotation(p, lam)) % p for lam, old in zip(lambdas, state.cursors, strict=True)),
+                cursors=tuple(
+                    next_cursor(old, rotation(p, lam), p) for lam, old in zip(lambdas, state.cursors, strict=True)
+                ),
                 seen=len(self._seen.keys() | set(hashes)),
             )
         if new.history[-1][1] != active:

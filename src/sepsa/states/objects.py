@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 # The classes that `load` builds, by their names in a file: module and name.
 BUILT = {
-    "sepsa.SepSARegressor": ("sepsa.stream.estimators", "SepSARegressor"),
-    "sepsa.SepSAClassifier": ("sepsa.stream.estimators", "SepSAClassifier"),
-    "sepsa.river.SepSARegressor": ("sepsa.river", "SepSARegressor"),
-    "sepsa.river.SepSAClassifier": ("sepsa.river", "SepSAClassifier"),
-    "sepsa.river.SepSAMultiTargetRegressor": ("sepsa.river", "SepSAMultiTargetRegressor"),
+    "sepsa.SepSARegressor": ("sepsa.stream.sklearn", "SepSARegressor"),
+    "sepsa.SepSAClassifier": ("sepsa.stream.sklearn", "SepSAClassifier"),
+    "sepsa.river.SepSARegressor": ("sepsa.stream.river", "SepSARegressor"),
+    "sepsa.river.SepSAClassifier": ("sepsa.stream.river", "SepSAClassifier"),
+    "sepsa.river.SepSAMultiTargetRegressor": ("sepsa.stream.river", "SepSAMultiTargetRegressor"),
     "sepsa.heads.Delta": ("sepsa.heads.base.delta", "Delta"),
-    "sepsa stream": ("sepsa.stream.table_learner", "TableLearner"),
+    "sepsa stream": ("sepsa.stream.tables.model", "TableModel"),
 }
 
 

@@ -5,8 +5,9 @@ a softmax of p the probability:
 
     p = max(s - τ, 0)  with τ such that Σ p = 1,      P(k | x) = Σ_β π_β softmax(β p)_k,   π_β ∝ exp(-L_β),
 
-L_β being the log-loss of softmax(β p) on rows not yet learned. This mixture of G inverse temperatures β loses at most
-log G, in all and not per row, against the best of them, so nothing is to be tuned.
+L_β being the log-loss of softmax(β p) on rows not yet learned. Over all rows together this mixture of G inverse
+temperatures β loses at most log G against the best of them, so that none has to be tuned. `accumulate` sums the losses
+of blocks of rows; the compiled engine sums them row by row (`kernels.step.calibrate`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from sepsa.stream.engine.protocol import Floats
 
 INVERSE_TEMPERATURES: Floats = 2.0 ** np.arange(-1.0, 7.5, 0.5)
 
@@ -22,7 +23,7 @@ INVERSE_TEMPERATURES: Floats = 2.0 ** np.arange(-1.0, 7.5, 0.5)
 def project_to_simplex(scores: Floats) -> Floats:
     """The point of the probability simplex that is nearest to each row of scores (n, K).
 
-    The k largest, less τ, sum to at most 1, and to 1 if they are those above τ: so τ is the largest (Σ - 1)/k.
+    The k largest scores, less τ, sum to at most 1, and to 1 if they are those above τ: so τ is the largest (Σ - 1)/k.
     """
     descending = -np.sort(-scores, axis=1)
     tau = ((descending.cumsum(1) - 1) / np.arange(1, scores.shape[1] + 1)).max(1, keepdims=True)
@@ -43,8 +44,25 @@ def log_losses(p: Floats, labels: NDArray[np.intp]) -> Floats:
 
 
 def mixture(p: Floats, loss: Floats) -> Floats:
-    """The softmaxes of p, weighted by exp(-loss); loss is (G,), or (n, G) for one of each row."""
+    """The softmaxes of p (n, K), weighted by exp(-loss); loss is (G,), or (n, G) where each row has its own."""
     weight = np.exp(loss.min(-1, keepdims=True) - loss)
     weight /= weight.sum(-1, keepdims=True)
     mixed: Floats = (weight[..., None] * softmaxes(p)).sum(1)
     return mixed
+
+
+def probabilities(scores: Floats, losses: Floats) -> Floats:
+    """The probabilities (n, K) from the scores (n, K) of a head and the accumulated losses (G,) or (n, G)."""
+    return mixture(project_to_simplex(scores), losses)
+
+
+def accumulate(losses: Floats, scores: Floats, labels: NDArray[np.intp], weight: Floats, forgetting: float) -> Floats:
+    """The accumulated losses (n + 1, G) before each row and after the last one, from those before the first row.
+
+    `scores` (n, K) are predictions made before the rows were learned; `forgetting` multiplies the losses at each row.
+    """
+    from scipy.signal import lfilter  # type: ignore[import-untyped]
+
+    steps = weight[:, None] * log_losses(project_to_simplex(scores), labels)
+    sums: Floats = lfilter([1.0], [1.0, -forgetting], np.vstack([losses, steps]), axis=0)
+    return sums

@@ -1,10 +1,9 @@
-"""An engine for raw data: it finds the scales of inputs and targets itself, and learning stays exact.
+"""The learner of raw rows: an engine, and the scales of inputs and targets, which the first rows determine.
 
-The first rows are kept. Whenever their number is a power of two, up to `WARM_UP`, the scales are taken from all of
-them, and they are learned again from the start, at less than twice the cost of learning them once. From then on the
-scales stand, so the head's curvature is that of the features as they are: a scaler that went on moving would bend the
-features under it. What is constant in the first rows gets its scale from the first value that differs
-(`kernels.scale_constant_inputs`).
+The first rows are kept. Whenever their number is a power of two, up to `WARM_UP`, the scales are computed from all of
+them, and they are learned again from the start, at less than twice the cost of learning them once. Then the scales are
+fixed: a scaler that changed later would change the features under the head's curvature. An input that is constant in
+the first rows gets its scale from the first value that differs (`kernels.robust.scale_constant_inputs`).
 
 Targets are measured from the first one seen, and the head has no scale: its prior is zero, so that the fit to c·y is c
 times the fit to y. Only the body's loss is divided by the targets' variance.
@@ -20,17 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepsa.states import schema
-from sepsa.stream.engine import Engine, Floats, RowBuffer, one_of
+from sepsa.stream.engine.bodies import engine_type
+from sepsa.stream.engine.kernels.robust import HUGE
+from sepsa.stream.engine.protocol import Floats, StreamEngine
+from sepsa.stream.scales import is_indicator, moments, quantiles_of_sizes, reciprocal, trimmed
+from sepsa.validation import one_of
 
-WARM_UP = 256
-HUGE = 1e100  # so that squares, and their weighted sums, stay finite
+WARM_UP = 256  # rows that determine the scales
 
 
-class Learner:
-    """A stream learner on raw rows of numbers; NaN in an input stands for a value that is missing, and is its mean.
+class StreamLearner:
+    """A learner of raw rows of numbers, one after another; NaN in an input is a missing value.
 
     `regression` measures targets from the first one and scales the body's loss; class indicators need neither.
-    Every method that changes it leaves it as it was before or as it is after, whatever interrupts it.
+    `options` are the engine's; `module` among them chooses its body (`sepsa.stream.engine.bodies`). A method that fails
+    or is interrupted leaves the learner in the state before or after it.
     """
 
     def __init__(
@@ -44,9 +47,8 @@ class Learner:
         **options: Any,
     ) -> None:
         self.regression, self.options = regression, options
-        self.missing = one_of("missing", missing, {"auto": None, "zero": None, "mean": None})
-        self.robust = options.get("loss") == "huber"
-        # Drawn once, because the warm-up starts the same body anew several times.
+        self.missing = one_of("missing", missing, ("auto", "zero", "mean"))
+        # Drawn once, because the warm-up starts from the same body several times.
         self.seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
         self.engine = self._new_engine(inputs, outputs)
         self.offset = np.zeros(outputs)
@@ -54,13 +56,10 @@ class Learner:
         self._X: Floats = np.empty((0, inputs))  # the first rows, while the scales are not fixed
         self._Y: Floats = np.empty((0, outputs))
         self._weight: Floats = np.empty(0)
-        self._buffers: list[RowBuffer] = []
 
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_buffers": []}
-
-    def _new_engine(self, inputs: int, outputs: int) -> Engine:
-        engine = Engine(inputs, outputs, standardize=True, seed=self.seed, classes=not self.regression, **self.options)
+    def _new_engine(self, inputs: int, outputs: int) -> StreamEngine:
+        kind = engine_type(self.options.get("module"))
+        engine = kind.for_raw_rows(inputs, outputs, classes=not self.regression, seed=self.seed, **self.options)
         if not self.regression:
             engine.set_output_weights(1.0)
         return engine
@@ -70,17 +69,17 @@ class Learner:
         """Whether the scales are fixed."""
         return self.rows >= WARM_UP
 
-    def copy(self) -> Learner:
+    def copy(self) -> StreamLearner:
         """Another learner in the same state."""
         other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)  # arrays are replaced, never written to, but for the engine's
-        other.engine, other._buffers = self.engine.copy(), []
+        other.__dict__.update(self.__dict__)  # arrays are replaced, never written to, except the engine's
+        other.engine = self.engine.copy()
         return other
 
     # ------------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a further row depends on, as plain data; a learner that loads it goes on bit for bit."""
+        """The state as plain data; a learner that loads it continues bit for bit."""
         return {
             "regression": self.regression,
             "seed": self.seed,
@@ -91,9 +90,8 @@ class Learner:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
-        """Continue from such a state. Whole, or ValueError naming the entry and nothing."""
-        keys = {"regression", "seed", "rows", "offset", "warm_up", "engine"}
-        new = schema.read(entry, state_dict, keys)
+        """Continue from the result of `state_dict`; a ValueError names the wrong entry and changes nothing."""
+        new = schema.read(entry, state_dict, {"regression", "seed", "rows", "offset", "warm_up", "engine"})
         new.equal("regression", self.regression)
         other = self.copy()
         other.engine.load_state_dict(new["engine"], new.path("engine"))
@@ -146,18 +144,20 @@ class Learner:
         return out
 
     def _relearn(self) -> None:
-        """Learn all first rows from the start, at the scales they have together."""
-        losses = self.engine.calibration_losses() if isinstance(self.engine, Engine) else None
+        """Learn all first rows from the start, at their common scales."""
+        losses = self.engine.calibration_losses()
         self.engine = self._new_engine(self.engine.inputs, self.engine.outputs)
         self._fit_scales(self._X, self._Y, self._weight)
         self._engine_learn(self._X, self._Y, self._weight)
-        if losses is not None:
-            self.engine.set_calibration_losses(losses)  # those of what was said, not of the second time
+        self.engine.set_calibration_losses(losses)  # of predictions made before the rows were learned at all
 
     def _fit_scales(self, X: Floats, Y: Floats, weight: Floats) -> None:
-        """Mean and deviation of each input, variance of each target, over these rows; of a robust learner, over what
-        is plausible in them, and with the range and quantiles by which it tells what is."""
-        if self.robust:
+        """Set the mean and deviation of each input and the variance of each target over these rows.
+
+        A robust engine leaves out outliers, and gets the range and the quantiles by which it recognizes them.
+        """
+        robust = self.engine.robust
+        if robust:
             X, Y = trimmed(X), trimmed(Y) if self.regression else Y
             usual = np.median(np.minimum(weight, HUGE))
             weight = np.where(weight > 10 * usual, usual, np.maximum(weight, 0.1 * usual))
@@ -168,27 +168,27 @@ class Learner:
         self.engine.set_scaling(mean, scale)
         if self.regression:
             self.engine.set_output_weights(reciprocal(moments(Y, weight)[1]))
-        if self.robust:
+        if robust:
             self.offset = moments(Y, weight)[0] if self.regression else self.offset
             self.engine.set_typical_inputs(np.minimum(quantiles_of_sizes((X - mean) * scale, [0.5])[:, 0], 4.0))
             self.engine.set_typical_weight(float(weight.mean()))
             if self.regression:
                 off = Y - self.offset
-                self.engine.set_error_quantiles(quantiles_of_sizes(off, [0.5, 0.8, 0.9]))
-                self.engine.set_target_range(np.nanmin(off, 0), np.nanmax(off, 0))
+                quantiles = quantiles_of_sizes(off, [0.5, 0.8, 0.9])
+                self.engine.set_plausible_targets(quantiles, np.nanmin(off, 0), np.nanmax(off, 0))
 
     def fit_scales(self, X: Floats, Y: Floats, weight: Floats) -> None:
         """Fix the scales by all these rows before any is learned; `learn` then takes them in any order."""
         self.rows = max(WARM_UP, len(X))
-        if self.regression and not self.robust:
+        if self.regression and not self.engine.robust:
             self.offset = moments(Y, weight)[0]
         self._fit_scales(X, Y, weight)
 
     def zero_if_missing(self, X: Floats) -> NDArray[np.bool_]:
-        """In which columns a missing value stands for zero, not for the mean.
+        """In which columns a missing value means zero, not the mean.
 
-        What is missing is seen as zero by the network in either case: such a column is measured from zero, in units of
-        its root mean square, and others from their mean, in units of their deviation.
+        The network sees a missing value as zero in either case: such a column is measured from zero, in units of its
+        root mean square, and others from their mean, in units of their deviation.
         """
         there = ~np.isnan(X)
         if self.missing == "mean" or there.all():
@@ -206,35 +206,22 @@ class Learner:
         return self.engine.noise_variance()
 
     def set_effective_samples(self, samples: float, noise: Floats) -> None:
-        """Let what the head knows stand for so many samples, and their errors for this noise variance (outputs,)."""
+        """Scale the head's curvature to this number of samples, and set their noise variance (outputs,)."""
         self.engine.set_effective_samples(samples, noise)
 
     def learn_row(self, x: Sequence[float], y: Sequence[float], weight: float = 1.0) -> None:
-        """`learn` for one row of a positive weight, at the price of the kernel."""
+        """Learn one row of a positive weight, at little more than the cost of the kernel."""
         if self.rows < WARM_UP:
             self.learn(np.array([x], np.float64), np.array([y], np.float64), np.array([weight], np.float64))
-            return
-        buffers = self._buffers
-        row = buffers.pop() if buffers else RowBuffer(self.engine)
-        row.write(row.values, 0, *x, *map(sub, y, self.offset.tolist()), weight)
-        self.engine.learn_row(row)
-        buffers.append(row)
+        else:
+            self.engine.learn_row(x, map(sub, y, self.offset.tolist()), weight)
 
     def predict_row(self, x: Sequence[float]) -> list[float]:
-        """`predict` for one row, at the price of the kernel; many threads may at once."""
-        buffers = self._buffers
-        try:
-            row = buffers.pop()
-        except IndexError:
-            row = RowBuffer(self.engine)
-        row.write_x(row.values, 0, *x)
-        self.engine.predict_row(row)
-        out = list(map(add, row.out.ravel().tolist(), self.offset.tolist()))
-        buffers.append(row)
-        return out
+        """The prediction for one row, at little more than the cost of the kernel; threads may call it at once."""
+        return list(map(add, self.engine.predict_row(x), self.offset.tolist()))
 
     def _engine_learn(self, X: Floats, Y: Floats, weight: Floats) -> Floats:
-        Y = np.clip(Y, -HUGE, HUGE) if self.robust else Y
+        Y = np.clip(Y, -HUGE, HUGE) if self.engine.robust else Y
         return self.engine.learn(X, Y - self.offset, weight) + self.offset
 
     # ------------------------------------------------------------------ prediction
@@ -251,7 +238,7 @@ class Learner:
     # ------------------------------------------------------------------ growth
 
     def add_inputs(self, mean: Floats, scale: Floats, typical: Floats | float = 0.7) -> None:
-        """More inputs, missing in all rows so far, with these means, scales and typical distances in such units."""
+        """Add inputs, missing in all rows so far, with these means, scales and typical standardized distances."""
         other, old = self.copy(), self.engine.inputs
         other.engine.resize(old + len(mean), self.engine.outputs)
         other.engine.set_scaling(mean, scale, first=old)
@@ -260,7 +247,7 @@ class Learner:
         self.__dict__.update(other.__dict__)
 
     def add_outputs(self, count: int) -> None:
-        """More outputs, whose targets were zero in all rows so far."""
+        """Add outputs, whose targets were zero in all rows so far."""
         other = self.copy()
         other.engine.resize(self.engine.inputs, self.engine.outputs + count)
         if not self.regression:
@@ -270,53 +257,4 @@ class Learner:
         self.__dict__.update(other.__dict__)
 
 
-def moments(X: Floats, weight: Floats) -> tuple[Floats, Floats]:
-    """Weighted mean and variance of each column over the values that are not missing; 0 where all are."""
-    there = ~np.isnan(X)
-    w = weight[:, None] * there
-    total = np.maximum(w.sum(0), np.finfo(float).tiny)
-    first = np.where(there.any(0), X[there.argmax(0), np.arange(X.shape[1])], 0.0)
-    off = np.where(there, X - first, 0.0)  # from the first value, so that a constant has exactly no deviation
-    shift = (w * off).sum(0) / total
-    return first + shift, (w * np.where(there, off - shift, 0.0) ** 2).sum(0) / total
-
-
-def is_indicator(values: Floats, share: float) -> bool:
-    """Whether values that came in this share of the rows are indicators or counts, which are absent at zero.
-
-    They are integers from 1 on, 1 more than once in a while, and never 0; or any numbers but 0 that come seldom.
-    """
-    if not values.size or (values == 0).any():
-        return False
-    counts = (values >= 1).all() and (values == np.floor(values)).all() and (values == 1).mean() >= 0.25
-    return bool(counts or share < 0.1)
-
-
-def trimmed(X: Floats) -> Floats:
-    """X with NaN where a value lies more than 30 times as far from its column's median as the others do as a rule.
-
-    As a rule: the median distance of those that differ from the median at all, so that a rare indicator stays.
-    """
-    X = np.clip(X, -HUGE, HUGE)
-    off = np.abs(X - column_quantiles(X, [0.5])[:, 0])
-    usual = quantiles_of_sizes(off, [0.5])[:, 0]
-    return np.where(off > 30 * usual, np.nan, X)
-
-
-def quantiles_of_sizes(X: Floats, levels: list[float]) -> Floats:
-    """The quantiles (columns, levels) of |x| in each column over what is neither missing nor zero; 0 where all is."""
-    sizes = np.abs(X)
-    return column_quantiles(np.where(sizes > 0, sizes, np.nan), levels)
-
-
-def column_quantiles(X: Floats, levels: list[float]) -> Floats:
-    """The quantiles (columns, levels) of what is not missing in each column, each a value of it; 0 where all is."""
-    ordered = np.sort(X, axis=0)  # NaN comes last
-    there = (~np.isnan(X)).sum(0)
-    at = np.minimum((np.array(levels) * there[:, None]).astype(int), np.maximum(there - 1, 0)[:, None])
-    return np.where(there[:, None] > 0, ordered[at, np.arange(X.shape[1])[:, None]], 0.0)
-
-
-def reciprocal(x: Floats) -> Floats:
-    """1/x, and 0 for 0 and for what has no finite reciprocal worth the name."""
-    return np.divide(1.0, x, out=np.zeros_like(x), where=x > 1e-290)
+Learner = StreamLearner  # its name in pickles of version 0.1

@@ -19,6 +19,7 @@ from sepsa.heads.base.parameters import rows as with_ones
 from sepsa.heads.base.repeated_samples import HELD_OUT, UNREPEATED, code_of, hash_of, row_bytes
 from sepsa.heads.math import candidates
 from sepsa.heads.math.candidates import Candidates, Grid, RowMasks, Statistics
+from sepsa.heads.math.ridge import next_cursor
 
 # Places in the integers, before the cursors.
 ACTIVE, STEPS, FIRST, UNREPEATED_AT, SEEN, CHANGES, CURSORS = range(7)
@@ -227,7 +228,7 @@ class CapturedCandidates(HeadMemory):
         store(self.linear, torch.where(valid, new.head, join(self.linear)))
         seen = integers[SEEN] + (kept & ~twin).sum()
         counts = torch.stack([active, steps, first, unrepeated, seen, changes])
-        cursors = (cursors + learned * self.grid.counts) % p
+        cursors = next_cursor(cursors, learned * self.grid.counts, p)
         samples = torch.where(learned, self.lambdas * samples + (n - held_out.sum()), samples)
         for accepted, mine, value in (
             *zip((learned, learned, valid, learned, valid), self.now, new.statistics, strict=True),

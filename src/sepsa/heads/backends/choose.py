@@ -15,16 +15,18 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
-from numpy import float64
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sepsa.heads.math.least_squares import LeastSquaresState, is_block
 
-Counters = NDArray[float64]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Counters: TypeAlias = "NDArray[np.float64]"
 
 
 class Backend(Protocol):
@@ -78,7 +80,7 @@ class Case(NamedTuple):
     contiguous: bool = True  # the head's weight
 
 
-class Choice(NamedTuple):
+class BackendRow(NamedTuple):
     """A row of the table: a backend, where it lies, what it is able to compute, and where it is the fastest."""
 
     backend: str
@@ -110,12 +112,12 @@ def _always(case: Case) -> bool:
     return True
 
 
-TABLE: dict[str, tuple[Choice, ...]] = {
+TABLE: dict[str, tuple[BackendRow, ...]] = {
     # Up to 256 columns one compiled call costs less than torch's calls for the same arithmetic. Of a wider head than
     # 96, torch's products are faster for 16 rows or more, but for p/4 to p rows of one up to 160.
     "least squares": (
-        Choice("graph", "cuda_graph:GraphBackend", _on_cuda),
-        Choice(
+        BackendRow("graph", "cuda_graph:GraphBackend", _on_cuda),
+        BackendRow(
             "numba",
             "numba_least_squares:NumbaBackend",
             _compiles,
@@ -124,17 +126,17 @@ TABLE: dict[str, tuple[Choice, ...]] = {
                 and (c.width <= 96 or c.rows < 16 or (c.width <= 160 and c.width / 4 <= c.rows <= c.width))
             ),
         ),
-        Choice("torch", "torch_least_squares:TorchBackend", _always),
+        BackendRow("torch", "torch_least_squares:TorchBackend", _always),
     ),
     # Above 96 columns LAPACK's Cholesky factors cost less than compiled loops without a call.
     "candidates": (
-        Choice("numba", "numba_candidates", _compiles, lambda c: c.width <= 96),
-        Choice("torch", "", _always),
+        BackendRow("numba", "numba_candidates", _compiles, lambda c: c.width <= 96),
+        BackendRow("torch", "", _always),
     ),
     # Captured steps: one program holds all rows of a few columns of Z in registers, up to 1,024 of them; a block of
     # 64 samples is solved in two halves of 32, and one coordinate at most gets its ridge back.
     "captured least squares": (
-        Choice(
+        BackendRow(
             "triton",
             "triton.least_squares",
             lambda c: (
@@ -144,11 +146,11 @@ TABLE: dict[str, tuple[Choice, ...]] = {
                 and (c.rows == 1 or (c.rows <= 64 and c.outputs + c.restored <= 64))
             ),
         ),
-        Choice("torch", "", _always),
+        BackendRow("torch", "", _always),
     ),
     # From p rows on, the system of the rows is singular but for its identity, and torch solves that of the columns.
     "captured cross-entropy": (
-        Choice(
+        BackendRow(
             "triton",
             "triton.cross_entropy",
             lambda c: (
@@ -159,11 +161,11 @@ TABLE: dict[str, tuple[Choice, ...]] = {
                 and c.rows + c.restored <= min(128, c.width - 1)
             ),
         ),
-        Choice("torch", "", _always),
+        BackendRow("torch", "", _always),
     ),
     # One program eliminates p rows; beyond 256 torch's batched factors are faster.
     "captured candidates": (
-        Choice(
+        BackendRow(
             "triton",
             "triton.candidates",
             lambda c: (
@@ -175,7 +177,7 @@ TABLE: dict[str, tuple[Choice, ...]] = {
                 and c.candidates <= 15
             ),
         ),
-        Choice("torch", "", _always),
+        BackendRow("torch", "", _always),
     ),
 }
 NAMES = ("torch", "numba", "graph", "triton")
@@ -189,7 +191,7 @@ def records(state: LeastSquaresState, rows: int, forgetting: float) -> bool:
     return allowed and (len(state.T) <= RECORDED_COPIES or is_block(state, rows, forgetting))
 
 
-def choose(solver: str, case: Case) -> Choice:
+def choose(solver: str, case: Case) -> BackendRow:
     """The row of the table for `solver`, such as "least squares", that computes this case."""
     rows = TABLE[solver]
     for row in rows:

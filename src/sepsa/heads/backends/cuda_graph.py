@@ -34,7 +34,7 @@ from sepsa.heads.backends.torch_least_squares import TorchBackend
 from sepsa.heads.base.parameters import follow, store
 from sepsa.heads.math import least_squares
 from sepsa.heads.math.least_squares import CURSOR, GROWTH, PENDING, LeastSquaresState
-from sepsa.heads.math.ridge import coordinates, rotation
+from sepsa.heads.math.ridge import coordinates, next_cursor, rotation
 from sepsa.interrupt import DeferredInterrupt
 
 # A number of rows is recorded at its third update, and tried again _RETRY updates after one that left another kind of
@@ -97,7 +97,7 @@ class RecordedUpdate:
                     mine.copy_(learned)
             store(linear, state.W.to(linear.weight.dtype))
             if count % p:
-                backend.cursor.add_(count).remainder_(p)
+                backend.cursor.copy_(next_cursor(backend.cursor, count, p))
 
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sepsa.heads.backends.numba_least_squares import OPTIONS, backward_row, cholesky, forward_row
+from sepsa.heads.backends.numba_least_squares import OPTIONS, backward_row, cholesky, forward_row, restored_coordinate
 from sepsa.heads.base.repeated_samples import BatchSplit
 from sepsa.heads.math import candidates
 from sepsa.heads.math.candidates import CERTAINTY, EXACT, FADING, LEAST, OUTLIER, Candidates, Grid, Statistics, Updated
@@ -42,7 +42,7 @@ def update(M, N, basis, X, lambdas, cursors, counts, of, r, new_M, new_N, W, fac
             for j in range(p):
                 new_N[k, a, j] = lam * N[k, a, j]
         for i in range(counts[k]):
-            j = (cursors[k] + i) % p
+            j = restored_coordinate(cursors[k], i, p)
             lack = 1.0 - new_N[k, 0, j]
             for a in range(rows):
                 new_N[k, a, j] += lack * basis[a, j]

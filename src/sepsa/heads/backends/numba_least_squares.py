@@ -208,6 +208,12 @@ def whiten(T, W, Phi, Y, F, E):
 
 
 @_inner
+def restored_coordinate(cursor, i, p):
+    """The i-th of the coordinates that an update restores, by the rule of `math.ridge`."""
+    return (cursor + i) % p
+
+
+@_inner
 def gather(T, W, H, energy, left, prior, ridge, F, E, lam, cursor, count, pending, new_H, D):
     """`least_squares.gather_with_ridge` up to V: new_H (its lower triangle) and Dᵀ; energy and left in place."""
     (m, n), p = E.shape, T.shape[0]
@@ -231,7 +237,7 @@ def gather(T, W, H, energy, left, prior, ridge, F, E, lam, cursor, count, pendin
     for j in range(p):
         left[j] *= lam
     for step in range(count):
-        c = (cursor + step) % p
+        c = restored_coordinate(cursor, step, p)
         q = max(0.0, ridge[c] - left[c])
         left[c] = ridge[c]
         for i in range(p):
@@ -372,7 +378,7 @@ def update(memory, rows, weight, bias, x, y, lam, samples, count):
                     e[o] -= new_W[o, j] * Phi[r, j]
             potter(new_T, new_W, f, e, u, new_energy)
         for i in range(count):
-            c = (cursor + i) % p
+            c = restored_coordinate(cursor, i, p)
             root = math.sqrt(max(0.0, ridge[c] - new_left[c]))
             for j in range(p):
                 f[j] = root * new_T[j, c]

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sepsa.heads.math.ridge import BiasRidge, bias_bounds, rotation
+from sepsa.heads.math.ridge import BiasRidge, bias_bounds, is_restored, rotation
 
 # Each scored sample multiplies the weight of all errors before it by this factor.
 FADING = 0.98
@@ -260,8 +260,7 @@ def grown(grid: GridTensors, old: Statistics, basis: Tensor, X: Tensor, cursors:
     p = basis.shape[1]
     lam = grid.lambdas[:, None, None]
     N = lam * old.N
-    ahead = (torch.arange(p, device=X.device) - cursors[:, None]) % p
-    missing = torch.where(ahead < grid.counts[:, None], 1 - N[:, 0], 0.0)
+    missing = torch.where(is_restored(p, cursors, grid.counts), 1 - N[:, 0], 0.0)
     return lam * old.M + X.T @ X, torch.addcmul(N, missing[:, None], basis)
 
 

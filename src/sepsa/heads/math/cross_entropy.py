@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from sepsa.heads.math.least_squares import andrews
-from sepsa.heads.math.ridge import lacking, rotation
+from sepsa.heads.math.ridge import coordinates, lacking, next_cursor, rotation
 
 FADE = 7.0  # curvature fades as if each sample pushed out so many; benchmarks/softmax_newton.py compares
 TOLERANCE = 1e-3  # of the sum of a sample's class probabilities: float16 and bfloat16 round them
@@ -105,7 +105,8 @@ def learned(
     # The rows that A gains, scaled to weight one, and the residuals of (2) as they see them
     scale = omega.sqrt()
     c = rotation(p, forgetting, at_least=n)
-    at, left = (cursor.long() + torch.arange(c, device=W.device)) % p, lam * state.ridge_left
+    at, left = coordinates(p, c, cursor.long(), W.device), lam * state.ridge_left
+    assert isinstance(at, Tensor)  # because the cursor is one
     q = lacking(left, state.ridge, at)
     back = q.sqrt()[:, None]
     rows = torch.cat([Phi * scale, Phi.new_zeros(c, p).scatter(1, at[:, None], back)])
@@ -114,7 +115,7 @@ def learned(
 
     T, step = absorb(state.T / lam.sqrt(), rows, residuals, inflation.sqrt())
     T, W = T.contiguous(), (W - step).contiguous()  # in one layout however made, as BLAS rounds by the layout
-    counters = torch.stack([updates + 1, seen + m.sum(), (cursor + c) % p])
+    counters = torch.stack([updates + 1, seen + m.sum(), next_cursor(cursor, c, p)])
     sums = Phi.square().sum() + shares.sum() + counters[1]
     finite = valid & sums.isfinite() & T.isfinite().all() & W.to(head_dtype).isfinite().all()
     return CrossEntropyState(

@@ -19,7 +19,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sepsa.heads.math.ridge import Coordinates, coordinates, count_of, lacking, restored, ridge_rows, rotation
+from sepsa.heads.math.ridge import (
+    Coordinates,
+    coordinates,
+    count_of,
+    lacking,
+    next_cursor,
+    restored,
+    ridge_rows,
+    rotation,
+)
 
 # Above this squared size the product FFᵀ swallows the identity it is added to; the QR route does not.
 PRODUCT_LIMIT = 1e10
@@ -275,7 +284,7 @@ def advance_counters(counters: list[float], p: int, n: int, samples: float, lam:
     """The counters after an update by `attempt` whose |F|² was `size`."""
     steps, seen, cursor, pending, growth = counters
     pending, growth = (pending + 1, lam * growth + size) if gathers(p, n, lam) else (0.0, 0.0)
-    return [steps + 1, lam * seen + samples, (cursor + rotation(p, lam)) % p, pending, growth]
+    return [steps + 1, lam * seen + samples, next_cursor(cursor, rotation(p, lam), p), pending, growth]
 
 
 def must_absorb(counters: list[float], p: int, lam: float, dtype: torch.dtype) -> bool:

@@ -10,7 +10,7 @@ Symbols are those of `least_squares`.
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,6 +34,16 @@ def coordinates(p: int, count: int, cursor: int | Tensor, device: torch.device) 
     if isinstance(cursor, int) and cursor + count <= p:
         return slice(cursor, cursor + count)
     return (cursor + torch.arange(count, device=device)) % p
+
+
+def next_cursor(cursor: Any, count: Any, p: int) -> Any:
+    """The first coordinate that the next update restores: numbers or tensors."""
+    return (cursor + count) % p
+
+
+def is_restored(p: int, cursors: Tensor, counts: Tensor) -> Tensor:
+    """Which coordinates (L, p) are among the `counts` (L,) that get their ridge back from the `cursors` (L,) on."""
+    return (torch.arange(p, device=cursors.device) - cursors[:, None]) % p < counts[:, None]
 
 
 def count_of(at: Coordinates) -> int:

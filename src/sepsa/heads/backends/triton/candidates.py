@@ -18,12 +18,13 @@ import triton.language as tl
 from torch import Tensor
 
 from sepsa.heads.backends.triton.linalg import eliminate, readable
+from sepsa.heads.backends.triton.ridge import is_restored, next_cursor
 from sepsa.heads.base.repeated_samples import HELD_OUT, UNREPEATED
 from sepsa.heads.math.candidates import CERTAINTY, EXACT, FADING, OUTLIER
 
 _SIZE, _TILE = 32, 16
 
-_FOUND = 5  # what `judge` finds: fine, whether anything is learned, first, unrepeated, how many are held out
+_FOUND = 5  # what `judge` finds: finite, whether anything is learned, first, unrepeated, how many are held out
 
 
 @triton.jit
@@ -121,10 +122,10 @@ def _sample_columns(x, y, used, i, c, n, p, m, k, dtype: tl.constexpr):
 
 @triton.jit
 def _grow(
-    x, y, used, M, N, new_M, new_N, basis, fading, integers, turns, n, p, m, k,
+    x, y, used, M, N, new_M, new_N, basis, fading, integers, counts, n, p, m, k,
     BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_Q: tl.constexpr,
 ):  # fmt: skip
-    """λM + [Φ Y]ᵀ[Φ Y] in this tile, and the ridge of these coordinates: all fade, those in turn are whole again."""
+    """λM + [Φ Y]ᵀ[Φ Y] in this tile, and the ridge of these coordinates: all fade, some get theirs back."""
     dtype: tl.constexpr = M.dtype.element_ty
     level, i, q = tl.program_id(0), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_Q)
     one = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -141,10 +142,10 @@ def _grow(
         there = (q < 1 + 2 * m)[:, None] & (one < p)[None, :]
         where = level * (1 + 2 * m) * p + q[:, None] * p + one[None, :]
         left = lam * tl.load(N + level * (1 + 2 * m) * p + one, mask=one < p, other=0.0)
-        turn = (one - tl.load(integers + 6 + level) + p) % p < tl.load(turns + level)
-        back = tl.where(turn, 1.0 - left, 0.0)
-        whole = tl.load(basis + q[:, None] * p + one[None, :], mask=there, other=0.0)
-        value = lam * tl.load(N + where, mask=there, other=0.0) + back[None, :] * whole
+        restored = is_restored(one, tl.load(integers + 6 + level), tl.load(counts + level), p)
+        back = tl.where(restored, 1.0 - left, 0.0)
+        full = tl.load(basis + q[:, None] * p + one[None, :], mask=there, other=0.0)
+        value = lam * tl.load(N + where, mask=there, other=0.0) + back[None, :] * full
         tl.store(new_N + where, value, mask=there)
 
 
@@ -208,8 +209,8 @@ def _scale(facts, numbers, n, k):
 
 @triton.jit
 def _choose(
-    W, new_W, sums, errors, scored_in, score, forgettings, fading, turns, rows, names, learned, fresh_in, found, facts,
-    integers, numbers, log, weight, bias, fine_out, take_out, n, p, m, k, J, L,
+    W, new_W, sums, errors, scored_in, score, forgettings, fading, counts, rows, names, learned, fresh_in, found, facts,
+    integers, numbers, log, weight, bias, finite_out, take_out, n, p, m, k, J, L,
     FADING: tl.constexpr, CERTAINTY: tl.constexpr, OUTLIER: tl.constexpr, EXACT: tl.constexpr,
     SEEN_LIMIT: tl.constexpr, HISTORY_LIMIT: tl.constexpr, HAS_BIAS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -220,8 +221,8 @@ def _choose(
     real, mine = i < n, j < J
     learns = tl.load(found + 1) > 0
     total = tl.sum(tl.load(sums + j, mask=mine, other=0.0))
-    fine = (tl.load(found) > 0) & (((total - total) == 0.0) | (tl.load(found + 1) == 0))
-    take = fine & learns
+    finite = (tl.load(found) > 0) & (((total - total) == 0.0) | (tl.load(found + 1) == 0))
+    take = finite & learns
 
     scored = tl.load(scored_in + i, mask=real, other=0.0) > 0.0
     count = tl.sum(tl.where(scored, 1, 0))
@@ -239,7 +240,7 @@ def _choose(
     Q = tl.where((j <= J)[:, None] & scored[None, :], Q, 0.0)
     faded = old * tl.exp(count.to(dtype) * tl.log(tl.full((), FADING, dtype)))
     now = tl.dot(Q, tl.trans(Q), faded, input_precision="ieee", out_dtype=dtype)
-    now = tl.where(fine, now, old)
+    now = tl.where(finite, now, old)
 
     losses = tl.sum(tl.where((j == J)[None, :], now, 0.0), axis=1)
     N = tl.sum(tl.where((j == J)[:, None] & (j == J)[None, :], now, 0.0))
@@ -260,7 +261,7 @@ def _choose(
     before = tl.load(integers).to(tl.int32)
     ours = tl.max(tl.where(chosen & (j == before), 1, 0), axis=0)
     active = tl.where(ours > 0, before, tl.min(tl.where(chosen, j, BLOCK_J), axis=0))
-    active = tl.where((N > 1.0) & fine, active, before)
+    active = tl.where((N > 1.0) & finite, active, before)
 
     w_place = active * m * p + o[:, None] * p + c[None, :]
     w_inside = (o < m)[:, None] & (c < p)[None, :]
@@ -281,7 +282,7 @@ def _choose(
     lambdas = tl.load(fading + j, mask=j < L, other=0.0)
     remembered = tl.load(numbers + 1 + j, mask=j < L, other=0.0)
     cursor = tl.load(integers + 6 + j, mask=j < L, other=0)
-    turn = tl.load(turns + j, mask=j < L, other=0)
+    count_of = tl.load(counts + j, mask=j < L, other=0)
     samples = lambdas * remembered + (n - tl.load(found + 4))
     scale_now, scale_before = _scale(facts, numbers, n, k), tl.load(numbers)
     unrepeated, unrepeated_before = tl.load(found + 3), tl.load(integers + 3)
@@ -294,20 +295,20 @@ def _choose(
         tl.store(bias + o[:, None] + 0 * c[None, :], head, mask=w_inside & (c == k)[None, :])
     stored = tl.where(take, new_steps, 0)
     tl.store(learned + name, tl.where(kept, stored, 0), mask=kept)
-    tl.store(numbers, tl.where(fine, scale_now, scale_before))
+    tl.store(numbers, tl.where(finite, scale_now, scale_before))
     tl.store(numbers + 1 + j, tl.where(take, samples, remembered), mask=j < L)
-    tl.store(integers + 6 + j, tl.where(take, (cursor + turn) % p, cursor), mask=j < L)
+    tl.store(integers + 6 + j, tl.where(take, next_cursor(cursor, count_of, p), cursor), mask=j < L)
     changed = active != before
     slot = log + 2 * ((changes + tl.where(changed, 1, 0)) % HISTORY_LIMIT)
     tl.store(slot, tl.where(changed, new_steps, tl.load(slot)))
     tl.store(slot + 1, tl.where(changed, active.to(tl.int64), tl.load(slot + 1)))
     tl.store(integers, active.to(tl.int64))
     tl.store(integers + 1, new_steps)
-    tl.store(integers + 2, tl.where(fine, first, first_before))
-    tl.store(integers + 3, tl.where(fine, unrepeated, unrepeated_before))
+    tl.store(integers + 2, tl.where(finite, first, first_before))
+    tl.store(integers + 3, tl.where(finite, unrepeated, unrepeated_before))
     tl.store(integers + 4, known + tl.where(take, more, 0))
     tl.store(integers + 5, changes + tl.where(changed, 1, 0))
-    tl.store(fine_out, fine)
+    tl.store(finite_out, finite)
     tl.store(take_out, take)
 
 

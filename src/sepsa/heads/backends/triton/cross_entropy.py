@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sepsa.heads.backends.triton.linalg import NEAR, distance, eliminate, iterate, readable, refine
+from sepsa.heads.backends.triton.ridge import coordinate, is_restored, lacking, next_cursor
 
 _SIZE = 32  # of the blocks that are eliminated
 _COLUMNS = 8
@@ -49,7 +50,7 @@ def _look(
     tl.store(P + rr[:, None] * r + i[None, :], product, mask=inside)
     t = tl.arange(0, BLOCK_G)
     inside = (rr < rows)[:, None] & (t < r - n)[None, :]
-    column = tl.load(Z + rr[:, None] * p + ((cursor + t) % p)[None, :], mask=inside, other=0.0)
+    column = tl.load(Z + rr[:, None] * p + coordinate(cursor, t, p)[None, :], mask=inside, other=0.0)
     tl.store(P + rr[:, None] * r + (n + t)[None, :], column, mask=inside)
     tl.store(sizes + tl.program_id(0), tl.sum(product * product) + tl.sum(column * column))
     if tl.program_id(0) == 0:
@@ -110,24 +111,23 @@ def _curvature(
 
 
 @triton.jit
-def _count(snapshot, left, ridge, counters, lam, mass, c, p, fine, BLOCK_P: tl.constexpr):
-    """Counters, and the ridge that is left: all coordinates fade, those whose turn it is get theirs back."""
+def _count(snapshot, left, ridge, counters, lam, mass, c, p, finite, BLOCK_P: tl.constexpr):
+    """Counters, and the ridge of each coordinate: all fade, then the next c get theirs back."""
     j = tl.arange(0, BLOCK_P)
     cursor = tl.load(snapshot + 2).to(tl.int64)
     old = tl.load(left + j, mask=j < p, other=0.0)
-    whole = tl.load(ridge + j, mask=j < p, other=0.0)
-    turn = (j - cursor + p) % p < c
-    new = tl.where(turn & (whole > lam * old), whole, lam * old)
-    tl.store(left + j, tl.where(fine, new, old), mask=j < p)
-    good = fine.to(tl.float64)
+    full = tl.load(ridge + j, mask=j < p, other=0.0)
+    new = tl.where(is_restored(j, cursor, c, p) & (full > lam * old), full, lam * old)
+    tl.store(left + j, tl.where(finite, new, old), mask=j < p)
+    good = finite.to(tl.float64)
     tl.store(counters, (tl.load(snapshot) + good).to(old.dtype))
-    tl.store(counters + 1, (tl.load(snapshot + 1) + tl.where(fine, mass, 0.0)).to(old.dtype))
-    tl.store(counters + 2, tl.where(fine, (cursor + c) % p, cursor).to(old.dtype))
+    tl.store(counters + 1, (tl.load(snapshot + 1) + tl.where(finite, mass, 0.0)).to(old.dtype))
+    tl.store(counters + 2, tl.where(finite, next_cursor(cursor, c, p), cursor).to(old.dtype))
 
 
 @triton.jit
 def _weigh(
-    P, sizes, y, snapshot, prior, shares, left, ridge, counters, weights, settings, a, d, E, inverse_root, fine_out,
+    P, sizes, y, snapshot, prior, shares, left, ridge, counters, weights, settings, a, d, E, inverse_root, finite_out,
     n, r, p, K, C, parts, LABELS: tl.constexpr, ONE: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
@@ -143,47 +143,47 @@ def _weigh(
     )
     part = tl.arange(0, BLOCK_S)
     total = tl.sum(tl.load(sizes + part, mask=part < parts, other=0.0))
-    fine = valid & (total * total < float("inf"))  # nor NaN; squared, because the sweeps multiply two entries
-    root = tl.where(fine, 1.0 / tl.sqrt(lam), 1.0)
+    finite = valid & (total * total < float("inf"))  # nor NaN; squared, because the sweeps multiply two entries
+    root = tl.where(finite, 1.0 / tl.sqrt(lam), 1.0)
     scale = tl.sqrt(omega)
-    tl.store(a + i, tl.where(fine, scale * root, 0.0), mask=i < n)
-    tl.store(d + i, tl.where(i < n, tl.where(fine, tl.sqrt(rho), 1.0), 0.0), mask=i < n)
+    tl.store(a + i, tl.where(finite, scale * root, 0.0), mask=i < n)
+    tl.store(d + i, tl.where(i < n, tl.where(finite, tl.sqrt(rho), 1.0), 0.0), mask=i < n)
     e = residuals / (tl.where(scale > 0.0, scale, 1.0) * tl.sqrt(rho))[:, None]
-    tl.store(E + i[:, None] * K + of_class[None, :], tl.where(fine, e, 0.0), mask=(i < n)[:, None] & mine[None, :])
+    tl.store(E + i[:, None] * K + of_class[None, :], tl.where(finite, e, 0.0), mask=(i < n)[:, None] & mine[None, :])
 
     t = tl.arange(0, BLOCK_G)
     given = t < r - n
-    at = (tl.load(snapshot + 2).to(tl.int64) + t) % p
-    lacks = tl.load(ridge + at, mask=given, other=0.0) - lam * tl.load(left + at, mask=given, other=0.0)
-    back = tl.where(fine, tl.sqrt(tl.where(lacks > 0.0, lacks, 0.0)), 0.0)
+    at = coordinate(tl.load(snapshot + 2).to(tl.int64), t, p)
+    faded = lam * tl.load(left + at, mask=given, other=0.0)
+    back = tl.where(finite, tl.sqrt(lacking(tl.load(ridge + at, mask=given, other=0.0), faded)), 0.0)
     tl.store(a + n + t, back * root, mask=given)
     tl.store(d + n + t, tl.where(given, 1.0, 0.0).to(lam.dtype), mask=given)
     both = given[:, None] & (c < K)[None, :]
     pull = tl.load(P + (p + c)[None, :] * r + (n + t)[:, None], mask=both, other=0.0)
     pull -= tl.load(prior + c[None, :] * p + at[:, None], mask=both, other=0.0)
-    pull = tl.where(fine, back[:, None] * pull, 0.0)
+    pull = tl.where(finite, back[:, None] * pull, 0.0)
     tl.store(E + (n + t)[:, None] * K + c[None, :], pull, mask=both)
     tl.debug_barrier()  # the ridge that is left has been read
     old = tl.load(snapshot + 3 + of_class, mask=mine, other=0.0)
-    tl.store(shares + of_class, tl.where(fine, new_shares, old), mask=mine)
+    tl.store(shares + of_class, tl.where(finite, new_shares, old), mask=mine)
     tl.store(inverse_root, root)
-    tl.store(fine_out, fine)
-    _count(snapshot, left, ridge, counters, lam, mass, r - n, p, fine, BLOCK_P)
+    tl.store(finite_out, finite)
+    _count(snapshot, left, ridge, counters, lam, mass, r - n, p, finite, BLOCK_P)
 
 
 @triton.jit
 def _learn_one(
-    Z, P, a, d, E, inverse_root, fine_in, weight, bias, p, K, k,
+    Z, P, a, d, E, inverse_root, finite_in, weight, bias, p, K, k,
     HAS_BIAS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """One sample and one coordinate, f and g as T/√λ sees them: W and T in these columns, and the head takes W."""
     r = tl.arange(0, BLOCK_R)
     rows = p + K
     is_T, is_W = r < p, (r >= p) & (r < rows)
-    fine, root, inflation = tl.load(fine_in), tl.load(inverse_root), tl.load(d)
+    finite, root, inflation = tl.load(finite_in), tl.load(inverse_root), tl.load(d)
     f = tl.load(P + 2 * r, mask=is_T, other=0.0) * tl.load(a)
     g = tl.load(P + 2 * r + 1, mask=is_T, other=0.0) * tl.load(a + 1)
-    f, g = tl.where(fine, f, 0.0), tl.where(fine, g, 0.0)
+    f, g = tl.where(finite, f, 0.0), tl.where(finite, g, 0.0)
     ff, fg, gg = tl.sum(f * f), inflation * tl.sum(f * g), tl.sum(g * g)
 
     # (2): X = D(I + DMD)⁻¹E, where D inflates the sample and not the coordinate
@@ -218,7 +218,7 @@ def _learn_one(
 
 @triton.jit
 def _products(
-    P, Z, a, d, inverse_root, M, inflated, Q, Ft, fine_in, r, p,
+    P, Z, a, d, inverse_root, M, inflated, Q, Ft, finite_in, r, p,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """M = FᵀF and DMD, or Q = FᵀT/√λ and Fᵀ, in these rows and columns; all zero where something is not finite."""
@@ -227,7 +227,7 @@ def _products(
     in_M, in_Q = c < r, (c >= edge) & (c < edge + p)
     c = tl.where(c < edge, c, c - edge)
     i = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    fine = tl.load(fine_in)
+    finite = tl.load(finite_in)
     product = tl.zeros((BLOCK_R, BLOCK_C), dtype=Z.dtype.element_ty)
     for start in range(0, p, BLOCK_K):
         j = start + tl.arange(0, BLOCK_K)
@@ -238,7 +238,7 @@ def _products(
     a_i, d_i = tl.load(a + i, mask=i < r, other=0.0), tl.load(d + i, mask=i < r, other=0.0)
     a_c, d_c = tl.load(a + c, mask=in_M, other=0.0), tl.load(d + c, mask=in_M, other=0.0)
     root = tl.load(inverse_root)
-    product = tl.where(fine, product * a_i[:, None] * tl.where(in_Q, root, a_c)[None, :], 0.0)
+    product = tl.where(finite, product * a_i[:, None] * tl.where(in_Q, root, a_c)[None, :], 0.0)
     tl.store(M + i[:, None] * r + c[None, :], product, mask=(i < r)[:, None] & in_M[None, :])
     tl.store(
         inflated + i[:, None] * r + c[None, :],
@@ -248,7 +248,7 @@ def _products(
     inside = (i < r)[:, None] & in_Q[None, :]
     tl.store(Q + i[:, None] * p + c[None, :], product, mask=inside)
     f = tl.load(P + c[None, :] * r + i[:, None], mask=inside, other=0.0) * a_i[:, None]
-    tl.store(Ft + i[:, None] * p + c[None, :], tl.where(fine, f, 0.0), mask=inside)
+    tl.store(Ft + i[:, None] * p + c[None, :], tl.where(finite, f, 0.0), mask=inside)
 
 
 @triton.jit
@@ -302,7 +302,7 @@ class Buffers:
         self.a, self.d, self.E, self.inverse_root = Z.new_zeros(r), Z.new_zeros(r), Z.new_zeros(r, K), Z.new_zeros(())
         self.M, self.inflated, self.ones = Z.new_zeros(r, r), Z.new_zeros(r, r), Z.new_ones(r)
         self.Q, self.Ft = Z.new_zeros(r, p), Z.new_zeros(r, p)
-        self.fine = torch.zeros((), dtype=torch.bool, device=Z.device)
+        self.finite = torch.zeros((), dtype=torch.bool, device=Z.device)
         edge = blocks * _SIZE
         self.scratch = Z.new_zeros(programs, edge * (2 * edge + 3 * self.width))
         self.buffer = Z.new_zeros(programs, _SIZE, _SIZE)
@@ -335,18 +335,18 @@ def learn(
     )  # fmt: skip
     _weigh[(1,)](
         work.P, work.sizes, y, work.snapshot, now.prior, now.shares, now.ridge_left, now.ridge, now.counters,
-        now.weights, settings, work.a, work.d, work.E, work.inverse_root, work.fine, n, r, p, K, C, work.parts,
+        now.weights, settings, work.a, work.d, work.E, work.inverse_root, work.finite, n, r, p, K, C, work.parts,
         BLOCK_N=triton.next_power_of_2(max(n, 2)), BLOCK_G=given, BLOCK_M=work.width,
         BLOCK_P=triton.next_power_of_2(p), **parts, **kind,
     )  # fmt: skip
     if n == c == 1:
         _learn_one[(triton.cdiv(p, _COLUMNS),)](
-            Z, work.P, work.a, work.d, work.E, work.inverse_root, work.fine, weight, bias, p, K, k,
+            Z, work.P, work.a, work.d, work.E, work.inverse_root, work.finite, weight, bias, p, K, k,
             BLOCK_R=triton.next_power_of_2(rows), BLOCK_C=_COLUMNS, **has_bias,
         )  # fmt: skip
-        return work.fine, None
+        return work.finite, None
     _products[(triton.cdiv(r, _SIZE), triton.cdiv(r, _TILE) + triton.cdiv(p, _TILE))](
-        work.P, Z, work.a, work.d, work.inverse_root, work.M, work.inflated, work.Q, work.Ft, work.fine, r, p,
+        work.P, Z, work.a, work.d, work.inverse_root, work.M, work.inflated, work.Q, work.Ft, work.finite, r, p,
         BLOCK_R=_SIZE, BLOCK_C=_TILE, BLOCK_K=_DEPTH,
     )  # fmt: skip
     _step[(triton.cdiv(p, _TILE),)](
@@ -354,4 +354,4 @@ def learn(
         ROWS=max(_SIZE, triton.next_power_of_2(r)), SIZE=_SIZE, BLOCK_M=work.width, BLOCK_C=_TILE, num_stages=1,
         **has_bias,
     )  # fmt: skip
-    return work.fine, work
+    return work.finite, work

@@ -59,7 +59,7 @@ def _gain(CUF, V, buffer, n, wide, SIZE: tl.constexpr):
 
 @triton.jit
 def _learn(
-    T, CUF, V, f, fading, fine_in, n, all, p,
+    T, CUF, V, f, fading, finite_in, n, all, p,
     FADES: tl.constexpr, SIZE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """T <- S - GU in this tile, G = FV; with FADES also f - G(Fᵀf), the row of the ridge as it is seen after that."""
@@ -76,7 +76,7 @@ def _learn(
     place = T + r[:, None] * p + c[None, :]
     tile = tl.load(place, mask=inside, other=0.0)
     if FADES:
-        tile *= tl.where(tl.load(fine_in), tl.load(fading + 1), 1.0).to(dtype)
+        tile *= tl.where(tl.load(finite_in), tl.load(fading + 1), 1.0).to(dtype)
         if tl.program_id(1) == 0:
             met = tl.load(CUF + i * wide + n, mask=i < n, other=0.0)
             row = tl.load(of_F + n * wide, mask=r < p, other=0.0)
@@ -98,14 +98,14 @@ def _rotate(T, f, p, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
     tl.store(place, tile - (row / (g + tl.sqrt(g)))[:, None] * u[None, :], mask=inside)
 
 
-def finish(T: Tensor, products: Tensor, fading: Tensor, fine: Tensor, fades: bool, buffers: Any) -> None:
+def finish(T: Tensor, products: Tensor, fading: Tensor, finite: Tensor, fades: bool, buffers: Any) -> None:
     """T after a block of `least_squares.block`, which returned the products and the flag."""
     V, work, f = buffers
     size, all, p = len(V), len(products), len(T)
     n = all - fades
     _gain[(1,)](products, V, work, n, all + 2 * p, SIZE=size, num_warps=8)
     _learn[(triton.cdiv(p, _TILE), triton.cdiv(p, _COLUMNS))](
-        T, products, V, f, fading, fine, n, all, p, FADES=fades, SIZE=size, BLOCK_R=_TILE, BLOCK_C=_COLUMNS
+        T, products, V, f, fading, finite, n, all, p, FADES=fades, SIZE=size, BLOCK_R=_TILE, BLOCK_C=_COLUMNS
     )
     if fades:
         _rotate[(triton.cdiv(p, _FEW),)](T, f, p, BLOCK_R=triton.next_power_of_2(p), BLOCK_C=_FEW)

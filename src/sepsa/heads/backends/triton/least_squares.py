@@ -22,6 +22,7 @@ from torch import Tensor
 
 from sepsa.heads.backends.triton.finish import buffers, finish
 from sepsa.heads.backends.triton.linalg import NEAR, readable, solve_by_sweeps, solve_near_identity, tile_of
+from sepsa.heads.backends.triton.ridge import coordinate, lacking
 
 # One program holds all rows of a few columns of Z.
 _COLUMNS = 8
@@ -35,21 +36,20 @@ _WARPS = 4
 
 @triton.jit
 def _ridge_row(left, ridge, tally, p, fading):
-    """The coordinate j whose turn it is, and √q, q the ridge it lacks once all have faded."""
-    j = tl.load(tally + 2).to(tl.int64) % p
+    """The coordinate j that gets its ridge back, and √q, q the ridge it lacks once all have faded."""
+    j = coordinate(tl.load(tally + 2).to(tl.int64), 0, p)
     old = tl.load(left + j)
-    lacks = tl.load(ridge + j) - tl.load(fading).to(old.dtype) * old
-    return j, tl.sqrt(tl.where(lacks > 0.0, lacks, 0.0))
+    return j, tl.sqrt(lacking(tl.load(ridge + j), tl.load(fading).to(old.dtype) * old))
 
 
 @triton.jit
-def _restore(left, ridge, tally, j, p, fading, fine, BLOCK_P: tl.constexpr):
-    """All coordinates fade, j gets its ridge back, and the next one has its turn; nothing where not `fine`."""
+def _restore(left, ridge, tally, j, p, fading, finite, BLOCK_P: tl.constexpr):
+    """All coordinates fade, j gets its ridge back, and the cursor moves on; nothing changes where not `finite`."""
     c = tl.arange(0, BLOCK_P)
     old = tl.load(left + c, mask=c < p, other=0.0)
     new = tl.where(c == j, tl.load(ridge + c, mask=c < p, other=0.0), tl.load(fading).to(old.dtype) * old)
-    tl.store(left + c, tl.where(fine, new, old), mask=c < p)
-    tl.store(tally + 2, tl.load(tally + 2) + fine.to(tl.float64))
+    tl.store(left + c, tl.where(finite, new, old), mask=c < p)
+    tl.store(tally + 2, tl.load(tally + 2) + finite.to(tl.float64))
 
 
 @triton.jit
@@ -74,7 +74,7 @@ def _project(
 
 @triton.jit
 def _learn(
-    Z, z, y, weight, bias, energy, left, ridge, prior, tally, fading, fine_out, p, m, k,
+    Z, z, y, weight, bias, energy, left, ridge, prior, tally, fading, finite_out, p, m, k,
     HAS_BIAS: tl.constexpr, FADES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """u = fᵀT, then T -= f uᵀ/(g + √g) and W += e uᵀ/g in these columns, and the head takes W.
@@ -92,9 +92,9 @@ def _learn(
         value = tl.where(is_f, value * inverse_root, value)
     size = tl.sum(tl.where(is_f, value * value, 0.0))
     total = size + tl.sum(tl.where(is_e, value * value, 0.0))
-    fine = (total - total) == 0.0  # neither NaN nor Inf
-    value = tl.where(fine, value, 0.0)  # zeros teach nothing
-    g = tl.where(fine, 1.0 + size, 1.0)
+    finite = (total - total) == 0.0  # neither NaN nor Inf
+    value = tl.where(finite, value, 0.0)  # zeros teach nothing
+    g = tl.where(finite, 1.0 + size, 1.0)
 
     inside = (r < p + m)[:, None] & (c < p)[None, :]
     place = Z + r[:, None] * p + c[None, :]
@@ -102,7 +102,7 @@ def _learn(
     fall = value * value / g
     coefficient = tl.where(is_f, -value / (g + tl.sqrt(g)), value / g)
     if FADES:
-        scale = tl.where(is_f & fine, inverse_root, 1.0).to(value.dtype)
+        scale = tl.where(is_f & finite, inverse_root, 1.0).to(value.dtype)
         tile *= scale[:, None]
     u = tl.sum(tl.where(is_f[:, None], tile * value[:, None], 0.0), axis=0)
     tile += coefficient[:, None] * u[None, :]
@@ -110,7 +110,7 @@ def _learn(
         rows = p + m
         column = tl.load(z + rows + r, mask=r < rows, other=0.0) * scale
         column += coefficient * tl.sum(tl.where(is_f, column * value, 0.0))  # column j of what Z is by now
-        root = tl.where(fine, tl.load(z + 2 * rows), 0.0)
+        root = tl.where(finite, tl.load(z + 2 * rows), 0.0)
         j = tl.load(z + 2 * rows + 1).to(tl.int64)
         aim = tl.load(prior + (r - p) * p + j, mask=is_e, other=0.0)
         second = root * tl.where(is_e, aim - column, column)
@@ -126,15 +126,15 @@ def _learn(
         last = is_e[:, None] & (c == k)[None, :]
         tl.store(bias + (r - p)[:, None] + 0 * c[None, :], tile, mask=last)
     if tl.program_id(0) == 0:
-        fade = tl.where(fine, tl.load(fading), 1.0)
+        fade = tl.where(finite, tl.load(fading), 1.0)
         before = tl.load(energy + r - p, mask=is_e, other=0.0)
         tl.store(energy + r - p, fade.to(before.dtype) * before + fall, mask=is_e)
-        good = fine.to(tl.float64)
+        good = finite.to(tl.float64)
         tl.store(tally, tl.load(tally) + good)
         tl.store(tally + 1, fade * tl.load(tally + 1) + good)
-        tl.store(fine_out, fine)
+        tl.store(finite_out, finite)
         if FADES:
-            _restore(left, ridge, tally, j, p, fading, fine, BLOCK_R)
+            _restore(left, ridge, tally, j, p, fading, finite, BLOCK_R)
 
 
 def rank_one(state: Any, features: Tensor, targets: Tensor, lam: float, ridge: Tensor, prior: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def rank_one(state: Any, features: Tensor, targets: Tensor, lam: float, ridge: T
     Z, p = state.Z, state.Z.shape[1]
     rows, m = Z.shape[0], state.W.shape[0]
     z = Z.new_empty(2 * rows + 2)
-    fine: Tensor = Z.new_empty((), dtype=torch.bool)
+    finite: Tensor = Z.new_empty((), dtype=torch.bool)
     fades = lam < 1.0
     block_r, block_c = triton.next_power_of_2(rows), triton.next_power_of_2(p)
     _project[(triton.cdiv(rows, _ROWS),)](
@@ -155,10 +155,10 @@ def rank_one(state: Any, features: Tensor, targets: Tensor, lam: float, ridge: T
     bias = state.weight if state.bias is None else state.bias  # a pointer must be given, used or not
     _learn[(triton.cdiv(p, _COLUMNS),)](
         Z, z, targets, state.weight, bias, state.energy, state.ridge_left, ridge, prior, state.tally,
-        state.fading(lam), fine, p, m, state.k,
+        state.fading(lam), finite, p, m, state.k,
         HAS_BIAS=state.bias is not None, FADES=fades, BLOCK_R=block_r, BLOCK_C=_COLUMNS,
     )  # fmt: skip
-    return fine
+    return finite
 
 
 @triton.jit
@@ -199,7 +199,7 @@ def _whiten(
 
 @triton.jit
 def _products(
-    P, Z, CUF, sizes, fading, fine_out, n, all, p, parts,
+    P, Z, CUF, sizes, fading, finite_out, n, all, p, parts,
     FADES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """CUF = [I + FᵀF, FᵀT/√λ, Fᵀ] (all, all + 2p) in these columns, with F = 0 where anything is not finite.
@@ -212,7 +212,7 @@ def _products(
     in_F, in_T = of_F & (c < all), (of_F == 0) & (c < p)
     i, part = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_S)
     total = tl.sum(tl.load(sizes + part, mask=part < parts, other=0.0))
-    fine = total * total < float("inf")  # nor NaN; squared, because the sweeps multiply two entries of C
+    finite = total * total < float("inf")  # nor NaN; squared, because the sweeps multiply two entries of C
     inside = (i < n)[:, None] & in_T[None, :]
     f = tl.load(P + c[None, :] * all + i[:, None], mask=inside, other=0.0)
     product = tl.zeros((BLOCK_N, BLOCK_C), dtype=Z.dtype.element_ty)
@@ -226,26 +226,26 @@ def _products(
         if FADES:
             last += tl.sum(tl.load(P + j * all + n, mask=j < p, other=0.0)[:, None] * right, axis=0)
     scale = tl.where(of_F, 1.0, tl.load(fading + 1).to(product.dtype))
-    product = tl.where(fine, product * scale, 0.0)
+    product = tl.where(finite, product * scale, 0.0)
     product = tl.where((i[:, None] == c[None, :]) & in_F[None, :], product + 1.0, product)
     place = CUF + tl.where(in_F, c, all + c)
     rows = place[None, :] + i[:, None] * (all + 2 * p)
     tl.store(rows, product, mask=(i < n)[:, None] & (in_F | in_T)[None, :])
-    tl.store(rows + p, tl.where(fine, f, 0.0), mask=inside)
+    tl.store(rows + p, tl.where(finite, f, 0.0), mask=inside)
     if FADES:
-        last = tl.where(fine, last * scale, 0.0)
+        last = tl.where(finite, last * scale, 0.0)
         last = tl.where((c == n) & in_F, last + 1.0, last)
         place += n * (all + 2 * p)
         tl.store(place, last, mask=in_F | in_T)
         f_last = tl.load(P + c * all + n, mask=in_T, other=0.0)
-        tl.store(place + p, tl.where(fine, f_last, 0.0), mask=in_T)
+        tl.store(place + p, tl.where(finite, f_last, 0.0), mask=in_T)
     if tl.program_id(0) == 0:
-        tl.store(fine_out, fine)
+        tl.store(finite_out, finite)
 
 
 @triton.jit
 def _solve(
-    P, CUF, W, weight, bias, energy, left, ridge, tally, fading, fine_in, buffer, n, all, p, m, k,
+    P, CUF, W, weight, bias, energy, left, ridge, tally, fading, finite_in, buffer, n, all, p, m, k,
     HAS_BIAS: tl.constexpr, FADES: tl.constexpr, TWO: tl.constexpr, HALF: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
@@ -260,9 +260,9 @@ def _solve(
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     wide = all + 2 * p
     buffer += tl.program_id(0) * (2 * HALF * HALF + SIZE * BLOCK_M)
-    fine = tl.load(fine_in)
+    finite = tl.load(finite_in)
     E = tl.load(P + (p + o)[None, :] * all + i[:, None], mask=(i < n)[:, None] & (o < m)[None, :], other=0.0)
-    E = tl.where(fine, E, 0.0)  # rows of zeros teach nothing
+    E = tl.where(finite, E, 0.0)  # rows of zeros teach nothing
     border = tl.load(CUF + i * wide + n, mask=(i < n) & FADES, other=0.0)
     E = tl.where((o == m)[None, :], border[:, None], E)
     U = tl.load(CUF + all + c[None, :] + i[:, None] * wide, mask=(i < n)[:, None] & (c < p)[None, :], other=0.0)
@@ -275,7 +275,7 @@ def _solve(
         X = solve_by_sweeps(CUF, E, buffer, n, wide, TWO, HALF, BLOCK_M)
     if FADES:
         last = tl.load(P + (p + o) * all + n, mask=o < m, other=0.0)
-        last = tl.where(fine, last, 0.0)
+        last = tl.where(finite, last, 0.0)
         d = tl.load(CUF + n * wide + n)
         met = tl.sum(border[:, None] * X, axis=0)  # bᵀX₀
         d -= tl.sum(tl.where(o == m, met, 0.0))
@@ -296,15 +296,15 @@ def _solve(
     if HAS_BIAS:
         tl.store(bias + o[:, None] + 0 * c[None, :], new, mask=inside & (c == k)[None, :])
     if tl.program_id(0) == 0:
-        fade = tl.where(fine, tl.load(fading), 1.0)
+        fade = tl.where(finite, tl.load(fading), 1.0)
         before = tl.load(energy + o, mask=o < m, other=0.0)
         tl.store(energy + o, fade.to(before.dtype) * before + fall, mask=o < m)
-        good = fine.to(tl.float64)
+        good = finite.to(tl.float64)
         tl.store(tally, tl.load(tally) + good)
         tl.store(tally + 1, fade * tl.load(tally + 1) + good * n)
         if FADES:
-            j = tl.load(tally + 2).to(tl.int64) % p
-            _restore(left, ridge, tally, j, p, fading, fine, BLOCK_P)
+            j = coordinate(tl.load(tally + 2).to(tl.int64), 0, p)
+            _restore(left, ridge, tally, j, p, fading, finite, BLOCK_P)
 
 
 def block(
@@ -324,7 +324,7 @@ def block(
         buffer = Z.new_empty(programs, 2 * _HALF * _HALF + (1 + two) * _HALF * width)
         P, CUF, sizes = Z.new_empty(rows, all), Z.new_empty(all, all + 2 * p), Z.new_empty(parts)
         state.blocks[n, fades] = P, CUF, sizes, Z.new_empty((), dtype=torch.bool), buffer, *buffers(state.T, n, _HALF)
-    P, CUF, sizes, fine, buffer, *work = state.blocks[n, fades]
+    P, CUF, sizes, finite, buffer, *work = state.blocks[n, fades]
     tiles = {"BLOCK_N": max(_HALF, triton.next_power_of_2(n)), "BLOCK_K": _DEPTH, "FADES": fades}
     stages = 1 if fades else 3  # sums beside a product are slower in a pipeline
     _whiten[(parts,)](
@@ -332,14 +332,14 @@ def block(
         fading, rows, n, all, p, m, k, BLOCK_R=_TILE, num_stages=stages, **tiles,
     )  # fmt: skip
     _products[(triton.cdiv(all, _TILE) + programs,)](
-        P, Z, CUF, sizes, fading, fine, n, all, p, parts,
+        P, Z, CUF, sizes, fading, finite, n, all, p, parts,
         BLOCK_S=max(_TILE, triton.next_power_of_2(parts)), BLOCK_C=_TILE, num_stages=stages, **tiles,
     )  # fmt: skip
     bias = state.weight if state.bias is None else state.bias  # a pointer must be given, used or not
     _solve[(programs,)](
-        P, CUF, W, state.weight, bias, state.energy, state.ridge_left, ridge, state.tally, fading, fine, buffer,
+        P, CUF, W, state.weight, bias, state.energy, state.ridge_left, ridge, state.tally, fading, finite, buffer,
         n, all, p, m, k,
         HAS_BIAS=state.bias is not None, FADES=fades, TWO=two, HALF=_HALF, BLOCK_M=width, BLOCK_C=_TILE,
         BLOCK_P=triton.next_power_of_2(p), num_warps=_WARPS,
     )  # fmt: skip
-    return partial(finish, state.T, CUF, fading, fine, fades, work), fine
+    return partial(finish, state.T, CUF, fading, finite, fades, work), finite

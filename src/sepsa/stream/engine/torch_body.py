@@ -1,12 +1,13 @@
-"""The learner of rows with any torch body: `Learner`'s scales and replay over `sepsa.SepSA` instead of the engine.
+"""The engine with any torch body, by `sepsa.SepSA`.
 
-It takes the same steps as the engine does: with g the gain of each output, the head learns the batch by recursive least
-squares and then the body follows the gradient of mean ω g (Wφ - y)² at the new head.
+With g the weight of each output, the head learns a batch by recursive least squares, and then the body follows the
+gradient of mean ω g (Wφ - y)² at the new head.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -19,9 +20,10 @@ from sepsa.heads import RLS
 from sepsa.heads.protocols import NotFinite
 from sepsa.optimizer import SepSA
 from sepsa.states import schema
-from sepsa.stream import kernels
-from sepsa.stream.engine import Floats, residual_degrees
-from sepsa.stream.learner import Learner
+from sepsa.stream.engine.kernels.robust import ROUNDING
+from sepsa.stream.engine.options import head_and_optimizer
+from sepsa.stream.engine.protocol import FitPlan, Floats, StreamEngine, residual_degrees
+from sepsa.validation import at_least
 
 BASES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {}),
@@ -33,31 +35,12 @@ BASES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
 }
 
 
-class TorchLearner(Learner):
-    """A `Learner` whose body is a copy of `module`, an `nn.Module` from (n, inputs) to (n, k).
+class TorchEngine(StreamEngine):
+    """An engine whose body is a copy of `module`, an `nn.Module` from (n, inputs) to (n, k).
 
-    Choose it where a multilayer perceptron will not do; a step costs a hundred times the engine's.
+    Choose it where a multilayer perceptron will not do; a step costs a hundred times the compiled engine's. It has one
+    head and the squared loss, without bounds on outliers.
     """
-
-    engine: TorchEngine  # type: ignore[assignment]
-
-    def _new_engine(self, inputs: int, outputs: int) -> TorchEngine:  # type: ignore[override]
-        engine = TorchEngine(inputs, outputs, seed=self.seed, **self.options)
-        if not self.regression:
-            engine.set_output_weights(1.0)
-        return engine
-
-    def learn(self, X: Floats, Y: Floats, weight: Floats | None = None) -> Floats:
-        """Learn rows in order; returns the predictions (n, outputs) made before each batch was learned."""
-        weight = np.ones(len(X)) if weight is None else weight
-        other = self.copy()
-        out = other._engine_learn(X, Y, weight) if other.warm else other._learn_first_rows(X, Y, weight)
-        self.__dict__.update(other.__dict__)
-        return out
-
-
-class TorchEngine:
-    """What `Learner` asks of an engine, with a torch body: steps, scales, growth."""
 
     def __init__(
         self,
@@ -90,10 +73,25 @@ class TorchEngine:
         )
         self.inputs, self.outputs, self.batch_size = inputs, outputs, batch
         self._mean, self._scale, self._output_weights = np.zeros(inputs), np.zeros(inputs), np.zeros(outputs)
-        self._rng_state = torch.Generator().manual_seed(seed).get_state()  # for what is random in the body, as dropout
+        self._rng_state = torch.Generator().manual_seed(seed).get_state()  # for random parts of the body, as dropout
+
+    @classmethod
+    def options(cls, parameters: Mapping[str, Any], for_fit: bool) -> dict[str, Any]:
+        batch = parameters["batch_size"]
+        return head_and_optimizer(parameters, 1e-4 if for_fit else 1e-3, one_head=True) | {
+            "module": parameters["module"],
+            "batch": 32 if batch == "auto" else at_least("batch_size", batch, 1),
+        }
+
+    @classmethod
+    def fit_plan(cls, parameters: Mapping[str, Any], inputs: int) -> FitPlan:
+        return FitPlan(fixed_features=False, one_member=True, speed=0.01, parallel=False)
+
+    @classmethod
+    def for_raw_rows(cls, inputs: int, outputs: int, *, classes: bool, seed: int, **options: Any) -> TorchEngine:
+        return cls(inputs, outputs, seed=seed, **options)
 
     def copy(self) -> TorchEngine:
-        """Another engine in the same state."""
         return deepcopy(self)
 
     @property
@@ -101,49 +99,34 @@ class TorchEngine:
         return self.solver.samples
 
     @property
-    def outliers(self) -> int:
-        """None: every row is taken at its word."""
-        return 0
-
-    @property
     def chosen(self) -> dict[str, Any]:
-        """The one head there is, as `Engine.chosen` tells it."""
         head = {"features": "hidden", "ridge": self.solver.ridge, "forgetting": self.solver.forgetting}
         return head | {"since": 0, "weights": [1.0]}
 
     def scaling(self) -> tuple[Floats, Floats]:
-        """Mean and scale (inputs,) by which the network sees (x - mean) · scale, as copies."""
+        """Mean and scale (inputs,) of the inputs, as copies."""
         return self._mean.copy(), self._scale.copy()
 
     def set_scaling(self, mean: Floats, scale: Floats, first: int = 0) -> None:
-        """Let the network see (x - mean) · scale, from input `first` on; a scale of zero waits for a value."""
         self._mean[first:], self._scale[first:] = mean, scale
 
-    def set_typical_inputs(self, distances: Floats | float, first: int = 0) -> None:
-        """Nothing: inputs are seen as far out as they lie."""
-
     def set_output_weights(self, weights: Floats | float) -> None:
-        """Let each output's squared error count so much in the body's loss; zero waits for a value."""
         self._output_weights[:] = weights
 
     def schedule(self) -> tuple[float, float, int]:
-        """The body's rate, the head's forgetting and the rows of a batch."""
         return float(self.optimizer.base.param_groups[0]["lr"]), float(self.solver.forgetting), self.batch_size
 
     def set_schedule(self, lr: float, forgetting: float, batch: int) -> None:
-        """Learn by these from now on."""
         for group in self.optimizer.base.param_groups:
             group["lr"] = lr
         self.solver.forgetting, self.batch_size = forgetting, batch
 
     def noise_variance(self) -> Floats:
-        """The variance (outputs,) of targets about predictions, as `Engine.noise_variance`."""
-        penalty, left = self._penalty_and_degrees_left()
+        penalty, degrees = self._penalty_and_residual_degrees()
         energy: Floats = self.solver.state_dict()["energy"].numpy(force=True)
-        return np.maximum(energy - penalty, 0.0) / left
+        return np.maximum(energy - penalty, 0.0) / degrees
 
     def set_effective_samples(self, samples: float, noise: Floats) -> None:
-        """Let what the head knows stand for so many samples, as `Engine.set_effective_samples`."""
         state = self.solver.state_dict()
         passes = max(1.0, float(self.solver.samples / samples))
         state["T"] *= math.sqrt(passes)  # B = TᵀT
@@ -152,13 +135,13 @@ class TorchEngine:
         ridge, of_bias = state["ridges"]
         state["ridges"] = [ridge / passes, of_bias]  # "ridge": that of the weights
         if state["forgetting"] == 1.0 and bool((state["left"] < ridge / passes).any()):
-            state["forgetting"] = 1 - 1e-9  # a schedule has forgotten some of the ridge, which so comes back in turn
+            state["forgetting"] = 1 - 1e-9  # so that the ridge, of which a schedule has forgotten a part, is restored
         self.solver.load_state_dict(state)
-        penalty, left = self._penalty_and_degrees_left()
-        state["energy"].copy_(torch.from_numpy(noise * left + penalty))
+        penalty, degrees = self._penalty_and_residual_degrees()
+        state["energy"].copy_(torch.from_numpy(noise * degrees + penalty))
         self.solver.load_state_dict(state)
 
-    def _penalty_and_degrees_left(self) -> tuple[Floats, float]:
+    def _penalty_and_residual_degrees(self) -> tuple[Floats, float]:
         head = self.optimizer.head
         state = self.solver.state_dict()
         ridge = state["left"].numpy(force=True)
@@ -170,7 +153,6 @@ class TorchEngine:
     # ------------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a further step depends on, as plain data."""
         return {
             "inputs": self.inputs,
             "outputs": self.outputs,
@@ -183,9 +165,7 @@ class TorchEngine:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
-        """Continue from such a state. Whole, or ValueError naming the entry and nothing."""
-        keys = {"inputs", "outputs", "mean", "scale", "output_weights", "generator", "model", "optimizer"}
-        new = schema.read(entry, state_dict, keys)
+        new = schema.read(entry, state_dict, set(self.state_dict()))
         new.equal("inputs", self.inputs)
         other = self.copy()
         outputs = new.integer("outputs", 1)
@@ -201,7 +181,13 @@ class TorchEngine:
 
     # ------------------------------------------------------------------ learning
 
-    def learn(self, X: Floats, Y: Floats, weight: Floats) -> Floats:
+    def learn(self, X: Floats, Y: Floats, sample_weight: Floats) -> Floats:
+        other = self.copy()  # an error leaves this engine as it was
+        out = other._learn(X, Y, sample_weight)
+        self.__dict__.update(other.__dict__)
+        return out
+
+    def _learn(self, X: Floats, Y: Floats, weight: Floats) -> Floats:
         out = np.empty_like(Y)
         batch = self.batch_size
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -234,11 +220,11 @@ class TorchEngine:
         return before
 
     def _scale_constant_inputs(self, X: Floats, Y: Floats) -> None:
-        """A scale for what was constant and now is not, as `kernels.scale_constant_inputs`."""
+        """Give a scale to an input or target that was constant so far (`kernels.robust.scale_constant_inputs`)."""
         mean, scale, gain = self._mean, self._scale, self._output_weights
         for j in np.flatnonzero(scale == 0):
             off = np.abs(X[:, j] - mean[j])
-            off = off[off > kernels._ROUNDING * np.abs(X[:, j])]
+            off = off[off > ROUNDING * np.abs(X[:, j])]
             scale[j] = 1 / off[0] if off.size else 0.0
         for k in np.flatnonzero(gain == 0):
             off = Y[Y[:, k] != 0, k]
@@ -267,7 +253,7 @@ class TorchEngine:
             return self.optimizer.head(features).double().numpy(force=True), leverage
 
     def resize(self, inputs: int, outputs: int) -> None:
-        """More outputs, as if they had been there, at zero, from the start."""
+        """Add outputs as if they had been there, at zero, from the start; the module decides the inputs."""
         old, more = self.optimizer.head, outputs - self.outputs
         head = zero_head(old.in_features, outputs, old.weight)
         head.weight.data[: self.outputs], head.bias.data[: self.outputs] = old.weight.data, old.bias.data
@@ -283,7 +269,7 @@ class TorchEngine:
 
 
 def zero_head(features: int, outputs: int, like: Tensor) -> nn.Linear:
-    """A head at zero, where and in what `like` is; nothing is drawn from torch's random numbers for it."""
+    """A head at zero, of the device and dtype of `like`; torch's random numbers are not used."""
     head: nn.Linear = skip_init(nn.Linear, features, outputs, device=like.device, dtype=like.dtype)  # type: ignore
     for parameter in head.parameters():
         nn.init.zeros_(parameter)
@@ -302,7 +288,7 @@ def pack(value: Any) -> Any:
 
 
 def unpack(entry: str, value: Any) -> Any:
-    """What `pack` was given."""
+    """The value that `pack` was given."""
     if not isinstance(value, dict):
         return value
     if len(value) != 1 or next(iter(value)) not in ("tensor", "items", "list", "tuple"):
@@ -322,7 +308,7 @@ def unpack(entry: str, value: Any) -> Any:
 
 
 def load(entry: str, target: nn.Module | SepSA[RLS], packed: Any) -> None:
-    """Load what was packed into a copy that may be thrown away."""
+    """Load a packed state into a copy, which a failure may leave half loaded."""
     values = unpack(entry, packed)
     check_finite(entry, values)
     try:
@@ -332,7 +318,7 @@ def load(entry: str, target: nn.Module | SepSA[RLS], packed: Any) -> None:
 
 
 def check_finite(entry: str, value: Any) -> None:
-    """Refuse a tensor that holds NaN or Inf, however deep."""
+    """Refuse a nested value in which a tensor holds NaN or Inf."""
     if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
         raise schema.damaged(entry, "finite", "NaN or Inf")
     for key, inner in value.items() if isinstance(value, dict) else ():

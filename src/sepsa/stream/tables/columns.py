@@ -15,35 +15,40 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sepsa.states import schema
-from sepsa.stream.table import Column, Floats
+from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.growth import NewInput
+from sepsa.stream.tables.cells import Column
 
 BUCKETS = 16
 MOST_INPUTS = 2000  # a learner's state grows as their square
 MOST_TEXT_INPUTS = 500
-NOTHING = ""  # the input, always 0, of a table whose first row has none
+NOTHING = ""  # the only input, always 0, of a table whose first row has no value
 DATE_PARTS = ("days", "month", "weekday", "hour")
 BUCKET = re.compile(r"#\d+$", re.ASCII)
 OTHER_DATE = re.compile(r"\d{1,2}[./-]\d{1,2}[./-]\d{2,4}( .*)?|\d{4}/\d{1,2}/\d{1,2}( .*)?", re.ASCII)
 
 
-class Birth(NamedTuple):
-    """An input that enters at this row, with the mean and the scale it starts from."""
+class Candidate(NamedTuple):
+    """A new input that enters unless there are too many; `text` is the text of `column` that it indicates."""
 
     row: int
+    rank: int  # of its column, which orders inputs of one row
     name: str
     mean: float
-    scale: float  # 0: the first value that differs from the mean will tell
+    scale: float
+    column: str | None = None
+    text: str | None = None
 
 
 class Inputs:
-    """The inputs so far, by name, and what they were made from."""
+    """The learner's inputs by name, and the columns and texts that they encode."""
 
     def __init__(self, categories: int) -> None:
         self.categories = categories
         self.names: dict[str, int] = {}
-        self.indicators: set[str] = set()  # those inputs that are 0 where nothing says 1
-        self.texts: dict[str, dict[str, str]] = {}  # of each column: text to the name of its input
-        self.text_rows: dict[str, int] = {}  # of each column: rows that had a text
+        self.indicators: set[str] = set()  # inputs that are 0 or 1
+        self.texts: dict[str, dict[str, str]] = {}  # for each column: text to the name of its input
+        self.text_rows: dict[str, int] = {}  # for each column: the number of rows that had a text
         self.warned: set[str] = set()
 
     def state_dict(self) -> dict[str, Any]:
@@ -57,7 +62,7 @@ class Inputs:
 
     @classmethod
     def from_state(cls, categories: int, state: Any) -> Inputs:
-        """Inputs that continue from a state; ValueError where it is none."""
+        """Inputs that continue from the result of `state_dict`; ValueError where that is damaged."""
         new = schema.read("state['inputs']", state, {"names", "indicators", "texts", "text_rows", "warned"})
         out = cls(categories)
         for entry in ("names", "indicators", "warned"):
@@ -84,31 +89,29 @@ class Inputs:
         out.text_rows = {column: text_rows.integer(column) for column in text_rows.values}
         return out
 
-    # ------------------------------------------------------------------
-
-    def meet(self, columns: Mapping[str, Column]) -> tuple[list[Birth], list[str]]:
-        """Take in what these rows have for the first time: the inputs that enter, in order, and warnings."""
-        candidates: list[tuple[int, int, str, float, float, str | None, str | None]] = []
+    def add(self, columns: Mapping[str, Column]) -> tuple[list[NewInput], list[str]]:
+        """Add inputs for values that these rows hold for the first time; returns them, in order, and warnings."""
+        candidates: list[Candidate] = []
         warnings: list[tuple[int, str]] = []
         for rank, (name, column) in enumerate(columns.items()):
             if name not in self.names:
                 rows = np.flatnonzero(~np.isnan(column.numbers))
                 if len(rows):
-                    candidates.append((int(rows[0]), rank, name, float(column.numbers[rows[0]]), 0.0, None, None))
+                    candidates.append(Candidate(int(rows[0]), rank, name, float(column.numbers[rows[0]]), 0.0))
             if column.times is not None and f"{name}:{DATE_PARTS[0]}" not in self.names:
                 rows = np.flatnonzero(~np.isnan(column.times))
                 if len(rows):
                     first = date_parts(column.times[rows[:1]])[0]
                     candidates += [
-                        (int(rows[0]), rank, f"{name}:{part}", float(value), 0.0, None, None)
+                        Candidate(int(rows[0]), rank, f"{name}:{part}", float(value), 0.0)
                         for part, value in zip(DATE_PARTS, first, strict=True)
                     ]
                     warnings.append((int(rows[0]), f"column {name!r} holds dates: they become {', '.join(DATE_PARTS)}"))
             if column.codes is not None:
-                self._meet_texts(name, rank, column, candidates, warnings)
-        if not self.names and not any(row == 0 for row, *_ in candidates):
-            candidates.append((0, -1, NOTHING, 0.0, 1.0, None, None))
-        births = []
+                self._add_texts(name, rank, column, candidates, warnings)
+        if not self.names and not any(candidate.row == 0 for candidate in candidates):
+            candidates.append(Candidate(0, -1, NOTHING, 0.0, 1.0))
+        new = []
         texts = sum(len(known) for known in self.texts.values())
         for row, _, name, mean, scale, column_name, text in sorted(candidates, key=lambda c: c[:2]):
             if name in self.names:
@@ -124,12 +127,13 @@ class Inputs:
             if column_name is not None and text is not None:
                 self.texts.setdefault(column_name, {})[text] = name
                 texts += 1
-            births.append(Birth(row, name, mean, scale))
-        return births, [text for _, text in sorted(warnings)]
+            new.append(NewInput(row, name, mean, scale))
+        return new, [text for _, text in sorted(warnings)]
 
-    def _meet_texts(
-        self, name: str, rank: int, column: Column, candidates: list[Any], warnings: list[tuple[int, str]]
+    def _add_texts(
+        self, name: str, rank: int, column: Column, candidates: list[Candidate], warnings: list[tuple[int, str]]
     ) -> None:
+        """Add to `candidates` and `warnings` what the new texts of a column call for."""
         assert column.codes is not None
         known = self.texts.get(name, {})
         present, first = np.unique(column.codes, return_index=True)
@@ -142,17 +146,13 @@ class Inputs:
                 continue
             if OTHER_DATE.fullmatch(text.strip()) and f"date {name}" not in self.warned:
                 self.warned.add(f"date {name}")
-                warnings.append(
-                    (
-                        row,
-                        f"column {name!r} looks like a date, {text!r}: write dates as 2026-01-31, or --drop it",
-                    )
-                )
+                said = f"column {name!r} looks like a date, {text!r}: write dates as 2026-01-31, or --drop it"
+                warnings.append((row, said))
             if room > 0:
                 room -= 1
-                candidates.append((row, rank, f"{name}={text}", 0.0, 1.0, name, text))
+                candidates.append(Candidate(row, rank, f"{name}={text}", 0.0, 1.0, name, text))
                 continue
-            candidates.append((row, rank, bucket(name, text), 0.0, 1.0, None, None))
+            candidates.append(Candidate(row, rank, bucket(name, text), 0.0, 1.0))
             if f"texts {name}" not in self.warned:
                 self.warned.add(f"texts {name}")
                 seen = rows_before + int((column.codes[: row + 1] >= 0).sum())
@@ -184,6 +184,7 @@ class Inputs:
 
 
 def bucket(column: str, text: str) -> str:
+    """The name of the input that a text shares with others of the same hash."""
     return f"{column}#{zlib.crc32(text.encode(errors='surrogatepass')) % BUCKETS}"
 
 

@@ -1,95 +1,56 @@
-"""The one-sample engine: SepSA for multilayer perceptrons in compiled code, without torch in the loop."""
+"""The compiled engine: SepSA for multilayer perceptrons, without torch in the loop."""
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sepsa.heads.protocols import NotFinite
 from sepsa.jit import announce_compilation
 from sepsa.states import schema
 from sepsa.states.plain import generator_state, read_generator
-from sepsa.stream import kernels
-from sepsa.validation import at_least, in_range
+from sepsa.stream.engine import kernels, layout
+from sepsa.stream.engine.kernels.body import FOURIER
+from sepsa.stream.engine.layout import Layout
+from sepsa.stream.engine.options import ACTIVATIONS, LOSSES, OPTIMIZERS, candidate_heads, head_and_optimizer
+from sepsa.stream.engine.protocol import FitPlan, Floats, StreamEngine, residual_degrees
+from sepsa.validation import at_least, in_range, not_negative, one_of
 
-Floats = NDArray[np.float64]
-
-NINE_TENTHS = 1.6448536269514722  # of a normal law lie within so many standard deviations
+NINE_TENTHS = 1.6448536269514722  # standard deviations within which nine tenths of a normal law lie
 NORMAL_QUANTILES: Floats = np.array([0.6744897501960817, 1.2815515655446004, NINE_TENTHS])
-
-ACTIVATIONS = {
-    "identity": kernels.IDENTITY,
-    "relu": kernels.RELU,
-    "tanh": kernels.TANH,
-    "sigmoid": kernels.SIGMOID,
-    "gelu": kernels.GELU,
-    "fourier": kernels.FOURIER,
-}
-# The options each optimizer takes beside lr and weight_decay, with torch.optim's defaults; momentum is Adam's β1.
-OPTIMIZERS: dict[str, tuple[int, dict[str, float]]] = {
-    "sgd": (kernels.SGD, {}),
-    "momentum": (kernels.SGD, {"momentum": 0.9}),
-    "nag": (kernels.SGD, {"momentum": 0.9, "nesterov": 1.0}),
-    "rmsprop": (kernels.RMSPROP, {"momentum": 0.0, "beta2": 0.99, "eps": 1e-8}),
-    "adam": (kernels.ADAM, {"momentum": 0.9, "beta2": 0.999, "eps": 1e-8}),
-    # Adam without momentum: a gradient is taken at a head that has moved since the last one.
-    "auto": (kernels.ADAM, {"momentum": 0.0, "beta2": 0.999, "eps": 1e-8}),
-}
-
-_BODY_PARTS = ("THETA", "FIRST", "SECOND")  # in the body's dtype
-_POSITIVE = ("D", "RIDGE")
-_NOT_NEGATIVE = ("SECOND", "ENERGY", "SCALE", "TYPICAL", "USUAL", "LATE", "GAIN", "ERROR", "NUMBERS", "COUNTS")
-DISCOUNT = 0.99  # of the losses by which heads are weighted: about a hundred rows tell
+BODY_PARTS = ("THETA", "FIRST", "SECOND")  # in the body's dtype
+POSITIVE = ("D", "RIDGE")
+NOT_NEGATIVE = ("SECOND", "ENERGY", "SCALE", "TYPICAL", "USUAL", "LATE", "GAIN", "ERROR", "NUMBERS", "COUNTS")
+DISCOUNT = 0.99  # per row, of the losses by which heads are weighted
 POWER = 0.5  # of the likelihood in a head's weight: below 1 because errors of neighbouring rows are alike
-BANDWIDTH = 1.4  # of Fourier features: how fast they turn over standardized inputs
-RIDGES = (10.0, 1.0, 100.0)  # to choose from
-FORGETTINGS = (1.0, 0.999, 0.99)
+BANDWIDTH = 1.4  # of Fourier features, over standardized inputs
 
 
-def candidate_heads(
-    ridge: float | str, forgetting: float | str, hidden: Sequence[int], skip: bool
-) -> list[tuple[str, float, float]]:
-    """The heads among which a learner chooses by their errors: what each sees, its ridge and its forgetting.
-
-    Where `forgetting` is "auto", a head that forgets is small: it remembers few rows and can learn few weights of them.
-    """
-    whole = "both" if skip or not hidden else "hidden"
-    ridges = RIDGES if ridge == "auto" else (in_range("ridge", ridge, 0.0, math.inf),)  # type: ignore[arg-type]
-    if forgetting != "auto":
-        keeps = in_range("forgetting", forgetting, 0.0, 1.0)  # type: ignore[arg-type]
-        return [(whole, strength, keeps) for strength in ridges]
-    heads = [(whole, strength, 1.0) for strength in ridges]
-    if hidden and skip:
-        return [*heads, ("inputs", ridges[0], 1.0), ("inputs", ridges[0], 0.99)]
-    return [*heads, *((whole, ridges[0], keeps) for keeps in FORGETTINGS[1:])]
-
-
-class Engine:
+class Engine(StreamEngine):
     """A multilayer perceptron with a recursive-least-squares head, learned sample by sample in compiled code.
 
-    Choose it where samples come one at a time and the network is small; behind it stand `SepSARegressor` and
-    `SepSAClassifier`. It equals `SepSA` with `RLS(..., bias_ridge="ridge")` on the same network in float64, step by
-    step; `learn` returns the prediction made before each update.
+    Choose it where samples come one at a time and the network is small; `SepSARegressor` and `SepSAClassifier` use it.
+    It equals `SepSA` with `RLS(..., bias_ridge="ridge")` on the same network in float64, step by step; `learn` returns
+    the prediction made before each update.
 
-    `loss="huber"` bounds what a row can do, whatever it holds: a target's error counts as if it were no larger than
-    4.5 times the median one, and less and less where it is much larger; an input lies at most 16 times as far out as
-    it does as a rule, and a row beyond that weighs less; a weight beyond ten usual ones is taken for a usual one;
-    predictions go at most half the range of plausible targets beyond it. `outliers` counts the rows of which something
-    was beyond that. `ridge="auto"` and `forgetting="auto"` let several heads share the body (`candidate_heads`):
-    predictions are their mixture, weighted by their recent errors; `chosen` tells which leads. `classes` says that
-    targets are indicators, which are bounded, and keeps the log-losses by which scores become probabilities
+    `loss="huber"` bounds the influence of a row: an error counts as if it were at most 4.5 times the median error, and
+    less and less where it is much larger; an input is clipped at 16 times its typical distance from the mean, and a row
+    beyond that weighs less; a weight above ten typical ones is replaced by a typical one; predictions lie at most half
+    the range of plausible targets outside it. `outliers` counts the rows to which one of these applied. `ridge="auto"`
+    and `forgetting="auto"` let several heads share the body (`candidate_heads`): predictions are their mixture,
+    weighted by their recent errors; `chosen` is the one with the largest weight. `classes` says that targets are
+    indicators, which are bounded, and keeps the log-losses by which scores become probabilities
     (`sepsa.stream.calibration`).
 
     `skip` lets the head see the inputs beside the last layer. With `standardize` the network sees (x - mean) · scale
-    (`set_scaling`), and each output's squared error counts in the body's loss with its own weight
-    (`set_output_weights`); a scale or weight of zero stands for what has been constant so far, and is set by the first
-    value that differs.
+    (`set_scaling`), and each output's squared error has a weight of its own in the body's loss (`set_output_weights`);
+    a scale or weight of zero belongs to an input or target that has been constant so far, and is set by the first value
+    that differs.
     """
 
     def __init__(
@@ -115,7 +76,7 @@ class Engine:
     ) -> None:
         if dtype not in (np.float32, np.float64):
             raise ValueError(f"dtype must be numpy.float32 or numpy.float64, got {dtype!r}")
-        self._dtype_of_body = np.empty(0, dtype)  # tells the kernels, which read a dtype off an array
+        self._dtype_of_body = np.empty(0, dtype)  # an empty array, by which the kernels know the dtype
         self._heads: list[list[Any]] = [list(head) for head in candidate_heads(ridge, forgetting, hidden, skip)]
         subsets = tuple(subset for subset, _, _ in self._heads)
         self._layout = Layout(inputs, outputs, tuple(hidden), subsets, self._dtype_of_body.itemsize)
@@ -129,32 +90,30 @@ class Engine:
             [
                 in_range("lr", lr, 0.0, math.inf),
                 not_negative("weight_decay", weight_decay),
-                options.get("momentum", 0.0),
-                options.get("beta2", 0.0),
-                options.get("eps", 0.0),
-                options.get("nesterov", 0.0),
+                *(options.get(name, 0.0) for name in ("momentum", "beta2", "eps", "nesterov")),
                 DISCOUNT,
                 POWER,
                 max(keeps for _, _, keeps in self._heads),
             ]
         )
         L = self._layout.numbers
-        L[kernels.L_ACTIVATION] = ACTIVATIONS[one_of("activation", activation, ACTIVATIONS)]
-        L[kernels.L_OPTIMIZER] = code
-        L[kernels.L_STANDARDIZE] = standardize
-        L[kernels.L_BATCH] = at_least("batch", batch, 1)
-        L[kernels.L_ROBUST] = one_of("loss", loss, {"squared": 0, "huber": 1}) == "huber"
-        L[kernels.L_CLASSES] = classes
+        L[layout.L_ACTIVATION] = ACTIVATIONS[one_of("activation", activation, ACTIVATIONS)]
+        L[layout.L_OPTIMIZER] = code
+        L[layout.L_STANDARDIZE] = standardize
+        L[layout.L_BATCH] = at_least("batch", batch, 1)
+        L[layout.L_ROBUST] = LOSSES[one_of("loss", loss, LOSSES)]
+        L[layout.L_CLASSES] = classes
         self._state = np.zeros(self._layout.size)
         self._workspace = np.zeros(self._layout.workspace(batch))
+        self._buffers: list[RowBuffer] = []
         for h, (_, strength, keeps) in enumerate(self._heads):
             self._view("D", h)[:] = 1 / strength
             self._view("RIDGE", h)[:] = strength
             numbers = self._view("NUMBERS", h)
-            numbers[kernels.H_FORGETTING], numbers[kernels.H_RIDGE] = keeps, strength
-            numbers[kernels.H_WEIGHT] = 1 / len(self._heads)
-        self._view("RANGE").reshape(-1, 2)[:] = 1.0, 0.0  # low above high: none yet
-        self._view("COUNTS")[[kernels.C_BETA1_POWER, kernels.C_BETA2_POWER]] = 1.0
+            numbers[layout.H_FORGETTING], numbers[layout.H_RIDGE] = keeps, strength
+            numbers[layout.H_WEIGHT] = 1 / len(self._heads)
+        self._view("RANGE").reshape(-1, 2)[:] = 1.0, 0.0  # low above high: no target yet
+        self._view("COUNTS")[[layout.C_BETA1_POWER, layout.C_BETA2_POWER]] = 1.0
         self._view("GAIN")[:] = 0.0 if standardize else 1.0
         self._view("SCALE")[:] = 0.0 if standardize else 1.0
         for weight, bias in self.layers():
@@ -162,58 +121,92 @@ class Engine:
             if self._fourier:
                 bias[:] = self._rng.uniform(0.0, 2 * math.pi, bias.shape)
             else:
-                bias[:] = self._rng.normal(0.0, 0.5, bias.shape)  # so that kinks are spread over the data
+                bias[:] = self._rng.normal(0.0, 0.5, bias.shape)  # spreads the kinks over the data
+
+    @classmethod
+    def options(cls, parameters: Mapping[str, Any], for_fit: bool) -> dict[str, Any]:
+        """The options of a new engine from the parameters of a scikit-learn estimator, which are checked.
+
+        With `for_fit`, rate, forgetting and batch are those of `partial_fit` after `fit`: at the rate by which a new
+        body learns, single rows would change a fitted one too much.
+        """
+        sizes, activation, batch = (parameters[n] for n in ("hidden_layer_sizes", "activation", "batch_size"))
+        options = head_and_optimizer(parameters, 1e-4 if for_fit else 3e-3, one_head=for_fit)
+        default = "gelu" if for_fit else "fourier"
+        if isinstance(sizes, str) and sizes == "auto":
+            sizes = (50, 50) if for_fit else (64,)
+        return options | {
+            "batch": 1 if batch == "auto" else at_least("batch_size", batch, 1),
+            "loss": "squared" if for_fit else parameters["loss"],
+            "activation": default if activation == "auto" else one_of("activation", activation, ACTIVATIONS),
+            "hidden": tuple(at_least("hidden_layer_sizes", width, 1) for width in widths(sizes)),
+            "skip": True,
+        }
+
+    @classmethod
+    def fit_plan(cls, parameters: Mapping[str, Any], inputs: int) -> FitPlan:
+        sizes = parameters["hidden_layer_sizes"]
+        layers = (50,) if isinstance(sizes, str) else widths(sizes)
+        features = inputs + sum(layers[-1:]) + 1  # the curvature costs p², and the rest is little beside it
+        linear = not len(layers)
+        return FitPlan(linear, linear, min(1.0, (64 / features) ** 2), parallel=True)
+
+    @classmethod
+    def for_raw_rows(cls, inputs: int, outputs: int, *, classes: bool, seed: int, **options: Any) -> Engine:
+        return cls(inputs, outputs, standardize=True, classes=classes, seed=seed, **options)
+
+    @property
+    def robust(self) -> bool:  # type: ignore[override]
+        """Whether the loss is "huber"."""
+        return bool(self._layout.numbers[layout.L_ROBUST])
 
     @property
     def _fourier(self) -> bool:
-        return bool(self._layout.numbers[kernels.L_ACTIVATION] == kernels.FOURIER)
+        return bool(self._layout.numbers[layout.L_ACTIVATION] == FOURIER)
 
     def _start_weights(self, shape: int | tuple[int, ...], inputs: int) -> Floats:
-        """Random weights of units that see so many inputs: normal for Fourier features, else Kaiming's uniform law."""
+        """Random weights for units with these inputs: normal for Fourier features, else Kaiming's uniform law."""
         if self._fourier:
             return self._rng.normal(0.0, BANDWIDTH * math.sqrt(1 / inputs), shape)
         bound = math.sqrt(6 / inputs)
         return self._rng.uniform(-bound, bound, shape)
 
-    # ------------------------------------------------------------------ what it is
+    # ------------------------------------------------------------------ properties
 
     @property
-    def inputs(self) -> int:
+    def inputs(self) -> int:  # type: ignore[override]
         return self._layout.inputs
 
     @property
-    def outputs(self) -> int:
+    def outputs(self) -> int:  # type: ignore[override]
         return self._layout.outputs
 
     @property
-    def batch_size(self) -> int:
-        """How many rows make one step of the body."""
-        return int(self._layout.numbers[kernels.L_BATCH])
+    def batch_size(self) -> int:  # type: ignore[override]
+        return int(self._layout.numbers[layout.L_BATCH])
 
     @property
     def samples(self) -> float:
-        """How many samples the first head remembers, as `RLS.samples`."""
-        return float(self._view("NUMBERS", 0)[kernels.H_SAMPLES])
+        return float(self._view("NUMBERS", 0)[layout.H_SAMPLES])
 
     @property
     def outliers(self) -> int:
-        """How many rows had an implausible target, input or weight."""
-        return int(self._view("COUNTS")[kernels.C_OUTLIERS])
+        return int(self._view("COUNTS")[layout.C_OUTLIERS])
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """The head that has the largest weight in predictions: what it sees, its ridge and forgetting, and since when.
+        """The head with the largest weight in predictions: its features, ridge and forgetting.
 
-        `weights` are those of all heads; `since` is the number of steps after which it came first.
+        `weights` are those of all heads; `since` is the step at which this one became the first.
         """
         counts = self._view("COUNTS")
-        subset, ridge, forgetting = self._heads[int(counts[kernels.C_BEST])]
-        weights = [float(self._view("NUMBERS", h)[kernels.H_WEIGHT]) for h in range(len(self._heads))]
-        since = int(counts[kernels.C_SINCE])
+        subset, ridge, forgetting = self._heads[int(counts[layout.C_BEST])]
+        weights = [float(self._view("NUMBERS", h)[layout.H_WEIGHT]) for h in range(len(self._heads))]
+        since = int(counts[layout.C_SINCE])
         return {"features": subset, "ridge": ridge, "forgetting": forgetting, "since": since, "weights": weights}
 
     def layers(self) -> list[tuple[Floats, Floats]]:
-        """Weight (width, inputs) and bias (width,) of each hidden layer, as views shaped like torch's."""
+        """Weight (width, inputs) and bias (width,) of each hidden layer, as views in torch's shapes."""
         views, at, theta = [], 0, self._view("THETA")
         width = self.inputs
         for h in self._layout.hidden:
@@ -242,7 +235,7 @@ class Engine:
         return (U * self._view("D", 0)) @ U.T
 
     def objective(self) -> Floats:
-        """The least value (outputs,) of Σ ω e² + ridge |W - prior|² over all that the first head remembers."""
+        """The minimum (outputs,) of Σ ω e² + ridge |W - prior|² over the samples that the first head remembers."""
         return self._view("ENERGY", 0).copy()
 
     def scaling(self) -> tuple[Floats, Floats]:
@@ -250,38 +243,33 @@ class Engine:
         return self._view("MEAN").copy(), self._view("SCALE").copy()
 
     def set_scaling(self, mean: Floats, scale: Floats, first: int = 0) -> None:
-        """Let the network see (x - mean) · scale, from input `first` on; a scale of zero waits for a value."""
         self._view("MEAN")[first:], self._view("SCALE")[first:] = mean, scale
 
     def set_typical_inputs(self, distances: Floats | float, first: int = 0) -> None:
-        """Let standardized inputs lie so far from zero as a rule; 16 times as far is as far as the network sees."""
         self._view("TYPICAL")[first:] = self._view("USUAL")[first:] = distances
 
     def output_weights(self) -> Floats:
-        """How much each output's squared error counts in the body's loss (outputs,), a copy."""
+        """The weight (outputs,) of each output's squared error in the body's loss, a copy."""
         return self._view("GAIN").copy()
 
     def set_output_weights(self, weights: Floats | float) -> None:
-        """Let each output's squared error count so much in the body's loss; zero waits for a value."""
         self._view("GAIN")[:] = weights
 
     def schedule(self) -> tuple[float, float, int]:
-        """The body's rate, the first head's forgetting and the rows of a batch."""
-        forgetting = float(self._view("NUMBERS", 0)[kernels.H_FORGETTING])
-        return float(self._options[kernels.O_LR]), forgetting, self.batch_size
+        forgetting = float(self._view("NUMBERS", 0)[layout.H_FORGETTING])
+        return float(self._options[layout.O_LR]), forgetting, self.batch_size
 
     def set_schedule(self, lr: float, forgetting: float, batch: int) -> None:
-        """Learn by these from now on."""
         self._options, numbers = self._options.copy(), self._layout.numbers.copy()  # a copy of the engine shares them
-        self._options[kernels.O_LR] = lr
-        self._view("NUMBERS", 0)[kernels.H_FORGETTING] = forgetting
-        numbers[kernels.L_BATCH] = batch
+        self._options[layout.O_LR] = lr
+        self._view("NUMBERS", 0)[layout.H_FORGETTING] = forgetting
+        numbers[layout.L_BATCH] = batch
         self._layout = copy(self._layout)
         self._layout.numbers = numbers
         self._workspace = np.zeros(self._layout.workspace(batch))
 
     def noise_variance(self) -> Floats:
-        """The variance (outputs,) of targets about predictions, where φᵀBφ is small.
+        """The variance (outputs,) of targets about predictions.
 
         With `loss="huber"` it is that of a normal law whose nine tenths reach as far as those of the recent errors
         e/√(1 + φᵀBφ) made before learning. With `loss="squared"` it is that of ridge regression,
@@ -290,47 +278,40 @@ class Engine:
 
         since the errors e made before learning sum to the objective at its minimum, and BΦᵀΦ = I - B ridge.
         """
-        if self._layout.numbers[kernels.L_ROBUST]:
+        if self.robust:
             return (self._view("ERROR").reshape(-1, 3)[:, 2] / NINE_TENTHS) ** 2
-        penalty, left = self._penalty_and_degrees_left()
-        return np.maximum(self._view("ENERGY", 0) - penalty, 0.0) / left
+        penalty, degrees = self._penalty_and_residual_degrees()
+        return np.maximum(self._view("ENERGY", 0) - penalty, 0.0) / degrees
 
     def set_effective_samples(self, samples: float, noise: Floats) -> None:
-        """Let what the head knows stand for so many samples, and their errors for this noise variance (outputs,).
-
-        Rows that were learned in N passes count N times: A <- A/N sets that right and leaves the head as it is.
-        """
         passes = max(1.0, self.samples / samples)
         for h in range(len(self._heads)):
             self._view("D", h)[:] *= passes
             self._view("RIDGE", h)[:] /= passes
-            self._view("NUMBERS", h)[[kernels.H_SAMPLES, kernels.H_RIDGE]] /= passes
-        penalty, left = self._penalty_and_degrees_left()
-        self._view("ENERGY", 0)[:] = noise * left + penalty
-        self.set_error_quantiles(np.sqrt(noise)[:, None] * NORMAL_QUANTILES)
+            self._view("NUMBERS", h)[[layout.H_SAMPLES, layout.H_RIDGE]] /= passes
+        penalty, degrees = self._penalty_and_residual_degrees()
+        self._view("ENERGY", 0)[:] = noise * degrees + penalty
+        self._set_error_quantiles(np.sqrt(noise)[:, None] * NORMAL_QUANTILES)
 
-    def set_error_quantiles(self, quantiles: Floats) -> None:
-        """Let the errors be taken to have these quantiles (outputs, 3), the 0.5, 0.8 and 0.9 ones of their sizes."""
+    def _set_error_quantiles(self, quantiles: Floats) -> None:
         self._view("ERROR")[:] = quantiles.ravel()
         self._view("ERROR_RUN")[:] = 0.0
 
-    def set_target_range(self, low: Floats, high: Floats) -> None:
-        """Let plausible targets lie between these (outputs,)."""
+    def set_plausible_targets(self, errors: Floats, low: Floats, high: Floats) -> None:
+        self._set_error_quantiles(errors)
         self._view("RANGE").reshape(-1, 2)[:] = np.stack([low, high], 1)
 
     def set_typical_weight(self, weight: float) -> None:
-        """Let samples weigh so much as a rule; what weighs more than ten times that is not believed."""
-        self._view("COUNTS")[kernels.C_WEIGHT] = weight
+        self._view("COUNTS")[layout.C_WEIGHT] = weight
 
     def calibration_losses(self) -> Floats:
-        """The log-loss of each inverse temperature on rows not yet learned, a copy."""
         return self._view("CALIBRATION").copy()
 
     def set_calibration_losses(self, losses: Floats) -> None:
         self._view("CALIBRATION")[:] = losses
 
-    def _penalty_and_degrees_left(self) -> tuple[Floats, float]:
-        """What the ridge adds to the objective (outputs,), and the samples less the degrees of freedom."""
+    def _penalty_and_residual_degrees(self) -> tuple[Floats, float]:
+        """The ridge's part of the objective (outputs,), and the samples less the degrees of freedom."""
         p = self._layout.head_features[0]
         ridge, D = self._view("RIDGE", 0), self._view("D", 0)
         column, row = np.tril_indices(p, -1)  # U's columns lie one after the other
@@ -339,39 +320,43 @@ class Engine:
         return residual_degrees(penalty, self.samples, free)
 
     def _view(self, name: str, head: int | None = None) -> Floats:
-        """A part of the state by its name in `Layout`, or such a part of a head."""
+        """A part of the state by its name in `Layout`; with `head` a part of that head."""
         start, length = self._layout.parts[name if head is None else f"{name}{head}"]
         part = self._state[start : start + length]
-        return part.view(self._dtype_of_body.dtype)[: self._layout.body] if name in _BODY_PARTS else part
+        return part.view(self._dtype_of_body.dtype)[: self._layout.body] if name in BODY_PARTS else part
 
     def copy(self) -> Engine:
-        """Another engine in the same state."""
         other = object.__new__(Engine)
         other.__dict__.update(self.__dict__)
-        other._state, other._workspace = self._state.copy(), np.zeros_like(self._workspace)
+        other._state, other._workspace, other._buffers = self._state.copy(), np.zeros_like(self._workspace), []
         other._rng = read_generator("generator", generator_state(self._rng))
         return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_buffers": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _buffers=[])  # engines of version 0.1 had none
 
     # ------------------------------------------------------------------ saving
 
     def _settings(self) -> dict[str, Any]:
-        """What a state depends on and does not change: the network's form and the options of learning."""
+        """The network's form and the options of learning, which a state that is loaded must share."""
         L = self._layout.numbers
         return {
             "hidden": list(self._layout.hidden),
             "heads": self._heads,
-            "loss": "huber" if L[kernels.L_ROBUST] else "squared",
-            "classes": bool(L[kernels.L_CLASSES]),
+            "loss": "huber" if self.robust else "squared",
+            "classes": bool(L[layout.L_CLASSES]),
             "dtype": self._dtype_of_body.dtype.name,
-            "activation": next(name for name, code in ACTIVATIONS.items() if code == L[kernels.L_ACTIVATION]),
-            "optimizer": int(L[kernels.L_OPTIMIZER]),
-            "standardize": bool(L[kernels.L_STANDARDIZE]),
+            "activation": next(name for name, code in ACTIVATIONS.items() if code == L[layout.L_ACTIVATION]),
+            "optimizer": int(L[layout.L_OPTIMIZER]),
+            "standardize": bool(L[layout.L_STANDARDIZE]),
             "batch": self.batch_size,
             "options": self._options.tolist(),
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a further step depends on, as plain data; a learner that loads it goes on bit for bit."""
         return {
             "settings": self._settings(),
             "inputs": self.inputs,
@@ -381,7 +366,6 @@ class Engine:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
-        """Continue from such a state. Whole, or ValueError naming the entry and nothing."""
         new = schema.read(entry, state_dict, {"settings", "inputs", "outputs", "arrays", "generator"})
         settings = self._settings()
         saved = new.entries("settings", set(settings))
@@ -393,28 +377,28 @@ class Engine:
         for name in other._layout.parts:
             view = other._view(name)
             part = name.rstrip("0123456789")
-            low = 0.0 if part in _NOT_NEGATIVE else np.finfo(float).tiny if part in _POSITIVE else -math.inf
+            low = 0.0 if part in NOT_NEGATIVE else np.finfo(float).tiny if part in POSITIVE else -math.inf
             view[:] = arrays.array(name, view.shape, view.dtype, low=low)
         for h, p in enumerate(other._layout.head_features):
-            if other._view("NUMBERS", h)[kernels.H_CURSOR] >= p:
+            if other._view("NUMBERS", h)[layout.H_CURSOR] >= p:
                 raise ValueError(f"{arrays.path(f'NUMBERS{h}')} must point at one of {p} features")
-        if other._view("COUNTS")[kernels.C_BEST] >= len(self._heads):
+        if other._view("COUNTS")[layout.C_BEST] >= len(self._heads):
             raise ValueError(f"{arrays.path('COUNTS')} must point at one of {len(self._heads)} heads")
         other._rng = read_generator(new.path("generator"), new["generator"])
         self.__dict__.update(other.__dict__)
 
     def _allocate(self, inputs: int, outputs: int) -> None:
-        """A state of zeros for so many inputs and outputs, under the same settings."""
+        """Replace the state by zeros for these numbers of inputs and outputs."""
         old = self._layout
         self._layout = Layout(inputs, outputs, old.hidden, old.subsets, old.itemsize)
-        self._layout.numbers[kernels.L_SETTINGS] = old.numbers[kernels.L_SETTINGS]
+        self._layout.numbers[layout.L_SETTINGS] = old.numbers[layout.L_SETTINGS]
         self._state = np.zeros(self._layout.size)
         self._workspace = np.zeros(self._layout.workspace(self.batch_size))
 
     # ------------------------------------------------------------------ growth
 
     def resize(self, inputs: int, outputs: int) -> None:
-        """More inputs or outputs, as if they had been there, at zero, from the start.
+        """Add inputs or outputs as if they had been there, at zero, from the start.
 
         That is exact: an input at zero never moved the body or the head, and the head that fits a target of zero
         from a prior of zero is zero.
@@ -441,7 +425,7 @@ class Engine:
             view("NUMBERS", h)[:] = parts[f"NUMBERS{h}"]
         cut = old.inputs * old.hidden[0] if old.hidden else 0  # the first layer's weights, input by input
         added = more * old.hidden[0] if old.hidden else 0
-        for name in _BODY_PARTS:
+        for name in BODY_PARTS:
             view(name)[:cut], view(name)[cut + added :] = parts[name][:cut], parts[name][cut:]
         view("THETA")[cut : cut + added] = grown._start_weights(added, inputs)
         view("RANGE").reshape(-1, 2)[:] = 1.0, 0.0
@@ -450,7 +434,7 @@ class Engine:
             "CALIBRATION", "COUNTS"
         ):  # fmt: skip
             view(name)[: parts[name].size] = parts[name]
-        if not new.numbers[kernels.L_STANDARDIZE]:
+        if not new.numbers[layout.L_STANDARDIZE]:
             view("SCALE")[:] = view("GAIN")[:] = 1.0
         self.__dict__.update(grown.__dict__)
 
@@ -459,14 +443,14 @@ class Engine:
     def learn(self, X: Floats, Y: Floats, sample_weight: Floats | None = None) -> Floats:
         """Learn the rows of X (n, inputs) and Y (n, outputs) in order; returns the predictions made before.
 
-        The arrays are C-contiguous float64 and finite; the faces see to that. Where the body has diverged `NotFinite`
-        is raised and nothing changes.
+        The arrays are C-contiguous float64 and finite, which the interfaces check. Where the body has diverged
+        `NotFinite` is raised and nothing changes.
         """
         announce_compilation(kernels.learn, "the stream engine")
         weights = np.ones(len(X)) if sample_weight is None else sample_weight
         out = np.empty((len(X), self.outputs))
         several = len(X) > self.batch_size
-        state = self._state.copy() if several else self._state  # a single step is refused before it changes anything
+        state = self._state.copy() if several else self._state  # a single step is refused before any change
         done = kernels.learn(
             state, self._layout.numbers, self._options, self._dtype_of_body, X, Y, weights, out, self._workspace
         )
@@ -478,43 +462,54 @@ class Engine:
         self._state = state
         return out
 
-    def learn_row(self, row: RowBuffer) -> None:
-        """`learn` of the row in the buffer, without the making of any array; the prediction is left in it."""
+    def learn_row(self, x: Sequence[float], y: Iterable[float], weight: float) -> None:
+        """Learn one row of a positive weight, without allocating arrays."""
+        buffers = self._buffers
+        row = buffers.pop() if buffers else RowBuffer(self)
+        row.write(row.values, 0, *x, *y, weight)
         if not kernels.learn.overloads:
             announce_compilation(kernels.learn, "the stream engine")
         if not kernels.learn(
             self._state, self._layout.numbers, self._options, self._dtype_of_body,
             row.x, row.y, row.weight, row.out, self._workspace,
         ):  # fmt: skip
-            self.learn(row.x, row.y, row.weight)  # refused again, and says why
+            self.learn(row.x, row.y, row.weight)  # raises NotFinite
+        buffers.append(row)
 
     def predict(self, X: Floats) -> Floats:
-        """The predictions (n, outputs)."""
         return self._predict(X, np.empty(0))
 
     def predict_with_leverage(self, X: Floats) -> tuple[Floats, Floats]:
-        """The predictions (n, outputs) and φᵀBφ (n,), by which the variance of a prediction exceeds the noise's."""
         leverage = np.empty(len(X))
         return self._predict(X, leverage), leverage
 
-    def predict_row(self, row: RowBuffer) -> None:
-        """`predict` for the row in the buffer, left in it; many threads may at once, each with its own buffer."""
+    def predict_row(self, x: Sequence[float]) -> list[float]:
+        """The prediction for one row, without allocating arrays; threads may call it at the same time."""
+        buffers = self._buffers
+        try:
+            row = buffers.pop()
+        except IndexError:
+            row = RowBuffer(self)
+        row.write_x(row.values, 0, *x)
         if not kernels.predict.overloads:
             announce_compilation(kernels.predict, "the stream engine")
         kernels.predict(
             self._state, self._layout.numbers, self._dtype_of_body, row.x, row.out, row.leverage, row.workspace
         )
+        out: list[float] = row.out.ravel().tolist()
+        buffers.append(row)
+        return out
 
     def _predict(self, X: Floats, leverage: Floats) -> Floats:
         announce_compilation(kernels.predict, "the stream engine")
         out = np.empty((len(X), self.outputs))
-        workspace = np.empty_like(self._workspace)  # its own: many threads may predict at once
+        workspace = np.empty_like(self._workspace)  # its own: threads may predict at the same time
         kernels.predict(self._state, self._layout.numbers, self._dtype_of_body, X, out, leverage, workspace)
         return out
 
 
 class RowBuffer:
-    """The arrays through which one row goes into the kernels and out, made once for many rows."""
+    """Arrays that pass one row to the kernels and its prediction back, reused for many rows."""
 
     def __init__(self, engine: Engine) -> None:
         inputs, outputs = engine.inputs, engine.outputs
@@ -526,76 +521,6 @@ class RowBuffer:
         self.write, self.write_x = struct.Struct(f"{values.size}d").pack_into, struct.Struct(f"{inputs}d").pack_into
 
 
-class Layout:
-    """Where each part of an engine's state lies in its one vector."""
-
-    def __init__(
-        self, inputs: int, outputs: int, hidden: tuple[int, ...], subsets: tuple[str, ...], itemsize: int
-    ) -> None:
-        self.inputs, self.outputs = at_least("inputs", inputs, 1), at_least("outputs", outputs, 1)
-        self.subsets = subsets
-        self.hidden = tuple(at_least("hidden", width, 1) for width in hidden)
-        d, m, last = inputs, outputs, hidden[-1] if hidden else 0
-        self.features = last + d + 1
-        units = [0 if subset == "inputs" else last for subset in subsets]
-        self.head_features = [
-            n + 1 + (0 if subset == "hidden" else d) for n, subset in zip(units, subsets, strict=True)
-        ]
-        widths = (inputs, *hidden)
-        q = sum((below + 1) * width for below, width in zip(widths, hidden, strict=False))
-        slots = (q * itemsize + 7) // 8  # of float64, for what is in the body's dtype
-        lengths = {
-            "THETA": slots, "FIRST": slots, "SECOND": slots, "MEAN": d, "SCALE": d, "TYPICAL": d, "TYPICAL_RUN": d,
-            "USUAL": d, "LATE": d,
-            "GAIN": m, "ERROR": 3 * m, "ERROR_RUN": 3 * m, "RANGE": 2 * m, "CALIBRATION": kernels.TEMPERATURES,
-            "COUNTS": kernels.COUNTS,
-        }  # fmt: skip
-        shared = list(lengths)
-        for h, p in enumerate(self.head_features):
-            own = {
-                "NUMBERS": kernels.NUMBERS, "W": m * p, "U": p * (p - 1) // 2, "D": p, "RIDGE": p, "PRIOR": m * p,
-                "ENERGY": m,
-            }  # fmt: skip
-            lengths |= {f"{name}{h}": length for name, length in own.items()}
-        self.parts: dict[str, tuple[int, int]] = {}
-        self.size = 0
-        for name, length in lengths.items():
-            self.parts[name] = (self.size, length)
-            self.size += length
-        self.body, self.itemsize = q, itemsize
-        sizes = {
-            "DEPTH": len(hidden), "INPUTS": d, "OUTPUTS": m, "HEADS": len(subsets), "BODY": q,
-            "ACTIVATIONS": d + sum(hidden), "WIDEST": max(hidden, default=0), "FEATURES": self.features,
-        }  # fmt: skip
-        heads = [
-            (kernels.HIDDEN if subset == "hidden" else kernels.END, units[h], p, self.parts[f"NUMBERS{h}"][0])
-            for h, (subset, p) in enumerate(zip(subsets, self.head_features, strict=True))
-        ]
-        self.numbers = np.zeros(kernels.L_SIZES + len(hidden) + 4 * len(heads), dtype=np.int64)
-        for name, value in (sizes | {name: self.parts[name][0] for name in shared}).items():
-            self.numbers[getattr(kernels, f"L_{name}")] = value
-        self.numbers[kernels.L_SIZES :] = [*hidden, *(number for head in heads for number in head)]
-
-    def workspace(self, batch: int) -> int:
-        """Its size: unit row, b, residuals, φ and answers; gradient, deltas, activations and slopes of the body."""
-        last = self.hidden[-1] if self.hidden else 0
-        row = self.features + last + 1 + len(self.subsets) * self.outputs + 1
-        high = 2 * self.features + 3 * self.outputs + batch * row
-        low = self.body + 2 * max(self.hidden, default=0) + 2 * batch * (self.inputs + sum(self.hidden))
-        return high + (low * self.itemsize + 7) // 8
-
-
-def residual_degrees(penalty: Floats, samples: float, free: float) -> tuple[Floats, float]:
-    """`penalty` and samples - free; where small weights leave next to nothing of that, no penalty and the samples."""
-    left = samples - free
-    return (penalty, left) if left > 0.1 * samples else (0 * penalty, max(samples, np.finfo(float).tiny))
-
-
-def one_of(name: str, value: str, valid: dict[str, Any]) -> str:
-    if value not in valid:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, valid))}, got {value!r}")
-    return value
-
-
-def not_negative(name: str, value: float) -> float:
-    return 0.0 if value == 0 else in_range(name, value, 0.0, math.inf)
+def widths(sizes: int | Sequence[int]) -> Sequence[int]:
+    """The widths of hidden layers from `hidden_layer_sizes`."""
+    return sizes if isinstance(sizes, Iterable) else (sizes,)

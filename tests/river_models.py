@@ -1,4 +1,4 @@
-"""River's faces where River is installed; else stand-ins that skip the test which makes one.
+"""River's models where River is installed; else classes that skip the test which makes one.
 
 River asks for Python 3.11 and numpy 2.2.5, more than sepsa does; a module has tests that need none of it beside those.
 """

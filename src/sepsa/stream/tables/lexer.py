@@ -1,6 +1,6 @@
-"""Where the records of a CSV file end: compiled, because every byte of a stream passes here.
+"""The lexer of CSV: it finds where records end. It is compiled, because it reads every byte of a stream.
 
-A quote opens a quoted part at the start of a field alone, and doubled stands for itself, as Arrow's reader has it.
+A quote opens a quoted part only at the start of a field, and a doubled quote is a literal one, as in Arrow's reader.
 Records end with LF, CRLF or CR.
 """
 
@@ -15,15 +15,15 @@ BLANK, HAS_NUL, OPEN_QUOTE = 1, 2, 4  # flags of a record
 
 @njit(cache=True)
 def lex(data, separator, quote, at_end, limit, ends, fields, lines, flags):
-    """Write end (behind its line break), fields, lines and flags of each whole record in data.
+    """Write the end (after its line break), the fields, lines and flags of each complete record; returns their number.
 
-    Returns how many there are. A record that is not whole is left, unless the data are `at_end`, or it is longer than
-    `limit`: then its quotes count for nothing and it is its first line, flagged.
+    An incomplete record is left for the next call, unless the data are `at_end` or it is longer than `limit`: then its
+    quotes are ignored, and its first line is a record with the flag `OPEN_QUOTE`.
     """
     n, count, at = data.size, 0, 0
     while at < n and count < ends.size:
         start, width, broken, flag = at, 1, 0, 0
-        quoted, field_start, whole = False, True, False
+        quoted, field_start, complete = False, True, False
         while at < n:
             c = data[at]
             at += 1
@@ -32,7 +32,7 @@ def lex(data, separator, quote, at_end, limit, ends, fields, lines, flags):
                     if at < n and data[at] == quote:
                         at += 1
                     elif at == n and not at_end:
-                        break  # whether it is doubled remains to be seen
+                        break  # the next byte tells whether it is doubled
                     else:
                         quoted = False
                 elif c == NUL:
@@ -46,14 +46,14 @@ def lex(data, separator, quote, at_end, limit, ends, fields, lines, flags):
                 width += 1
                 field_start = True
             elif c == LF:
-                whole = True
+                complete = True
                 break
             elif c == CR:
                 if at < n and data[at] == LF:
                     at += 1
                 elif at == n and not at_end:
                     break  # LF may follow
-                whole = True
+                complete = True
                 break
             elif c == quote and field_start:
                 quoted, field_start = True, False
@@ -62,20 +62,20 @@ def lex(data, separator, quote, at_end, limit, ends, fields, lines, flags):
                 if c == NUL:
                     flag |= HAS_NUL
         too_long = at - start > limit
-        if not whole and quoted and (at_end or too_long):
+        if not complete and quoted and (at_end or too_long):
             flag, width, broken, at = OPEN_QUOTE, 1, 0, start
             while at < n:
                 c = data[at]
                 at += 1
                 if c == LF:
-                    whole = True
+                    complete = True
                     break
                 if c == CR:
                     if at < n and data[at] == LF:
                         at += 1
-                    whole = True
+                    complete = True
                     break
-        if not whole and not at_end:
+        if not complete and not at_end:
             break
         length = at - start
         if (length == 1 and (data[start] == LF or data[start] == CR)) or (length == 2 and data[start] == CR):

@@ -1,4 +1,4 @@
-"""The errors of a stream over time, in constant memory, and alarms where they rise."""
+"""The errors of a stream over time, in constant memory, with alarms where they rise."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from typing import Any
 import numpy as np
 
 from sepsa.states import schema
-from sepsa.stream.table import Floats
+from sepsa.stream.engine.protocol import Floats
 
-WINDOW = 256  # rows whose mean error is one value; sums do not depend on how the rows came
+WINDOW = 256  # rows whose mean error is one value; windows do not depend on the blocks of rows
 POINTS = 256  # most points of the curve: two become one when there are more
-ENOUGH = 8  # windows that make a level
-FAR = 5.0  # deviations of the windows' means
-SLOW = 0.05  # weight of a new window in the level
-KEPT = 100  # alarms
+ENOUGH = 8  # windows before an alarm is possible
+FAR = 5.0  # standard deviations of the window means above the level that raise an alarm
+SLOW = 0.05  # weight of a new window in the level, a running mean
+KEPT = 100  # alarms, the latest ones
 
 
-class Trace:
-    """Errors made before learning, row by row."""
+class ErrorTrace:
+    """The error of each row, made before it was learned: a curve of means, and alarms where the mean rises."""
 
     def __init__(self) -> None:
         self.rows = 0
-        self.total = 0.0  # of whole windows
-        self.open: Floats = np.empty(0)  # the errors of the window that is not whole
+        self.total = 0.0  # of complete windows
+        self.open: Floats = np.empty(0)  # the errors of the incomplete window
         self.points: list[float] = []  # mean error of `span` windows each
         self.span = 1
-        self.part: list[float] = []  # windows of the point that is not whole
+        self.part: list[float] = []  # windows of the incomplete point
         self.level, self.spread, self.windows = 0.0, 0.0, 0
         self.alarms: list[list[float]] = []  # row, mean error before and at the alarm
         self.alarm_count = 0
 
     def add(self, errors: Floats) -> None:
-        """Take in the errors of further rows."""
+        """Add the errors of further rows."""
         self.rows += len(errors)
         waiting = np.concatenate([self.open, errors])
-        whole = len(waiting) // WINDOW
-        for window in waiting[: whole * WINDOW].reshape(whole, WINDOW):
+        complete = len(waiting) // WINDOW
+        for window in waiting[: complete * WINDOW].reshape(complete, WINDOW):
             self._close(float(window.sum()))
-        self.open = waiting[whole * WINDOW :].copy()
+        self.open = waiting[complete * WINDOW :].copy()
 
     def _close(self, total: float) -> None:
         self.total += total
@@ -66,12 +66,12 @@ class Trace:
 
     @property
     def mean(self) -> float:
-        """Over all rows."""
+        """The mean error of all rows."""
         return (self.total + float(self.open.sum())) / self.rows if self.rows else math.nan
 
     @property
     def recent(self) -> float:
-        """Over the last hundreds of rows."""
+        """The mean error of the last hundreds of rows."""
         if self.part:
             return self.part[-1]
         if self.points and self.span == 1:
@@ -86,8 +86,8 @@ class Trace:
         }  # fmt: skip
 
     @classmethod
-    def from_state(cls, state: Any) -> Trace:
-        """A trace that continues from a state; ValueError where it is none."""
+    def from_state(cls, state: Any) -> ErrorTrace:
+        """A trace that continues from the result of `state_dict`; ValueError where that is damaged."""
         out = cls()
         new = schema.read("state['trace']", state, set(out.state_dict()))
         for name in ("rows", "windows", "alarm_count", "span"):

@@ -1,0 +1,75 @@
+"""Several learners behind the interface of one: the mean of their predictions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sepsa.states import schema
+from sepsa.stream.engine.protocol import Floats, StreamEngine
+from sepsa.stream.learner import StreamLearner
+
+
+class Committee:
+    """The mean of several learners; each learns every row that the committee learns.
+
+    `inflation` is the factor c in the variance σ² (1 + c φᵀBφ) of a target (`sepsa.stream.batch_fit`).
+    """
+
+    def __init__(self, members: list[StreamLearner], inflation: float = 1.0) -> None:
+        self.members, self.inflation = members, inflation
+
+    @property
+    def engine(self) -> StreamEngine:
+        """The first member's."""
+        return self.members[0].engine
+
+    def learn(self, X: Floats, Y: Floats, weight: Floats | None = None) -> Floats:
+        """Learn rows in order; returns the predictions (n, outputs) made before. An error changes no member."""
+        members = [member.copy() for member in self.members]
+        before: Floats = np.mean([member.learn(X, Y, weight) for member in members], axis=0)
+        self.members = members
+        return before
+
+    def predict(self, X: Floats) -> Floats:
+        """The predictions (n, outputs)."""
+        mean: Floats = np.mean([member.predict(X) for member in self.members], axis=0)
+        return mean
+
+    def predict_with_leverage(self, X: Floats) -> tuple[Floats, Floats]:
+        """The predictions (n, outputs) and c φᵀBφ (n,)."""
+        parts = [member.predict_with_leverage(X) for member in self.members]
+        mean, leverage = (np.mean(part, axis=0) for part in zip(*parts, strict=True))
+        return mean, self.inflation * leverage
+
+    def noise_variance(self) -> Floats:
+        """The variance (outputs,) of targets about predictions."""
+        variance: Floats = np.mean([member.noise_variance() for member in self.members], axis=0)
+        return variance
+
+    def add_outputs(self, count: int) -> None:
+        """Add outputs, whose targets were zero in all rows so far."""
+        members = [member.copy() for member in self.members]
+        for member in members:
+            member.add_outputs(count)
+        self.members = members
+
+    def copy(self) -> Committee:
+        """Another committee in the same state."""
+        return Committee([member.copy() for member in self.members], self.inflation)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as plain data; a committee that loads it continues bit for bit."""
+        states = [member.state_dict() for member in self.members]
+        return {"inflation": self.inflation, "count": len(states), "members": states}
+
+    def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
+        """Continue from the result of `state_dict`, with its number of members; a ValueError changes nothing."""
+        new = schema.read(entry, state_dict, {"inflation", "count", "members"})
+        states = new.items("members", new.integer("count", 1))
+        inflation = new.number("inflation", 0.0)
+        members = [self.members[0].copy() for _ in states.values]
+        for i, member in enumerate(members):
+            member.load_state_dict(states[i], states.path(i))
+        self.members, self.inflation = members, inflation

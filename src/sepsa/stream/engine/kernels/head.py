@@ -1,0 +1,222 @@
+"""The heads in the kernels: Bierman's update of UDUᵀ, the ridge's restoration, and the mixture of several heads."""
+
+from __future__ import annotations
+
+import math
+
+from sepsa.stream.engine.kernels.compilation import inlined
+from sepsa.stream.engine.layout import (
+    C_BEST,
+    C_SINCE,
+    C_STEPS,
+    H_LOSS,
+    H_WEIGHT,
+    HIDDEN,
+    L_DEPTH,
+    L_HEADS,
+    L_OUTPUTS,
+    L_SIZES,
+    NUMBERS,
+)
+
+
+@inlined
+def rank_one(U, D, phi, start, omega, b):
+    """B <- B - ωBφφᵀB/(1 + ωφᵀBφ) for a φ that is zero before `start`. Leaves b = Bφ; returns 1 + ωφᵀBφ.
+
+    Four columns at a time after the first few: b passes through the registers once for all four.
+    """
+    p = phi.size
+    alpha, inverse = 1.0, 1.0
+    for j in range(start):
+        b[j] = 0.0
+    j = start
+    while j < p and (p - j) % 4:
+        column = U[j * (j - 1) // 2 : j * (j - 1) // 2 + j]
+        f = phi[j]
+        for i in range(start, j):
+            f += column[i] * phi[i]
+        v = D[j] * f
+        s = -omega * f * inverse
+        before = alpha
+        alpha += omega * v * f
+        inverse = 1.0 / alpha
+        D[j] *= before * inverse
+        b[j] = v
+        for i in range(j):
+            u = column[i]
+            column[i] = u + s * b[i]
+            b[i] += u * v
+        j += 1
+    while j < p:
+        at0 = j * (j - 1) // 2
+        at1, at2, at3 = at0 + j, at0 + 2 * j + 1, at0 + 3 * j + 3
+        column0, column1, column2, column3 = U[at0 : at0 + j], U[at1 : at1 + j], U[at2 : at2 + j], U[at3 : at3 + j]
+        f0, f1, f2, f3 = 0.0, 0.0, 0.0, 0.0
+        for i in range(start, j):
+            f0 += column0[i] * phi[i]
+            f1 += column1[i] * phi[i]
+            f2 += column2[i] * phi[i]
+            f3 += column3[i] * phi[i]
+        # The corner where the four columns meet the diagonal.
+        u10, u20, u21 = U[at1 + j], U[at2 + j], U[at2 + j + 1]
+        u30, u31, u32 = U[at3 + j], U[at3 + j + 1], U[at3 + j + 2]
+        f0 += phi[j]
+        f1 += phi[j + 1] + u10 * phi[j]
+        f2 += phi[j + 2] + u20 * phi[j] + u21 * phi[j + 1]
+        f3 += phi[j + 3] + u30 * phi[j] + u31 * phi[j + 1] + u32 * phi[j + 2]
+        v0, v1, v2, v3 = D[j] * f0, D[j + 1] * f1, D[j + 2] * f2, D[j + 3] * f3
+        alpha0 = alpha + omega * v0 * f0
+        alpha1 = alpha0 + omega * v1 * f1
+        alpha2 = alpha1 + omega * v2 * f2
+        alpha3 = alpha2 + omega * v3 * f3
+        inverse0, inverse1, inverse2, inverse3 = 1.0 / alpha0, 1.0 / alpha1, 1.0 / alpha2, 1.0 / alpha3
+        s0, s1, s2, s3 = -omega * f0 * inverse, -omega * f1 * inverse0, -omega * f2 * inverse1, -omega * f3 * inverse2
+        D[j] *= alpha * inverse0
+        D[j + 1] *= alpha0 * inverse1
+        D[j + 2] *= alpha1 * inverse2
+        D[j + 3] *= alpha2 * inverse3
+        for i in range(j):
+            u0, u1, u2, u3, c = column0[i], column1[i], column2[i], column3[i], b[i]
+            column0[i] = u0 + s0 * c
+            c += u0 * v0
+            column1[i] = u1 + s1 * c
+            c += u1 * v1
+            column2[i] = u2 + s2 * c
+            c += u2 * v2
+            column3[i] = u3 + s3 * c
+            b[i] = c + u3 * v3
+        U[at1 + j] = u10 + s1 * v0
+        c = v0 + u10 * v1
+        U[at2 + j] = u20 + s2 * c
+        c += u20 * v2
+        U[at3 + j] = u30 + s3 * c
+        b[j] = c + u30 * v3
+        U[at2 + j + 1] = u21 + s2 * v1
+        c = v1 + u21 * v2
+        U[at3 + j + 1] = u31 + s3 * c
+        b[j + 1] = c + u31 * v3
+        U[at3 + j + 2] = u32 + s3 * v2
+        b[j + 2] = v2 + u32 * v3
+        b[j + 3] = v3
+        alpha, inverse = alpha3, inverse3
+        j += 4
+    return alpha
+
+
+@inlined
+def learn_row(U, D, W, energy, phi, start, e, omega, b):
+    """Equations 17 and 18 on a row that stands for ω samples, with residuals e (m,). Returns 1 + ωφᵀBφ."""
+    g = rank_one(U, D, phi, start, omega, b)
+    for k in range(e.size):
+        row, step = W[k], omega * e[k] / g
+        for j in range(phi.size):
+            row[j] += step * b[j]
+        energy[k] += e[k] * step
+    return g
+
+
+@inlined
+def restore(U, D, W, energy, prior, ridge_left, ridge, cursor, count, unit, e, b):
+    """Restore the ridge of `count` coordinates, each by a row √r e_j with the prior as target; returns the next one."""
+    for _ in range(count):
+        r = ridge - ridge_left[cursor]
+        if r > 0.0:
+            unit[cursor] = 1.0
+            for k in range(e.size):
+                e[k] = prior[k, cursor] - W[k, cursor]
+            learn_row(U, D, W, energy, unit, cursor, e, r, b)
+            unit[cursor] = 0.0
+        ridge_left[cursor] = ridge
+        cursor = cursor + 1 if cursor + 1 < D.size else 0
+    return cursor
+
+
+@inlined
+def head_at(L, h):
+    """The position in L of head h: its subset of φ, the number of hidden units, p, and the start of its parts in S."""
+    return L_SIZES + L[L_DEPTH] + 4 * h
+
+
+@inlined
+def head_weights(S, L, h):
+    """W (m, p) of head h."""
+    at, m = head_at(L, h), L[L_OUTPUTS]
+    p = L[at + 2]
+    start = L[at + 3] + NUMBERS
+    return S[start : start + m * p].reshape(m, p)
+
+
+@inlined
+def head_numbers(S, L, h):
+    """The numbers of head h, at the positions H_FORGETTING to H_WEIGHT."""
+    start = L[head_at(L, h) + 3]
+    return S[start : start + NUMBERS]
+
+
+@inlined
+def head_views(S, L, h):
+    """The further parts of head h: U, D, the remaining ridge, prior, energy."""
+    at, m = head_at(L, h), L[L_OUTPUTS]
+    p = L[at + 2]
+    start, u = L[at + 3] + NUMBERS + m * p, p * (p - 1) // 2
+    return (
+        S[start : start + u],
+        S[start + u : start + u + p],
+        S[start + u + p : start + u + 2 * p],
+        S[start + u + 2 * p : start + u + 2 * p + m * p].reshape(m, p),
+        S[start + u + 2 * p + m * p : start + u + 2 * p + m * p + m],
+    )
+
+
+@inlined
+def seen_by(phi, L, h, hidden, d):
+    """The part of φ that head h sees."""
+    at = head_at(L, h)
+    if L[at] == HIDDEN:
+        return phi[hidden + d + 1 : 2 * hidden + d + 2]
+    return phi[hidden - L[at + 1] : hidden + d + 1]
+
+
+@inlined
+def answer(W, seen, out, at):
+    """out[at :] <- Wφ for the part of φ that a head sees. Rows are slices, which LLVM vectorizes."""
+    for k in range(W.shape[0]):
+        row, total = W[k], 0.0
+        for j in range(seen.size):
+            total += row[j] * seen[j]
+        out[at + k] = total
+
+
+@inlined
+def mix(S, L, answers, at, out):
+    """out (m,) = Σ_h π_h answers_h, for answers (heads, m) from `at` on."""
+    m = out.size
+    for k in range(m):
+        out[k] = 0.0
+    for h in range(L[L_HEADS]):
+        weight = S[L[head_at(L, h) + 3] + H_WEIGHT]
+        for k in range(m):
+            out[k] += weight * answers[at + h * m + k]
+
+
+@inlined
+def weigh_heads(S, L, power, evidence, counts):
+    """π_h ∝ (loss_h)^(-power · evidence/2): the posterior of heads under normal errors of unknown variance."""
+    heads = L[L_HEADS]
+    least = math.inf
+    for h in range(heads):
+        least = min(least, S[L[head_at(L, h) + 3] + H_LOSS])
+    total, best, top = 0.0, 0, 0.0
+    for h in range(heads):
+        at = L[head_at(L, h) + 3]
+        ratio = (S[at + H_LOSS] + 1e-300) / (least + 1e-300)
+        weight = math.exp(-0.5 * power * evidence * math.log(ratio))
+        S[at + H_WEIGHT] = weight
+        total += weight
+        if weight > top:
+            best, top = h, weight
+    for h in range(heads):
+        S[L[head_at(L, h) + 3] + H_WEIGHT] /= total
+    if best != counts[C_BEST]:
+        counts[C_BEST], counts[C_SINCE] = best, counts[C_STEPS]

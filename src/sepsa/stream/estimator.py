@@ -1,0 +1,230 @@
+"""The base of scikit-learn's estimators: parameters, fit, learning in order, and saved states."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numba import get_num_threads
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from sepsa.states import schema
+from sepsa.states.objects import Saves, check_stamp, stamp
+from sepsa.states.schema import Entries
+from sepsa.stream import batch_fit
+from sepsa.stream.committee import Committee
+from sepsa.stream.engine.bodies import engine_type
+from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.growth import grow
+from sepsa.stream.learner import StreamLearner
+from sepsa.validation import at_least
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
+    """The base of the regressor and the classifier: parameters, a learner of rows of numbers, and its state."""
+
+    _learner: Any  # a StreamLearner or a Committee
+    _EXTRA: tuple[str, ...]  # the entries of a state that only one of the two estimators has
+
+    def _extra_state(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _load_extra_state(self, state: Entries, outputs: int) -> dict[str, Any]:
+        """The attributes that these entries hold."""
+        raise NotImplementedError
+
+    def __init__(
+        self,
+        hidden_layer_sizes: int | Sequence[int] | Literal["auto"] = "auto",
+        activation: str = "auto",
+        *,
+        optimizer: str = "auto",
+        learning_rate: float | Literal["auto"] = "auto",
+        weight_decay: float = 0.0,
+        ridge: float | Literal["auto"] = 10.0,
+        forgetting: float | Literal["auto"] = "auto",
+        loss: Literal["huber", "squared"] = "huber",
+        batch_size: int | Literal["auto"] = "auto",
+        max_iter: int = 400,
+        early_stopping: bool = True,
+        random_state: int | np.random.RandomState | None = None,
+        module: nn.Module | None = None,
+    ) -> None:
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.activation = activation
+        self.optimizer = optimizer
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.ridge = ridge
+        self.forgetting = forgetting
+        self.loss = loss
+        self.batch_size = batch_size
+        self.max_iter = max_iter
+        self.early_stopping = early_stopping
+        self.random_state = random_state
+        self.module = module
+
+    def _new_learner(self, inputs: int, outputs: int, seed: int, for_fit: bool = False) -> StreamLearner:
+        """A learner with this estimator's parameters, which are checked; `for_fit` for one that `fit` trains."""
+        options = engine_type(self.module).options(self.get_params(deep=False), for_fit)
+        return StreamLearner(inputs, outputs, regression=isinstance(self, RegressorMixin), seed=seed, **options)
+
+    # ------------------------------------------------------------------ learning
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """One thread at a time; an error or an interrupt leaves the estimator as it was."""
+        with self.__dict__.setdefault("_lock", threading.RLock()):
+            before = dict(self.__dict__)
+            try:
+                yield
+            except BaseException:
+                self.__dict__ = before  # one assignment, which nothing can interrupt
+                raise
+
+    def _fit(self, X: Floats, Y: Floats, weight: Floats) -> tuple[NDArray[np.intp], Floats]:
+        """Learn from scratch; returns the rows that one member left out, and its predictions of them."""
+        there = np.flatnonzero(weight > 0)
+        if not there.size:
+            raise ValueError("sample_weight must be positive for at least one sample, got zeros alone")
+        X, Y, weight = X[there], Y[there], weight[there]
+        plan = engine_type(self.module).fit_plan(self.get_params(deep=False), X.shape[1])
+        rate, forgetting = self.learning_rate, self.forgetting
+        if forgetting == "auto":
+            forgetting = 1.0 if plan.fixed_features else batch_fit.FORGETTING
+        result = batch_fit.fit(
+            lambda seed: self._new_learner(X.shape[1], Y.shape[1], seed, for_fit=True),
+            X,
+            Y,
+            weight,
+            batch_fit.Schedule(
+                passes=at_least("max_iter", self.max_iter, 1),
+                rate=batch_fit.RATE if rate == "auto" else rate,
+                forgetting=forgetting,
+                batch=None if self.batch_size == "auto" else at_least("batch_size", self.batch_size, 1),
+                visits=int(batch_fit.VISITS * plan.speed),
+            ),
+            early_stopping=self.early_stopping,
+            together=plan.one_member,
+            threads=get_num_threads() if plan.parallel else 1,
+            rng=check_random_state(self.random_state),
+        )
+        self._learner, self.n_iter_ = result.committee, result.passes
+        return there[result.rows], result.predictions
+
+    def _learn(self, X: Floats, Y: Floats, weight: Floats) -> Floats:
+        """Learn rows in order; returns the predictions made before."""
+        if hasattr(self, "_learner"):
+            learner = self._learner.copy()  # an error leaves the old one as it was
+        else:
+            seed = check_random_state(self.random_state).randint(2**31 - 1)
+            learner = self._new_learner(X.shape[1], Y.shape[1], seed)
+        grow(learner, (), Y.shape[1])
+        before: Floats = learner.learn(X, Y, weight)
+        self._learner = learner
+        return before
+
+    def _check_rows(self, X: ArrayLike) -> Floats:
+        check_is_fitted(self)
+        rows: Floats = validate_data(self, X, reset=False, dtype=np.float64, order="C", ensure_all_finite="allow-nan")
+        return rows
+
+    def _check_data(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool, **checks: bool
+    ) -> tuple[Floats, NDArray[Any], Floats]:
+        """Rows (n, inputs), targets and weights (n,), checked."""
+        rows, targets = validate_data(
+            self, X, y, reset=reset, dtype=np.float64, order="C", ensure_all_finite="allow-nan", **checks
+        )
+        weights = _check_sample_weight(sample_weight, rows, dtype=np.float64, ensure_non_negative=True)
+        return rows, targets, weights
+
+    @property
+    def outliers_(self) -> int:
+        """The number of rows whose target, input or weight was implausible and has been bounded."""
+        check_is_fitted(self)
+        return int(self._learner.engine.outliers)
+
+    @property
+    def chosen_(self) -> dict[str, Any]:
+        """The head with the largest weight: its features, ridge and forgetting, since which step, and all weights."""
+        check_is_fitted(self)
+        chosen: dict[str, Any] = self._learner.engine.chosen
+        return chosen
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True  # a missing value is replaced by the mean
+        return tags
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_learner")
+
+    # ------------------------------------------------------------------ saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """The fitted state as nested dicts and lists of arrays, numbers and strings.
+
+        An estimator of the same parameters that loads it continues bit for bit.
+        """
+        check_is_fitted(self)
+        names = getattr(self, "feature_names_in_", None)
+        return {
+            "estimator": type(self).__name__,
+            "learner": self._learner.state_dict(),
+            "feature_names": None if names is None else [str(name) for name in names],
+            "n_iter": getattr(self, "n_iter_", None),
+            **self._extra_state(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from the result of `state_dict`; a ValueError names the wrong entry and changes nothing."""
+        with self._exclusive():
+            keys = {"estimator", "learner", "feature_names", "n_iter", *self._EXTRA}
+            new = schema.read("state_dict", state_dict, keys)
+            new.equal("estimator", type(self).__name__)
+            fitted = isinstance(new["learner"], dict) and "members" in new["learner"]  # by `fit`, a committee
+            members = Entries(new.path("learner"), new["learner"]).items("members").values if fitted else []
+            first = members[0] if members else new["learner"]
+            engine = first.get("engine") if isinstance(first, dict) else None
+            found = {name: engine.get(name) if isinstance(engine, dict) else None for name in ("inputs", "outputs")}
+            sizes = [Entries("state_dict['learner']['engine']", found).integer(name, 1) for name in found]
+            learner: Any = self._new_learner(sizes[0], sizes[1], seed=0, for_fit=fitted)
+            if fitted:
+                learner = Committee([learner])
+            learner.load_state_dict(new["learner"], "state_dict['learner']")
+            loaded: dict[str, Any] = {"_learner": learner, "n_features_in_": sizes[0]}
+            if new["feature_names"] is not None:
+                names = new.items("feature_names", sizes[0]).values
+                if not all(isinstance(name, str) for name in names):
+                    raise new.damaged("feature_names", f"{sizes[0]} strings", names)
+                loaded["feature_names_in_"] = np.array(names, dtype=object)
+            if new["n_iter"] is not None:
+                loaded["n_iter_"] = new.integer("n_iter", 1)
+            loaded |= self._load_extra_state(new, sizes[1])
+            kept = {name: value for name, value in self.__dict__.items() if not name.endswith("_")}
+            self.__dict__ = kept | loaded
+
+    # The learner is pickled as bytes: joblib may map arrays read-only, and a learner writes to its own.
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = dict(super().__getstate__())
+        state.pop("_lock", None)
+        if "_learner" in state:
+            state["_learner"] = pickle.dumps(state["_learner"])
+        return stamp(state)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = check_stamp(state)
+        if "_learner" in state:
+            state = state | {"_learner": pickle.loads(state["_learner"])}
+        super().__setstate__(state)

@@ -1,0 +1,70 @@
+"""Inputs and classes that first appear in mid-stream: the learner grows at the row that needs them.
+
+A block of rows is divided where inputs or classes arrive, and the learner grows before each part, so that a block
+gives what its rows would give one by one. `StreamLearner.add_inputs` and `add_outputs` say why that is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.learner import StreamLearner
+
+
+class NewInput(NamedTuple):
+    """An input that enters at this row, with its mean, its scale and its typical distance from the mean."""
+
+    row: int
+    name: Hashable
+    mean: float
+    scale: float  # 0: the first value that differs from the mean sets it
+    typical: float = 0.7
+
+
+def grow(learner: Any, new_inputs: Sequence[NewInput], outputs: int) -> None:
+    """Add these inputs to a learner, or a committee, and outputs up to this number."""
+    if new_inputs:
+        learner.add_inputs(*np.array([[new.mean, new.scale, new.typical] for new in new_inputs]).T)
+    if outputs > learner.engine.outputs:
+        learner.add_outputs(outputs - learner.engine.outputs)
+
+
+def grow_along(
+    learner: StreamLearner | None,
+    new_learner: Callable[[int, int], StreamLearner],
+    rows: int,
+    new_inputs: Sequence[NewInput],
+    output_rows: Sequence[int],
+) -> Iterator[tuple[int, int, StreamLearner]]:
+    """Yield start, stop and the learner, grown in place, for each part of the rows in which nothing arrives.
+
+    `new_inputs` are in the order of their rows; `output_rows` are the rows that need one more output each.
+    """
+    known_inputs, known_outputs = (0, 0) if learner is None else (learner.engine.inputs, learner.engine.outputs)
+    cuts = sorted({0, *(new.row for new in new_inputs), *output_rows})
+    for start, stop in zip(cuts, [*cuts[1:], rows], strict=True):
+        inputs = sum(new.row <= start for new in new_inputs)
+        outputs = known_outputs + sum(row <= start for row in output_rows)
+        if learner is None:
+            learner = new_learner(inputs, outputs)
+        grow(learner, new_inputs[learner.engine.inputs - known_inputs : inputs], outputs)
+        yield start, stop, learner
+
+
+def first_rows(codes: NDArray[np.intp], count: int) -> NDArray[np.intp]:
+    """The first row (count,) of each class in the column numbers (n,); n for a class that has none."""
+    first = np.full(count, len(codes))
+    np.minimum.at(first, codes, np.arange(len(codes)))
+    return first
+
+
+def indicators(codes: NDArray[np.intp], count: int) -> Floats:
+    """Targets (n, count): 1 in the column of each row's class, else 0."""
+    Y = np.zeros((len(codes), count))
+    Y[np.arange(len(codes)), codes] = 1.0
+    return Y

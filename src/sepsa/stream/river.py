@@ -1,0 +1,470 @@
+"""River's interface: a neural network with a Newton head that learns dicts of features, one at a time.
+
+A sample is x ∈ Rᵈ, one coordinate for each feature seen so far. A feature that x does not have, or has as None or NaN,
+is missing, and the network sees it as zero. With `missing="mean"` that is its mean; with `missing="zero"` it is the
+number zero, as in a bag of words; "auto" means the number zero for a feature that is an indicator, a count or rare. A
+feature that appears in mid-stream enters as if it had been there, missing, from the start; that is exact, since an
+input at zero changes neither body nor head (`Engine.resize`). Once the learner's scales are fixed, a feature enters
+with its `ROWS_FOR_SCALE`th value, because the first few values of a sensor say little about its scale; an indicator
+enters at once. A new class enters at once and exactly, since its indicator was zero until then.
+
+The state grows with the features as d², and not with the samples. Features beyond `max_features` share as many
+further inputs, to which they are hashed with a sign.
+
+A classifier fits the indicator of each class by least squares; `sepsa.stream.calibration` makes its scores
+probabilities.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import zlib
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from river import base, proba
+from river.utils import dataframe
+
+from sepsa.states import schema
+from sepsa.states.objects import Saves, check_stamp, stamp
+from sepsa.states.plain import pack_label, unpack_label, unpack_labels
+from sepsa.stream.calibration import probabilities
+from sepsa.stream.engine.kernels.robust import HUGE
+from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.growth import NewInput, grow_along, indicators
+from sepsa.stream.learner import WARM_UP, StreamLearner
+from sepsa.stream.river_input import (
+    Frame,
+    Names,
+    Series,
+    in_columns,
+    position,
+    read_frame,
+    read_row,
+    read_target,
+    read_weight,
+    read_weights,
+    values_in_order,
+)
+from sepsa.stream.scales import is_indicator, moments, reciprocal
+from sepsa.validation import at_least
+
+ROWS_FOR_SCALE = 32  # values of a late feature that determine its scale
+SHARED = "sepsa: hashed "  # the prefix of the inputs that features beyond `max_features` share
+PLACEHOLDER = "sepsa: always missing"  # the only feature of a stream whose first sample has none
+
+
+class StreamModel(Saves, base.Estimator):
+    """The base of River's models: features and outputs by name, and a learner of rows of numbers."""
+
+    _regression = True
+
+    def __init__(
+        self,
+        hidden: Sequence[int] = (64,),
+        activation: str = "fourier",
+        optimizer: str = "auto",
+        lr: float = 3e-3,
+        weight_decay: float = 0.0,
+        ridge: float | str = 10.0,
+        forgetting: float | str = "auto",
+        loss: str = "huber",
+        missing: str = "auto",
+        max_features: int = 256,
+        skip: bool = True,
+        seed: int | None = None,
+        **optimizer_options: float,
+    ) -> None:
+        if not isinstance(hidden, Sequence):
+            raise TypeError(f"hidden must be a sequence of widths such as (50,), got {hidden!r}")
+        self.hidden = hidden or []  # River reads a tuple as a class with its parameters, and fails at an empty one
+        self.activation = activation
+        self.optimizer = optimizer
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.ridge = ridge
+        self.forgetting = forgetting
+        self.loss = loss
+        self.missing = missing
+        self.max_features = at_least("max_features", max_features, 1)
+        self.skip = skip
+        self.seed = seed
+        self.optimizer_options = optimizer_options
+        self._learner: StreamLearner | None = None
+        self._features: Names = {}
+        self._pending_features: dict[Hashable, list[float]] = {}  # features not entered yet, with their values
+        self._outputs: Names = {}
+        self._target_name: str | None = None
+        self._lock = threading.RLock()
+        self._new_learner(1, 1)  # checks the options
+
+    @classmethod
+    def _unit_test_params(cls) -> Iterator[dict[str, Any]]:
+        yield {}
+        yield {"hidden": (8, 4), "activation": "tanh", "optimizer": "momentum", "forgetting": 0.99, "skip": False}
+        yield {"hidden": (), "loss": "squared"}
+
+    def _new_learner(self, inputs: int, outputs: int) -> StreamLearner:
+        options = {name: value for name, value in self._get_params().items() if name != "max_features"}
+        return StreamLearner(inputs, outputs, regression=self._regression, **options)
+
+    @property
+    def outliers_(self) -> int:
+        """The number of rows whose target, feature or weight was implausible and has been bounded."""
+        return 0 if self._learner is None else self._learner.engine.outliers
+
+    @property
+    def chosen_(self) -> dict[str, Any]:
+        """The head with the largest weight: its features, ridge and forgetting, since which row, and all weights."""
+        return {} if self._learner is None else self._learner.engine.chosen
+
+    def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
+        """All outputs after these targets, new ones last in order of appearance, and the values (n, outputs)."""
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        return stamp({name: value for name, value in self.__dict__.items() if name != "_lock"})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(check_stamp(state), _lock=threading.RLock())
+
+    # ------------------------------------------------------------------ saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """The model's state as nested dicts and lists of arrays, numbers and strings.
+
+        A model of the same parameters that loads it continues bit for bit.
+        """
+        with self._lock:
+            return {
+                "model": type(self).__name__,
+                "features": [pack_label(name) for name in self._features],
+                "pending_features": [
+                    [pack_label(name), list(values)] for name, values in self._pending_features.items()
+                ],
+                "outputs": [pack_label(name) for name in self._outputs],
+                "target_name": self._target_name,
+                "learner": None if self._learner is None else self._learner.state_dict(),
+            }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from the result of `state_dict`; a ValueError names the wrong entry and changes nothing."""
+        keys = {"model", "features", "pending_features", "outputs", "target_name", "learner"}
+        new = schema.read("state_dict", state_dict, keys)
+        new.equal("model", type(self).__name__)
+        features, outputs = unpack_labels(new, "features"), unpack_labels(new, "outputs")
+        pending: dict[Hashable, list[float]] = {}
+        pairs = new.items("pending_features")
+        for i in range(len(pairs)):
+            pair = pairs.items(i, 2)
+            values = pair.items(1).numbers()
+            if not 0 < len(values) < ROWS_FOR_SCALE:
+                raise pairs.damaged(i, f"a name and fewer than {ROWS_FOR_SCALE} values", pair.values)
+            pending[unpack_label(pair.path(0), pair[0])] = values
+        if new["target_name"] is not None and not isinstance(new["target_name"], str):
+            raise ValueError(f"state_dict['target_name'] must be a string or None, got {new['target_name']!r}")
+        learner = None
+        if new["learner"] is not None:
+            if not features or not outputs:
+                raise ValueError("state_dict['features'] and ['outputs'] must not be empty where there is a learner")
+            learner = self._new_learner(len(features), len(outputs))
+            learner.load_state_dict(new["learner"], "state_dict['learner']")
+            for name, known, count in (
+                ("features", features, learner.engine.inputs), ("outputs", outputs, learner.engine.outputs)
+            ):  # fmt: skip
+                if len(known) != count:
+                    raise ValueError(f"state_dict[{name!r}] must hold {count} names, as the learner, got {len(known)}")
+        elif features or outputs:
+            raise ValueError("state_dict['learner'] must not be None where there are features")
+        with self._lock:
+            self.__dict__.update(
+                _features=features,
+                _outputs=outputs,
+                _pending_features=pending,
+                _target_name=new["target_name"],
+                _learner=learner,
+            )
+
+    # ------------------------------------------------------------------ one sample
+
+    def _learn_row(self, x: dict[Any, Any], target: Any, w: float) -> None:
+        names, X = read_row(x)
+        if read_weight(w) > 0:
+            with self._lock:
+                self._learn(names, X, *self._read_targets([target]), np.array([float(w)]))
+
+    def _predict_row(self, x: dict[Any, Any]) -> list[float] | None:
+        """The outputs for x; None before the first sample."""
+        values = values_in_order(x, self._features, 0.0, self._learner)
+        if values is not None and self._learner is not None:
+            return self._learner.predict_row(values)
+        rows = self._predict(*read_row(x))
+        return None if rows is None else list(rows[0].tolist())
+
+    # ------------------------------------------------------------------ rows
+
+    def _learn(self, names: Sequence[Hashable], X: Floats, outputs: Names, Y: Floats, w: Floats) -> None:
+        """Learn rows in order, as one row after the other would; the model is changed by one assignment at the end."""
+        names, X = self._hashed(names, X)
+        new, pending = self._new_features(names, X)
+        d, m = len(self._features), len(self._outputs)
+        features = self._features | {feature.name: d + j for j, feature in enumerate(new)}
+        table = in_columns(names, X, features)
+        output_rows = [0] * (len(outputs) - m) if self._regression else (Y[:, m:] > 0).argmax(0).tolist()
+        learner = old = None if self._learner is None else self._learner.copy()
+        for start, stop, learner in grow_along(old, self._new_learner, len(X), new, output_rows):
+            rows = np.ascontiguousarray(table[start:stop, : learner.engine.inputs])
+            learner.learn(rows, np.ascontiguousarray(Y[start:stop, : learner.engine.outputs]), w[start:stop])
+        self.__dict__.update(_learner=learner, _features=features, _outputs=outputs, _pending_features=pending)
+
+    def _new_features(self, names: Sequence[Hashable], X: Floats) -> tuple[list[NewInput], dict[Hashable, list[float]]]:
+        """The features that enter with these rows, in order, and those that wait for more values, with theirs."""
+        new, pending = [], dict(self._pending_features)
+        wait = 1 if self.missing == "zero" else ROWS_FOR_SCALE
+        # Scales are fixed from this row on.
+        fixed = max(0, WARM_UP - (0 if self._learner is None else self._learner.rows))
+        for j, name in enumerate(names):
+            rows = np.flatnonzero(~np.isnan(X[:, j]))
+            if name in self._features or not len(rows):
+                continue
+            if rows[0] < fixed:
+                new.append(self._new_input(int(rows[0]), name, [float(X[rows[0], j])], fixed))
+                continue
+            values = pending.pop(name, [])
+            indicator = self.missing == "auto" and not values and X[rows[0], j] == 1.0
+            needed = 1 if indicator or is_shared(name) else wait
+            wanted = needed - len(values)
+            values = values + X[rows[:wanted], j].tolist()
+            if len(values) == needed:
+                new.append(self._new_input(int(rows[wanted - 1]), name, values, fixed))
+            else:
+                pending[name] = values
+        if not self._features and not any(feature.row == 0 for feature in new):
+            new.append(self._new_input(0, PLACEHOLDER, [0.0], fixed))
+        return sorted(new, key=lambda feature: (feature.row, repr(feature.name))), pending
+
+    def _new_input(self, row: int, name: Hashable, values: list[float], fixed: int) -> NewInput:
+        """A feature that enters at this row with these values; scales are fixed from row `fixed` on."""
+        clipped = np.clip(np.array(values), -HUGE, HUGE)
+        sparse = is_shared(name) or self.missing == "zero"
+        if sparse or (row >= fixed and self.missing == "auto" and is_indicator(np.array(values), 1.0)):
+            size = float(np.sqrt(np.mean(clipped**2)))
+            return NewInput(row, name, 0.0, 1 / size if size > 0 else 0.0, 1.0)
+        mean, variance = moments(clipped[:, None], np.ones(len(values)))
+        return NewInput(row, name, float(mean[0]), float(reciprocal(np.sqrt(variance))[0]))
+
+    def _hashed(self, names: Sequence[Hashable], X: Floats) -> tuple[Sequence[Hashable], Floats]:
+        """Names and columns, in which features beyond `max_features` are added to shared inputs."""
+        known = sum(not is_shared(name) for name in self._features)
+        new = [
+            (int(there.argmax()), repr(name), j)
+            for j, name in enumerate(names)
+            if name not in self._features and (there := ~np.isnan(X[:, j])).any()
+        ]
+        over = {j for _, _, j in sorted(new)[max(0, self.max_features - known) :]}
+        if not over:
+            return names, X
+        if not self._shares_inputs:
+            warnings.warn(
+                f"more than {self.max_features} features: further ones are hashed into {self.max_features} inputs that "
+                "they share; set max_features higher for inputs of their own, at a price that grows as its square",
+                UserWarning,
+                stacklevel=5,
+            )
+        columns: dict[Hashable, Floats] = {name: X[:, j] for j, name in enumerate(names) if j not in over}
+        for j in sorted(over):
+            shared, sign = shared_input(names[j], self.max_features)
+            both = np.stack([columns.get(shared, np.full(len(X), np.nan)), sign * X[:, j]])
+            columns[shared] = np.where(np.isnan(both).all(0), np.nan, np.nansum(both, 0))
+        return list(columns), np.stack(list(columns.values()), 1)
+
+    def learn_many(self, X: Frame, y: Series, w: float | Series = 1.0) -> None:
+        """Learn the rows of a frame, which gives what `learn_one` gives row by row."""
+        targets = dataframe.into_series(y)
+        self._learn_table(X, targets.to_list(), w)
+        self._target_name = targets.name
+
+    def _learn_table(self, X: Frame, targets: Sequence[Any], w: float | Series) -> None:
+        names, rows = read_frame(X)
+        if not len(rows):
+            raise ValueError("X must have at least one row, got an empty frame")
+        if len(targets) != len(rows):
+            raise ValueError(f"y must have one target for each of the {len(rows)} rows of X, got {len(targets)}")
+        weights = read_weights(w, len(rows))
+        outputs, Y = self._read_targets(targets)
+        there = weights > 0
+        if not there.all():  # a row of weight 0 brings no feature and no class
+            outputs, Y = self._read_targets([target for target, kept in zip(targets, there, strict=True) if kept])
+        if there.any():
+            with self._lock:
+                self._learn(names, rows[there], outputs, Y, weights[there])
+
+    def _predict(self, names: Sequence[Hashable], X: Floats) -> Floats | None:
+        if self._learner is None:
+            return None
+        if self._shares_inputs:
+            names, X = self._hashed(names, X)
+        return self._learner.predict(in_columns(names, X, self._features))
+
+    def _distributions(self, x: dict[Any, Any], outputs: int) -> list[proba.Gaussian]:
+        """A normal distribution for each output; mean and deviation are 0 before the first sample."""
+        mean, std = np.zeros(outputs), np.zeros(outputs)
+        if self._learner is not None:
+            names, X = self._hashed(*read_row(x)) if self._shares_inputs else read_row(x)
+            means, leverage = self._learner.predict_with_leverage(in_columns(names, X, self._features))
+            mean, std = means[0], np.sqrt(self._learner.noise_variance() * (1 + leverage[0]))
+        return [
+            proba.Gaussian._from_state(n=1, m=float(m), var=float(s) ** 2, ddof=0)  # type: ignore[no-untyped-call]
+            for m, s in zip(mean, std, strict=True)
+        ]
+
+    @property
+    def _shares_inputs(self) -> bool:
+        return any(map(is_shared, self._features))
+
+    def _output_frame(self, values: Floats | None, X: Frame) -> Frame:
+        """A frame like X with the values (n, outputs) under the outputs' names; no columns before the first sample."""
+        columns = {} if values is None else dict(zip(self._outputs, values.T, strict=True))
+        return dataframe.to_native_frame(columns, like=dataframe.into_frame(X))
+
+
+class SepSARegressor(StreamModel, base.MiniBatchRegressor):
+    """A neural network with a Newton head, for one numeric target.
+
+    Choose it where a linear model is too simple: it takes raw features of any scale, needs no tuning and costs about as
+    much. `forgetting` below 1 follows a target that drifts. Before the first sample it predicts 0.
+    """
+
+    def learn_one(self, x: dict[Any, Any], y: float, w: float = 1.0) -> None:
+        learner = self._learner
+        values = values_in_order(x, self._features, y, learner)
+        if values is None or learner is None or (w != 1.0 and not read_weight(w)):
+            self._learn_row(x, y, w)
+        else:
+            with self._lock:
+                learner.learn_row(values, (float(y),), w)
+
+    def predict_one(self, x: dict[Any, Any], with_dist: bool = False) -> Any:
+        """The prediction; `with_dist` as a normal distribution, whose deviation is that of recent errors."""
+        if with_dist:
+            return self._distributions(x, 1)[0]
+        row = self._predict_row(x)
+        return 0.0 if row is None else row[0]
+
+    def predict_many(self, X: Frame) -> Series:
+        frame = dataframe.into_frame(X)
+        out = self._predict(*read_frame(X))
+        values = np.zeros(len(frame)) if out is None else out[:, 0]
+        return dataframe.to_native_series(values, name=self._target_name, like=frame)
+
+    def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
+        return {"y": 0}, np.array([[read_target("y", y)] for y in targets])
+
+
+class SepSAMultiTargetRegressor(StreamModel, base.MultiTargetRegressor):
+    """A neural network with a Newton head, for several numeric targets at once, given as a dict.
+
+    Choose it where targets depend on the same features: they share the body and the curvature, so that many cost
+    little more than one. The first sample determines the targets.
+    """
+
+    def learn_one(self, x: dict[Any, Any], y: dict[Any, float], w: float = 1.0) -> None:  # type: ignore[override]
+        learner = self._learner
+        values, targets = values_in_order(x, self._features, 0.0, learner), values_in_order(y, self._outputs)
+        if values is None or targets is None or learner is None or (w != 1.0 and not read_weight(w)):
+            self._learn_row(x, y, w)
+        else:
+            with self._lock:
+                learner.learn_row(values, list(map(float, targets)), w)
+
+    def predict_one(self, x: dict[Any, Any], with_dist: bool = False) -> dict[Any, Any]:
+        """The predictions; `with_dist` as normal distributions, whose deviations are those of recent errors."""
+        if with_dist:
+            return dict(zip(self._outputs, self._distributions(x, len(self._outputs)), strict=True))
+        row = self._predict_row(x)
+        return {} if row is None else dict(zip(self._outputs, row, strict=True))
+
+    def learn_many(self, X: Frame, y: Frame, w: float | Series = 1.0) -> None:
+        """Learn the rows of a frame, which gives what `learn_one` gives; y is a frame with a column for each target."""
+        self._learn_table(X, dataframe.into_frame(y).rows(named=True), w)
+
+    def predict_many(self, X: Frame) -> Frame:
+        return self._output_frame(self._predict(*read_frame(X)), X)
+
+    def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
+        outputs = self._outputs
+        for y in targets:
+            if not isinstance(y, Mapping) or not y or (outputs and y.keys() != outputs.keys()):
+                raise ValueError(f"y must be a dict of the targets{f' {list(outputs)}' if outputs else ''}, got {y!r}")
+            outputs = outputs or {name: j for j, name in enumerate(sorted(y, key=repr))}
+        return outputs, np.array([[read_target(f"y[{name!r}]", y[name]) for name in outputs] for y in targets])
+
+
+class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
+    """A neural network with a Newton head on the indicators of the classes, two or more.
+
+    Choose it where logistic or softmax regression is too simple. Labels may be anything hashable, and a class may
+    appear at any time. Before the first sample it predicts None.
+    """
+
+    _regression = False
+
+    @property
+    def _multiclass(self) -> bool:
+        return True
+
+    def learn_one(self, x: dict[Any, Any], y: Hashable, w: float = 1.0) -> None:
+        learner = self._learner
+        values = values_in_order(x, self._features, 0.0, learner)
+        place = position(y, self._outputs)
+        if values is None or place is None or learner is None or (w != 1.0 and not read_weight(w)):
+            self._learn_row(x, y, w)
+        else:
+            indicators = [0.0] * len(self._outputs)
+            indicators[place] = 1.0
+            with self._lock:
+                learner.learn_row(values, indicators, w)
+
+    def predict_one(self, x: dict[Any, Any], **kwargs: Any) -> Any:
+        row = self._predict_row(x)
+        return None if row is None else list(self._outputs)[row.index(max(row))]
+
+    def predict_proba_one(self, x: dict[Any, Any], **kwargs: Any) -> dict[Any, float]:
+        row = self._predict_row(x)
+        if row is None:
+            return {}
+        return dict(zip(self._outputs, self._probabilities(np.array([row]))[0].tolist(), strict=True))
+
+    def predict_many(self, X: Frame) -> Series:
+        frame = dataframe.into_frame(X)
+        out, labels = self._predict(*read_frame(X)), list(self._outputs)
+        values = [None] * len(frame) if out is None else [labels[k] for k in out.argmax(1)]
+        return dataframe.to_native_series(values, name=self._target_name, like=frame)
+
+    def predict_proba_many(self, X: Frame) -> Frame:
+        out = self._predict(*read_frame(X))
+        return self._output_frame(None if out is None else self._probabilities(out), X)
+
+    def _probabilities(self, scores: Floats) -> Floats:
+        assert self._learner is not None
+        return probabilities(scores, self._learner.engine.calibration_losses())
+
+    def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
+        outputs = dict(self._outputs)
+        for y in targets:
+            if y is None or not isinstance(y, Hashable) or y != y:
+                raise ValueError(f"y must be a class label, something hashable, got {y!r}: leave the sample out")
+            outputs.setdefault(y, len(outputs))
+        return outputs, indicators(np.array([outputs[y] for y in targets], np.intp), len(outputs))
+
+
+def shared_input(name: Hashable, count: int) -> tuple[str, float]:
+    """The input that a feature shares, and the sign of its values there; they are the same in every process."""
+    number = zlib.crc32(repr(name).encode())
+    return f"{SHARED}{number // 2 % count}", 1.0 if number % 2 else -1.0
+
+
+def is_shared(name: Hashable) -> bool:
+    return isinstance(name, str) and name.startswith(SHARED)

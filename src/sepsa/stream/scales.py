@@ -1,0 +1,60 @@
+"""Scales of inputs and targets, from rows with missing values and outliers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sepsa.stream.engine.kernels.robust import HUGE
+from sepsa.stream.engine.protocol import Floats
+
+
+def moments(X: Floats, weight: Floats) -> tuple[Floats, Floats]:
+    """Weighted mean and variance of each column over the values that are not missing; 0 where all are."""
+    there = ~np.isnan(X)
+    w = weight[:, None] * there
+    total = np.maximum(w.sum(0), np.finfo(float).tiny)
+    first = np.where(there.any(0), X[there.argmax(0), np.arange(X.shape[1])], 0.0)
+    off = np.where(there, X - first, 0.0)  # from the first value, so that a constant has exactly no deviation
+    shift = (w * off).sum(0) / total
+    return first + shift, (w * np.where(there, off - shift, 0.0) ** 2).sum(0) / total
+
+
+def is_indicator(values: Floats, share: float) -> bool:
+    """Whether values that are there in this share of the rows are indicators or counts, for which missing means zero.
+
+    Those are integers from 1 on, a quarter of them 1 and none 0; or any numbers but 0 in less than a tenth of the rows.
+    """
+    if not values.size or (values == 0).any():
+        return False
+    counts = (values >= 1).all() and (values == np.floor(values)).all() and (values == 1).mean() >= 0.25
+    return bool(counts or share < 0.1)
+
+
+def trimmed(X: Floats) -> Floats:
+    """X with NaN where a value lies more than 30 typical distances from its column's median.
+
+    The typical distance is the median over the values that differ from the median, so that a rare indicator is kept.
+    """
+    X = np.clip(X, -HUGE, HUGE)
+    off = np.abs(X - column_quantiles(X, [0.5])[:, 0])
+    usual = quantiles_of_sizes(off, [0.5])[:, 0]
+    return np.where(off > 30 * usual, np.nan, X)
+
+
+def quantiles_of_sizes(X: Floats, levels: list[float]) -> Floats:
+    """The quantiles (columns, levels) of |x| over the values of a column that are not missing or 0; 0 without any."""
+    sizes = np.abs(X)
+    return column_quantiles(np.where(sizes > 0, sizes, np.nan), levels)
+
+
+def column_quantiles(X: Floats, levels: list[float]) -> Floats:
+    """The quantiles (columns, levels) of each column, each one of its values; 0 where all are missing."""
+    ordered = np.sort(X, axis=0)  # NaN comes last
+    there = (~np.isnan(X)).sum(0)
+    at = np.minimum((np.array(levels) * there[:, None]).astype(int), np.maximum(there - 1, 0)[:, None])
+    return np.where(there[:, None] > 0, ordered[at, np.arange(X.shape[1])[:, None]], 0.0)
+
+
+def reciprocal(x: Floats) -> Floats:
+    """1/x, and 0 where x is below 1e-290."""
+    return np.divide(1.0, x, out=np.zeros_like(x), where=x > 1e-290)

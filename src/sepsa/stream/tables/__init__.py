@@ -1,0 +1,1 @@
+"""Tables: readers of rows, columns as inputs, the model, and the commands `sepsa stream`, `predict` and `inspect`."""

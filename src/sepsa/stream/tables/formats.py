@@ -1,0 +1,387 @@
+"""Readers of tables in blocks of rows: CSV, JSON lines, Parquet and Arrow, from files, pipes or files that grow.
+
+What a row means depends on the row alone, never on the block it came in, so that a stream read in other chunks, or
+resumed at any row, gives the same numbers. A row that cannot be read is passed on with its line and the reason; only
+blank lines are dropped.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as arrow_csv
+import pyarrow.parquet as pq
+
+from sepsa.stream.tables import lexer, records
+from sepsa.stream.tables.cells import MISSING, BadRow, Column, RowBlock, TableError, column_of_arrow, column_of_texts
+from sepsa.stream.tables.records import KEPT, RecordBatch, Records, too_long
+from sepsa.stream.tables.source import ByteSource, ChunkFile
+
+Position = Mapping[str, Any]  # hashes that identify the table, and where in it to resume
+ROWS = 8192  # of a block, where rows are counted
+MOST_COLUMNS = 10_000
+SEPARATORS = ",;\t|"
+
+
+class TableReader:
+    """A table as blocks of rows. `drop` and `categorical` are set before the first block is read."""
+
+    names: list[str] | None = None  # of the columns; None where each row names its own
+    resumed = False  # whether the blocks begin at the checkpoint's position
+
+    def __init__(self) -> None:
+        self.drop: frozenset[str] = frozenset()
+        self.categorical: frozenset[str] = frozenset()
+
+    def blocks(self) -> Iterator[RowBlock | None]:
+        """The rows, in blocks; None while a pipe is idle."""
+        raise NotImplementedError
+
+
+class TextReader(TableReader):
+    """A table of records that end with a line break; a subclass parses each batch of them."""
+
+    records: Records
+    batch = 1 << 16  # records at most
+
+    def blocks(self) -> Iterator[RowBlock | None]:
+        for batch in self.records.batches(self.batch):
+            if batch is None:
+                yield None
+            elif isinstance(batch, BadRow):
+                yield RowBlock({}, np.empty(0, np.int64), lambda i: "", [batch], self.records.position())
+            else:
+                yield self._block(batch)
+
+    def _block(self, batch: RecordBatch) -> RowBlock:
+        raise NotImplementedError
+
+
+class CsvReader(TextReader):
+    """A CSV file whose first line names the columns."""
+
+    def __init__(self, source: ByteSource, separator: str | None, decimal: str, resume: Position | None) -> None:
+        super().__init__()
+        self.source, self.decimal = source, decimal
+        start = source.peek()
+        if start[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in start[:8]:
+            raise TableError(f"{source.name} is no text in UTF-8: convert it, as iconv -f utf-16 -t utf-8 does")
+        bom = 3 if start.startswith(b"\xef\xbb\xbf") else 0
+        line = re.split(rb"[\r\n]", start[bom:].lstrip(b"\r\n"), maxsplit=1)[0]
+        self.separator = separator or find_separator(line.decode(errors="replace"))
+        self.records = Records(source, ord(self.separator), ord('"'))
+        self.names = self._read_header()
+        self.resumed = resume is not None and self.records.resume(resume)
+        self._texts: set[str] = set()  # the columns with texts or dates in the previous block
+
+    def _read_header(self) -> list[str]:
+        name = self.source.name
+        for batch in self.records.batches(most=1):
+            if isinstance(batch, BadRow) or (batch and batch.flags[0] & ~lexer.BLANK):
+                raise TableError(f"{name} has a first line that cannot be read: it must name the columns")
+            if batch and batch.record(0).removeprefix(b"\xef\xbb\xbf"):
+                break
+        else:
+            raise TableError(f"{name} is empty: its first line must name the columns")
+        try:
+            text = batch.record(0).decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise TableError(f"{name} is not in UTF-8: convert it, as iconv -f latin1 -t utf-8 does") from None
+        csv.field_size_limit(records.LONGEST + 1)
+        cells = next(csv.reader([text], delimiter=self.separator))
+        return check_names([cell.strip() or f"column {i + 1}" for i, cell in enumerate(cells)], name)
+
+    def _block(self, batch: RecordBatch) -> RowBlock:
+        assert self.names is not None
+        sizes = np.diff(batch.ends, prepend=0)
+        good = (batch.flags == 0) & (batch.fields == len(self.names)) & (sizes <= records.LONGEST)
+        try:
+            batch.data.decode()
+        except UnicodeDecodeError:
+            good &= [is_utf8(batch.record(i)) for i in range(len(good))]
+        places = np.flatnonzero(good)
+        data = batch.data if good.all() else b"".join(batch.record(i) + b"\n" for i in places)
+        bad = [
+            BadRow(int(batch.lines[i]), self._reason(batch, i), batch.text(i))
+            for i in np.flatnonzero(~good & ((batch.flags & lexer.BLANK) == 0))
+        ]
+        columns: dict[str, Column] = {}
+        if len(places):
+            try:
+                columns = self._columns(data, len(places))
+            except pa.ArrowInvalid:  # Arrow divides the bytes into other records than the lexer: parse each by itself
+                kept, parts = [], []
+                for i in places:
+                    try:
+                        parts.append(self._columns(batch.record(i) + b"\n", 1))
+                        kept.append(i)
+                    except pa.ArrowInvalid:  # noqa: PERF203
+                        bad.append(BadRow(int(batch.lines[i]), "the line cannot be read", batch.text(i)))
+                places, columns = np.array(kept, np.intp), joined(parts)
+        position = self.records.position()
+        return RowBlock(columns, batch.lines[places], lambda i: batch.text(int(places[i])), sorted(bad), position)
+
+    def _reason(self, batch: RecordBatch, i: Any) -> str:
+        """Why record i cannot be read."""
+        assert self.names is not None
+        if batch.flags[i] & lexer.HAS_NUL:
+            return "the line holds a NUL byte"
+        if batch.flags[i] & lexer.OPEN_QUOTE:
+            return "the line has a quote that is not closed"
+        if len(batch.record(i)) >= records.LONGEST:
+            return too_long()
+        if batch.fields[i] != len(self.names):
+            return f"the line has {batch.fields[i]} cells where the header has {len(self.names)}"
+        return "the line is not in UTF-8"
+
+    def _columns(self, data: bytes, rows: int) -> dict[str, Column]:
+        assert self.names is not None
+        used = [name for name in self.names if name not in self.drop]
+        if not used:
+            return {}
+        try:
+            table = self._arrow(data, used, self._texts | self.categorical)
+        except pa.ArrowInvalid:  # a text in a column of numbers
+            table = self._arrow(data, used, set(used))
+        if table.num_rows != rows:
+            raise pa.ArrowInvalid("other rows")
+        columns = {name: column_of_arrow(name, table[name], name in self.categorical, self.decimal) for name in used}
+        self._texts = {name for name, column in columns.items() if column.codes is not None or column.times is not None}
+        return columns
+
+    def _arrow(self, data: bytes, used: list[str], texts: set[str] | frozenset[str]) -> Any:
+        text, number = pa.dictionary(pa.int32(), pa.string()), pa.float64()
+        return arrow_csv.read_csv(
+            pa.BufferReader(data),
+            arrow_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=self.names),
+            arrow_csv.ParseOptions(delimiter=self.separator, newlines_in_values=b'"' in data),
+            arrow_csv.ConvertOptions(
+                check_utf8=False, include_columns=used, null_values=MISSING, strings_can_be_null=True,
+                column_types={name: text if name in texts else number for name in used}, decimal_point=self.decimal,
+            ),
+        )  # fmt: skip
+
+
+class JsonLinesReader(TextReader):
+    """One JSON object a line; each names its own columns."""
+
+    batch = ROWS
+
+    def __init__(self, source: ByteSource, decimal: str, resume: Position | None) -> None:
+        super().__init__()
+        self.source, self.decimal = source, decimal
+        if source.peek().lstrip().startswith(b"["):
+            raise TableError(f"{source.name} is one JSON array: write one object a line, as jq -c '.[]' does")
+        self.records = Records(source, 256, 256)  # 256 is no byte: nothing separates or quotes
+        self.resumed = resume is not None and self.records.resume(resume)
+
+    def _block(self, batch: RecordBatch) -> RowBlock:
+        rows, places, bad = [], [], []
+        for i in range(len(batch.ends)):
+            record = batch.record(i)
+            if not record.strip():
+                continue
+            try:
+                rows.append(self._row(record))
+                places.append(i)
+            except ValueError as error:
+                bad.append(BadRow(int(batch.lines[i]), str(error), batch.text(i)))
+        names = sorted({name for row in rows for name in row})  # sorted: the order must not depend on the block
+        columns = {name: self._column(name, [row.get(name) for row in rows]) for name in names}
+        lines = batch.lines[np.array(places, np.intp)]
+        return RowBlock(columns, lines, lambda i: batch.text(places[i]), bad, self.records.position())
+
+    def _row(self, record: bytes) -> dict[str, Any]:
+        if len(record) >= records.LONGEST:
+            raise ValueError(too_long())
+        try:
+            row = json.loads(record)
+        except (ValueError, RecursionError):
+            raise ValueError("the line is no JSON") from None
+        if not isinstance(row, dict):
+            raise ValueError("the line is no JSON object")
+        row = {name: value for name, value in row.items() if name not in self.drop}
+        for name, value in row.items():
+            if isinstance(value, (list, dict)):
+                raise ValueError(f"{name[:100]!r} is a {type(value).__name__}, which is no number, date or text")
+        if len(row) > MOST_COLUMNS:
+            raise ValueError(f"the line has more than {MOST_COLUMNS} columns")
+        return row
+
+    def _column(self, name: str, values: list[Any]) -> Column:
+        categorical = name in self.categorical
+        if categorical:
+            values = [None if v is None else v if isinstance(v, str) else json.dumps(v) for v in values]
+        if not any(isinstance(value, str) for value in values):
+            return Column(np.array([as_float(value) for value in values]))
+        texts = {text: i for i, text in enumerate(dict.fromkeys(v for v in values if isinstance(v, str)))}
+        codes = np.array([texts[v] if isinstance(v, str) else -1 for v in values], np.int32)
+        column = column_of_texts(codes, list(texts), self.decimal, categorical)
+        for i, value in enumerate(values):
+            if not isinstance(value, str):
+                column.numbers[i] = as_float(value)
+        return column
+
+
+class ArrowReader(TableReader):
+    """A Parquet file, or an Arrow file or stream."""
+
+    def __init__(self, path: Path | None, source: ByteSource, held: ExitStack, resume: Position | None) -> None:
+        super().__init__()
+        self.name = source.name
+        try:
+            if source.magic.startswith(b"PAR1"):
+                if path is None:
+                    raise TableError(
+                        "Parquet cannot be read from standard input, its index is at its end: give the file"
+                    )
+                self._file: Any = held.enter_context(pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 16))
+            elif source.magic.startswith(b"ARROW1") and path is not None:
+                self._file = pa.ipc.open_file(held.enter_context(pa.memory_map(str(path))))
+            else:
+                self._file = pa.ipc.open_stream(pa.PythonFile(ChunkFile(source.chunks()), "r"))
+            schema = self._file.schema_arrow if isinstance(self._file, pq.ParquetFile) else self._file.schema
+        except (pa.ArrowException, OSError) as error:
+            raise TableError(f"{self.name} cannot be read: {one_line(error)}") from None
+        self.names = check_names(list(schema.names), self.name)
+        identity = hashlib.sha256(str(schema).encode())
+        if path is not None:
+            with open(path, "rb") as file:
+                identity.update(str(file.seek(0, os.SEEK_END)).encode())
+                file.seek(max(0, file.tell() - KEPT))
+                identity.update(file.read())  # the index of a Parquet or Arrow file
+        self._identity = identity.hexdigest()
+        self.resumed = resume is not None and resume.get("table") == self._identity
+        self._row = int(resume["row"]) if resume is not None and self.resumed else 0
+
+    def blocks(self) -> Iterator[RowBlock | None]:
+        used = [name for name in self.names or () if name not in self.drop]
+        try:
+            for batch in self._batches(used):
+                columns = {n: column_of_arrow(n, batch.column(n), n in self.categorical) for n in used}
+                lines = np.arange(self._row + 1, self._row + 1 + len(batch))
+                self._row += len(batch)
+                yield RowBlock(columns, lines, as_json(batch), [], {"table": self._identity, "row": self._row})
+        except (pa.ArrowException, OSError) as error:
+            raise TableError(f"{self.name} cannot be read behind row {self._row}: {one_line(error)}") from None
+
+    def _batches(self, used: list[str]) -> Iterator[Any]:
+        """Record batches from row `self._row` on."""
+        skip = self._row
+        if isinstance(self._file, pq.ParquetFile):
+            groups: list[int] = []
+            for group in range(self._file.num_row_groups):
+                rows = self._file.metadata.row_group(group).num_rows
+                if not groups and skip >= rows:
+                    skip -= rows
+                else:
+                    groups.append(group)
+            batches = self._file.iter_batches(ROWS, row_groups=groups, columns=used, use_threads=False)
+        elif hasattr(self._file, "num_record_batches"):
+            batches = map(self._file.get_batch, range(self._file.num_record_batches))
+        else:
+            batches = iter(self._file)
+        for batch in batches:
+            first = min(skip, len(batch))
+            skip -= first
+            for start in range(first, len(batch), ROWS):
+                yield batch.slice(start, ROWS)
+
+
+def as_json(batch: Any) -> Callable[[int], str]:
+    """A function from the number of a row to its text."""
+    return lambda i: json.dumps(batch.slice(i, 1).to_pylist()[0], default=str)[:1000]
+
+
+def open_table(
+    path: Path | None,
+    held: ExitStack,
+    *,
+    separator: str | None = None,
+    decimal: str = ".",
+    follow: bool = False,
+    resume: Position | None = None,
+) -> TableReader:
+    """The table in a file, or in standard input where path is None; it continues at `resume` if that is its position.
+
+    The file's first bytes tell the format; JSON lines begin with a brace. `held` closes the files that were opened.
+    """
+    source = ByteSource(path, held, follow)
+    if source.magic.startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")):
+        if follow:
+            raise TableError(f"--follow needs CSV or JSON lines, and {source.name} is neither")
+        return ArrowReader(path, source, held, resume if resume and "table" in resume else None)
+    if resume and "offset" not in resume:
+        resume = None
+    if source.peek().lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
+        return JsonLinesReader(source, decimal, resume)
+    return CsvReader(source, separator, decimal, resume)
+
+
+def find_separator(header: str) -> str:
+    """The separator that is most frequent in the header; a comma where there is none."""
+    bare = re.sub(r'"[^"]*"', "", header)
+    return max(SEPARATORS, key=bare.count)
+
+
+def check_names(names: list[str], table: str) -> list[str]:
+    """The names of the columns, which must be distinct and not too many."""
+    if len(names) > MOST_COLUMNS:
+        raise TableError(f"{table} has {len(names)} columns: more than {MOST_COLUMNS} are not taken")
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise TableError(f"{table} has two columns {name[:100]!r}: rename one of them")
+        seen.add(name)
+    return names
+
+
+def joined(parts: list[dict[str, Column]]) -> dict[str, Column]:
+    """The columns of blocks of one row each, concatenated."""
+    out: dict[str, Column] = {}
+    for name in parts[0] if parts else ():
+        texts: dict[str, int] = {}
+        codes = [
+            -1 if c.codes is None or c.codes[0] < 0 else texts.setdefault(c.texts[c.codes[0]], len(texts))
+            for c in (part[name] for part in parts)
+        ]
+        times = np.array([math.nan if part[name].times is None else part[name].times[0] for part in parts])  # type: ignore[index]
+        out[name] = Column(
+            np.concatenate([part[name].numbers for part in parts]),
+            np.array(codes, np.int32) if texts else None,
+            list(texts),
+            None if np.isnan(times).all() else times,
+        )
+    return out
+
+
+def as_float(value: Any) -> float:
+    """A JSON number; ±Inf for an integer too large."""
+    try:
+        return math.nan if value is None or isinstance(value, str) else float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error without line breaks."""
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,154 @@
+"""The bytes of a file or of standard input, decompressed as they are read."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import select
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from sepsa.stream.tables.cells import TableError
+
+CHUNK = 1 << 20  # bytes read at once
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # the first bytes of such a file
+WAIT = 0.2  # seconds after which a read of an idle pipe returns None
+
+
+class ByteSource:
+    """The bytes of a file or of standard input, decompressed; None while a pipe is idle, b"" at the end."""
+
+    def __init__(self, path: Path | None, held: ExitStack, follow: bool = False) -> None:
+        self.name = "standard input" if path is None else str(path)
+        self._file: Any = sys.stdin.buffer if path is None else held.enter_context(path.open("rb"))
+        self._descriptor = None  # of a pipe, which `select` polls
+        if path is None or not self._file.seekable():
+            with suppress(OSError, AttributeError):  # standard input may be replaced by an object without a descriptor
+                self._descriptor = self._file.fileno()
+        self._follow = follow
+        start = self._first_bytes(8)
+        self.magic = start[:8]
+        self._chunks: Iterator[bytes | None] = itertools.chain([start] if start else [], self._raw())
+        self.compressed = start.startswith((GZIP, ZSTD))
+        if self.compressed:
+            decompress = gunzip if start.startswith(GZIP) else unzstd
+            self._chunks = decompress(self._chunks, self.name)
+        if self.compressed and follow:
+            raise TableError(f"--follow needs a plain file, and {self.name} is compressed")
+        self._peeked: list[bytes] = []
+
+    def _raw(self) -> Iterator[bytes | None]:
+        """Chunks as they come, without end: None while a pipe is idle, b"" at the end of the file."""
+        while True:
+            if self._descriptor is None:
+                yield self._file.read(CHUNK)
+            elif select.select([self._descriptor], [], [], WAIT)[0]:
+                yield os.read(self._descriptor, CHUNK)
+            else:
+                yield None
+
+    def _first_bytes(self, size: int) -> bytes:
+        """The first `size` bytes or more, fewer only where the file ends."""
+        start = b""
+        for data in self._raw():
+            start += data or b""
+            if data == b"" or len(start) >= size:
+                break
+        return start
+
+    def read(self) -> bytes | None:
+        """The next chunk."""
+        data = self._peeked.pop() if self._peeked else next(self._chunks, b"")
+        if data == b"" and self._follow:
+            select.select([], [], [], WAIT)
+            return None
+        return data
+
+    def peek(self) -> bytes:
+        """The next chunk, which `read` returns again; b"" at the end."""
+        while (data := self.read()) is None:
+            pass
+        if data:
+            self._peeked.append(data)
+        return data
+
+    def chunks(self) -> Iterator[bytes | None]:
+        """All chunks."""
+        while (data := self.read()) != b"":
+            yield data
+
+    @property
+    def seekable(self) -> bool:
+        """Whether `seek` can be called."""
+        return self._descriptor is None and not self.compressed and bool(self._file.seekable())
+
+    def seek(self, offset: int) -> None:
+        """Continue reading at an offset."""
+        self._file.seek(offset)
+        self._chunks, self._peeked = self._raw(), []
+
+
+def gunzip(chunks: Iterator[bytes | None], name: str) -> Iterator[bytes | None]:
+    """Decompressed chunks of bounded size."""
+    inflate = zlib.decompressobj(47)
+    for data in chunks:
+        if data is None:
+            yield None
+            continue
+        if not data:
+            if not inflate.eof:
+                raise TableError(f"{name} ends in the middle of its compressed data: it is truncated")
+            return
+        while data:
+            if inflate.eof:  # a file may hold several gzip members
+                if not data.strip(b"\0"):
+                    break  # padding
+                inflate = zlib.decompressobj(47)
+            try:
+                out = inflate.decompress(data, CHUNK)
+            except zlib.error as error:
+                raise TableError(f"{name} is not to be decompressed: {error}") from None
+            data = inflate.unconsumed_tail or inflate.unused_data
+            if out:
+                yield out
+        while not inflate.eof and (out := inflate.decompress(b"", CHUNK)):
+            yield out
+
+
+def unzstd(chunks: Iterator[bytes | None], name: str) -> Iterator[bytes | None]:
+    """Decompressed chunks of bounded size."""
+    stream = pa.CompressedInputStream(pa.PythonFile(ChunkFile(chunks), "r"), "zstd")
+    while True:
+        try:
+            data = stream.read(CHUNK)
+        except OSError as error:
+            raise TableError(f"{name} is not to be decompressed: {error}") from None
+        if not data:
+            return
+        yield data
+
+
+class ChunkFile(io.RawIOBase):
+    """Chunks of bytes behind the interface of a file."""
+
+    def __init__(self, chunks: Iterator[bytes | None]) -> None:
+        self._chunks, self._unread = chunks, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        while not self._unread:
+            data = next(self._chunks, b"")
+            if data == b"":
+                return b""
+            self._unread = data or b""
+        some, self._unread = self._unread[:size], self._unread[size:]
+        return some
