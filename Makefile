@@ -10,16 +10,23 @@ FAST := tests/heads/test_checks.py tests/heads/test_per_output.py tests/heads/te
 	tests/test_several_heads.py tests/states/test_schema.py tests/stream/test_state.py tests/paper/test_networks.py \
 	tests/paper/test_records.py tests/test_project.py
 
-.PHONY: demo test check lint docs clean
+.PHONY: demo test check lint kernels docs clean
 
 demo: $(DEMO)/installed
 	$(DEMO)/bin/sepsa demo
 
-test: lint
+test: $(STAMP)
+	$(MAKE) --jobs=4 lint kernels
 	$(BIN)/pytest -n auto --dist worksteal
 
 check: lint
 	$(BIN)/pytest -q -n auto --dist worksteal $(FAST)
+
+# One compilation of each numba kernel for all workers of pytest, beside the linters.
+kernels: kernels-heads kernels-float32 kernels-float64
+
+kernels-%: $(STAMP)
+	$(BIN)/python tests/warm_cache.py $*
 
 lint: $(STAMP)
 	$(BIN)/ruff check

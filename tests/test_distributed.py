@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import os
 import signal
 import subprocess
@@ -25,24 +26,19 @@ from sepsa.distributed import as_samples, triangular
 HERE = Path(__file__).parent
 
 
-def run(*commands, timeout=300):
-    """Run programs beside each other, all of them to a good end."""
+def run(*command):
+    """Run a Python program to a good end, and end the processes it has started."""
     path = os.pathsep.join([str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, *map(str, command)],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )
-        for command in commands
-    ]  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, *map(str, command)], env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
     try:
-        said = [process.communicate(timeout=timeout)[0] for process in processes]
+        said = process.communicate(timeout=600)[0]
     finally:
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # and what it has started
-    assert all(process.returncode == 0 for process in processes), "\n".join(said)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, said
 
 
 def one_process(solver, data, loss_fn=mse_loss):
@@ -131,10 +127,10 @@ def check_captured(found):
         assert unknown.startswith("a captured step cannot tell which ranks learn together")
 
 
-def truths(world):
-    """What one process learns from the whole batches, for each case."""
-    data = ranks.batches(ranks.STEPS)
-    plain = one_process(RLS(), data)
+@functools.cache
+def truths_of_any_world():
+    """What one process learns from the whole batches, for each case that does not depend on the number of ranks."""
+    plain = one_process(RLS(), ranks.batches(ranks.STEPS))
     solvers = {
         f"solver {name}": one_process(make(), ranks.batches(ranks.STEPS, labels="Softmax" in name), ranks.loss_of(name))
         for name, make in ranks.SOLVERS.items()
@@ -146,13 +142,20 @@ def truths(world):
         "uneven": plain,
         "an empty rank": plain,
         "accumulated": accumulated(),
-        "masked": masked(world),
         "gaps": with_gaps("PerOutput"),
         "labels with gaps": with_gaps("LogisticNewton"),
         "refused": one_process(RLS(), ranks.batches(4)[1:]),
-        "joined": joined(world),
         "captured": plain,
-        "checkpoint": one_process(RLS(forgetting=0.95), data[:30] if world == 2 else data),
+    }
+
+
+def truths(world):
+    """What one process learns from the whole batches, for each case."""
+    data = ranks.batches(ranks.STEPS)[: 30 if world == 2 else ranks.STEPS]
+    return truths_of_any_world() | {
+        "masked": masked(world),
+        "joined": joined(world),
+        "checkpoint": one_process(RLS(forgetting=0.95), data),
     }
 
 
@@ -189,8 +192,7 @@ def check_alone(found):
 def results(tmp_path_factory):
     """Of every case by two and by three ranks: all at once, because the processes take longer to start than to run."""
     folder = tmp_path_factory.mktemp("ranks")
-    for world in (2, 3):
-        run(*([HERE / "ranks.py", rank, world, folder] for rank in range(world)))
+    run(HERE / "ranks.py", folder)
     return folder, {world: [torch.load(folder / f"{world}-{rank}.pt") for rank in range(world)] for world in (2, 3)}
 
 
@@ -219,15 +221,8 @@ def test_a_head_beside_fully_shard_learns_as_one_process(results):
 
 
 def test_a_killed_rank_continues_from_the_last_checkpoint(tmp_path):
-    run(
-        [
-            "-m",
-            "torch.distributed.run",
-            *["--standalone", "--nproc-per-node", "2", "--max-restarts", "3"],
-            HERE / "elastic.py",
-            tmp_path,
-        ]
-    )
+    options = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "3")
+    run("-m", "torch.distributed.run", *options, HERE / "elastic.py", tmp_path)
     assert (tmp_path / "resumed").read_text() == "10"
     model = one_process(RLS(forgetting=0.95), ranks.batches(elastic.STEPS))
     found = [torch.load(tmp_path / f"end-{rank}.pt") for rank in range(2)]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from preloaded import preloaded
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 EXAMPLES = [path for path in EXAMPLES if path.stem != "serve"]  # it waits for clients: see test_serve.py
@@ -17,14 +16,15 @@ def test_there_are_examples():
     assert EXAMPLES
 
 
+@pytest.fixture(scope="module")
+def run():
+    with preloaded("torch", "numba", "sklearn", "pandas", "matplotlib.pyplot") as run:
+        yield run
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example(path, tmp_path):
-    # One thread each: the tests run beside each other.
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(path)],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
+def test_example(path, tmp_path, run):
+    done = run(path, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert {file.suffix for file in tmp_path.iterdir()} <= {".png"}

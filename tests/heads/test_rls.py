@@ -348,9 +348,19 @@ def test_with_the_noise_given_the_prior_predicts():
         solver.sample(x, noise=-1.0)
 
 
-@pytest.mark.parametrize("options", [{}, {"forgetting": 0.95}, {"ridge": "auto", "forgetting": "auto"}])
-@pytest.mark.parametrize("noise", [None, 0.5])
-def test_samples_have_the_mean_and_covariance_of_the_weights(options, noise):
+@pytest.mark.parametrize(
+    ("path", "options", "noise"),
+    [  # every pair of two of them
+        ("numba", {}, None),
+        ("torch", {}, 0.5),
+        ("torch", {"forgetting": 0.95}, None),
+        ("numba", {"forgetting": 0.95}, 0.5),
+        ("numba", {"ridge": "auto", "forgetting": "auto"}, None),
+        ("torch", {"ridge": "auto", "forgetting": "auto"}, 0.5),
+    ],
+    indirect=["path"],
+)
+def test_samples_have_the_mean_and_covariance_of_the_weights(path, options, noise):
     solver, linear = make(4, 2, **options)
     for x, y in stream(k=4, m=2):
         solver.update(x, y * torch.tensor([1.0, 5.0]))

@@ -140,6 +140,7 @@ def test_the_ridge_follows_the_size_of_the_features():
 # ---------------------------------------------------------------------- it chooses well, and honestly
 
 
+@pytest.mark.parametrize("backend", ["numba"], indirect=True)
 def test_it_follows_a_jump_and_remembers_all_in_between():
     """Beside forgetting 1 at rest, and back to the error before the jump within 300 samples of it."""
     rest, back = [], []
@@ -405,6 +406,7 @@ def test_it_drops_into_sepsa(base):
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.parametrize("backend", ["numba"], indirect=True)  # the test itself uses both
 @pytest.mark.parametrize("settings", [{}, {"ridge": 0.5}, {"forgetting": 0.9}], ids=["both", "forgetting", "ridge"])
 @pytest.mark.parametrize(
     ("k", "m", "bias", "n"), [(1, 1, False, 1), (9, 2, True, 1), (30, 3, True, 12), (95, 1, True, 8)]

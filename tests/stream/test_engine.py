@@ -403,7 +403,7 @@ def test_a_missing_value_is_the_mean():
 def test_what_appears_late_is_learned(rows):
     X, Y = raw()
     late = StreamLearner(4, 1, regression=True, hidden=(8,), skip=True, ridge=10.0)
-    late.learn(X[:rows, :4], Y[:rows, :1])
+    late.learn(X[:rows, :4].copy(), Y[:rows, :1].copy())
     late.add_inputs(X[rows, 4:], np.zeros(1))
     late.add_outputs(1)
     before = late.learn(X[rows:], Y[rows:])
