@@ -11,19 +11,21 @@ import sepsa
 
 EXTRAS = ("numba", "sklearn")
 NEW_PROCESS = f"""
-import sys
+import os, sys
 import torch, numpy
 with_torch = set(sys.modules)
 import sepsa
 new = {{name.split('.')[0] for name in set(sys.modules) - with_torch}}
-print(sorted(new - set(sys.stdlib_module_names)))
+print(sorted(new - set(sys.stdlib_module_names)), flush=True)
 for missing in {EXTRAS}:
-    sys.modules[missing] = None
-    try:
-        sepsa.SepSARegressor
-    except ModuleNotFoundError as error:
-        print(error)
-    del sys.modules[missing]
+    if os.fork() == 0:
+        sys.modules[missing] = None
+        try:
+            sepsa.SepSARegressor
+        except ModuleNotFoundError as error:
+            print(error, flush=True)
+        os._exit(0)
+    os.wait()
 """
 
 
