@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from sepsa.paper import experiments
+from sepsa.paper import experiments, training
 from sepsa.paper.augmentation import MARGIN, Augmentation
 from sepsa.paper.data import Dataset
 
@@ -73,14 +73,14 @@ def run_of(**changes):
 
 def test_training_sees_cut_images_and_testing_does_not(monkeypatch):
     seen = []
-    advance = experiments.advance
+    advance = training.advance
     monkeypatch.setattr(
-        experiments,
+        training,
         "advance",
         lambda learner, inputs, *rest: (seen.append(inputs.clone()), advance(learner, inputs, *rest)),
     )
     dataset = images()
-    outcome = experiments.train(run_of(), dataset)
+    outcome = training.train(run_of(), dataset)
     assert outcome.test is not None
     assert len(seen) == 2  # epochs of 5 whole batches
     assert not torch.equal(seen[0], seen[1])
@@ -89,15 +89,15 @@ def test_training_sees_cut_images_and_testing_does_not(monkeypatch):
 
 def test_a_linear_rate_falls_to_nearly_zero_and_smoothing_reaches_the_targets(monkeypatch):
     rates, targets_seen = [], []
-    advance = experiments.advance
+    advance = training.advance
 
     def watched(learner, inputs, targets, order):
         rates.extend([learner.optimizer.param_groups[0]["lr"]] * len(order))
         targets_seen.append(targets)
         advance(learner, inputs, targets, order)
 
-    monkeypatch.setattr(experiments, "advance", watched)
-    experiments.train(run_of(padding=None, schedule="linear", smoothing=0.1), images())
+    monkeypatch.setattr(training, "advance", watched)
+    training.train(run_of(padding=None, schedule="linear", smoothing=0.1), images())
     assert rates == pytest.approx([1e-3 * (1 - i / 10) for i in range(10)])
     assert all(torch.allclose(targets, 0.9 * images().train_targets + 0.01) for targets in targets_seen)
 
