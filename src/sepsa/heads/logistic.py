@@ -240,6 +240,6 @@ def positive_weights(values: Sequence[float] | Tensor | None) -> list[float] | N
 
 
 def check_count(pos_weight: list[float] | None, m: int) -> None:
-    """As many weights as outputs."""
+    """Refuse weights unless there is one for each output."""
     if pos_weight is not None and len(pos_weight) != m:
         raise ValueError(f"pos_weight must have {m} numbers, one an output of this head, got {len(pos_weight)}")

@@ -19,7 +19,7 @@ S = TypeVar("S", bound=HeadSolver)
 
 
 class PerOutput(OwnsHead, Generic[S]):
-    """As many solvers as the head has outputs, each with a curvature of its own.
+    """A copy of one solver for each output of the head, with a curvature of its own.
 
     Choose it where single outputs of a sample are not observed: several tasks with gaps, or contextual bandits, where
     each arm is an output and a round shows the reward of one. It equals out_features heads of one output, each of which

@@ -94,7 +94,7 @@ class HoldsOut(Protocol):
         *,
         identity: Tensor | None = None,
     ) -> None:
-        """As `HeadSolver.update`; `identity` (b, ...), b a divisor of the rows, are inputs to know samples again by."""
+        """Learn samples like `HeadSolver.update`; inputs `identity` (b, ...), b a divisor of n, identify repeated ones."""
         ...
 
 
@@ -102,11 +102,11 @@ class CapturableByRow(Protocol):
     """What a solver is that is both `Capturable` and `HoldsOut`: in a graph it knows samples by their rows."""
 
     def prepare_capture(self, inputs: Tensor | None = None, targets: Tensor | None = None) -> Hashable:
-        """As `Capturable.prepare_capture`, for a run over the rows of this data set on the device."""
+        """Prepare a run over the rows of this data set on the device, like `Capturable.prepare_capture`."""
         ...
 
     def update_captured(self, features: Tensor, targets: Tensor, rows: Tensor | None = None) -> Tensor:
-        """As `Capturable.update_captured`, of these `rows` (n,) of the data set; `held_out` is a mask then, not None.
+        """Learn these `rows` (n,) of the data set like `Capturable.update_captured`; `held_out` is then a mask, not None.
 
         Without `rows`, outside of a graph, samples are known by their features.
         """
@@ -127,7 +127,7 @@ class LearnsPartly(Protocol):
     learns_partly: bool
 
     def loss(self, outputs: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> Tensor:
-        """As `HeadSolver.loss`: the mean over what was observed, by weights (...) or (..., out_features)."""
+        """The mean loss over what was observed, by weights (...) or (..., out_features)."""
         ...
 
 

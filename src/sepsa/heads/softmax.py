@@ -287,7 +287,7 @@ def class_weights(values: Sequence[float] | Tensor | None) -> list[float] | None
 
 
 def check_class_count(class_weight: list[float] | None, K: int) -> None:
-    """As many weights as classes of a head with K outputs."""
+    """Refuse weights unless there is one for each class of a head with K outputs."""
     classes = max(K, 2)
     if class_weight is not None and len(class_weight) != classes:
         raise ValueError(f"class_weight must have {classes} numbers, one a class of this head, got {len(class_weight)}")

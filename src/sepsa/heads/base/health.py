@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-# One update in so many is noted, up to so many rows of it, and of those rows the last so many are kept.
+# One update in EVERY is noted, up to EVERY rows of it, and the last KEPT rows are kept.
 EVERY, KEPT = 8, 32
 
 
@@ -20,7 +20,7 @@ class Recent:
         self.next, self.count, self.since = 0, 0, 0
 
     def note(self, Phi: Tensor, W: Tensor, steps: int) -> None:
-        """An update of the rows Φ (n, p) is about to start from W (m, p), after so many others."""
+        """An update of the rows Φ (n, p) is about to start from W (m, p), after `steps` others."""
         end = min(self.next + min(len(Phi), EVERY), KEPT)
         self.rows[self.next : end] = Phi[: end - self.next]
         self.before.copy_(W)

@@ -32,7 +32,7 @@ from torch import Tensor
 from sepsa.heads.math.least_squares import andrews
 from sepsa.heads.math.ridge import coordinates, lacking, next_cursor, rotation
 
-FADE = 7.0  # curvature fades as if each sample pushed out so many; benchmarks/softmax_newton.py compares
+FADE = 7.0  # how many old samples a new one replaces in the curvature; benchmarks/softmax_newton.py compares
 TOLERANCE = 1e-3  # of the sum of a sample's class probabilities: float16 and bfloat16 round them
 
 

@@ -119,7 +119,7 @@ def andrews(T: Tensor, F: Tensor, U: Tensor, C: Tensor, scale: float = 1.0) -> T
     F is whitened by scale T, and TᵀT is then (A + ΦᵀΦ)⁻¹ for the A of scale T.
     """
     r = len(C)
-    if U.shape[1] >= 2 * r:  # products with an inverse cost less than solving for so many columns
+    if U.shape[1] >= 2 * r:  # products with an inverse cost less than solving for this many columns
         left, right = F @ inverses(C)[1], U
     else:
         V = torch.linalg.solve_triangular(C, U, upper=False)

@@ -14,7 +14,7 @@ With G = ∇f(V) (m, p), read as one long vector g, a step is
     Z <- Z - η d
     W <- W + c (Z - W)           c = 3n/(N + 2n): the mean of all Z, each weighted by the square of its time
 
-n < p samples can be fitted to the letter along the way, noise and all, so Z jitters however long it runs; the mean W is
+n < p samples can be fitted exactly along the way, noise included, so Z jitters however long it runs; the mean W is
 what converges. β makes the jitter smaller than averaging alone does (Defazio et al., "The road less scheduled", 2024).
 
 The step η is the smaller of two: what is safe on this batch, and the mean of that since H last changed. Along d the

@@ -82,7 +82,7 @@ def back_substitute(L, Y, X, blocks, SIZE: tl.constexpr, WIDTH: tl.constexpr):
 def eliminate(
     G, stride, diagonal, factor, S, L, right, buffer, count, SIZE: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """X = A⁻¹R of a symmetric A = G + factor diag(diagonal) of so many rows, in blocks, by one program.
+    """X = A⁻¹R of a symmetric A = G + factor diag(diagonal) of `count` rows, in blocks, by one program.
 
     With S_bj what is left of block A_bj, b <= j, when the blocks before b are eliminated, and L_bj = -S_bb⁻¹S_bj:
 
