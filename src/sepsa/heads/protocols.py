@@ -94,7 +94,7 @@ class HoldsOut(Protocol):
         *,
         identity: Tensor | None = None,
     ) -> None:
-        """Learn samples like `HeadSolver.update`; inputs `identity` (b, ...), b a divisor of n, identify repeated ones."""
+        """Learn samples like `HeadSolver.update`; inputs `identity` (b, ...), b a divisor of n, identify repeats."""
         ...
 
 
@@ -106,7 +106,7 @@ class CapturableByRow(Protocol):
         ...
 
     def update_captured(self, features: Tensor, targets: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Learn these `rows` (n,) of the data set like `Capturable.update_captured`; `held_out` is then a mask, not None.
+        """Learn these `rows` (n,) of the data set like `Capturable.update_captured`; `held_out` is then a mask.
 
         Without `rows`, outside of a graph, samples are known by their features.
         """
