@@ -577,3 +577,13 @@ def test_a_checkpoint_of_another_shape_is_refused_whole():
         with pytest.raises(ValueError, match=words):
             solver.load_state_dict(bad)
     assert_unchanged(solver, linear, before)
+
+
+def test_a_state_loads_after_forgetting_was_set_to_one():
+    solver, linear = make(6, 2, forgetting=0.8)
+    solver.update(torch.randn(4, 6), torch.randn(4, 2))
+    solver.forgetting = 1.0
+    again = RLS().bind(copy.deepcopy(linear))
+    again.load_state_dict(solver.state_dict())
+    assert torch.equal(again.ridge_left, solver.ridge_left)
+    assert again.ridge_left.min() < 1.0

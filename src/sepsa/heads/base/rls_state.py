@@ -67,8 +67,7 @@ def read_root(
         raise state.damaged("energy", "at least 0", float(energy.min()))
     left, full = tensors["left"], ridges(linear, settings.ridge, settings.bias_ridge, like)
     low, high = float((left / full).min()), float((left / full).max())
-    least = 1.0 if settings.forgetting == 1.0 else 0.5
-    if not (least - _ROUNDING <= low and high <= 1 + _ROUNDING):
+    if not (0.5 - _ROUNDING <= low and high <= 1 + _ROUNDING):  # forgetting may have been below 1 before
         expected = f"between half of the ridge {settings.ridge:g} and all of it"
         raise state.damaged("left", expected, f"{low:g} to {high:g} of it")
     check_root(state, "T", tensors["T"], left if H is None else torch.zeros_like(left))
