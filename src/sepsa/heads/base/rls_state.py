@@ -67,7 +67,7 @@ def read_root(
         raise state.damaged("energy", "at least 0", float(energy.min()))
     left, full = tensors["left"], ridges(linear, settings.ridge, settings.bias_ridge, like)
     low, high = float((left / full).min()), float((left / full).max())
-    if not (0.5 - _ROUNDING <= low and high <= 1 + _ROUNDING):  # forgetting may have been below 1 before
+    if not (low >= 0.5 - _ROUNDING and high <= 1 + _ROUNDING):  # forgetting may have been below 1 before
         expected = f"between half of the ridge {settings.ridge:g} and all of it"
         raise state.damaged("left", expected, f"{low:g} to {high:g} of it")
     check_root(state, "T", tensors["T"], left if H is None else torch.zeros_like(left))
