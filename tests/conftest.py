@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import os
+import sys
 
-if "PYTEST_XDIST_WORKER" in os.environ:
+import pytest
+
+WORKER = "PYTEST_XDIST_WORKER" in os.environ
+if WORKER:
     # Before torch is imported: there is a worker for each core, and threads of several workers wait for each other.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """One thread for each test of a worker, whatever a package that an earlier test imported has set."""
+    torch = sys.modules.get("torch")
+    if WORKER and torch is not None and torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
 
 
 def pytest_addoption(parser):
