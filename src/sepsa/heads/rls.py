@@ -76,6 +76,7 @@ class RLS(NormalPosterior):
     def _start(self, linear: nn.Linear) -> None:
         prior = start(linear, self.dtype)
         ridge = ridges(linear, self.ridge, self.bias_ridge, prior)
+        self._recent = health.Recent(prior)
         self._continue(Problem(linear, prior, ridge), least_squares.start(prior, ridge), np.zeros(5))
 
     def _ready(self) -> nn.Linear:
@@ -85,7 +86,6 @@ class RLS(NormalPosterior):
     def _continue(self, problem: Problem, state: LeastSquaresState, counters: Counters) -> None:
         """Make this the state; the next update chooses its backend."""
         self._problem = problem
-        self._recent = health.Recent(problem.prior)
         self._captured: CapturedState | None = None  # what recordings of captured steps write to
         self._backend: Backend | CapturedState = TorchBackend(problem, state, counters)
         self._place: tuple[Any, ...] = ()  # where the head lay when the backend was chosen, and for which updates
@@ -109,6 +109,7 @@ class RLS(NormalPosterior):
         def write() -> None:
             self.ridge, self.bias_ridge, self.forgetting = ridge, bias_ridge, forgetting
             self._continue(problem, state, counters)
+            self._recent = health.Recent(prior)
 
         commit(write)
 
@@ -160,9 +161,7 @@ class RLS(NormalPosterior):
         saved = state.pop("_saved", None)
         self.__dict__.update(state)
         if saved is not None:
-            recent = self._recent
             self._continue(self._problem, *saved)
-            self._recent = recent
 
     def __repr__(self) -> str:
         head = "" if self.linear is None else f"{self._shape_words()}, backend={self.backend}"
@@ -175,9 +174,7 @@ class RLS(NormalPosterior):
         if self._problem.prior.device != device:
             state = state.map(lambda part: part.to(device))
             problem = Problem(self._problem.linear, self._problem.prior.to(device), self._problem.ridge.to(device))
-            recent = self._recent
             self._continue(problem, state, counters)
-            self._recent = recent
         return state, counters
 
     def _case(self, rows: int) -> Case:
