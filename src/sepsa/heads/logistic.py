@@ -138,8 +138,12 @@ class LogisticNewton(NewtonHead):
             before = parameters.follow(linear, self._state.W)
             y = y.to(before.dtype)
             omega = (torch.ones_like(y) if observed is None else observed.to(y)) if weight is None else weight.to(y)
-            new, finite = self._learned(linear, before, x, y, omega)
-            if not bool(finite.all()):
+            new, *flags = self._learned(linear, before, x, y, omega)
+            finite, fits = torch.stack(flags).all(1).tolist()
+            if not fits:
+                new, *flags = self._learned(linear, before, x, y, omega, by_qr=True)
+                finite = bool(flags[0].all())
+            if not finite:
                 raise self._explain(features, targets, y, new.W)
             if observed is not None:
                 new = kept(new, self._state._replace(W=before), observed.any(0))
@@ -147,24 +151,24 @@ class LogisticNewton(NewtonHead):
         self._assign(head, _state=new, _previous=before)
 
     def _learned(
-        self, linear: nn.Linear, W: Tensor, x: Tensor, y: Tensor, omega: Tensor
-    ) -> tuple[CrossEntropyState, Tensor]:
-        """The state after an update of every output, and for each whether it may be."""
+        self, linear: nn.Linear, W: Tensor, x: Tensor, y: Tensor, omega: Tensor, by_qr: bool = False
+    ) -> tuple[CrossEntropyState, Tensor, Tensor]:
+        """The state after an update of every output, and for each the flags of `learned`."""
         Phi, ridge, dtype = parameters.rows(linear, x, W.dtype), self._state.ridge, linear.weight.dtype
         forgetting = self.forgetting if self.forgets else 1.0
 
-        def one(state: tuple[Tensor, ...], W: Tensor, t: Tensor, w: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+        def one(state: tuple[Tensor, ...], W: Tensor, t: Tensor, w: Tensor) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
             T, _, prior, share, left, counters, weights = state
             alone = CrossEntropyState(T, W[None], prior[None], share[None], left, counters, weights, ridge)
-            new, finite = learned(
-                alone, W[None], Phi, t[:, None], w, forgetting=forgetting, label_smoothing=0.0, head_dtype=dtype
-            )
-            return (new.T, new.W[0], new.shares[0], new.ridge_left, new.counters), finite
+            settings = {"forgetting": forgetting, "label_smoothing": 0.0, "head_dtype": dtype, "by_qr": by_qr}
+            new, *flags = learned(alone, W[None], Phi, t[:, None], w, **settings)
+            return (new.T, new.W[0], new.shares[0], new.ridge_left, new.counters), *flags
 
         old = self._state
-        (T, W, shares, left, counters), finite = torch.func.vmap(one, in_dims=(0, 0, 1, 1))(tuple(old[:7]), W, y, omega)
+        new, *flags = torch.func.vmap(one, in_dims=(0, 0, 1, 1))(tuple(old[:7]), W, y, omega)
+        T, W, shares, left, counters = new
         tensors = (T, W, old.prior, shares, left, counters)
-        return CrossEntropyState._make([*(tensor.contiguous() for tensor in tensors), old.weights, ridge]), finite
+        return CrossEntropyState._make([*(tensor.contiguous() for tensor in tensors), old.weights, ridge]), *flags
 
     def _explain(self, features: Tensor, targets: Tensor, y: Tensor, learned: Tensor) -> ValueError:
         bad = (y < 0) | (y > 1)

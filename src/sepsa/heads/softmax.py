@@ -197,8 +197,12 @@ class SoftmaxNewton(NewtonHead):
             check_rows(linear, features, targets, sample_weight)
         with torch.autocast(linear.weight.device.type, enabled=False):
             before = parameters.follow(linear, self._state.W)
-            new, finite = self._learned(linear, before, features, targets, sample_weight)
-            if not bool(finite):
+            new, *flags = self._learned(linear, before, features, targets, sample_weight)
+            finite, fits = torch.stack(flags).tolist()
+            if not fits:
+                new, *flags = self._learned(linear, before, features, targets, sample_weight, by_qr=True)
+                finite = bool(flags[0])
+            if not finite:
                 raise self._explain(features, targets, new.W)
             head = new.W.to(linear.weight.dtype)
         self._assign(head, _state=new, _previous=before)
@@ -236,8 +240,9 @@ class SoftmaxNewton(NewtonHead):
             self._captured.finish()
 
     def _learned(
-        self, linear: nn.Linear, W: Tensor, features: Tensor, targets: Tensor, sample_weight: Tensor | None
-    ) -> tuple[CrossEntropyState, Tensor]:
+        self, linear: nn.Linear, W: Tensor, features: Tensor, targets: Tensor, sample_weight: Tensor | None,
+        by_qr: bool = False,
+    ) -> tuple[CrossEntropyState, Tensor, Tensor]:
         return learned(
             self._state,
             W,
@@ -247,6 +252,7 @@ class SoftmaxNewton(NewtonHead):
             forgetting=self.forgetting if self.forgets else 1.0,
             label_smoothing=self.label_smoothing,
             head_dtype=linear.weight.dtype,
+            by_qr=by_qr,
         )
 
     def _explain(self, features: Tensor, targets: Tensor, learned: Tensor) -> ValueError:

@@ -55,7 +55,7 @@ class CapturedSoftmax(HeadMemory):
             return finite
         W = parameters.follow(self.linear, now.W)
         Phi, dtype = parameters.rows(self.linear, x, W.dtype), self.weight.dtype
-        new, finite = learned(now, W, Phi, targets, None, **settings._asdict(), head_dtype=dtype)
+        new, finite, fits = learned(now, W, Phi, targets, None, **settings._asdict(), head_dtype=dtype)
         for mine, value in zip(now, new, strict=True):
             if value is not mine:
                 mine.copy_(value.where(finite, mine))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sepsa.heads.base.rls_state import MOST_STEPS, read_root
 from sepsa.heads.math.delta import difference
-from sepsa.heads.math.least_squares import SAMPLES, STEPS, LeastSquaresState, fade, learn_large, start
+from sepsa.heads.math.least_squares import SAMPLES, STEPS, LeastSquaresState, fade, block_by_qr, start
 from sepsa.heads.protocols import NotFinite
 from sepsa.states.objects import Saves
 from sepsa.states.schema import Entries, kind_of
@@ -120,7 +120,7 @@ def learn(root: LeastSquaresState, delta: Delta, prior: Tensor, ridge: Tensor, h
             f"got ridge {words(delta.ridge)} and its own: bind both to copies of one head before they learn"
         )
     Phi, Y, energy = (part.to(root.T) for part in (delta.features, delta.targets, delta.energy))
-    new = learn_large(fade(root, 1.0), Phi, Y, ridge, None, prior)
+    new = block_by_qr(fade(root, 1.0), Phi, Y, ridge, None, prior)
     new = new._replace(energy=new.energy + energy)
     if not all(bool(torch.isfinite(part).all()) for part in (new.W.to(head), new.T, new.energy)):
         raise NotFinite("other: what it learned is too large to be added to this head: rescale features and targets")

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sepsa.heads.math.least_squares import andrews
+from sepsa.heads.math.least_squares import PRODUCT_LIMIT, add_by_qr, andrews, root_of
 from sepsa.heads.math.ridge import coordinates, lacking, next_cursor, rotation
 
 FADE = 7.0  # how many old samples a new one replaces in the curvature; benchmarks/softmax_newton.py compares
@@ -73,11 +73,12 @@ def learned(
     forgetting: float,
     label_smoothing: float,
     head_dtype: torch.dtype,
-) -> tuple[CrossEntropyState, Tensor]:
-    """What the state would be after an update from the head W, and whether it may be. The host reads nothing.
+    by_qr: bool = False,
+) -> tuple[CrossEntropyState, Tensor, Tensor]:
+    """What the state would be after an update from the head W, and two flags. The host reads nothing.
 
-    The flag is false where targets are no probabilities, or where a number cannot be held, also by a head of
-    `head_dtype`.
+    The first flag is false where targets are no probabilities, or where a number cannot be held, also by a head of
+    `head_dtype`; the second where the rows are so large that digits are lost unless `by_qr`.
     """
     dtype = W.dtype
     (K, p), n, C = W.shape, len(Phi), len(state.weights)
@@ -113,28 +114,40 @@ def learned(
     residuals = torch.cat([R / s / scale.clamp(min=tiny), back * (W - state.prior)[:, at].T])
     inflation = torch.cat([rho.expand(n), rho.new_ones(c)])[:, None]
 
-    T, step = absorb(state.T / lam.sqrt(), rows, residuals, inflation.sqrt())
+    T = state.T / lam.sqrt()
+    F = T @ rows.T
+    fits = F.square().sum() <= PRODUCT_LIMIT
+    d = inflation.sqrt()
+    T, step = absorb_by_qr(T, rows, residuals, d) if by_qr else absorb(T, F, residuals, d)
     T, W = T.contiguous(), (W - step).contiguous()  # in one layout however made, as BLAS rounds by the layout
     counters = torch.stack([updates + 1, seen + m.sum(), next_cursor(cursor, c, p)])
     sums = Phi.square().sum() + shares.sum() + counters[1]
     finite = valid & sums.isfinite() & T.isfinite().all() & W.to(head_dtype).isfinite().all()
     return CrossEntropyState(
         T, W, state.prior, shares, left.scatter_add(0, at, q), counters, state.weights, state.ridge
-    ), finite
+    ), finite, fits
 
 
-def absorb(T: Tensor, rows: Tensor, residuals: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+def absorb(T: Tensor, F: Tensor, residuals: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
     """Q (r, p) joins the A of TᵀT = A⁻¹: the new T, and the step ((A + QᵀD²Q)⁻¹QᵀE)ᵀ with D = diag d, d (r, 1).
 
     With F = TQᵀ: (I + FFᵀ)^(-1/2) T is such a root, and the step is Tᵀ(I + FD²Fᵀ)⁻¹FE = TᵀFD(I + DFᵀFD)⁻¹D⁻¹E.
     """
-    F = T @ rows.T
     p, r = F.shape
     if r >= p:
         G = F * d.T
         return triangular(root(F @ F.T), T), solve(root(G @ G.T), F @ residuals).T @ T
     M, Q = F.T @ F, F.T @ T
     return andrews(T, F, Q, root(M)), (d * solve(root(d * M * d.T), residuals / d)).T @ Q
+
+
+def absorb_by_qr(T: Tensor, rows: Tensor, residuals: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+    """`absorb` for rows (r, p) of any size, which squares none of them."""
+    R = torch.linalg.inv(T).T
+    none = R.new_zeros(len(R), residuals.shape[1])
+    new, _, _ = add_by_qr(R, none[:, :0], rows, residuals[:, :0])
+    inflated, Z, _ = add_by_qr(R, none, d * rows, residuals / d)
+    return root_of(new), triangular(inflated, Z, upper=True).T
 
 
 def root(M: Tensor) -> Tensor:

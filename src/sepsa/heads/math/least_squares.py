@@ -30,7 +30,7 @@ from sepsa.heads.math.ridge import (
     rotation,
 )
 
-# Above this squared size the product FFᵀ swallows the identity it is added to; the QR route does not.
+# Above this squared size the product FFᵀ rounds away the identity it is added to; `block_by_qr` squares nothing.
 PRODUCT_LIMIT = 1e10
 # Above this one, at forgetting 1, a block keeps its digits by a basis: `andrews` leaves about eps size^1.5 of the
 # curvature wrong, and `unlearn` multiplies that where little remains. With more samples the size falls under it.
@@ -41,8 +41,8 @@ PENDING_LIMIT = 256
 # Fewer rows of the ridge than this cost less one after the other than as a block.
 ROW_LIMIT = 4
 
-# The largest relative error that counts as exact, a tenth of what `unlearn` promises.
-UNLEARN_TOLERANCE = 1e-7
+# The largest relative error that `unlearn` may leave.
+UNLEARN_TOLERANCE = 1e-6
 
 # Positions in a head's counters: updates, effective samples, the next coordinate to get its ridge back, the updates
 # gathered in H, and the trace that they added to it.
@@ -96,14 +96,18 @@ def potter(state: LeastSquaresState, f: Tensor, e: Tensor) -> LeastSquaresState:
     return state._replace(T=T, W=W, energy=state.energy + e * e_over_g)
 
 
-def factor(F: Tensor, large: bool = False) -> Tensor:
-    """C with CCᵀ = I + FᵀF; `large` rows get it from a QR, which does not square them."""
+def factor(F: Tensor) -> Tensor:
+    """C with CCᵀ = I + FᵀF."""
     one = torch.eye(F.shape[1], dtype=F.dtype, device=F.device)
-    if large:
-        R: Tensor = torch.linalg.qr(torch.cat([one, F]), mode="r").R
-        return (R * R.diagonal().sign()[:, None]).T.contiguous()
     C: Tensor = torch.linalg.cholesky_ex(torch.addmm(one, F.T, F)).L
     return C
+
+
+def factor_by_qr(F: Tensor) -> Tensor:
+    """C with CCᵀ = I + FᵀF, for rows whose squares would round the identity away."""
+    one = torch.eye(F.shape[1], dtype=F.dtype, device=F.device)
+    R: Tensor = torch.linalg.qr(torch.cat([one, F]), mode="r").R
+    return (R * R.diagonal().sign()[:, None]).T.contiguous()
 
 
 def inverses(C: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,9 +132,9 @@ def andrews(T: Tensor, F: Tensor, U: Tensor, C: Tensor, scale: float = 1.0) -> T
     return torch.addmm(T, left, right, beta=scale, alpha=-1)
 
 
-def block(state: LeastSquaresState, F: Tensor, E: Tensor, scale: float = 1.0, large: bool = False) -> LeastSquaresState:
+def block(state: LeastSquaresState, F: Tensor, E: Tensor, scale: float = 1.0) -> LeastSquaresState:
     """Equations 17 and 18 for r rows at once: 6rp² operations in three products. F is whitened by scale T."""
-    C = factor(F, large)
+    C = factor(F)
     U = F.T @ state.T
     if scale != 1.0:
         U *= scale
@@ -146,10 +150,10 @@ def block_by_basis(state: LeastSquaresState, F: Tensor, E: Tensor) -> LeastSquar
     F = QR and LLᵀ = I + RRᵀ give T <- T + Q(L⁻¹ - I)QᵀT, in which no factor is larger than T.
     """
     Q, R = torch.linalg.qr(F)
-    L, U = factor(R.T, large=True), Q.T @ state.T
+    L, U = factor_by_qr(R.T), Q.T @ state.T
     S = torch.linalg.solve_triangular(L, U, upper=False)
     W = torch.addmm(state.W, torch.linalg.solve_triangular(L, R @ E, upper=False).T, S)
-    V = torch.linalg.solve_triangular(factor(R, large=True), E, upper=False)
+    V = torch.linalg.solve_triangular(factor_by_qr(R), E, upper=False)
     energy = state.energy + V.square().sum(0)
     return state._replace(T=torch.addmm(state.T, Q, S - U), W=W, energy=energy)
 
@@ -229,18 +233,42 @@ def gather_with_ridge(
     return new._replace(ridge_left=restored(faded, ridge, at))
 
 
-def learn_large(
+def add_by_qr(R: Tensor, Z: Tensor, Phi: Tensor, Y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """R₁, Z₁ with R₁ᵀR₁ = RᵀR + ΦᵀΦ and R₁ᵀZ₁ = RᵀZ + ΦᵀY, and the squares (m,) that remain of Z and Y beside Z₁.
+
+    An orthogonal factor of the rows [R Z; Φ Y] squares nothing. Its rounding is relative to each column, so features
+    may have any units and offsets. W = (R₁⁻¹Z₁)ᵀ minimizes |RWᵀ - Z|² + |ΦWᵀ - Y|².
+    """
+    p, rest = len(R), Z.new_zeros(Z.shape[1])
+    for i in range(0, len(Phi), max(p, 1024)):
+        rows = slice(i, i + max(p, 1024))
+        joined = torch.cat([torch.cat([Phi[rows], Y[rows]], 1), torch.cat([R, Z], 1)])
+        factor = torch.linalg.qr(joined, mode="r").R
+        R, Z, rest = factor[:p, :p], factor[:p, p:], rest + factor[p:, p:].square().sum(0)
+    return R, Z, rest
+
+
+def root_of(R: Tensor) -> Tensor:
+    """T with TᵀT = (RᵀR)⁻¹ for an upper R."""
+    one = torch.eye(len(R), dtype=R.dtype, device=R.device)
+    T: Tensor = torch.linalg.solve_triangular(R.T.contiguous(), one, upper=False)
+    return T.contiguous()
+
+
+def block_by_qr(
     state: LeastSquaresState, Phi: Tensor, Y: Tensor, ridge: Tensor, at: Coordinates | None, prior: Tensor
 ) -> LeastSquaresState:
-    """Learn any number of rows whose squares would swallow the identity by QR, then the ridge; T is faded already."""
-    p = len(state.T)
-    for i in range(0, len(Phi), p):
-        state = block(state, *whiten(state, Phi[i : i + p], Y[i : i + p]), large=True)
-    if at is None:
-        return state
-    q = lacking(state.ridge_left, ridge, at)
-    new = block(state, *ridge_rows(state.T, state.W, q, at, prior))
-    return new._replace(ridge_left=restored(state.ridge_left, ridge, at))
+    """Learn any number of rows of any size, and the ridge of `at`: about 4p³ + 2np² operations. T is faded already."""
+    ridge_left = state.ridge_left
+    if at is not None:
+        scale = lacking(ridge_left, ridge, at).sqrt()
+        one = torch.eye(len(ridge), dtype=Phi.dtype, device=Phi.device)
+        Phi, Y = torch.cat([Phi, scale[:, None] * one[at]]), torch.cat([Y, (scale * prior[:, at]).T])
+        ridge_left = restored(ridge_left, ridge, at)
+    R = torch.linalg.inv(state.T).T
+    R, Z, rise = add_by_qr(R, R @ state.W.T, Phi, Y)
+    W = torch.linalg.solve_triangular(R, Z, upper=True).T.contiguous()
+    return LeastSquaresState(root_of(R), W, None, state.energy + rise, ridge_left)
 
 
 def gathers(p: int, n: int, lam: float) -> bool:
@@ -324,7 +352,7 @@ def learn(
         if size > PRODUCT_LIMIT or F.dtype != torch.float64:
             count = rotation(p, lam)
             at = coordinates(p, count, cursor, F.device) if count else None
-            new = learn_large(new, Phi, Y, ridge, at, prior)
+            new = block_by_qr(new, Phi, Y, ridge, at, prior)
         else:
             new = block_by_basis(new, *whiten(new, Phi, Y))
         W = new.W.to(head)
@@ -345,7 +373,8 @@ def unlearn(
     """The state without rows of weight `samples` in all, of `seen` that were learned; H = I.
 
     Subtracting from a curvature loses digits where these rows made it many orders larger. The share that is lost is
-    known, eps over the smallest eigenvalue that remains of 1; above UNLEARN_TOLERANCE the answer is an error.
+    known: eps over the smallest eigenvalue that remains of 1, times 10p or, for large rows, times |F| for the F of a
+    head that knows its ridge alone, by which learning them rounded. Above UNLEARN_TOLERANCE the answer is an error.
     """
     T, W = square_root(state), state.W
     F, E = Phi @ T.T, Y - Phi @ W.T
@@ -361,7 +390,8 @@ def unlearn(
             "unlearn only what this head learned, with the same features and weights"
         )
     remains = float(torch.linalg.eigvalsh(H)[0])
-    if len(T) * eps > UNLEARN_TOLERANCE * remains:
+    size = float((Phi.square() / ridge).sum())
+    if max(10 * len(T), math.sqrt(size)) * eps > UNLEARN_TOLERANCE * remains:
         raise ValueError(
             f"features: these samples make up all but {remains:.3g} of the curvature in some direction, and too few "
             "digits of the rest are left to remove them exactly: rescale the features, or learn the rest anew"

@@ -1,0 +1,358 @@
+"""How exact heads are for features of any scale and in batches of any size, against 60 digits.
+
+    python benchmarks/exactness.py [--rows 1000] [--only ROUTE ...] [--write]
+
+Writes exactness.json, or with a GPU exactness-gpu.json. A head learns rows of 11 features in batches of 1, 2, 7, 64 and
+1,000; its predictions at these rows are compared with those of the same method in 60 digits (mpmath), relative to the
+largest prediction. An error above 1e-6 is silent unless the head refused the rows or warned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from measure import machine
+from mpmath import mp, mpf
+from torch import Tensor, nn
+
+from sepsa import RLS
+from sepsa.distributed import as_samples, triangular
+from sepsa.heads import LogisticNewton, PerOutput, SoftmaxNewton
+from sepsa.heads.backends import choose
+from sepsa.heads.backends.choose import force
+from sepsa.heads.math.cross_entropy import FADE
+
+mp.dps = 60
+BATCHES, FEATURES, LIMIT = (1, 2, 7, 64, 1000), 11, 1e-6
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class Scaling(NamedTuple):
+    """A table X (n, k), y (n,) whose features are hard to compute with, and the ridge."""
+
+    name: str
+    X: np.ndarray[Any, Any]
+    y: np.ndarray[Any, Any]
+    ridge: float = 1.0
+
+
+def scalings(rows: int) -> Iterator[Scaling]:
+    """Twenty tables: offsets, factors, time stamps, columns that nearly agree, large rows, and ridges."""
+    rng = np.random.default_rng(0)
+    Z = rng.normal(size=(rows, FEATURES))
+    y = 2 * np.tanh(Z[:, 0]) + Z[:, 1] + 0.3 * rng.normal(size=rows)
+    time = np.arange(rows)
+
+    def last(column: Any) -> Any:
+        return np.column_stack([Z[:, :-1], column])
+
+    yield Scaling("standardized", Z, y)
+    for offset in (1e2, 1e4, 1e5, 1e6, 1e8):
+        yield Scaling(f"all features + {offset:.0e}", Z + offset, y)
+    for factor in (1e-12, 1e-6, 1e6, 1e12):
+        yield Scaling(f"one feature x {factor:.0e}", last(factor * Z[:, -1]), y)
+    yield Scaling("factors 1e-12 to 1e12", Z * np.logspace(-12, 12, FEATURES), y)
+    for unit, first, step in (("seconds", 1.7e9, 60.0), ("milliseconds", 1.7e12, 6e4), ("nanoseconds", 1.7e18, 6e10)):
+        yield Scaling(f"time stamp in {unit}", last(first + step * time), y)
+    for gap in (1e-6, 1e-9):
+        yield Scaling(f"two columns that differ by {gap:.0e}", last(Z[:, 0] + gap * Z[:, -1]), y)
+    large = Z.copy()
+    large[rows // 2] *= 1e6
+    yield Scaling("one row x 1e6", large, y)
+    yield Scaling("targets + 1e6", Z, y + 1e6)
+    yield Scaling("ridge 1e-12", Z, y, 1e-12)
+    yield Scaling("ridge 1e-30", Z, y, 1e-30)
+
+
+# ---------------------------------------------------------------------- 60 digits
+
+
+def extended(array: Any) -> Any:
+    """A NumPy array of mpmath's numbers."""
+    return np.vectorize(mpf, otypes=[object])(np.asarray(array, dtype=float))
+
+
+def solve(A: Any, b: Any) -> Any:
+    """A⁻¹b for a positive definite A, by its Cholesky factor."""
+    p, L, x = len(A), np.zeros(A.shape, dtype=object), b.copy()
+    for i in range(p):
+        for j in range(i + 1):
+            value = A[i, j] - L[i, :j].dot(L[j, :j]) if j else A[i, j]
+            L[i, j] = mp.sqrt(value) if i == j else value / L[j, j]
+        x[i] = (x[i] - L[i, :i].dot(x[:i]) if i else x[i]) / L[i, i]
+    for i in reversed(range(p)):
+        x[i] = (x[i] - L[i + 1 :, i].dot(x[i + 1 :]) if i + 1 < p else x[i]) / L[i, i]
+    return x
+
+
+def ridge_regression(Phi: Any, Y: Any, batch: int, forgetting: float, ridge: Any, prior: Any) -> Any:
+    """W (p, m) after updates of `batch` rows: sums fade, and the next coordinates get their ridge back in rotation."""
+    p = Phi.shape[1]
+    A, b, left, cursor = np.diag(ridge).copy(), ridge[:, None] * prior, ridge.copy(), 0
+    count = int(np.ceil(-p * np.log2(forgetting)))
+    for i in range(0, len(Phi), len(Phi) if forgetting == 1.0 else batch):
+        rows = slice(i, i + (len(Phi) if forgetting == 1.0 else batch))
+        A, b, left = forgetting * A + Phi[rows].T.dot(Phi[rows]), forgetting * b + Phi[rows].T.dot(Y[rows]), forgetting * left
+        for j in range(cursor, cursor + count):
+            lacking = ridge[j % p] - left[j % p]
+            A[j % p, j % p] += lacking
+            b[j % p] += lacking * prior[j % p]
+            left[j % p] = ridge[j % p]
+        cursor += count
+    return solve(A, b)
+
+
+def cross_entropy(Phi: Any, t: Any, batch: int, ridge: Any, prior: Any) -> Any:
+    """W (p, K) of the online Newton method that `sepsa.heads.math.cross_entropy` writes out, for forgetting 1."""
+    p, K = prior.shape
+    W, A, left = prior.copy(), np.diag(ridge).copy(), ridge.copy()
+    shares, seen, cursor, one = extended(np.ones(K)), mpf(0), 0, mpf(1)
+    for i in range(0, len(Phi), batch):
+        rows, targets = Phi[i : i + batch], t[i : i + batch]
+        logits = rows.dot(W)
+        if K == 1:
+            P = 1 / (1 + np.vectorize(mp.exp, otypes=[object])(-logits))
+        else:
+            power = np.vectorize(mp.exp, otypes=[object])(logits - logits.max(1, keepdims=True))
+            P = power / power.sum(1, keepdims=True)
+        R, n = P - targets, len(rows)
+        U = (P * (1 - P) + R * R) / 2
+        omega = U.sum(1)
+        total = seen + (FADE + 1) * p
+        lam = total / (total + FADE * n)
+        shares = lam * shares + (1 - lam) + U.sum(0)
+        s = min(K, 2) * shares / shares.sum()
+        rho = max(one, (U.sum(0) / s).max() * min(K, 2) / U.sum())
+        G = (rows * omega[:, None]).T.dot(rows)
+        A, left = lam * A, lam * left
+        at = [(cursor + j) % p for j in range(min(p, n))]
+        pull = rows.T.dot(R / s)
+        for j in at:
+            lacking = ridge[j] - left[j]
+            A[j, j] += lacking
+            pull[j] += lacking * (W - prior)[j]
+            left[j] = ridge[j]
+        W = W - solve(A + rho * G, pull)
+        A, seen, cursor = A + G, seen + n, cursor + len(at)
+    return W
+
+
+# ---------------------------------------------------------------------- routes
+
+
+class Head(NamedTuple):
+    """A head with its solver, and what it is compared with."""
+
+    linear: nn.Linear
+    solver: Any
+    targets: Any  # y -> (n, m) array
+    truth: Callable[[Any, Any, int, Any, Any], Any]  # Φ, Y, batch, ridge (p,), prior (p, m) -> W (p, m)
+    scale: Callable[[float], float] = lambda ridge: ridge  # the ridge as the curvature has it
+
+
+def regression(y: Any) -> Any:
+    return y[:, None]
+
+
+def classes(y: Any) -> Any:
+    return np.eye(3)[np.digitize(y - y.mean(), [-1, 1])]
+
+
+def sides(y: Any) -> Any:
+    return (y > y.mean()).astype(float)[:, None]
+
+
+def rls(ridge: float, forgetting: float = 1.0) -> Head:
+    linear = nn.Linear(FEATURES, 1, dtype=torch.float64, device=DEVICE)
+    truth = partial(_truth, forgetting=forgetting)
+    return Head(linear, RLS(ridge=ridge, forgetting=forgetting).bind(linear), regression, truth)
+
+
+def _truth(Phi: Any, Y: Any, batch: int, ridge: Any, prior: Any, forgetting: float = 1.0) -> Any:
+    return ridge_regression(Phi, Y, batch, forgetting, ridge, prior)
+
+
+def per_output(ridge: float) -> Head:
+    linear = nn.Linear(FEATURES, 1, dtype=torch.float64, device=DEVICE)
+    return Head(linear, PerOutput(RLS(ridge=ridge)).bind(linear), regression, _truth)
+
+
+def self_tuning(ridge: float) -> Head:
+    linear = nn.Linear(FEATURES, 1, dtype=torch.float64, device=DEVICE)
+    solver = RLS(ridge="auto").bind(linear)
+    return Head(linear, solver, regression, _truth, lambda _: float(solver.chosen[-1].ridge))
+
+
+def softmax(ridge: float) -> Head:
+    linear = nn.Linear(FEATURES, 3, dtype=torch.float64, device=DEVICE)
+    return Head(linear, SoftmaxNewton(ridge=ridge).bind(linear), classes, cross_entropy, lambda r: 1.5 * r)
+
+
+def logistic(ridge: float) -> Head:
+    linear = nn.Linear(FEATURES, 1, dtype=torch.float64, device=DEVICE)
+    return Head(linear, LogisticNewton(ridge=ridge).bind(linear), sides, cross_entropy)
+
+
+Learn = Callable[[Head, list[tuple[Tensor, Tensor]]], None]
+
+
+def updates(head: Head, batches: list[tuple[Tensor, Tensor]]) -> None:
+    for batch in batches:
+        head.solver.update(*batch)
+
+
+def captured(head: Head, batches: list[tuple[Tensor, Tensor]]) -> None:
+    """Updates as a captured step makes them; with a GPU by the kernels for it."""
+    head.solver.prepare_capture()
+    for x, y in batches:
+        head.solver.update_captured(x, y)
+        head.solver.finish_captured()
+    head.solver.state_dict()  # where the host looks at what was refused
+
+
+def merged(head: Head, batches: list[tuple[Tensor, Tensor]]) -> None:
+    """Each batch is learned by a head of its own and merged."""
+    start = [part.detach().clone() for part in head.linear.parameters()]
+    for batch in batches:
+        linear = nn.Linear(FEATURES, 1, dtype=torch.float64, device=DEVICE)
+        with torch.no_grad():
+            for mine, part in zip(linear.parameters(), start, strict=True):
+                mine.copy_(part)
+        other = RLS(ridge=head.solver.ridge).bind(linear)
+        other.update(*batch)
+        head.solver.merge(other.delta_since())
+
+
+def moments(head: Head, batches: list[tuple[Tensor, Tensor]]) -> None:
+    """Each batch as ranks send it to each other: rows of equal second moments."""
+    for x, y in batches:
+        table = torch.cat([x, torch.ones_like(y), y], 1)
+        head.solver.update(*as_samples(triangular(table), FEATURES)[:3])
+
+
+class Route(NamedTuple):
+    """A way to learn."""
+
+    name: str
+    make: Callable[[float], Head]
+    learn: Learn = updates
+    within: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+def routes() -> list[Route]:
+    """What runs on this machine."""
+    if DEVICE == "cuda":
+        return [
+            Route("RLS, recorded", rls),
+            Route("RLS, recorded, forgetting 0.99", partial(rls, forgetting=0.99)),
+            Route("RLS, in place", rls, within=in_place),
+            Route("RLS, captured", rls, captured),
+            Route("RLS, captured, forgetting 0.99", partial(rls, forgetting=0.99), captured),
+            Route("RLS(ridge='auto'), captured", self_tuning, captured),
+            Route("SoftmaxNewton", softmax),
+            Route("SoftmaxNewton, captured", softmax, captured),
+            Route("LogisticNewton", logistic),
+        ]
+    return [
+        Route("RLS, torch", rls, within=partial(force, "torch")),
+        Route("RLS, torch, forgetting 0.99", partial(rls, forgetting=0.99), within=partial(force, "torch")),
+        Route("RLS, numba", rls, within=partial(force, "numba")),
+        Route("RLS, numba, forgetting 0.99", partial(rls, forgetting=0.99), within=partial(force, "numba")),
+        Route("RLS, captured", rls, captured),
+        Route("RLS, merged deltas", rls, merged),
+        Route("RLS, moments of ranks", rls, moments),
+        Route("PerOutput(RLS)", per_output),
+        Route("RLS(ridge='auto')", self_tuning),
+        Route("SoftmaxNewton", softmax),
+        Route("SoftmaxNewton, captured", softmax, captured),
+        Route("LogisticNewton", logistic),
+    ]
+
+
+class in_place(AbstractContextManager[None]):
+    """Within it recorded updates change T in place, as those of very wide heads do."""
+
+    def __enter__(self) -> None:
+        self.before, choose.RECORDED_COPIES = choose.RECORDED_COPIES, 0
+
+    def __exit__(self, *_: object) -> None:
+        choose.RECORDED_COPIES = self.before
+
+
+class Outcome(NamedTuple):
+    """What one head did: the relative error of its predictions, or how it refused; and whether it warned."""
+
+    error: float | None
+    told: str
+
+
+def run(route: Route, table: Scaling, batch: int) -> Outcome:
+    """Learn a table in batches, and compare."""
+    torch.manual_seed(0)
+    told = ""
+    with warnings.catch_warnings(record=True) as caught, route.within():
+        warnings.simplefilter("always")
+        head = route.make(table.ridge)
+        prior = np.concatenate([head.linear.weight.detach().cpu().numpy().T, head.linear.bias.detach().cpu().numpy()[None]])
+        Y = head.targets(table.y)
+        X, targets = (torch.tensor(part, device=DEVICE) for part in (table.X, Y))
+        batches = [(X[i : i + batch], targets[i : i + batch]) for i in range(0, len(X), batch)]
+        try:
+            route.learn(head, batches)
+            predicted = head.solver.predict(X).detach().cpu().numpy()
+        except (ValueError, RuntimeError) as error:
+            return Outcome(None, f"{type(error).__name__}: {error}")
+    told = "; ".join(sorted({str(one.message) for one in caught}))
+    ridge = np.append(np.full(FEATURES, head.scale(table.ridge)), head.scale(min(table.ridge, 1e-4)))
+    if route.make is self_tuning:
+        ridge[-1] = min(1e-4, ridge[0])
+    Phi = extended(np.column_stack([table.X, np.ones(len(table.X))]))
+    exact = Phi.dot(head.truth(Phi, extended(Y), batch, extended(ridge), extended(prior)))
+    error = float(abs(extended(predicted) - exact).max() / abs(exact).max())
+    return Outcome(error, told)
+
+
+def is_silent(outcome: Outcome) -> bool:
+    """Whether a wrong number came without a word."""
+    return outcome.error is not None and not outcome.error <= LIMIT and not outcome.told
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1000)
+    parser.add_argument("--only", nargs="*", default=[], help="names of routes; all of them without")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name(f"exactness{'-gpu' * (DEVICE == 'cuda')}.json"))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    result: dict[str, Any] = {}
+    for route in routes():
+        if arguments.only and route.name not in arguments.only:
+            continue
+        cells = {}
+        for table in scalings(arguments.rows):
+            outcomes = {str(batch): run(route, table, batch) for batch in BATCHES}
+            cells[table.name] = {batch: outcome._asdict() for batch, outcome in outcomes.items()}
+            marks = [f"{'!' if is_silent(o) else ''}{'refused' if o.error is None else format(o.error, '.0e')}{'*' if o.told and o.error is not None else ''}" for o in outcomes.values()]
+            print(f"{route.name:32} {table.name:34}", *(f"{mark:>9}" for mark in marks), flush=True)
+        result[route.name] = cells
+    silent = sum(is_silent(Outcome(**o)) for cells in result.values() for row in cells.values() for o in row.values())
+    told = sum(bool(o["told"]) for cells in result.values() for row in cells.values() for o in row.values())
+    exact = [o["error"] for cells in result.values() for row in cells.values() for o in row.values() if not o["told"]]
+    print(f"{silent} silent, {told} refused or warned, worst of the other {len(exact)}: {max(exact, default=0):.1e}")
+    document = {"machine": machine(), "rows": arguments.rows, "silent": silent, "told": told, "worst": max(exact, default=0), "routes": result}
+    arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    sys.exit(silent > 0)
+
+
+if __name__ == "__main__":
+    main()
