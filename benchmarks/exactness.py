@@ -102,7 +102,11 @@ def ridge_regression(Phi: Any, Y: Any, batch: int, forgetting: float, ridge: Any
     count = int(np.ceil(-p * np.log2(forgetting)))
     for i in range(0, len(Phi), len(Phi) if forgetting == 1.0 else batch):
         rows = slice(i, i + (len(Phi) if forgetting == 1.0 else batch))
-        A, b, left = forgetting * A + Phi[rows].T.dot(Phi[rows]), forgetting * b + Phi[rows].T.dot(Y[rows]), forgetting * left
+        A, b, left = (
+            forgetting * A + Phi[rows].T.dot(Phi[rows]),
+            forgetting * b + Phi[rows].T.dot(Y[rows]),
+            forgetting * left,
+        )
         for j in range(cursor, cursor + count):
             lacking = ridge[j % p] - left[j % p]
             A[j % p, j % p] += lacking
@@ -132,7 +136,7 @@ def cross_entropy(Phi: Any, t: Any, batch: int, ridge: Any, prior: Any) -> Any:
         lam = total / (total + FADE * n)
         shares = lam * shares + (1 - lam) + U.sum(0)
         s = min(K, 2) * shares / shares.sum()
-        rho = max(one, (U.sum(0) / s).max() * min(K, 2) / U.sum())
+        rho = max(one, (U.sum(0) / s).max() * min(K, 2) / max(U.sum(), mpf(10) ** -300))
         G = (rows * omega[:, None]).T.dot(rows)
         A, left = lam * A, lam * left
         at = [(cursor + j) % p for j in range(min(p, n))]
@@ -303,7 +307,9 @@ def run(route: Route, table: Scaling, batch: int) -> Outcome:
     with warnings.catch_warnings(record=True) as caught, route.within():
         warnings.simplefilter("always")
         head = route.make(table.ridge)
-        prior = np.concatenate([head.linear.weight.detach().cpu().numpy().T, head.linear.bias.detach().cpu().numpy()[None]])
+        prior = np.concatenate(
+            [head.linear.weight.detach().cpu().numpy().T, head.linear.bias.detach().cpu().numpy()[None]]
+        )
         Y = head.targets(table.y)
         X, targets = (torch.tensor(part, device=DEVICE) for part in (table.X, Y))
         batches = [(X[i : i + batch], targets[i : i + batch]) for i in range(0, len(X), batch)]
@@ -327,11 +333,20 @@ def is_silent(outcome: Outcome) -> bool:
     return outcome.error is not None and not outcome.error <= LIMIT and not outcome.told
 
 
+def mark(outcome: Outcome) -> str:
+    """An outcome in a table: its error, with a star where the head warned and an exclamation mark where it is silent."""
+    if outcome.error is None:
+        return "refused"
+    return f"{'!' if is_silent(outcome) else ''}{outcome.error:.0e}{'*' if outcome.told else ''}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--only", nargs="*", default=[], help="names of routes; all of them without")
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_name(f"exactness{'-gpu' * (DEVICE == 'cuda')}.json"))
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).with_name(f"exactness{'-gpu' * (DEVICE == 'cuda')}.json")
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = {}
@@ -342,14 +357,21 @@ def main() -> None:
         for table in scalings(arguments.rows):
             outcomes = {str(batch): run(route, table, batch) for batch in BATCHES}
             cells[table.name] = {batch: outcome._asdict() for batch, outcome in outcomes.items()}
-            marks = [f"{'!' if is_silent(o) else ''}{'refused' if o.error is None else format(o.error, '.0e')}{'*' if o.told and o.error is not None else ''}" for o in outcomes.values()]
-            print(f"{route.name:32} {table.name:34}", *(f"{mark:>9}" for mark in marks), flush=True)
+            marks = [mark(outcome) for outcome in outcomes.values()]
+            print(f"{route.name:32} {table.name:34}", *(f"{one:>9}" for one in marks), flush=True)
         result[route.name] = cells
     silent = sum(is_silent(Outcome(**o)) for cells in result.values() for row in cells.values() for o in row.values())
     told = sum(bool(o["told"]) for cells in result.values() for row in cells.values() for o in row.values())
     exact = [o["error"] for cells in result.values() for row in cells.values() for o in row.values() if not o["told"]]
     print(f"{silent} silent, {told} refused or warned, worst of the other {len(exact)}: {max(exact, default=0):.1e}")
-    document = {"machine": machine(), "rows": arguments.rows, "silent": silent, "told": told, "worst": max(exact, default=0), "routes": result}
+    document = {
+        "machine": machine(),
+        "rows": arguments.rows,
+        "silent": silent,
+        "told": told,
+        "worst": max(exact, default=0),
+        "routes": result,
+    }
     arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     sys.exit(silent > 0)
 

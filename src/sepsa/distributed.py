@@ -374,7 +374,8 @@ def _bytes(part: Tensor) -> Tensor:
     """Rows of any dtype as bytes (n, width)."""
     if not len(part):
         return torch.zeros(0, _width(part) * part.element_size(), dtype=torch.uint8, device=part.device)
-    return part.detach().reshape(len(part), _width(part)).contiguous().view(torch.uint8)
+    rows = part.detach().reshape(len(part), _width(part))
+    return rows.clone(memory_format=torch.contiguous_format).view(torch.uint8)  # with strides that a view may divide
 
 
 def _width(part: Tensor) -> int:

@@ -16,6 +16,7 @@ from sepsa.heads.protocols import (
     HoldsOut,
     LearnsPartly,
     NotFinite,
+    PrecisionWarning,
     Revertible,
 )
 from sepsa.heads.rls import RLS
@@ -34,6 +35,7 @@ __all__ = [
     "NotFinite",
     "OnlineLBFGS",
     "PerOutput",
+    "PrecisionWarning",
     "Revertible",
     "SoftmaxNewton",
     "check_rows",

@@ -157,7 +157,9 @@ class LogisticNewton(NewtonHead):
         Phi, ridge, dtype = parameters.rows(linear, x, W.dtype), self._state.ridge, linear.weight.dtype
         forgetting = self.forgetting if self.forgets else 1.0
 
-        def one(state: tuple[Tensor, ...], W: Tensor, t: Tensor, w: Tensor) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+        def one(
+            state: tuple[Tensor, ...], W: Tensor, t: Tensor, w: Tensor
+        ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
             T, _, prior, share, left, counters, weights = state
             alone = CrossEntropyState(T, W[None], prior[None], share[None], left, counters, weights, ridge)
             settings = {"forgetting": forgetting, "label_smoothing": 0.0, "head_dtype": dtype, "by_qr": by_qr}

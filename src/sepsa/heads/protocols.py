@@ -14,6 +14,10 @@ from torch import Tensor, nn
 Solver = TypeVar("Solver", bound="HeadSolver")
 
 
+class PrecisionWarning(UserWarning):
+    """A head lost digits to the scale of its features, or refused rows for that reason where it cannot raise."""
+
+
 class NotFinite(ValueError):
     """Numbers that a head cannot learn from: NaN, Inf, or too large for its arithmetic. Nothing was learned."""
 

@@ -67,7 +67,7 @@ class RLS(NormalPosterior):
         bias_ridge: float | Literal["ridge"] | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.ridge = in_range("ridge", cast(float, ridge), 0.0, math.inf)
+        self.ridge = checks.ridge_setting(ridge)
         self.forgetting = in_range("forgetting", cast(float, forgetting), 0.0, 1.0)
         self.bias_ridge, self.dtype = checks.bias_setting(bias_ridge), checks.optional_dtype(dtype)
 

@@ -6,6 +6,7 @@ This file holds the state; the mathematics is in `candidates`, and `repeated_sam
 from __future__ import annotations
 
 import math
+import warnings
 import zlib
 from collections.abc import Hashable
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from sepsa.heads.base.checks import (
     check_rows,
     explain_nonfinite,
     optional_dtype,
+    ridge_setting,
 )
 from sepsa.heads.base.parameters import bias_words, commit, follow, join, samples, store
 from sepsa.heads.base.posterior import NormalPosterior
@@ -30,6 +32,7 @@ from sepsa.heads.base.rls_state import Tuned, read_candidates, write_candidates
 from sepsa.heads.math import candidates
 from sepsa.heads.math.candidates import Candidates, Choice, Grid, Updated, basis_of
 from sepsa.heads.math.ridge import next_cursor, rotation
+from sepsa.heads.protocols import PrecisionWarning
 from sepsa.validation import in_range
 
 # The grid, by evidence: benchmarks/self_tuning.py. A ridge is relative to the squared size of the first features.
@@ -38,6 +41,8 @@ START = (1.0, 3.0)  # the candidate that is active before any has made a differe
 # How many hashes of held-out samples, a tenth of the data set, and how many changes of the choice are remembered.
 _SEEN_LIMIT = 2**17
 _HISTORY_LIMIT = 1000
+# Above this share of rounding errors in the predictions the head warns.
+_LARGEST_SHARE = {torch.float64: 1e-7, torch.float32: 1e-3}
 
 
 class SelfTuningRLS(NormalPosterior):
@@ -58,6 +63,7 @@ class SelfTuningRLS(NormalPosterior):
     """
 
     _replaced = ("_state", "_held_out")
+    _warned = False  # of rounding errors
 
     def __init__(
         self,
@@ -150,6 +156,7 @@ class SelfTuningRLS(NormalPosterior):
             assert self._captured is not None
             self._state, self._seen = self._captured.read(self._state), self._captured.read_seen(self._seen)
             self._on_device = False
+            self._warn_of_rounding(now=True)
         if self._prior.device != device:
             self._prior, self._basis = self._prior.to(device), self._basis.to(device)
             self._state = candidates.placed(self._state, device)
@@ -324,9 +331,26 @@ class SelfTuningRLS(NormalPosterior):
             store(linear, updated.head)
 
         commit(write)
+        self._warn_of_rounding()
         if learns and before.steps % health.EVERY == 0:
             self._recent.note(Phi, before.W[before.active], before.steps)
         return True
+
+    def _warn_of_rounding(self, now: bool = False) -> None:
+        """Warn once if the sums that candidates share have lost digits; looks at the first updates and every eighth."""
+        steps = self._state.steps
+        if self._warned or not steps or not (now or steps <= health.EVERY or steps % health.EVERY == 0):
+            return
+        share = float(candidates.rounding(self._grid, self._state))
+        if share > _LARGEST_SHARE[self._prior.dtype]:
+            self._warned = True
+            warnings.warn(
+                f"about {share:.0e} of this head's predictions is rounding error, because its features have large "
+                "offsets or nearly agree: standardize them, or give RLS a ridge and a forgetting, with which it keeps "
+                "all digits",
+                PrecisionWarning,
+                stacklevel=3,
+            )
 
     def _updated(self, state: Candidates, Phi: Tensor, Y: Tensor, split: BatchSplit, dtype: torch.dtype) -> Updated:
         """The candidates after an update: by compiled loops, or by torch where these do not serve."""
@@ -392,7 +416,7 @@ def grid_of(settings: tuple[tuple[float, float], ...], ridge: float | str, forge
     if forgetting != "auto":
         in_range("forgetting", forgetting, 0.0, 1.0)  # type: ignore[arg-type]
     if ridge != "auto":
-        in_range("ridge", ridge, 0.0, math.inf)  # type: ignore[arg-type]
+        ridge_setting(ridge)
     if forgetting == ridge == "auto":
         return Grid(settings)
     forgettings = [lam for lam, _ in settings] if isinstance(forgetting, str) else [float(forgetting)]

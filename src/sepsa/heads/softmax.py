@@ -81,6 +81,7 @@ class SoftmaxNewton(NewtonHead):
     def _ready(self) -> nn.Linear:
         if self._captured is not None:
             self._captured.finish()
+            self._captured.warn_of_refusals()
         return super()._ready()
 
     def checkpoint(self) -> Any:
@@ -210,7 +211,8 @@ class SoftmaxNewton(NewtonHead):
     @torch.no_grad()
     def prepare_capture(self) -> Hashable:
         """Bring the state to where recordings read and write it. Returns where that is, and the settings."""
-        linear, state, captured = self._ready(), self._state, self._captured
+        self.finish_captured()
+        linear, state, captured = super()._ready(), self._state, self._captured
         if captured is None or not captured.lies_in(linear):
             captured = CapturedSoftmax(linear, state)
         if state is not captured.now:
@@ -240,7 +242,12 @@ class SoftmaxNewton(NewtonHead):
             self._captured.finish()
 
     def _learned(
-        self, linear: nn.Linear, W: Tensor, features: Tensor, targets: Tensor, sample_weight: Tensor | None,
+        self,
+        linear: nn.Linear,
+        W: Tensor,
+        features: Tensor,
+        targets: Tensor,
+        sample_weight: Tensor | None,
         by_qr: bool = False,
     ) -> tuple[CrossEntropyState, Tensor, Tensor]:
         return learned(

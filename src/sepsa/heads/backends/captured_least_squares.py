@@ -12,6 +12,8 @@ from sepsa.heads.backends.choose import Case, Counters, Problem, choose
 from sepsa.heads.backends.memory import HeadMemory
 from sepsa.heads.base.parameters import rows, store
 from sepsa.heads.math.least_squares import (
+    CAPTURED_LIMIT,
+    CAPTURED_ROW_LIMIT,
     CURSOR,
     SAMPLES,
     STEPS,
@@ -45,6 +47,7 @@ class CapturedState(HeadMemory):
     def read(self) -> tuple[LeastSquaresState, Counters]:
         """The state and its counters, as the device has them."""
         self.finish()
+        self.warn_of_refusals()
         steps, samples, cursor = self.tally.tolist()
         state = LeastSquaresState(self.T, self.W, None, self.energy, self.ridge_left)
         return state, np.array([steps, samples, cursor % len(self.T), 0.0, 0.0])
@@ -74,9 +77,12 @@ class CapturedState(HeadMemory):
         Phi, Y = rows(self.linear, x, self.Z.dtype), y.to(self.Z.dtype)
         at = coordinates(p, count, self.tally[2].long(), x.device) if count else None
         faded = fade(LeastSquaresState(self.T, self.W, None, self.energy, self.ridge_left), lam)
-        new = learn_rows(faded, *whiten(faded, Phi, Y), self.ridge, at, self.prior)
-        head = new.W.to(self.weight.dtype)
-        finite = new.T.sum().isfinite() & head.isfinite().all()
+        F, E = whiten(faded, Phi, Y)
+        new = learn_rows(faded, F, E, self.ridge, at, self.prior)
+        head, size = new.W.to(self.weight.dtype), F.square().sum()
+        fits = size <= (CAPTURED_LIMIT if n > 1 else CAPTURED_ROW_LIMIT)
+        finite = new.T.sum().isfinite() & head.isfinite().all() & fits
+        self.too_large.add_(~fits & size.isfinite())
         for name in ("T", "W", "energy", "ridge_left"):
             mine = getattr(self, name)
             mine.copy_(getattr(new, name).where(finite, mine))

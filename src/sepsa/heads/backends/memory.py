@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+
+import torch
 from torch import Tensor, nn
+
+from sepsa.heads.protocols import PrecisionWarning
 
 
 class HeadMemory:
@@ -12,6 +17,19 @@ class HeadMemory:
         """`state` is the first of the solver's tensors, which stands for all."""
         self.linear, self.k, self._own = linear, linear.in_features, state
         self.weight, self.bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+        self.too_large = torch.zeros((), dtype=torch.int64, device=state.device)  # batches that were refused for that
+
+    def warn_of_refusals(self) -> None:
+        """Warn of batches since the last call that changed nothing because digits would have been lost."""
+        count = int(self.too_large)
+        if count:
+            self.too_large.zero_()
+            warnings.warn(
+                f"{count} batches of captured steps changed nothing: their features are so large beside the ridge that "
+                "the head would have lost digits; standardize the features, raise `ridge`, or learn without capture",
+                PrecisionWarning,
+                stacklevel=3,
+            )
 
     @property
     def place(self) -> tuple[int | None, ...]:

@@ -12,6 +12,16 @@ from sepsa.heads.protocols import NotFinite
 from sepsa.states.schema import kind_of
 from sepsa.validation import in_range
 
+# Half of the exponents of float64 are below: the square root of a smaller ridge has an inverse that cannot be squared.
+_LEAST_RIDGE = 1e-100
+
+
+def ridge_setting(value: Any, name: str = "ridge") -> float:
+    """A ridge: a positive number that can be inverted and squared."""
+    if 0 < in_range(name, value, 0.0, math.inf) < _LEAST_RIDGE:
+        raise ValueError(f"{name} must be at least {_LEAST_RIDGE:g}, got {value:g}: use 1e-12 for next to none")
+    return float(value)
+
 
 def bias_setting(value: Any) -> float | Literal["ridge"] | None:
     """The setting `bias_ridge`: a number, "ridge" for the ridge of the weights, or None for a small default."""
@@ -19,7 +29,7 @@ def bias_setting(value: Any) -> float | Literal["ridge"] | None:
         return value  # type: ignore[no-any-return]
     if isinstance(value, str):
         raise ValueError(f"bias_ridge must be a number in (0, inf) or 'ridge', got {value!r}")
-    return in_range("bias_ridge", value, 0.0, math.inf)
+    return ridge_setting(value, "bias_ridge")
 
 
 def affine_parameters(linear: object) -> None:

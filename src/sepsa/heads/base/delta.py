@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sepsa.heads.base.rls_state import MOST_STEPS, read_root
 from sepsa.heads.math.delta import difference
-from sepsa.heads.math.least_squares import SAMPLES, STEPS, LeastSquaresState, fade, block_by_qr, start
+from sepsa.heads.math.least_squares import SAMPLES, STEPS, LeastSquaresState, block_by_qr, fade, start
 from sepsa.heads.protocols import NotFinite
 from sepsa.states.objects import Saves
 from sepsa.states.schema import Entries, kind_of

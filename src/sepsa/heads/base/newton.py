@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
@@ -11,14 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.heads.base import parameters
-from sepsa.heads.base.checks import bias_setting, check_rows, explain_nonfinite
+from sepsa.heads.base.checks import bias_setting, check_rows, explain_nonfinite, ridge_setting
 from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.state_checks import check_root, read_ridges, read_solver
 from sepsa.heads.math.cross_entropy import CrossEntropyState
+from sepsa.heads.protocols import PrecisionWarning
 from sepsa.states import schema
 from sepsa.states.schema import Entries
 from sepsa.validation import in_range
 
+_SMALL_RIDGE = 1e-12
 KEYS = CrossEntropyState._fields[:-2]  # weights and ridge follow from the settings
 
 
@@ -31,7 +34,14 @@ class NewtonHead(OwnsHead):
     _replaced = ("_state", "_previous")
 
     def __init__(self, ridge: float, forgetting: float, bias_ridge: float | Literal["ridge"] | None) -> None:
-        self.ridge = in_range("ridge", ridge, 0.0, math.inf)
+        self.ridge = ridge_setting(ridge)
+        if ridge < _SMALL_RIDGE:
+            warnings.warn(
+                f"ridge={ridge:g} is below {_SMALL_RIDGE:g}, where rounding errors decide how a {type(self).__name__} "
+                f"moves in directions that it has no data for: use ridge={_SMALL_RIDGE:g}",
+                PrecisionWarning,
+                stacklevel=3,
+            )
         self.forgetting = in_range("forgetting", forgetting, 0.0, 1.0)
         self.bias_ridge = bias_setting(bias_ridge)
         self._previous: Tensor | None = None  # where the last update started, for health alone

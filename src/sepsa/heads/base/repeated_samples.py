@@ -24,7 +24,10 @@ UNREPEATED = 50
 def row_bytes(inputs: Tensor, targets: Tensor) -> list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
     """The bytes of every sample: its row of the inputs and its rows of the targets."""
     n = len(inputs)
-    parts = [x.detach().cpu().contiguous().reshape(n, -1).view(torch.uint8).numpy() for x in (inputs, targets)]
+    parts = [
+        x.detach().cpu().reshape(n, -1).clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy()
+        for x in (inputs, targets)
+    ]
     return list(zip(*parts, strict=True))
 
 

@@ -299,6 +299,20 @@ def ridges(grid: GridTensors, scale: float | Tensor, p: int) -> Tensor:
     return r
 
 
+def rounding(grid: Grid, state: Candidates) -> Tensor:
+    """About which share of the active candidate's predictions is rounding error (0-d), root mean square over all rows.
+
+    A further Newton step from W would move it by δ = (WA - C - rG)A⁻¹, by as much as rounding A or W does; with A = LLᵀ
+    the predictions at the rows learned are of size |WL|, and their change is |δL|.
+    """
+    m, index, j = state.W.shape[1], grid.lambda_index[state.active], state.active
+    M, N, W, L = state.M[index], state.N[index, : m + 1] * active_ridge(grid, state), state.W[j], state.factor[j]
+    A, aim = M[:-m, :-m] + torch.diag(N[0]), M[-m:, :-m] + N[1:]
+    residual = torch.linalg.solve_triangular(L, (W @ A - aim).T, upper=False)
+    size = torch.linalg.vector_norm(W @ L) + torch.finfo(W.dtype).tiny
+    return torch.linalg.vector_norm(residual) / size
+
+
 def best(grid: GridTensors, score: Tensor, active: int | Tensor) -> Tensor:
     """Of the candidates whose errors exceed the smallest by no more than chance, the best that remembers most.
 

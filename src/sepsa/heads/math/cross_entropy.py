@@ -123,9 +123,11 @@ def learned(
     counters = torch.stack([updates + 1, seen + m.sum(), next_cursor(cursor, c, p)])
     sums = Phi.square().sum() + shares.sum() + counters[1]
     finite = valid & sums.isfinite() & T.isfinite().all() & W.to(head_dtype).isfinite().all()
-    return CrossEntropyState(
-        T, W, state.prior, shares, left.scatter_add(0, at, q), counters, state.weights, state.ridge
-    ), finite, fits
+    return (
+        CrossEntropyState(T, W, state.prior, shares, left.scatter_add(0, at, q), counters, state.weights, state.ridge),
+        finite,
+        fits,
+    )
 
 
 def absorb(T: Tensor, F: Tensor, residuals: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:

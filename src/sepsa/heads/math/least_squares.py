@@ -32,6 +32,9 @@ from sepsa.heads.math.ridge import (
 
 # Above this squared size the product FFᵀ rounds away the identity it is added to; `block_by_qr` squares nothing.
 PRODUCT_LIMIT = 1e10
+# Up to this one a block keeps its digits also in a captured step, which can take no other route; and one row, whose
+# update squares nothing, up to the other.
+CAPTURED_LIMIT, CAPTURED_ROW_LIMIT = 3e8, 1e20
 # Above this one, at forgetting 1, a block keeps its digits by a basis: `andrews` leaves about eps size^1.5 of the
 # curvature wrong, and `unlearn` multiplies that where little remains. With more samples the size falls under it.
 BASIS_LIMIT = 1e3

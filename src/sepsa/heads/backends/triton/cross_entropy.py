@@ -21,6 +21,7 @@ from torch import Tensor
 
 from sepsa.heads.backends.triton.linalg import NEAR, distance, eliminate, iterate, readable, refine
 from sepsa.heads.backends.triton.ridge import coordinate, is_restored, lacking, next_cursor
+from sepsa.heads.math.least_squares import PRODUCT_LIMIT
 
 _SIZE = 32  # of the blocks that are eliminated
 _COLUMNS = 8
@@ -53,6 +54,8 @@ def _look(
     column = tl.load(Z + rr[:, None] * p + coordinate(cursor, t, p)[None, :], mask=inside, other=0.0)
     tl.store(P + rr[:, None] * r + (n + t)[None, :], column, mask=inside)
     tl.store(sizes + tl.program_id(0), tl.sum(product * product) + tl.sum(column * column))
+    of_T = tl.sum(tl.where((rr < p)[:, None], product * product, 0.0))
+    tl.store(sizes + tl.num_programs(0) + tl.program_id(0), of_T)
     if tl.program_id(0) == 0:
         o = tl.arange(0, BLOCK_M)
         tl.store(snapshot, tl.load(counters))
@@ -128,7 +131,7 @@ def _count(snapshot, left, ridge, counters, lam, mass, c, p, finite, BLOCK_P: tl
 @triton.jit
 def _weigh(
     P, sizes, y, snapshot, prior, shares, left, ridge, counters, weights, settings, a, d, E, inverse_root, finite_out,
-    n, r, p, K, C, parts, LABELS: tl.constexpr, ONE: tl.constexpr,
+    too_large, n, r, p, K, C, parts, LIMIT: tl.constexpr, LABELS: tl.constexpr, ONE: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """a (r,), d (r,), E (r, K) = D⁻¹ times the residuals, and the state but for T and W. One program."""
@@ -144,6 +147,9 @@ def _weigh(
     part = tl.arange(0, BLOCK_S)
     total = tl.sum(tl.load(sizes + part, mask=part < parts, other=0.0))
     finite = valid & (total * total < float("inf"))  # nor NaN; squared, because the sweeps multiply two entries
+    size = tl.sum(tl.load(sizes + parts + part, mask=part < parts, other=0.0))  # ω is at most about 1
+    refused = finite & (size > LIMIT)
+    finite = finite & (size <= LIMIT)
     root = tl.where(finite, 1.0 / tl.sqrt(lam), 1.0)
     scale = tl.sqrt(omega)
     tl.store(a + i, tl.where(finite, scale * root, 0.0), mask=i < n)
@@ -168,6 +174,7 @@ def _weigh(
     tl.store(shares + of_class, tl.where(finite, new_shares, old), mask=mine)
     tl.store(inverse_root, root)
     tl.store(finite_out, finite)
+    tl.store(too_large, tl.load(too_large) + refused.to(tl.int64))
     _count(snapshot, left, ridge, counters, lam, mass, r - n, p, finite, BLOCK_P)
 
 
@@ -297,7 +304,7 @@ class Buffers:
         programs, blocks = triton.cdiv(p, _TILE), triton.cdiv(r, _SIZE)
         self.width = max(_TILE, triton.next_power_of_2(max(K, 2)))
         self.parts = triton.cdiv(rows, _TILE)
-        self.P, self.sizes = Z.new_zeros(rows, r), Z.new_zeros(self.parts)
+        self.P, self.sizes = Z.new_zeros(rows, r), Z.new_zeros(2 * self.parts)
         self.snapshot = Z.new_zeros(_SNAPSHOT + K)
         self.a, self.d, self.E, self.inverse_root = Z.new_zeros(r), Z.new_zeros(r), Z.new_zeros(r, K), Z.new_zeros(())
         self.M, self.inflated, self.ones = Z.new_zeros(r, r), Z.new_zeros(r, r), Z.new_ones(r)
@@ -335,7 +342,8 @@ def learn(
     )  # fmt: skip
     _weigh[(1,)](
         work.P, work.sizes, y, work.snapshot, now.prior, now.shares, now.ridge_left, now.ridge, now.counters,
-        now.weights, settings, work.a, work.d, work.E, work.inverse_root, work.finite, n, r, p, K, C, work.parts,
+        now.weights, settings, work.a, work.d, work.E, work.inverse_root, work.finite, state.too_large, n, r, p, K, C,
+        work.parts, LIMIT=PRODUCT_LIMIT,
         BLOCK_N=triton.next_power_of_2(max(n, 2)), BLOCK_G=given, BLOCK_M=work.width,
         BLOCK_P=triton.next_power_of_2(p), **parts, **kind,
     )  # fmt: skip

@@ -23,6 +23,7 @@ from torch import Tensor
 from sepsa.heads.backends.triton.finish import buffers, finish
 from sepsa.heads.backends.triton.linalg import NEAR, readable, solve_by_sweeps, solve_near_identity, tile_of
 from sepsa.heads.backends.triton.ridge import coordinate, lacking
+from sepsa.heads.math.least_squares import CAPTURED_LIMIT, CAPTURED_ROW_LIMIT
 
 # One program holds all rows of a few columns of Z.
 _COLUMNS = 8
@@ -74,8 +75,8 @@ def _project(
 
 @triton.jit
 def _learn(
-    Z, z, y, weight, bias, energy, left, ridge, prior, tally, fading, finite_out, p, m, k,
-    HAS_BIAS: tl.constexpr, FADES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    Z, z, y, weight, bias, energy, left, ridge, prior, tally, fading, finite_out, too_large, p, m, k,
+    LIMIT: tl.constexpr, HAS_BIAS: tl.constexpr, FADES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """u = fᵀT, then T -= f uᵀ/(g + √g) and W += e uᵀ/g in these columns, and the head takes W.
 
@@ -93,6 +94,8 @@ def _learn(
     size = tl.sum(tl.where(is_f, value * value, 0.0))
     total = size + tl.sum(tl.where(is_e, value * value, 0.0))
     finite = (total - total) == 0.0  # neither NaN nor Inf
+    refused = finite & (size > LIMIT)
+    finite = finite & (size <= LIMIT)
     value = tl.where(finite, value, 0.0)  # zeros teach nothing
     g = tl.where(finite, 1.0 + size, 1.0)
 
@@ -133,6 +136,7 @@ def _learn(
         tl.store(tally, tl.load(tally) + good)
         tl.store(tally + 1, fade * tl.load(tally + 1) + good)
         tl.store(finite_out, finite)
+        tl.store(too_large, tl.load(too_large) + refused.to(tl.int64))
         if FADES:
             _restore(left, ridge, tally, j, p, fading, finite, BLOCK_R)
 
@@ -155,8 +159,8 @@ def rank_one(state: Any, features: Tensor, targets: Tensor, lam: float, ridge: T
     bias = state.weight if state.bias is None else state.bias  # a pointer must be given, used or not
     _learn[(triton.cdiv(p, _COLUMNS),)](
         Z, z, targets, state.weight, bias, state.energy, state.ridge_left, ridge, prior, state.tally,
-        state.fading(lam), finite, p, m, state.k,
-        HAS_BIAS=state.bias is not None, FADES=fades, BLOCK_R=block_r, BLOCK_C=_COLUMNS,
+        state.fading(lam), finite, state.too_large, p, m, state.k,
+        LIMIT=CAPTURED_ROW_LIMIT, HAS_BIAS=state.bias is not None, FADES=fades, BLOCK_R=block_r, BLOCK_C=_COLUMNS,
     )  # fmt: skip
     return finite
 
@@ -187,6 +191,7 @@ def _whiten(
     product = tl.where(inside, product, 0.0)
     tl.store(P + r[:, None] * all + i[None, :], product, mask=inside)
     size = tl.sum(product * product)
+    size_of_F = tl.sum(tl.where((r < p)[:, None], product * product, 0.0))
     if FADES:
         j, root = _ridge_row(left, ridge, tally, p, fading)
         column = tl.load(Z + r * p + j, mask=r < rows, other=0.0)
@@ -195,14 +200,17 @@ def _whiten(
         tl.store(P + r * all + n, column, mask=r < rows)
         size += tl.sum(column * column)
     tl.store(sizes + tl.program_id(0), size)
+    tl.store(sizes + tl.num_programs(0) + tl.program_id(0), size_of_F)
 
 
 @triton.jit
 def _products(
-    P, Z, CUF, sizes, fading, finite_out, n, all, p, parts,
-    FADES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_K: tl.constexpr,
+    P, Z, CUF, sizes, fading, finite_out, too_large, n, all, p, parts,
+    LIMIT: tl.constexpr, FADES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """CUF = [I + FᵀF, FᵀT/√λ, Fᵀ] (all, all + 2p) in these columns, with F = 0 where anything is not finite.
+    """CUF = [I + FᵀF, FᵀT/√λ, Fᵀ] (all, all + 2p) in these columns, with F = 0 where anything is not finite,
+    or where F is larger than LIMIT.
 
     With FADES the last of all rows, which would double the product's size, is made by sums.
     """
@@ -213,6 +221,9 @@ def _products(
     i, part = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_S)
     total = tl.sum(tl.load(sizes + part, mask=part < parts, other=0.0))
     finite = total * total < float("inf")  # nor NaN; squared, because the sweeps multiply two entries of C
+    size = tl.sum(tl.load(sizes + parts + part, mask=part < parts, other=0.0))
+    refused = finite & (size > LIMIT)
+    finite = finite & (size <= LIMIT)
     inside = (i < n)[:, None] & in_T[None, :]
     f = tl.load(P + c[None, :] * all + i[:, None], mask=inside, other=0.0)
     product = tl.zeros((BLOCK_N, BLOCK_C), dtype=Z.dtype.element_ty)
@@ -241,6 +252,7 @@ def _products(
         tl.store(place + p, tl.where(finite, f_last, 0.0), mask=in_T)
     if tl.program_id(0) == 0:
         tl.store(finite_out, finite)
+        tl.store(too_large, tl.load(too_large) + refused.to(tl.int64))
 
 
 @triton.jit
@@ -322,7 +334,7 @@ def block(
     two, width = n > _HALF, max(_TILE, triton.next_power_of_2(m + fades))
     if (n, fades) not in state.blocks:  # kept: a graph's other streams still read them when their names are gone
         buffer = Z.new_empty(programs, 2 * _HALF * _HALF + (1 + two) * _HALF * width)
-        P, CUF, sizes = Z.new_empty(rows, all), Z.new_empty(all, all + 2 * p), Z.new_empty(parts)
+        P, CUF, sizes = Z.new_empty(rows, all), Z.new_empty(all, all + 2 * p), Z.new_empty(2 * parts)
         state.blocks[n, fades] = P, CUF, sizes, Z.new_empty((), dtype=torch.bool), buffer, *buffers(state.T, n, _HALF)
     P, CUF, sizes, finite, buffer, *work = state.blocks[n, fades]
     tiles = {"BLOCK_N": max(_HALF, triton.next_power_of_2(n)), "BLOCK_K": _DEPTH, "FADES": fades}
@@ -332,8 +344,9 @@ def block(
         fading, rows, n, all, p, m, k, BLOCK_R=_TILE, num_stages=stages, **tiles,
     )  # fmt: skip
     _products[(triton.cdiv(all, _TILE) + programs,)](
-        P, Z, CUF, sizes, fading, finite, n, all, p, parts,
-        BLOCK_S=max(_TILE, triton.next_power_of_2(parts)), BLOCK_C=_TILE, num_stages=stages, **tiles,
+        P, Z, CUF, sizes, fading, finite, state.too_large, n, all, p, parts,
+        LIMIT=CAPTURED_LIMIT, BLOCK_S=max(_TILE, triton.next_power_of_2(parts)), BLOCK_C=_TILE, num_stages=stages,
+        **tiles,
     )  # fmt: skip
     bias = state.weight if state.bias is None else state.bias  # a pointer must be given, used or not
     _solve[(programs,)](
