@@ -334,7 +334,7 @@ def is_silent(outcome: Outcome) -> bool:
 
 
 def mark(outcome: Outcome) -> str:
-    """An outcome in a table: its error, with a star where the head warned and an exclamation mark where it is silent."""
+    """An outcome in a table: its error, with a star where the head warned and "!" where it did not."""
     if outcome.error is None:
         return "refused"
     return f"{'!' if is_silent(outcome) else ''}{outcome.error:.0e}{'*' if outcome.told else ''}"

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from reference import ridge_regression, ridges, with_ones
 from sepsa import RLS, OnlineLBFGS, SepSA, SoftmaxNewton, distributed
+from sepsa.heads import PrecisionWarning
 from sepsa.heads.backends.choose import force
 from third_party import CapturableLMS
 
@@ -314,15 +315,23 @@ def test_a_block_near_the_identity_on_the_device_equals_update(scale, n, k, m, s
     torch.testing.assert_close(one.covariance(), two.covariance(), rtol=1e-8, atol=1e-10)
 
 
-def test_a_large_block_on_the_device_keeps_its_digits():
+@pytest.mark.parametrize("ridge", [0.1, 1e-6])
+def test_a_large_block_on_the_device_keeps_its_digits_or_is_refused(ridge):
     torch.manual_seed(0)
     linear = nn.Linear(30, 2, device="cuda", dtype=torch.float64)
-    one, two = RLS(ridge=1e-6).bind(linear), RLS(ridge=1e-6).bind(copy.deepcopy(linear))
+    one, two = RLS(ridge=ridge).bind(linear), RLS(ridge=ridge).bind(copy.deepcopy(linear))
     x, y = 100 * torch.randn(16, 30, device="cuda").double(), torch.randn(16, 2, device="cuda").double()
     one.prepare_capture()
+    if ridge < 0.1:
+        assert not one.update_captured(x, y)
+        torch.testing.assert_close(one.linear.weight, two.linear.weight, rtol=0, atol=0)
+        with pytest.warns(PrecisionWarning, match="1 batches of captured steps changed nothing"):
+            assert one.steps == 0
+        return
     assert one.update_captured(x, y)
     two.update(x, y)
     torch.testing.assert_close(one.linear.weight, two.linear.weight, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(one.covariance(), two.covariance(), rtol=1e-8, atol=1e-12)
 
 
 def test_eager_and_captured_steps_mix():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -162,15 +162,16 @@ class LogisticNewton(NewtonHead):
         ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
             T, _, prior, share, left, counters, weights = state
             alone = CrossEntropyState(T, W[None], prior[None], share[None], left, counters, weights, ridge)
-            settings = {"forgetting": forgetting, "label_smoothing": 0.0, "head_dtype": dtype, "by_qr": by_qr}
-            new, *flags = learned(alone, W[None], Phi, t[:, None], w, **settings)
-            return (new.T, new.W[0], new.shares[0], new.ridge_left, new.counters), *flags
+            settings: dict[str, Any] = {"forgetting": forgetting, "label_smoothing": 0.0, "head_dtype": dtype}
+            new, finite, fits = learned(alone, W[None], Phi, t[:, None], w, **settings, by_qr=by_qr)
+            return (new.T, new.W[0], new.shares[0], new.ridge_left, new.counters), finite, fits
 
         old = self._state
-        new, *flags = torch.func.vmap(one, in_dims=(0, 0, 1, 1))(tuple(old[:7]), W, y, omega)
+        new, finite, fits = torch.func.vmap(one, in_dims=(0, 0, 1, 1))(tuple(old[:7]), W, y, omega)
         T, W, shares, left, counters = new
         tensors = (T, W, old.prior, shares, left, counters)
-        return CrossEntropyState._make([*(tensor.contiguous() for tensor in tensors), old.weights, ridge]), *flags
+        parts = *(tensor.contiguous() for tensor in tensors), old.weights, ridge
+        return CrossEntropyState._make(parts), finite, fits
 
     def _explain(self, features: Tensor, targets: Tensor, y: Tensor, learned: Tensor) -> ValueError:
         bad = (y < 0) | (y > 1)

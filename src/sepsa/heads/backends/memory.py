@@ -20,7 +20,12 @@ class HeadMemory:
         self.too_large = torch.zeros((), dtype=torch.int64, device=state.device)  # batches that were refused for that
 
     def warn_of_refusals(self) -> None:
-        """Warn of batches since the last call that changed nothing because digits would have been lost."""
+        """Warn of batches since the last call that changed nothing because digits would have been lost.
+
+        Inside a graph, whether CUDA's or the compiler's, the host cannot look, and this does nothing.
+        """
+        if torch.compiler.is_compiling() or (self.too_large.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return
         count = int(self.too_large)
         if count:
             self.too_large.zero_()

@@ -309,8 +309,8 @@ def rounding(grid: Grid, state: Candidates) -> Tensor:
     M, N, W, L = state.M[index], state.N[index, : m + 1] * active_ridge(grid, state), state.W[j], state.factor[j]
     A, aim = M[:-m, :-m] + torch.diag(N[0]), M[-m:, :-m] + N[1:]
     residual = torch.linalg.solve_triangular(L, (W @ A - aim).T, upper=False)
-    size = torch.linalg.vector_norm(W @ L) + torch.finfo(W.dtype).tiny
-    return torch.linalg.vector_norm(residual) / size
+    share: Tensor = torch.linalg.vector_norm(residual) / torch.linalg.vector_norm(W @ L).clamp(min=1e-30)
+    return share
 
 
 def best(grid: GridTensors, score: Tensor, active: int | Tensor) -> Tensor:

@@ -243,7 +243,7 @@ def add_by_qr(R: Tensor, Z: Tensor, Phi: Tensor, Y: Tensor) -> tuple[Tensor, Ten
     may have any units and offsets. W = (R₁⁻¹Z₁)ᵀ minimizes |RWᵀ - Z|² + |ΦWᵀ - Y|².
     """
     p, rest = len(R), Z.new_zeros(Z.shape[1])
-    for i in range(0, len(Phi), max(p, 1024)):
+    for i in range(0, max(len(Phi), 1), max(p, 1024)):
         rows = slice(i, i + max(p, 1024))
         joined = torch.cat([torch.cat([Phi[rows], Y[rows]], 1), torch.cat([R, Z], 1)])
         factor = torch.linalg.qr(joined, mode="r").R

@@ -1,0 +1,123 @@
+"""Heads are exact for features of any scale, or say that they are not: a part of benchmarks/exactness.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sepsa import RLS
+from sepsa.heads import LogisticNewton, NotFinite, PrecisionWarning, SoftmaxNewton
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import exactness  # noqa: E402
+
+TABLES = (
+    "standardized",
+    "all features + 1e+05",
+    "factors 1e-12 to 1e12",
+    "time stamp in milliseconds",
+    "one row x 1e6",
+    "ridge 1e-30",
+)
+
+
+@pytest.mark.parametrize("table", [table for table in exactness.scalings(30) if table.name in TABLES], ids=lambda t: t.name)
+@pytest.mark.parametrize("route", exactness.routes(), ids=lambda route: route.name)
+def test_predictions_are_exact_or_the_head_says_so(route, table):
+    outcomes = {batch: exactness.run(route, table, batch) for batch in (2, 7, 30)}
+    assert not any(map(exactness.is_silent, outcomes.values())), outcomes
+    if table.name == "standardized":
+        assert not any(outcome.told for outcome in outcomes.values()), outcomes
+
+
+def test_a_time_stamp_does_not_harm_a_block():
+    """Milliseconds since 1970 beside two features: ridge regression in any batches."""
+    rng = np.random.default_rng(0)
+    X = np.column_stack([rng.normal(size=(128, 2)), 1.7e12 + 6e4 * np.arange(128)])
+    y = 2 * rng.normal(size=128)
+    errors = []
+    for batch in (1, 2, 4, 16, 128):
+        linear = nn.Linear(3, 1, dtype=torch.float64)
+        nn.init.zeros_(linear.weight)
+        nn.init.zeros_(linear.bias)
+        head = RLS().bind(linear)
+        for i in range(0, 128, batch):
+            head.update(torch.tensor(X[i : i + batch]), torch.tensor(y[i : i + batch, None]))
+        errors.append(np.sqrt(np.mean((head.predict(torch.tensor(X)).detach().numpy()[:, 0] - y) ** 2)))
+    np.testing.assert_allclose(errors, errors[0], rtol=1e-9)
+    assert errors[0] < 2.2
+
+
+@pytest.mark.parametrize("solver", [RLS, SoftmaxNewton, LogisticNewton])
+def test_a_ridge_that_cannot_be_inverted_is_refused(solver):
+    with pytest.raises(ValueError, match="ridge must be at least 1e-100, got 1e-320: use 1e-12 for next to none"):
+        solver(ridge=1e-320)
+    with pytest.raises(ValueError, match="bias_ridge must be at least 1e-100"):
+        solver(bias_ridge=1e-320)
+
+
+def test_a_ridge_of_next_to_nothing_is_exact_or_warned_of():
+    X = torch.randn(20, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    true = torch.tensor([[1.0, -2.0, 3.0]], dtype=torch.float64)
+    head = RLS(ridge=1e-30).bind(nn.Linear(3, 1, dtype=torch.float64))
+    head.update(X, X @ true.T + 7)
+    torch.testing.assert_close(head.linear.weight.detach(), true, rtol=1e-12, atol=1e-12)
+    for solver in (SoftmaxNewton, LogisticNewton):
+        with pytest.warns(PrecisionWarning, match="ridge=1e-30 is below 1e-12"):
+            solver(ridge=1e-30)
+
+
+@pytest.mark.parametrize("factor", [3e4, 1e5])
+def test_unlearn_refuses_a_row_whose_learning_lost_digits(factor):
+    """A row learned alone that dwarfs the rest: removing it would leave errors of 1e-5 and more."""
+    rng = torch.Generator().manual_seed(0)
+    X, y = (torch.randn(80, k, dtype=torch.float64, generator=rng) for k in (3, 1))
+    head = RLS().bind(nn.Linear(3, 1, dtype=torch.float64))
+    head.update(X[:40], y[:40])
+    head.update(factor * X[:1], y[:1])
+    head.update(X[40:], y[40:])
+    before = head.linear.weight.detach().clone()
+    with pytest.raises(ValueError, match="too few digits of the rest are left to remove them exactly"):
+        head.unlearn(factor * X[:1], y[:1])
+    assert torch.equal(head.linear.weight, before)
+
+
+@pytest.mark.parametrize("solver", [RLS, SoftmaxNewton])
+def test_a_captured_step_refuses_rows_that_would_cost_digits(solver):
+    head = solver().bind(nn.Linear(3, 2, dtype=torch.float64))
+    before = head.linear.weight.detach().clone()
+    head.prepare_capture()
+    rows, targets = torch.full((4, 3), 1e8, dtype=torch.float64), torch.eye(2, dtype=torch.float64)[[0, 1, 0, 1]]
+    assert not head.update_captured(rows, targets)
+    assert torch.equal(head.linear.weight, before)
+    with pytest.warns(PrecisionWarning, match="1 batches of captured steps changed nothing"):
+        assert head.steps == 0
+
+
+def test_a_self_tuning_head_warns_once_of_sums_that_lost_digits():
+    rng = torch.Generator().manual_seed(0)
+    X, y = torch.randn(64, 3, dtype=torch.float64, generator=rng), torch.randn(64, 1, generator=rng).double()
+    head = RLS(ridge="auto").bind(nn.Linear(3, 1, dtype=torch.float64))
+    head.update(X, y)
+    with pytest.warns(PrecisionWarning, match="is rounding error, because its features have large offsets"):
+        head.update(1e8 * X[:1], y[:1])
+    head.update(2e8 * X[:1], y[:1])
+
+
+def test_a_column_of_targets_with_any_stride_is_learned():
+    """A column made by y[:, None] has a stride of 0 in its last dimension."""
+    X, y = torch.randn(8, 3, dtype=torch.float64), np.arange(8.0)
+    head = RLS(ridge="auto").bind(nn.Linear(3, 1, dtype=torch.float64))
+    head.update(X, torch.from_numpy(y[:, None]))
+    assert head.steps == 1
+
+
+def test_numbers_that_cannot_be_squared_are_still_refused():
+    head = RLS().bind(nn.Linear(2, 1, dtype=torch.float64))
+    with pytest.raises(NotFinite, match="small enough to square"):
+        head.update(torch.full((4, 2), 1e200, dtype=torch.float64), torch.zeros(4, 1, dtype=torch.float64))
