@@ -26,7 +26,9 @@ TABLES = (
 )
 
 
-@pytest.mark.parametrize("table", [table for table in exactness.scalings(30) if table.name in TABLES], ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    "table", [table for table in exactness.scalings(30) if table.name in TABLES], ids=lambda t: t.name
+)
 @pytest.mark.parametrize("route", exactness.routes(), ids=lambda route: route.name)
 def test_predictions_are_exact_or_the_head_says_so(route, table):
     outcomes = {batch: exactness.run(route, table, batch) for batch in (2, 7, 30)}

@@ -139,8 +139,8 @@ class LogisticNewton(NewtonHead):
             y = y.to(before.dtype)
             omega = (torch.ones_like(y) if observed is None else observed.to(y)) if weight is None else weight.to(y)
             new, *flags = self._learned(linear, before, x, y, omega)
-            finite, fits = torch.stack(flags).all(1).tolist()
-            if not fits:
+            finite, too_large = bool(flags[0].all()), bool(flags[1].any())
+            if too_large:
                 new, *flags = self._learned(linear, before, x, y, omega, by_qr=True)
                 finite = bool(flags[0].all())
             if not finite:
@@ -163,15 +163,15 @@ class LogisticNewton(NewtonHead):
             T, _, prior, share, left, counters, weights = state
             alone = CrossEntropyState(T, W[None], prior[None], share[None], left, counters, weights, ridge)
             settings: dict[str, Any] = {"forgetting": forgetting, "label_smoothing": 0.0, "head_dtype": dtype}
-            new, finite, fits = learned(alone, W[None], Phi, t[:, None], w, **settings, by_qr=by_qr)
-            return (new.T, new.W[0], new.shares[0], new.ridge_left, new.counters), finite, fits
+            new, finite, too_large = learned(alone, W[None], Phi, t[:, None], w, **settings, by_qr=by_qr)
+            return (new.T, new.W[0], new.shares[0], new.ridge_left, new.counters), finite, too_large
 
         old = self._state
-        new, finite, fits = torch.func.vmap(one, in_dims=(0, 0, 1, 1))(tuple(old[:7]), W, y, omega)
+        new, finite, too_large = torch.func.vmap(one, in_dims=(0, 0, 1, 1))(tuple(old[:7]), W, y, omega)
         T, W, shares, left, counters = new
         tensors = (T, W, old.prior, shares, left, counters)
         parts = *(tensor.contiguous() for tensor in tensors), old.weights, ridge
-        return CrossEntropyState._make(parts), finite, fits
+        return CrossEntropyState._make(parts), finite, too_large
 
     def _explain(self, features: Tensor, targets: Tensor, y: Tensor, learned: Tensor) -> ValueError:
         bad = (y < 0) | (y > 1)

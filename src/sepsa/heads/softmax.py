@@ -199,8 +199,8 @@ class SoftmaxNewton(NewtonHead):
         with torch.autocast(linear.weight.device.type, enabled=False):
             before = parameters.follow(linear, self._state.W)
             new, *flags = self._learned(linear, before, features, targets, sample_weight)
-            finite, fits = torch.stack(flags).tolist()
-            if not fits:
+            finite, too_large = torch.stack(flags).tolist()
+            if too_large:
                 new, *flags = self._learned(linear, before, features, targets, sample_weight, by_qr=True)
                 finite = bool(flags[0])
             if not finite:

@@ -55,9 +55,9 @@ class CapturedSoftmax(HeadMemory):
             return finite
         W = parameters.follow(self.linear, now.W)
         Phi, dtype = parameters.rows(self.linear, x, W.dtype), self.weight.dtype
-        new, finite, fits = learned(now, W, Phi, targets, None, **settings._asdict(), head_dtype=dtype)
-        self.too_large.add_(~fits & Phi.square().sum().isfinite())
-        finite = finite & fits
+        new, finite, too_large = learned(now, W, Phi, targets, None, **settings._asdict(), head_dtype=dtype)
+        self.too_large.add_(too_large & Phi.square().sum().isfinite())
+        finite = finite & ~too_large
         for mine, value in zip(now, new, strict=True):
             if value is not mine:
                 mine.copy_(value.where(finite, mine))

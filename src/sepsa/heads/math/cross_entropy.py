@@ -78,7 +78,7 @@ def learned(
     """What the state would be after an update from the head W, and two flags. The host reads nothing.
 
     The first flag is false where targets are no probabilities, or where a number cannot be held, also by a head of
-    `head_dtype`; the second where the rows are so large that digits are lost unless `by_qr`.
+    `head_dtype`; the second is true where the rows are so large that digits are lost unless `by_qr`.
     """
     dtype = W.dtype
     (K, p), n, C = W.shape, len(Phi), len(state.weights)
@@ -116,7 +116,7 @@ def learned(
 
     T = state.T / lam.sqrt()
     F = T @ rows.T
-    fits = F.square().sum() <= PRODUCT_LIMIT
+    too_large = F.square().sum() > PRODUCT_LIMIT
     d = inflation.sqrt()
     T, step = absorb_by_qr(T, rows, residuals, d) if by_qr else absorb(T, F, residuals, d)
     T, W = T.contiguous(), (W - step).contiguous()  # in one layout however made, as BLAS rounds by the layout
@@ -126,7 +126,7 @@ def learned(
     return (
         CrossEntropyState(T, W, state.prior, shares, left.scatter_add(0, at, q), counters, state.weights, state.ridge),
         finite,
-        fits,
+        too_large,
     )
 
 
