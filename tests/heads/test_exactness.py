@@ -14,7 +14,7 @@ from sepsa import RLS
 from sepsa.heads import LogisticNewton, NotFinite, PrecisionWarning, SoftmaxNewton
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import exactness  # noqa: E402
+import exactness
 
 TABLES = (
     "standardized",

@@ -42,7 +42,7 @@ START = (1.0, 3.0)  # the candidate that is active before any has made a differe
 _SEEN_LIMIT = 2**17
 _HISTORY_LIMIT = 1000
 # Above this share of rounding errors in the predictions the head warns.
-_LARGEST_SHARE = {torch.float64: 1e-8, torch.float32: 1e-3}
+_LARGEST_SHARE = {torch.float64: 1e-7, torch.float32: 1e-3}
 
 
 class SelfTuningRLS(NormalPosterior):

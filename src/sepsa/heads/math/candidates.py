@@ -300,17 +300,18 @@ def ridges(grid: GridTensors, scale: float | Tensor, p: int) -> Tensor:
 
 
 def rounding(grid: Grid, state: Candidates) -> Tensor:
-    """About which share of the active candidate's predictions is rounding error (0-d), root mean square over all rows.
+    """About how large the rounding errors of the active candidate's predictions are beside the targets (0-d).
 
-    A further Newton step from W would move it by δ = (WA - C - rG)A⁻¹, by as much as rounding A or W does; with A = LLᵀ
-    the predictions at the rows learned are of size |WL|, and their change is |δL|.
+    A further Newton step from W would move it by δ = (WA - C - rG)A⁻¹, by as much as rounding A or W does. Over all rows
+    learned this changes predictions by (δSδᵀ)^½ in root sum of squares.
     """
     m, index, j = state.W.shape[1], grid.lambda_index[state.active], state.active
-    M, N, W, L = state.M[index], state.N[index, : m + 1] * active_ridge(grid, state), state.W[j], state.factor[j]
-    A, aim = M[:-m, :-m] + torch.diag(N[0]), M[-m:, :-m] + N[1:]
-    residual = torch.linalg.solve_triangular(L, (W @ A - aim).T, upper=False)
-    share: Tensor = torch.linalg.vector_norm(residual) / torch.linalg.vector_norm(W @ L).clamp(min=1e-30)
-    return share
+    M, N, W = state.M[index], state.N[index, : m + 1] * active_ridge(grid, state), state.W[j]
+    S, aim = M[:-m, :-m], M[-m:, :-m] + N[1:]
+    residual = W @ (S + torch.diag(N[0])) - aim
+    delta = torch.cholesky_solve(residual.T, state.factor[j]).T
+    change, targets = ((delta @ S) * delta).sum().clamp(min=0), M.diagonal()[-m:].sum()
+    return (change / targets.clamp(min=1e-30)).sqrt()
 
 
 def best(grid: GridTensors, score: Tensor, active: int | Tensor) -> Tensor:
