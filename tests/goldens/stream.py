@@ -315,5 +315,5 @@ def tables() -> Iterator[tuple[str, Any]]:
                 known = json.loads(told)
                 for entry in ("rows", "quarantined", "error", "columns", "inputs", "classes", "noise"):
                     yield f"sepsa stream, {case}: {entry}", json.dumps(known.get(entry))
-        code, told, _ = command("stream", path, "--target", "y")
+        code, told, _ = command("stream", path, "--target", "y", "--quarantine", folder / "quarantine.csv")
         yield "sepsa stream: printed", told

@@ -828,12 +828,12 @@ def test_predict_writes_over_neither_its_model_nor_its_table(tmp_path):
 
 CLOSED = {
     "stream --target y <&-": (1, "standard input is closed: name a file, or pipe a table into the command\n"),
-    "stream t.csv --target y >&-": (2, "standard output is closed: name a file by --predictions\n"),
-    "stream t.csv --target y --predictions p.csv --checkpoint m.sepsa <&- >&- 2>&-": (0, ""),
-    "stream t.csv --target y 2>&-": (0, ""),
+    "stream t.csv --target y --drop day >&-": (2, "standard output is closed: name a file by --predictions\n"),
+    "stream t.csv --target y --drop day --predictions p.csv --checkpoint m.sepsa <&- >&- 2>&-": (0, ""),
+    "stream t.csv --target y --drop day 2>&-": (0, ""),
     "inspect m.sepsa >&-": (2, "standard output is closed: open it, or redirect it to a file\n"),
-    "stream t.csv --target y --predictions p.csv 2>&1 >/dev/null | true": (0, ""),
-    "stream long.csv --target y | head -2": (141, "stopped: the reader of the predictions has closed the pipe\n"),
+    "stream t.csv --target y --drop day --predictions p.csv 2>&1 >/dev/null | true": (0, ""),
+    "stream long.csv --target y --drop day | head -2": (141, "stopped: the reader of the predictions has closed the pipe\n"),
     "inspect m.sepsa --json 2>err | true; cat err >&2": (None, None),
 }
 

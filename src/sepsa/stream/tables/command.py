@@ -434,8 +434,8 @@ def predict(options: PredictOptions) -> int:
 
 
 def predict_table(options: PredictOptions) -> int:
-    files = {"the model": options.model, "the table": options.source, "--predictions": options.predictions}
-    check_files(files)
+    for name, path in (("the model", options.model), ("the table", options.source)):
+        check_files({name: path, "--predictions": options.predictions})
     model, _ = load_model(options.model)
     asked = check_details(options.intervals, options.probabilities, model)
     rows = lost = 0
