@@ -833,7 +833,10 @@ CLOSED = {
     "stream t.csv --target y --drop day 2>&-": (0, ""),
     "inspect m.sepsa >&-": (2, "standard output is closed: open it, or redirect it to a file\n"),
     "stream t.csv --target y --drop day --predictions p.csv 2>&1 >/dev/null | true": (0, ""),
-    "stream long.csv --target y --drop day | head -2": (141, "stopped: the reader of the predictions has closed the pipe\n"),
+    "stream long.csv --target y --drop day | head -2": (
+        141,
+        "stopped: the reader of the predictions has closed the pipe\n",
+    ),
     "inspect m.sepsa --json 2>err | true; cat err >&2": (None, None),
 }
 

@@ -22,6 +22,7 @@ TORCH = {
 }  # fmt: skip
 CODES: dict[Any, str] = {np.dtype(kind): code for code, kind in NUMPY.items()} | {v: k for k, v in TORCH.items()}
 SIZES = {code: np.dtype(kind).itemsize for code, kind in NUMPY.items()} | {"BF16": 2}
+PLAIN = {type(None), bool, int, float, str}  # JSON as they are
 TYPES = {"bool": bool, "int": int, "float": float, "str": str}
 # The values that their tag and content alone determine.
 DECODERS: dict[str, Callable[[Any], Any]] = {
@@ -104,7 +105,7 @@ class Decoder:
 
     def __call__(self, value: Any) -> Any:
         """The value that `Tree.encode` was given."""
-        if value is None or type(value) in (bool, int, float, str):
+        if type(value) in PLAIN:
             return value
         tag, content = value
         if tag in DECODERS:
@@ -112,7 +113,8 @@ class Decoder:
         if tag == "dict":
             return {self(key): self(item) for key, item in content}
         if tag in ("list", "tuple"):
-            return (list if tag == "list" else tuple)(map(self, content))
+            plain = set(map(type, content)) <= PLAIN  # most long lists are, and so take no call for each item
+            return (list if tag == "list" else tuple)(content if plain else map(self, content))
         if tag == "tensor":
             raw, entry = self._raw(content)
             dtype = TORCH[entry["dtype"]]

@@ -126,9 +126,10 @@ class StreamRun:
         if options.checkpoint is not None:
             self.target = check_target(options.checkpoint)
             held.enter_context(lock(self.target))
-        for path in (options.report, options.quarantine):
-            if path is not None:
-                check_writable(path)
+        if options.report is not None:
+            check_writable(options.report)
+        if options.quarantine is not None and not options.quarantine.exists():  # `Output` opens one that is there
+            check_writable(options.quarantine)
         position: dict[str, Any] = {}
         if options.checkpoint is not None and options.checkpoint.exists():
             self.model, position = resume(options.checkpoint, options)

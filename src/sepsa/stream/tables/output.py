@@ -137,12 +137,13 @@ class RunningLine:
         self.terminal = sys.stderr.isatty()
         self.started = self.last = time.monotonic()
         self._shown = False
+        self._rows = (0, 0)  # learned and quarantined, when the last line was shown
 
     def show(self) -> None:
-        now = time.monotonic()
-        if now - self.last < (REFRESH if self.terminal else PROGRESS):
+        now, rows = time.monotonic(), (self.model.trace.rows, self.model.quarantined)
+        if now - self.last < (REFRESH if self.terminal else PROGRESS) or (rows == self._rows and not self.terminal):
             return
-        self.last = now
+        self.last, self._rows = now, rows
         rate = (self.model.trace.rows - self.rows) / (now - self.started)
         text = f"{self.model.trace.rows:,} rows, {rate:,.0f} a second, {error_of(self.model, recent=True)}"
         if self.model.quarantined:
