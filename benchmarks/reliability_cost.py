@@ -62,7 +62,7 @@ def timed(arguments: list[str]) -> dict[str, float]:
 
 
 def stream(folder: Path, rows: int, rounds: int) -> dict[str, object]:
-    base = ["-m", "sepsa", "stream", "--target", "y", "--predictions", str(folder / "out.csv")]
+    base = ["-m", "sepsa", "stream", "--target", "y", "--forgetting", "1", "--predictions", str(folder / "out.csv")]
     saving = ["--checkpoint", str(folder / "m.sepsa")]
     (folder / "few.csv").write_text("".join((folder / "t.csv").open().readlines(40_000)[:300]))
     kinds = {

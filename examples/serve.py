@@ -1,27 +1,36 @@
 """Serve a learner over HTTP: one writer, many readers, regular checkpoints, a clean shutdown.
 
-    python examples/serve.py model.sepsa 8000        # needs fastapi and uvicorn
+    SEPSA_TOKEN=secret python examples/serve.py model.sepsa 8000        # needs fastapi and uvicorn
 
-POST /learn {"x": {"a": 1.0}, "y": 2.0} or /predict. SIGTERM saves; after a kill it restarts from the last checkpoint.
+POST /learn {"x": {"a": 1.0}, "y": 2.0} or /predict, with "Authorization: Bearer secret". SIGTERM saves; after a kill it
+restarts from the last checkpoint. A /learn with an Idempotency-Key is learned once, however often it is sent: answers
+413 and 422 have learned nothing, and after 503, a failed save, or no answer at all, send it again with the same key.
 """
 
+import hmac
+import math
 import os
 import sys
 import threading
 from contextlib import asynccontextmanager
 
 import uvicorn
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, Header, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from sepsa.checkpoint import inspect
+from sepsa.checkpoint import CheckpointError, inspect
 from sepsa.river import SepSARegressor
 
 PATH, PORT, EVERY = sys.argv[1], int(sys.argv[2]), 100  # samples between two checkpoints
+TOKEN = os.environ.get("SEPSA_TOKEN") or sys.exit("SEPSA_TOKEN must hold the token that clients send, got nothing")
+LONGEST, KEYS = 100_000, 1000  # bytes of a request; the last keys, which a checkpoint holds too
 writing = threading.Lock()  # one writer; readers need no lock and see the state before or after a sample
-model, learned = SepSARegressor(seed=0), 0
+model, keys, learned, saved = SepSARegressor(seed=0), {}, 0, 0
 if os.path.exists(PATH):
-    model, learned = SepSARegressor.load(PATH), inspect(PATH).position
+    model, (learned, keys) = SepSARegressor.load(PATH), inspect(PATH).position
+    saved = learned
 
 
 class Sample(BaseModel):
@@ -29,32 +38,70 @@ class Sample(BaseModel):
     y: float | None = None
 
 
+def save() -> None:
+    global saved
+    model.save(PATH, position=(learned, keys), keep=3)
+    saved = learned
+
+
 @asynccontextmanager
 async def life(app: FastAPI):
     yield
     with writing:
-        model.save(PATH, position=learned, keep=3)
+        save()
 
 
 app = FastAPI(lifespan=life)
 
 
+@app.middleware("http")
+async def guard(request: Request, call_next):
+    given = request.headers.get("authorization", "")
+    if not hmac.compare_digest(given.encode(), f"Bearer {TOKEN}".encode()):
+        return JSONResponse({"detail": "send the header Authorization: Bearer TOKEN"}, 401)
+    if request.method == "POST" and int(request.headers.get("content-length", LONGEST + 1)) > LONGEST:
+        return JSONResponse({"detail": f"a request must have a Content-Length of at most {LONGEST}"}, 413)
+    return await call_next(request)
+
+
+@app.exception_handler(RequestValidationError)  # FastAPI's own answer repeats the input, which fails for NaN
+async def refuse(request: Request, error: RequestValidationError):
+    return JSONResponse({"detail": [f"{one['loc']}: {one['msg']}" for one in error.errors()]}, 422)
+
+
+def check(sample: Sample) -> None:
+    for name, value in [*sample.x.items(), ("y", sample.y)]:
+        if value is not None and not math.isfinite(value):
+            raise HTTPException(422, f"{name} must be a finite number, or null where it is missing, got {value}")
+
+
 @app.post("/predict")
 def predict(sample: Sample) -> dict[str, float]:
+    check(sample)
     return {"y": model.predict_one(sample.x)}
 
 
 @app.post("/learn")
-def learn(sample: Sample) -> dict[str, int]:
+def learn(sample: Sample, idempotency_key: str | None = Header(None)) -> dict[str, int]:
     global learned
-    try:
-        with writing:
-            model.learn_one(sample.x, sample.y)  # type: ignore[arg-type]  # it raises an error for None
-            if (learned := learned + 1) % EVERY == 0:
-                model.save(PATH, position=learned, keep=3)
-            return {"learned": learned}
-    except ValueError as error:  # it names the value and the cure, and nothing was learned
-        raise HTTPException(422, str(error)) from None
+    check(sample)
+    with writing:
+        if idempotency_key is None or idempotency_key not in keys:
+            try:
+                model.learn_one(sample.x, sample.y)  # type: ignore[arg-type]  # it raises an error for None
+            except ValueError as error:  # it names the value and the cure, and nothing was learned
+                raise HTTPException(422, str(error)) from None
+            learned += 1
+            if idempotency_key is not None:
+                keys[idempotency_key] = learned
+                if len(keys) > KEYS:
+                    del keys[next(iter(keys))]
+        if learned - saved >= EVERY:
+            try:
+                save()
+            except (OSError, CheckpointError) as error:
+                raise HTTPException(503, f"learned and not saved: {error}") from None
+        return {"learned": keys.get(idempotency_key, learned)}
 
 
 uvicorn.run(app, port=PORT, log_level="warning")

@@ -23,7 +23,7 @@ import sepsa
 from breaking.damage import same
 from sepsa.checkpoint import CheckpointError, from_bytes, inspect, to_bytes
 from sepsa.states import file, objects
-from sepsa.states.tree import Tree, decode
+from sepsa.states.tree import Decoder, Tree
 
 DATA = Path(__file__).parent / "data"
 
@@ -348,7 +348,7 @@ def test_the_tree_and_its_tensors_are_apart():
     assert json.loads(json.dumps(coded)) == coded
     assert len(tree.tensors) == 1
     entries = {"0": {"dtype": "I64", "shape": [3]}}
-    assert same(decode(coded, [np.arange(3).view(np.uint8)], entries), {"a": np.arange(3), 1: (None, [0.5])})
+    assert same(Decoder([np.arange(3).view(np.uint8)], entries)(coded), {"a": np.arange(3), 1: (None, [0.5])})
 
 
 def test_the_old_module_of_a_delta_has_its_class():

@@ -18,6 +18,7 @@ import pytest
 from sepsa.checkpoint import inspect
 
 SERVE = Path(__file__).parents[1] / "examples" / "serve.py"
+TOKEN = "of a test"
 
 
 def free_port():
@@ -31,10 +32,11 @@ def served(path):
     port = free_port()
     server = subprocess.Popen(
         [sys.executable, str(SERVE), str(path), str(port)],
-        stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1", "SEPSA_TOKEN": TOKEN},
     )  # fmt: skip
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, headers=headers) as client:
             for _ in range(600):
                 try:
                     client.get("/openapi.json")
@@ -73,12 +75,54 @@ def test_a_served_learner_loses_nothing(tmp_path):
         before = client.post("/predict", json={"x": {"a": 3.0, "b": 0.0}}).json()
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) in (0, -signal.SIGTERM)  # uvicorn ends by the signal once all is shut down
-    assert inspect(path).position == 320
+    assert inspect(path).position == (320, {})
     with served(path) as (server, client):
         assert client.post("/predict", json={"x": {"a": 3.0, "b": 0.0}}).json() == before
         assert learn(client, range(320, 450))[-1] == 450
         server.kill()
         server.wait()
-    assert inspect(path).position == 400
+    assert inspect(path).position == (420, {})  # a hundred after the last save
     with served(path) as (server, client):
-        assert learn(client, range(400, 410))[-1] == 410
+        assert learn(client, range(420, 430))[-1] == 430
+
+
+def test_what_a_server_refuses_and_what_it_learns_once(tmp_path):
+    path = tmp_path / "model.sepsa"
+    in_the_way = tmp_path / "model.sepsa.lock"
+    with served(path) as (_, client):
+        for text, detail in (
+            ('{"x": {"a": NaN}, "y": 1}', "a must be a finite number, or null where it is missing, got nan"),
+            ('{"x": {"a": 1}, "y": Infinity}', "y must be a finite number, or null where it is missing, got inf"),
+            ('{"x": {"a": "1e999"}, "y": 1}', "a must be a finite number, or null where it is missing, got inf"),
+            ('{"x": NaN, "y": 1}', ["('body', 'x'): Input should be a valid dictionary"]),
+        ):
+            for route in ("/learn", "/predict"):
+                refused = client.post(route, content=text, headers={"Content-Type": "application/json"})
+                assert (refused.status_code, refused.json()["detail"]) == (422, detail)
+        stranger = httpx.post(f"{client.base_url}/learn", json=sample(1), headers={"Authorization": "Bearer other"})
+        assert stranger.status_code == 401
+        assert client.post("/learn", content=b"x" * 100_001).status_code == 413
+        assert client.post("/learn", content=iter([b"{", b"}"])).status_code == 413  # of unknown length
+        learn(client, range(99))
+        in_the_way.write_text("so that no checkpoint can be written")
+        last = {"json": sample(99), "headers": {"Idempotency-Key": "the hundredth"}}
+        for _ in range(2):
+            failed = client.post("/learn", **last)
+            assert failed.status_code == 503
+            assert "learned and not saved" in failed.json()["detail"]
+        in_the_way.unlink()
+        for _ in range(2):
+            assert client.post("/learn", **last).json() == {"learned": 100}
+        assert inspect(path).position == (100, {"the hundredth": 100})
+    with served(path) as (_, client):  # the checkpoint has the key
+        assert client.post("/learn", **last).json() == {"learned": 100}
+        assert client.post("/learn", json=sample(100)).json() == {"learned": 101}
+
+
+def test_a_server_without_a_token_does_not_start(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "SEPSA_TOKEN"}
+    done = subprocess.run(
+        [sys.executable, str(SERVE), str(tmp_path / "m"), "0"], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr == "SEPSA_TOKEN must hold the token that clients send, got nothing\n"

@@ -27,6 +27,8 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.functional import mse_loss
 
+from sepsa.states.output import replace
+
 Array = NDArray[Any]
 LearnStream = Callable[[], Array]  # learns the stream once; returns predictions (n,) made before learning each sample
 
@@ -377,4 +379,5 @@ def write(out: Path, results: dict[str, dict[str, Any]], rate: float) -> None:
     needed = multiply_adds(8, HIDDEN, 2)
     head, body = needed["head_float64"] / rate, needed["body_float32"] / (2 * rate)
     limit = {"multiply_adds": needed, "float64_multiply_adds_per_second": rate, "microseconds": 1e6 * (head + body)}
-    out.write_text(json.dumps(machine() | {"limit": limit, "contestants": results}, indent=1) + "\n")
+    content = machine() | {"limit": limit, "contestants": results}
+    replace(out, [(json.dumps(content, indent=1) + "\n").encode()])

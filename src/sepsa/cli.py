@@ -28,6 +28,15 @@ except ModuleNotFoundError as error:  # the core is torch and numpy alone
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 Separator = Annotated[str, typer.Option(help="Between cells; found by itself if it is , ; | or a tab.")]
+PredictionsFile = Annotated[
+    Path | None, typer.Option("--predictions", "--out", help="A .csv for the predictions; else they are printed.")
+]
+Intervals = Annotated[
+    float | None, typer.Option(help="Also low and high ends that hold this share of targets, as 0.9.")
+]
+Probabilities = Annotated[
+    bool, typer.Option("--probabilities", help="Also the probability of each class, as a JSON object.")
+]
 DecimalMark = Annotated[str, typer.Option(help="The decimal mark, . or ,")]
 
 STDIN = Path("-")
@@ -195,7 +204,10 @@ def stream(
     ] = None,
     forgetting: Annotated[
         str | None,
-        typer.Option(help="Below 1 it follows what drifts, as 0.999; auto chooses. (default 1)", show_default=False),
+        typer.Option(
+            help="1: all rows count alike; 0.999 follows drift; auto weights such heads by error. (default auto)",
+            show_default=False,
+        ),
     ] = None,
     ridge: Annotated[
         str | None, typer.Option(help="How strongly the head is held at its start. (default 10)", show_default=False)
@@ -207,18 +219,24 @@ def stream(
     decimal: DecimalMark = ".",
     follow: Annotated[bool, typer.Option("--follow", help="Wait for rows that are appended to the file.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be used.")] = False,
-    predictions: Annotated[Path | None, typer.Option(help="A .csv for the predictions; else they are printed.")] = None,
+    predictions: PredictionsFile = None,
+    intervals: Intervals = None,
+    probabilities: Probabilities = False,
     quarantine: Annotated[Path | None, typer.Option(help="A .csv for rows that cannot be used.")] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Where the model is saved, and resumed from if it is there.")
     ] = None,
     every: Annotated[int, typer.Option(min=1, help="Rows between two checkpoints.")] = 10_000,
     keep: Annotated[int, typer.Option(min=1, help="How many checkpoints stay, the older as .1, .2, ...")] = 1,
+    force: Annotated[bool, typer.Option("--force", help="Save a model with NaN or Inf over one without.")] = False,
     report: Annotated[Path | None, typer.Option(help="An .html page on what happened.")] = None,
 ) -> None:
     """Predict each row of a table as it comes, then learn it. Text becomes indicators, an empty cell is missing."""
     with extras("stream"):
         from sepsa.stream.tables import command
+
+        if report is not None:
+            import jinja2  # noqa: F401  # the report needs it, after all rows were learned
     options = command.StreamOptions(
         source=None if source == STDIN else source,
         target=target, classify=classify or None, drop=names(drop), categorical=names(categorical),
@@ -226,6 +244,7 @@ def stream(
         seed=seed, separator=separator(sep), decimal=decimal_mark(decimal, sep),
         follow=follow, strict=strict, predictions=predictions,
         quarantine=quarantine, checkpoint=checkpoint, every=every, keep=keep, report=report,
+        intervals=intervals, probabilities=probabilities, force=force,
     )  # fmt: skip
     raise typer.Exit(command.stream(options))
 
@@ -234,15 +253,20 @@ def stream(
 def predict(
     model: Annotated[Path, typer.Argument(help="What `sepsa stream --checkpoint` has saved.")],
     source: Annotated[Path, typer.Argument(help="A table as `sepsa stream` takes it; - is standard input.")] = STDIN,
-    out: Annotated[Path | None, typer.Option(help="A .csv for the predictions; else they are printed.")] = None,
+    predictions: PredictionsFile = None,
+    intervals: Intervals = None,
+    probabilities: Probabilities = False,
     sep: Separator = "",
     decimal: DecimalMark = ".",
 ) -> None:
     """Predict the rows of a table by a saved model, which learns nothing from them."""
     with extras("stream"):
         from sepsa.stream.tables import command
-    place = None if source == STDIN else source
-    raise typer.Exit(command.predict(model, place, out, separator(sep), decimal_mark(decimal, sep)))
+    options = command.PredictOptions(
+        model, None if source == STDIN else source, predictions, separator(sep), decimal_mark(decimal, sep),
+        intervals, probabilities,
+    )  # fmt: skip
+    raise typer.Exit(command.predict(options))
 
 
 @app.command(epilog=EXIT_CODES)
@@ -252,17 +276,17 @@ def inspect(
 ) -> None:
     """Say what a checkpoint is, how old, what it knows, and whether it is sound."""
     with extras("stream"):
-        from sepsa.stream.tables import inspection, output
-    try:
+        from sepsa.stream.tables import command, inspection, output
+
+    def tell() -> int:
+        output.check_stdout("open it, or redirect it to a file")
         told = inspection.inspect(model)
-    except (OSError, ValueError) as error:
-        raise stopped(output.describe(error)) from None
-    if as_json:
-        typer.echo(json.dumps(told, default=str))
-        return
-    width = max(map(len, told))
-    for name, value in told.items():
-        typer.echo(f"{name:<{width}}  {plain(value)}")
+        width = max(map(len, told))
+        lines = [f"{name:<{width}}  {plain(value)}\n" for name, value in told.items()]
+        output.print_text(json.dumps(told, default=str) + "\n" if as_json else "".join(lines))
+        return command.FINISHED
+
+    raise typer.Exit(command.exit_code(tell))
 
 
 def plain(value: Any) -> str:
@@ -388,4 +412,10 @@ def cores() -> int:
 
 
 def main() -> None:
+    """Run the command line, also where the shell has closed a standard stream, as `2>&-` does."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)  # it takes the stream's number, which no other file may get
+            if name != "stdin":  # whose absence is an error that a command reports
+                setattr(sys, name, open(null, "w"))  # noqa: SIM115
     app()

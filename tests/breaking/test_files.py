@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import pickle
+import tracemalloc
 import zipfile
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 
 import sepsa
 from sepsa.checkpoint import CheckpointError, from_bytes, inspect, to_bytes
+from sepsa.states import file
 from sepsa.states.file import dumps, with_length
 
 
@@ -91,9 +93,9 @@ def test_random_bytes_are_refused(tally):
     tally("random damage", 1000)
 
 
-def forged(change):
+def forged(change, data=None):
     """A file whose header says something else, with checksums that fit: by hand, not by accident."""
-    data = small()
+    data = data or small()
     length = int.from_bytes(data[:8], "little")
     table = json.loads(data[8 : 8 + length])
     own = json.loads(table["__metadata__"]["sepsa"])
@@ -135,10 +137,102 @@ def lie(field, value):
         lambda own, table: own.update(state=["dict", [[["list", []], 1]]]),
         lambda own, table: own.update(tensors=[]),
         lambda own, table: own.update(saved="yesterday"),
+        lambda own, table: own.update(saved=1e300),
+        lambda own, table: own["state"][1].pop(0),  # a tensor that nothing names
+        lambda own, table: own["state"][1].append(["again", ["array", 0]]),
     ],
 )
 def test_a_header_that_lies_is_refused(change):
     assert refused(forged(change))
+
+
+X = np.random.default_rng(0).normal(size=(40, 2))
+REGRESSOR = sepsa.SepSARegressor(random_state=0).partial_fit(X, X[:, 0])
+CLASSIFIER = sepsa.SepSAClassifier(random_state=0).partial_fit(X, np.where(X[:, 0] > 0, "up", "down"))
+
+
+def entry(tree, *keys):
+    """The list [key, value] of an encoded dict, behind these keys."""
+    for key in keys:
+        (pair,) = [pair for pair in tree[1] if pair[0] == key]
+        tree = pair[1]
+    return pair
+
+
+def set_entry(part, *keys, value):
+    def change(own, table):
+        entry(own[part], *keys)[1] = value
+
+    return change
+
+
+def river_model(hidden):
+    from sepsa.river import SepSARegressor
+
+    return set_entry("configuration", "hidden", value=["tuple", hidden]), to_bytes(SepSARegressor(seed=0))
+
+
+def void_label():
+    from sepsa.river import SepSARegressor
+
+    model = SepSARegressor(seed=0)
+    model.learn_one({"a": 1.0}, 1.0)
+    label = ["dict", [["numpy", "V1"], ["value", 4 * 10**9]]]
+    return set_entry("state", "features", value=["list", [label]]), to_bytes(model)
+
+
+HUGE = {
+    "texts of no width": (lambda own, table: own.update(state=["text", [[10**9], 0, 0]]), None),
+    "texts of great width": (lambda own, table: own.update(state=["text", [[1], 10**9, 0]]), None),
+    "wide layers": (set_entry("configuration", "hidden_layer_sizes", value=["tuple", [20_000, 20_000]]), REGRESSOR),
+    "many inputs": (set_entry("state", "learner", "engine", "inputs", value=10**6), REGRESSOR),
+    "more inputs than there are bytes": (set_entry("state", "learner", "engine", "inputs", value=2**60), REGRESSOR),
+    "a batch without end": (set_entry("configuration", "batch_size", value=2**60), REGRESSOR),
+    "wide labels": (set_entry("state", "classes", "dtype", value="<U1000000000"), CLASSIFIER),
+    "an unknown parameter": (set_entry("configuration", "ridge", value=["dict", [["a", 1]]]), REGRESSOR),
+}
+
+
+@pytest.mark.parametrize("name", [*HUGE, "wide layers of River's", "a void label"])
+def test_a_file_takes_no_more_memory_than_its_size_allows(name):
+    if name in HUGE:
+        change, model = HUGE[name]
+        data = to_bytes(model) if model else None
+    else:
+        pytest.importorskip("river")
+        change, data = river_model([20_000, 20_000]) if "River" in name else void_label()
+    data = forged(change, data)
+    assert len(data) < 500_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError):
+            from_bytes(data, into=Holder() if model_of(data) == "Holder" else None)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 20_000_000
+
+
+def model_of(data):
+    length = int.from_bytes(data[:8], "little")
+    return json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["sepsa"])["kind"].split(".")[-1]
+
+
+def test_a_header_that_is_too_long_is_neither_read_nor_written(tmp_path, monkeypatch):
+    path = tmp_path / "m.sepsa"
+    with path.open("wb") as out:
+        out.write((90_000_000).to_bytes(8, "little"))
+        out.truncate(90_000_008)
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match="its header cannot have 90000000 bytes"):
+        sepsa.load(path)
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
+    monkeypatch.setattr(file, "LONGEST_HEADER", 10_000)
+    sepsa.save({"a": np.zeros(10_000)}, path)
+    with pytest.raises(CheckpointError, match=r"a checkpoint holds 10,000: put long lists into NumPy arrays"):
+        sepsa.save({"a": [0.0] * 10_000}, path)
+    assert len(sepsa.load(path)["a"]) == 10_000
 
 
 def test_a_class_that_is_not_ours_is_not_built():

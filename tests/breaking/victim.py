@@ -164,6 +164,7 @@ def torment(kind, place, kills, rng):
     assert os.waitpid(fork(work, whole, 0.0), 0)[1] == 0, "the undisturbed work failed"
     took = time.monotonic() - start
     done = unfinished = finished = 0
+    left = set()  # temporary files that kills left
     while done < kills:
         pid = fork(work, killed, 0.002)  # slowed down so that some kills fit into one run
         time.sleep(rng.uniform(0.0, 0.8 * took + 0.1))
@@ -177,11 +178,14 @@ def torment(kind, place, kills, rng):
                 path.unlink()
             continue
         done += 1
-        unfinished += (killed / "model.sepsa.tmp").exists()
+        now = set(killed.glob("model.sepsa.*.tmp"))
+        unfinished += bool(now - left)
+        left |= now
         if (killed / "model.sepsa").exists():
             checkpoint.inspect(killed / "model.sepsa")  # whole, whatever the instant
     assert os.waitpid(fork(work, killed, 0.0), 0)[1] == 0, "the work that was resumed last failed"
     assert contents(killed) == contents(whole), "a run that was killed ended otherwise"
+    assert not list(killed.glob("*.tmp")), "what a kill left is still there"
     return {"kills": done, "while writing": unfinished, "runs": finished + 1}
 
 

@@ -291,13 +291,14 @@ def tables() -> Iterator[tuple[str, Any]]:
         pyarrow.parquet.write_table(read, folder / "table.parquet")
         rows = [dict(zip(read.column_names, row, strict=True)) for row in zip(*read.to_pydict().values(), strict=True)]
         (folder / "table.jsonl").write_text("".join(json.dumps(row, default=str) + "\n" for row in rows))
+        plain = ["--forgetting", "1"]
         cases = {
-            "regression": [path, "--target", "y", "--drop", "label"],
-            "classes": [path, "--target", "label", "--classify", "--drop", "y", "--categories", "3"],
+            "regression": [path, "--target", "y", "--drop", "label", *plain],
+            "classes": [path, "--target", "label", "--classify", "--drop", "y", "--categories", "3", *plain],
             "drift": [path, "--target", "y", "--forgetting", "auto", "--ridge", "auto", "--categorical", "x"],
-            "Parquet": [folder / "table.parquet", "--target", "y"],
-            "JSON lines": [folder / "table.jsonl", "--target", "y", "--seed", "3"],
-            "strict": [path, "--target", "y", "--strict"],
+            "Parquet": [folder / "table.parquet", "--target", "y", *plain],
+            "JSON lines": [folder / "table.jsonl", "--target", "y", "--seed", "3", *plain],
+            "strict": [path, "--target", "y", "--strict", *plain],
         }
         for case, arguments in cases.items():
             out, aside, saved = (folder / f"{case}.{kind}" for kind in ("csv", "quarantine.csv", "sepsa"))
@@ -315,5 +316,5 @@ def tables() -> Iterator[tuple[str, Any]]:
                 known = json.loads(told)
                 for entry in ("rows", "quarantined", "error", "columns", "inputs", "classes", "noise"):
                     yield f"sepsa stream, {case}: {entry}", json.dumps(known.get(entry))
-        code, told, _ = command("stream", path, "--target", "y")
+        code, told, _ = command("stream", path, "--target", "y", *plain, "--quarantine", folder / "quarantine.csv")
         yield "sepsa stream: printed", told

@@ -21,10 +21,11 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from sepsa import cli
-from sepsa.stream.tables import command, inspection, source
+from sepsa.stream.tables import command, inspection, output, source
 from sepsa.stream.tables import records as table_records
 
 
@@ -455,7 +456,9 @@ def test_another_checkpoint_another_table_and_other_options(tmp_path):
     assert "no new rows behind the 600" in again.stderr
     other = run(*base, "--forgetting", "0.9")
     assert other.exit_code == 2
-    assert "was made with --forgetting 1.0, got 0.9: leave the option out, or give another --checkpoint" in other.stderr
+    assert (
+        "was made with --forgetting auto, got 0.9: leave the option out, or give another --checkpoint" in other.stderr
+    )
     more = write(tmp_path / "more.csv", n=50, seed=5)
     further = run("stream", more, "--checkpoint", model, "--predictions", tmp_path / "more-out.csv")
     assert "this is another table than the checkpoint's" in further.stderr
@@ -572,7 +575,10 @@ def test_a_growing_file_is_followed_until_a_signal_saves_and_ends_it(number, cod
     assert process.returncode == code
     assert stdout == ""
     assert "600 rows, mean absolute error" in stderr
-    assert stderr.endswith("stopped behind row 600 and saved; the same command goes on from there\n")
+    assert stderr.endswith(
+        "stopped behind row 600 and saved; the same command goes on from there\n"
+        f"written: the predictions to {out}, the model to {model}\n"
+    )
     assert "Traceback" not in stderr
     assert not list(tmp_path.glob("*.lock")) + list(tmp_path.glob("*.tmp"))
     again = run("stream", path, "--checkpoint", model, "--predictions", tmp_path / "again.csv", "--target", "y")
@@ -591,7 +597,7 @@ def test_a_signal_ends_the_wait_for_a_header(tmp_path):
     assert process.returncode == 143
 
 
-def test_a_pipe_is_read_as_it_comes_and_a_broken_one_is_silent(tmp_path):
+def test_a_pipe_is_read_as_it_comes_and_a_broken_one_is_one_line(tmp_path):
     process = start("--target", "y", "--quarantine", tmp_path / "q.csv", stdin=subprocess.PIPE)
     process.stdin.write("x,y\n1,1\n2,2\n")
     process.stdin.flush()
@@ -602,7 +608,7 @@ def test_a_pipe_is_read_as_it_comes_and_a_broken_one_is_silent(tmp_path):
         process.stdin.write("3,3\n" * 20_000)
         process.stdin.close()
     assert process.wait(60) == 141
-    assert process.stderr.read() == ""
+    assert process.stderr.read() == "stopped: the reader of the predictions has closed the pipe\n"
     for pipe in (process.stdin, process.stderr):
         with contextlib.suppress(BrokenPipeError):
             pipe.close()
@@ -659,6 +665,232 @@ def test_inspect_tells_what_a_model_is_and_knows(tmp_path):
         result = run("inspect", bad)
         assert result.exit_code == 1
         assert len(result.stderr.strip().split("\n")) == 1
+
+
+# ---------------------------------------------------------------------- nothing lost or wrong in silence
+
+
+@pytest.mark.parametrize(
+    ("data", "arguments", "words"),
+    [
+        (b"x,y\n1,up\n2,3\n", (), "line 2: the target 'y' is 'up', which is no number: add --classify"),
+        (b"x,y\n1,\n2,2026-01-01\n", (), "line 3: the target 'y' is a date, which is no number: add --classify"),
+        (b"x;y\n1;3,5\n2;4,5\n", (), "line 2: the target 'y' is '3,5', which is no number: give --decimal ,"),
+        (b'{"x": 1, "y": "up"}\n', (), "line 1: the target 'y' is 'up', which is no number: add --classify"),
+        (b"x,y\n1,2\n", ("--drop", "y"), "--drop must leave the target in the table, got 'y' for both"),
+        (b"x,y\n1,2\n", ("--intervals", "2"), "--intervals must be a share in (0, 1) of the targets"),
+        (b"x,y\n1,2\n", ("--probabilities",), "--probabilities must be asked of classes"),
+        (b"x,y\n1,2\n", ("--classify", "--intervals", ".9"), "got 0.9: --probabilities is for classes"),
+    ],
+)
+def test_a_command_that_does_not_fit_its_table_stops_at_once(data, arguments, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("t.csv").write_bytes(data)
+    result = run("stream", "t.csv", "--target", "y", "--checkpoint", "m.sepsa", *arguments)
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
+
+
+def test_a_target_that_is_a_text_later_is_one_bad_row(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("x,y\n,\n1,2\n2,up\n")
+    result = run("stream", path, "--target", "y", "--quarantine", tmp_path / "q.csv")
+    assert result.exit_code == 0
+    assert [row["line"] for row in records(tmp_path / "q.csv")] == ["2", "4"]
+
+
+def test_a_decimal_comma_in_a_column_is_named(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("x;y\n" + "1,5;3\n" * 5)
+    result = run("stream", path, "--target", "y")
+    said = "column 'x' looks like a number with a decimal comma, '1,5', and is read as a text: give --decimal ,"
+    assert result.stderr.count(said) == 1
+    assert said not in run("stream", path, "--target", "y", "--decimal", ",").stderr
+
+
+def test_the_last_line_says_what_was_written_where(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(Path("t.csv"), n=50)
+    with Path("t.csv").open("a") as file:
+        file.write("1\n")
+    told = run("stream", "t.csv", "--target", "y").stderr.splitlines()[-1]
+    assert told == "written: the predictions to standard output, the bad rows to quarantine.csv; the model is not saved"
+    told = run("stream", "t.csv", "--target", "y", "--predictions", "p.csv", "--checkpoint", "m", "--report", "r.html")
+    assert told.stderr.splitlines()[-1] == (
+        "written: the predictions to p.csv, the bad rows to m.quarantine.csv, the model to m, the report to r.html"
+    )
+    told = run("predict", "m", "t.csv", "--predictions", "o.csv")
+    assert told.stderr.splitlines()[-1] == "50 rows predicted, 1 not, written to o.csv"
+    stopped = run("stream", "t.csv", "--target", "y", "--predictions", "p.csv", "--checkpoint", "n", "--strict")
+    assert stopped.stderr.splitlines()[-1] == "written: the predictions to p.csv; the model is not saved"
+
+
+def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(tmp_path, monkeypatch):
+    path = write(tmp_path / "t.csv", n=50)
+    assert "a second, recent" not in run("stream", path, "--target", "y").stderr
+    monkeypatch.setattr(output, "PROGRESS", 0.0)
+    told = run("stream", path, "--target", "y").stderr
+    assert re.search(r"^50 rows, [\d,]+ a second, recent absolute error [\d.]+$", told, re.MULTILINE)
+    assert "\x1b" not in told
+
+
+def test_intervals_hold_their_share_of_targets_and_both_commands_write_alike(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=1500)
+    path, model = tmp_path / "t.csv", tmp_path / "m.sepsa"
+    path.write_text("x,y\n" + "".join(f"{x},{2 * x + e}\n" for x, e in zip(X, rng.normal(size=1500), strict=True)))
+    base = ("stream", path, "--target", "y", "--checkpoint", model)
+    result = run(*base, "--predictions", tmp_path / "p.csv", "--intervals", 0.8)
+    assert result.exit_code == 0, result.output
+    rows = records(tmp_path / "p.csv")
+    assert list(rows[0]) == ["line", "prediction", "low", "high"]
+    assert rows[0]["low"] == rows[0]["high"] == ""  # nothing is known of errors yet
+    targets = [float(row["y"]) for row in records(path)]
+    inside = [float(row["low"]) <= y <= float(row["high"]) for row, y in zip(rows[500:], targets[500:], strict=True)]
+    assert 0.74 < np.mean(inside) < 0.86
+    # Intervals change no prediction, and no state.
+    run("stream", path, "--target", "y", "--checkpoint", tmp_path / "n.sepsa", "--predictions", tmp_path / "q.csv")
+    assert predictions(tmp_path / "q.csv") == predictions(tmp_path / "p.csv")
+    # A resumed run keeps the columns.
+    with path.open("a") as file:
+        file.write("1,2\n")
+    refused = run(*base, "--predictions", tmp_path / "p.csv")
+    assert refused.exit_code == 1
+    assert "has the columns 'line,prediction,low,high' where it had 'line,prediction'" in refused.stderr
+    told = run("predict", model, path, "--out", tmp_path / "o.csv", "--intervals", 0.8)
+    assert told.exit_code == 0, told.output
+    assert (tmp_path / "o.csv").read_text().startswith("line,prediction,low,high\n2,")
+    printed = run("predict", model, path, "--intervals", 0.8).stdout.splitlines()
+    assert printed == [line.split(",", 1)[1] for line in (tmp_path / "o.csv").read_text().splitlines()[1:]]
+
+
+def test_probabilities_are_those_of_the_classes_known(tmp_path):
+    path, model = tmp_path / "t.csv", tmp_path / "m.sepsa"
+    rng = random.Random(0)
+    lines = [
+        f"{x},{'up, high' if x + rng.gauss(0, 0.3) > 0 else 'down'}" for x in (rng.gauss(0, 1) for _ in range(600))
+    ]
+    rows = [line.split(",", 1) for line in lines]
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["x", "y"], *rows])
+    base = ("stream", path, "--target", "y", "--classify", "--checkpoint", model, "--probabilities")
+    assert run(*base, "--predictions", tmp_path / "p.csv").exit_code == 0
+    told = [json.loads(row["probabilities"]) for row in records(tmp_path / "p.csv")]
+    assert told[0] == {}
+    assert list(told[1]) == [rows[0][1]]
+    assert all(sum(shares.values()) == pytest.approx(1) for shares in told[1:])
+    likeliest = [max(shares, key=shares.get) for shares in told[1:]]
+    assert likeliest == [row["prediction"] for row in records(tmp_path / "p.csv")][1:]
+    loss = -np.mean([np.log(shares[label]) for shares, (_, label) in zip(told[100:], rows[100:], strict=True)])
+    assert loss < 0.45
+    assert run("predict", model, path, "--probabilities", "--predictions", tmp_path / "o.csv").exit_code == 0
+    assert list(records(tmp_path / "o.csv")[0]) == ["line", "prediction", "probabilities"]
+
+
+def test_predict_names_columns_that_are_missing_unknown_or_misspelled(tmp_path):
+    path, model, new = write(tmp_path / "t.csv", n=100), tmp_path / "m.sepsa", tmp_path / "new.csv"
+    run("stream", path, "--target", "y", "--checkpoint", model)
+    assert "column" not in run("predict", model, path).stderr
+    new.write_text("x,color,y\n1,red,2\n")
+    said = run("predict", model, new)
+    assert said.exit_code == 0
+    assert said.stderr.splitlines()[:2] == [
+        "column 'color' is not one of the model's and is ignored: is it 'colour'?",
+        "2 of the model's 3 columns are absent, taken as missing values: 'day', 'colour'",
+    ]
+    new.write_text("x,colour,day," + ",".join(f"extra {i}" for i in range(8)) + "\n1,red,2026-01-01" + ",1" * 8 + "\n")
+    said = run("predict", model, new).stderr.splitlines()
+    assert said[:6] == [f"column 'extra {i}' is not one of the model's and is ignored" for i in range(5)] + [
+        "3 more columns are ignored"
+    ]
+    new.write_text('{"x": 1, "colour": "red", "day": "2026-01-01"}\n{"X": 1}\n')
+    assert "column 'X' is not one of the model's" in run("predict", model, new).stderr
+    other = tmp_path / "other.csv"
+    other.write_text("xs,colour,day,y\n1,red,2026-01-01,2\n")
+    assert (
+        "column 'xs' is not one of the model's and is ignored: is it 'x'?"
+        in run("stream", other, "--checkpoint", model).stderr
+    )
+
+
+def test_predict_writes_over_neither_its_model_nor_its_table(tmp_path):
+    path, model = write(tmp_path / "t.csv", n=50), tmp_path / "m.sepsa"
+    run("stream", path, "--target", "y", "--checkpoint", model)
+    for name, file in (("the model", model), ("the table", path)):
+        before = file.read_bytes()
+        result = run("predict", model, path, "--out", file)
+        assert result.exit_code == 2
+        assert f"--predictions must be another file than {name}" in result.stderr
+        assert file.read_bytes() == before
+
+
+CLOSED = {
+    "stream --target y <&-": (1, "standard input is closed: name a file, or pipe a table into the command\n"),
+    "stream t.csv --target y --drop day >&-": (2, "standard output is closed: name a file by --predictions\n"),
+    "stream t.csv --target y --drop day --predictions p.csv --checkpoint m.sepsa <&- >&- 2>&-": (0, ""),
+    "stream t.csv --target y --drop day 2>&-": (0, ""),
+    "inspect m.sepsa >&-": (2, "standard output is closed: open it, or redirect it to a file\n"),
+    "stream t.csv --target y --drop day --predictions p.csv 2>&1 >/dev/null | true": (0, ""),
+    "stream long.csv --target y --drop day | head -2": (
+        141,
+        "stopped: the reader of the predictions has closed the pipe\n",
+    ),
+    "inspect m.sepsa --json 2>err | true; cat err >&2": (None, None),
+}
+
+
+def test_closed_streams_and_broken_pipes_end_in_one_line(tmp_path):
+    write(tmp_path / "t.csv", n=50)
+    write(tmp_path / "long.csv", n=60_000)
+    for command_line, (code, said) in CLOSED.items():
+        first, pipe, rest = command_line.partition(" | ")
+        script = f"{{ {sys.executable} -m sepsa {first}; echo $? >code; }}{pipe}{rest}"
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300,
+            env=os.environ | {"OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr, (command_line, done.stderr)
+        assert "Error" not in done.stderr, (command_line, done.stderr)
+        if code is not None:
+            assert int((tmp_path / "code").read_text()) == code, (command_line, done.stderr)
+            assert done.stderr == said, command_line
+    assert len(records(tmp_path / "p.csv")) == 50
+
+
+def test_inspect_says_what_another_file_is(tmp_path):
+    table = write(tmp_path / "t.csv", n=5)
+    cure = f"`sepsa stream {table} --target COLUMN --checkpoint model.sepsa` learns a table and saves the model"
+    for arguments in (("inspect", table), ("predict", table, table)):
+        result = run(*arguments)
+        assert result.exit_code == 1
+        assert result.stderr == f"{table} is a text, perhaps a CSV table, no checkpoint of sepsa: {cure}\n"
+    torch.save({"a": 1}, tmp_path / "m.pt")
+    assert (
+        "is a zip archive, as torch.save writes, no checkpoint of sepsa: load it by"
+        in run("inspect", tmp_path / "m.pt").stderr
+    )
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "t.parquet")
+    assert "is a Parquet table, no checkpoint" in run("inspect", tmp_path / "t.parquet").stderr
+    (tmp_path / "noise").write_bytes(b"\0\xff" * 50)
+    assert "noise is damaged or no checkpoint of sepsa" in run("inspect", tmp_path / "noise").stderr
+    os.mkfifo(tmp_path / "fifo")
+    result = run("inspect", tmp_path / "fifo")
+    assert result.exit_code == 1
+    assert "fifo is a device or a FIFO, no checkpoint: give a file" in result.stderr
+
+
+def test_the_default_forgetting_is_that_of_the_estimators(tmp_path):
+    import sepsa
+
+    path, model = write(tmp_path / "t.csv", n=50), tmp_path / "m.sepsa"
+    run("stream", path, "--target", "y", "--checkpoint", model)
+    own = sepsa.load(model).get_params()
+    estimator = sepsa.SepSARegressor().get_params()
+    assert {name: own[name] for name in ("forgetting", "ridge")} == {
+        name: estimator[name] for name in ("forgetting", "ridge")
+    }
 
 
 # ---------------------------------------------------------------------- the report

@@ -24,6 +24,7 @@ from sepsa.paper.data import metric
 from sepsa.paper.experiments import RunSpec
 from sepsa.paper.methods import slug
 from sepsa.paper.training import Outcome
+from sepsa.states.output import replace
 
 _DIGITS = 6  # significant ones
 _KEYS = ("experiment", "dataset", "mode", "method", "metric", "runs")
@@ -175,14 +176,6 @@ def write_json(file: Path, content: dict[str, Any]) -> None:
 
 
 def write(file: Path, text: str) -> None:
-    """Replace a file atomically: the new content is on the disk before it gets the file's name."""
+    """Replace a file, in a folder that is made, completely or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_name(f"{file.name}.new")  # a fixed name: the next writer replaces what a killed one left
-    try:
-        with beside.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(beside, file)
-    finally:
-        beside.unlink(missing_ok=True)
+    replace(file, [text.encode()])

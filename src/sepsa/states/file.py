@@ -5,9 +5,8 @@ library's version, the class and its configuration, the tree of the state with t
 tensor, and a position of the user's own; SHA-256 of that header stands beside it. Reading runs no code from the file:
 there is no pickle. The checksums detect accidents; whoever can write the file can write its checksums too.
 
-A write goes to a temporary file beside the target, which is synced, renamed over it, and the folder synced: a process
-that dies at any instant leaves the old checkpoint or the new one. A second process that writes to the same target at
-the same time is refused.
+`sepsa.states.output` writes it. A second process that writes to the same target at the same time is refused. Reading
+takes memory in proportion to the file's size, whatever its header claims.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import hashlib
 import json
 import math
 import os
+import stat
 import time
 import zlib
 from collections.abc import Iterator
@@ -28,10 +28,12 @@ import torch
 from torch import Tensor
 
 from sepsa._version import __version__
-from sepsa.states.tree import CODES, SIZES, Tree, decode
+from sepsa.states.output import remove_unfinished, replace
+from sepsa.states.tree import CODES, SIZES, Decoder, Tree
 
 FORMAT = 1
-LONGEST_HEADER = 100_000_000  # bytes, the limit of safetensors
+FIRST = b'{"__metadata__":{"sepsa":'  # behind the length
+LONGEST_HEADER = 16_000_000  # bytes; reading one of this length takes some seconds
 
 
 class CheckpointError(ValueError):
@@ -73,7 +75,11 @@ def lock(target: Path) -> Iterator[None]:
 
     path, held = target.with_name(target.name + ".lock"), False
     while not held:
-        with open(path, "ab", buffering=0) as file:
+        left = path.exists()  # by a process that was killed, or that holds the lock
+        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "rb", buffering=0) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_size:
+                raise CheckpointError(f"{path} is in the way and no lock of sepsa: move it, or choose another path")
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -81,9 +87,11 @@ def lock(target: Path) -> Iterator[None]:
                     f"{target} is being written by another process: wait for it, or choose another path"
                 ) from None
             # The process that held the lock before may have removed the file between open and flock.
-            held = os.path.exists(path) and os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+            held = os.path.exists(path) and os.path.samestat(found, os.stat(path))
             if held:
                 try:
+                    if left:
+                        remove_unfinished(target)
                     yield
                 finally:
                     with contextlib.suppress(OSError):
@@ -92,30 +100,30 @@ def lock(target: Path) -> Iterator[None]:
 
 def write(target: Path, header: bytes, tensors: list[Any], keep: int = 1) -> None:
     """Replace `target` completely or not at all; the caller holds its lock."""
-    new = target.with_name(target.name + ".tmp")  # always one name, so that killed processes leave one file at most
-    try:
-        with open(new, "wb", buffering=0) as file:
-            for part in (memoryview(header), *map(view, tensors)):
-                while len(part):
-                    part = part[file.write(part) :]
-            os.fsync(file.fileno())
-        for age in range(keep - 1, 1, -1):
-            with contextlib.suppress(FileNotFoundError):
-                os.replace(older(target, age - 1), older(target, age))
-        if keep > 1 and target.exists():
-            with contextlib.suppress(FileNotFoundError):
-                older(target, 1).unlink()
-            os.link(target, older(target, 1))  # the target stays in its place until it is replaced
-        os.replace(new, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            new.unlink()
-        raise
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    for age in range(1, keep):
+        path = older(target, age)
+        if os.path.lexists(path) and not is_checkpoint(path):
+            raise CheckpointError(f"keep={keep} needs the name {path}, which is no checkpoint: move it, or lower keep")
+    replace(target, (header, *map(view, tensors)), lambda: rotate(target, keep))
+
+
+def rotate(target: Path, keep: int) -> None:
+    """Give the checkpoint at `target`, and each older one, also the name of the next older."""
+    for age in range(keep - 1, 1, -1):
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(older(target, age - 1), older(target, age))
+    if keep > 1 and target.exists():
+        with contextlib.suppress(FileNotFoundError):
+            older(target, 1).unlink()
+        os.link(target, older(target, 1))  # the target stays in its place until it is replaced
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a regular file begins as a checkpoint does."""
+    if not stat.S_ISREG(os.lstat(path).st_mode):
+        return False
+    with path.open("rb") as file:
+        return file.read(8 + len(FIRST))[8:] == FIRST
 
 
 def older(target: Path, age: int) -> Path:
@@ -148,7 +156,13 @@ def encode(kind: str, configuration: Any, state: Any, position: Any) -> tuple[by
             for i, array in enumerate(tree.tensors)
         },
     }
-    return first_bytes(dumps(table), table["tensors"])[0], tree.tensors
+    first = first_bytes(dumps(table), table["tensors"])[0]
+    if len(first) - 8 > LONGEST_HEADER:
+        raise CheckpointError(
+            f"the state's numbers and strings outside arrays take {len(first):,} bytes, and a checkpoint holds "
+            f"{LONGEST_HEADER:,}: put long lists into NumPy arrays"
+        )
+    return first, tree.tensors
 
 
 def first_bytes(header: str, tensors: dict[str, dict[str, Any]]) -> tuple[bytes, int]:
@@ -177,6 +191,9 @@ def dumps(value: Any) -> str:
 
 def read_path(path: str | os.PathLike[str]) -> tuple[Header, Any]:
     """Header and state of the file at `path`, in which every byte has been verified."""
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # to open a FIFO would wait for its writer
+        raise CheckpointError(f"{path} is a device or a FIFO, no checkpoint: give a file")
     with open(path, "rb") as file:
         return read(file, os.fstat(file.fileno()).st_size, str(path))
 
@@ -186,10 +203,13 @@ def read(file: BinaryIO, size: int, name: str) -> tuple[Header, Any]:
     try:
         table = read_table(file, size, name)
         tensors = [read_tensor(file, name, key, entry) for key, entry in table["tensors"].items()]
-        configuration, position, state = (
-            decode(table[part], tensors, table["tensors"]) for part in ("configuration", "position", "state")
-        )
+        decoded = Decoder(tensors, table["tensors"])
+        configuration, position, state = (decoded(table[part]) for part in ("configuration", "position", "state"))
+        if any(raw is not None for raw in tensors):
+            raise damaged(name, "it has a tensor that its state does not name")
         library, saved, kind = str(table["library"]), float(table["saved"]), str(table["kind"])
+        if not 0 <= saved < 1e11:
+            raise damaged(name, "it has no time at which it was saved")
     except CheckpointError:
         raise
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError):

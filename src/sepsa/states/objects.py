@@ -18,6 +18,9 @@ from torch import Tensor
 
 from sepsa._version import __version__
 from sepsa.states.file import CheckpointError, Header, encode, lock, read, read_path, view, write
+from sepsa.states.output import is_device
+from sepsa.states.schema import limited_memory
+from sepsa.states.tree import not_finite
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -34,19 +37,53 @@ BUILT = {
 }
 
 
-def save(what: Any, path: str | os.PathLike[str], *, position: Any = None, keep: int = 1) -> None:
+def save(what: Any, path: str | os.PathLike[str], *, position: Any = None, keep: int = 1, force: bool = False) -> None:
     """Write a checkpoint of `what`, replacing the one at `path` completely or not at all.
 
     `what` is an estimator, a model of `sepsa.river`, a SepSA (with its model), a head solver or anything else with
     `state_dict` and `load_state_dict`, or a dict of such objects and plain values. `position` is any plain value, which
     `inspect(path).position` returns. With `keep=3` the two checkpoints before this one stay, as `path.1` and `path.2`.
+    A state with NaN or Inf where the checkpoint at `path` has finite numbers is refused; `force=True` saves it.
     """
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
         raise ValueError(f"keep must be an integer of at least 1, got {keep!r}")
-    header, tensors = pack(what, position)
-    target = Path(os.path.realpath(path))
+    target = check_target(path)
     with lock(target):
-        write(target, header, tensors, keep)
+        save_locked(what, target, position, keep, force)
+
+
+def check_target(path: str | os.PathLike[str]) -> Path:
+    """The file that a checkpoint at `path` replaces; a device or a FIFO cannot be loaded from."""
+    if is_device(path):
+        raise CheckpointError(f"{path} is a device or a FIFO, from which no checkpoint can be loaded: give a file")
+    return Path(os.path.realpath(path))
+
+
+def save_locked(what: Any, target: Path, position: Any, keep: int, force: bool) -> None:
+    """Save as `save` does; the caller holds the lock of the target."""
+    kind, configuration, state = describe(what)
+    header, tensors = encode(kind, configuration, state, position)
+    if not force:
+        plain = {key for key, part in configuration.items() if not part[0]} if kind == "dict" else set()
+        check_finite({key: state[key] for key in state if key not in plain} if plain else state, target)
+    write(target, header, tensors, keep)
+
+
+def check_finite(state: Any, target: Path) -> None:
+    """Refuse NaN and Inf in arrays that are finite in the checkpoint at `target`."""
+    found = list(not_finite(state))
+    if not found or not target.exists():
+        return
+    try:
+        known = set(not_finite(read_path(target)[1]))
+    except CheckpointError:  # there is no good checkpoint to lose
+        return
+    for path in found:
+        if path not in known:
+            raise CheckpointError(
+                f"{path} has NaN or Inf, and the checkpoint at {target} has not: nothing was saved; "
+                "continue from that checkpoint, save to another path, or give force"
+            )
 
 
 def load(path: str | os.PathLike[str], into: Any = None) -> Any:
@@ -61,7 +98,7 @@ def load(path: str | os.PathLike[str], into: Any = None) -> Any:
 
 def to_bytes(what: Any, *, position: Any = None) -> bytes:
     """The checkpoint as bytes, to store in a database or to send to another process."""
-    header, tensors = pack(what, position)
+    header, tensors = encode(*describe(what), position)
     return b"".join([header, *map(bytes, map(view, tensors))])
 
 
@@ -80,9 +117,9 @@ def inspect(path: str | os.PathLike[str]) -> Header:
 class Saves:
     """Adds `save`, `load`, `to_bytes` and `from_bytes` to a class that `sepsa.load` can build."""
 
-    def save(self, path: str | os.PathLike[str], *, position: Any = None, keep: int = 1) -> None:
+    def save(self, path: str | os.PathLike[str], *, position: Any = None, keep: int = 1, force: bool = False) -> None:
         """Write a checkpoint; see `sepsa.save`."""
-        save(self, path, position=position, keep=keep)
+        save(self, path, position=position, keep=keep, force=force)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -126,11 +163,6 @@ def check_stamp(state: dict[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------------- from objects to states and back
 
 
-def pack(what: Any, position: Any) -> tuple[bytes, list[Any]]:
-    """The first bytes of a checkpoint of `what`, and the tensors that follow them."""
-    return encode(*describe(what), position)
-
-
 def describe(what: Any) -> tuple[str, Any, Any]:
     """Kind, configuration and state of an object, or of several in a dict."""
     if type(what) is dict:
@@ -163,11 +195,27 @@ def class_name(what: Any) -> str:
     return next((kind for kind, built in BUILT.items() if built == path), name)
 
 
+# What loading a state that was damaged with fitting checksums, or that belongs to another object, may raise.
+MISFITS = (
+    ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, OverflowError, MemoryError,
+)  # fmt: skip
+
+
 def unpack(header: Header, state: Any, into: Any, name: str) -> Any:
     """The objects of a checkpoint, built or loaded `into` those given: all of them, or an error and nothing changed."""
+    try:
+        return load_objects(header, state, into, name)
+    except CheckpointError:
+        raise
+    except MISFITS as error:
+        raise CheckpointError(f"{name} cannot be loaded: {error or type(error).__name__}") from error
+
+
+def load_objects(header: Header, state: Any, into: Any, name: str) -> Any:
+    """The objects of a checkpoint, with whatever error their `load_state_dict` raises."""
     if header.kind != "dict":
         if into is None:
-            return build(header.kind, header.configuration, state, name)
+            return build(header.kind, header.configuration, state, name, header.bytes)
         check_kind(header.kind, into, name)
         load_into(into, state)
         return into
@@ -181,7 +229,11 @@ def unpack(header: Header, state: Any, into: Any, name: str) -> Any:
     for key, given in into.items():
         check_kind(kinds[key], given, name)
     objects = {
-        key: into[key] if key in into else build(kind, configuration, state[key], name) if kind else state[key]
+        key: into[key]
+        if key in into
+        else build(kind, configuration, state[key], name, header.bytes)
+        if kind
+        else state[key]
         for key, (kind, configuration) in header.configuration.items()
     }
     load_all(into, state)
@@ -202,13 +254,14 @@ def load_all(objects: Mapping[Any, Any], states: Mapping[Any, Any]) -> None:
         raise
 
 
-def build(kind: str, configuration: Any, state: Any, name: str) -> Any:
-    """A new object of a class in `BUILT`, with this state."""
+def build(kind: str, configuration: Any, state: Any, name: str, size: int) -> Any:
+    """A new object of a class in `BUILT`, with this state, from a checkpoint whose tensors have `size` bytes."""
     if kind not in BUILT:
         raise CheckpointError(f"{name} holds a {kind}: build one as it was built then, and give it as into=")
     module, cls = BUILT[kind]
-    built = getattr(importlib.import_module(module), cls)(**configuration)
-    built.load_state_dict(state)
+    with limited_memory(size):
+        built = getattr(importlib.import_module(module), cls)(**configuration)
+        built.load_state_dict(state)
     return built
 
 

@@ -62,7 +62,9 @@ def unpack_label(name: str, value: Any) -> Hashable:
         return tuple(unpack_label(name, part) for part in value["tuple"])
     if isinstance(value, dict) and set(value) == {"numpy", "value"}:
         try:
-            return np.dtype(value["numpy"]).type(value["value"])
+            dtype = np.dtype(value["numpy"])
+            if dtype.kind != "V":  # numpy.void(n) takes n bytes
+                return dtype.type(value["value"])
         except (TypeError, ValueError):
             pass
     raise damaged(name, "a label as `pack_label` writes it", brief(value))

@@ -9,6 +9,7 @@ import contextlib
 import math
 import sys
 from collections.abc import Iterator, Mapping, Set
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -22,6 +23,24 @@ Shape: TypeAlias = tuple[int | None, ...]  # None: any length
 DType: TypeAlias = torch.dtype | np.dtype[Any]
 LARGEST_FLOAT = sys.float_info.max
 LARGEST_INTEGER = 2**63 - 1
+SMALL = 1 << 28  # bytes of a model that any checkpoint may build, as one of wide layers that has learned nothing
+_most_bytes: ContextVar[float] = ContextVar("_most_bytes", default=math.inf)
+
+
+@contextlib.contextmanager
+def limited_memory(size: int) -> Iterator[None]:
+    """Limit what `check_memory` allows to what a checkpoint with tensors of `size` bytes can need."""
+    token = _most_bytes.set(max(SMALL, 2 * size))
+    try:
+        yield
+    finally:
+        _most_bytes.reset(token)
+
+
+def check_memory(name: str, size: int) -> None:
+    """Refuse to allocate `size` bytes while a checkpoint is loaded that is too small to fill them."""
+    if size > _most_bytes.get():
+        raise ValueError(f"{name} would take {size:,} bytes of memory, for which the checkpoint is too small")
 
 
 class Entries:

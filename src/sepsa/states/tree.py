@@ -22,6 +22,7 @@ TORCH = {
 }  # fmt: skip
 CODES: dict[Any, str] = {np.dtype(kind): code for code, kind in NUMPY.items()} | {v: k for k, v in TORCH.items()}
 SIZES = {code: np.dtype(kind).itemsize for code, kind in NUMPY.items()} | {"BF16": 2}
+PLAIN = {type(None), bool, int, float, str}  # JSON as they are
 TYPES = {"bool": bool, "int": int, "float": float, "str": str}
 # The values that their tag and content alone determine.
 DECODERS: dict[str, Callable[[Any], Any]] = {
@@ -80,8 +81,8 @@ class Tree:
         if native in CODES:
             return ["array", self._index(np.asarray(value, native, order="C"))]
         if native.kind == "U":
-            width = native.itemsize // 4
-            codes = np.ascontiguousarray(value, native).reshape(-1).view(np.uint32)
+            width = native.itemsize // 4 or 1
+            codes = np.ascontiguousarray(value, f"=U{width}").reshape(-1).view(np.uint32)
             return ["text", [list(value.shape), width, self._index(codes)]]
         if native.hasobject:
             items = [self.encode(item, f"{where}[{i}]") for i, item in enumerate(value.reshape(-1))]
@@ -93,40 +94,82 @@ class Tree:
         return len(self.tensors) - 1
 
 
-def decode(value: Any, tensors: list[Any], entries: dict[str, dict[str, Any]]) -> Any:
-    """The value that `Tree.encode` was given, from its JSON, the raw bytes of the tensors and their table entries."""
-    if value is None or type(value) in (bool, int, float, str):
-        return value
+class Decoder:
+    """Decodes what `Tree.encode` made, from its JSON, the raw bytes of the tensors and their table entries.
 
-    def inner(part: Any) -> Any:
-        return decode(part, tensors, entries)
+    Each tensor is decoded once, as it was encoded, and then None in `tensors`: no file takes more memory than its size.
+    """
 
-    tag, content = value
-    if tag in DECODERS:
-        return DECODERS[tag](content)
-    if tag == "dict":
-        return {inner(key): inner(item) for key, item in content}
-    if tag in ("list", "tuple"):
-        return (list if tag == "list" else tuple)(map(inner, content))
-    if tag == "tensor":
-        entry, raw = entries[str(content)], tensors[content]
-        dtype = TORCH[entry["dtype"]]
-        flat = torch.from_numpy(raw).view(dtype) if raw.size else torch.empty(0, dtype=dtype)
-        return flat.reshape(entry["shape"])
-    if tag == "array":
-        entry = entries[str(content)]
-        return tensors[content].view(NUMPY[entry["dtype"]]).reshape(entry["shape"])
-    if tag == "text":
-        shape, width, index = content
-        return tensors[index].view(f"<U{width}").reshape(shape) if width else np.zeros(shape, "<U0")
-    if tag == "objects":
-        shape, items = content
-        array = np.empty(len(items), object)
-        array[:] = list(map(inner, items))
-        return array.reshape(shape)
-    if tag == "generic":
-        return inner(content)[()]
-    raise ValueError(f"unknown tag {tag!r}")
+    def __init__(self, tensors: list[Any], entries: dict[str, dict[str, Any]]) -> None:
+        self.tensors, self.entries = tensors, entries
+
+    def __call__(self, value: Any) -> Any:
+        """The value that `Tree.encode` was given."""
+        if type(value) in PLAIN:
+            return value
+        tag, content = value
+        if tag in DECODERS:
+            return DECODERS[tag](content)
+        if tag == "dict":
+            return {self(key): self(item) for key, item in content}
+        if tag in ("list", "tuple"):
+            plain = set(map(type, content)) <= PLAIN  # most long lists are, and so take no call for each item
+            return (list if tag == "list" else tuple)(content if plain else map(self, content))
+        if tag == "tensor":
+            raw, entry = self._raw(content)
+            dtype = TORCH[entry["dtype"]]
+            flat = torch.from_numpy(raw).view(dtype) if raw.size else torch.empty(0, dtype=dtype)
+            return flat.reshape(entry["shape"])
+        if tag == "array":
+            raw, entry = self._raw(content)
+            return raw.view(NUMPY[entry["dtype"]]).reshape(entry["shape"])
+        if tag == "text":
+            shape, width, index = content
+            return self._raw(index)[0].view(f"<U{width}").reshape(shape)
+        if tag == "objects":
+            shape, items = content
+            array = np.empty(len(items), object)
+            array[:] = list(map(self, items))
+            return array.reshape(shape)
+        if tag == "generic":
+            return self(content)[()]
+        raise ValueError(f"unknown tag {tag!r}")
+
+    def _raw(self, index: int) -> tuple[Any, dict[str, Any]]:
+        """The bytes of a tensor, and its entry in the table."""
+        raw, self.tensors[index] = self.tensors[index], None
+        if raw is None:
+            raise ValueError(f"tensor {index} is named twice")
+        return raw, self.entries[str(index)]
+
+
+def not_finite(state: Any, path: str = "state") -> Iterator[str]:
+    """The path of every array and tensor of a nested state that has NaN or Inf.
+
+    The first rows of a stream learner are left out: they are data, in which NaN is a missing value.
+    """
+    if isinstance(state, (Tensor, np.ndarray)):
+        if not is_finite(state):
+            yield path
+    elif isinstance(state, Mapping):
+        for key, value in state.items():
+            if key != "warm_up":
+                yield from not_finite(value, f"{path}[{key!r}]")
+    elif isinstance(state, (list, tuple)):
+        for i, value in enumerate(state):
+            yield from not_finite(value, f"{path}[{i}]")
+
+
+def is_finite(array: Any) -> bool:
+    """Whether an array or tensor has no NaN or Inf."""
+    if isinstance(array, Tensor):
+        if not array.is_floating_point() or not array.numel():
+            return True
+        low, high = array.detach().aminmax()  # NaN where there is one
+        return math.isfinite(low) and math.isfinite(high)
+    if array.dtype.kind != "f" or not array.size:
+        return True
+    return math.isfinite(array.min()) and math.isfinite(array.max())
 
 
 def tensors_of(state: Any) -> Iterator[Any]:

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 
-from sepsa.states.schema import Entries
+from sepsa.states.schema import Entries, check_memory
 from sepsa.stream.calibration import INVERSE_TEMPERATURES, accumulate, probabilities
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.estimator import StreamEstimator
@@ -247,7 +247,9 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
         if not all(type(label) in (str, bool, int, float) for label in labels):
             raise classes.damaged("labels", "strings or numbers", labels)
         try:
-            sorted_labels = np.array(labels, dtype=np.dtype(classes["dtype"]))
+            dtype = np.dtype(classes["dtype"])
+            check_memory(classes.path("labels"), dtype.itemsize * len(labels))
+            sorted_labels = np.array(labels, dtype=dtype)
         except (TypeError, ValueError, OverflowError) as error:
             raise state.damaged("classes", "labels of one dtype", error) from None
         distinct = len(np.unique(sorted_labels)) == len(labels) == outputs

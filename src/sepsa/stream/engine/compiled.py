@@ -103,6 +103,7 @@ class Engine(StreamEngine):
         L[layout.L_BATCH] = at_least("batch", batch, 1)
         L[layout.L_ROBUST] = LOSSES[one_of("loss", loss, LOSSES)]
         L[layout.L_CLASSES] = classes
+        schema.check_memory("a network of this size", 8 * self._layout.size)
         self._state = np.zeros(self._layout.size)
         self._workspace = np.zeros(self._layout.workspace(batch))
         self._buffers: list[RowBuffer] = []
@@ -392,6 +393,7 @@ class Engine(StreamEngine):
         old = self._layout
         self._layout = Layout(inputs, outputs, old.hidden, old.subsets, old.itemsize)
         self._layout.numbers[layout.L_SETTINGS] = old.numbers[layout.L_SETTINGS]
+        schema.check_memory("a network of this size", 8 * self._layout.size)
         self._state = np.zeros(self._layout.size)
         self._workspace = np.zeros(self._layout.workspace(self.batch_size))
 

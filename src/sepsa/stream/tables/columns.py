@@ -17,7 +17,7 @@ import numpy as np
 from sepsa.states import schema
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import NewInput
-from sepsa.stream.tables.cells import Column
+from sepsa.stream.tables.cells import DECIMAL_COMMA, Column
 
 BUCKETS = 16
 MOST_INPUTS = 2000  # a learner's state grows as their square
@@ -148,6 +148,10 @@ class Inputs:
                 self.warned.add(f"date {name}")
                 said = f"column {name!r} looks like a date, {text!r}: write dates as 2026-01-31, or --drop it"
                 warnings.append((row, said))
+            if DECIMAL_COMMA.fullmatch(text) and f"decimal {name}" not in self.warned:
+                self.warned.add(f"decimal {name}")
+                said = f"column {name!r} looks like a number with a decimal comma, {text!r}, and is read as a text"
+                warnings.append((row, f"{said}: give --decimal ,"))
             if room > 0:
                 room -= 1
                 candidates.append(Candidate(row, rank, f"{name}={text}", 0.0, 1.0, name, text))

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import difflib
 import io
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,28 +23,19 @@ from typing import Any
 
 import numpy as np
 
-from sepsa.states.file import lock, write
-from sepsa.states.objects import pack
-from sepsa.stream.tables.cells import RowBlock, TableError
+from sepsa.states.file import lock
+from sepsa.states.objects import check_target, save_locked
+from sepsa.states.output import check_writable
+from sepsa.stream.tables.cells import DECIMAL_COMMA, RowBlock, TableError
 from sepsa.stream.tables.formats import TableReader, open_table
 from sepsa.stream.tables.inspection import column_names, load_model, spelled
-from sepsa.stream.tables.model import BlockResult, TableModel, at_rows
-from sepsa.stream.tables.output import (
-    AS_TEXT,
-    Misuse,
-    Output,
-    RunningLine,
-    as_csv,
-    describe,
-    error_of,
-    say,
-    silence_stdout,
-    write_stdout,
-)
+from sepsa.stream.tables.model import BlockResult, Details, TableModel, at_rows
+from sepsa.stream.tables.output import Misuse, Output, Predictions, RunningLine, describe, error_of, say, silence
 from sepsa.stream.tables.report import write_report
 
 FINISHED, FAILED, MISUSED, PIPE_CLOSED, INTERRUPTED, TERMINATED = 0, 1, 2, 141, 130, 143
 SHOWN = 3  # quarantined rows that are shown in the terminal; the file has all
+SHOWN_COLUMNS = 5  # unknown columns that are named
 IDLE = 10.0  # seconds without new rows after which a checkpoint is written
 
 
@@ -76,6 +69,9 @@ class StreamOptions:
     every: int = 10_000
     keep: int = 1
     report: Path | None = None
+    intervals: float | None = None
+    probabilities: bool = False
+    force: bool = False
 
     def model(self) -> dict[str, Any]:
         """The options of the model that were given."""
@@ -105,7 +101,8 @@ def exit_code(run: Callable[[], int]) -> int:
         say(str(error))
         return MISUSED
     except BrokenPipeError:
-        silence_stdout()
+        silence(sys.stdout)
+        say("stopped: the reader of the predictions has closed the pipe")
         return PIPE_CLOSED
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -119,9 +116,20 @@ class StreamRun:
 
     def __init__(self, options: StreamOptions, signals: Signals, held: contextlib.ExitStack) -> None:
         self.options, self.signals = options, signals
+        place = options.quarantine or default_quarantine(options)
+        check_files(
+            {
+                "the table": options.source, "--predictions": options.predictions, "--quarantine": place,
+                "--checkpoint": options.checkpoint, "--report": options.report,
+            }
+        )  # fmt: skip
         if options.checkpoint is not None:
-            held.enter_context(lock(Path(os.path.realpath(options.checkpoint))))
-        check_files(options)
+            self.target = check_target(options.checkpoint)
+            held.enter_context(lock(self.target))
+        if options.report is not None:
+            check_writable(options.report)
+        if options.quarantine is not None and not options.quarantine.exists():  # `Output` opens one that is there
+            check_writable(options.quarantine)
         position: dict[str, Any] = {}
         if options.checkpoint is not None and options.checkpoint.exists():
             self.model, position = resume(options.checkpoint, options)
@@ -129,6 +137,7 @@ class StreamRun:
             if options.target is None:
                 raise Misuse("--target must name the column to predict")
             self.model = make_model(options)
+        self.asked = check_details(options.intervals, options.probabilities, self.model)
         self.table = open_table(
             options.source,
             held,
@@ -142,16 +151,17 @@ class StreamRun:
         if position and not self.table.resumed:
             say("this is another table than the checkpoint's: learning goes on with it, from its first row")
             self.position = None
-        self.predictions = None
-        if options.predictions is not None:
-            self.predictions = Output(options.predictions, "line,prediction\n", position.get("predictions"))
-            held.callback(self.predictions.close)
-        place = options.quarantine or default_quarantine(options)
+            if self.table.names is not None:
+                warn_of_columns(self.table.names, self.model)
+        self.predictions = Predictions(options.predictions, self.asked, position.get("predictions"))
+        if self.predictions.output is not None:
+            held.callback(self.predictions.output.close)
         self.quarantine = Output(place, "line,reason,text\n", position.get("quarantine"), lazy=True)
         held.callback(self.quarantine.close)
         self.rows_at_start, self.quarantined_at_start = self.model.trace.rows, self.model.quarantined
         self.started = self.saved_at = time.monotonic()
         self.unsaved = 0  # rows
+        self.saved = False  # whether the checkpoint holds all that was learned
         self.shown = 0  # quarantined rows
         self.line = RunningLine(self.model, self.rows_at_start)
 
@@ -184,12 +194,14 @@ class StreamRun:
     def _learn_block(self, block: RowBlock) -> str | None:
         """Learn a block; returns the reason to stop, if there is one."""
         reason = None
+        if not self.model.trace.rows:
+            check_first_target(block, self.model)
         if self.options.strict and (bad := self.model.unusable(block)):
             first = bad[0]
             block = before(block, first.line)
             reason = f"line {first.line}: {first.reason} (--strict)"
-        result = self.model.learn(block)
-        self.position = block.position
+        result = self.model.learn(block, self.asked)
+        self.position, self.saved = block.position, False
         for text in result.warnings:
             self.line.say(text)
         self._write(result)
@@ -200,10 +212,7 @@ class StreamRun:
         return reason
 
     def _write(self, result: BlockResult) -> None:
-        if self.predictions is not None:
-            self.predictions.write(as_csv(result))
-        else:
-            write_stdout(result)
+        self.predictions.write(result)
         if result.bad:
             text = io.StringIO()
             csv.writer(text, lineterminator="\n").writerows(result.bad)
@@ -213,8 +222,8 @@ class StreamRun:
         self.shown += len(result.bad)
 
     def _idle(self) -> None:
-        if self.predictions is not None:
-            self.predictions.flush()
+        if self.predictions.output is not None:
+            self.predictions.output.flush()
         if self.unsaved and time.monotonic() - self.saved_at > IDLE:
             self.save()
         self.line.show()
@@ -224,13 +233,13 @@ class StreamRun:
         path = self.options.checkpoint
         sizes = {
             name: [str(output.path), output.sync()]
-            for name, output in (("predictions", self.predictions), ("quarantine", self.quarantine))
+            for name, output in (("predictions", self.predictions.output), ("quarantine", self.quarantine))
             if output is not None
         }
         if path is not None and (self.unsaved or not path.exists()):
-            header, tensors = pack(self.model, {"table": self.position, **sizes})
-            write(Path(os.path.realpath(path)), header, tensors, self.options.keep)
-        self.unsaved, self.saved_at = 0, time.monotonic()
+            position = {"table": self.position, **sizes}
+            save_locked(self.model, self.target, position, self.options.keep, self.options.force)
+        self.unsaved, self.saved_at, self.saved = 0, time.monotonic(), path is not None
 
     def _summary(self, code: int) -> int:
         model, rows = self.model, self.model.trace.rows
@@ -257,6 +266,14 @@ class StreamRun:
         if code in (INTERRUPTED, TERMINATED):
             how = "and saved; the same command goes on from there" if self.options.checkpoint else "and not saved"
             say(f"stopped behind row {rows + model.quarantined} {how}")
+        options = self.options
+        files = {
+            "the predictions": options.predictions or "standard output",
+            "the bad rows": self.quarantine.path if lost else None,
+            "the model": options.checkpoint if self.saved else None, "the report": options.report,
+        }  # fmt: skip
+        written = [f"{what} to {path}" for what, path in files.items() if path is not None]
+        say("written: " + ", ".join(written) + ("" if self.saved else "; the model is not saved"))
         return code
 
 
@@ -285,16 +302,26 @@ class Signals:
             signal.signal(number, handler)
 
 
-def check_files(options: StreamOptions) -> None:
+def check_files(files: dict[str, Path | None]) -> None:
     """Refuse to write over the table, or two things into one file."""
-    files = {
-        "the table": options.source, "--predictions": options.predictions, "--quarantine": options.quarantine,
-        "--checkpoint": options.checkpoint, "--report": options.report,
-    }  # fmt: skip
     seen: dict[str, str] = {}
     for option, path in files.items():
-        if path is not None and (other := seen.setdefault(os.path.realpath(path), option)) != option:
+        if path is None or (path.exists() and not path.is_file()):  # a device takes what several write
+            continue
+        if (other := seen.setdefault(os.path.realpath(path), option)) != option:
             raise Misuse(f"{option} must be another file than {other}, got {path} for both")
+
+
+def check_details(intervals: float | None, wanted: bool, model: TableModel) -> Details | None:
+    """What is asked for beside each prediction, which must fit the model."""
+    if intervals is not None and (model.classify or not 0 < intervals < 1):
+        raise Misuse(
+            f"--intervals must be a share in (0, 1) of the targets, which are numbers, got {intervals}"
+            f"{': --probabilities is for classes' if model.classify else ''}"
+        )
+    if wanted and not model.classify:
+        raise Misuse("--probabilities must be asked of classes, and the target is a number: ask for --intervals 0.9")
+    return Details(intervals, wanted) if wanted or intervals is not None else None
 
 
 def make_model(options: StreamOptions) -> TableModel:
@@ -324,12 +351,52 @@ def check_columns(table: TableReader, model: TableModel, options: StreamOptions)
     table.categorical = frozenset((*model.categorical, model.target) if model.classify else model.categorical)
     if table.names is None:
         return
+    if model.target in model.drop:
+        raise Misuse(f"--drop must leave the target in the table, got {model.target!r} for both")
     shown = ", ".join(table.names[:20]) + (", ..." if len(table.names) > 20 else "")
     for option, names in (("target", (model.target,)), ("drop", model.drop), ("categorical", model.categorical)):
         for name in names:
             if name not in table.names:
                 hint = "" if len(table.names) > 1 else "; if they are not separated rightly, give --sep"
                 raise Misuse(f"--{option} must be a column of the table, {shown}, got {name!r}{hint}")
+
+
+def check_first_target(block: RowBlock, model: TableModel) -> None:
+    """Stop where the first target of all is no number, and the target is no class."""
+    column = block.columns.get(model.target)
+    if model.classify or column is None or (column.codes is None and column.times is None):
+        return
+    texts = np.full(len(block), -1) if column.codes is None else column.codes
+    dates = np.zeros(len(block), bool) if column.times is None else ~np.isnan(column.times)
+    there = np.flatnonzero((texts >= 0) | dates | ~np.isnan(column.numbers))
+    if not len(there) or not (texts[there[0]] >= 0 or dates[there[0]]):
+        return
+    code = int(texts[there[0]])
+    value = repr(column.texts[code][:40]) if code >= 0 else "a date"
+    cure = "give --decimal ," if code >= 0 and DECIMAL_COMMA.fullmatch(column.texts[code]) else "add --classify"
+    raise Misuse(
+        f"line {block.lines[there[0]]}: the target {model.target!r} is {value}, which is no number: {cure}, or leave "
+        "the line out"
+    )
+
+
+def warn_of_columns(names: Sequence[str], model: TableModel, known: set[str] | None = None) -> None:
+    """Say which of the model's columns a table lacks, and which of the table's the model does not know.
+
+    `known` are columns that earlier rows had, where each row names its own.
+    """
+    own = column_names(model)
+    missing = [name for name in own if name not in names]
+    ignored = {*own, *model.drop, model.target, *(known or ())}
+    unknown = [name for name in names if name not in ignored]
+    for name in unknown[:SHOWN_COLUMNS]:
+        near = difflib.get_close_matches(name, own, 1)
+        say(f"column {name!r} is not one of the model's and is ignored" + (f": is it {near[0]!r}?" if near else ""))
+    if len(unknown) > SHOWN_COLUMNS:
+        say(f"{len(unknown) - SHOWN_COLUMNS} more columns are ignored")
+    if missing and known is None:
+        said = ", ".join(map(repr, missing[:20])) + (", ..." if len(missing) > 20 else "")
+        say(f"{len(missing)} of the model's {len(own)} columns are absent, taken as missing values: {said}")
 
 
 def before(block: RowBlock, line: int) -> RowBlock:
@@ -349,39 +416,56 @@ def name_of(source: Path | None) -> str:
     return "standard input" if source is None else str(source)
 
 
-def predict(
-    model_path: Path, source: Path | None, out: Path | None, separator: str | None = None, decimal: str = "."
-) -> int:
-    """Predict the rows of a table by a saved model; returns the exit code. A bad row leaves an empty line."""
-    return exit_code(lambda: predict_table(model_path, source, out, separator, decimal))
+@dataclass
+class PredictOptions:
+    """The options of `sepsa predict`."""
+
+    model: Path
+    source: Path | None
+    predictions: Path | None = None
+    separator: str | None = None
+    decimal: str = "."
+    intervals: float | None = None
+    probabilities: bool = False
 
 
-def predict_table(model_path: Path, source: Path | None, out: Path | None, separator: str | None, decimal: str) -> int:
-    model, _ = load_model(model_path)
+def predict(options: PredictOptions) -> int:
+    """Predict the rows of a table by a saved model; returns the exit code."""
+    return exit_code(lambda: predict_table(options))
+
+
+def predict_table(options: PredictOptions) -> int:
+    for name, path in (("the model", options.model), ("the table", options.source)):
+        check_files({name: path, "--predictions": options.predictions})
+    model, _ = load_model(options.model)
+    asked = check_details(options.intervals, options.probabilities, model)
     rows = lost = 0
+    known: set[str] | None = None  # the columns so far
     with contextlib.ExitStack() as held:
-        table = open_table(source, held, separator=separator, decimal=decimal)
+        table = open_table(options.source, held, separator=options.separator, decimal=options.decimal)
         table.drop = frozenset(model.drop) | {model.target}
         table.categorical = frozenset(model.categorical)
         if table.names is not None and not set(table.names) & set(column_names(model)):
             raise Misuse(f"the table has none of the model's columns, {', '.join(column_names(model)[:20])}")
-        file = None
-        if out is not None:
-            file = held.enter_context(open(out, "w", **AS_TEXT))
-            file.write("line,prediction\n")
+        predictions = Predictions(options.predictions, asked)
+        if predictions.output is not None:
+            held.callback(predictions.output.close)
         for block in table.blocks():
             if block is None:
                 continue
-            result = model.predict(block)
-            if file is None:
-                write_stdout(result)
-            else:
-                file.write(as_csv(result))
+            if len(block) and (known is None or not known.issuperset(block.columns)):
+                warn_of_columns(list(block.columns), model, known)
+                known = (known or set()) | set(block.columns)
+            result = model.predict(block, asked)
+            predictions.write(result)
             for bad in result.bad[: max(0, SHOWN - lost)]:
                 say(f"line {bad.line} is not predicted: {bad.reason}")
             rows, lost = rows + len(result.lines), lost + len(result.bad)
+        if predictions.output is not None:
+            predictions.output.sync()
     if not rows and not lost:
-        say(f"{name_of(source)} holds no rows")
+        say(f"{name_of(options.source)} holds no rows")
         return MISUSED
-    say(f"{rows} rows predicted" + (f", {lost} not" if lost else ""))
+    where = options.predictions or "standard output"
+    say(f"{rows} rows predicted" + (f", {lost} not" if lost else "") + f", written to {where}")
     return FINISHED if rows else FAILED

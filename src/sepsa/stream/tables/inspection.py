@@ -8,33 +8,65 @@ from typing import Any
 
 import numpy as np
 
-from sepsa.states.file import CheckpointError, Header, older, read_path
-from sepsa.states.objects import build
-from sepsa.states.tree import tensors_of
+from sepsa.states.file import FIRST, CheckpointError, Header, older, read_path
+from sepsa.states.objects import unpack
+from sepsa.states.tree import not_finite
+from sepsa.stream.tables.columns import DATE_PARTS
 from sepsa.stream.tables.model import TableModel
 from sepsa.stream.tables.output import error_of
+
+# What other files begin with, and what they are. A pickle begins with its version.
+KINDS = {
+    b"PK\x03\x04": "a zip archive, as torch.save writes",
+    b"\x80": "a pickle",
+    b"PAR1": "a Parquet table",
+    b"ARROW1": "an Arrow table",
+    b"\x1f\x8b": "compressed by gzip",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd",
+    b"\x89HDF": "an HDF5 file",
+    b"\x93NUMPY": "a NumPy array",
+}
+
+
+def what_it_is(path: Path) -> str:
+    """What a file that is no checkpoint seems to be, and what to do with it; nothing where that is unknown."""
+    with path.open("rb") as file:
+        start = file.read(4096)
+    if start[8:].startswith(FIRST):  # a damaged checkpoint
+        return ""
+    kind = next((kind for first, kind in KINDS.items() if start.startswith(first)), "")
+    if not kind and start and b"\0" not in start and start[:1].isascii():
+        kind = "JSON" if start.lstrip().startswith((b"{", b"[")) else "a text, perhaps a CSV table"
+    if "pickle" in kind or "torch" in kind:
+        return f"{path} is {kind}, no checkpoint of sepsa: load it by what wrote it, and save by sepsa.save"
+    learn = f"`sepsa stream {path} --target COLUMN --checkpoint model.sepsa` learns a table and saves the model"
+    return kind and f"{path} is {kind}, no checkpoint of sepsa: {learn}"
+
+
+def read_checkpoint(path: Path) -> tuple[Header, Any]:
+    """Header and state of a checkpoint; the error says what another file is."""
+    try:
+        return read_path(path)
+    except CheckpointError as error:
+        earlier = older(path, 1)
+        other = what_it_is(path) if path.is_file() and not earlier.exists() else ""
+        raise CheckpointError(other or f"{error}{f' ({earlier} is one)' if earlier.exists() else ''}") from None
 
 
 def load_model(path: Path) -> tuple[TableModel, Header]:
     """A model that `sepsa stream` has saved."""
-    try:
-        header, state = read_path(path)
-        if header.kind != "sepsa stream":
-            raise CheckpointError(
-                f"{path} holds a {header.kind}, and this command takes what `sepsa stream --checkpoint` saves: "
-                "load it in Python by sepsa.load"
-            )
-        model = build(header.kind, header.configuration, state, str(path))
-    except CheckpointError as error:
-        earlier = older(path, 1)
-        raise CheckpointError(f"{error}{f' ({earlier} is one)' if earlier.exists() else ''}") from None
-    return model, header
+    header, state = read_checkpoint(path)
+    if header.kind != "sepsa stream":
+        raise CheckpointError(
+            f"{path} holds a {header.kind}, and this command takes what `sepsa stream --checkpoint` saves: "
+            "load it in Python by sepsa.load"
+        )
+    return unpack(header, state, None, str(path)), header
 
 
 def inspect(path: Path) -> dict[str, Any]:
     """What a checkpoint holds, when it was saved and whether its numbers are finite; it is verified."""
-    header, state = read_path(path)
-    arrays = list(tensors_of(state))
+    header, state = read_checkpoint(path)
     contents: dict[str, Any] = {
         "file": str(path),
         "kind": header.kind,
@@ -46,11 +78,10 @@ def inspect(path: Path) -> dict[str, Any]:
         "tensors": len(header.tensors),
         "bytes": header.bytes,
         "checksums": "all fit",
-        "finite": all(finite(array) for array in arrays),
+        "finite": not any(not_finite(state)),
     }
     if header.kind == "sepsa stream":
-        model: TableModel = build(header.kind, header.configuration, state, str(path))
-        contents |= describe_model(model, header)
+        contents |= describe_model(unpack(header, state, None, str(path)), header)
     return contents
 
 
@@ -65,7 +96,7 @@ def describe_model(model: TableModel, header: Header) -> dict[str, Any]:
         "alarms": model.trace.alarm_count,
         "columns": column_names(model),
         "inputs": len(model.inputs.names),
-        "position": (header.position or {}).get("table"),
+        "position": header.position.get("table") if isinstance(header.position, dict) else None,
     }
     if model.classify:
         contents["classes"] = list(model.classes)
@@ -79,19 +110,17 @@ def describe_model(model: TableModel, header: Header) -> dict[str, Any]:
 def column_names(model: TableModel) -> list[str]:
     """The columns that the model's inputs encode."""
     inputs = model.inputs
-    names = [name for name in inputs.names if name not in inputs.indicators]
-    return list(dict.fromkeys([*(name.rpartition(":")[0] or name for name in names), *names, *inputs.texts]))
+    names = dict.fromkeys(name for name in inputs.names if name not in inputs.indicators)
+    for first in [name for name in names if name.endswith(f":{DATE_PARTS[0]}")]:
+        column = first.removesuffix(f":{DATE_PARTS[0]}")
+        if all(f"{column}:{part}" in names for part in DATE_PARTS):
+            names = {name: None for name in names if name.rpartition(":")[0] != column} | {column: None}
+    return list(names | dict.fromkeys(inputs.texts))
 
 
 def spelled(value: Any) -> str:
     """The value of an option as on the command line."""
     return (",".join(map(str, value)) or "nothing") if isinstance(value, tuple) else str(value)
-
-
-def finite(array: Any) -> bool:
-    """Whether an array or tensor has no NaN or Inf."""
-    values = np.asarray(array.detach().cpu().float() if hasattr(array, "detach") else array)
-    return values.dtype.kind not in "fc" or bool(np.isfinite(values).all())
 
 
 def age(seconds: float) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from contextlib import suppress
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +13,7 @@ from numpy.typing import NDArray
 
 from sepsa.heads.protocols import NotFinite
 from sepsa.states import schema
+from sepsa.stream.calibration import probabilities
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import first_rows, grow_along, indicators
 from sepsa.stream.learner import StreamLearner
@@ -23,12 +27,37 @@ UNKNOWN = ""  # the prediction before any class is known
 
 
 class BlockResult(NamedTuple):
-    """The lines of a block that were learned, the predictions made for them before, and the rows that were refused."""
+    """The lines of a block that were learned, the predictions made for them before, and the rows that were refused.
+
+    `details` are what was asked for beside each prediction: the ends of an interval, or the probability of each class.
+    """
 
     lines: NDArray[np.int64]
     predictions: list[Any]  # floats or labels
     bad: list[BadRow]
     warnings: list[str]
+    details: Sequence[Any] = ()
+
+
+class Details(NamedTuple):
+    """What is computed beside each prediction: an interval that holds this share of targets, or probabilities."""
+
+    intervals: float | None = None
+    probabilities: bool = False
+
+    def of_rows(self, learner: StreamLearner, X: Floats, classes: list[str]) -> list[Any]:
+        """The pair (low, high), NaN while no error is known, or the dict of probabilities, for each row."""
+        if self.probabilities:
+            scores = learner.predict(X)[:, : len(classes)]
+            if not classes:
+                return [{} for _ in X]
+            shares = probabilities(scores, learner.engine.calibration_losses())
+            return [dict(zip(classes, row, strict=True)) for row in shares.tolist()]
+        assert self.intervals is not None
+        mean, leverage = learner.predict_with_leverage(X)
+        noise = learner.noise_variance()[0] or math.nan
+        half = NormalDist().inv_cdf((1 + self.intervals) / 2) * np.sqrt(noise * (1 + leverage))
+        return list(zip((mean[:, 0] - half).tolist(), (mean[:, 0] + half).tolist(), strict=True))
 
 
 class TableModel:
@@ -46,7 +75,7 @@ class TableModel:
         drop: Sequence[str] = (),
         categorical: Sequence[str] = (),
         categories: int = 32,
-        forgetting: float | str = 1.0,
+        forgetting: float | str = "auto",
         ridge: float | str = 10.0,
         seed: int = 0,
     ) -> None:
@@ -77,12 +106,13 @@ class TableModel:
 
     # ------------------------------------------------------------------ learning
 
-    def learn(self, block: RowBlock) -> BlockResult:
-        """Predict each row that can be used, then learn it."""
+    def learn(self, block: RowBlock, asked: Details | None = None) -> BlockResult:
+        """Predict each row that can be used, then learn it; with `asked`, row by row, which is slower."""
         bad = list(block.bad)
         columns, target, rows = self._usable(block, bad, learning=True)
         predictions: list[Any] = []
         warnings: list[str] = []
+        details: list[Any] = []
         learned = rows
         if len(rows):
             assert target is not None
@@ -92,12 +122,12 @@ class TableModel:
                 bad += [block.bad_row(int(i), reason) for i in rows[labels < 0]]
                 good = np.flatnonzero(labels >= 0)
                 columns, target, labels, rows = at_rows(columns, good), target.rows(good), labels[good], rows[good]
-            kept, predictions, warnings = self._learn(columns, target, labels, len(rows))
+            kept, predictions, warnings, details = self._learn(columns, target, labels, len(rows), asked)
             reason = "the row cannot be learned: its numbers are too large"
             bad += [block.bad_row(int(i), reason) for i in rows[~kept]]
             learned = rows[kept]
         self.quarantined += len(bad)
-        return BlockResult(block.lines[learned], predictions, sorted(bad), warnings)
+        return BlockResult(block.lines[learned], predictions, sorted(bad), warnings, details)
 
     def unusable(self, block: RowBlock) -> list[BadRow]:
         """The rows of a block that `learn` would refuse."""
@@ -106,32 +136,34 @@ class TableModel:
         return sorted(bad)
 
     def _learn(
-        self, columns: dict[str, Column], target: Column, labels: NDArray[np.intp], rows: int
-    ) -> tuple[NDArray[np.bool_], list[Any], list[str]]:
-        """Learn rows in order; returns which of them could be learned, their predictions, and warnings."""
+        self, columns: dict[str, Column], target: Column, labels: NDArray[np.intp], rows: int, asked: Details | None
+    ) -> tuple[NDArray[np.bool_], list[Any], list[str], list[Any]]:
+        """Learn rows in order; returns which of them could be learned, their predictions, warnings and details."""
         new_inputs, warnings = self.inputs.add(columns)
         X = self.inputs.encode(columns, rows)
         names, known = list(self.classes), 0 if self._learner is None else self._learner.engine.outputs
         arrivals = first_rows(labels, len(names))[known:].tolist() if self.classify else [0] * (1 - known)
         kept = np.ones(rows, bool)
         predictions: list[Any] = []
+        details: list[Any] = []
         for start, stop, learner in grow_along(self._learner, self._new_learner, rows, new_inputs, arrivals):
             self._learner, outputs = learner, learner.engine.outputs
             some = np.ascontiguousarray(X[start:stop, : learner.engine.inputs])
             Y = indicators(labels[start:stop], outputs) if self.classify else target.numbers[start:stop, None].copy()
-            before, kept[start:stop] = learn_rows(learner, some, Y)
+            known = outputs - arrivals.count(start)  # a class that the first row brings was not known before it
+            before, kept[start:stop], looked = learn_rows(learner, some, Y, asked, names[:known], names[:outputs])
+            details += looked
             good = kept[start:stop]
             if self.classify:
                 best = before.argmax(1)
-                if start in arrivals:  # a class that the row itself brought was not known before it
-                    known = outputs - arrivals.count(start)
+                if known < outputs:
                     best[0] = before[0, :known].argmax() if known else -1
                 predictions += [names[k] if k >= 0 else UNKNOWN for k in best[good].tolist()]
                 self.trace.add((best != labels[start:stop])[good].astype(float))
             else:
                 predictions += before[good, 0].tolist()
                 self.trace.add(np.minimum(np.abs(before[good, 0] - Y[good, 0]), LARGEST_ERROR))
-        return kept, predictions, warnings
+        return kept, predictions, warnings, details
 
     def _labels(self, target: Column, rows: int) -> NDArray[np.intp]:
         """The class (rows,) of each row, new ones in order of appearance; -1 for one more than `MOST_CLASSES`."""
@@ -182,21 +214,23 @@ class TableModel:
 
     # ------------------------------------------------------------------ prediction
 
-    def predict(self, block: RowBlock) -> BlockResult:
+    def predict(self, block: RowBlock, asked: Details | None = None) -> BlockResult:
         """Predict the rows that can be used, without learning them."""
         if self._learner is None:
             raise ValueError("the model has learned no row yet, and predicts nothing")
         bad = list(block.bad)
         columns, _, rows = self._usable(block, bad, learning=False)
         predictions: list[Any] = []
+        details: list[Any] = []
         if len(rows):
-            scores = self._learner.predict(self.inputs.encode(columns, len(rows)))
+            X, names = self.inputs.encode(columns, len(rows)), list(self.classes)
+            scores = self._learner.predict(X)
+            details = [] if asked is None else asked.of_rows(self._learner, X, names)
             if self.classify:
-                names = list(self.classes)
                 predictions = [names[k] for k in scores.argmax(1).tolist()]
             else:
                 predictions = scores[:, 0].tolist()
-        return BlockResult(block.lines[rows], predictions, sorted(bad), [])
+        return BlockResult(block.lines[rows], predictions, sorted(bad), [], details)
 
     # ------------------------------------------------------------------ saving
 
@@ -241,17 +275,25 @@ def at_rows(columns: dict[str, Column], rows: NDArray[np.intp]) -> dict[str, Col
     return {name: column.rows(rows) for name, column in columns.items()}
 
 
-def learn_rows(learner: StreamLearner, X: Floats, Y: Floats) -> tuple[Floats, NDArray[np.bool_]]:
-    """Learn rows; returns the predictions (n, outputs) made before, and which rows (n,) could be learned."""
+def learn_rows(
+    learner: StreamLearner, X: Floats, Y: Floats, asked: Details | None, known: list[str], classes: list[str]
+) -> tuple[Floats, NDArray[np.bool_], list[Any]]:
+    """Learn rows; returns the predictions (n, outputs) made before, which rows (n,) could be learned, and details.
+
+    `known` are the classes before the first row, `classes` those after it.
+    """
     learned = np.ones(len(X), bool)
-    try:
-        return learner.learn(X, Y), learned
-    except NotFinite:
-        pass
+    if asked is None:
+        with suppress(NotFinite):
+            return learner.learn(X, Y), learned, []
     before = np.zeros_like(Y)
+    details: list[Any] = []
     for i in range(len(X)):
+        row = X[i : i + 1]
+        looked = [] if asked is None else asked.of_rows(learner, row, classes if i else known)
         try:
-            before[i] = learner.learn(X[i : i + 1], Y[i : i + 1])[0]
-        except NotFinite:  # noqa: PERF203
+            before[i] = learner.learn(row, Y[i : i + 1])[0]
+            details += looked
+        except NotFinite:
             learned[i] = False
-    return before, learned
+    return before, learned, details

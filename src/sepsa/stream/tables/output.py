@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import time
+from operator import add
 from pathlib import Path
 from typing import Any, TextIO
 
+from sepsa.states.output import is_device
 from sepsa.stream.tables.cells import TableError
-from sepsa.stream.tables.model import BlockResult, TableModel
+from sepsa.stream.tables.model import BlockResult, Details, TableModel
 
-REFRESH = 0.5  # seconds between two running lines
+REFRESH = 0.5  # seconds between two running lines in a terminal
+PROGRESS = 10.0  # and elsewhere
 AS_TEXT: Any = {"encoding": "utf-8", "newline": "", "errors": "backslashreplace"}
 
 
@@ -21,51 +25,58 @@ class Misuse(ValueError):
 
 
 class Output:
-    """A file to which rows are appended. `recorded`, its path and size at a checkpoint, truncates it to that size.
+    """A file, device or FIFO to which rows are appended. `recorded`, path and size at a checkpoint, truncates a file.
 
-    A `lazy` file is created with its first row.
+    The header of a `lazy` file is written with its first row.
     """
 
     def __init__(self, path: Path, header: str, recorded: Any, lazy: bool = False) -> None:
         self.path, self._header = path, header
         self._file: TextIO | None = None
-        size = recorded[1] if recorded and recorded[0] == str(path) else None
-        if size is not None and size > 0:
-            self._file = open(path, "r+", **AS_TEXT)  # noqa: SIM115
-            self._file.seek(0, os.SEEK_END)
-            there = self._file.tell()
-            if there < size:
-                self._file.close()
-                raise TableError(
-                    f"{path} has {there} bytes where it had {size} at the checkpoint: put it back, or name another file"
-                )
-            self._file.seek(size)
-            self._file.truncate()
+        self.device = is_device(path)
+        size = recorded[1] if recorded and recorded[0] == str(path) else 0
+        if size and not self.device:
+            self._resume(size)
         elif not lazy:
-            self._make()
-        elif path.exists():
-            with path.open("rb") as file:
+            self._begin()
+        elif path.exists() and not self.device:
+            with path.open("rb+") as file:
                 if not header.encode().startswith(file.readline()):  # a killed run may leave a part of the header
                     raise Misuse(f"{path} is no file of quarantined rows: name another by --quarantine")
-            path.unlink()  # it is of an earlier run
+                file.truncate(0)  # it is of an earlier run
 
-    def _make(self) -> TextIO:
+    def _resume(self, size: int) -> None:
+        self._file = open(self.path, "r+", **AS_TEXT)  # noqa: SIM115
+        there = self._file.seek(0, os.SEEK_END)
+        self._file.seek(0)
+        first = self._file.readline()
+        if there < size or first != self._header:
+            self._file.close()
+            what = f"{there} bytes" if there < size else f"the columns {first.strip()[:200]!r}"
+            wanted = f"{size}" if there < size else f"{self._header.strip()!r}"
+            raise TableError(
+                f"{self.path} has {what} where it had {wanted} at the checkpoint: put it back, or name another file"
+            )
+        self._file.seek(size)
+        self._file.truncate()
+
+    def _begin(self) -> TextIO:
         self._file = open(self.path, "w", **AS_TEXT)  # noqa: SIM115
         self._file.write(self._header)
         return self._file
 
     def write(self, text: str) -> None:
-        (self._file or self._make()).write(text)
+        (self._file or self._begin()).write(text)
 
     def flush(self) -> None:
         if self._file is not None:
             self._file.flush()
 
     def sync(self) -> int:
-        """Flush the file to the disk; returns its size."""
-        if self._file is None:
+        """Flush the file to the disk; returns its size, 0 for a device, which cannot be resumed."""
+        self.flush()
+        if self._file is None or self.device:
             return 0
-        self._file.flush()
         os.fsync(self._file.fileno())
         return os.fstat(self._file.fileno()).st_size
 
@@ -75,30 +86,74 @@ class Output:
                 self._file.close()
 
 
+class Predictions:
+    """Where predictions go: a CSV file with the line of each row, or standard output with a line for each row."""
+
+    def __init__(self, path: Path | None, asked: Details | None, recorded: Any = None) -> None:
+        self.output = None
+        if path is not None:
+            more = "" if asked is None else ",probabilities" if asked.probabilities else ",low,high"
+            self.output = Output(path, f"line,prediction{more}\n", recorded)
+        else:
+            check_stdout("name a file by --predictions")
+
+    def write(self, result: BlockResult) -> None:
+        """Write the predictions of a block; a bad row is left out of a file, and an empty line of standard output."""
+        lines = cells(result)
+        if self.output is not None:
+            pairs = zip(result.lines.tolist(), lines, strict=True)
+            self.output.write("".join(["%d,%s\n" % pair for pair in pairs]))  # noqa: UP031  # a third faster than format
+            return
+        if result.bad:
+            rows = [*zip(result.lines.tolist(), lines, strict=True), *((bad.line, "") for bad in result.bad)]
+            lines = [text for _, text in sorted(rows, key=lambda row: row[0])]
+        if lines:
+            print_text("\n".join(lines) + "\n")
+
+
+def cells(result: BlockResult) -> list[str]:
+    """Predictions, and their details, as CSV cells."""
+    values = result.predictions
+    if values and isinstance(values[0], float):
+        lines = list(map(repr, values))
+        ends = [f",{low!r},{high!r}" if low == low else ",," for low, high in result.details]
+    else:
+        quoted = {value: quote(value) for value in set(values)}
+        lines = [quoted[value] for value in values]
+        ends = ["," + quote(json.dumps(shares)) for shares in result.details]
+    return list(map(add, lines, ends)) if ends else lines
+
+
+def quote(text: str) -> str:
+    """A text as a CSV cell."""
+    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\r\n') else text
+
+
 class RunningLine:
-    """Rows, rows a second and the recent error, in the last line of a terminal, if standard error is one."""
+    """Rows, rows a second and the recent error: in the last line of a terminal, elsewhere as a line now and then."""
 
     def __init__(self, model: TableModel, rows: int) -> None:
         self.model, self.rows = model, rows
         self.terminal = sys.stderr.isatty()
         self.started = self.last = time.monotonic()
         self._shown = False
+        self._rows = (0, 0)  # learned and quarantined, when the last line was shown
 
     def show(self) -> None:
-        now = time.monotonic()
-        if not self.terminal or now - self.last < REFRESH:
+        now, rows = time.monotonic(), (self.model.trace.rows, self.model.quarantined)
+        if now - self.last < (REFRESH if self.terminal else PROGRESS) or (rows == self._rows and not self.terminal):
             return
-        self.last, self._shown = now, True
+        self.last, self._rows = now, rows
         rate = (self.model.trace.rows - self.rows) / (now - self.started)
         text = f"{self.model.trace.rows:,} rows, {rate:,.0f} a second, {error_of(self.model, recent=True)}"
         if self.model.quarantined:
             text += f", {self.model.quarantined:,} quarantined"
-        sys.stderr.write(f"\r\x1b[K{text}")
-        sys.stderr.flush()
+        self._shown = self.terminal
+        say(f"\r\x1b[K{text}" if self.terminal else text, end="" if self.terminal else "\n")
 
     def end(self) -> None:
         if self._shown:
-            sys.stderr.write("\r\x1b[K")
+            say("\r\x1b[K", end="")
             self._shown = False
 
     def say(self, text: str) -> None:
@@ -106,36 +161,22 @@ class RunningLine:
         say(text)
 
 
-def as_csv(result: BlockResult) -> str:
-    """Lines of CSV: the line in the table, and the prediction."""
-    pairs = zip(result.lines.tolist(), cells(result), strict=True)
-    return "".join(["%d,%s\n" % pair for pair in pairs])  # noqa: UP031  # a third faster than format
+def check_stdout(cure: str) -> None:
+    """Refuse to print where standard output was closed before the command began, as `>&-` does."""
+    if sys.__stdout__ is None:
+        raise Misuse(f"standard output is closed: {cure}")
 
 
-def cells(result: BlockResult) -> list[str]:
-    """Predictions as CSV cells."""
-    values = result.predictions
-    if values and isinstance(values[0], float):
-        return list(map(repr, values))
-    quoted = {v: '"' + v.replace('"', '""') + '"' if any(mark in v for mark in ',"\r\n') else v for v in set(values)}
-    return [quoted[value] for value in values]
+def print_text(text: str) -> None:
+    """Write to standard output at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
-def write_stdout(result: BlockResult) -> None:
-    """Print a line for each row, an empty one for a bad row, so that lines correspond to those of the table."""
-    lines = cells(result)
-    if result.bad:
-        pairs = [*zip(result.lines.tolist(), lines, strict=True), *((bad.line, "") for bad in result.bad)]
-        lines = [text for _, text in sorted(pairs, key=lambda pair: pair[0])]
-    if lines:
-        sys.stdout.write("\n".join(lines) + "\n")
-        sys.stdout.flush()
-
-
-def silence_stdout() -> None:
-    """Redirect standard output, whose reader has closed the pipe, so that Python reports no error at exit."""
+def silence(stream: TextIO) -> None:
+    """Redirect a standard stream, whose reader has closed the pipe, so that Python reports no error at exit."""
     with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def error_of(model: TableModel, recent: bool = False) -> str:
@@ -146,9 +187,12 @@ def error_of(model: TableModel, recent: bool = False) -> str:
     return f"{'recent' if recent else 'mean'} absolute error {value:.6g}"
 
 
-def say(text: str) -> None:
-    """Print a message to standard error."""
-    print(text, file=sys.stderr, flush=True)
+def say(text: str, end: str = "\n") -> None:
+    """Print a message to standard error; it is lost where nobody reads that."""
+    try:
+        print(text, file=sys.stderr, end=end, flush=True)
+    except OSError:
+        silence(sys.stderr)
 
 
 def describe(error: BaseException) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 import time
 from pathlib import Path
 
+from sepsa.states.output import replace
 from sepsa.stream.tables.inspection import column_names, spelled
 from sepsa.stream.tables.model import TableModel
 from sepsa.stream.tables.output import Output, error_of
@@ -22,7 +22,7 @@ def write_report(path: Path, source: str, model: TableModel, quarantine: Output)
         loader=jinja2.PackageLoader("sepsa.stream.tables", "."), autoescape=True, undefined=jinja2.StrictUndefined
     )
     lost = []
-    if quarantine.path.exists() and model.quarantined:
+    if quarantine.path.is_file() and model.quarantined:
         quarantine.flush()
         with open(quarantine.path, encoding="utf-8", newline="") as lines:
             rows = csv.reader(lines)
@@ -49,9 +49,7 @@ def write_report(path: Path, source: str, model: TableModel, quarantine: Output)
         quarantine=quarantine.path,
         when=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
     )
-    fresh = path.with_name(path.name + ".tmp")
-    fresh.write_text(page, encoding="utf-8")
-    os.replace(fresh, path)
+    replace(path, [page.encode()])
 
 
 def options_of(model: TableModel) -> dict[str, str]:

@@ -27,6 +27,8 @@ class ByteSource:
 
     def __init__(self, path: Path | None, held: ExitStack, follow: bool = False) -> None:
         self.name = "standard input" if path is None else str(path)
+        if path is None and sys.stdin is None:
+            raise TableError("standard input is closed: name a file, or pipe a table into the command")
         self._file: Any = sys.stdin.buffer if path is None else held.enter_context(path.open("rb"))
         self._descriptor = None  # of a pipe, which `select` polls
         if path is None or not self._file.seekable():
