@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -128,7 +130,9 @@ def build_base(
         given = [p for group in base.param_groups for p in group["params"]]
         refuse_head_parameters(heads, given)
         refuse_other_heads(model, heads, given)
+        warn_left_out(model, heads, given)
         return base
+    options = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
     misplaced = sorted({"ridge", "forgetting", "bias_ridge"} & set(options) - set(inspect.signature(kind).parameters))
     if misplaced:
         settings = ", ".join(f"{name}={options[name]!r}" for name in misplaced)
@@ -139,6 +143,20 @@ def build_base(
     body = [parameter for parameter in model.parameters() if id(parameter) not in of_head]
     refuse_other_heads(model, heads, body)
     return kind([{"params": body}], **options)
+
+
+def warn_left_out(model: nn.Module, heads: dict[str, nn.Linear], given: Iterable[Tensor]) -> None:
+    """Warn of body parameters that require a gradient and that the given base does not move."""
+    learns = [*heads.values(), *(observer.head for observer in observers_of(model))]
+    moved = {id(p) for p in (*given, *(p for head in learns for p in head.parameters()))}
+    names = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in moved]
+    if names:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        warnings.warn(
+            f"base moves all of the body but {', '.join(names[:3])}{more}: build it on these parameters too, or call "
+            "requires_grad_(False) on what is to stay",
+            stacklevel=4,
+        )
 
 
 def refuse_other_heads(model: nn.Module, heads: dict[str, nn.Linear], parameters: Iterable[Tensor]) -> None:

@@ -22,6 +22,7 @@ from sepsa.model_parts import build_base, check_forgetting, find_heads, refuse_h
 from sepsa.observe import Observation, Observations, Observer, ranks
 from sepsa.observe.observation import Collection, is_collection
 from sepsa.states.optimizer import check_base_state, check_own_state
+from sepsa.validation import at_least, in_range
 
 S = TypeVar("S", bound=HeadSolver)
 
@@ -159,10 +160,9 @@ class SepSA(Optimizer, Generic[S]):
 
     @head_fraction.setter
     def head_fraction(self, value: float) -> None:
-        if not 0.0 < value <= 1.0:
-            raise ValueError(f"head_fraction must be in (0, 1], got {value}")
+        value = in_range("head_fraction", value, 0.0, 1.0)
         for observer in self._observers:
-            observer.head_fraction = float(value)
+            observer.head_fraction = value
 
     @overload
     def observe(self, targets: Tensor, sample_weight: Tensor | None = None) -> Observation: ...
@@ -219,8 +219,7 @@ class SepSA(Optimizer, Generic[S]):
         Any logger will do: `lightning_logger.log_metrics`, `wandb.log`, or for TensorBoard
         `lambda numbers, step: [writer.add_scalar(name, value, step) for name, value in numbers.items()]`.
         """
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"every must be an integer of at least 1, got {every!r}")
+        every = at_least("every", every, 1)
         for name, solver in self.solvers.items():
             if not hasattr(solver, "health"):
                 raise TypeError(f"solver {type(solver).__name__} of the head {name!r} has no health() to log")

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sepsa._version import __version__
 from sepsa.states.file import CheckpointError, Header, encode, lock, read, read_path, view, write
+from sepsa.validation import at_least
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -41,8 +42,7 @@ def save(what: Any, path: str | os.PathLike[str], *, position: Any = None, keep:
     `state_dict` and `load_state_dict`, or a dict of such objects and plain values. `position` is any plain value, which
     `inspect(path).position` returns. With `keep=3` the two checkpoints before this one stay, as `path.1` and `path.2`.
     """
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-        raise ValueError(f"keep must be an integer of at least 1, got {keep!r}")
+    keep = at_least("keep", keep, 1)
     header, tensors = pack(what, position)
     target = Path(os.path.realpath(path))
     with lock(target):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sepsa.states.schema import Entries, brief, check_array, damaged, settings
-from sepsa.validation import in_range
+from sepsa.validation import in_range, is_number
 
 # Entries of torch's own optimizers and of STORM that have the parameter's shape, and those that are squares.
 _LIKE_PARAMETER = {
@@ -100,7 +100,7 @@ def check_option(name: str, value: Any, default: Any) -> None:
             check_option(f"{name}[{i}]", part, own)
     elif isinstance(default, (int, float)):
         number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-        fits = isinstance(number, (int, float)) and not isinstance(number, bool) and abs(number) < 2**63
+        fits = is_number(number) and abs(number) < 2**63
         fits = fits and not (negative(number) and not negative(default))
     else:
         fits = type(value) is type(default)
@@ -130,4 +130,4 @@ def check_moments(entries: Entries, parameter: Tensor, live: dict[str, Any] | No
 
 def negative(value: Any) -> bool:
     """Whether this is a number below 0 or an infinite one."""
-    return isinstance(value, (int, float)) and (value < 0 or math.isinf(value))
+    return is_number(value) and (value < 0 or math.isinf(value))
