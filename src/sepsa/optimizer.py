@@ -18,6 +18,7 @@ from sepsa.capture import PlainStep, Step, capture, check_devices
 from sepsa.distributed import join_ranks
 from sepsa.heads import RLS, HeadSolver
 from sepsa.interrupt import DeferredInterrupt
+from sepsa.joint import Base
 from sepsa.model_parts import build_base, check_forgetting, find_heads, refuse_head_parameters, solvers_for
 from sepsa.observe import Observation, Observations, Observer, ranks
 from sepsa.observe.observation import Collection, is_collection
@@ -40,9 +41,12 @@ class SepSA(Optimizer, Generic[S]):
         optimizer.step(); optimizer.zero_grad()
 
     `base` is an Optimizer class, built here with `base_options` on every parameter that is not the head's, or
-    an instance built on such parameters. `head` is the `nn.Linear` or its name in the model; None takes the
-    last one that the model registers. `solver` (an `RLS()` by default) becomes bound to that head. A list of heads
-    shares the body; then `solver` is a dict or list of solvers, and targets come as a dict or tuple.
+    an instance built on such parameters, or a function that builds it on a list of their names and themselves. A list
+    of (class, options, which parameters) gives the body several optimizers, as `sepsa.muon(model, lr=...)` does: a
+    function of name and parameter selects those of each, and None all that are left. `head` is the `nn.Linear` or its
+    name in the model; None takes the last one that the model registers. `solver` (an `RLS()` by default) becomes bound
+    to that head. A list of heads shares the body; then `solver` is a dict or list of solvers, and targets come as a
+    dict or tuple.
 
     Inside DistributedDataParallel, or beside fully_shard, all ranks learn one head from the samples of all;
     `process_group` names their group where it cannot be inferred, and None lets each rank learn its own.
@@ -58,7 +62,7 @@ class SepSA(Optimizer, Generic[S]):
     def __init__(
         self: SepSA[RLS],
         model: nn.Module,
-        base: type[Optimizer] | Optimizer,
+        base: Base,
         *,
         head: nn.Linear | str | None = None,
         solver: None = None,
@@ -70,7 +74,7 @@ class SepSA(Optimizer, Generic[S]):
     def __init__(
         self,
         model: nn.Module,
-        base: type[Optimizer] | Optimizer,
+        base: Base,
         *,
         head: nn.Linear | str | None = None,
         solver: S,
@@ -82,7 +86,7 @@ class SepSA(Optimizer, Generic[S]):
     def __init__(
         self: SepSA[Any],
         model: nn.Module,
-        base: type[Optimizer] | Optimizer,
+        base: Base,
         *,
         head: Sequence[nn.Linear | str],
         solver: Mapping[str, HeadSolver] | Sequence[HeadSolver] | None = None,
@@ -93,7 +97,7 @@ class SepSA(Optimizer, Generic[S]):
     def __init__(
         self,
         model: nn.Module,
-        base: type[Optimizer] | Optimizer,
+        base: Base,
         *,
         head: Any = None,
         solver: Any = None,

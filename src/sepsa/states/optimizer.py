@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from sepsa.joint import JointOptimizer
 from sepsa.states.schema import Entries, brief, check_array, damaged, settings
 from sepsa.validation import in_range, is_number
 
@@ -60,8 +61,10 @@ def check_base_state(state_dict: dict[str, Any], base: Optimizer) -> None:
         raise ValueError(f"state_dict must hold {sorted(live)} and 'sepsa', got {sorted(map(str, state_dict))}")
     state = Entries("state_dict", state_dict)
     groups = state.items("param_groups", len(live["param_groups"]))
+    parts = base.optimizers if isinstance(base, JointOptimizer) else [base]
+    defaults = [part.defaults for part in parts for _ in part.param_groups]
     for i, own in enumerate(live["param_groups"]):
-        check_group(groups.path(i), groups[i], own, base.defaults)
+        check_group(groups.path(i), groups[i], own, defaults[i])
     if not isinstance(state["state"], dict):
         raise state.damaged("state", "a dict", brief(state["state"]))
     keys = [key for group in live["param_groups"] for key in group["params"]]
