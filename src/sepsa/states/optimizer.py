@@ -115,6 +115,8 @@ def check_moments(entries: Entries, parameter: Tensor, live: dict[str, Any] | No
     """Refuse moments and counters that do not belong to this parameter."""
     names = set(entries.values)
     for together in _TOGETHER:
+        if "exp_inf" in names:  # Adamax has it in place of the squares
+            together = {"exp_inf" if name == "exp_avg_sq" else name for name in together}
         if names & together and not together <= names and names & together != {"step"}:
             raise ValueError(f"{entries.name} must hold {sorted(together)} together, got {sorted(map(str, names))}")
     if live and set(live) != names:
