@@ -362,7 +362,7 @@ def test_a_head_whose_entries_share_memory(name):
 
 @pytest.mark.parametrize("solver", [RLS, SoftmaxNewton, LogisticNewton])
 def test_inference_mode(solver):
-    head, (x, y) = nn.Linear(6, 2), (batch()[0], torch.zeros(8, 2))
+    head, (x, y) = nn.Linear(6, 2), (batch()[0], one_hot(torch.arange(8) % 2, 2).float())
     with torch.inference_mode():
         with pytest.raises(RuntimeError, match=r"cannot bind its head inside torch.inference_mode\(\).*torch.no_grad"):
             solver().bind(head)

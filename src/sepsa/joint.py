@@ -44,7 +44,7 @@ class JointOptimizer(Optimizer):
         for optimizer in self.optimizers:
             optimizer.state = self.state
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Let each optimizer move its parameters, after one call of `closure`, if given. Returns the closure's loss."""
         loss = None
         if closure is not None:

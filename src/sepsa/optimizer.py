@@ -106,7 +106,8 @@ class SepSA(Optimizer, Generic[S]):
         **base_options: Any,
     ) -> None:
         heads = find_heads(model, head)
-        if isinstance(base, SepSA) or (isinstance(base, type) and issubclass(base, SepSA)):
+        given: object = base
+        if isinstance(given, SepSA) or (isinstance(given, type) and issubclass(given, SepSA)):
             raise ValueError("base must be the body's own optimizer, got a SepSA")
         self.base = build_base(model, heads, base, base_options)
         self.model = model

@@ -24,7 +24,7 @@ def in_range(name: str, value: float, low: float, high: float) -> float:
 
 def at_least(name: str, value: object, low: int) -> int:
     """An integer that is not smaller than `low`."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < low:
+    if not is_number(value) or not isinstance(value, Integral) or int(value) < low:
         error: type[Exception] = ValueError if isinstance(value, Integral) else TypeError
         raise error(f"{name} must be an integer of at least {low}, got {value!r}")
     return int(value)

@@ -145,7 +145,7 @@ class OutputProbe:
     def stop(self) -> None:
         """Look at no more losses."""
         if self.losses is not None:
-            self.losses.__exit__(None, None, None)
+            self.losses.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self.losses = None
 
     def judge(self, observation: Observation) -> None:

@@ -35,7 +35,11 @@ class LossProbe(TorchFunctionMode):
         squeezed = [output for output in outputs if widened(output, targets) is not None]
         least_squares = isinstance(getattr(solver, "solver", solver), (RLS, SelfTuningRLS))
         labels = least_squares and bool(((targets == 0) | (targets == 1)).all())
-        return cls(targets, squeezed, outputs if labels else []).__enter__() if squeezed or labels else None
+        if not squeezed and not labels:
+            return None
+        probe = cls(targets, squeezed, outputs if labels else [])
+        probe.__enter__()  # type: ignore[no-untyped-call]
+        return probe
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         given, name = [*args, *(kwargs or {}).values()], getattr(func, "__name__", "")
@@ -65,7 +69,7 @@ def widened(outputs: Tensor, targets: Tensor) -> tuple[int, ...] | None:
     if outputs.shape == targets.shape or outputs.numel() != targets.numel():
         return None
     try:
-        wide = torch.broadcast_shapes(outputs.shape, targets.shape)
+        wide = torch.broadcast_shapes(outputs.shape, targets.shape)  # type: ignore[no-untyped-call]
     except RuntimeError:
         return None
     return tuple(wide) if wide.numel() > targets.numel() else None
