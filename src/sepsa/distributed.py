@@ -173,7 +173,8 @@ def share_start(group: Any, head: nn.Linear, solver: Any) -> None:
                 f"ranks must have one kind of head, got {kinds[0]} on rank 0 and {kind} on rank {rank}: "
                 "build model and solver alike on all ranks"
             )
-    first, failure = _broadcast_object(group, 0, state), None
+    sent = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in state.items()}
+    first, failure = _broadcast_object(group, 0, sent), None
     try:
         solver.load_state_dict(first)
     except Exception as error:

@@ -69,7 +69,8 @@ def report_failure(observer: Observer, error: Exception, trace: TracebackType | 
         return
     with contextlib.suppress(Exception):  # the failure itself is raised, whatever happens to the other ranks
         if ddp is not None and trace is not None and not distributed.in_forward(trace):
-            ddp._pre_forward()  # type: ignore[no-untyped-call]  # which exchanges buffers and buckets before the others reach the head
+            # The others exchange buffers and buckets there, before they reach the head.
+            ddp._pre_forward()  # type: ignore[no-untyped-call]
         distributed.share_headers(group, None, error, distributed.NOT_REACHED)
 
 
