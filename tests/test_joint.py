@@ -13,6 +13,7 @@ from torch.nn.functional import mse_loss
 
 import sepsa
 from sepsa import RLS, STORM, SepSA
+from sepsa.capture import unwrapped_step
 from sepsa.joint import JointOptimizer
 
 needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no torch.optim.Muon")
@@ -105,6 +106,21 @@ def test_it_resumes_bit_for_bit(way, tmp_path):
     assert not same(model, network())
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is .*unavailable")
+def test_it_resumes_from_a_state_by_names():
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    model, optimizer = build()
+    train(optimizer, batches(6))
+    saved = copy.deepcopy(get_optimizer_state_dict(model, optimizer))
+    twin, resumed = build()
+    set_optimizer_state_dict(twin, resumed, saved)
+    twin.load_state_dict(model.state_dict())
+    for one in (optimizer, resumed):
+        train(one, batches(6, seed=2))
+    assert same(model, twin)
+
+
 def test_a_damaged_option_of_a_part_is_refused():
     _, optimizer = build()
     train(optimizer, batches(2))
@@ -147,6 +163,23 @@ def test_schedulers_hooks_closures_and_groups():
             optimizer.add_param_group({"params": [own]})
     assert len(optimizer.param_groups) == 4
     assert len(optimizer.base.optimizers[-1].param_groups) == 2
+
+
+def test_the_step_that_a_graph_records_is_the_step():
+    (model, optimizer), (twin, plain) = build(), build()
+    for (inputs, targets), one in ((batch, one) for batch in batches(3) for one in (optimizer, plain)):
+        with one.observe(targets):
+            loss = mse_loss(one.model(inputs), targets)
+        loss.backward()
+        with torch.no_grad():
+            unwrapped_step(one.base)() if one is optimizer else one.step()
+        one.zero_grad()
+    assert same(model, twin)
+    assert not same(model, network())
+    calls = []
+    optimizer.base.register_step_post_hook(lambda *_: calls.append(1))
+    unwrapped_step(optimizer.base)()
+    assert calls  # hooks on it run
 
 
 def test_a_gradient_scaler_skips_and_scales():
