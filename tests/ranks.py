@@ -103,6 +103,19 @@ def solver(rank, world, folder, name):
     return state(model)
 
 
+def several_optimizers():
+    """A base of one optimizer for matrices and another for the rest."""
+    matrices = (torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9}, lambda name, parameter: parameter.ndim == 2)
+    return [matrices, (torch.optim.Adam, {"lr": 1e-2}, None)]
+
+
+def joint(rank, world, folder):
+    model = network(seed=rank)
+    optimizer = SepSA(model, several_optimizers())
+    train(DistributedDataParallel(model), optimizer, even(rank, world, batches(STEPS)), mse_loss)
+    return state(model)
+
+
 def wrapped_first(rank, world, folder):
     ddp = DistributedDataParallel(network(seed=rank))
     optimizer = build(ddp, RLS())
@@ -206,6 +219,76 @@ def refused(rank, world, folder):
     said = [error_of(x, y[:, :2] if rank == 1 else y), error_of(x * torch.nan if rank == 0 else x, y)]
     train(ddp, optimizer, rest, mse_loss)
     return {"said": said, **state(model)}
+
+
+class Interrupted(nn.Sequential):
+    """A network that may raise, or leave out its head, with a buffer, which DDP sends before each forward."""
+
+    def __init__(self):
+        super().__init__(*network())
+        self.register_buffer("unused", torch.zeros(2))
+
+    def forward(self, x, now="all"):
+        if now == "raise":
+            raise KeyError("inside the forward")
+        return super().forward(x) if now == "all" else self[0](x)
+
+
+def failed(rank, world, folder, wrapped):
+    """One rank fails before its forward reaches the head; all are told, and go on."""
+    model = Interrupted().double()
+    optimizer = build(model, RLS(), process_group="auto" if wrapped else dist.group.WORLD)
+    run = DistributedDataParallel(model) if wrapped else model
+    (x, y), *rest = even(rank, world, batches(4))
+
+    def error_of(fails, how):
+        try:
+            with optimizer.observe(y):
+                if rank == fails and how == "before":
+                    raise KeyError("before the forward")
+                run(x, how if rank == fails else "all")
+        except (KeyError, RuntimeError) as error:
+            return type(error).__name__, str(error)
+
+    said = [error_of(1, "before"), error_of(0, "raise"), error_of(1, "leave out")]
+    train(run, optimizer, rest[:1], mse_loss)
+    said.append(error_of(0, "before"))  # DDP rebuilds its buckets here
+    train(run, optimizer, rest[1:], mse_loss)
+    return {"said": said, "steps": optimizer.solver.steps, **state(model)}
+
+
+class Unloadable(RLS):
+    """A solver whose load fails on the last rank."""
+
+    def load_state_dict(self, state_dict):
+        if dist.get_rank() == dist.get_world_size() - 1:
+            raise ValueError("no room")
+        super().load_state_dict(state_dict)
+
+
+def kinds(rank, world, folder):
+    """Ranks that differ in the dtype of model, targets or solver, or cannot load a solver: all are told."""
+    x, y = even(rank, world, batches(1))[0]
+
+    def error_of(solver, dtype=torch.float64, targets=y):
+        model = network().to(dtype)
+        optimizer = build(model, solver, process_group=dist.group.WORLD)
+        before = state(model)
+        try:
+            optimizer.learn(x.to(dtype), targets)
+        except (ValueError, RuntimeError) as error:
+            same = all(torch.equal(value, before[name]) for name, value in state(model).items())
+            return str(error), same, optimizer.solver.steps
+
+    own = torch.float32 if rank == 1 else torch.float64
+    return {
+        "said": [
+            error_of(RLS(), own, y.to(own)),
+            error_of(RLS(), targets=y.to(own)),
+            error_of(RLS(dtype=own)),
+            error_of(Unloadable()),
+        ]
+    }
 
 
 def lasts(world):
@@ -405,7 +488,11 @@ CASES = {f"solver {name}": (solver, name) for name in SOLVERS if name != "Logist
     "masked": (masked,),
     "gaps": (gaps, "PerOutput"),
     "labels with gaps": (gaps, "LogisticNewton"),
+    "several optimizers": (joint,),
     "refused": (refused,),
+    "failed": (failed, True),
+    "failed, without DDP": (failed, False),
+    "kinds": (kinds,),
     "alone": (alone,),
     "joined": (joined,),
     "joined heads": (joined_heads,),

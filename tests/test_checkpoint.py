@@ -297,9 +297,9 @@ def test_a_link_is_written_through(tmp_path):
     assert sepsa.load(tmp_path / "real.sepsa", into=Holder()).state == 2
 
 
-@pytest.mark.parametrize("keep", [0, -1, 1.5, True])
-def test_keep_is_checked(keep, tmp_path):
-    with pytest.raises(ValueError, match="keep must be an integer of at least 1"):
+@pytest.mark.parametrize(("keep", "error"), [(0, ValueError), (-1, ValueError), (True, ValueError), (1.5, TypeError)])
+def test_keep_is_checked(keep, error, tmp_path):
+    with pytest.raises(error, match="keep must be an integer of at least 1"):
         sepsa.save(Holder(1), tmp_path / "x", keep=keep)
 
 

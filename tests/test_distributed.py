@@ -48,6 +48,12 @@ def one_process(solver, data, loss_fn=mse_loss):
     return model
 
 
+def joint():
+    model = ranks.network()
+    ranks.train(model, SepSA(model, ranks.several_optimizers()), ranks.batches(ranks.STEPS), mse_loss)
+    return model
+
+
 def accumulated():
     model = ranks.network()
     optimizer = ranks.build(model, RLS())
@@ -142,9 +148,11 @@ def truths_of_any_world():
         "uneven": plain,
         "an empty rank": plain,
         "accumulated": accumulated(),
+        "several optimizers": joint(),
         "gaps": with_gaps("PerOutput"),
         "labels with gaps": with_gaps("LogisticNewton"),
         "refused": one_process(RLS(), ranks.batches(4)[1:]),
+        "failed": one_process(RLS(), ranks.batches(4)[1:]),
         "captured": plain,
     }
 
@@ -175,9 +183,42 @@ def check_refused(found):
             assert kind == "ValueError"
             assert "targets must have shape" in words
         else:
-            assert (kind, words.split(",")[0]) == ("RuntimeError", "rank 1 refused its samples")
+            assert kind == "RuntimeError"
+            assert words.startswith("rank 1 refused its samples, so no rank has learned: ValueError: targets must have")
         assert other == "NotFinite"
         assert "features must be finite" in finite
+
+
+def check_failed(found):
+    told = "rank {} failed before its samples reached the head, so no rank has learned: {}"
+    for rank, result in enumerate(found):
+        before, inside, left_out, later = result["said"]
+        missed = "the forward inside observe never reached the head '2': nothing was learned;"
+        for (kind, words), fails, own, reason in (
+            (before, 1, "KeyError", "'before the forward'"),
+            (inside, 0, "KeyError", "'inside the forward'"),
+            (left_out, 1, "HeadNotReached", missed),
+            (later, 0, "KeyError", "'before the forward'"),
+        ):
+            if rank == fails:
+                assert kind == own
+                assert words.startswith(reason)
+            else:
+                assert kind == "RuntimeError"
+                assert words.startswith(told.format(fails, f"{own}: {reason}"))
+        assert result["steps"] == 3
+
+
+def check_kinds(found):
+    for result in found:
+        (features, *whole), (targets, *kept), (solver, *state), (load, *undone) = result["said"]
+        assert "features (n, 9) of torch.float64, targets (n, 3) of torch.float64 on rank 0 and features" in features
+        assert "(n, 3) of torch.float32 on rank 1" in features
+        assert "features (n, 9) of torch.float64, targets (n, 3) of torch.float32 on rank 1: give all" in targets
+        assert "RLS in torch.float64 with weight (3, 9) of torch.float64, bias (3,)" in solver
+        assert "on rank 0 and RLS in torch.float32 with weight (3, 9) of torch.float64, bias (3,)" in solver
+        assert load == f"rank {len(found) - 1} could not take over the solver's state of rank 0: ValueError: no room"
+        assert whole == kept == state == undone == [True, 0]
 
 
 def check_alone(found):
@@ -203,6 +244,9 @@ def test_two_and_three_ranks_learn_as_one_process(results):
         for case, model in truths(world).items():
             check_model(case, [result[case] for result in found], model)
         check_refused([result["refused"] for result in found])
+        for case in ("failed", "failed, without DDP"):
+            check_failed([result[case] for result in found])
+        check_kinds([result["kinds"] for result in found])
         check_alone([result["alone"] for result in found])
         check_joins(found)
         check_captured([result["captured"] for result in found])

@@ -43,7 +43,7 @@ def test_import_needs_torch_and_numpy_alone(said):
 def test_the_public_names():
     assert set(sepsa.__all__) == {
         *("FourierFeatures", "HeadSolver", "NotFinite", "OnlineLBFGS", "RLS", "STORM", "SepSA", "SoftmaxNewton"),
-        *("LogisticNewton", "PerOutput", "__version__", "observe"),
+        *("LogisticNewton", "PerOutput", "__version__", "muon", "observe"),
     }
     assert all(hasattr(sepsa, name) for name in sepsa.__all__)
 

@@ -8,12 +8,15 @@ import pickle
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import mse_loss
+from torch.nn.functional import mse_loss, one_hot
 
-from sepsa import RLS, SepSA
+import sepsa
+from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton
+from sepsa.paper.slimtik import SlimTik
 from third_party import LMS
 
 
@@ -178,10 +181,24 @@ def observe_twice(model, **options):
 
 
 @pytest.mark.parametrize(
-    "then", [torch.sigmoid, lambda y: 10 * y, lambda y: y.mean(0), lambda y: {"logits": y + 1, "other": y[:1]}]
+    "then", [torch.relu, lambda y: 10 * y, lambda y: y.mean(0), lambda y: {"logits": y + 1, "other": y[:1]}]
 )
 def test_what_follows_the_head_is_noticed_once(then):
     with pytest.warns(UserWarning, match=r"is not what its head 'head' gives, \(8, 2\): .* head=") as caught:
+        observe_twice(After(then))
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize(
+    ("then", "words"),
+    [
+        (nn.Sigmoid(), r"remove the sigmoid from the model and take solver=LogisticNewton\(\)"),
+        (lambda y: y.softmax(1), r"remove the softmax from the model and take solver=SoftmaxNewton\(\)"),
+        (nn.LogSoftmax(-1), r"remove the log_softmax from the model and take solver=SoftmaxNewton\(\)"),
+    ],
+)
+def test_an_activation_after_the_head_names_the_solver_of_its_logits(then, words):
+    with pytest.warns(UserWarning, match=words) as caught:
         observe_twice(After(then))
     assert len(caught) == 1
 
@@ -212,6 +229,175 @@ def test_another_linear_taken_for_the_head_is_noticed():
 )
 def test_a_head_that_gives_the_output_is_not_warned_of(then):
     observe_twice(After(then))
+
+
+# ---------------------------------------------------------------------- losses on the wrong numbers
+
+
+SOLVERS = {
+    "RLS": RLS,
+    "auto": lambda: RLS(ridge="auto"),
+    "PerOutput": lambda: PerOutput(RLS()),
+    "LogisticNewton": LogisticNewton,
+    "SoftmaxNewton": SoftmaxNewton,
+    "OnlineLBFGS": OnlineLBFGS,
+    "OnlineLBFGS of classes": lambda: OnlineLBFGS(loss="cross-entropy"),
+    "SlimTik": SlimTik,
+}
+
+
+class Squeezed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 9), nn.Linear(9, 1)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.body(x))).squeeze(-1)
+
+
+@pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
+def test_the_losses_of_solvers_do_not_broadcast(solver):
+    model = Squeezed()
+    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2, solver=solver())
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"\(8, 1\), got outputs \(8,\) .*the model squeezed its output; .*unsqueeze"):
+        optimizer.learn(batch()[0], torch.rand(8, 1))
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    with pytest.raises(ValueError, match=r"outputs \(8, 1\) and targets \(8,\): .* targets.unsqueeze\(-1\)"):
+        optimizer.solver.loss(torch.zeros(8, 1), torch.zeros(8))
+    with pytest.raises(ValueError, match=r"got outputs \(8, 1\) and targets \(4, 1\)$"):
+        optimizer.solver.loss(torch.zeros(8, 1), torch.zeros(4, 1))
+
+
+LOSSES = {
+    "mse_loss": mse_loss,
+    "L1Loss": nn.L1Loss(),
+    "written": lambda outputs, targets: (targets - outputs).square().mean(),
+}
+
+
+@pytest.mark.parametrize("loss_fn", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize("way", ["learn", "observe"])
+def test_a_loss_of_the_user_that_broadcasts_is_refused(loss_fn, way):
+    model, (inputs, targets) = Squeezed(), (batch()[0], torch.randn(8, 1))
+    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
+    words = r"output has shape \(8,\) and the targets \(8, 1\), and \w+ broadcasts them to \(8, 8\).*view_as"
+    if way == "learn":
+        with pytest.raises(ValueError, match=words):
+            optimizer.learn(inputs, targets, loss_fn)
+    else:
+        with pytest.raises(ValueError, match=words), optimizer.observe(targets):
+            loss_fn(model(inputs), targets)
+    loss = optimizer.learn(inputs, targets, lambda outputs, targets: loss_fn(outputs, targets.view_as(outputs)))
+    torch.testing.assert_close(loss, loss_fn(model(inputs), targets[:, 0]), rtol=0.1, atol=0.1)  # the body has moved
+    assert torch.overrides._len_torch_function_stack() == 0
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "words"),
+    [
+        (nn.CrossEntropyLoss(), r"calls cross_entropy on .*solver=SoftmaxNewton\(\)"),
+        (lambda outputs, y: -(y * outputs.log_softmax(-1)).mean(), r"calls log_softmax on .*solver=SoftmaxNewton\(\)"),
+        (nn.BCEWithLogitsLoss(), r"calls binary_cross_entropy_with_logits on .*solver=LogisticNewton\(\)"),
+    ],
+)
+@pytest.mark.parametrize("solver", [RLS, lambda: PerOutput(RLS()), lambda: RLS(ridge="auto")])
+def test_a_loss_of_classes_beside_a_head_of_least_squares_is_warned_of_once(loss_fn, words, solver):
+    model = network()
+    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2, solver=solver())
+    hot = one_hot(torch.arange(8) % 2, 2).float()
+    with pytest.warns(UserWarning, match=words):
+        optimizer.learn(batch()[0], hot, loss_fn)
+    optimizer.learn(batch()[0], hot, loss_fn)  # and no second time: warnings are errors here
+
+
+def test_losses_that_fit_their_head_are_not_warned_of():
+    hot = one_hot(torch.arange(8) % 2, 2).float()
+    SepSA(network(), torch.optim.SGD, lr=1e-2).learn(batch()[0], hot, mse_loss)
+    SepSA(network(), torch.optim.SGD, lr=1e-2, solver=SoftmaxNewton()).learn(batch()[0], hot, nn.CrossEntropyLoss())
+
+
+@pytest.mark.parametrize(
+    ("solver", "outputs", "shape", "words"),
+    [
+        (RLS, 2, (8,), r"take solver=SoftmaxNewton\(\), or for least squares use .*one_hot\(targets, 2\)"),
+        (RLS, 2, (8, 1), r"take solver=SoftmaxNewton\(\) and targets.squeeze\(1\)"),
+        (RLS, 1, (8,), r"targets.unsqueeze\(-1\).float\(\); for labels 0 and 1 take solver=LogisticNewton\(\)"),
+        (SoftmaxNewton, 2, (8, 1), r"targets.squeeze\(1\)"),
+    ],
+)
+def test_class_labels_of_the_wrong_shape_or_for_the_wrong_head(solver, outputs, shape, words):
+    model = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, outputs))
+    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2, solver=solver())
+    with pytest.raises(TypeError, match=words):
+        optimizer.learn(batch()[0], torch.zeros(shape, dtype=torch.long))
+
+
+def test_labels_in_a_column_for_a_loss_of_classes():
+    with pytest.raises(ValueError, match=r"give class labels as targets.squeeze\(1\)"):
+        SoftmaxNewton().bind(nn.Linear(9, 3)).loss(torch.zeros(8, 3), torch.zeros(8, 1, dtype=torch.long))
+
+
+# ---------------------------------------------------------------------- heads and bases that cannot learn
+
+
+def test_a_given_base_that_leaves_out_parameters():
+    model = nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 9), nn.Linear(9, 9), nn.Linear(9, 2))
+    with pytest.warns(UserWarning, match=r"all of the body but 1.weight, 1.bias, 2.weight and 1 more: build it on"):
+        SepSA(model, torch.optim.SGD(model[0].parameters(), lr=1e-2))
+    model[1:3].requires_grad_(False)
+    SepSA(model, torch.optim.SGD(model[0].parameters(), lr=1e-2))
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_head_whose_entries_share_memory(name):
+    model = network()
+    shared = getattr(model[2], name).detach()[:1].expand_as(getattr(model[2], name))
+    setattr(model[2], name, nn.Parameter(shared))
+    with pytest.raises(ValueError, match=rf"expanded {name} \(strides .*nn.Parameter\(head.{name}.detach\(\).clone"):
+        RLS().bind(model[2])
+    setattr(model[2], name, nn.Parameter(getattr(model[2], name).detach().clone()))
+    SepSA(model, torch.optim.SGD, lr=1e-2).learn(*batch())
+
+
+@pytest.mark.parametrize("solver", [RLS, SoftmaxNewton, LogisticNewton])
+def test_inference_mode(solver):
+    head, (x, y) = nn.Linear(6, 2), (batch()[0], one_hot(torch.arange(8) % 2, 2).float())
+    with torch.inference_mode():
+        with pytest.raises(RuntimeError, match=r"cannot bind its head inside torch.inference_mode\(\).*torch.no_grad"):
+            solver().bind(head)
+        made = nn.Linear(6, 2)
+    with pytest.raises(ValueError, match=r"a weight that was made in torch.inference_mode\(\).*head.weight = nn.Para"):
+        solver().bind(made)
+    bound = solver().bind(head)
+    with torch.inference_mode():
+        with pytest.raises(RuntimeError, match=r"cannot learn inside torch.inference_mode\(\)"):
+            bound.update(x, y)
+        bound.predict(x)
+    bound.update(x, y)
+
+
+def test_numpy_numbers_are_numbers(tmp_path):
+    def build():
+        base = {"lr": np.float32(0.125), "momentum": np.float64(0.5), "nesterov": np.True_}
+        return SepSA(network(), torch.optim.SGD, solver=RLS(ridge=np.float32(2), forgetting=np.float16(0.5)), **base)
+
+    optimizer = build()
+    optimizer.head_fraction = np.float32(0.5)
+    optimizer.param_groups[0]["lr"] = np.float32(0.25)  # as a scheduler may set it
+    optimizer.learn(*batch())
+    path = tmp_path / "checkpoint.sepsa"
+    sepsa.save(optimizer, path, keep=np.int64(2))
+    loaded = sepsa.load(path, into=build())
+    assert loaded.solver.ridge == 2
+    assert loaded.solver.forgetting == 0.5
+    assert loaded.head_fraction == 0.5
+    assert loaded.param_groups[0]["lr"] == 0.25
+    assert OnlineLBFGS(memory=np.int32(3)).memory == 3
+    assert SoftmaxNewton(label_smoothing=np.float32(0.5)).label_smoothing == 0.5
+    for wrong in (np.bool_(True), True, "1", None):
+        with pytest.raises(TypeError, match=r"ridge must be a number in \(0, inf\), got"):
+            RLS(ridge=wrong)
 
 
 # ---------------------------------------------------------------------- detach

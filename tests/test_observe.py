@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -240,6 +241,47 @@ def test_tensors_that_are_not_dense_get_our_words(make, words, where, solver):
         model(inputs)
     assert same(model, before)
     assert optimizer.solver.steps == 0
+
+
+def in_a_thread(f):
+    """What f returns or raises in another thread."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(f).result()
+
+
+@pytest.mark.parametrize("solver", [RLS, lambda: RLS(ridge="auto")])
+def test_a_pass_in_another_thread_neither_learns_nor_counts(solver):
+    (model, optimizer), (twin, plain) = (
+        (m, SepSA(m, torch.optim.SGD, lr=0.1, solver=solver())) for m in (network(), network())
+    )
+    other = torch.randn(8, 6)
+    model.eval(), twin.eval()
+    for inputs, targets in batches(3):
+        with optimizer.observe(targets):
+            in_a_thread(lambda: model(other))
+            assert not optimizer.solver.steps - plain.solver.steps
+            loss = mse_loss(model(inputs), targets)
+            in_a_thread(lambda: model(other))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        plain.learn(inputs, targets)
+    assert same(model, twin)
+    words = r"never reached the head '3': .*inside the context and in its thread"
+    with pytest.raises(RuntimeError, match=words), optimizer.observe(targets):
+        in_a_thread(lambda: model(inputs))
+
+
+def test_a_second_thread_cannot_observe():
+    model = network()
+    optimizer = SepSA(model, torch.optim.SGD, lr=0.1)
+    inputs, targets = batches(1)[0]
+    with optimizer.observe(targets):
+        with pytest.raises(RuntimeError, match=r"active in another thread, and one thread at a time .* hold a lock"):
+            in_a_thread(lambda: optimizer.learn(inputs, targets))
+        model(inputs)
+    in_a_thread(lambda: optimizer.learn(inputs, targets))
+    assert optimizer.solver.steps == 2
 
 
 def test_a_head_called_by_keyword():

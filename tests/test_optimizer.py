@@ -52,13 +52,13 @@ def same(a, b):
     return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
-# Every optimizer of torch.optim that takes a list of parameters. Muon wants matrices, SparseAdam sparse gradients.
-BASES = {
+# Every optimizer of torch.optim that moves dense parameters. Muon wants matrices.
+DENSE = {
     name: kind
     for name, kind in vars(torch.optim).items()
     if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+    if name not in ("LBFGS", "SparseAdam")
 }
-DENSE = {name: kind for name, kind in BASES.items() if name not in ("LBFGS", "SparseAdam")}
 
 
 @pytest.mark.parametrize("name", DENSE)
@@ -257,7 +257,9 @@ def test_parameter_groups():
 
 def test_add_param_group():
     model = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 9), nn.ReLU(), nn.Linear(9, 2))
+    model[2].requires_grad_(False)
     optimizer = SepSA(model, torch.optim.Adam([*model[0].parameters()], lr=1e-3))
+    model[2].requires_grad_(True)
     optimizer.add_param_group({"params": [*model[2].parameters()], "lr": 0.5})
     assert [group["lr"] for group in optimizer.param_groups] == [1e-3, 0.5]
     assert optimizer.param_groups is optimizer.base.param_groups

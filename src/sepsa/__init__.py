@@ -11,6 +11,7 @@ from sepsa.checkpoint import load as load
 from sepsa.checkpoint import save as save
 from sepsa.features import FourierFeatures
 from sepsa.heads import RLS, HeadSolver, LogisticNewton, NotFinite, OnlineLBFGS, PerOutput, SoftmaxNewton
+from sepsa.joint import muon
 from sepsa.observe import observe
 from sepsa.optimizer import SepSA
 from sepsa.storm import STORM
@@ -27,6 +28,7 @@ __all__ = [
     "SepSA",
     "SoftmaxNewton",
     "__version__",
+    "muon",
     "observe",
 ]
 

@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from sepsa import distributed
 from sepsa.heads import Capturable, CapturableByRow
+from sepsa.joint import JointOptimizer
 from sepsa.observe import Observation, Observer, ranks
 from sepsa.observe.observation import observers_of
 
@@ -298,6 +299,9 @@ class CompiledStep:
 def unwrapped_step(optimizer: Optimizer) -> Callable[[], object]:
     """The optimizer's step without torch's wrappers, which break a compiled graph, unless they run hooks."""
     hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    if isinstance(optimizer, JointOptimizer) and not hooks:
+        steps = [unwrapped_step(part) for part in optimizer.optimizers]
+        return lambda: [step() for step in steps]
     if hooks or not type(optimizer).__module__.startswith("torch.optim."):
         return optimizer.step
     return partial(inspect.unwrap(type(optimizer).step), optimizer)

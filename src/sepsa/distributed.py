@@ -9,19 +9,28 @@ that of one process with the whole batch.
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from sepsa.states.tree import tensors_of
+
+Headers: TypeAlias = list[list[int]]
 # The entries of a rank's header, integers that it sends before its rows; from _WIDTH on, all ranks must agree.
-_ROWS, _REFUSED, _WEIGHTED, _WIDTH = range(4)
+_ROWS, _FAILED, _WEIGHTED, _WIDTH = range(4)
+# What _FAILED says, beside 0.
+REFUSED, NOT_REACHED = 1, 2
+_FAILURES = {REFUSED: "refused its samples", NOT_REACHED: "failed before its samples reached the head"}
 _DTYPES = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool),
@@ -46,6 +55,11 @@ class Samples(NamedTuple):
 
 # Whether there is a process group, False where torch was built without torch.distributed.
 is_initialized: Callable[[], bool] = dist.is_initialized if dist.is_available() else lambda: False
+
+
+def size_of(group: Any) -> int:
+    """The number of ranks of a group."""
+    return dist.get_world_size(group)
 
 
 def has_ranks(setting: Any) -> bool:
@@ -115,6 +129,20 @@ def sharded_group(model: nn.Module) -> Any:
     return None
 
 
+def wrapper_of(head: nn.Linear) -> DistributedDataParallel | None:
+    """The DistributedDataParallel around a head, outside of its forward; slow, for failures alone."""
+    for found in gc.get_objects():
+        if issubclass(type(found), DistributedDataParallel) and any(module is head for module in found.modules()):
+            return found  # type: ignore[no-any-return]
+    return None
+
+
+def in_forward(trace: TracebackType) -> bool:
+    """Whether an error was raised inside the forward of a DistributedDataParallel."""
+    frames = (frame.f_code for frame, _ in traceback.walk_tb(trace))
+    return any(code is DistributedDataParallel.forward.__code__ for code in frames)
+
+
 def takes_gradients(head: nn.Linear) -> bool:
     """Whether a DistributedDataParallel waits for gradients of the head, so that they must be computed."""
     ddp = DistributedDataParallel._active_ddp_module
@@ -133,15 +161,44 @@ def warn_alone(name: str) -> None:
     )
 
 
-def share_start(group: Any, head: nn.Linear, state: dict[str, Any]) -> dict[str, Any]:
-    """Write the first rank's head into `head`. Returns its solver's state."""
-    box: list[Any] = [None]
-    if dist.get_rank(group) == 0:
-        box[0] = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in state.items()}
-    dist.broadcast_object_list(box, src=dist.get_global_rank(group, 0), group=group, device=_device(group))
+def share_start(group: Any, head: nn.Linear, solver: Any) -> None:
+    """Give all ranks the first one's head and its solver's state; where a rank cannot take them, all raise."""
+    state = solver.state_dict()
+    dtypes = sorted({str(x.dtype) for x in tensors_of(state) if isinstance(x, Tensor) and x.is_floating_point()})
+    shapes = [f"{name} {tuple(p.shape)} of {p.dtype}" for name, p in head._parameters.items() if p is not None]
+    kinds = _gather_objects(group, f"{type(solver).__name__} in {', '.join(dtypes)} with {', '.join(shapes)}")
+    for rank, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            raise ValueError(
+                f"ranks must have one kind of head, got {kinds[0]} on rank 0 and {kind} on rank {rank}: "
+                "build model and solver alike on all ranks"
+            )
+    sent = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in state.items()}
+    first, failure = _broadcast_object(group, 0, sent), None
+    try:
+        solver.load_state_dict(first)
+    except Exception as error:
+        failure = error
+    for rank, words in enumerate(_gather_objects(group, failure and _words(failure))):
+        if words is not None:
+            if failure is None:
+                solver.load_state_dict(state)
+            raise RuntimeError(f"rank {rank} could not take over the solver's state of rank 0: {words}") from failure
     broadcast_first(group, (parameter for parameter in head._parameters.values() if parameter is not None))
-    shared: dict[str, Any] = box[0]
-    return shared
+
+
+def share_headers(group: Any, rows: Samples | None, error: Exception | None, failure: int) -> tuple[Headers, str]:
+    """The headers of all ranks and, where a rank failed, which one and why. `failure` says how this one did."""
+    try:
+        header = _header(rows, failure)
+    except ValueError as unknown:
+        header, error = _header(None, REFUSED), unknown
+    headers: Headers = gather_equal(group, header.to(_device(group))[None]).tolist()
+    failed = next((rank for rank, header in enumerate(headers) if header[_FAILED]), None)
+    if failed is None:
+        return headers, ""
+    reason = _broadcast_object(group, failed, error and _words(error))
+    return headers, f"rank {failed} {_FAILURES[headers[failed][_FAILED]]}, so no rank has learned: {reason}"
 
 
 def gather(group: Any, rows: Samples | None, error: Exception | None, moments: bool) -> tuple[Samples | None, slice]:
@@ -151,12 +208,9 @@ def gather(group: Any, rows: Samples | None, error: Exception | None, moments: b
     `moments` says that second moments are enough.
     """
     rank, device = dist.get_rank(group), _device(group)
-    headers = gather_equal(group, _header(rows).to(device)[None]).tolist()
-    refused = [k for k, header in enumerate(headers) if header[_REFUSED]]
-    if refused:
-        if error is not None:
-            raise error
-        raise RuntimeError(f"rank {refused[0]} refused its samples, so no rank has learned: its own error says why")
+    headers, failure = share_headers(group, rows, error, REFUSED)
+    if failure:
+        raise error if error is not None else RuntimeError(failure)
     assert rows is not None
     counts = [header[_ROWS] for header in headers]
     most = max(counts)
@@ -166,8 +220,8 @@ def gather(group: Any, rows: Samples | None, error: Exception | None, moments: b
     for header in filled[1:]:
         if header[_WIDTH:] != filled[0][_WIDTH:]:
             raise ValueError(
-                f"ranks must hold samples of one kind, got (dtype and width of features, targets, inputs) "
-                f"{filled[0][_WIDTH:]} and {header[_WIDTH:]}"
+                f"ranks must hold samples of one kind, got {_kind(filled[0])} on rank {headers.index(filled[0])} and "
+                f"{_kind(header)} on rank {headers.index(header)}: give all ranks the same dtypes and shapes"
             )
     if not counts[rank]:
         rows = _empty(filled[0], rows.features.device)
@@ -349,14 +403,43 @@ def _float64_weight(rows: Samples) -> Tensor:
     return torch.ones(len(rows.features), dtype=torch.float64, device=rows.features.device)
 
 
-def _header(rows: Samples | None) -> Tensor:
-    """What this rank has, None for refused samples; -1 as a width: class indices, or no inputs; as a dtype: none."""
+def _header(rows: Samples | None, failure: int) -> Tensor:
+    """What this rank has, None after a failure; -1 as a width: class indices, or no inputs; as a dtype: none."""
     if rows is None:
-        return torch.tensor([0, 1, 0, 0, 0, 0, 0, 0, 0])
+        return torch.tensor([0, failure, 0, 0, 0, 0, 0, 0, 0])
     x, y, w, z = rows
+    for part in (x, y, z):
+        if part is not None and part.dtype not in _DTYPES:
+            raise ValueError(f"samples of {part.dtype} cannot be sent to other ranks: cast them, as by .float()")
     widths = [x.shape[1], -1 if y.ndim == 1 else y.shape[1], -1 if z is None else _width(z)]
     dtypes = [-1 if part is None else _DTYPES.index(part.dtype) for part in (x, y, z)]
     return torch.tensor([len(x), 0, int(w is not None), *widths, *dtypes])
+
+
+def _kind(header: list[int]) -> str:
+    """The dtypes and widths of a header in words."""
+    width, target, identity, x, y, z = header[_WIDTH:]
+    targets = "class labels" if target < 0 else f"targets (n, {target})"
+    inputs = "" if identity < 0 else f", inputs (n, {identity}) of {_DTYPES[z]}"
+    return f"features (n, {width}) of {_DTYPES[x]}, {targets} of {_DTYPES[y]}{inputs}"
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:1000]
+
+
+def _gather_objects(group: Any, value: Any) -> list[Any]:
+    """The values of all ranks."""
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def _broadcast_object(group: Any, rank: int, value: Any) -> Any:
+    """The value of one rank."""
+    box = [value if dist.get_rank(group) == rank else None]
+    dist.broadcast_object_list(box, src=dist.get_global_rank(group, rank), group=group, device=_device(group))
+    return box[0]
 
 
 def _empty(header: list[int], device: torch.device) -> Samples:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sepsa.distributed import is_sharded
 from sepsa.heads import RLS, Forgets, HeadSolver
+from sepsa.joint import Base, JointOptimizer
 from sepsa.observe.observation import by_name, is_collection, observers_of
 
 
@@ -102,9 +105,7 @@ def check_forgetting(forget_per: str, solvers: dict[str, HeadSolver]) -> None:
             )
 
 
-def build_base(
-    model: nn.Module, heads: dict[str, nn.Linear], base: type[Optimizer] | Optimizer, options: dict[str, Any]
-) -> Optimizer:
+def build_base(model: nn.Module, heads: dict[str, nn.Linear], base: Base, options: dict[str, Any]) -> Optimizer:
     """The body's optimizer: built on every parameter that is not a head's, or the given one, checked."""
     of_head = {id(p): name for name, head in heads.items() for p in head.parameters()}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -114,21 +115,35 @@ def build_base(
                 f"head {head_name!r} shares a parameter with {name!r}: a Newton step for the head would change both; "
                 "untie them or choose another head"
             )
-    kind = base if isinstance(base, type) else type(base)
-    if not issubclass(kind, Optimizer):
-        raise TypeError(f"base must be a torch.optim.Optimizer class or instance, got {base!r}")
-    if issubclass(kind, torch.optim.LBFGS):
-        raise ValueError(
-            "base LBFGS evaluates the model several times a step, each time teaching the head the same samples: "
-            "use Adam, SGD or another optimizer that evaluates it once"
+    body = [(name, p) for name, p in model.named_parameters() if id(p) not in of_head]
+    if isinstance(base, (type, list, tuple)):
+        refuse_other_heads(model, heads, (p for _, p in body))
+    if isinstance(base, type):
+        return build_one(model, base, options, body)
+    if options:
+        what = "is an instance, so it" if isinstance(base, Optimizer) else "is a function or a list, which"
+        raise ValueError(f"base {what} has its options already, got {sorted(options)} as well")
+    if isinstance(base, (list, tuple)):
+        return build_several(model, base, body)
+    built = base if isinstance(base, Optimizer) or not callable(base) else base(body)
+    if not isinstance(built, Optimizer):
+        raise TypeError(
+            f"base must be a torch.optim.Optimizer class or instance, got {built!r}; or a list of (class, options, "
+            "which parameters), or a function of the body's named parameters that returns an optimizer"
         )
-    if isinstance(base, Optimizer):
-        if options:
-            raise ValueError(f"base is an instance, so it has its options already, got {sorted(options)} as well")
-        given = [p for group in base.param_groups for p in group["params"]]
-        refuse_head_parameters(heads, given)
-        refuse_other_heads(model, heads, given)
-        return base
+    given = [p for group in built.param_groups for p in group["params"]]
+    refuse_unfit(model, type(built), [])
+    refuse_head_parameters(heads, given)
+    refuse_other_heads(model, heads, given)
+    warn_left_out(model, heads, given)
+    return built
+
+
+def build_one(model: nn.Module, kind: Any, options: dict[str, Any], body: list[tuple[str, nn.Parameter]]) -> Optimizer:
+    """An optimizer of the class `kind` on these parameters of the body."""
+    if not (isinstance(kind, type) and issubclass(kind, Optimizer)):
+        raise TypeError(f"base must be a torch.optim.Optimizer class or instance, got {kind!r}")
+    options = {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
     misplaced = sorted({"ridge", "forgetting", "bias_ridge"} & set(options) - set(inspect.signature(kind).parameters))
     if misplaced:
         settings = ", ".join(f"{name}={options[name]!r}" for name in misplaced)
@@ -136,9 +151,73 @@ def build_base(
             f"{misplaced[0]} is a setting of the head solver and not of {kind.__name__}: "
             f"write SepSA(model, {kind.__name__}, solver=RLS({settings}))"
         )
-    body = [parameter for parameter in model.parameters() if id(parameter) not in of_head]
-    refuse_other_heads(model, heads, body)
-    return kind([{"params": body}], **options)
+    refuse_unfit(model, kind, body)
+    return kind([{"params": [parameter for _, parameter in body]}], **options)
+
+
+def build_several(model: nn.Module, parts: Sequence[Any], body: list[tuple[str, nn.Parameter]]) -> Optimizer:
+    """An optimizer for each part, which takes the parameters that it selects of those that the parts before leave."""
+    optimizers = []
+    for i, part in enumerate(parts):
+        if not (isinstance(part, tuple) and len(part) == 3 and isinstance(part[1], dict)):
+            raise TypeError(f"base[{i}] must be (optimizer class, dict of options, which parameters), got {part!r}")
+        kind, options, selects = part
+        chosen = [(name, p) for name, p in body if selects is None or selects(name, p)]
+        if not chosen and selects is not None:
+            raise ValueError(
+                f"base[{i}] selects no parameter that is left of {few([n for n, _ in body])}: its third item is called "
+                "with name and parameter, and is None for all that are left"
+            )
+        if chosen:
+            taken = {id(p) for _, p in chosen}
+            body = [(name, p) for name, p in body if id(p) not in taken]
+            optimizers.append(build_one(model, kind, options, chosen))
+    if body or not optimizers:
+        raise ValueError(
+            f"base has no optimizer for {few([name for name, _ in body])}: end it with one for the rest, as "
+            "(torch.optim.AdamW, {'lr': 1e-3}, None)"
+        )
+    return JointOptimizer(optimizers)
+
+
+def refuse_unfit(model: nn.Module, kind: type[Optimizer], body: list[tuple[str, nn.Parameter]]) -> None:
+    """Refuse optimizers that evaluate the model several times a step, or cannot move these parameters."""
+    if issubclass(kind, torch.optim.LBFGS):
+        raise ValueError(
+            "base LBFGS evaluates the model several times a step, each time teaching the head the same samples: "
+            "use Adam, SGD or another optimizer that evaluates it once"
+        )
+    tables = [m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse]
+    sparse = {id(table.weight) for table in tables}
+    for limited, moves, fits, cure in (
+        ("Muon", "matrices", lambda p: p.ndim == 2, "sepsa.muon(model, lr=...), or a list"),
+        ("SparseAdam", "sparse embeddings", lambda p: id(p) in sparse, "a list"),
+    ):
+        unfit = [name for name, p in body if not fits(p)] if issubclass(kind, getattr(torch.optim, limited, ())) else []
+        if unfit:
+            raise ValueError(
+                f"base {kind.__name__} moves {moves} alone, and not {few(unfit)}: take base={cure} "
+                f"[(torch.optim.{limited}, {{...}}, selects), (torch.optim.AdamW, {{...}}, None)], where selects is a "
+                "function of name and parameter"
+            )
+
+
+def few(names: list[str]) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def warn_left_out(model: nn.Module, heads: dict[str, nn.Linear], given: Iterable[Tensor]) -> None:
+    """Warn of body parameters that require a gradient and that the given base does not move."""
+    learns = [*heads.values(), *(observer.head for observer in observers_of(model))]
+    moved = {id(p) for p in (*given, *(p for head in learns for p in head.parameters()))}
+    names = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in moved]
+    if names:
+        warnings.warn(
+            f"base moves all of the body but {few(names)}: build it on these parameters too, or call "
+            "requires_grad_(False) on what is to stay",
+            stacklevel=4,
+        )
 
 
 def refuse_other_heads(model: nn.Module, heads: dict[str, nn.Linear], parameters: Iterable[Tensor]) -> None:

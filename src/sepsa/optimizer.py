@@ -18,10 +18,12 @@ from sepsa.capture import PlainStep, Step, capture, check_devices
 from sepsa.distributed import join_ranks
 from sepsa.heads import RLS, HeadSolver
 from sepsa.interrupt import DeferredInterrupt
+from sepsa.joint import Base
 from sepsa.model_parts import build_base, check_forgetting, find_heads, refuse_head_parameters, solvers_for
 from sepsa.observe import Observation, Observations, Observer, ranks
 from sepsa.observe.observation import Collection, is_collection
 from sepsa.states.optimizer import check_base_state, check_own_state
+from sepsa.validation import at_least, in_range
 
 S = TypeVar("S", bound=HeadSolver)
 
@@ -39,9 +41,12 @@ class SepSA(Optimizer, Generic[S]):
         optimizer.step(); optimizer.zero_grad()
 
     `base` is an Optimizer class, built here with `base_options` on every parameter that is not the head's, or
-    an instance built on such parameters. `head` is the `nn.Linear` or its name in the model; None takes the
-    last one that the model registers. `solver` (an `RLS()` by default) becomes bound to that head. A list of heads
-    shares the body; then `solver` is a dict or list of solvers, and targets come as a dict or tuple.
+    an instance built on such parameters, or a function that builds it on a list of their names and themselves. A list
+    of (class, options, which parameters) gives the body several optimizers, as `sepsa.muon(model, lr=...)` does: a
+    function of name and parameter selects those of each, and None all that are left. `head` is the `nn.Linear` or its
+    name in the model; None takes the last one that the model registers. `solver` (an `RLS()` by default) becomes bound
+    to that head. A list of heads shares the body; then `solver` is a dict or list of solvers, and targets come as a
+    dict or tuple.
 
     Inside DistributedDataParallel, or beside fully_shard, all ranks learn one head from the samples of all;
     `process_group` names their group where it cannot be inferred, and None lets each rank learn its own.
@@ -57,7 +62,7 @@ class SepSA(Optimizer, Generic[S]):
     def __init__(
         self: SepSA[RLS],
         model: nn.Module,
-        base: type[Optimizer] | Optimizer,
+        base: Base,
         *,
         head: nn.Linear | str | None = None,
         solver: None = None,
@@ -69,7 +74,7 @@ class SepSA(Optimizer, Generic[S]):
     def __init__(
         self,
         model: nn.Module,
-        base: type[Optimizer] | Optimizer,
+        base: Base,
         *,
         head: nn.Linear | str | None = None,
         solver: S,
@@ -81,7 +86,7 @@ class SepSA(Optimizer, Generic[S]):
     def __init__(
         self: SepSA[Any],
         model: nn.Module,
-        base: type[Optimizer] | Optimizer,
+        base: Base,
         *,
         head: Sequence[nn.Linear | str],
         solver: Mapping[str, HeadSolver] | Sequence[HeadSolver] | None = None,
@@ -92,7 +97,7 @@ class SepSA(Optimizer, Generic[S]):
     def __init__(
         self,
         model: nn.Module,
-        base: type[Optimizer] | Optimizer,
+        base: Base,
         *,
         head: Any = None,
         solver: Any = None,
@@ -101,7 +106,8 @@ class SepSA(Optimizer, Generic[S]):
         **base_options: Any,
     ) -> None:
         heads = find_heads(model, head)
-        if isinstance(base, SepSA) or (isinstance(base, type) and issubclass(base, SepSA)):
+        given: object = base
+        if isinstance(given, SepSA) or (isinstance(given, type) and issubclass(given, SepSA)):
             raise ValueError("base must be the body's own optimizer, got a SepSA")
         self.base = build_base(model, heads, base, base_options)
         self.model = model
@@ -159,10 +165,9 @@ class SepSA(Optimizer, Generic[S]):
 
     @head_fraction.setter
     def head_fraction(self, value: float) -> None:
-        if not 0.0 < value <= 1.0:
-            raise ValueError(f"head_fraction must be in (0, 1], got {value}")
+        value = in_range("head_fraction", value, 0.0, 1.0)
         for observer in self._observers:
-            observer.head_fraction = float(value)
+            observer.head_fraction = value
 
     @overload
     def observe(self, targets: Tensor, sample_weight: Tensor | None = None) -> Observation: ...
@@ -219,8 +224,7 @@ class SepSA(Optimizer, Generic[S]):
         Any logger will do: `lightning_logger.log_metrics`, `wandb.log`, or for TensorBoard
         `lambda numbers, step: [writer.add_scalar(name, value, step) for name, value in numbers.items()]`.
         """
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"every must be an integer of at least 1, got {every!r}")
+        every = at_least("every", every, 1)
         for name, solver in self.solvers.items():
             if not hasattr(solver, "health"):
                 raise TypeError(f"solver {type(solver).__name__} of the head {name!r} has no health() to log")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from numbers import Integral, Real
 
-import numpy as np
+
+def is_number(value: object) -> bool:
+    """Whether this is a real number, of Python or of NumPy; a bool is none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def in_range(name: str, value: float, low: float, high: float) -> float:
     """A number in (low, high], or in (low, inf)."""
     words = f"({low:g}, inf)" if high == math.inf else f"({low:g}, {high:g}]"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not is_number(value):
         raise TypeError(f"{name} must be a number in {words}, got {value!r}")
     if not low < value <= high or value == math.inf:
         raise ValueError(f"{name} must be in {words}, got {value}")
@@ -20,11 +24,10 @@ def in_range(name: str, value: float, low: float, high: float) -> float:
 
 def at_least(name: str, value: object, low: int) -> int:
     """An integer that is not smaller than `low`."""
-    integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not integer or value < low:  # type: ignore[operator]
-        error: type[Exception] = ValueError if isinstance(value, (int, np.integer)) else TypeError
+    if not is_number(value) or not isinstance(value, Integral) or int(value) < low:
+        error: type[Exception] = ValueError if isinstance(value, Integral) else TypeError
         raise error(f"{name} must be an integer of at least {low}, got {value!r}")
-    return int(value)  # type: ignore[call-overload, no-any-return]
+    return int(value)
 
 
 def not_negative(name: str, value: float) -> float:

@@ -14,6 +14,7 @@ from sepsa.heads.base.checks import (
     bias_setting,
     check_dtype,
     check_labels,
+    check_outputs,
     check_rows,
     explain_nonfinite,
     is_integer,
@@ -189,6 +190,8 @@ class OnlineLBFGS(OwnsHead):
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss this head minimizes, for the body to follow: mean squared error or mean cross-entropy."""
+        labels = self.loss_name != "squared" and not targets.is_floating_point()
+        check_outputs(outputs, targets, labels)
         if self.loss_name == "squared":
             return functional.mse_loss(outputs, targets)
         targets = as_probabilities(targets, outputs)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sepsa.heads.base import parameters, partial_targets
-from sepsa.heads.base.checks import check_labels, check_rows, explain_nonfinite, is_integer
+from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, explain_nonfinite, is_integer
 from sepsa.heads.base.newton import NewtonHead
 from sepsa.heads.math.cross_entropy import CrossEntropyState, effective_samples, learned
 from sepsa.heads.protocols import Posterior
@@ -114,6 +114,7 @@ class LogisticNewton(NewtonHead):
         """The loss this head minimizes, for the body to follow: the mean binary cross-entropy of what was observed."""
         self._ready()
         targets = as_numbers(targets, outputs)
+        check_outputs(outputs, targets)
         missing = targets.isnan()
         weight = None if self.pos_weight is None else self._state.weights[:, 1].to(outputs.dtype)
         each = functional.binary_cross_entropy_with_logits(

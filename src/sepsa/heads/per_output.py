@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.heads.base import partial_targets
-from sepsa.heads.base.checks import check_rows
+from sepsa.heads.base.checks import check_outputs, check_rows
 from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.parameters import commit
 from sepsa.heads.protocols import HeadSolver, HoldsOut, Posterior, Revertible
@@ -142,6 +142,7 @@ class PerOutput(OwnsHead, Generic[S]):
     def loss(self, outputs: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> Tensor:
         """The solver's loss, as a mean over the outputs that were observed, by their weights."""
         self._ready()
+        check_outputs(outputs, targets)
         missing = targets.isnan()
         one = (*outputs.shape, 1, 1)
         loss = self.solvers[0].loss

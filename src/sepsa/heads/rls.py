@@ -19,7 +19,7 @@ from sepsa.heads.backends.captured_least_squares import CapturedState
 from sepsa.heads.backends.choose import Backend, Case, Counters, Problem
 from sepsa.heads.backends.torch_least_squares import TorchBackend
 from sepsa.heads.base import checks, health
-from sepsa.heads.base.checks import check_rows, explain_nonfinite
+from sepsa.heads.base.checks import check_outputs, check_rows, explain_nonfinite
 from sepsa.heads.base.delta import Delta
 from sepsa.heads.base.delta import learn as learn_delta
 from sepsa.heads.base.delta import since as delta_since
@@ -202,6 +202,7 @@ class RLS(NormalPosterior):
     @staticmethod
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss this head minimizes, for the body to follow: mean squared error."""
+        check_outputs(outputs, targets)
         return functional.mse_loss(outputs, targets)
 
     def restored_per_update(self, n: int) -> int:

@@ -20,6 +20,7 @@ from sepsa.heads.backends.choose import Case, choose
 from sepsa.heads.base import health
 from sepsa.heads.base.checks import (
     bias_setting,
+    check_outputs,
     check_rows,
     explain_nonfinite,
     optional_dtype,
@@ -250,6 +251,7 @@ class SelfTuningRLS(NormalPosterior):
     @staticmethod
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss that this head minimizes, and the body with it: mean squared error."""
+        check_outputs(outputs, targets)
         return functional.mse_loss(outputs, targets)
 
     @torch.no_grad()

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from sepsa.heads.backends.captured_cross_entropy import CapturedSoftmax, UpdateSettings
 from sepsa.heads.base import parameters
-from sepsa.heads.base.checks import check_labels, check_rows, explain_nonfinite, is_integer
+from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, explain_nonfinite, is_integer
 from sepsa.heads.base.newton import NewtonHead
 from sepsa.heads.math.cross_entropy import (
     TOLERANCE,
@@ -26,7 +26,7 @@ from sepsa.heads.math.cross_entropy import (
     start,
 )
 from sepsa.heads.protocols import Posterior
-from sepsa.validation import in_range
+from sepsa.validation import in_range, is_number
 
 
 class SoftmaxNewton(NewtonHead):
@@ -153,6 +153,7 @@ class SoftmaxNewton(NewtonHead):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss this head minimizes, for the body to follow: the mean cross-entropy."""
         self._ready()
+        check_outputs(outputs, targets, labels=not targets.is_floating_point())
         logits, probabilities = both(outputs), probabilities_of(targets, self._state.weights).to(outputs.dtype)
         C = logits.shape[-1]
         weight = None if self.class_weight is None else self._state.weights.to(outputs.dtype)
@@ -283,7 +284,7 @@ class SoftmaxNewton(NewtonHead):
 
 def smoothing(value: float) -> float:
     """The setting `label_smoothing`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not is_number(value):
         raise TypeError(f"label_smoothing must be a number in [0, 1), got {value!r}")
     if not 0.0 <= value < 1.0:
         raise ValueError(f"label_smoothing must be in [0, 1), got {value}")

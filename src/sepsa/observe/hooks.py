@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from sepsa.observe.losses import LossProbe
 from sepsa.states.tree import tensors_of
 
 if TYPE_CHECKING:
     from sepsa.observe.observation import Observation
     from sepsa.observe.observer import Observer
 
+# What may follow a head, and the solver that learns its logits.
+ACTIVATIONS = {"sigmoid": "LogisticNewton", "softmax": "SoftmaxNewton", "log_softmax": "SoftmaxNewton"}
 # By their numbers, with which the operators find them while they are alive.
 _observers: weakref.WeakValueDictionary[int, Observer] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
@@ -85,7 +88,7 @@ class HeadHook:
     def in_eager(self, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Let the head learn, where the model is not compiled or breaks its graph here."""
         observer = self.observer()
-        if observer is None or (observation := observer.current) is None:
+        if observer is None or (observation := observer.observing()) is None:
             return None
         if not args:
             raise TypeError(f"the head {observer.name!r} must get its features by position: call head(features)")
@@ -106,8 +109,8 @@ class InputHook(HeadHook):
     def note(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the inputs for the observation in progress, where the model is not compiled or breaks its graph here."""
         observer = self.observer()
-        if observer is not None and observer.current is not None:
-            observer.current.inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        if observer is not None and (observation := observer.observing()) is not None:
+            observation.inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
 
 
 class OutputHook(HeadHook):
@@ -117,19 +120,33 @@ class OutputHook(HeadHook):
         if torch.compiler.is_compiling():
             return
         observer = self.observer()
-        if observer is not None and observer.current is not None and observer.probe is not None:
-            if module is observer.head:
-                observer.probe.head = output
-            if module is observer.model:
-                observer.probe.model = [value for value in tensors_of(output) if isinstance(value, Tensor)]
+        if observer is None or (probe := observer.probe) is None or (observation := observer.observing()) is None:
+            return
+        if module is observer.head:
+            probe.head = output
+        if module is observer.model:
+            probe.model = [value for value in tensors_of(output) if isinstance(value, Tensor)]
+            probe.watch(observation)
 
 
 class OutputProbe:
-    """The outputs of head and model in the first observation, to see whether they are the same."""
+    """The outputs of head and model in the first observation: whether they are the same, and what loss they meet."""
 
     def __init__(self) -> None:
         self.head: Tensor | None = None
         self.model: list[Tensor] = []
+        self.losses: LossProbe | None = None
+
+    def watch(self, observation: Observation) -> None:
+        """Look at the losses that follow, where one could be wrong: on squeezed outputs, or on labels as numbers."""
+        if self.losses is None:
+            self.losses = LossProbe.where_needed(observation.targets, self.model, observation.observer.solver)
+
+    def stop(self) -> None:
+        """Look at no more losses."""
+        if self.losses is not None:
+            self.losses.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self.losses = None
 
     def judge(self, observation: Observation) -> None:
         """Warn where the model's output is not its head's, and remove the output hooks."""
@@ -148,6 +165,16 @@ class OutputProbe:
             for output in self.model
             for rows in given
         ):
+            for follows, solver in ACTIVATIONS.items():
+                values = getattr(head.detach(), follows)(*() if follows == "sigmoid" else (-1,)).reshape(-1)
+                if any(y.numel() == len(values) and torch.allclose(y.reshape(-1), values.to(y)) for y in self.model):
+                    warnings.warn(
+                        f"the model's output is the {follows} of what its head {observer.name!r} gives, and the head "
+                        f"learns to give the targets itself: remove the {follows} from the model and take "
+                        f"solver={solver}(), whose loss takes logits",
+                        stacklevel=3,
+                    )
+                    return
             shapes = ", ".join(str(tuple(output.shape)) for output in self.model)
             warnings.warn(
                 f"the model's output {shapes} is not what its head {observer.name!r} gives, {tuple(head.shape)}: "

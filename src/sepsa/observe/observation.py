@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from threading import get_ident
+from types import TracebackType
 from typing import Any, TypeAlias, cast, overload
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 
 from sepsa.distributed import is_initialized
 from sepsa.heads import LearnsPartly
+from sepsa.observe import ranks
 from sepsa.observe.hooks import HeadHook
 from sepsa.observe.observer import Observer
 from sepsa.observe.rows import weight_rows
@@ -48,11 +51,16 @@ def observers_of(model: nn.Module) -> Iterator[Observer]:
                 yield observer
 
 
+class HeadNotReached(RuntimeError):
+    """The forward inside `observe` did not reach the head."""
+
+
 class Observation:
     """The context that `observe` returns: one pass through the model, from which the head learns first."""
 
     # Not set in __init__, which runs at every step.
-    learned = captured = ranks = False
+    learned = learning = reached = captured = ranks = False
+    thread = 0  # that opened the context: a forward in another one neither learns nor counts
     observed: Tensor | None = None  # a mask (n,) of the rows that have a target; None: all have one
     finite: Tensor | None = None  # the flag that `update_captured` returned
     group: Any = None  # the process group of a captured step
@@ -68,7 +76,13 @@ class Observation:
 
     def __enter__(self) -> Observation:
         observer = self.observer
+        self.thread = get_ident()
         if observer.current is not None:
+            if observer.current.thread != self.thread:
+                raise RuntimeError(
+                    f"observe is already active in another thread, and one thread at a time can teach the head "
+                    f"{observer.name!r}: hold a lock around observe, backward and step, or give each thread a model"
+                )
             raise RuntimeError("observe is already active: one observe for each pass through the model")
         self.ranks = is_initialized() and not self.captured
         # Among ranks not yet: whether a DistributedDataParallel waits for the head's gradient is known in its forward.
@@ -80,23 +94,37 @@ class Observation:
         observer.current = self
         return self
 
-    def __exit__(self, kind: object, *error: object) -> None:
-        self.observer.current = None
-        self.thaw()
-        if kind is not None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        observer = self.observer
+        missed = self._missed() if error is None and not self.learned else error
+        try:
+            if self.ranks and not self.reached and isinstance(missed, Exception):
+                ranks.report_failure(observer, missed, None if isinstance(missed, HeadNotReached) else trace)
+        finally:
+            observer.current = None
+            self.thaw()
+            if observer.probe is not None:
+                observer.probe.stop()
+        if error is not None:
             return
-        if not self.learned and not self.observer.attached:
-            raise RuntimeError(
-                f"this SepSA no longer teaches the head {self.observer.name!r}: a later SepSA took it over, or "
-                "detach() was called; observe with the later one, or make another"
+        if missed is not None:
+            raise missed
+        if observer.probe is not None:
+            observer.probe.judge(self)
+
+    def _missed(self) -> HeadNotReached:
+        name = self.observer.name
+        if not self.observer.attached:
+            return HeadNotReached(
+                f"this SepSA no longer teaches the head {name!r}: a later SepSA took it over, or detach() was called; "
+                "observe with the later one, or make another"
             )
-        if not self.learned:
-            raise RuntimeError(
-                f"the forward inside observe never reached the head {self.observer.name!r}: nothing was learned; "
-                "run the model inside the context, or name the right head in SepSA(model, base, head=...)"
-            )
-        if self.observer.probe is not None:
-            self.observer.probe.judge(self)
+        return HeadNotReached(
+            f"the forward inside observe never reached the head {name!r}: nothing was learned; run the model inside "
+            "the context and in its thread, or name the right head in SepSA(model, base, head=...)"
+        )
 
     def loss(self, outputs: Tensor) -> Tensor:
         """The solver's loss of what was observed: the mean over samples that have a target, by their weights."""

@@ -10,6 +10,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -92,6 +93,13 @@ class Observer:
         """Whether the hook on the head is this observer's."""
         return bool(hooks_of(self.head, self))
 
+    def observing(self) -> Observation | None:
+        """The observation in progress to which a pass in this thread belongs, if any."""
+        observation = self.current
+        if observation is None or observation.learning or observation.thread != get_ident():
+            return None
+        return observation
+
     @contextlib.contextmanager
     def one_graph(self) -> Iterator[None]:
         """A context in which a compiled model is one graph even if the solver holds out samples.
@@ -114,7 +122,7 @@ class Observer:
                 f"the forward inside observe reached the head {self.name!r} twice: "
                 "use one observe for each pass through the model"
             )
-        self.current = None  # so that the solver may call its head
+        observation.reached = observation.learning = True  # so that the solver may call its head
         try:
             if observation.captured:
                 excluded = self._learn_captured(observation, features)
@@ -123,7 +131,7 @@ class Observer:
             else:
                 excluded = self._learn_alone(observation, features)
         finally:
-            self.current = observation
+            observation.learning = False
         observation.learned = self.observed = True
         observation.excluded = excluded
         if not features.requires_grad:
@@ -137,7 +145,7 @@ class Observer:
 
     def learn_compiled(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """Let the head learn in a compiled graph, which may hold copies of its parameters. Returns `excluded_rows`."""
-        observation = self.current
+        observation = self.observing()
         if observation is None:
             return None
         frozen, observation.frozen = observation.frozen, ()

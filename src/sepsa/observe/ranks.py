@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -51,9 +53,25 @@ def learn_from_all(observer: Observer, group: Any, own: Samples | None, error: E
 def start_together(observer: Observer, group: Any) -> None:
     """Give all ranks the first one's head and solver, once."""
     if not observer.started_together:
-        state = distributed.share_start(group, observer.head, observer.solver.state_dict())
-        observer.solver.load_state_dict(state)
+        distributed.share_start(group, observer.head, observer.solver)
         observer.started_together = True
+
+
+def report_failure(observer: Observer, error: Exception, trace: TracebackType | None) -> None:
+    """Tell the ranks that wait at the head that this one failed on its way there; each of them raises an error.
+
+    Not beside fully_shard: there the others may wait for parameters of layers before the head.
+    """
+    group, ddp = observer.process_group, distributed.wrapper_of(observer.head)
+    if group == "auto":
+        group = None if ddp is None or observer.warned_alone else ddp.process_group
+    if group is None or observer.sharded is not None or distributed.size_of(group) == 1:
+        return
+    with contextlib.suppress(Exception):  # the failure itself is raised, whatever happens to the other ranks
+        if ddp is not None and trace is not None and not distributed.in_forward(trace):
+            # The others exchange buffers and buckets there, before they reach the head.
+            ddp._pre_forward()  # type: ignore[no-untyped-call]
+        distributed.share_headers(group, None, error, distributed.NOT_REACHED)
 
 
 def learn_without_batch(observer: Observer, ddp: Any) -> None:

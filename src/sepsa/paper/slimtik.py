@@ -272,6 +272,7 @@ class SlimTik(OwnsHead):
     @staticmethod
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss this head minimizes, for the body to follow: mean squared error."""
+        checks.check_outputs(outputs, targets)
         return functional.mse_loss(outputs, targets)
 
     @torch.no_grad()

@@ -21,6 +21,7 @@ from sepsa.states.file import CheckpointError, Header, encode, lock, read, read_
 from sepsa.states.output import is_device
 from sepsa.states.schema import limited_memory
 from sepsa.states.tree import not_finite
+from sepsa.validation import at_least
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,8 +46,7 @@ def save(what: Any, path: str | os.PathLike[str], *, position: Any = None, keep:
     `inspect(path).position` returns. With `keep=3` the two checkpoints before this one stay, as `path.1` and `path.2`.
     A state with NaN or Inf where the checkpoint at `path` has finite numbers is refused; `force=True` saves it.
     """
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-        raise ValueError(f"keep must be an integer of at least 1, got {keep!r}")
+    keep = at_least("keep", keep, 1)
     target = check_target(path)
     with lock(target):
         save_locked(what, target, position, keep, force)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from sepsa.joint import JointOptimizer
 from sepsa.states.schema import Entries, brief, check_array, damaged, settings
-from sepsa.validation import in_range
+from sepsa.validation import in_range, is_number
 
 # Entries of torch's own optimizers and of STORM that have the parameter's shape, and those that are squares.
 _LIKE_PARAMETER = {
@@ -60,8 +61,10 @@ def check_base_state(state_dict: dict[str, Any], base: Optimizer) -> None:
         raise ValueError(f"state_dict must hold {sorted(live)} and 'sepsa', got {sorted(map(str, state_dict))}")
     state = Entries("state_dict", state_dict)
     groups = state.items("param_groups", len(live["param_groups"]))
+    parts = base.optimizers if isinstance(base, JointOptimizer) else [base]
+    defaults = [part.defaults for part in parts for _ in part.param_groups]
     for i, own in enumerate(live["param_groups"]):
-        check_group(groups.path(i), groups[i], own, base.defaults)
+        check_group(groups.path(i), groups[i], own, defaults[i])
     if not isinstance(state["state"], dict):
         raise state.damaged("state", "a dict", brief(state["state"]))
     keys = [key for group in live["param_groups"] for key in group["params"]]
@@ -100,7 +103,7 @@ def check_option(name: str, value: Any, default: Any) -> None:
             check_option(f"{name}[{i}]", part, own)
     elif isinstance(default, (int, float)):
         number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-        fits = isinstance(number, (int, float)) and not isinstance(number, bool) and abs(number) < 2**63
+        fits = is_number(number) and abs(number) < 2**63
         fits = fits and not (negative(number) and not negative(default))
     else:
         fits = type(value) is type(default)
@@ -112,6 +115,8 @@ def check_moments(entries: Entries, parameter: Tensor, live: dict[str, Any] | No
     """Refuse moments and counters that do not belong to this parameter."""
     names = set(entries.values)
     for together in _TOGETHER:
+        if "exp_inf" in names:  # Adamax has it in place of the squares
+            together = {"exp_inf" if name == "exp_avg_sq" else name for name in together}
         if names & together and not together <= names and names & together != {"step"}:
             raise ValueError(f"{entries.name} must hold {sorted(together)} together, got {sorted(map(str, names))}")
     if live and set(live) != names:
@@ -130,4 +135,4 @@ def check_moments(entries: Entries, parameter: Tensor, live: dict[str, Any] | No
 
 def negative(value: Any) -> bool:
     """Whether this is a number below 0 or an infinite one."""
-    return isinstance(value, (int, float)) and (value < 0 or math.isinf(value))
+    return is_number(value) and (value < 0 or math.isinf(value))

@@ -49,6 +49,25 @@ def affine_parameters(linear: object) -> None:
         )
     if linear.weight.layout is not torch.strided or linear.weight.is_nested:
         raise TypeError(f"head must have a dense weight, got {kind_of(linear.weight)}: make it a plain nn.Linear")
+    refuse_inference_mode("bind its head")
+    for name, value in linear._parameters.items():
+        cure = f"write head.{name} = nn.Parameter(head.{name}.detach().clone()) outside torch.inference_mode() first"
+        if value is not None and value.is_inference():
+            raise ValueError(f"head has a {name} that was made in torch.inference_mode() and cannot learn: {cure}")
+        if value is not None and any(s == 0 < n - 1 for s, n in zip(value.stride(), value.shape, strict=True)):
+            raise ValueError(
+                f"head has an expanded {name} (strides {value.stride()}), several entries of which share memory and "
+                f"cannot learn by themselves: {cure}"
+            )
+
+
+def refuse_inference_mode(what: str) -> None:
+    """Refuse to make or change a solver's state where its tensors could not be changed later."""
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            f"a head solver cannot {what} inside torch.inference_mode(), whose tensors cannot change outside of it: "
+            "leave it, or use torch.no_grad() instead"
+        )
 
 
 def is_new_head(name: str, owned: nn.Linear | None, linear: nn.Linear) -> bool:
@@ -100,10 +119,11 @@ def check_rows(
         raise ValueError(f"features must hold at least one sample, got shape {tuple(shape)}")
     if targets is None:
         return
-    if is_integer(targets) and targets.shape == shape[:-1]:
+    refuse_inference_mode("learn")
+    if is_integer(targets) and (targets.shape == shape[:-1] or (m > 1 and targets.shape == (*shape[:-1], 1))):
         raise TypeError(
             f"targets must be floating with shape {(*shape[:-1], m)}, got {targets.dtype} {tuple(targets.shape)}: "
-            f"for class labels use torch.nn.functional.one_hot(targets, {m}).float()"
+            + _label_cure(targets, targets.ndim == len(shape), m)
         )
     _check_tensor("targets", targets, device)
     if targets.shape[-1:] != (m,) or targets.shape[:-1] != shape[:-1]:
@@ -112,6 +132,37 @@ def check_rows(
             f"targets must have shape {(*shape[:-1], m)} for these features, got {tuple(targets.shape)}{cure}"
         )
     check_weight(linear, features, sample_weight)
+
+
+def _label_cure(labels: Tensor, column: bool, m: int) -> str:
+    """What to write for integer labels, one for each sample, in a `column` or not, and a head of m outputs."""
+    if m == 1:
+        return "write targets.unsqueeze(-1).float(); for labels 0 and 1 take solver=LogisticNewton()"
+    if column:
+        return f"for class labels take solver=SoftmaxNewton() and targets.squeeze({labels.ndim - 1})"
+    return (
+        "for class labels take solver=SoftmaxNewton(), or for least squares use "
+        f"torch.nn.functional.one_hot(targets, {m}).float()"
+    )
+
+
+def check_outputs(outputs: Tensor, targets: Tensor, labels: bool = False) -> None:
+    """Refuse outputs and targets that a loss would broadcast; `labels` are without the outputs' last dimension."""
+    given, wanted = outputs.shape, targets.shape
+    if (given[:-1] if labels else given) == wanted:
+        return
+    if labels and wanted == (*given[:-1], 1):
+        cure = f": give class labels as targets.squeeze({len(given) - 1})"
+    elif len(given) == len(wanted) - 1 + labels:
+        cure = ": the model squeezed its output; let it return what the head gives, or pass outputs.unsqueeze(-1)"
+    elif wanted == given[:-1]:
+        cure = ": add the missing dimension with targets.unsqueeze(-1)"
+    else:
+        cure = ""
+    shape = f"{tuple(wanted)} and one dimension more" if labels else f"{tuple(wanted)}"
+    raise ValueError(
+        f"outputs must have the shape of targets, {shape}, got outputs {tuple(given)} and targets {tuple(wanted)}{cure}"
+    )
 
 
 def is_integer(targets: object) -> bool:
@@ -125,6 +176,7 @@ def is_integer(targets: object) -> bool:
 
 def check_labels(linear: nn.Linear, features: Tensor, labels: Tensor, sample_weight: Tensor | None = None) -> None:
     """Integer labels in the leading shape of features that are good, and weights; not yet the labels' range."""
+    refuse_inference_mode("learn")
     if labels.device != features.device:
         raise ValueError(f"targets must be on {features.device}, where the head is, got {labels.device}")
     check_weight(linear, features, sample_weight)

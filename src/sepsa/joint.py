@@ -1,0 +1,105 @@
+"""Several optimizers of one body, each for its own parameters, as one `torch.optim.Optimizer`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+# Class and options of an optimizer, and which parameters are its: a function of name and parameter; None: the rest.
+Part: TypeAlias = tuple[type[Optimizer], dict[str, Any], Callable[[str, nn.Parameter], bool] | None]
+# What SepSA takes as `base`: a class, an instance, several classes, or a function of the body's named parameters.
+Base: TypeAlias = type[Optimizer] | Optimizer | Sequence[Part] | Callable[[list[tuple[str, nn.Parameter]]], Optimizer]
+
+
+class JointOptimizer(Optimizer):
+    """Several optimizers as one: their groups in one list, their states in one dict, and a step of each in a step.
+
+    `SepSA(model, base=[...])` makes it. To schedulers, gradient scalers and saved states it is one optimizer; a group
+    that is added goes to the last of them.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        for optimizer in optimizers:
+            if getattr(optimizer, "evaluates_again", False):
+                raise ValueError(
+                    f"base {type(optimizer).__name__} evaluates the loss again with the parameters of the step before, "
+                    "so it cannot be one of several optimizers: let it move the whole body"
+                )
+        shared = set.intersection(*(set(optimizer.defaults) for optimizer in optimizers))
+        defaults = {name: value for name, value in optimizers[-1].defaults.items() if name in shared}
+        super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], defaults)
+        self.optimizers = list(optimizers)
+        self._join()
+
+    def _join(self) -> None:
+        self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        self.state = defaultdict(dict)
+        for optimizer in self.optimizers:
+            self.state.update(optimizer.state)
+        for optimizer in self.optimizers:
+            optimizer.state = self.state
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Let each optimizer move its parameters, after one call of `closure`, if given. Returns the closure's loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return loss
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Hand more parameters to the last optimizer."""
+        super().add_param_group(param_group)  # which refuses those that an optimizer has
+        if "optimizers" in self.__dict__:
+            try:
+                self.optimizers[-1].add_param_group(param_group)
+            except BaseException:
+                self.param_groups.pop()
+                raise
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let each optimizer load its groups and the state of their parameters."""
+        groups = iter(state_dict["param_groups"])
+        for optimizer in self.optimizers:
+            own = [next(groups) for _ in optimizer.param_groups]
+            keys = {key for group in own for key in group["params"]}
+            state = {key: entry for key, entry in state_dict["state"].items() if key in keys}
+            optimizer.load_state_dict({"state": state, "param_groups": own})
+        self._join()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"optimizers": self.optimizers}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        JointOptimizer.__init__(self, state["optimizers"])
+
+
+def muon(
+    model: nn.Module, lr: float = 1e-3, *, weight_decay: float = 0.1, rest: dict[str, Any] | None = None, **options: Any
+) -> list[Part]:
+    """Muon for the matrices inside a model, and AdamW for its embeddings, biases, norms and filters, as a `base`.
+
+    Choose it for transformers and other bodies whose parameters are mostly matrices:
+    `SepSA(model, base=sepsa.muon(model, lr=1e-3))`. Muon's updates are scaled to the size of AdamW's, so that one
+    learning rate serves both. `options` are those of `torch.optim.Muon`, and `rest` those of AdamW.
+    """
+    if not hasattr(torch.optim, "Muon"):
+        raise RuntimeError(f"sepsa.muon needs torch.optim.Muon, of torch 2.9 or later, got torch {torch.__version__}")
+    tables = [module for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
+    embeddings = {id(parameter) for table in tables for parameter in table.parameters()}
+
+    def is_matrix(name: str, parameter: Tensor) -> bool:
+        return parameter.ndim == 2 and id(parameter) not in embeddings
+
+    both = {"lr": lr, "weight_decay": weight_decay}
+    return [
+        (torch.optim.Muon, both | {"adjust_lr_fn": "match_rms_adamw"} | options, is_matrix),
+        (torch.optim.AdamW, both | (rest or {}), None),
+    ]
