@@ -302,8 +302,8 @@ def ridges(grid: GridTensors, scale: float | Tensor, p: int) -> Tensor:
 def rounding(grid: Grid, state: Candidates) -> Tensor:
     """About how large the rounding errors of the active candidate's predictions are beside the targets (0-d).
 
-    A further Newton step from W would move it by δ = (WA - C - rG)A⁻¹, by as much as rounding A or W does. Over all rows
-    learned this changes predictions by (δSδᵀ)^½ in root sum of squares.
+    A further Newton step from W would move it by δ = (WA - C - rG)A⁻¹, by as much as rounding A or W does. Over all
+    rows learned this changes predictions by (δSδᵀ)^½ in root sum of squares.
     """
     m, index, j = state.W.shape[1], grid.lambda_index[state.active], state.active
     M, N, W = state.M[index], state.N[index, : m + 1] * active_ridge(grid, state), state.W[j]
