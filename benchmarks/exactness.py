@@ -1,8 +1,8 @@
 """How exact heads are for features of any scale and in batches of any size, against 60 digits.
 
-    python benchmarks/exactness.py [--rows 1000] [--only ROUTE ...] [--write]
+    python benchmarks/exactness.py [--rows 1000] [--only ROUTE ...]
 
-Writes exactness.json, or with a GPU exactness-gpu.json. A head learns rows of 11 features in batches of 1, 2, 7, 64 and
+Writes exactness.json, or with a GPU exactness-gpu.json, 100 cells for each route. A head learns rows of 11 features in batches of 1, 2, 7, 64 and
 1,000; its predictions at these rows are compared with those of the same method in 60 digits (mpmath), relative to the
 largest prediction. An error above 1e-6 is silent unless the head refused the rows or warned.
 """
@@ -340,38 +340,44 @@ def mark(outcome: Outcome) -> str:
     return f"{'!' if is_silent(outcome) else ''}{outcome.error:.0e}{'*' if outcome.told else ''}"
 
 
+def summary(cells: dict[str, dict[str, dict[str, Any]]]) -> dict[str, float]:
+    """Of one route: the largest error of heads that said nothing, how many said something, and how many should have."""
+    outcomes = [Outcome(**outcome) for row in cells.values() for outcome in row.values()]
+    quiet = [outcome.error for outcome in outcomes if not outcome.told and outcome.error is not None]
+    told = sum(bool(outcome.told) for outcome in outcomes)
+    return {
+        "worst": max(quiet, default=0.0),
+        "told": told,
+        "silent": sum(map(is_silent, outcomes)),
+        "of": len(outcomes),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--only", nargs="*", default=[], help="names of routes; all of them without")
-    parser.add_argument(
-        "--out", type=Path, default=Path(__file__).with_name(f"exactness{'-gpu' * (DEVICE == 'cuda')}.json")
-    )
+    out = Path(__file__).with_name("exactness-gpu.json" if DEVICE == "cuda" else "exactness.json")
+    parser.add_argument("--out", type=Path, default=out, help="a JSON, of which other routes stay")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    result: dict[str, Any] = {}
+    before = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else {}
+    result: dict[str, Any] = before["routes"] if before.get("rows") == arguments.rows else {}
     for route in routes():
         if arguments.only and route.name not in arguments.only:
             continue
-        cells = {}
+        cells: dict[str, Any] = {}
         for table in scalings(arguments.rows):
             outcomes = {str(batch): run(route, table, batch) for batch in BATCHES}
             cells[table.name] = {batch: outcome._asdict() for batch, outcome in outcomes.items()}
-            marks = [mark(outcome) for outcome in outcomes.values()]
-            print(f"{route.name:32} {table.name:34}", *(f"{one:>9}" for one in marks), flush=True)
+            marks = [f"{mark(outcome):>9}" for outcome in outcomes.values()]
+            print(f"{route.name:32} {table.name:34}", *marks, flush=True)
         result[route.name] = cells
-    silent = sum(is_silent(Outcome(**o)) for cells in result.values() for row in cells.values() for o in row.values())
-    told = sum(bool(o["told"]) for cells in result.values() for row in cells.values() for o in row.values())
-    exact = [o["error"] for cells in result.values() for row in cells.values() for o in row.values() if not o["told"]]
-    print(f"{silent} silent, {told} refused or warned, worst of the other {len(exact)}: {max(exact, default=0):.1e}")
-    document = {
-        "machine": machine(),
-        "rows": arguments.rows,
-        "silent": silent,
-        "told": told,
-        "worst": max(exact, default=0),
-        "routes": result,
-    }
+    routes_of = {name: summary(cells) for name, cells in result.items()}
+    silent = int(sum(one["silent"] for one in routes_of.values()))
+    for name, one in routes_of.items():
+        print(f"{name:32} worst {one['worst']:.1e}, told {one['told']} of {one['of']}, silent {one['silent']}")
+    document = {"machine": machine(), "rows": arguments.rows, "silent": silent, "summary": routes_of, "routes": result}
     arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     sys.exit(silent > 0)
 
