@@ -151,7 +151,7 @@ def truths_of_any_world():
 
 def truths(world):
     """What one process learns from the whole batches, for each case."""
-    data = ranks.batches(ranks.STEPS)[: 30 if world == 2 else ranks.STEPS]
+    data = ranks.batches(ranks.STEPS)[: ranks.SAVED_AT if world == 2 else ranks.STEPS]
     return truths_of_any_world() | {
         "masked": masked(world),
         "joined": joined(world),
