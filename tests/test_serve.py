@@ -80,5 +80,3 @@ def test_a_served_learner_loses_nothing(tmp_path):
         server.kill()
         server.wait()
     assert inspect(path).position == 400
-    with served(path) as (server, client):
-        assert learn(client, range(400, 410))[-1] == 410

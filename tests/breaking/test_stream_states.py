@@ -121,7 +121,11 @@ def test_damaged_states_of_a_stream_learner_are_refused_whole(name, many, tally)
 
 def test_damaged_states_of_a_fitted_estimator_are_refused_whole(tally):
     fitted = sepsa.SepSARegressor((3,), max_iter=2, random_state=0).fit(*rows(30, 5))
-    count, harm = judge(lambda: Estimator(lambda: copy.deepcopy(fitted), many=False), damages_of_a_stream)
+    first_member = re.compile(r"(?!.*\['members'\]\[[12]\])")  # the others are of its kind
+    count, harm = judge(
+        lambda: Estimator(lambda: copy.deepcopy(fitted), many=False),
+        lambda state: ((what, damaged) for what, damaged in damages_of_a_stream(state) if first_member.match(what)),
+    )
     tally("damaged stream states", count, len(harm))
     assert count > 100
     assert not harm, report(harm)

@@ -1,7 +1,7 @@
 """Work that saves as it goes and resumes where it was, killed at random instants until it is done.
 
-`python victim.py KINDS FOLDER KILLS SEED ROWS` forks the work of each kind, kills it by SIGKILL, forks it again, so often,
-and lets it finish; beside it the same work runs undisturbed. It fails where the two do not end in the same bits.
+`python victim.py KINDS FOLDER KILLS SEED ROWS` forks the work of each kind, kills it by SIGKILL, forks it again, so
+often, and lets it finish; beside it the same work runs undisturbed. It fails where the two do not end in the same bits.
 """
 
 from __future__ import annotations
