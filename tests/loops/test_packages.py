@@ -51,8 +51,12 @@ pytestmark = [
 
 @pytest.mark.parametrize("name", ["accelerate_loop", "lightning_loop", "transformers_trainer"])
 def test_the_recipe_runs_and_leaves_nothing_behind(name, tmp_path, monkeypatch, capsys):
+    from accelerate.state import AcceleratorState
+
     monkeypatch.chdir(tmp_path)
+    AcceleratorState._reset_state(True)  # one for each process, of which other tests want their own
     example(name).main()
+    AcceleratorState._reset_state(True)
     assert capsys.readouterr().out.strip()
     assert not list(tmp_path.iterdir())
 
