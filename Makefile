@@ -1,3 +1,6 @@
+# Compiled modules are kept, because the tests start many processes.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Each target sets up what it needs, once: the file `installed` in an environment marks it as complete.
 PYTHON ?= python3
 VENV := .venv

@@ -2,9 +2,9 @@
 
     python benchmarks/exactness.py [--rows 1000] [--only ROUTE ...]
 
-Writes exactness.json, or with a GPU exactness-gpu.json, 100 cells for each route. A head learns rows of 11 features in batches of 1, 2, 7, 64 and
-1,000; its predictions at these rows are compared with those of the same method in 60 digits (mpmath), relative to the
-largest prediction. An error above 1e-6 is silent unless the head refused the rows or warned.
+Writes exactness.json, or with a GPU exactness-gpu.json, 100 cells for each route. A head learns rows of 11 features in
+batches of 1, 2, 7, 64 and 1,000; its predictions at these rows are compared with those of the same method in 60 digits
+(mpmath), relative to the largest prediction. An error above 1e-6 is silent unless the head refused the rows or warned.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sepsa import RLS, PerOutput
 
+ROUNDS = 600
 NOISE = 0.2  # standard deviation of a reward about its mean; it sets how much is explored
 
 
@@ -32,14 +33,14 @@ def at_random(head: PerOutput[RLS], h: Tensor) -> Tensor:
 digits = load_digits()
 for score in (thompson, ucb, at_random):
     torch.manual_seed(0)
-    body = nn.Sequential(nn.Linear(64, 200), nn.ReLU()).requires_grad_(False)
-    head = PerOutput(RLS(ridge=1.0, bias_ridge="ridge")).bind(nn.Linear(200, 10))
+    body = nn.Sequential(nn.Linear(64, 100), nn.ReLU()).requires_grad_(False)
+    head = PerOutput(RLS(ridge=1.0, bias_ridge="ridge")).bind(nn.Linear(100, 10))
     regret = 0
-    for k in torch.randperm(len(digits.target)).tolist():
+    for k in torch.randperm(len(digits.target))[:ROUNDS].tolist():
         h = body(torch.tensor(digits.data[k] / 8 - 1, dtype=torch.float32))
         arm = int(score(head, h).argmax())
         rewards = torch.full((10,), torch.nan)  # not observed, except for one arm
         rewards[arm] = float(digits.target[k] == arm)
         head.update(h, rewards)
         regret += int(digits.target[k] != arm)
-    print(f"{score.__name__}: {regret} of {len(digits.target)} rounds without reward")
+    print(f"{score.__name__}: {regret} of {ROUNDS} rounds without reward")

@@ -29,7 +29,7 @@ class Exponentials(nn.Module):
         return self.amplitudes(torch.exp(-self.log_rates.exp() * t))
 
 
-def fit(separable: bool, steps: int = 2000, batch: int = 8) -> Tensor:
+def fit(separable: bool, steps: int = 1000, batch: int = 8) -> Tensor:
     """Return the two rates after each step (steps, 2), fitted to noisy samples that are seen once."""
     torch.manual_seed(0)
     model = Exponentials()

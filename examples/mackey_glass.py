@@ -69,7 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--figure", default="mackey_glass.png")
     path = parser.parse_args().figure
-    series = mackey_glass(4000)
+    series = mackey_glass(2500)
     fig, (above, below) = plt.subplots(2, figsize=(7, 5), layout="constrained", height_ratios=(1, 2))
     above.plot(series[:600], lw=0.8)
     above.set(ylabel="x(t)", title="Mackey-Glass, the first 600 values")

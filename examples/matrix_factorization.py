@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sepsa import RLS
 
-ROWS, COLUMNS, RANK, PASSES = 60, 50, 3, 12
+ROWS, COLUMNS, RANK, PASSES = 60, 50, 3, 6
 
 
 def problem() -> tuple[Tensor, Tensor, Tensor]:

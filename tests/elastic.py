@@ -1,6 +1,6 @@
-"""What torchrun runs in tests/test_distributed.py: training that a killed rank interrupts, from a checkpoint on.
+"""What tests/test_distributed.py runs: training that a killed rank interrupts, from a checkpoint on.
 
-`torchrun --standalone --nproc-per-node 2 --max-restarts 3 elastic.py FOLDER`
+`python elastic.py FOLDER` is `torchrun --standalone --nproc-per-node 2 --max-restarts 3` with forks for its processes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
@@ -70,4 +71,9 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    first = ranks.network()
+    ranks.train(first, ranks.build(first, RLS()), ranks.batches(1), mse_loss)  # what a first step imports, once
+    config = LaunchConfig(
+        1, 1, 2, run_id="elastic", rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=3, start_method="fork"
+    )
+    elastic_launch(config, main)(Path(sys.argv[1]))

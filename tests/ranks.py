@@ -26,7 +26,7 @@ from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNew
 from sepsa.observe import ranks
 from sepsa.paper.slimtik import SlimTik
 
-ROWS, STEPS = 24, 50
+ROWS, STEPS, SAVED_AT = 24, 20, 12
 LEAVES_WHOLE = "ignored_params" in inspect.signature(fully_shard).parameters  # not in torch 2.6
 
 SOLVERS = {
@@ -408,7 +408,7 @@ def checkpoint_save(rank, world, folder):
     model = network()
     optimizer = build(model, RLS(forgetting=0.95))
     ddp = DistributedDataParallel(model)
-    train(ddp, optimizer, even(rank, world, batches(STEPS)[:30]), mse_loss)
+    train(ddp, optimizer, even(rank, world, batches(STEPS)[:SAVED_AT]), mse_loss)
     saved = {"model": get_model_state_dict(ddp), "optimizer": get_optimizer_state_dict(ddp, optimizer)}
     dcp.save(saved, checkpoint_id=folder / "checkpoint")
     return state(model)
@@ -430,7 +430,7 @@ def checkpoint_load(rank, world, folder):
     dcp.load(loaded, checkpoint_id=folder / "checkpoint")
     set_model_state_dict(ddp, loaded["model"])
     set_optimizer_state_dict(ddp, optimizer, loaded["optimizer"])
-    train(ddp, optimizer, even(rank, world, batches(STEPS)[30:]), mse_loss)
+    train(ddp, optimizer, even(rank, world, batches(STEPS)[SAVED_AT:]), mse_loss)
     return state(model) | {"forgetting": optimizer.solver.forgetting, "steps": optimizer.solver.steps}
 
 
@@ -536,6 +536,8 @@ def fork(rank, world, folder):
 
 
 if __name__ == "__main__":
+    first = network()
+    train(first, build(first, RLS()), batches(1), mse_loss)  # what a first step imports, before every rank would
     for world in CHECKPOINTS:
         children = [fork(rank, world, Path(sys.argv[1])) for rank in range(world)]
         failed = [os.waitpid(pid, 0)[1] for pid in children]

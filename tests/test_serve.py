@@ -82,8 +82,6 @@ def test_a_served_learner_loses_nothing(tmp_path):
         server.kill()
         server.wait()
     assert inspect(path).position == (420, {})  # a hundred after the last save
-    with served(path) as (server, client):
-        assert learn(client, range(420, 430))[-1] == 430
 
 
 def test_what_a_server_refuses_and_what_it_learns_once(tmp_path):

@@ -16,10 +16,10 @@ VICTIM = Path(__file__).with_name("victim.py")
 KINDS = ["torch", "sklearn", *["river"][:THERE], "command"]
 
 
-def kill(kinds, folder, kills, seed):
+def kill(kinds, folder, kills, seed, rows):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, str(VICTIM), ",".join(kinds), str(folder), str(kills), str(seed)],
+        [sys.executable, str(VICTIM), ",".join(kinds), str(folder), str(kills), str(seed), str(rows)],
         env=environment, capture_output=True, text=True, timeout=3000,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -27,7 +27,7 @@ def kill(kinds, folder, kills, seed):
 
 
 def test_killed_work_ends_in_the_same_bits(tmp_path, tally):
-    for told in kill(KINDS, tmp_path, kills=5, seed=1):
+    for told in kill(KINDS, tmp_path, kills=5, seed=1, rows=600):
         tally(f"SIGKILL, {told['kind']}", told["kills"], writing=told["while writing"])
         assert told["kills"] == 5
 
@@ -35,6 +35,6 @@ def test_killed_work_ends_in_the_same_bits(tmp_path, tally):
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_a_hundred_times(kind, tmp_path, tally):
-    (told,) = kill([kind], tmp_path, kills=100, seed=2)
+    (told,) = kill([kind], tmp_path, kills=100, seed=2, rows=1500)
     tally(f"SIGKILL, {kind}", told["kills"], writing=told["while writing"])
     assert told["kills"] == 100

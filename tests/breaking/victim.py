@@ -1,7 +1,7 @@
 """Work that saves as it goes and resumes where it was, killed at random instants until it is done.
 
-`python victim.py KINDS FOLDER KILLS SEED` forks the work of each kind, kills it by SIGKILL, forks it again, so often,
-and lets it finish; beside it the same work runs undisturbed. It fails where the two do not end in the same bits.
+`python victim.py KINDS FOLDER KILLS SEED ROWS` forks the work of each kind, kills it by SIGKILL, forks it again, so
+often, and lets it finish; beside it the same work runs undisturbed. It fails where the two do not end in the same bits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from sepsa import checkpoint
 from sepsa.states.file import read_path, view
 from sepsa.states.tree import Tree
 
-ROWS, EVERY = 1500, 20
+ROWS = int(sys.argv[5]) if __name__ == "__main__" else 1500
+EVERY = 20
 
 
 def table():

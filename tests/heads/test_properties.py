@@ -47,9 +47,10 @@ def test_it_keeps_what_every_solver_promises(row, check):
 
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("name", BATTERY)
-def test_finite_under_the_adversarial_battery(row, name, batch):
+@pytest.mark.parametrize("rows", [128, pytest.param(320, marks=pytest.mark.long)])
+def test_finite_under_the_adversarial_battery(row, name, batch, rows):
     solver, linear = row.start(dtype=torch.float32, k=BATTERY_WIDTH)
-    features = rows_of(name)
+    features = rows_of(name, rows)
     generator = torch.Generator().manual_seed(1)
     if row.task == "regression":
         truth = torch.randn(BATTERY_WIDTH, M, generator=generator)
@@ -64,10 +65,10 @@ def test_finite_under_the_adversarial_battery(row, name, batch):
 
 
 @functools.cache
-def rows_of(name):
+def rows_of(name, n):
     """From the beginning of the battery and from its middle, where dead features come alive."""
     rows = torch.as_tensor(battery(name, SHORT))
-    return torch.cat([rows[:160], rows[SHORT // 2 - 40 : SHORT // 2 + 120]])
+    return torch.cat([rows[: n // 2], rows[SHORT // 2 - n // 8 : SHORT // 2 + 3 * n // 8]])
 
 
 def test_without_a_head_it_says_what_to_call(row):

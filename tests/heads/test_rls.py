@@ -366,17 +366,17 @@ def test_samples_have_the_mean_and_covariance_of_the_weights(path, options, nois
         solver.update(x, y * torch.tensor([1.0, 5.0]))
     at = torch.randn(3, 4, dtype=torch.float64)
     g = torch.Generator().manual_seed(0)
-    drawn = torch.stack([solver.sample(at, noise=noise, generator=g) for _ in range(4000)])  # (draws, rows, outputs)
+    drawn = torch.stack([solver.sample(at, noise=noise, generator=g) for _ in range(1000)])  # (draws, rows, outputs)
     Phi = torch.tensor(with_ones(at.numpy(), bias=True))
     variance = solver.objective() / solver.samples if noise is None else torch.full((2,), noise**2)
     for j in range(2):
         covariance = variance[j] * Phi @ solver.covariance() @ Phi.T  # one draw of weights serves all rows of a call
         unit = torch.linalg.cholesky(covariance.double())
         z = torch.linalg.solve_triangular(unit, (drawn[..., j] - linear(at)[:, j]).detach().T, upper=False)
-        assert z.mean(1).abs().max() < 4.5 / 4000**0.5
-        torch.testing.assert_close(z @ z.T / 4000, torch.eye(3).double(), atol=0.1, rtol=0)
+        assert z.mean(1).abs().max() < 4.5 / 1000**0.5
+        torch.testing.assert_close(z @ z.T / 1000, torch.eye(3).double(), atol=0.2, rtol=0)
     apart = torch.corrcoef(drawn[:, 0].T)[0, 1]
-    assert abs(apart) < 4.5 / 4000**0.5  # outputs are drawn independently
+    assert abs(apart) < 4.5 / 1000**0.5  # outputs are drawn independently
 
 
 def test_a_sample_is_as_random_as_its_generator():

@@ -165,7 +165,7 @@ def test_updates_equal_the_equations_spelled_out(problem):
 @pytest.mark.parametrize("K", [1, 2, 5])
 @pytest.mark.parametrize("batch", [1, 32])
 def test_a_stream_brings_it_to_the_optimum(K, batch):
-    x, y = samples(1500, 6, K)
+    x, y = samples(500 if batch == 1 and K < 5 else 1500, 6, K)
     solver, linear = make(6, K)
     prior = weights(linear)
     Phi = torch.cat([x, torch.ones(len(x), 1)], 1)
@@ -293,13 +293,13 @@ def test_a_thousand_classes_share_one_curvature():
 def test_labels_that_change_are_followed_the_sooner_the_more_is_forgotten():
     x, y = samples(3000, 4, 3)
     lag = []
-    for forgetting in (1.0, 0.99):
+    for forgetting in (1.0, 0.98):
         solver, linear = make(4, 3, forgetting=forgetting)
-        for i in range(1500):
+        for i in range(800):
             solver.update(x[i], y[i])
-        for i in range(1500, 1700):
+        for i in range(800, 900):
             solver.update(x[i], (y[i] + 1) % 3)
-        lag.append(cross_entropy(linear(x[1700:]), (y[1700:] + 1) % 3).item())
+        lag.append(cross_entropy(linear(x[900:]), (y[900:] + 1) % 3).item())
     assert lag[1] < 0.7 * lag[0]
 
 
@@ -310,19 +310,20 @@ def test_labels_that_change_are_followed_the_sooner_the_more_is_forgotten():
 @pytest.mark.parametrize("kind", ["zeros", "constant", "collinear", "x 1e6", "x 1e-6", "half dead, then alive"])
 @pytest.mark.parametrize("batch", [1, 40])
 def test_finite_under_what_breaks_a_curvature(kind, forgetting, batch):
-    x, y = samples(600, 6, 3)
+    n = 160 if batch == 1 else 600
+    x, y = samples(n, 6, 3)
     if kind == "zeros":
         x = torch.zeros_like(x)
     elif kind == "constant":
         x = x[:1].expand_as(x)
     elif kind == "collinear":
-        x = x[:1] * torch.tensor([1.0, -3.0]).repeat(300)[:, None]
+        x = x[:1] * torch.tensor([1.0, -3.0]).repeat(n // 2)[:, None]
     elif kind.startswith("x"):
         x = float(kind[2:]) * x
     else:
-        x[:300, 3:] = 0
+        x[: n // 2, 3:] = 0
     solver, linear = make(6, 3, forgetting=forgetting, dtype=torch.float32)
-    for i in range(0, 600, batch):
+    for i in range(0, n, batch):
         solver.update(x[i : i + batch], y[i : i + batch])
     assert np.isfinite(weights(linear)).all()
     assert bool(solver.covariance().isfinite().all())

@@ -49,6 +49,18 @@ pytestmark = [
 ]
 
 
+@pytest.mark.parametrize("name", ["accelerate_loop", "lightning_loop", "transformers_trainer"])
+def test_the_recipe_runs_and_leaves_nothing_behind(name, tmp_path, monkeypatch, capsys):
+    from accelerate.state import AcceleratorState
+
+    monkeypatch.chdir(tmp_path)
+    AcceleratorState._reset_state(True)  # one for each process, of which other tests want their own
+    example(name).main()
+    AcceleratorState._reset_state(True)
+    assert capsys.readouterr().out.strip()
+    assert not list(tmp_path.iterdir())
+
+
 # ---------------------------------------------------------------------- Lightning
 
 
@@ -200,8 +212,14 @@ def trained(name, folder, resume=None, **options):
     return run
 
 
-@pytest.mark.parametrize("name", ["BERT", "GPT"])
-@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize(
+    ("name", "bf16"),
+    [
+        ("BERT", False),
+        ("GPT", True),
+        *(pytest.param(*pair, marks=pytest.mark.long) for pair in (("BERT", True), ("GPT", False))),
+    ],
+)
 def test_the_trainer_resumes_to_the_bit(name, bf16, tmp_path):
     options = {
         "bf16": bf16, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5, "lr_scheduler_type": "cosine",

@@ -536,6 +536,7 @@ def test_mnist_as_published():
 
 
 @beside
+@pytest.mark.long  # most of it unpacks 60,000 JPEG files
 def test_cifar10_as_published():
     pytest.importorskip("PIL", reason="Pillow unpacks the copy beside the repository")
     with tempfile.TemporaryDirectory() as folder:

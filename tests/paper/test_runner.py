@@ -15,6 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from preloaded import preloaded
 from sepsa.paper import records, runner
 from sepsa.paper.experiments import plan
 
@@ -24,6 +25,24 @@ linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="childre
 
 def command(out, *arguments):
     return [sys.executable, "-m", "sepsa", "reproduce", *arguments, "--out", str(out)]
+
+
+@pytest.fixture(scope="module")
+def reproduce():
+    """A function that runs `sepsa reproduce` in a process of its own, in the folder of its results."""
+    with preloaded("torch._dynamo", "sklearn.datasets", "rich.progress", "typer") as run:
+
+        def start(out, *arguments, wait=True):
+            program = out.with_suffix(".py")
+            program.write_text(
+                f"import sys\nfrom sepsa.cli import main\nsys.argv = {command(out, *arguments)[2:]}\n"
+                "if __name__ == '__main__':  # and not in the processes that it starts\n    main()\n"
+            )
+            done = run(program, out.parent, wait)
+            assert not wait or done.returncode == 0, done.stderr
+            return done
+
+        yield start
 
 
 def contents(results):
@@ -51,7 +70,7 @@ def children(pid):
         return []
 
 
-def wait_until(condition, seconds=60.0):
+def wait_until(condition, seconds=300.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"
@@ -126,11 +145,11 @@ def test_an_interrupt_ends_all(tmp_path, monkeypatch):
     assert recorded(tmp_path) == len(runs)
 
 
-def test_the_number_of_jobs_and_the_order_change_no_bit(tmp_path):
+def test_the_number_of_jobs_and_the_order_change_no_bit(tmp_path, reproduce):
     runs = plan("fig2", ["diabetes"], ["SepSA", "slimTrain", "NAG"], quick=True)
     what = ("fig2", "--datasets", "diabetes", "--methods", "sepsa,slimtrain,nag", "--quick", "--jobs", "1")
     # In a process of its own: what other tests did to torch in this one may change a bit on some processors.
-    subprocess.run(command(tmp_path / "one", *what), check=True, stdout=subprocess.DEVNULL)
+    reproduce(tmp_path / "one", *what)
     shuffled = random.Random(0).sample(runs, len(runs))
     runner.reproduce(shuffled, tmp_path / "two", jobs=2, console=QUIET)
     assert_same(tmp_path / "one", tmp_path / "two")
@@ -140,25 +159,24 @@ def test_the_number_of_jobs_and_the_order_change_no_bit(tmp_path):
 
 
 @linux
-def test_killed_five_times_it_ends_where_it_would_have_ended(tmp_path):
+def test_killed_five_times_it_ends_where_it_would_have_ended(tmp_path, reproduce):
     what = ("fig2", "--datasets", "diabetes", "--methods", "sepsa,adam,nag", "--seeds", "7", "--quick")
     runs = plan("fig2", ["diabetes"], ["SepSA", "Adam", "NAG"], 7, quick=True)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     chance = random.Random()  # other moments every time
     at = [0]
     for jobs in ("2", "1", "1", "1", "1"):
-        process = subprocess.Popen(command(killed, *what, "--jobs", jobs), stdout=subprocess.DEVNULL)
-        wait_until(lambda process=process: recorded(killed) > at[-1] or process.poll() is not None)
+        process = reproduce(killed, *what, "--jobs", jobs, wait=False)
+        wait_until(lambda process=process: recorded(killed) > at[-1] or gone(process))
         time.sleep(chance.uniform(0, 0.15))
-        workers = children(process.pid)
-        process.kill()
-        process.wait()
-        wait_until(lambda workers=workers: all(gone(pid) for pid in workers))
+        processes = [process, *children(process)]
+        os.kill(process, signal.SIGKILL)
+        wait_until(lambda processes=processes: all(gone(pid) for pid in processes))
         at.append(recorded(killed))
     assert at == sorted(set(at)), at  # each time some runs stayed
     assert at[-1] < len(runs), "all was done before the last kill"
     for folder in (killed, whole):
-        subprocess.run(command(folder, *what, "--jobs", "1"), check=True, stdout=subprocess.DEVNULL)
+        reproduce(folder, *what, "--jobs", "1")
     assert recorded(whole) == len(runs)
     assert_same(whole, killed)
     assert not [file for file in killed.rglob("*") if file.suffix == ".new"]

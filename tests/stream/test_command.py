@@ -558,7 +558,9 @@ def wait_for(condition, seconds=120):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
+)
 def test_a_growing_file_is_followed_until_a_signal_saves_and_ends_it(number, code, tmp_path):
     path, out, model = write(tmp_path / "t.csv", n=300), tmp_path / "out.csv", tmp_path / "m.sepsa"
     process = start(path, "--target", "y", "--follow", "--predictions", out, "--checkpoint", model)
