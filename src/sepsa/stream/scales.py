@@ -30,6 +30,19 @@ def is_indicator(values: Floats, share: float) -> bool:
     return bool(counts or share < 0.1)
 
 
+def scaled_as_they_came(X: Floats) -> bool:
+    """Whether first rows (n, d) look like those of a `StandardScaler` that learned each row before it scaled it.
+
+    Each of its columns starts at 0; the first other value, after t rows, is ±√t, and no value after t rows is larger.
+    Columns of integers, such as indicators, are left out, and so are those with missing values.
+    """
+    Z = np.abs(X[:, (X % 1 != 0).any(0) & ~np.isnan(X).any(0)])
+    largest = np.sqrt(np.arange(len(Z)))[:, None]
+    changed = (Z > 0).argmax(0)
+    jump = np.isclose(Z[changed, np.arange(Z.shape[1])], largest[changed, 0], rtol=1e-4)
+    return bool(Z.size and jump.all() and (Z <= 1.0001 * largest).all())
+
+
 def trimmed(X: Floats) -> Floats:
     """X with NaN where a value lies more than 30 typical distances from its column's median.
 
