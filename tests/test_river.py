@@ -86,20 +86,25 @@ def test_evaluation_in_a_pipeline_beats_the_linear_model():
     ours = error(select | SepSARegressor(seed=0))
     assert ours < 0.5 * error(preprocessing.StandardScaler() | linear_model.LinearRegression())
     assert ours == error(SepSARegressor(seed=0))
-    with pytest.warns(UserWarning, match="output of a StandardScaler .*remove it") as caught:
+    with pytest.warns(UserWarning, match="output of a running scaler.*remove it") as caught:
         scaled = error(preprocessing.StandardScaler() | SepSARegressor(seed=0))
     assert len(caught) == 1
     assert scaled > 1.3 * ours  # the scaler removes the trends of this stream
 
 
-def test_a_running_scaler_is_recognized_and_raw_rows_are_not_taken_for_its_output():
+def scaled_one_by_one(scaler, rows):
+    out = []
+    for row in rows.tolist():
+        scaler.learn_one(dict(enumerate(row)))
+        out.append(list(scaler.transform_one(dict(enumerate(row))).values()))
+    return np.array(out)
+
+
+@pytest.mark.parametrize("scaler", [preprocessing.StandardScaler, preprocessing.AdaptiveStandardScaler])
+def test_a_running_scaler_is_recognized_and_raw_rows_are_not_taken_for_its_output(scaler):
     rng = np.random.default_rng(0)
     raw = np.column_stack([1.7e9 + 60.0 * np.arange(8), rng.normal(size=8), np.repeat([3.0, 5.5], 4), np.ones(8)])
-    scaler, scaled = preprocessing.StandardScaler(), []
-    for row in raw.tolist():
-        scaler.learn_one(dict(enumerate(row)))
-        scaled.append(list(scaler.transform_one(dict(enumerate(row))).values()))
-    scaled = np.array(scaled)
+    scaled = scaled_one_by_one(scaler(), raw)
     category = (rng.random((8, 1)) < 0.5).astype(float)
     absent = np.where(np.arange(8)[:, None] % 3, 0.5, np.nan)
     for rows in (scaled, np.hstack([scaled, category, absent])):
@@ -107,11 +112,13 @@ def test_a_running_scaler_is_recognized_and_raw_rows_are_not_taken_for_its_outpu
     for rows in (
         raw,
         raw - raw[0],
+        1e-9 * (raw - raw[0])[:, 1:],
         (raw - raw.mean(0)) / np.where(raw.std(0) > 0, raw.std(0), 1.0),  # scaled by all rows
-        np.hstack([scaled, raw]),
+        np.hstack([scaled[:, 1:2], raw]),
         np.arange(8.0)[:, None],
         np.array([0.0, 1, 0, -1, 0, 1, 1, 0])[:, None],
         np.array([0.0, 1, 0.5, 2, 0.5, 1, 1, 0])[:, None],
+        np.array([[0.0, 0.5, 0.7, 0.1], [0.0, 0.5, 0.1, 0.4]]).T,  # the same steps
         np.zeros((8, 2)),
         np.empty((8, 0)),
     ):

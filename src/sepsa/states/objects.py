@@ -170,7 +170,8 @@ def describe(what: Any) -> tuple[str, Any, Any]:
         return "dict", {key: part[:2] for key, part in parts.items()}, {key: part[2] for key, part in parts.items()}
     if not has_state(what):
         raise TypeError(
-            f"what is saved must have state_dict and load_state_dict, or be a dict, got {type(what).__name__}: {cure(what)}"
+            f"what is saved must have state_dict and load_state_dict, or be a dict, got {type(what).__name__}: "
+            f"{cure(what)}"
         )
     kind = class_name(what)
     if kind in BUILT:

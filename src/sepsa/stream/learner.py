@@ -139,9 +139,9 @@ class StreamLearner:
             before, self.rows = self.rows, len(self._X)
             if before < ROWS_TO_RECOGNIZE <= self.rows and scaled_as_they_came(self._X[:ROWS_TO_RECOGNIZE]):
                 warnings.warn(
-                    "the first rows look like the output of a StandardScaler that learns while it scales; its scales "
-                    "change with every row, so that what was learned does not hold for later rows: remove it, since "
-                    "the model scales raw features itself, or fit the scaler before the stream starts",
+                    "the first rows look like the output of a running scaler, such as River's StandardScaler; its "
+                    "scales change with every row, so that what was learned does not hold for later rows: remove it, "
+                    "since the model scales raw features itself",
                     UserWarning,
                     stacklevel=5,
                 )

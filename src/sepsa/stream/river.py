@@ -259,8 +259,7 @@ class StreamModel(Saves, base.Estimator):
         """Names and columns, in which features beyond `max_features` are added to shared inputs."""
         free = max(0, self.max_features - sum(not is_shared(name) for name in self._features))
         there = ~np.isnan(X)
-        some = there.any(0).tolist()
-        new = [j for j, name in enumerate(names) if some[j] and name not in self._features]
+        new = [j for j in np.flatnonzero(there.any(0)).tolist() if names[j] not in self._features]
         if len(new) <= free:
             return names, X
         if not self._shares_inputs:
@@ -273,7 +272,7 @@ class StreamModel(Saves, base.Estimator):
         if free:
             new.sort(key=lambda j: (there[:, j].argmax(), repr(names[j])))
         over = sorted(new[free:])
-        kept = np.delete(np.arange(len(names)), over)
+        kept = sorted({*range(len(names))} - {*over})
         numbers = np.array([zlib.crc32(repr(names[j]).encode()) for j in over])  # the same in every process
         place, sign = numbers // 2 % self.max_features, np.where(numbers % 2, 1.0, -1.0)
         i, k = np.nonzero(there[:, over])
