@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +129,129 @@ def _(folder):
     return error_of(sepsa.RLS, forgetting=1.2)
 
 
+@case("PyTorch", "`RLS(ridge=1e-320)`")
+def _(folder):
+    return error_of(sepsa.RLS, ridge=1e-320)
+
+
+@case("PyTorch", "`SoftmaxNewton(ridge=1e-30)`")
+def _(folder):
+    return error_of(sepsa.SoftmaxNewton, ridge=1e-30)
+
+
+def head(solver, outputs=1):
+    """A head alone, and rows for it."""
+    torch.manual_seed(0)
+    linear = nn.Linear(3, outputs, dtype=torch.float64)
+    return solver.bind(linear), torch.randn(64, 3, dtype=torch.float64), torch.randn(64, outputs, dtype=torch.float64)
+
+
+@case("PyTorch", "time stamps in milliseconds as a feature of the head")
+def _(folder):
+    def prediction(batch):
+        solver, X, y = head(sepsa.RLS())
+        X[:, 2] = 1.7e12 + 6e4 * torch.arange(64)
+        for i in range(0, 64, batch):
+            solver.update(X[i : i + batch], y[i : i + batch])
+        return solver.predict(X).detach()
+
+    one, many = prediction(1), prediction(64)
+    return "exact" if torch.allclose(one, many, rtol=1e-9, atol=1e-9) else f"{(one - many).abs().max()}"
+
+
+@case("PyTorch", "`unlearn` of a row that dwarfs all others")
+def _(folder):
+    solver, X, y = head(sepsa.RLS())
+    solver.update(X, y)
+    solver.update(1e5 * X[:1], y[:1])
+    return error_of(solver.unlearn, 1e5 * X[:1], y[:1], unchanged=solver.linear.weight.tolist)
+
+
+@case("PyTorch", "a captured step with huge rows")
+def _(folder):
+    solver, X, y = head(sepsa.RLS())
+    solver.prepare_capture()
+    before = solver.linear.weight.tolist()
+    solver.update_captured(1e8 * X, y)
+    assert solver.linear.weight.tolist() == before
+    return error_of(lambda: solver.steps)
+
+
+@case("PyTorch", "a model that squeezes its output")
+def _(folder):
+    net = Net()
+    net.model.append(nn.Flatten(0))
+    return net.learn(net.X, net.y)
+
+
+@case("PyTorch", "class indices for `RLS`")
+def _(folder):
+    net = Net()
+    net.model[2] = nn.Linear(4, 5)
+    net.optimizer = sepsa.SepSA(net.model, torch.optim.SGD)
+    return net.learn(net.X, torch.arange(8) % 5)
+
+
+@case("PyTorch", "a sigmoid or softmax behind the head")
+def _(folder):
+    net = Net()
+    net.model.append(nn.Sigmoid())
+    return error_of(net.optimizer.learn, net.X, net.y)
+
+
+@case("PyTorch", "a base instance without some parameters of the body")
+def _(folder):
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 1))
+    return error_of(sepsa.SepSA, model, torch.optim.SGD(model[0].parameters(), lr=0.1))
+
+
+def in_another_thread(function, *arguments):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+@case("PyTorch", "a prediction in another thread during `observe`")
+def _(folder):
+    net, alone = Net(), Net()
+    with net.optimizer.observe(net.y):
+        in_another_thread(net.model, net.X + 1)
+        net.model(net.X)
+    with alone.optimizer.observe(alone.y):
+        alone.model(alone.X)
+    return "not learned" if net.weights() == alone.weights() else "learned"
+
+
+@case("PyTorch", "`observe` in two threads at once")
+def _(folder):
+    net = Net()
+    with net.optimizer.observe(net.y):
+        told = error_of(in_another_thread, net.optimizer.learn, net.X, net.y, unchanged=net.weights)
+        net.model(net.X)
+    return told
+
+
+@case("PyTorch", "ranks with different dtypes")
+def _(folder):
+    program = """
+import os, torch, torch.distributed as dist
+from torch import nn
+from sepsa import SepSA
+rank = int(os.fork() == 0)
+dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/ranks", rank=rank, world_size=2)
+model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)).to(torch.float32 if rank else torch.float64)
+optimizer = SepSA(model, torch.optim.SGD, process_group=dist.group.WORLD)
+x = torch.ones(8, 3, dtype=model[0].weight.dtype)
+try:
+    optimizer.learn(x, x[:, :1])
+except ValueError as error:
+    print(f"rank {rank}: ValueError: {error}")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert "rank 0: ValueError" in done.stdout, done
+    assert "rank 1: ValueError" in done.stdout, done
+    return done.stdout
+
+
 # ---------------------------------------------------------------------- scikit-learn and River
 
 ROWS = np.random.default_rng(0).normal(size=(60, 3))
@@ -189,6 +313,31 @@ def _(folder):
 @case("River", "a sample that is no dict")
 def _(folder):
     return learn_one([1.0], 1.0)
+
+
+@case("River", "a running `StandardScaler` before the model")
+def _(folder):
+    from river import preprocessing
+
+    from sepsa.river import SepSARegressor
+
+    pipeline = preprocessing.StandardScaler() | SepSARegressor(seed=0)
+
+    def learn():
+        for x in ROWS:
+            pipeline.learn_one(dict(zip("abc", x.tolist(), strict=True)), float(x[0]))
+
+    return error_of(learn)
+
+
+@case("River", "a dict of 20,000 features")
+def _(folder):
+    from sepsa.river import SepSARegressor
+
+    model = SepSARegressor(seed=0)
+    told = error_of(model.learn_one, dict.fromkeys(range(20_000), 1.0), 1.0)
+    assert model._learner.engine.inputs == 512
+    return told
 
 
 # ---------------------------------------------------------------------- shell
@@ -338,3 +487,10 @@ def _(folder):
 
     with lock(folder / "m.sepsa"):
         return error_of(sepsa.save, {"a": 1}, folder / "m.sepsa")
+
+
+@case("files", "a pipeline given to `sepsa.save`")
+def _(folder):
+    from sklearn.pipeline import make_pipeline
+
+    return error_of(sepsa.save, make_pipeline(fitted()), "m.sepsa")

@@ -9,6 +9,8 @@ import pickle
 import random
 import subprocess
 import sys
+import warnings
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -24,11 +26,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from river import checks, compose, datasets, drift, evaluate, linear_model, metrics, preprocessing, stats
 
+import sepsa
 from sepsa import NotFinite
 from sepsa.river import SepSAClassifier, SepSAMultiTargetRegressor, SepSARegressor
 from sepsa.stream.calibration import INVERSE_TEMPERATURES, project_to_simplex
 from sepsa.stream.learner import WARM_UP, StreamLearner
-from sepsa.stream.river import ROWS_FOR_SCALE
+from sepsa.stream.river import ROWS_FOR_SCALE, SHARED
+from sepsa.stream.scales import scaled_as_they_came
 
 MODEL_TYPES = (SepSARegressor, SepSAClassifier, SepSAMultiTargetRegressor)
 SMALL = {"hidden": (5,), "seed": 0}
@@ -90,6 +94,58 @@ def test_evaluation_in_a_pipeline_beats_the_linear_model():
     ours = error(select | SepSARegressor(seed=0))
     assert ours < 0.5 * error(preprocessing.StandardScaler() | linear_model.LinearRegression())
     assert ours == error(SepSARegressor(seed=0))
+    with pytest.warns(UserWarning, match="output of a running scaler.*remove it") as caught:
+        scaled = error(preprocessing.StandardScaler() | SepSARegressor(seed=0))
+    assert len(caught) == 1
+    assert scaled > 1.3 * ours  # the scaler removes the trends of this stream
+
+
+def scaled_one_by_one(scaler, rows):
+    out = []
+    for row in rows.tolist():
+        scaler.learn_one(dict(enumerate(row)))
+        out.append(list(scaler.transform_one(dict(enumerate(row))).values()))
+    return np.array(out)
+
+
+@pytest.mark.parametrize("scaler", [preprocessing.StandardScaler, preprocessing.AdaptiveStandardScaler])
+def test_a_running_scaler_is_recognized_and_raw_rows_are_not_taken_for_its_output(scaler):
+    rng = np.random.default_rng(0)
+    raw = np.column_stack([1.7e9 + 60.0 * np.arange(8), rng.normal(size=8), np.repeat([3.0, 5.5], 4), np.ones(8)])
+    scaled = scaled_one_by_one(scaler(), raw)
+    category = (rng.random((8, 1)) < 0.5).astype(float)
+    absent = np.where(np.arange(8)[:, None] % 3, 0.5, np.nan)
+    for rows in (scaled, np.hstack([scaled, category, absent])):
+        assert scaled_as_they_came(rows)
+    for rows in (
+        raw,
+        raw - raw[0],
+        1e-9 * (raw - raw[0])[:, 1:],
+        (raw - raw.mean(0)) / np.where(raw.std(0) > 0, raw.std(0), 1.0),  # scaled by all rows
+        np.hstack([scaled[:, 1:2], raw]),
+        np.arange(8.0)[:, None],
+        np.array([0.0, 1, 0, -1, 0, 1, 1, 0])[:, None],
+        np.array([0.0, 1, 0.5, 2, 0.5, 1, 1, 0])[:, None],
+        np.array([[0.0, 0.5, 0.7, 0.1], [0.0, 0.5, 0.1, 0.4]]).T,  # the same steps
+        np.zeros((8, 2)),
+        np.empty((8, 0)),
+    ):
+        assert not scaled_as_they_came(rows)
+
+
+def test_a_pipeline_is_not_saved_and_its_learner_is(tmp_path):
+    pipeline = compose.SelectType(int, float) | trained(SepSARegressor)
+    words = r"got Pipeline: save its learner, pipeline\[-1\], and pickle the other steps, or pickle the whole"
+    with pytest.raises(TypeError, match=words):
+        sepsa.save(pipeline, tmp_path / "m.sepsa")
+    with pytest.raises(TypeError, match=r"state\['a'\] must be .*got river.*Pipeline: .*or pickle it"):
+        sepsa.save({"a": pipeline}, tmp_path / "m.sepsa")
+    with pytest.raises(TypeError, match=r"save an instance, SepSARegressor\(\.\.\.\)"):
+        sepsa.save(SepSARegressor, tmp_path / "m.sepsa")
+    with pytest.raises(TypeError, match="got MAE: put plain values into a dict, and pickle other objects"):
+        sepsa.save(metrics.MAE(), tmp_path / "m.sepsa")
+    sepsa.save(pipeline[-1], tmp_path / "m.sepsa")
+    assert inside(sepsa.load(tmp_path / "m.sepsa")) == inside(pipeline[-1])
 
 
 def test_a_drift_detector_beside_it_finds_the_drift():
@@ -297,6 +353,43 @@ def test_numbers_of_other_types_are_the_same_numbers(model_type):
             {name: float(value) for name, value in y32.items()} if isinstance(y, dict) else float(y32),
         )
     assert inside(other) == inside(plain)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6))
+def test_features_beyond_the_limit_are_sums_with_signs(seed, limit):
+    rng, model = np.random.default_rng(seed), SepSARegressor(**SMALL, max_features=limit)
+    known = [0, "b"][:limit]
+    model.learn_one(dict.fromkeys(known, 1.0), 1.0)
+    names = [*known, *"cdefghij", *range(1, 5)]
+    X = rng.normal(size=(4, len(names)))
+    X[rng.random(X.shape) < 0.6] = np.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        hashed = model._hashed(names, X)
+    there = [name for name in names if name not in known and not np.isnan(X[:, names.index(name)]).all()]
+    there.sort(key=lambda name: (np.isnan(X[:, names.index(name)]).argmin(), repr(name)))
+    over = there[max(0, limit - len(known)) :]
+    for i, row in enumerate(X):
+        expected = {}
+        for name, value in zip(names, row.tolist(), strict=True):
+            if not math.isnan(value):
+                number = zlib.crc32(repr(name).encode())
+                shared = f"{SHARED}{number // 2 % limit}" if name in over else name
+                sign = -1 if name in over and number % 2 == 0 else 1
+                expected[shared] = expected.get(shared, 0.0) + sign * value
+        seen = dict(zip(hashed[0], hashed[1][i].tolist(), strict=True))
+        assert {name: value for name, value in seen.items() if not math.isnan(value)} == expected
+
+
+def test_a_dict_of_very_many_features_needs_no_more_than_its_inputs():
+    model = SepSARegressor(**SMALL)
+    x = dict.fromkeys(map(str, range(50_000)), 1.0)
+    with pytest.warns(UserWarning, match="more than 256 features: further ones are hashed into 256 inputs"):
+        model.learn_one(x, 1.0)
+    model.learn_one(x, 1.0)
+    assert len(model._features) == 512
+    assert model.predict_one(x) == pytest.approx(1.0)
 
 
 def test_a_defaultdict_is_not_written_to():

@@ -171,7 +171,7 @@ def describe(what: Any) -> tuple[str, Any, Any]:
     if not has_state(what):
         raise TypeError(
             f"what is saved must have state_dict and load_state_dict, or be a dict, got {type(what).__name__}: "
-            "put plain values into a dict"
+            f"{cure(what)}"
         )
     kind = class_name(what)
     if kind in BUILT:
@@ -180,6 +180,15 @@ def describe(what: Any) -> tuple[str, Any, Any]:
     if kind == "sepsa.SepSA":
         return kind, repr(what), {"model": what.model.state_dict(), "optimizer": what.state_dict()}
     return kind, repr(what) if kind.startswith("sepsa.") else None, what.state_dict()
+
+
+def cure(what: Any) -> str:
+    """What to do with an object that cannot be saved, such as a pipeline of River's or scikit-learn's."""
+    if isinstance(what, type):
+        return f"save an instance, {what.__name__}(...)"
+    if type(what).__name__ == "Pipeline" and has_state(what[-1]):
+        return "save its learner, pipeline[-1], and pickle the other steps, or pickle the whole pipeline"
+    return "put plain values into a dict, and pickle other objects"
 
 
 def has_state(what: Any) -> bool:

@@ -73,7 +73,7 @@ class Tree:
             return ["type", value.__name__]
         raise TypeError(
             f"{where} must be made of numbers, strings, arrays, tensors, lists, tuples and dicts to be saved, "
-            f"got {type(value).__module__}.{type(value).__name__}"
+            f"got {type(value).__module__}.{type(value).__name__}: save an object with state_dict, or pickle it"
         )
 
     def _array(self, value: np.ndarray[Any, Any], where: str) -> Any:

@@ -11,6 +11,7 @@ times the fit to y. Only the body's loss is divided by the targets' variance.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from operator import add, sub
 from typing import Any
@@ -22,10 +23,11 @@ from sepsa.states import schema
 from sepsa.stream.engine.bodies import engine_type
 from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats, StreamEngine
-from sepsa.stream.scales import is_indicator, moments, quantiles_of_sizes, reciprocal, trimmed
+from sepsa.stream.scales import is_indicator, moments, quantiles_of_sizes, reciprocal, scaled_as_they_came, trimmed
 from sepsa.validation import one_of
 
 WARM_UP = 256  # rows that determine the scales
+ROWS_TO_RECOGNIZE = 8  # rows by which a running scaler before the learner is recognized
 
 
 class StreamLearner:
@@ -134,7 +136,15 @@ class StreamLearner:
                 out[some] = self._engine_learn(X[some], Y[some], weight[some])
             self._X, self._Y = np.concatenate([self._X, X[some][seen]]), np.concatenate([self._Y, Y[some][seen]])
             self._weight = np.concatenate([self._weight, weight[some][seen]])
-            self.rows = len(self._X)
+            before, self.rows = self.rows, len(self._X)
+            if before < ROWS_TO_RECOGNIZE <= self.rows and scaled_as_they_came(self._X[:ROWS_TO_RECOGNIZE]):
+                warnings.warn(
+                    "the first rows look like the output of a running scaler, such as River's StandardScaler; its "
+                    "scales change with every row, so that what was learned does not hold for later rows: remove it, "
+                    "since the model scales raw features itself",
+                    UserWarning,
+                    stacklevel=5,
+                )
             if self.rows >= due:
                 self._relearn()
             at = some.stop

@@ -257,14 +257,10 @@ class StreamModel(Saves, base.Estimator):
 
     def _hashed(self, names: Sequence[Hashable], X: Floats) -> tuple[Sequence[Hashable], Floats]:
         """Names and columns, in which features beyond `max_features` are added to shared inputs."""
-        known = sum(not is_shared(name) for name in self._features)
-        new = [
-            (int(there.argmax()), repr(name), j)
-            for j, name in enumerate(names)
-            if name not in self._features and (there := ~np.isnan(X[:, j])).any()
-        ]
-        over = {j for _, _, j in sorted(new)[max(0, self.max_features - known) :]}
-        if not over:
+        free = max(0, self.max_features - sum(not is_shared(name) for name in self._features))
+        there = ~np.isnan(X)
+        new = [j for j in np.flatnonzero(there.any(0)).tolist() if names[j] not in self._features]
+        if len(new) <= free:
             return names, X
         if not self._shares_inputs:
             warnings.warn(
@@ -273,12 +269,20 @@ class StreamModel(Saves, base.Estimator):
                 UserWarning,
                 stacklevel=5,
             )
-        columns: dict[Hashable, Floats] = {name: X[:, j] for j, name in enumerate(names) if j not in over}
-        for j in sorted(over):
-            shared, sign = shared_input(names[j], self.max_features)
-            both = np.stack([columns.get(shared, np.full(len(X), np.nan)), sign * X[:, j]])
-            columns[shared] = np.where(np.isnan(both).all(0), np.nan, np.nansum(both, 0))
-        return list(columns), np.stack(list(columns.values()), 1)
+        if free:
+            new.sort(key=lambda j: (there[:, j].argmax(), repr(names[j])))
+        over = sorted(new[free:])
+        kept = sorted({*range(len(names))} - {*over})
+        numbers = np.array([zlib.crc32(repr(names[j]).encode()) for j in over])  # the same in every process
+        place, sign = numbers // 2 % self.max_features, np.where(numbers % 2, 1.0, -1.0)
+        i, k = np.nonzero(there[:, over])
+        shared = np.zeros((len(X), self.max_features))
+        np.add.at(shared, (i, place[k]), (X[:, over] * sign)[i, k])
+        seen = np.zeros(shared.shape, bool)
+        seen[i, place[k]] = True
+        used = np.flatnonzero(seen.any(0))
+        columns = np.where(seen, shared, np.nan)[:, used]
+        return [*(names[j] for j in kept), *(f"{SHARED}{k}" for k in used)], np.hstack([X[:, kept], columns])
 
     def learn_many(self, X: Frame, y: Series, w: float | Series = 1.0) -> None:
         """Learn the rows of a frame, which gives what `learn_one` gives row by row."""
@@ -334,7 +338,9 @@ class SepSARegressor(StreamModel, base.MiniBatchRegressor):
     """A neural network with a Newton head, for one numeric target.
 
     Choose it where a linear model is too simple: it takes raw features of any scale, needs no tuning and costs about as
-    much. `forgetting` below 1 follows a target that drifts. Before the first sample it predicts 0.
+    much. Put no running scaler such as River's `StandardScaler` before it: its scales change with every row, and the
+    model takes its own from the first rows. `forgetting` below 1 follows a target that drifts. Before the first sample
+    it predicts 0.
     """
 
     def learn_one(self, x: dict[Any, Any], y: float, w: float = 1.0) -> None:
@@ -458,12 +464,6 @@ class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
                 raise ValueError(f"y must be a class label, something hashable, got {y!r}: leave the sample out")
             outputs.setdefault(y, len(outputs))
         return outputs, indicators(np.array([outputs[y] for y in targets], np.intp), len(outputs))
-
-
-def shared_input(name: Hashable, count: int) -> tuple[str, float]:
-    """The input that a feature shares, and the sign of its values there; they are the same in every process."""
-    number = zlib.crc32(repr(name).encode())
-    return f"{SHARED}{number // 2 % count}", 1.0 if number % 2 else -1.0
 
 
 def is_shared(name: Hashable) -> bool:

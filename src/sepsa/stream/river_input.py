@@ -102,6 +102,10 @@ def read_row(x: Any) -> tuple[list[Hashable], Floats]:
     """Names and values (1, len(names)) of a sample."""
     if not isinstance(x, Mapping):
         raise TypeError(f"x must be a dict of features, got {type(x).__name__}")
+    if set(map(type, x.values())) == {float}:
+        row = np.array([list(x.values())])
+        if not np.isinf(row).any():
+            return list(x), row
     return list(x), np.array([[read_number(f"x[{name!r}]", value) for name, value in x.items()]])
 
 

@@ -30,6 +30,26 @@ def is_indicator(values: Floats, share: float) -> bool:
     return bool(counts or share < 0.1)
 
 
+def scaled_as_they_came(X: Floats) -> bool:
+    """Whether first rows (n, d) look like those of a scaler that learned each row before it standardized it.
+
+    Each of its columns starts at 0. The first other value, after t rows, is the largest that t rows allow: ±√t with
+    River's `StandardScaler`, one number for all t with its `AdaptiveStandardScaler`. That must hold for most columns;
+    those of integers, such as indicators, are left out, and so are those with missing values.
+    """
+    sizes = np.abs(X)
+    sizes = sizes[:, (sizes % 1 != 0).any(0) & (sizes > 1e-6).any(0) & ~np.isnan(X).any(0)]
+    if not sizes.size:
+        return False
+    t, changed = np.arange(len(sizes)), (sizes > 1e-6).argmax(0)
+    jump = sizes[changed, np.arange(sizes.shape[1])]
+    bounds = [np.sqrt(t), np.median(jump) * (t > 0)][: sizes.shape[1]]  # one column alone has no number in common
+    return any(
+        (np.isclose(jump, bound[changed], rtol=1e-4) & (sizes <= 1.0001 * bound[:, None]).all(0)).mean() > 0.5
+        for bound in bounds
+    )
+
+
 def trimmed(X: Floats) -> Floats:
     """X with NaN where a value lies more than 30 typical distances from its column's median.
 
