@@ -13,11 +13,11 @@ import io
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -58,7 +58,7 @@ class StreamOptions:
     """The options of `sepsa stream`; None is an option that was not given."""
 
     source: Path | None
-    target: str | None = None
+    target: str | Sequence[str] | None = None
     classify: bool | None = None
     drop: Sequence[str] | None = None
     categorical: Sequence[str] | None = None
@@ -76,11 +76,15 @@ class StreamOptions:
     every: int = 10_000
     keep: int = 1
     report: Path | None = None
+    kind: ClassVar[str] = "sepsa stream"
+    table: ClassVar[Any] = TableModel
+    of_model: ClassVar[tuple[str, ...]] = (
+        "target", "classify", "drop", "categorical", "categories", "forgetting", "ridge", "seed",
+    )  # fmt: skip
 
     def model(self) -> dict[str, Any]:
         """The options of the model that were given."""
-        names = ("target", "classify", "drop", "categorical", "categories", "forgetting", "ridge", "seed")
-        given = {name: getattr(self, name) for name in names}
+        given = {name: getattr(self, name) for name in self.of_model}
         return {
             name: tuple(value) if isinstance(value, (list, tuple)) else value
             for name, value in given.items()
@@ -88,11 +92,11 @@ class StreamOptions:
         }
 
 
-def stream(options: StreamOptions) -> int:
-    """Learn a table as it comes; returns the exit code, after all messages."""
+def stream(options: StreamOptions, kind: type[StreamRun] | None = None) -> int:
+    """Learn a table as it comes, by a run of this kind; returns the exit code, after all messages."""
     with contextlib.ExitStack() as held:
         signals = held.enter_context(Signals())
-        return exit_code(lambda: StreamRun(options, signals, held).run())
+        return exit_code(lambda: (kind or StreamRun)(options, signals, held).run())
 
 
 def exit_code(run: Callable[[], int]) -> int:
@@ -126,7 +130,7 @@ class StreamRun:
         if options.checkpoint is not None and options.checkpoint.exists():
             self.model, position = resume(options.checkpoint, options)
         else:
-            if options.target is None:
+            if not options.target:
                 raise Misuse("--target must name the column to predict")
             self.model = make_model(options)
         self.table = open_table(
@@ -137,14 +141,14 @@ class StreamRun:
             follow=options.follow,
             resume=position.get("table"),
         )
-        check_columns(self.table, self.model, options)
+        self._check_columns()
         self.position = position.get("table")
         if position and not self.table.resumed:
             say("this is another table than the checkpoint's: learning goes on with it, from its first row")
             self.position = None
         self.predictions = None
         if options.predictions is not None:
-            self.predictions = Output(options.predictions, "line,prediction\n", position.get("predictions"))
+            self.predictions = Output(options.predictions, self._header(), position.get("predictions"))
             held.callback(self.predictions.close)
         place = options.quarantine or default_quarantine(options)
         self.quarantine = Output(place, "line,reason,text\n", position.get("quarantine"), lazy=True)
@@ -177,9 +181,21 @@ class StreamRun:
             code = code or self.signals.code
         if not (self.options.strict and reason):
             self.save()
-        if self.options.report is not None and self.model.trace.rows:
-            write_report(self.options.report, name_of(self.options.source), self.model, self.quarantine)
+        if self.model.trace.rows:
+            self._finish()
         return self._summary(code)
+
+    def _check_columns(self) -> None:
+        check_columns(self.table, self.model)
+
+    def _finish(self) -> None:
+        """Write the report, if it was asked for."""
+        if self.options.report is not None:
+            write_report(self.options.report, name_of(self.options.source), self.model, self.quarantine)
+
+    def _header(self) -> str:
+        """The first line of the file of predictions."""
+        return "line,prediction\n"
 
     def _learn_block(self, block: RowBlock) -> str | None:
         """Learn a block; returns the reason to stop, if there is one."""
@@ -199,11 +215,14 @@ class StreamRun:
         self.line.show()
         return reason
 
-    def _write(self, result: BlockResult) -> None:
+    def _write_predictions(self, result: BlockResult) -> None:
         if self.predictions is not None:
             self.predictions.write(as_csv(result))
         else:
             write_stdout(result)
+
+    def _write(self, result: BlockResult) -> None:
+        self._write_predictions(result)
         if result.bad:
             text = io.StringIO()
             csv.writer(text, lineterminator="\n").writerows(result.bad)
@@ -297,17 +316,17 @@ def check_files(options: StreamOptions) -> None:
             raise Misuse(f"{option} must be another file than {other}, got {path} for both")
 
 
-def make_model(options: StreamOptions) -> TableModel:
+def make_model(options: StreamOptions) -> Any:
     """A new model with the given options."""
     try:
-        return TableModel(**options.model())
+        return options.table(**options.model())
     except (TypeError, ValueError) as error:
         raise Misuse(f"--{error}") from None
 
 
-def resume(checkpoint_path: Path, options: StreamOptions) -> tuple[TableModel, dict[str, Any]]:
+def resume(checkpoint_path: Path, options: StreamOptions) -> tuple[Any, dict[str, Any]]:
     """The model of the checkpoint and its position; the options must be those it was made with."""
-    model, header = load_model(checkpoint_path)
+    model, header = load_model(checkpoint_path, options.kind)
     own = model.get_params()
     for name, value in options.model().items():
         if value != own[name]:
@@ -318,14 +337,19 @@ def resume(checkpoint_path: Path, options: StreamOptions) -> tuple[TableModel, d
     return model, header.position if isinstance(header.position, dict) else {}
 
 
-def check_columns(table: TableReader, model: TableModel, options: StreamOptions) -> None:
+def check_columns(table: TableReader, model: TableModel) -> None:
     """Set which columns the reader drops and reads as texts; refuse names of columns that the table does not have."""
     table.drop = frozenset(model.drop)
     table.categorical = frozenset((*model.categorical, model.target) if model.classify else model.categorical)
+    check_names(table, {"target": (model.target,), "drop": model.drop, "categorical": model.categorical})
+
+
+def check_names(table: TableReader, given: Mapping[str, Sequence[str]]) -> None:
+    """Refuse names of columns, by the option that gives them, which the table does not have."""
     if table.names is None:
         return
     shown = ", ".join(table.names[:20]) + (", ..." if len(table.names) > 20 else "")
-    for option, names in (("target", (model.target,)), ("drop", model.drop), ("categorical", model.categorical)):
+    for option, names in given.items():
         for name in names:
             if name not in table.names:
                 hint = "" if len(table.names) > 1 else "; if they are not separated rightly, give --sep"

@@ -15,13 +15,13 @@ from sepsa.stream.tables.model import TableModel
 from sepsa.stream.tables.output import error_of
 
 
-def load_model(path: Path) -> tuple[TableModel, Header]:
-    """A model that `sepsa stream` has saved."""
+def load_model(path: Path, kind: str = "sepsa stream") -> tuple[Any, Header]:
+    """A model that the command `kind` has saved."""
     try:
         header, state = read_path(path)
-        if header.kind != "sepsa stream":
+        if header.kind != kind:
             raise CheckpointError(
-                f"{path} holds a {header.kind}, and this command takes what `sepsa stream --checkpoint` saves: "
+                f"{path} holds a {header.kind}, and this command takes what `{kind} --checkpoint` saves: "
                 "load it in Python by sepsa.load"
             )
         model = build(header.kind, header.configuration, state, str(path))
