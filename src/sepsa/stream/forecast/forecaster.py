@@ -85,7 +85,7 @@ class SepSAForecaster(Saves):
 
     @property
     def outliers_(self) -> int:
-        """The number of values that were implausible and have been bounded."""
+        """The number of implausible values, which were taken for missing unless several came in a row."""
         return 0 if self._model is None else self._model.outliers
 
     @property

@@ -6,11 +6,12 @@ weights of step h learn by w += k (y - wᵀx) when row s + h comes. Step h thus 
 on all pairs known by now, for one covariance for all steps. Forgetting is given back as in `heads.math.ridge`, one
 coordinate at a time, by a further gain that is kept beside the first.
 
-A family holds heads of equal size. Its arrays: `terms` (G, d, 4), the inputs z[a, now - i] - z[b, now - j] of group g
-as (a, i, b, j), where j = -1 leaves out the second; `series` (G, k), the series that a group forecasts; `forgetting`
-(L,), `ridge` (p,), `left` (L, G, p), what forgetting has left of it; `P` (L, G, p, p); `W` (L, G, k, H, p); `loss`
-(L, G, k, H), recent squared errors; and rings of the last H rows: `X` (H, G, p), inputs, `K` and `R` (H, L, G, p),
-gains, `C` (H, L, G), the coordinate whose ridge was given back, or -1.
+A family holds heads of equal size. Its arrays: `terms` (G, d, 5), the inputs (z[a, now - i] - z[b, now - j]) u of
+group g as (a, i, b, j, u), where j = -1 leaves out the second value and u = -1 the factor, a sine or cosine of a
+season; `series` (G, k), the series that a group forecasts; `forgetting` (L,), `ridge` (p,), `left` (L, G, p), what
+forgetting has left of it; `P` (L, G, p, p); `W` (L, G, k, H, p); `loss` (L, G, k, H), recent squared errors; and rings
+of the last H rows: `X` (H, G, p), inputs, `K` and `R` (H, L, G, p), gains, `C` (H, L, G), the coordinate whose ridge
+was given back, or -1.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from sepsa.stream.engine.kernels.compilation import compiled, inlined
 from sepsa.stream.engine.kernels.robust import HUGE
 
 FAR = 12.0  # root mean square errors of step 1 beyond which a value is implausible
-NEAR = 4.0  # as many are left of an implausible error
+PATIENCE = 3  # implausible values in a row after which the next is accepted
 FIRST = 32  # rows before any value is implausible
-LARGEST = 30.0  # standard deviations to which exogenous inputs are bounded
+LARGEST = 1e4  # standard deviations of the first rows to which values are bounded
 RECENT = 0.99  # discount of the squared errors by which forecasts are bounded and intervals scaled
 STEP = 0.02  # of the quantiles of errors, in root mean squares
 C_ROWS, C_OUTLIERS = range(2)
@@ -58,8 +59,9 @@ class Shared(NamedTuple):
     `counts`; `lags` (m, 2n), values twice, so that the last n are contiguous; rings of the last H rows: `base` (H, m),
     values, `there` (H, m), whether they were observed, `made` (H, m, H), forecasts; `square` (m, H), recent squared
     errors; `levels` (v,) and `quantiles` (v, m, H) of errors in units of their root mean square; `extent` (2, m), the
-    least and the largest value observed; `XP` (q, q), `XW` (m, H, q) and `XK` (4, q), the head on the exogenous inputs
-    of the row that is forecast: covariance, weights, and two gains, the ridge left and the ridge.
+    least and the largest value observed; `odd` (m,), how many values in a row were implausible; `XP` (q, q), `XW`
+    (m, H, q) and `XK` (4, q), the head on the exogenous inputs of the row that is forecast: covariance, weights, and
+    two gains, the ridge left and the ridge.
     """
 
     mean: Any
@@ -77,6 +79,7 @@ class Shared(NamedTuple):
     levels: Any
     quantiles: Any
     extent: Any
+    odd: Any
     XP: Any
     XW: Any
     XK: Any
@@ -176,10 +179,12 @@ def learn_inputs(f, lags, now, common, there, t, H):
     for g in range(f.series.shape[0]):
         x = f.X[at, g]
         for n in range(d):
-            a, i, b, j = f.terms[g, n]
+            a, i, b, j, u = f.terms[g, n]
             x[n] = lags[a, now - i]
             if j >= 0:
                 x[n] -= lags[b, now - j]
+            if u >= 0:
+                x[n] *= common[u]
         x[d:] = common
         observed = False
         for i in range(f.series.shape[1]):
@@ -220,22 +225,28 @@ def add_forecasts(f, t, H, best, sharpness, total, weight):
 
 
 @inlined
-def accept(s, y, t, H, z, there):
-    """Standardize the values y (m,) of row t: missing ones are replaced by the forecast, implausible ones bounded."""
+def accept(s, y, x, t, H, z, there):
+    """Standardize the values y (m,) of row t; missing and implausible ones are replaced by the forecast, not learned.
+
+    An implausible value is accepted where as many as PATIENCE before it were implausible too: the level has changed.
+    """
     for j in range(y.size):
-        guess = s.made[(t - 1) % H, j, 0] if t > 0 else 0.0
+        guess = s.made[(t - 1) % H, j, 0] + dot(s.XW[j, 0], x) if t > 0 else 0.0
         there[j] = not math.isnan(y[j])
-        if not there[j]:
+        if there[j]:
+            z[j] = min(max((y[j] - s.mean[j]) / s.scale[j], -LARGEST), LARGEST)
+            size = max(math.sqrt(s.square[j, 0]), 0.01)
+            if t >= FIRST and s.square[j, 0] > 0.0 and abs(z[j] - guess) > FAR * size:
+                s.counts[C_OUTLIERS] += 1
+                s.odd[j] += 1
+                there[j] = s.odd[j] > PATIENCE
+            else:
+                s.odd[j] = 0
+        if there[j]:
+            s.extent[0, j] = min(s.extent[0, j], z[j])
+            s.extent[1, j] = max(s.extent[1, j], z[j])
+        else:
             z[j] = min(max(guess, s.extent[0, j]), s.extent[1, j])
-            continue
-        z[j] = (y[j] - s.mean[j]) / s.scale[j]
-        size = max(math.sqrt(s.square[j, 0]), 0.01)
-        if t >= FIRST and s.square[j, 0] > 0.0 and abs(z[j] - guess) > FAR * size:
-            z[j] = guess + math.copysign(NEAR * size, z[j] - guess)
-            s.square[j, 0] *= 4.0  # so that a new level is soon plausible
-            s.counts[C_OUTLIERS] += 1
-        s.extent[0, j] = min(s.extent[0, j], z[j])
-        s.extent[1, j] = max(s.extent[1, j], z[j])
 
 
 @inlined
@@ -275,8 +286,8 @@ def standardized(s, e, x):
 def learn(own, joint, s, Y, E, out, quantiles, ahead):
     """Learn rows Y (n, m) with exogenous inputs E (n, q) in order; out (n, m, H) gets the forecasts made after each.
 
-    `quantiles` (n, v, m, H) gets those of the forecasts, unless it is empty. `ahead` uses the exogenous inputs of the
-    rows that are forecast, as far as E has them.
+    They are standardized. `quantiles` (n, v, m, H) gets those of their errors, unless it is empty. `ahead` uses the
+    exogenous inputs of the rows that are forecast, as far as E has them.
     """
     m, H = s.square.shape
     n, seasons, q = s.lags.shape[1] // 2, s.angles.size, E.shape[1]
@@ -285,8 +296,8 @@ def learn(own, joint, s, Y, E, out, quantiles, ahead):
     best, weight = np.empty((m, H)), np.empty((m, H))
     for i in range(len(Y)):
         t = s.counts[C_ROWS]
-        accept(s, Y[i], t, H, z, there)
         standardized(s, E[i], x)
+        accept(s, Y[i], x, t, H, z, there)
         judge(s, z, there, x, t, H)
         learn_targets(own, z, there, s.base, t, H, s.options[0])
         learn_targets(joint, z, there, s.base, t, H, s.options[0])
@@ -316,11 +327,10 @@ def learn(own, joint, s, Y, E, out, quantiles, ahead):
             for j in range(m):
                 made[j, h] = z[j] + made[j, h] / weight[j, h]
                 final = made[j, h] + (dot(s.XW[j, h], x) if explained else 0.0)
-                out[i, j, h] = s.mean[j] + s.scale[j] * final
+                out[i, j, h] = final
                 if len(quantiles) > 0:
-                    size = math.sqrt(s.square[j, h])
                     for v in range(s.levels.size):
-                        quantiles[i, v, j, h] = s.mean[j] + s.scale[j] * (final + size * s.quantiles[v, j, h])
+                        quantiles[i, v, j, h] = s.quantiles[v, j, h] * math.sqrt(s.square[j, h])
         s.counts[C_ROWS] = t + 1
 
 

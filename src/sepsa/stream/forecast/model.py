@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,14 @@ from sepsa.stream.scales import moments, trimmed
 
 LEVELS: Floats = np.array([0.05, 0.1, 0.25, 0.75, 0.9, 0.95])  # of the quantiles of errors
 COVERAGES = {0.9: (0, 5), 0.8: (1, 4), 0.5: (2, 3)}  # each with its two quantiles
-HARMONICS = 2  # sine pairs of a season
-CHANGES = (1, 24)  # rows over which the changes of the other series are inputs of a series' own heads
-JOINT_LAGS = (1, 2, 3, 4, 23, 24)  # rows over which the changes of all series are inputs of the joint heads
-DISCOUNT, SHARPNESS = 0.995, 8.0  # of the losses by which heads are weighed
+HARMONICS = 4  # sine pairs of a season
+FACTORS = 4  # sines and cosines of the first season by which the recent changes of a series are multiplied
+DISCOUNT, SHARPNESS = 0.998, 8.0  # of the losses by which heads are weighed
 BIAS_RIDGE = 1e-3
 EXOGENOUS_FORGETTING = 0.9998
+
+
+Term: TypeAlias = tuple[int, int, int, int, int]  # one of `kernel.Family.terms`
 
 
 class Settings(NamedTuple):
@@ -44,9 +46,9 @@ class ForecastModel:
         self.settings = settings
         m, q, H, n = settings.series, settings.exogenous, settings.horizon, settings.lags
         angles = [2 * np.pi * k / period for period in settings.seasons for k in range(1, HARMONICS + 1)]
-        self.own = self._family([own_terms(j, m, n) for j in range(m)], np.arange(m)[:, None])
-        joint = [joint_terms(m, n)] if m > 1 else []
-        self.joint = self._family(joint, np.arange(m)[None] if joint else np.empty((0, 1), np.int64))
+        season = round(settings.seasons[0]) if settings.seasons else 0
+        self.own = self._family([own_terms(j, m, n, season) for j in range(m)], np.arange(m)[:, None])
+        self.joint = self._family([joint_terms(m, n, season)], np.arange(m)[None])
         self.shared = kernel.Shared(
             mean=np.zeros(m),
             scale=np.ones(m),
@@ -62,21 +64,22 @@ class ForecastModel:
             square=np.zeros((m, H)),
             levels=LEVELS.copy(),
             quantiles=np.zeros((len(LEVELS), m, H)),
-            extent=np.array([[HUGE], [-HUGE]]).repeat(m, 1),
+            extent=np.zeros((2, m)),
+            odd=np.zeros(m, np.int64),
             XP=np.eye(q) / settings.ridge,
             XW=np.zeros((m, H, q)),
             XK=np.full((4, q), settings.ridge),
         )
 
-    def _family(self, terms: list[list[tuple[int, int, int, int]]], series: NDArray[np.int64]) -> kernel.Family:
+    def _family(self, terms: list[list[Term]], series: NDArray[np.int64]) -> kernel.Family:
         s = self.settings
         L, G, H, k = len(s.forgetting), len(terms), s.horizon, series.shape[1]
-        d = len(terms[0]) if terms else 0
+        d = len(terms[0])
         p = d + 1 + 2 * HARMONICS * len(s.seasons) + s.exogenous
         ridge = np.full(p, s.ridge)
         ridge[d] = min(BIAS_RIDGE, s.ridge)
         return kernel.Family(
-            terms=np.array(terms, np.int64).reshape(G, d, 4),
+            terms=np.array(terms, np.int64),
             series=series.astype(np.int64),
             forgetting=np.array(s.forgetting),
             ridge=ridge,
@@ -119,7 +122,12 @@ class ForecastModel:
         out = np.empty((len(Y), m, H))
         quantiles = np.empty((len(Y) if intervals else 0, len(LEVELS), m, H))
         kernel.learn(self.own, self.joint, self.shared, Y, E, out, quantiles, ahead)
-        return out, quantiles
+        return self._in_units(out), self._in_units(out[:, None] + quantiles) if intervals else quantiles
+
+    def _in_units(self, standardized: Floats) -> Floats:
+        """Standardized values (..., m, H) in the units of the series."""
+        values: Floats = self.shared.mean[:, None] + self.shared.scale[:, None] * standardized
+        return values
 
     def forecast(self, E: Floats) -> tuple[Floats, Floats]:
         """The forecasts (m, H) after the last row, and their quantiles (levels, m, H); E (k, q) are the rows ahead."""
@@ -127,8 +135,7 @@ class ForecastModel:
         made = s.made[(s.counts[kernel.C_ROWS] - 1) % H].copy()
         x = np.clip(np.nan_to_num((E - s.drift) * s.spread), -kernel.LARGEST, kernel.LARGEST)
         made[:, : len(E)] += np.einsum("jhq,hq->jh", s.XW[:, : len(E)], x)
-        quantiles = made + s.quantiles * np.sqrt(s.square)
-        return s.mean[:, None] + s.scale[:, None] * made, s.mean[:, None] + s.scale[:, None] * quantiles
+        return self._in_units(made), self._in_units(made + s.quantiles * np.sqrt(s.square))
 
     def revise(self, series: int, age: int, value: float) -> None:
         """Replace the value of a series `age` rows ago, and correct by it what the steps have learned."""
@@ -151,7 +158,7 @@ class ForecastModel:
             arrays = {}
             for name in names:
                 array = getattr(old, name)
-                low = 0.0 if name in ("left", "loss", "square", "counts") else -np.inf
+                low = 0.0 if name in ("left", "loss", "square", "counts", "odd") else -np.inf
                 arrays[name] = entries.array(name, array.shape, array.dtype, low=low)
             parts[part] = old._replace(**arrays)
         for part in ("own", "joint"):
@@ -169,20 +176,30 @@ STATE = {
     "joint": FAMILY,
     "shared": (
         "mean", "scale", "drift", "spread", "counts", "lags", "base", "there", "made", "square", "quantiles", "extent",
-        "XP", "XW", "XK",
+        "odd", "XP", "XW", "XK",
     ),
 }  # fmt: skip
 
 
-def own_terms(j: int, series: int, lags: int) -> list[tuple[int, int, int, int]]:
-    """Inputs of series j's own heads: its value, its lags less the value, and the changes of the other series."""
-    terms = [(j, 0, 0, -1), *((j, k, j, 0) for k in range(1, lags))]
-    return terms + [(i, 0, i, k) for k in CHANGES if k < lags for i in range(series) if i != j]
+def own_terms(j: int, series: int, lags: int, season: int) -> list[Term]:
+    """Inputs of series j's own heads: its value, its lags less the value, and the changes of the other series.
+
+    In a season the value and its changes over a few rows, and over about a season, also count by the time of it.
+    """
+    changes = [k for k in (1, 2, 3, season - 1, season, season + 1) if 0 < k < lags]
+    terms: list[Term] = [(j, 0, 0, -1, -1), *((j, k, j, 0, -1) for k in range(1, lags))]
+    terms += [(i, 0, i, k, -1) for k in dict.fromkeys(changes) if k != season + 1 for i in range(series) if i != j]
+    if season:
+        terms += [(j, 0, j, k, 1 + u) for k in dict.fromkeys([-1, *changes]) for u in range(FACTORS)]
+    return terms
 
 
-def joint_terms(series: int, lags: int) -> list[tuple[int, int, int, int]]:
-    """Inputs of the joint heads: the values and the changes of all series."""
-    return [(i, 0, i, k) for k in (-1, *(k for k in JOINT_LAGS if k < lags)) for i in range(series)]
+def joint_terms(series: int, lags: int, season: int) -> list[Term]:
+    """Inputs of the joint heads: the values of all series, and their changes over a few rows and about a season."""
+    s = season or lags
+    changes = [*range(1, 7), s // 2, 3 * s // 4, *range(s - 2, s + 2), 2 * s - 1, 2 * s, 3 * s, 4 * s - 1]
+    kept = [-1, *dict.fromkeys(k for k in changes if 0 < k < lags)]
+    return [(i, 0, i, k, -1) for k in kept for i in range(series)]
 
 
 def find_seasons(Y: Floats, most: int = 1) -> tuple[float, ...]:
