@@ -24,7 +24,7 @@ import numpy as np
 from sepsa.stream.engine.kernels.compilation import compiled, inlined
 from sepsa.stream.engine.kernels.robust import HUGE
 
-FAR = 12.0  # root mean square errors of step 1 beyond which a value is implausible
+FAR = 30.0  # root mean square errors of step 1 beyond which a value is implausible
 PATIENCE = 3  # implausible values in a row after which the next is accepted
 FIRST = 32  # rows before any value is implausible
 LARGEST = 1e4  # standard deviations of the first rows to which values are bounded

@@ -186,12 +186,11 @@ def own_terms(j: int, series: int, lags: int, season: int) -> list[Term]:
 
     In a season the value and its changes over a few rows, and over about a season, also count by the time of it.
     """
-    changes = [k for k in (1, 2, 3, season - 1, season, season + 1) if 0 < k < lags]
+    about = (season - 1, season, season + 1) if season else ()
+    changes = list(dict.fromkeys(k for k in (1, 2, 3, *about) if k < lags))
     terms: list[Term] = [(j, 0, 0, -1, -1), *((j, k, j, 0, -1) for k in range(1, lags))]
-    terms += [(i, 0, i, k, -1) for k in dict.fromkeys(changes) if k != season + 1 for i in range(series) if i != j]
-    if season:
-        terms += [(j, 0, j, k, 1 + u) for k in dict.fromkeys([-1, *changes]) for u in range(FACTORS)]
-    return terms
+    terms += [(i, 0, i, k, -1) for k in changes for i in range(series) if i != j]
+    return terms + [(j, 0, j, k, 1 + u) for k in (-1, *changes) for u in range(FACTORS if season else 0)]
 
 
 def joint_terms(series: int, lags: int, season: int) -> list[Term]:
