@@ -19,7 +19,7 @@ LEVELS: Floats = np.array([0.05, 0.1, 0.25, 0.75, 0.9, 0.95])  # of the quantile
 COVERAGES = {0.9: (0, 5), 0.8: (1, 4), 0.5: (2, 3)}  # each with its two quantiles
 HARMONICS = 4  # sine pairs of a season
 FACTORS = 4  # sines and cosines of the first season by which the recent changes of a series are multiplied
-DISCOUNT, SHARPNESS = 0.998, 8.0  # of the losses by which heads are weighed
+DISCOUNT, SHARPNESS = 0.998, 20.0  # of the losses by which heads are weighed
 BIAS_RIDGE = 1e-3
 EXOGENOUS_FORGETTING = 0.9998
 
