@@ -261,7 +261,8 @@ def forecast(
     with extras("stream"):
         from sepsa.stream.tables import command
         from sepsa.stream.tables import forecast as forecasting
-    periods = None if not seasons else [number("--seasons", period) for period in seasons.split(",")]
+    given = [number("--seasons", period) for period in seasons.split(",") if period]
+    periods = [period for period in given if isinstance(period, float)] or None
     options = forecasting.ForecastOptions(
         source=None if source == STDIN else source,
         target=names(target), time=time, horizon=horizon, inputs=names(inputs), seasons=periods, lags=lags, step=step,
