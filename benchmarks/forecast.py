@@ -296,11 +296,10 @@ def main() -> None:
         choose(given.data)
         return
     path = Path(__file__).with_suffix(".json")
-    result = json.loads(path.read_text()) if path.exists() else {}
     for name, measure in {"cells": cells, "coverage": coverage, "parts": parts, "peers": peers}.items():
         if given.only in (None, name):
-            result[name] = measure(given.data)
-            write(__file__, result)
+            measured = measure(given.data)
+            write(__file__, (json.loads(path.read_text()) if path.exists() else {}) | {name: measured})
 
 
 if __name__ == "__main__":
