@@ -289,6 +289,15 @@ def test_seasons_are_found_or_none():
     assert find_seasons(np.ones((64, 1))) == ()
 
 
+@pytest.mark.parametrize(("step", "season"), [(3600, (24.0,)), (900, (96.0,)), (86400, (7.0,)), (1, ()), (40000, ())])
+def test_times_give_the_season_of_the_calendar(step, season):
+    model = SepSAForecaster(2)
+    y = np.random.default_rng(0).normal(size=40).cumsum()
+    for i in range(40):
+        model.learn_one(y[i], time=1.0 * step * i)
+    assert model.seasons_ == season
+
+
 def test_river_evaluates_it():
     evaluate = pytest.importorskip("river.evaluate")
     from river import datasets, metrics, time_series

@@ -6,6 +6,8 @@ import csv
 import io
 import math
 import re
+import subprocess
+import sys
 from datetime import datetime, timedelta
 
 import pytest
@@ -107,3 +109,29 @@ def test_a_resumed_run_ends_with_the_same_bytes(rows, tmp_path):
     other = run(parts / "t.csv", "--target", "a", "--checkpoint", parts / "c")
     assert other.exit_code == 2
     assert "was made with --target a,b, got a" in other.stderr
+
+
+@pytest.mark.long
+def test_a_million_rows_killed_and_resumed_end_with_the_same_bytes(tmp_path):
+    source = tmp_path / "t.csv"
+    with source.open("w") as file:
+        file.write("second,a\n")
+        file.writelines(f"{i},{10 + math.sin(i / 2) + 0.1 * math.sin(i * i):.4f}\n" for i in range(1_000_000))
+
+    def command(name):
+        files = ("--predictions", tmp_path / f"{name}.csv", "--checkpoint", tmp_path / name, "--every", "50000")
+        settings = ("--time", "second", "--target", "a", "--horizon", "3", "--lags", "8", "--seasons", "12")
+        return [sys.executable, "-m", "sepsa", "forecast", str(source), *settings, *map(str, files)]
+
+    subprocess.run(command("whole"), check=True, capture_output=True)
+    kills = 0
+    while True:
+        with subprocess.Popen(command("parts"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            try:
+                process.wait(timeout=20 + 5 * kills)
+                break
+            except subprocess.TimeoutExpired:
+                process.kill()
+                kills += 1
+    assert kills > 0
+    assert (tmp_path / "whole.csv").read_bytes() == (tmp_path / "parts.csv").read_bytes()

@@ -22,6 +22,7 @@ from sepsa.validation import at_least, in_range
 
 WARM_UP = 256  # rows that determine scales and seasons
 LONGEST_GAP = 1_000_000  # rows
+DAY = 86400.0  # seconds
 ONLY = "y"  # the name of the series where y is a number
 
 Time = float | int | datetime | np.datetime64
@@ -31,9 +32,10 @@ class SepSAForecaster(Saves):
     """Forecasts `horizon` rows of one or several series by linear heads that learn each step as soon as it is known.
 
     Choose it where values come one after another and every one is to be learned at once. The inputs are the last
-    `lags` values of a series, the recent changes of the others, `seasons`, periods in rows, and exogenous inputs; with
-    "auto" the first rows determine lags and seasons. There is a head for each `forgetting`, and heads are weighed by
-    their recent errors. At forgetting 1 the weights of step h equal ridge regression on all pairs known so far.
+    `lags` values of a series, the recent changes of the others, `seasons`, periods in rows, and exogenous inputs. With
+    "auto" the season is a day where rows have times of up to 8 hours apart, a week where they are a day apart, and
+    else found in the first rows. There is a head for each `forgetting`, and heads are weighed by their recent errors.
+    At forgetting 1 the weights of step h equal ridge regression on all pairs known so far.
     """
 
     def __init__(
@@ -115,7 +117,7 @@ class SepSAForecaster(Saves):
             E = np.full((missing + 1, len(self._inputs if self._names else inputs)), np.nan)
             Y[-1] = in_order("y", self._names, names, values)
             E[-1] = in_order("x", self._inputs if self._names else None, inputs, given)
-            self._learn(Y, E, names, inputs)
+            self._learn(Y, E, names, inputs, step=clock.step)
             self._clock = clock
 
     def prequential(
@@ -157,7 +159,8 @@ class SepSAForecaster(Saves):
             at = np.cumsum(np.array(gaps) + 1) - 1
             if at[-1] >= len(rows):
                 rows, E = spaced(rows, at), spaced(E, at)
-            made, quantiles = self._learn(rows, E, names, list(range(E.shape[1])), ends is not None, known_ahead)
+            inputs: list[Hashable] = list(range(E.shape[1]))
+            made, quantiles = self._learn(rows, E, names, inputs, ends is not None, known_ahead, clock.step)
             made, quantiles = made[at], quantiles[at if ends is not None else []]
             self._clock = clock
 
@@ -168,7 +171,14 @@ class SepSAForecaster(Saves):
         return shaped(made) if ends is None else (shaped(made), *(shaped(quantiles[:, v]) for v in ends))
 
     def _learn(
-        self, Y: Floats, E: Floats, names: list[Any], inputs: list[Any], intervals: bool = False, ahead: bool = False
+        self,
+        Y: Floats,
+        E: Floats,
+        names: list[Hashable],
+        inputs: list[Hashable],
+        intervals: bool = False,
+        ahead: bool = False,
+        step: float | None = None,
     ) -> tuple[Floats, Floats]:
         """Learn rows; in the warm-up all rows are learned again whenever their number is a power of two."""
         if self._names is None:
@@ -181,10 +191,10 @@ class SepSAForecaster(Saves):
             some = slice(at, at + due - self.rows)
             self._Y, self._E = np.concatenate([self._Y, Y[some]]), np.concatenate([self._E, E[some]])
             if self._model is None:
-                self._model = self._new_model(self._Y, self._E)
+                self._model = self._new_model(self._Y, self._E, step)
             parts.append(self._model.learn(Y[some], E[some], intervals, ahead))
             if self.rows >= due:
-                model = self._new_model(self._Y, self._E)
+                model = self._new_model(self._Y, self._E, step)
                 again = model.learn(self._Y, self._E, intervals)
                 for part, learned in zip(parts[-1], again, strict=True):
                     part[-1:] = learned[-1:]
@@ -197,9 +207,12 @@ class SepSAForecaster(Saves):
             parts.append(self._model.learn(Y[at:], E[at:], intervals, ahead))
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
-    def _new_model(self, Y: Floats, E: Floats) -> ForecastModel:
+    def _new_model(self, Y: Floats, E: Floats, step: float | None) -> ForecastModel:
         """A model for these rows, at their scales."""
-        seasons = find_seasons(Y) if self.seasons == "auto" else check_seasons(self.seasons)
+        if self.seasons == "auto":
+            seasons = calendar_season(step) or find_seasons(Y)
+        else:
+            seasons = check_seasons(self.seasons)
         lags = self.lags
         if lags == "auto":
             lags = int(min(max(24, 4 * max(seasons, default=12)), 96))
@@ -391,6 +404,13 @@ class Clock:
         if self.last is None or self.step is None:
             raise ValueError(f"time must be that of a row, got {time!r}, and rows had no times: give rows_ago")
         return round((self.last - seconds(time)) / self.step)
+
+
+def calendar_season(step: float | None) -> tuple[float, ...]:
+    """The rows of a day, or of a week where a row is a day, from the seconds between rows; empty where neither fits."""
+    if step is None or not 60.0 <= step <= DAY:
+        return ()
+    return (7.0,) if step == DAY else (DAY / step,) if step <= DAY / 3 else ()
 
 
 def spaced(rows: Floats, at: Any) -> Floats:

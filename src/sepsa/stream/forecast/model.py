@@ -201,10 +201,11 @@ def joint_terms(series: int, lags: int, season: int) -> list[Term]:
     return [(i, 0, i, k, -1) for k in kept for i in range(series)]
 
 
-def find_seasons(Y: Floats, most: int = 1) -> tuple[float, ...]:
+def find_seasons(Y: Floats) -> tuple[float, ...]:
     """The period in rows at which the series repeat, by the autocorrelation of their changes; empty if there is none.
 
-    A period is found where at least three of it fit, and the autocorrelation of the changes has a peak above 0.3.
+    A period is found where at least three of it fit and the autocorrelation has a peak above 0.3; of several, it is
+    the shortest whose peak is nearly the highest, since multiples of a period have peaks too.
     """
     if len(Y) < 16:
         return ()
@@ -212,13 +213,10 @@ def find_seasons(Y: Floats, most: int = 1) -> tuple[float, ...]:
     changes = (changes - changes.mean(0)) / np.maximum(changes.std(0), 1e-300)
     n = len(changes)
     spectrum = np.abs(np.fft.rfft(changes, 2 * n, axis=0)) ** 2
-    correlation = np.fft.irfft(spectrum, axis=0)[:n].mean(1) / n
-    peaks = [
-        k
-        for k in range(3, n // 3)
-        if correlation[k] > 0.3 and correlation[k] >= max(correlation[k - 1], correlation[k + 1])
-    ]
-    return tuple(float(k) for k in sorted(peaks, key=lambda k: -correlation[k])[:most])
+    correlation = np.fft.irfft(spectrum, axis=0)[:n].mean(1) / (n - np.arange(n))
+    peaks = [k for k in range(3, n // 3) if correlation[k] >= max(0.3, *correlation[k - 1 : k + 2])]
+    highest = max((correlation[k] for k in peaks), default=0.0)
+    return tuple(float(k) for k in peaks if correlation[k] >= 0.9 * highest)[:1]
 
 
 def check_seasons(seasons: Sequence[float]) -> tuple[float, ...]:
