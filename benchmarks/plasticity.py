@@ -50,7 +50,7 @@ def stream(rows: int, seed: int) -> tuple[Any, Any]:
     return X, y
 
 
-@njit(cache=True)
+@njit(cache=True, fastmath=True, error_model="numpy")
 def backpropagation(X: Any, y: Any, W: Any, v: Any, step: float, adam: bool) -> Any:
     """Squared errors (n,) of one hidden layer of ReLU units, each made before the row is learned."""
     n, d = X.shape
@@ -69,22 +69,26 @@ def backpropagation(X: Any, y: Any, W: Any, v: Any, step: float, adam: bool) -> 
         e = f - y[i]
         out[i] = e * e
         b1, b2 = b1 * 0.9, b2 * 0.999
+        rate, scale = step / (1 - b1), 1 / (1 - b2)
         for u in range(k):
-            if a[u] > 0.0 or adam:
+            delta = e * v[u] if a[u] > 0.0 else 0.0
+            if adam:
                 for j in range(d):
-                    g = e * v[u] * X[i, j] if a[u] > 0.0 else 0.0
-                    if adam:
-                        m1[u, j] += 0.1 * (g - m1[u, j])
-                        m2[u, j] += 0.001 * (g * g - m2[u, j])
-                        g = m1[u, j] / (1 - b1) / (math.sqrt(m2[u, j] / (1 - b2)) + 1e-8)
-                    W[u, j] -= step * g
+                    g = delta * X[i, j]
+                    m1[u, j] += 0.1 * (g - m1[u, j])
+                    m2[u, j] += 0.001 * (g * g - m2[u, j])
+                    W[u, j] -= rate * m1[u, j] / (math.sqrt(m2[u, j] * scale) + 1e-8)
+            else:
+                for j in range(d):
+                    W[u, j] -= step * delta * X[i, j]
         for u in range(k + 1):
             g = e * a[u]
             if adam:
                 n1[u] += 0.1 * (g - n1[u])
                 n2[u] += 0.001 * (g * g - n2[u])
-                g = n1[u] / (1 - b1) / (math.sqrt(n2[u] / (1 - b2)) + 1e-8)
-            v[u] -= step * g
+                v[u] -= rate * n1[u] / (math.sqrt(n2[u] * scale) + 1e-8)
+            else:
+                v[u] -= step * g
     return out
 
 
@@ -118,8 +122,8 @@ METHODS: dict[str, Any] = {
 }
 
 
-def measure(rows: int, seeds: int) -> dict[str, Any]:
-    """Error in the first and last tenth of the rows, and a curve, for each method and seed."""
+def measure(rows: int, seeds: int) -> None:
+    """Write the error in the first and last tenth of the rows, and a curve, for each method and seed."""
     result: dict[str, Any] = {name: [] for name in METHODS}
     for seed in range(seeds):
         X, y = stream(rows, seed)
@@ -130,7 +134,7 @@ def measure(rows: int, seeds: int) -> dict[str, Any]:
             first, last = float(errors[:tenth].mean()), float(errors[-tenth:].mean())
             result[name].append({"first": first, "last": last, "curve": curve.tolist()})
             print(f"seed {seed}  {name:34} first tenth {first:.4f}  last tenth {last:.4f}", flush=True)
-    return result
+        write(__file__, {"rows": rows, "sepsa": SEPSA, "methods": result})
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -159,8 +163,7 @@ def main() -> None:
     given = parser.parse_args()
     path = Path(__file__).with_suffix(".json")
     if not given.figure:
-        result = {"rows": given.rows, "sepsa": SEPSA, "methods": measure(given.rows, given.seeds)}
-        write(__file__, result)
+        measure(given.rows, given.seeds)
     draw(json.loads(path.read_text()), path.with_suffix(".svg"))
 
 
