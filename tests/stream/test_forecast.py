@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sepsa
+import sepsa.river
 from reference import late_regression
 from sepsa import SepSAForecaster
 from sepsa.stream.forecast.model import ForecastModel, Settings, find_seasons, joint_terms, own_terms
@@ -302,7 +303,7 @@ def test_river_evaluates_it():
     evaluate = pytest.importorskip("river.evaluate")
     from river import datasets, metrics, time_series
 
-    ours = evaluate.evaluate(datasets.AirlinePassengers(), SepSAForecaster(12), metrics.MAE(), horizon=12)
+    ours = evaluate.evaluate(datasets.AirlinePassengers(), sepsa.river.SepSAForecaster(12), metrics.MAE(), horizon=12)
     peer = time_series.HoltWinters(alpha=0.3, beta=0.1, gamma=0.6, seasonality=12, multiplicative=True)
     theirs = evaluate.evaluate(datasets.AirlinePassengers(), peer, metrics.MAE(), horizon=12)
     assert len(ours.get()) == len(theirs.get()) == 12
