@@ -282,3 +282,22 @@ def free_bias_regression(X: Matrix, Y: Matrix, omega: Matrix, ridge: float, prio
     x, y = (np.average(a, axis=0, weights=omega) for a in (X, Y))
     W = ridge_regression(X - x, Y - y, omega, np.full(X.shape[1], ridge), start)
     return np.hstack([W, (y - W @ x)[:, None]])
+
+
+def late_regression(X: Matrix, z: Matrix, step: int, forgetting: float, ridge: Matrix) -> Matrix:
+    """The weights (p,) that forecast z[s + step] - z[s] by X[s], from all pairs inside the rows, older ones faded.
+
+    Row by row, all fades, the row is added, and once in `every` rows the next coordinate gets all of its ridge back.
+    """
+    p = X.shape[1]
+    A, b, left = np.diag(ridge).copy(), np.zeros(p), ridge.copy()
+    every = 0 if forgetting == 1 else max(1, int(1 / (p * np.log2(1 / forgetting))))
+    for s in range(len(z) - step):
+        A = forgetting * A + np.outer(X[s], X[s])
+        b = forgetting * b + X[s] * (z[s + step] - z[s])
+        left = forgetting * left
+        if every and s % every == 0:
+            c = s // every % p
+            A[c, c] += ridge[c] - left[c]
+            left[c] = ridge[c]
+    return np.linalg.solve(A, b)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from sepsa import checkpoint as checkpoint
@@ -35,18 +36,23 @@ __all__ = [
 renamed.install()
 
 if TYPE_CHECKING:
+    from sepsa.stream.forecast import SepSAForecaster as SepSAForecaster
     from sepsa.stream.sklearn import SepSAClassifier as SepSAClassifier
     from sepsa.stream.sklearn import SepSARegressor as SepSARegressor
 
 # Behind the extra `stream`, so imported when first asked for, and not for `import *`.
-_STREAM = ("SepSAClassifier", "SepSARegressor")
+_STREAM = {
+    "SepSAClassifier": "sepsa.stream.sklearn",
+    "SepSAForecaster": "sepsa.stream.forecast",
+    "SepSARegressor": "sepsa.stream.sklearn",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _STREAM:
         raise AttributeError(f"module 'sepsa' has no attribute {name!r}")
     try:
-        from sepsa.stream import sklearn
+        module = importlib.import_module(_STREAM[name])
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing == "sepsa":
@@ -54,7 +60,7 @@ def __getattr__(name: str) -> Any:
         raise ModuleNotFoundError(
             f"sepsa.{name} needs {missing}, which is not installed: pip install 'sepsa[stream]'", name=missing
         ) from None
-    return getattr(sklearn, name)
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""The command line: `sepsa demo`, `reproduce`, `report`, `stream`, `predict`, `inspect` and `bench`.
+"""The command line: `sepsa demo`, `reproduce`, `report`, `stream`, `forecast`, `predict`, `inspect`, `bench`.
 
 Exit codes: 0 done; 1 the data, a file or the system stopped it; 2 the command is wrong; 130 Ctrl-C; 143 SIGTERM; 141
 the reader of the output has closed it.
@@ -247,6 +247,48 @@ def stream(
         intervals=intervals, probabilities=probabilities, force=force,
     )  # fmt: skip
     raise typer.Exit(command.stream(options))
+
+
+@app.command(epilog=EXIT_CODES)
+def forecast(
+    source: Annotated[Path, typer.Argument(help="A table as `sepsa stream` takes it; - is standard input.")] = STDIN,
+    target: Annotated[str, typer.Option(help="The columns to forecast, with commas between.")] = "",
+    time: Annotated[
+        str | None, typer.Option(help="The column of times: dates or seconds; rows left out are gaps.")
+    ] = None,
+    horizon: Annotated[int | None, typer.Option(min=1, help="Rows ahead. (default 24)", show_default=False)] = None,
+    inputs: Annotated[str, typer.Option(help="Columns that help to forecast, with commas between.")] = "",
+    seasons: Annotated[str, typer.Option(help="Periods in rows, with commas between; else found by itself.")] = "",
+    lags: Annotated[int | None, typer.Option(min=1, help="Past rows that are inputs.", show_default=False)] = None,
+    step: Annotated[
+        float | None, typer.Option(help="Seconds between rows; else of the first two.", show_default=False)
+    ] = None,
+    sep: Separator = "",
+    decimal: DecimalMark = ".",
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for rows that are appended to the file.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be used.")] = False,
+    predictions: Annotated[Path | None, typer.Option(help="A .csv for the forecasts made after each row.")] = None,
+    quarantine: Annotated[Path | None, typer.Option(help="A .csv for rows that cannot be used.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Where the model is saved, and resumed from if it is there.")
+    ] = None,
+    every: Annotated[int, typer.Option(min=1, help="Rows between two checkpoints.")] = 10_000,
+    keep: Annotated[int, typer.Option(min=1, help="How many checkpoints stay, the older as .1, .2, ...")] = 1,
+    report: Annotated[Path | None, typer.Option(help="An .html page with the forecasts as fan charts.")] = None,
+) -> None:
+    """Forecast columns of a table, learning each row as it comes; prints the forecast after the last row."""
+    with extras("stream"):
+        from sepsa.stream.tables import command
+        from sepsa.stream.tables import forecast as forecasting
+    given = [number("--seasons", period) for period in seasons.split(",") if period]
+    periods = [period for period in given if isinstance(period, float)] or None
+    options = forecasting.ForecastOptions(
+        source=None if source == STDIN else source,
+        target=names(target), time=time, horizon=horizon, inputs=names(inputs), seasons=periods, lags=lags, step=step,
+        separator=separator(sep), decimal=decimal_mark(decimal, sep), follow=follow, strict=strict,
+        predictions=predictions, quarantine=quarantine, checkpoint=checkpoint, every=every, keep=keep, report=report,
+    )  # fmt: skip
+    raise typer.Exit(command.stream(options, forecasting.ForecastRun))
 
 
 @app.command(epilog=EXIT_CODES)

@@ -1,8 +1,9 @@
-"""River's interface: `SepSARegressor`, `SepSAClassifier` and `SepSAMultiTargetRegressor` of `sepsa.stream.river`."""
+"""River's interface: the models of `sepsa.stream.river`, and `SepSAForecaster`, which River's `evaluate` takes."""
 
 from __future__ import annotations
 
 try:
+    from sepsa.stream.forecast import SepSAForecaster
     from sepsa.stream.river import SepSAClassifier, SepSAMultiTargetRegressor, SepSARegressor
 except ModuleNotFoundError as error:
     if (error.name or "").split(".")[0] == "sepsa":
@@ -11,4 +12,4 @@ except ModuleNotFoundError as error:
         f"sepsa.river needs {error.name}, which is not installed: pip install 'sepsa[river]'", name=error.name
     ) from None
 
-__all__ = ["SepSAClassifier", "SepSAMultiTargetRegressor", "SepSARegressor"]
+__all__ = ["SepSAClassifier", "SepSAForecaster", "SepSAMultiTargetRegressor", "SepSARegressor"]

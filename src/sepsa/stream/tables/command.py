@@ -15,11 +15,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,7 +30,17 @@ from sepsa.stream.tables.cells import DECIMAL_COMMA, RowBlock, TableError
 from sepsa.stream.tables.formats import TableReader, open_table
 from sepsa.stream.tables.inspection import column_names, load_model, spelled
 from sepsa.stream.tables.model import BlockResult, Details, TableModel, at_rows
-from sepsa.stream.tables.output import Misuse, Output, Predictions, RunningLine, describe, error_of, say, silence
+from sepsa.stream.tables.output import (
+    Misuse,
+    Output,
+    Predictions,
+    RunningLine,
+    describe,
+    error_of,
+    header_of,
+    say,
+    silence,
+)
 from sepsa.stream.tables.report import write_report
 
 FINISHED, FAILED, MISUSED, PIPE_CLOSED, INTERRUPTED, TERMINATED = 0, 1, 2, 141, 130, 143
@@ -51,7 +61,7 @@ class StreamOptions:
     """The options of `sepsa stream`; None is an option that was not given."""
 
     source: Path | None
-    target: str | None = None
+    target: str | Sequence[str] | None = None
     classify: bool | None = None
     drop: Sequence[str] | None = None
     categorical: Sequence[str] | None = None
@@ -72,11 +82,15 @@ class StreamOptions:
     intervals: float | None = None
     probabilities: bool = False
     force: bool = False
+    kind: ClassVar[str] = "sepsa stream"
+    table: ClassVar[Any] = TableModel
+    of_model: ClassVar[tuple[str, ...]] = (
+        "target", "classify", "drop", "categorical", "categories", "forgetting", "ridge", "seed",
+    )  # fmt: skip
 
     def model(self) -> dict[str, Any]:
         """The options of the model that were given."""
-        names = ("target", "classify", "drop", "categorical", "categories", "forgetting", "ridge", "seed")
-        given = {name: getattr(self, name) for name in names}
+        given = {name: getattr(self, name) for name in self.of_model}
         return {
             name: tuple(value) if isinstance(value, (list, tuple)) else value
             for name, value in given.items()
@@ -84,11 +98,11 @@ class StreamOptions:
         }
 
 
-def stream(options: StreamOptions) -> int:
-    """Learn a table as it comes; returns the exit code, after all messages."""
+def stream(options: StreamOptions, kind: type[StreamRun] | None = None) -> int:
+    """Learn a table as it comes, by a run of this kind; returns the exit code, after all messages."""
     with contextlib.ExitStack() as held:
         signals = held.enter_context(Signals())
-        return exit_code(lambda: StreamRun(options, signals, held).run())
+        return exit_code(lambda: (kind or StreamRun)(options, signals, held).run())
 
 
 def exit_code(run: Callable[[], int]) -> int:
@@ -134,7 +148,7 @@ class StreamRun:
         if options.checkpoint is not None and options.checkpoint.exists():
             self.model, position = resume(options.checkpoint, options)
         else:
-            if options.target is None:
+            if not options.target:
                 raise Misuse("--target must name the column to predict")
             self.model = make_model(options)
         self.asked = check_details(options.intervals, options.probabilities, self.model)
@@ -146,14 +160,13 @@ class StreamRun:
             follow=options.follow,
             resume=position.get("table"),
         )
-        check_columns(self.table, self.model, options)
+        self._check_columns()
         self.position = position.get("table")
         if position and not self.table.resumed:
             say("this is another table than the checkpoint's: learning goes on with it, from its first row")
             self.position = None
-            if self.table.names is not None:
-                warn_of_columns(self.table.names, self.model)
-        self.predictions = Predictions(options.predictions, self.asked, position.get("predictions"))
+            self._warn_of_columns()
+        self.predictions = self._open_predictions(position.get("predictions"))
         if self.predictions.output is not None:
             held.callback(self.predictions.output.close)
         self.quarantine = Output(place, "line,reason,text\n", position.get("quarantine"), lazy=True)
@@ -187,15 +200,33 @@ class StreamRun:
             code = code or self.signals.code
         if not (self.options.strict and reason):
             self.save()
-        if self.options.report is not None and self.model.trace.rows:
-            write_report(self.options.report, name_of(self.options.source), self.model, self.quarantine)
+        if self.model.trace.rows:
+            self._finish()
         return self._summary(code)
+
+    def _check_columns(self) -> None:
+        check_columns(self.table, self.model)
+
+    def _finish(self) -> None:
+        """Write the report, if it was asked for."""
+        if self.options.report is not None:
+            write_report(self.options.report, name_of(self.options.source), self.model, self.quarantine)
+
+    def _check_first(self, block: RowBlock) -> None:
+        check_first_target(block, self.model)
+
+    def _warn_of_columns(self) -> None:
+        if self.table.names is not None:
+            warn_of_columns(self.table.names, self.model)
+
+    def _open_predictions(self, recorded: Any) -> Predictions:
+        return Predictions(self.options.predictions, header_of(self.asked), recorded)
 
     def _learn_block(self, block: RowBlock) -> str | None:
         """Learn a block; returns the reason to stop, if there is one."""
         reason = None
         if not self.model.trace.rows:
-            check_first_target(block, self.model)
+            self._check_first(block)
         if self.options.strict and (bad := self.model.unusable(block)):
             first = bad[0]
             block = before(block, first.line)
@@ -324,17 +355,17 @@ def check_details(intervals: float | None, wanted: bool, model: TableModel) -> D
     return Details(intervals, wanted) if wanted or intervals is not None else None
 
 
-def make_model(options: StreamOptions) -> TableModel:
+def make_model(options: StreamOptions) -> Any:
     """A new model with the given options."""
     try:
-        return TableModel(**options.model())
+        return options.table(**options.model())
     except (TypeError, ValueError) as error:
         raise Misuse(f"--{error}") from None
 
 
-def resume(checkpoint_path: Path, options: StreamOptions) -> tuple[TableModel, dict[str, Any]]:
+def resume(checkpoint_path: Path, options: StreamOptions) -> tuple[Any, dict[str, Any]]:
     """The model of the checkpoint and its position; the options must be those it was made with."""
-    model, header = load_model(checkpoint_path)
+    model, header = load_model(checkpoint_path, options.kind)
     own = model.get_params()
     for name, value in options.model().items():
         if value != own[name]:
@@ -345,16 +376,21 @@ def resume(checkpoint_path: Path, options: StreamOptions) -> tuple[TableModel, d
     return model, header.position if isinstance(header.position, dict) else {}
 
 
-def check_columns(table: TableReader, model: TableModel, options: StreamOptions) -> None:
+def check_columns(table: TableReader, model: TableModel) -> None:
     """Set which columns the reader drops and reads as texts; refuse names of columns that the table does not have."""
     table.drop = frozenset(model.drop)
     table.categorical = frozenset((*model.categorical, model.target) if model.classify else model.categorical)
-    if table.names is None:
-        return
     if model.target in model.drop:
         raise Misuse(f"--drop must leave the target in the table, got {model.target!r} for both")
+    check_names(table, {"target": (model.target,), "drop": model.drop, "categorical": model.categorical})
+
+
+def check_names(table: TableReader, given: Mapping[str, Sequence[str]]) -> None:
+    """Refuse names of columns, by the option that gives them, which the table does not have."""
+    if table.names is None:
+        return
     shown = ", ".join(table.names[:20]) + (", ..." if len(table.names) > 20 else "")
-    for option, names in (("target", (model.target,)), ("drop", model.drop), ("categorical", model.categorical)):
+    for option, names in given.items():
         for name in names:
             if name not in table.names:
                 hint = "" if len(table.names) > 1 else "; if they are not separated rightly, give --sep"
@@ -447,7 +483,7 @@ def predict_table(options: PredictOptions) -> int:
         table.categorical = frozenset(model.categorical)
         if table.names is not None and not set(table.names) & set(column_names(model)):
             raise Misuse(f"the table has none of the model's columns, {', '.join(column_names(model)[:20])}")
-        predictions = Predictions(options.predictions, asked)
+        predictions = Predictions(options.predictions, header_of(asked))
         if predictions.output is not None:
             held.callback(predictions.output.close)
         for block in table.blocks():

@@ -53,12 +53,12 @@ def read_checkpoint(path: Path) -> tuple[Header, Any]:
         raise CheckpointError(other or f"{error}{f' ({earlier} is one)' if earlier.exists() else ''}") from None
 
 
-def load_model(path: Path) -> tuple[TableModel, Header]:
-    """A model that `sepsa stream` has saved."""
+def load_model(path: Path, kind: str = "sepsa stream") -> tuple[Any, Header]:
+    """A model that the command `kind` has saved."""
     header, state = read_checkpoint(path)
-    if header.kind != "sepsa stream":
+    if header.kind != kind:
         raise CheckpointError(
-            f"{path} holds a {header.kind}, and this command takes what `sepsa stream --checkpoint` saves: "
+            f"{path} holds a {header.kind}, and this command takes what `{kind} --checkpoint` saves: "
             "load it in Python by sepsa.load"
         )
     return unpack(header, state, None, str(path)), header

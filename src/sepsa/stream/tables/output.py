@@ -89,11 +89,10 @@ class Output:
 class Predictions:
     """Where predictions go: a CSV file with the line of each row, or standard output with a line for each row."""
 
-    def __init__(self, path: Path | None, asked: Details | None, recorded: Any = None) -> None:
+    def __init__(self, path: Path | None, header: str, recorded: Any = None) -> None:
         self.output = None
         if path is not None:
-            more = "" if asked is None else ",probabilities" if asked.probabilities else ",low,high"
-            self.output = Output(path, f"line,prediction{more}\n", recorded)
+            self.output = Output(path, header, recorded)
         else:
             check_stdout("name a file by --predictions")
 
@@ -109,6 +108,12 @@ class Predictions:
             lines = [text for _, text in sorted(rows, key=lambda row: row[0])]
         if lines:
             print_text("\n".join(lines) + "\n")
+
+
+def header_of(asked: Details | None) -> str:
+    """The first line of a file of predictions with these details."""
+    more = "" if asked is None else ",probabilities" if asked.probabilities else ",low,high"
+    return f"line,prediction{more}\n"
 
 
 def cells(result: BlockResult) -> list[str]:

@@ -1,0 +1,306 @@
+"""Online forecasts without a leak: ETTh1 and ETTh2 beside printed tables, and seven sets beside other forecasters.
+
+    python benchmarks/forecast.py --data ../shared/data/ett [--only cells|coverage|parts|peers]
+    python benchmarks/forecast.py --data ../shared/data/ett --choose   # settings, on the first 0.7 N alone
+
+Protocol of the cells (ADAPT-Z, ICLR 2026): rows to 0.6 N train, to 0.7 N validation, the rest test; series are
+standardized by the training rows; a window starts at every row t >= 0.7 N + 96 of the test part; the error is the mean
+square over windows, steps and series. A forecast made after row t - 1 uses rows before t alone, and a step is learned
+when its value comes. One setting for both sets, chosen by `--choose`, which sees the first 0.7 N rows and no others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from measure import write
+
+from sepsa import SepSAForecaster
+from sepsa.stream.forecast import model as heads
+
+PRINTED = {  # the better of TimeFilter and TimeKAN with ADAPT-Z; at 96 and 192 iTransformer with ADAPT-Z
+    "ETTh1": {1: 0.1107, 24: 0.2942, 48: 0.3431, 96: 0.3930, 192: 0.4702},
+    "ETTh2": {1: 0.0628, 24: 0.1607, 48: 0.2103, 96: 0.2741, 192: 0.3751},
+}
+LAGS, SEASONS = 96, (24.0,)
+
+
+def read(folder: Path, name: str) -> Any:
+    """The seven series (17420, 7), standardized by the training rows."""
+    Z = np.genfromtxt(folder / f"{name}.csv", delimiter=",", skip_header=1, usecols=range(1, 8))
+    train = Z[: int(0.6 * len(Z))]
+    return (Z - train.mean(0)) / train.std(0)
+
+
+def squared_errors(Z: Any, made: Any) -> Any:
+    """(n, H, m): row s has the errors of the forecasts made after row s; NaN where there is no value."""
+    out = np.full(made.shape, np.nan)
+    for h in range(made.shape[1]):
+        out[: len(Z) - h - 1, h] = (Z[h + 1 :] - made[: len(Z) - h - 1, h]) ** 2
+    return out
+
+
+def mean_error(errors: Any, horizon: int, first: int, end: int) -> float:
+    """The mean over windows that start at rows `first` to `end` - horizon."""
+    return float(errors[first - 1 : end - horizon, :horizon].mean())
+
+
+def run(Z: Any, horizon: int, **options: Any) -> tuple[Any, float]:
+    """Forecasts (n, H, m) and microseconds a row."""
+    model = SepSAForecaster(horizon, **({"lags": LAGS, "seasons": SEASONS} | options))
+    model.prequential(Z[:300])
+    start = time.perf_counter()
+    rest = model.prequential(Z[300:])
+    seconds = time.perf_counter() - start
+    first = SepSAForecaster(horizon, **({"lags": LAGS, "seasons": SEASONS} | options)).prequential(Z[:300])
+    return np.concatenate([first, rest]), 1e6 * seconds / (len(Z) - 300)
+
+
+def cells(folder: Path) -> dict[str, Any]:
+    """The error of each cell beside the printed one, and microseconds a row at horizons 1, 24 and 192."""
+    out: dict[str, Any] = {}
+    for name, printed in PRINTED.items():
+        Z = read(folder, name)
+        N = len(Z)
+        made, per_row = run(Z, max(printed))
+        errors = squared_errors(Z, made)
+        ours = {H: mean_error(errors, H, int(0.7 * N) + 96, N) for H in printed}
+        out[name] = {
+            "error": ours,
+            "printed": printed,
+            "microseconds a row": {192: per_row, **{H: run(Z[:3000], H)[1] for H in (1, 24)}},
+        }
+        for H, error in ours.items():
+            print(f"{name} H {H:3}  {error:.4f}  printed {printed[H]:.4f}", flush=True)
+    return out
+
+
+def coverage(folder: Path) -> dict[str, Any]:
+    """The share of test values inside the 90 % intervals, at each step of 24, over all series."""
+    out = {}
+    for name in PRINTED:
+        Z = read(folder, name)
+        _, low, high = SepSAForecaster(24, lags=LAGS, seasons=SEASONS).prequential(Z, coverage=0.9)
+        first = int(0.7 * len(Z)) + 95
+        shares = []
+        for h in range(24):
+            target, rows = Z[first + h + 1 :], slice(first, len(Z) - h - 1)
+            shares.append(float(((low[rows, h] <= target) & (target <= high[rows, h])).mean()))
+        out[name] = shares
+        print(f"{name} coverage of 90 % intervals over 24 steps: {min(shares):.3f} to {max(shares):.3f}", flush=True)
+    return out
+
+
+def once_a_day(Z: Any) -> Any:
+    """Forecasts of heads that learn a day's rows together, at the end of each day, instead of row by row."""
+    made = np.empty((len(Z), 24, Z.shape[1]))
+    model = SepSAForecaster(24, lags=LAGS, seasons=SEASONS)
+    for start in range(0, len(Z), 24):
+        frozen = model.state_dict()["model"]
+        made[start : start + 24] = model.prequential(Z[start : start + 24])
+        if start >= 512 and frozen is not None:
+            made[start : start + 24] = with_weights(model, frozen, Z, start)
+    return made
+
+
+def with_weights(model: SepSAForecaster, frozen: Any, Z: Any, start: int) -> Any:
+    """The forecasts of the 24 rows from `start` on by the weights of the evening before."""
+    other = SepSAForecaster(24, lags=LAGS, seasons=SEASONS)
+    state = model.state_dict()
+    other.load_state_dict(state | {"model": frozen})
+    core = other._model
+    assert core is not None
+    kept = [(family, family.W.copy()) for family in (core.own, core.joint)]
+    made = []
+    for t in range(start, min(start + 24, len(Z))):
+        core.learn(Z[t : t + 1], np.empty((1, 0)))
+        total = 0.0
+        weight = 0.0
+        for family, W in kept:
+            x = family.X[t % 24]
+            best = np.minimum(core.own.loss.min(0)[:, 0], core.joint.loss.min(0)[0])
+            for v in range(len(family.forgetting)):
+                loss = family.loss[v].reshape(-1, 24)
+                share = (best / loss) ** heads.SHARPNESS
+                inner = np.einsum("gihp,gp->gih", W[v], x).reshape(-1, 24)
+                total, weight = total + share * inner, weight + share
+        z = core.shared.lags[:, core.shared.lags.shape[1] // 2 + t % LAGS]
+        made.append((core.shared.mean[:, None] + core.shared.scale[:, None] * (z[:, None] + total / weight)).T)
+    return np.array(made)
+
+
+def parts(folder: Path) -> dict[str, Any]:
+    """What each part brings: the errors at H 1 and 24 without it, on the test rows."""
+
+    def without(**replaced: Any) -> Callable[[Any], Any]:
+        def forecasts(Z: Any) -> Any:
+            before = {name: getattr(heads, name) for name in replaced}
+            for name, value in replaced.items():
+                setattr(heads, name, value)
+            try:
+                return run(Z, 24)[0]
+            finally:
+                for name, value in before.items():
+                    setattr(heads, name, value)
+
+        return forecasts
+
+    own, joint = heads.own_terms, heads.joint_terms
+    variants: dict[str, Callable[[Any], Any]] = {
+        "all parts": lambda Z: run(Z, 24)[0],
+        "one forgetting, 0.9998": lambda Z: run(Z, 24, forgetting=(0.9998,))[0],
+        "no forgetting": lambda Z: run(Z, 24, forgetting=(1.0,))[0],
+        "no seasons": lambda Z: run(Z, 24, seasons=())[0],
+        "no changes by the time of the season": without(
+            own_terms=lambda j, m, n, s: [term for term in own(j, m, n, s) if term[4] < 0]
+        ),
+        "no other series": lambda Z: np.concatenate([run(Z[:, j : j + 1], 24)[0] for j in range(Z.shape[1])], 2),
+        "own heads alone": without(joint_terms=lambda m, n, s: joint(m, n, s)[:m]),
+        "learned once a day": once_a_day,
+    }
+    out: dict[str, Any] = {}
+    for name in PRINTED:
+        Z = read(folder, name)
+        N = len(Z)
+        out[name] = {}
+        for variant, forecasts in variants.items():
+            errors = squared_errors(Z, forecasts(Z))
+            out[name][variant] = {H: mean_error(errors, H, int(0.7 * N) + 96, N) for H in (1, 24)}
+            print(
+                f"{name} {variant:38} " + "  ".join(f"H {H} {e:.4f}" for H, e in out[name][variant].items()), flush=True
+            )
+    return out
+
+
+def sets(folder: Path) -> dict[str, tuple[Any, int, int]]:
+    """Seven series, each with its season and horizon: the oil temperatures, two of River's, and three generated."""
+    from river import datasets
+
+    rng = np.random.default_rng(0)
+    t = np.arange(6000)
+    day = 2 * np.pi * t / 24
+    noise = np.zeros(len(t))
+    for i in range(1, len(t)):
+        noise[i] = 0.7 * noise[i - 1] + rng.normal()
+    shape = np.sin(day) + 0.5 * np.sin(2 * day)
+    phase = 0.0004 * 2 * np.pi * t
+    drifting = np.zeros(len(t))
+    for i in range(2, len(t)):
+        a = 1.6 * np.cos(2 * np.pi * (0.05 + 0.03 * i / len(t)))
+        drifting[i] = a * drifting[i - 1] - 0.64 * drifting[i - 2] + rng.normal()
+    return {
+        "ETTh1, oil": (read(folder, "ETTh1")[:, 6], 24, 24),
+        "ETTh2, oil": (read(folder, "ETTh2")[:, 6], 24, 24),
+        "water flow": (np.array([y for _, y in datasets.WaterFlow()]), 24, 24),
+        "airline passengers": (np.array([y for _, y in datasets.AirlinePassengers()]), 12, 12),
+        "season and levels that jump": (5 * shape + 4 * np.cumsum(rng.random(len(t)) < 0.002) + noise, 24, 24),
+        "season whose phase moves": (5 * np.sin(day + phase) * (1 + 0.3 * np.sin(day / 7)) + noise, 24, 24),
+        "autoregression that drifts": (drifting, 24, 24),
+    }
+
+
+def ours(y: Any, season: int, horizon: int) -> Any:
+    model = SepSAForecaster(horizon, seasons=(season,))
+    return lambda i: model.forecast(), lambda i: model.learn_one(y[i])
+
+
+def river_model(make: Callable[[int], Any]) -> Callable[[Any, int, int], Any]:
+    def contestant(y: Any, season: int, horizon: int) -> Any:
+        model = make(season)
+        return lambda i: model.forecast(horizon), lambda i: model.learn_one(float(y[i]))
+
+    return contestant
+
+
+def seasonal_naive(y: Any, season: int, horizon: int) -> Any:
+    return lambda i: [y[i - season + 1 + h % season] for h in range(horizon)], lambda i: None
+
+
+def boosted(y: Any, season: int, horizon: int) -> Any:
+    """Histogram gradient boosting on 2 seasons of lags, refitted on all rows a dozen times, and applied recursively."""
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    lags, refit, model = 2 * season, max(24, len(y) // 12), HistGradientBoostingRegressor(random_state=0)
+
+    def learn(i: int) -> None:
+        if i >= 2 * lags and i % refit == 0:
+            rows = np.lib.stride_tricks.sliding_window_view(y[: i + 1], lags + 1)
+            model.fit(rows[:, :-1], rows[:, -1])
+
+    def forecast(i: int) -> list[float]:
+        known = list(y[i - lags + 1 : i + 1])
+        for _ in range(horizon):
+            known.append(float(model.predict(np.array([known[-lags:]]))[0]))
+        return known[-horizon:]
+
+    return forecast, learn
+
+
+def peers(folder: Path) -> dict[str, Any]:
+    """The mean absolute error over all steps, of forecasts made every few rows in the last 0.4 of each series."""
+    from river import time_series as ts
+
+    contestants: dict[str, Callable[[Any, int, int], Any]] = {
+        "SepSAForecaster": ours,
+        "River SNARIMAX(season, 0, 0)": river_model(lambda season: ts.SNARIMAX(season, 0, 0)),
+        "River SNARIMAX(season, 1, season), seasonal": river_model(
+            lambda season: ts.SNARIMAX(season, 1, season, m=season, sp=3, sq=6)
+        ),
+        "River HoltWinters": river_model(lambda season: ts.HoltWinters(0.3, 0.1, 0.6, seasonality=season)),
+        "seasonal naive": seasonal_naive,
+        "histogram boosting, refitted": boosted,
+    }
+    out: dict[str, Any] = {}
+    for name, (y, season, horizon) in sets(folder).items():
+        first, every = int(0.6 * len(y)), max(1, len(y) // 400)
+        out[name] = {}
+        for contestant, make in contestants.items():
+            forecast, learn = make(y, season, horizon)
+            errors = []
+            for i in range(len(y) - horizon):
+                learn(i)
+                if i >= first and i % every == 0:
+                    errors.append(np.abs(np.array(forecast(i)) - y[i + 1 : i + 1 + horizon]).mean())
+            out[name][contestant] = float(min(np.mean(errors), 1e6))
+            print(f"{name:28} {contestant:44} {out[name][contestant]:.4f}", flush=True)
+    return out
+
+
+def choose(folder: Path) -> None:
+    """Errors on rows 0.6 N to 0.7 N of settings that see no later row."""
+    for forgetting in ((0.9995, 0.9998, 1.0), (0.999, 0.9998, 1.0), (0.999, 0.9995, 0.9998, 1.0), (0.999, 0.9997)):
+        for ridge in (10.0, 30.0, 100.0):
+            told = []
+            for name in PRINTED:
+                Z = read(folder, name)
+                N = int(0.7 * len(Z))
+                errors = squared_errors(Z[:N], run(Z[:N], 48, forgetting=forgetting, ridge=ridge)[0])
+                told += [f"{mean_error(errors, H, int(0.6 * len(Z)), N):.4f}" for H in (1, 24, 48)]
+            print(forgetting, ridge, *told, flush=True)
+
+
+def main() -> None:
+    """Measure what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="the folder of ETTh1.csv and ETTh2.csv")
+    parser.add_argument("--choose", action="store_true", help="settings, on the first 0.7 N rows")
+    parser.add_argument("--only", choices=["cells", "coverage", "parts", "peers"], help="one part of the measurements")
+    given = parser.parse_args()
+    if given.choose:
+        choose(given.data)
+        return
+    path = Path(__file__).with_suffix(".json")
+    for name, measure in {"cells": cells, "coverage": coverage, "parts": parts, "peers": peers}.items():
+        if given.only in (None, name):
+            measured = measure(given.data)
+            write(__file__, (json.loads(path.read_text()) if path.exists() else {}) | {name: measured})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,310 @@
+"""`SepSAForecaster`: each step learns late targets exactly and never early; gaps, times, states, hostile values."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import datetime, timedelta
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sepsa
+import sepsa.river
+from reference import late_regression
+from sepsa import SepSAForecaster
+from sepsa.stream.forecast.model import ForecastModel, Settings, find_seasons, joint_terms, own_terms
+
+
+def series(n=600, m=2, seed=0):
+    """A daily season, an autoregression and a coupling: the second series follows the first one row later."""
+    rng = np.random.default_rng(seed)
+    Y = np.zeros((n, m))
+    for t in range(1, n):
+        Y[t] = 0.8 * Y[t - 1] + rng.normal(size=m)
+        Y[t, 1:] += 0.5 * Y[t - 1, :-1]
+    return Y + 3 * np.sin(2 * np.pi * np.arange(n) / 12)[:, None] + 10
+
+
+def forecaster(**options):
+    return SepSAForecaster(**({"horizon": 4, "lags": 6, "seasons": (12,), "ridge": 1.0} | options))
+
+
+def state_bytes(model):
+    return pickle.dumps(model.state_dict())
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([1.0, 0.999, 0.97]), st.integers(1, 5), st.integers(8, 60))
+def test_each_step_has_the_weights_of_ridge_regression_on_all_pairs_known(seed, forgetting, step, rows):
+    z = np.random.default_rng(seed).normal(size=(rows, 2)).cumsum(0)
+    model = ForecastModel(Settings(2, 0, 5, 3, (7.0,), (forgetting,), 2.0))
+    model.learn(z, np.empty((rows, 0)))
+    angles = 2 * np.pi / 7 * np.outer(np.arange(rows), range(1, 5))
+    common = np.column_stack([np.ones(rows), *(f(angles[:, k]) for k in range(4) for f in (np.sin, np.cos))])
+
+    def value(t, a, i, b, j, u):
+        return (z[max(t - i, 0), a] - (z[max(t - j, 0), b] if j >= 0 else 0)) * (common[t, u] if u >= 0 else 1)
+
+    for family in (model.own, model.joint):
+        for g, terms in enumerate(family.terms):
+            X = np.hstack([[[value(t, *term) for term in terms] for t in range(rows)], common])
+            for i, j in enumerate(family.series[g]):
+                expected = late_regression(X, z[:, j], step, forgetting, family.ridge)
+                np.testing.assert_allclose(family.W[0, g, i, step - 1], expected, rtol=1e-5, atol=1e-7)
+
+
+def test_inputs_are_lags_less_the_value_changes_of_others_and_both_by_the_time_of_the_season():
+    assert own_terms(1, 2, 3, 0) == [
+        (1, 0, 0, -1, -1),
+        (1, 1, 1, 0, -1),
+        (1, 2, 1, 0, -1),
+        (0, 0, 0, 1, -1),
+        (0, 0, 0, 2, -1),
+    ]
+    by_season = own_terms(0, 1, 96, 24)[96:]
+    assert {(i, j) for _, i, _, j, _ in by_season} == {(0, k) for k in (-1, 1, 2, 3, 23, 24, 25)}
+    assert {u for *_, u in by_season} == {1, 2, 3, 4}
+    assert {k for _, _, _, k, _ in joint_terms(1, 9, 4)} == {-1, *range(1, 9)}
+
+
+@pytest.mark.parametrize("t", [1, 5, 63, 64, 200, 255, 256, 400])
+def test_no_forecast_knows_a_later_value(t):
+    Y = series()
+    Y[100:110, 0] = np.nan
+    other = Y.copy()
+    other[t + 1 :] = 1000 - 3 * other[t + 1 :]
+    X = np.random.default_rng(1).normal(size=(len(Y), 1))
+    for options in ({}, {"lags": "auto", "seasons": "auto"}):
+        one = forecaster(**options).prequential(Y, X, coverage=0.9)
+        two = forecaster(**options).prequential(other, X, coverage=0.9)
+        for a, b in zip(one, two, strict=True):
+            assert a[: t + 1].tobytes() == b[: t + 1].tobytes()
+            assert a[t + 1 :].tobytes() != b[t + 1 :].tobytes()
+
+
+def test_rows_one_by_one_and_in_blocks_give_the_same_bytes():
+    Y = series(400)
+    whole, blocks, single = forecaster(), forecaster(), forecaster()
+    made = whole.prequential(Y)
+    parts = [blocks.prequential(part) for part in np.array_split(Y, [3, 70, 71, 300])]
+    assert made.tobytes() == np.concatenate(parts).tobytes()
+    for i, y in enumerate(Y):
+        single.learn_one(list(y))
+        assert [list(step.values()) for step in single.forecast()] == made[i].tolist()
+    assert state_bytes(whole) == state_bytes(blocks) == state_bytes(single)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 100, 300])
+def test_a_saved_forecaster_continues_bit_for_bit(rows, tmp_path):
+    Y, model = series(400), forecaster(step=60.0)
+    for i, y in enumerate(Y[:rows]):
+        model.learn_one({"a": y[0], ("b", 1): y[1]}, {"x": float(i)}, time=60.0 * i)
+    sepsa.save(model, tmp_path / "f.sepsa")
+    for other in (sepsa.load(tmp_path / "f.sepsa"), pickle.loads(pickle.dumps(model))):
+        assert state_bytes(other) == state_bytes(model)
+        for i in range(rows, 400):
+            other.learn_one({"a": Y[i, 0], ("b", 1): Y[i, 1]}, {"x": float(i)}, time=60.0 * i)
+        assert other.rows == 400
+    for i in range(rows, 400):
+        model.learn_one({"a": Y[i, 0], ("b", 1): Y[i, 1]}, {"x": float(i)}, time=60.0 * i)
+    assert model.forecast() == other.forecast()
+    assert model.intervals() == other.intervals()
+
+
+def test_a_damaged_state_is_refused_by_its_name_and_changes_nothing():
+    model = forecaster()
+    model.prequential(series(300))
+    good, before = model.state_dict(), state_bytes(model)
+    for part, name, value in (
+        ("own", "P", np.full_like(good["model"]["own"]["P"], np.nan)),
+        ("own", "C", good["model"]["own"]["C"] + 1000),
+        ("shared", "scale", -good["model"]["shared"]["scale"]),
+        ("joint", "W", good["model"]["joint"]["W"][:, :, :1]),
+    ):
+        damaged = good | {"model": good["model"] | {part: good["model"][part] | {name: value}}}
+        with pytest.raises(ValueError, match=f"'{part}'.*'{name}'"):
+            model.load_state_dict(damaged)
+    with pytest.raises(ValueError, match="first"):
+        model.load_state_dict(good | {"first": {"Y": np.zeros((5, 2)), "E": np.zeros((5, 0))}})
+    assert state_bytes(model) == before
+
+
+def test_a_gap_in_time_is_rows_of_missing_values():
+    Y = series(300)
+    start = datetime(2026, 3, 1)
+    kept = [i for i in range(300) if not 120 <= i < 140 and i != 290]
+    timed, plain = forecaster(), forecaster()
+    for i in kept:
+        timed.learn_one(list(Y[i]), time=start + timedelta(hours=i))
+    gaps = Y.copy()
+    gaps[[i for i in range(300) if i not in kept]] = np.nan
+    plain.prequential(gaps)
+    assert timed.forecast() == plain.forecast()
+    assert timed.rows == 300
+    array = forecaster()
+    made = array.prequential(Y[kept], times=[np.datetime64("2026-03-01T00") + np.timedelta64(i, "h") for i in kept])
+    assert made.shape == (len(kept), 4, 2)
+    assert array.forecast() == plain.forecast()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"time": 3540.0}, "time must be later than that of the last row, got 3540.0: revise"),
+        ({"time": 3480.0}, "time must be later"),
+        ({"time": 3550.0}, "at least half a step of 60 seconds"),
+        ({"time": 1e12}, "at most 1000000 rows"),
+        ({"time": "noon"}, "time must be seconds, a datetime or a datetime64, got 'noon'"),
+        ({"y": [np.inf, 1.0]}, "y must hold numbers up to 1e[+]100, or NaN, got inf for 0"),
+        ({"y": [1e200, 1.0]}, "got 1e[+]200"),
+        ({"y": ["1 m", 1.0]}, "y must hold numbers, got '1 m' for 0"),
+        ({"y": {"a": 1.0}}, "y must have the names of the first row, 0, 1, got 'a'"),
+        ({"y": 1.0}, "y must have the names of the first row"),
+        ({"x": {"x": 1.0, "z": 2.0}}, "x must have the names of the first row, 'x', got 'z'"),
+    ],
+)
+def test_bad_rows_are_named_errors_and_change_nothing(arguments, words):
+    model = forecaster()
+    for i, y in enumerate(series(60)):
+        model.learn_one(list(y), {"x": 1.0}, time=60.0 * i)
+    before = state_bytes(model)
+    with pytest.raises(ValueError, match=words):
+        model.learn_one(**({"y": [1.0, 2.0], "x": {"x": 1.0}, "time": 3600.0} | arguments))
+    assert state_bytes(model) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"horizon": 0}, "horizon must be an integer of at least 1, got 0"),
+        ({"lags": 0}, "lags must be"),
+        ({"seasons": (1.0,)}, "seasons must be periods of more than 2 rows"),
+        ({"forgetting": ()}, "forgetting must hold at least one number"),
+        ({"forgetting": (1.2,)}, "forgetting must be in"),
+        ({"ridge": 0.0}, "ridge must be in"),
+    ],
+)
+def test_wrong_options_are_named(options, words):
+    with pytest.raises(ValueError, match=words):
+        forecaster(**options)
+
+
+def test_a_longer_horizon_is_an_error_and_a_shorter_one_the_first_steps():
+    model = forecaster()
+    assert model.forecast(2) == [0.0, 0.0]
+    made = model.prequential(series(100), horizon=3)
+    assert made.shape == (100, 3, 2)
+    assert model.forecast(2) == model.forecast()[:2]
+    with pytest.raises(ValueError, match=r"at most 4.*got 5: make one with SepSAForecaster\(horizon=5\)"):
+        model.forecast(5)
+
+
+def test_outliers_are_bounded_and_a_new_level_is_followed():
+    Y = series(1200, 1)[:, 0]
+    clean = forecaster().prequential(Y)
+    spoiled, model = Y.copy(), forecaster()
+    spoiled[[500, 501, 700]] = 1e90, -1e90, 1e6
+    made = model.prequential(spoiled)
+    assert np.isfinite(made).all()
+    assert model.outliers_ >= 3
+    errors = [np.abs(f[900:-1, 0] - Y[901:]).mean() for f in (clean, made)]
+    assert errors[1] < 1.1 * errors[0]
+    shifted = Y + 1e4 * (np.arange(1200) >= 600)
+    made = forecaster().prequential(shifted)
+    assert np.abs(made[900:-1, 0] - shifted[901:]).mean() < 1.3 * errors[0]
+
+
+def test_a_series_that_dies_leaves_the_others_and_its_own_forecasts_bounded():
+    Y = series(3000)
+    dead = Y.copy()
+    dead[1000:, 1] = np.nan
+    made, whole = forecaster().prequential(dead), forecaster().prequential(Y)
+    assert np.isfinite(made).all()
+    assert np.abs(made[:, :, 1]).max() < 10 * np.abs(Y[:, 1]).max()
+    errors = [np.abs(f[2000:-1, 0, 0] - Y[2001:, 0]).mean() for f in (whole, made)]
+    assert errors[1] < 1.1 * errors[0]
+    constant = forecaster().prequential(np.full((600, 1), 7.0))
+    assert constant == pytest.approx(7.0)
+
+
+def test_late_and_corrected_values_bring_the_forecasts_back():
+    Y = series(500)
+    Y[497, 1] += 5
+    clean, missing, late, wrong, corrected = (forecaster(forgetting=(1.0,)) for _ in range(5))
+    for i, y in enumerate(Y[:-1]):
+        spoiled = y - np.array([0, 5]) * (i == 497)
+        clean.learn_one(list(y))
+        missing.learn_one([y[0], None if i == 497 else y[1]])
+        late.learn_one([y[0], None if i == 497 else y[1]])
+        wrong.learn_one(list(spoiled))
+        corrected.learn_one(list(spoiled))
+    late.revise([None, Y[497, 1]], rows_ago=1)
+    corrected.revise([None, Y[497, 1]], rows_ago=1)
+    for model in (clean, missing, late, wrong, corrected):
+        model.learn_one(list(Y[-1]))
+
+    def off(model):
+        return max(abs(a[1] - b[1]) for a, b in zip(model.forecast(), clean.forecast(), strict=True))
+
+    assert off(late) < 0.5 * off(missing)
+    assert off(corrected) < 0.5 * off(wrong)
+    with pytest.raises(ValueError, match="rows_ago must be less than 4"):
+        late.revise([1.0, 1.0], rows_ago=4)
+    with pytest.raises(ValueError, match="rows had no times: give rows_ago"):
+        late.revise([1.0, 1.0], time=5.0)
+
+
+def test_exogenous_inputs_known_ahead_explain_what_lags_cannot():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2000, 1))
+    y = 3 * x[:, 0] + 0.1 * rng.normal(size=2000)
+    model = forecaster(seasons=())
+    made = model.prequential(y, x, known_ahead=True)
+    errors = [np.abs(made[1000 : -h - 1, h] - y[1000 + h + 1 :]).mean() for h in range(4)]
+    assert max(errors) < 0.3
+    unknown = forecaster(seasons=()).prequential(y, x)
+    assert np.abs(unknown[1000:-1, 0] - y[1001:]).mean() > 1.5
+    ahead = model.forecast(2, xs=[{0: 1.0}, {0: -1.0}])
+    assert ahead == pytest.approx([3.0, -3.0], abs=0.5)
+
+
+@pytest.mark.parametrize("coverage", [0.5, 0.8, 0.9])
+def test_intervals_hold_their_share_of_the_values_at_every_step(coverage):
+    rng = np.random.default_rng(3)
+    y = np.cumsum(rng.standard_t(4, 6000)) * np.repeat([1.0, 5.0], 3000)
+    _, low, high = forecaster(seasons=()).prequential(y, coverage=coverage)
+    assert (low <= high).all()
+    for h in range(4):
+        target = y[1001 + h :]
+        inside = (low[1000 : len(y) - h - 1, h] <= target) & (target <= high[1000 : len(y) - h - 1, h])
+        assert inside.mean() == pytest.approx(coverage, abs=0.02)
+
+
+def test_seasons_are_found_or_none():
+    t = np.arange(256)
+    wave = np.sin(2 * np.pi * t / 24)[:, None] + 0.1 * np.random.default_rng(0).normal(size=(256, 1))
+    assert find_seasons(wave) == (24.0,)
+    assert find_seasons(np.random.default_rng(0).normal(size=(256, 1)).cumsum(0)) == ()
+    assert find_seasons(np.ones((64, 1))) == ()
+
+
+@pytest.mark.parametrize(("step", "season"), [(3600, (24.0,)), (900, (96.0,)), (86400, (7.0,)), (1, ()), (40000, ())])
+def test_times_give_the_season_of_the_calendar(step, season):
+    model = SepSAForecaster(2)
+    y = np.random.default_rng(0).normal(size=40).cumsum()
+    for i in range(40):
+        model.learn_one(y[i], time=1.0 * step * i)
+    assert model.seasons_ == season
+
+
+def test_river_evaluates_it():
+    evaluate = pytest.importorskip("river.evaluate")
+    from river import datasets, metrics, time_series
+
+    ours = evaluate.evaluate(datasets.AirlinePassengers(), sepsa.river.SepSAForecaster(12), metrics.MAE(), horizon=12)
+    peer = time_series.HoltWinters(alpha=0.3, beta=0.1, gamma=0.6, seasonality=12, multiplicative=True)
+    theirs = evaluate.evaluate(datasets.AirlinePassengers(), peer, metrics.MAE(), horizon=12)
+    assert len(ours.get()) == len(theirs.get()) == 12
+    assert np.isfinite(ours.get()).all()

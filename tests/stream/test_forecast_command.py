@@ -1,0 +1,137 @@
+"""`sepsa forecast`, as a person uses it: gaps, bad rows, the page, and a run that is interrupted and resumed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+import subprocess
+import sys
+from datetime import datetime, timedelta
+
+import pytest
+from typer.testing import CliRunner
+
+from sepsa import cli
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.app, ["forecast", *(str(a) for a in arguments)])
+
+
+def lines(n, first=0):
+    start = datetime(2026, 1, 1)
+    for i in range(first, n):
+        a = 10 + math.sin(i / 2) + 0.1 * math.sin(i * i)
+        yield f"{start + timedelta(hours=i)},{a:.4f},{2 * a:.4f},{i % 5}"
+
+
+def table(path, rows):
+    path.write_text("\n".join(["date,a,b,x", *rows]) + "\n")
+    return path
+
+
+OPTIONS = ("--time", "date", "--target", "a,b", "--horizon", 3, "--lags", 8, "--seasons", 12)
+
+
+def test_the_last_forecast_is_printed_and_all_are_written(tmp_path):
+    source, out, page = table(tmp_path / "t.csv", lines(400)), tmp_path / "p.csv", tmp_path / "page.html"
+    result = run(source, *OPTIONS, "--inputs", "x", "--predictions", out, "--report", page)
+    assert result.exit_code == 0, result.output
+    rows = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert [(row["step"], row["series"]) for row in rows] == [(str(h), name) for h in (1, 2, 3) for name in "ab"]
+    assert rows[0]["time"] == "2026-01-17 16:00:00"
+    for row in rows:
+        assert float(row["low"]) < float(row["forecast"]) < float(row["high"])
+    assert float(rows[0]["forecast"]) == pytest.approx(10 + math.sin(200), abs=0.3)
+    made = list(csv.reader(out.read_text().splitlines()))
+    assert made[0] == ["line", "a+1", "b+1", "a+2", "b+2", "a+3", "b+3"]
+    assert len(made) == 401
+    assert made[-1][1] == rows[0]["forecast"]
+    text = page.read_text()
+    assert text.count("<polygon") == 6
+    assert re.search(r'id="rows">400<', text)
+    assert "400 rows, mean absolute error" in result.stderr
+
+
+def test_gaps_bad_numbers_and_times_that_do_not_advance(tmp_path):
+    rows = list(lines(100))
+    rows[50] = rows[49]  # the row of an hour twice, and the next hour is a gap
+    rows[60] = rows[60].replace(",", ",oops", 1)
+    rows[70] = rows[10]
+    result = run(table(tmp_path / "t.csv", rows), *OPTIONS, "--quarantine", tmp_path / "q.csv")
+    assert result.exit_code == 0, result.output
+    lost = list(csv.DictReader((tmp_path / "q.csv").read_text().splitlines()))
+    assert [row["line"] for row in lost] == ["52", "62", "72"]
+    assert lost[0]["reason"].startswith("time must be later than that of the last row")
+    assert lost[1]["reason"] == "'a' is no number"
+    assert "97 rows" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--target", "c"), "--target must be a column of the table, date, a, b, x, got 'c'"),
+        (("--target", "a", "--time", "day"), "--time must be a column of the table"),
+        ((), "--target must name the column to predict"),
+        (("--target", "a", "--seasons", "1"), "--seasons must be periods of more than 2 rows"),
+    ],
+)
+def test_mistakes_are_one_line(options, words, tmp_path):
+    result = run(table(tmp_path / "t.csv", lines(20)), *options)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("rows", [90, 300])
+def test_a_resumed_run_ends_with_the_same_bytes(rows, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder in (whole, parts):
+        folder.mkdir()
+
+    def forecast(folder, every):
+        files = ("--predictions", folder / "p.csv", "--checkpoint", folder / "c")
+        return run(folder / "t.csv", *OPTIONS, *files, "--every", every)
+
+    table(whole / "t.csv", lines(500))
+    assert forecast(whole, 10_000).exit_code == 0
+    table(parts / "t.csv", lines(rows))
+    assert forecast(parts, 40).exit_code == 0
+    with (parts / "p.csv").open("a") as file:
+        file.write("what a killed run wrote after its last checkpoint\n")
+    with (parts / "t.csv").open("a") as file:
+        file.write("\n".join(lines(500, rows)) + "\n")
+    result = forecast(parts, 40)
+    assert f"500 rows ({500 - rows} now)" in result.stderr
+    assert (whole / "p.csv").read_bytes() == (parts / "p.csv").read_bytes()
+    other = run(parts / "t.csv", "--target", "a", "--checkpoint", parts / "c")
+    assert other.exit_code == 2
+    assert "was made with --target a,b, got a" in other.stderr
+
+
+@pytest.mark.long
+def test_a_million_rows_killed_and_resumed_end_with_the_same_bytes(tmp_path):
+    source = tmp_path / "t.csv"
+    with source.open("w") as file:
+        file.write("second,a\n")
+        file.writelines(f"{i},{10 + math.sin(i / 2) + 0.1 * math.sin(i * i):.4f}\n" for i in range(1_000_000))
+
+    def command(name):
+        files = ("--predictions", tmp_path / f"{name}.csv", "--checkpoint", tmp_path / name, "--every", "50000")
+        settings = ("--time", "second", "--target", "a", "--horizon", "3", "--lags", "8", "--seasons", "12")
+        return [sys.executable, "-m", "sepsa", "forecast", str(source), *settings, *map(str, files)]
+
+    subprocess.run(command("whole"), check=True, capture_output=True)
+    kills = 0
+    while True:
+        with subprocess.Popen(command("parts"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            try:
+                process.wait(timeout=20 + 5 * kills)
+                break
+            except subprocess.TimeoutExpired:
+                process.kill()
+                kills += 1
+    assert kills > 0
+    assert (tmp_path / "whole.csv").read_bytes() == (tmp_path / "parts.csv").read_bytes()
