@@ -173,7 +173,8 @@ class KeyedLearner:
     # ------------------------------------------------------------------ the file
 
     def commit(self, position: Any = None) -> None:
-        """Write all that was learned since the last commit, and a position, completely or not at all."""
+        """Write all that was learned since the last commit, and a position if given, completely or not at all."""
+        position = self.position if position is None else position
         common = {
             "settings": self._settings,
             "start": self.start if fitted(self.start) else None,
