@@ -27,6 +27,7 @@ SCHEMA = "sensor string, number long, a double, b double, c double, y double"
 
 
 def session() -> SparkSession:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the workers' Python
     built = SparkSession.builder.master("local[2]").appName("sepsa").config("spark.ui.enabled", False)
     settings = {"spark.sql.shuffle.partitions": 2, "spark.driver.bindAddress": "127.0.0.1"}
     for name, value in (settings | {"spark.driver.host": "127.0.0.1", "spark.log.level": "ERROR"}).items():
@@ -68,7 +69,7 @@ def stream(folder: Path, killed_at: int | None) -> None:
     told = learn_by_key(source, "sensor", COLUMNS, "y", "number", start)
 
     def write(batch: DataFrame, number: int) -> None:
-        batch.toPandas().to_json(folder / f"told-{number}.json", orient="records", lines=True, double_precision=15)
+        batch.toPandas().to_parquet(folder / f"told-{number}.parquet")
         if number == killed_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -78,8 +79,8 @@ def stream(folder: Path, killed_at: int | None) -> None:
 
 
 def predictions(folder: Path) -> pandas.DataFrame:
-    frames = [pandas.read_json(path, lines=True, precise_float=True) for path in sorted(folder.glob("told-*.json"))]
-    return pandas.concat(frames).sort_values("number").reset_index(drop=True)
+    told = pandas.concat([pandas.read_parquet(path) for path in folder.glob("told-*.parquet")])
+    return told.sort_values("number").reset_index(drop=True)
 
 
 def main() -> None:
