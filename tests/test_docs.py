@@ -4,6 +4,7 @@ A page's ```python blocks run in order, in one namespace, in an empty folder, an
 page are instructions:
     <!-- setup ... -->          run this Python here; readers do not see it
     <!-- file: name.py -->      write the next block to that file, for later blocks to import
+    <!-- needs: package, ... -->  skip the next block where one of these packages is not installed
     <!-- not run: reason -->    skip the next block, which needs something that a test machine may lack
 """
 
@@ -27,7 +28,8 @@ ELSEWHERE = {"docs/solvers.md": "tests/test_testing.py"}
 
 BLOCK = re.compile(
     r"<!--\s*setup\n(?P<setup>.*?)-->"
-    r"|(?:<!--\s*(?P<mark>not run|file):\s*(?P<said>[^\n]*?)\s*-->\n+)?^```(?P<kind>python|sh)\n(?P<code>.*?)^```$",
+    r"|(?:<!--\s*(?P<mark>not run|needs|file):\s*(?P<said>[^\n]*?)\s*-->\n+)?"
+    r"^```(?P<kind>python|sh)\n(?P<code>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
 
@@ -40,11 +42,16 @@ def blocks(page):
     """Yield what to run, in order: the language, the file to write or None, and the code at its line numbers."""
     text = page.read_text(encoding="utf-8")
     for match in BLOCK.finditer(text):
-        if match["mark"] == "not run":
+        if match["mark"] == "not run" or (match["mark"] == "needs" and missing(match["said"])):
             continue
         part = "setup" if match["setup"] is not None else "code"
         code = "\n" * text.count("\n", 0, match.start(part)) + match[part]
-        yield match["kind"] or "python", match["said"], code
+        yield match["kind"] or "python", match["said"] if match["mark"] == "file" else None, code
+
+
+def missing(packages):
+    """The first of these packages that is not installed."""
+    return next((name for name in packages.split(", ") if importlib.util.find_spec(name) is None), None)
 
 
 RUN = [page for page in PAGES if name(page) not in ELSEWHERE and any(blocks(page))]
@@ -77,8 +84,8 @@ def test_what_is_not_run_has_a_reason_and_no_comment_is_misspelt(page):
     assert set(fences[::2]) <= {"", "python", "sh", "diff", "json"}, "a block in a language that no test runs"
     assert set(fences[1::2]) <= {""}
     for mark in re.finditer(r"<!--\s*(.*?)-->", text, flags=re.DOTALL):
-        known = re.match(r"(setup\n|not run: \w{3,}|file: \w+\.py|results: |[\w ]+ (begin|end)|written by)", mark[1])
-        assert known, f"no test reads this comment: {mark[0]}"
+        known = r"(setup\n|not run: \w{3,}|needs: \w+|file: \w+\.py|results: |[\w ]+ (begin|end)|written by)"
+        assert re.match(known, mark[1]), f"no test reads this comment: {mark[0]}"
 
 
 def test_the_site_builds_without_a_warning(tmp_path):

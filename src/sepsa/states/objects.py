@@ -177,8 +177,7 @@ def describe(what: Any) -> tuple[str, Any, Any]:
         )
     kind = class_name(what)
     if kind in BUILT:
-        parameters = what._get_params() if hasattr(what, "_get_params") else what.get_params()
-        return kind, parameters, what.state_dict()
+        return kind, parameters(what), what.state_dict()
     if kind == "sepsa.SepSA":
         return kind, repr(what), {"model": what.model.state_dict(), "optimizer": what.state_dict()}
     return kind, repr(what) if kind.startswith("sepsa.") else None, what.state_dict()
@@ -191,6 +190,12 @@ def cure(what: Any) -> str:
     if type(what).__name__ == "Pipeline" and has_state(what[-1]):
         return "save its learner, pipeline[-1], and pickle the other steps, or pickle the whole pipeline"
     return "put plain values into a dict, and pickle other objects"
+
+
+def parameters(what: Any) -> dict[str, Any]:
+    """The arguments with which an object of a class in `BUILT` was made."""
+    found: dict[str, Any] = what._get_params() if hasattr(what, "_get_params") else what.get_params()
+    return found
 
 
 def has_state(what: Any) -> bool:

@@ -1,0 +1,206 @@
+"""Learners by key: one for each sensor, customer or shop, those used last in memory, all of them in one file."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sepsa.states.file import CheckpointError
+from sepsa.states.objects import Saves, class_name, from_bytes, parameters, to_bytes
+from sepsa.states.plain import pack_label, unpack_label
+from sepsa.validation import at_least
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS learners (key TEXT PRIMARY KEY, state BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS common (id INTEGER PRIMARY KEY, state BLOB NOT NULL);
+"""
+
+
+class KeyedLearner:
+    """One learner for each key: a model of `sepsa.river`, or an estimator that learns by `partial_fit`.
+
+    Choose it where a stream has a key and each key a relationship of its own. A new key gets a copy of `start`: give
+    one that has learned rows of all keys, and a new key does not begin at zero; `start` may learn on meanwhile.
+
+    At most `in_memory` learners are in memory. The least recently used ones lie in the file at `path`, or in a
+    temporary one, and return with the same bits, so that the limit changes no prediction. `commit(position)` writes
+    what changed, and a position of your own such as an offset, in one transaction: a process that is killed at any
+    instant resumes from the last commit, by opening the same path. An error inside a call leaves other keys of this
+    call learned; the last commit is as it was. One process and one thread use a `KeyedLearner` at a time.
+    """
+
+    def __init__(self, start: Any, path: str | os.PathLike[str] | None = None, *, in_memory: int = 1000) -> None:
+        if not isinstance(start, Saves) or not hasattr(start, "state_dict"):
+            raise TypeError(
+                f"start must be a model of sepsa.river, SepSARegressor or SepSAClassifier, got {type(start).__name__}"
+            )
+        self.start: Any = start
+        self.position: Any = None
+        self.in_memory = at_least("in_memory", in_memory, 1)
+        self._settings = [class_name(start), parameters(start)]
+        to_bytes({"settings": self._settings})  # raises an error for a parameter that cannot be saved
+        self._learners: OrderedDict[str, Any] = OrderedDict()  # the last used one last
+        self._changed: set[str] = set()  # those in memory that differ from the file
+        # SQLite's name for a temporary file is empty.
+        self._file = sqlite3.connect("" if path is None else path, timeout=1.0, isolation_level=None)
+        try:
+            self._file.executescript(TABLES)
+            self._begin()
+            found = self._file.execute("SELECT state FROM common").fetchone()
+        except sqlite3.Error as error:
+            self._file.close()
+            raise CheckpointError(
+                f"{path} cannot be opened ({error}): another process uses it, or it is no file of a KeyedLearner"
+            ) from None
+        if found is not None:
+            self._resume(from_bytes(found[0]), path)
+
+    def _resume(self, common: dict[str, Any], path: str | os.PathLike[str] | None) -> None:
+        """Continue with the common learner and the position of the file at `path`."""
+        saved, given = common["settings"], self._settings
+        if saved != given:
+            self._file.close()
+            raise CheckpointError(f"{path} holds learners {saved}, and start is {given}: give one like it")
+        self.start, self.position = common["start"] or self.start, common["position"]
+
+    def _begin(self) -> None:
+        if not self._file.in_transaction:
+            self._file.execute("BEGIN IMMEDIATE")
+
+    # ------------------------------------------------------------------ learners
+
+    def __getitem__(self, key: Hashable) -> Any:
+        """The learner of this key, to learn with: a copy of `start` for a new one. Ask again after other keys."""
+        name = packed(key)
+        self._changed.add(name)
+        found = self._find(name)
+        return self._keep(name, copy.deepcopy(self.start)) if found is None else found
+
+    def __contains__(self, key: Hashable) -> bool:
+        name = packed(key)
+        return name in self._learners or self._read(name) is not None
+
+    def __iter__(self) -> Iterator[Hashable]:
+        self._write(self._changed)
+        for (name,) in self._file.execute("SELECT key FROM learners ORDER BY key").fetchall():
+            yield unpack_label("key", json.loads(name))
+
+    def __len__(self) -> int:
+        self._write(self._changed)
+        return int(self._file.execute("SELECT count(*) FROM learners").fetchone()[0])
+
+    def _find(self, name: str) -> Any:
+        """The learner of a known key, now the last used one; None for a new key."""
+        if name in self._learners:
+            self._learners.move_to_end(name)
+            return self._learners[name]
+        state = self._read(name)
+        return None if state is None else self._keep(name, from_bytes(state))
+
+    def _keep(self, name: str, learner: Any) -> Any:
+        """Put a learner into memory; those that then are too many go to the file."""
+        self._learners[name] = learner
+        while len(self._learners) > self.in_memory:
+            oldest = next(iter(self._learners))
+            self._write(self._changed & {oldest})
+            del self._learners[oldest]
+        return learner
+
+    def _read(self, name: str) -> bytes | None:
+        found = self._file.execute("SELECT state FROM learners WHERE key = ?", (name,)).fetchone()
+        return None if found is None else found[0]
+
+    def _write(self, names: Iterable[str]) -> None:
+        """Write these learners to the file, as a part of the next commit."""
+        self._begin()
+        for name in sorted(names):
+            if name in self._learners and fitted(self._learners[name]):
+                self._file.execute(
+                    "INSERT INTO learners VALUES (?, ?) ON CONFLICT(key) DO UPDATE SET state = excluded.state",
+                    (name, to_bytes(self._learners[name])),
+                )
+            self._changed.discard(name)
+
+    # ------------------------------------------------------------------ rows
+
+    def learn_one(self, key: Hashable, x: dict[Any, Any], y: Any, w: float = 1.0) -> None:
+        """Let the key's model of `sepsa.river` learn one sample."""
+        self[key].learn_one(x, y, w)
+
+    def predict_one(self, key: Hashable, x: dict[Any, Any]) -> Any:
+        """The prediction of the key's model of `sepsa.river`; of `start` for a new key, which stays new."""
+        return (self._find(packed(key)) or self.start).predict_one(x)
+
+    def prequential(self, keys: Iterable[Hashable], X: ArrayLike, y: ArrayLike) -> NDArray[Any]:
+        """Learn rows, each by the estimator of its key; returns the predictions made before.
+
+        Rows of one key are learned in order, as one call of its `prequential`.
+        """
+        rows, targets = np.asarray(X), np.asarray(y)
+        return self._by_key(keys, len(rows), lambda key, some: self[key].prequential(rows[some], targets[some]))
+
+    def predict(self, keys: Iterable[Hashable], X: ArrayLike) -> NDArray[Any]:
+        """The prediction for each row by the estimator of its key; by `start` for a new key, which stays new."""
+        rows = np.asarray(X)
+        return self._by_key(
+            keys, len(rows), lambda key, some: (self._find(packed(key)) or self.start).predict(rows[some])
+        )
+
+    def _by_key(
+        self, keys: Iterable[Hashable], count: int, of_rows: Callable[[Hashable, list[int]], Any]
+    ) -> NDArray[Any]:
+        """The results of `of_rows` for the rows of each key, in the order of the rows."""
+        groups: dict[str, tuple[Hashable, list[int]]] = {}
+        for row, key in enumerate(keys.tolist() if isinstance(keys, np.ndarray) else keys):
+            groups.setdefault(packed(key), (key, []))[1].append(row)
+        order = [row for _, rows in groups.values() for row in rows]
+        if len(order) != count or not count:
+            raise ValueError(f"keys must name one key for each row of X, at least one: got {len(order)} for {count}")
+        results = np.concatenate([of_rows(key, rows) for key, rows in groups.values()])
+        return results[np.argsort(order)]
+
+    # ------------------------------------------------------------------ the file
+
+    def commit(self, position: Any = None) -> None:
+        """Write all that was learned since the last commit, and a position if given, completely or not at all."""
+        position = self.position if position is None else position
+        common = {
+            "settings": self._settings,
+            "start": self.start if fitted(self.start) else None,
+            "position": position,
+        }
+        self._write(self._changed)
+        self._file.execute("INSERT OR REPLACE INTO common VALUES (1, ?)", (to_bytes(common),))
+        self._file.execute("COMMIT")
+        self.position = position
+
+    def close(self) -> None:
+        """Close the file; what was learned since the last commit is lost."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def packed(key: Hashable) -> str:
+    """The key as text, under which its learner is stored; 1, True and 1.0 are three keys."""
+    return json.dumps(pack_label(key))
+
+
+def fitted(learner: Any) -> bool:
+    """Whether the learner has a state to save; an estimator of scikit-learn's interface has one after its first row."""
+    return bool(getattr(learner, "__sklearn_is_fitted__", lambda: True)())

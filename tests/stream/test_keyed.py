@@ -1,0 +1,165 @@
+"""Learners by key: a limit of memory changes no bit, and a killed process resumes from its last commit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sepsa import SepSAClassifier, SepSARegressor
+from sepsa.checkpoint import CheckpointError
+from sepsa.states.tree import tensors_of
+from sepsa.stream.keyed import KeyedLearner
+
+
+def estimator(**settings):
+    return SepSARegressor(hidden_layer_sizes=(), random_state=0, **settings)
+
+
+def rows(keys, count, seed=0):
+    """Keys at random, and for each a linear relationship of its own."""
+    rng = np.random.default_rng(seed)
+    names, X = rng.integers(keys, size=count), rng.normal(size=(count, 3))
+    truth = np.random.default_rng(1).normal(size=(keys, 3))
+    return names, X, (X * truth[names]).sum(1)
+
+
+def blocks(names, X, y, size):
+    for at in range(0, len(X), size):
+        yield names[at : at + size], X[at : at + size], y[at : at + size]
+
+
+@pytest.mark.parametrize(
+    ("keys", "each"), [(30, 10), pytest.param(10_000, 1_000, marks=pytest.mark.long)], ids=["small", "10,000 keys"]
+)
+def test_a_limit_of_memory_changes_no_prediction(keys, each):
+    with KeyedLearner(estimator(), in_memory=keys // 10) as few, KeyedLearner(estimator(), in_memory=keys) as all_:
+        for block in blocks(*rows(keys, keys * each), size=keys * each // 5):
+            np.testing.assert_array_equal(few.prequential(*block), all_.prequential(*block))
+            assert len(few._learners) == keys // 10
+        assert len(few) == len(all_) == keys
+        names, X, _ = rows(keys, keys, seed=2)
+        np.testing.assert_array_equal(few.predict(names, X), all_.predict(names, X))
+
+
+def test_each_key_learns_its_rows_alone_and_in_order():
+    names, X, y = rows(5, 100)
+    with KeyedLearner(estimator(), in_memory=2) as keyed:
+        told = np.concatenate([keyed.prequential(*block) for block in blocks(names, X, y, 50)])
+    for key in range(5):
+        alone, own = estimator(), names == key
+        parts = [slice(0, 50), slice(50, 100)]
+        expected = [alone.prequential(X[part][own[part]], y[part][own[part]]) for part in parts]
+        np.testing.assert_array_equal(told[own], np.concatenate(expected))
+
+
+def test_samples_one_by_one_with_models_of_river():
+    pytest.importorskip("river", reason="the extra river is not installed")
+    from sepsa.river import SepSARegressor as Model
+
+    start = Model(hidden=(), seed=0)
+    names, X, y = rows(6, 120)
+    alone = {key: Model(hidden=(), seed=0) for key in range(6)}
+    with KeyedLearner(start, in_memory=2) as keyed:
+        for key, x, target in zip(names.tolist(), X.tolist(), y.tolist(), strict=True):
+            sample = dict(zip("abc", x, strict=True))
+            assert keyed.predict_one(key, sample) == alone[key].predict_one(sample)
+            keyed.learn_one(key, sample, target)
+            alone[key].learn_one(sample, target)
+
+
+def test_a_new_key_begins_where_the_common_learner_is():
+    _, X, _ = rows(1, 300)
+    y = X @ [1.0, 2.0, 3.0]
+    start = estimator().partial_fit(X, y)
+    with KeyedLearner(start) as keyed:
+        np.testing.assert_array_equal(keyed.predict(["new"], X[:1]), start.predict(X[:1]))
+        assert "new" not in keyed
+        before = start.predict(X[:1])
+        keyed.prequential(["new"] * 50, X[:50], -y[:50])
+        np.testing.assert_array_equal(start.predict(X[:1]), before)
+        assert keyed.predict(["new"], X[:1]) != before
+        keyed.start.partial_fit(X[:50], -y[:50])
+        np.testing.assert_array_equal(keyed["another"].predict(X[:1]), start.predict(X[:1]))
+
+
+def test_keys_of_several_types_and_classes_that_differ():
+    keys = [1, True, 1.0, "1", (1, "a"), None]
+    with KeyedLearner(SepSAClassifier(hidden_layer_sizes=(), random_state=0), in_memory=2) as keyed:
+        for _ in range(2):
+            told = keyed.prequential(keys, np.ones((6, 2)), [f"class {i}" * (i + 1) for i in range(6)])
+        assert told.tolist() == [f"class {i}" * (i + 1) for i in range(6)]
+        assert len(keyed) == 6
+        assert {(type(key), key) for key in keyed} == {(type(key), key) for key in keys}
+        assert "1" in keyed
+        assert 2 not in keyed
+
+
+def stream(path, killed_at):
+    """Learn a stream from the position of the file at `path` on; the process is killed inside block `killed_at`."""
+    with KeyedLearner(estimator().partial_fit(*rows(1, 20)[1:]), path, in_memory=3) as keyed:
+        for number, block in enumerate(blocks(*rows(15, 150), size=30)):
+            if number >= (keyed.position or 0):
+                keyed.prequential(*block)
+                if number == killed_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                keyed.start.partial_fit(*block[1:])
+                keyed.commit(number + 1)
+
+
+def test_a_killed_process_resumes_from_its_last_commit_with_the_same_bits(tmp_path):
+    code = f"import test_keyed; test_keyed.stream({str(tmp_path / 'killed')!r}, 2)"
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = os.environ | {"PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    with KeyedLearner(estimator(), tmp_path / "killed") as keyed:
+        assert keyed.position == 2
+    stream(tmp_path / "killed", killed_at=None)
+    stream(tmp_path / "whole", killed_at=None)
+    names, X, _ = rows(16, 50, seed=2)  # one key is new
+    with (
+        KeyedLearner(estimator(), tmp_path / "killed") as killed,
+        KeyedLearner(estimator(), tmp_path / "whole") as all_,
+    ):
+        assert killed.position == all_.position == 5
+        assert set(killed) == set(all_)
+        for key in all_:
+            assert arrays(killed[key]) == arrays(all_[key])
+        np.testing.assert_array_equal(killed.predict(names, X), all_.predict(names, X))
+
+
+def arrays(learner):
+    """Every array of a state, as bytes."""
+    return [array.tobytes() for array in tensors_of(learner.state_dict())]
+
+
+def test_what_is_refused(tmp_path):
+    path = tmp_path / "keyed"
+    with pytest.raises(TypeError, match=r"start must be a model of sepsa.river.*got dict"):
+        KeyedLearner({})
+    with pytest.raises(ValueError, match="in_memory must be an integer of at least 1, got 0"):
+        KeyedLearner(estimator(), in_memory=0)
+    with pytest.raises(TypeError, match=r"to be saved, got numpy\.random"):
+        KeyedLearner(SepSARegressor(random_state=np.random.RandomState(0)))
+    with KeyedLearner(estimator(), path) as keyed:
+        with pytest.raises(ValueError, match="one key for each row of X, at least one: got 1 for 2"):
+            keyed.prequential(["a"], np.ones((2, 3)), np.ones(2))
+        with pytest.raises(ValueError, match="must be strings, numbers"):
+            keyed[object()]
+        with pytest.raises(CheckpointError, match="another process uses it"):
+            KeyedLearner(estimator(), path)
+        keyed.prequential(["a"], np.ones((1, 3)), np.ones(1))
+        keyed.commit()
+    with pytest.raises(CheckpointError, match=r"holds learners .*'ridge': 10.0.* and start is .*'ridge': 2.0"):
+        KeyedLearner(estimator(ridge=2.0), path)
+    with KeyedLearner(estimator(), path) as keyed:
+        assert list(keyed) == ["a"]
+    path.write_bytes(b"no database" * 100)
+    with pytest.raises(CheckpointError, match="no file of a KeyedLearner"):
+        KeyedLearner(estimator(), path)
