@@ -10,7 +10,6 @@ from typing import Any
 from sepsa.engines.shards import learned, merged, zero_head
 from sepsa.heads import RLS
 from sepsa.states.objects import from_bytes, to_bytes
-from sepsa.stream.keyed import fitted
 
 
 def fit_head(table: Any, features: Sequence[str], targets: Sequence[str], **settings: Any) -> RLS:
@@ -43,14 +42,12 @@ def learn_by_key(stream: Any, key: str, features: Sequence[str], target: str, or
     chosen = stream.select(key, order, *inputs, target)
     types = {field.name: field.dataType.simpleString() for field in chosen.schema.fields}
     output = f"`{key}` {types[key]}, `{order}` {types[order]}, prediction double, `{target}` {types[target]}"
-    first = to_bytes(start) if fitted(start) else start  # an estimator that has learned nothing has no bytes
 
     def learn(_: Any, frames: Iterator[Any], state: Any) -> Iterator[Any]:
         import pandas
 
         rows = pandas.concat(list(frames)).sort_values(order, kind="stable")
-        saved = bytes(state.get[0]) if state.exists else first
-        learner = from_bytes(saved) if isinstance(saved, bytes) else copy.deepcopy(saved)
+        learner = from_bytes(bytes(state.get[0])) if state.exists else copy.deepcopy(start)
         told = learner.prequential(rows[inputs].to_numpy("float64"), rows[target].to_numpy("float64"))
         state.update((to_bytes(learner),))
         yield pandas.DataFrame({key: rows[key], order: rows[order], "prediction": told, target: rows[target]})
