@@ -587,13 +587,17 @@ def test_a_growing_file_is_followed_until_a_signal_saves_and_ends_it(number, cod
     assert "no new rows behind the 600" in again.stderr
 
 
+def open_files(pid):
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            yield os.readlink(descriptor)
+
+
 def test_a_signal_ends_the_wait_for_a_header(tmp_path):
     path = tmp_path / "t.csv"
     path.touch()
     process = start(path, "--target", "y", "--follow")
-    wait_for(
-        lambda: "t.csv" in " ".join(os.readlink(f) for f in Path(f"/proc/{process.pid}/fd").iterdir() if f.exists())
-    )
+    wait_for(lambda: "t.csv" in " ".join(open_files(process.pid)))
     process.terminate()
     assert process.communicate(timeout=60) == ("", "")
     assert process.returncode == 143
