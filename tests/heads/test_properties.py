@@ -31,6 +31,8 @@ SOLVERS = {
     "OnlineLBFGS, forgetting 0.9": Case(lambda: OnlineLBFGS(forgetting=0.9)),
     "OnlineLBFGS, cross-entropy": Case(lambda: OnlineLBFGS(loss="cross-entropy"), "classification", recovers=0.03),
     "SoftmaxNewton": Case(SoftmaxNewton, "classification", recovers=0.15),
+    "SoftmaxNewton, auto": Case(lambda: SoftmaxNewton(ridge="auto"), "classification", recovers=0.15, captured=False),
+    "LogisticNewton, auto": Case(lambda: LogisticNewton(ridge="auto"), "labels", recovers=0.15, falls_to=0.75),
     "LogisticNewton": Case(LogisticNewton, "labels", recovers=0.15, falls_to=0.75),
 }
 

@@ -30,7 +30,8 @@ class LogisticNewton(NewtonHead):
     Targets (..., out_features) are 0 or 1 as numbers or booleans, or probabilities between; NaN, or -100 among
     integers, or a weight of 0, says that this output was not observed, and an output of which nothing was observed does
     not change. For a head of one output labels (...) will do. `pos_weight`, one number an output, multiplies what a
-    yes counts, as in `torch.nn.BCEWithLogitsLoss`; `ridge`, `forgetting` and `bias_ridge` are those of `SoftmaxNewton`.
+    yes counts, as in `torch.nn.BCEWithLogitsLoss`; `ridge`, `forgetting` and `bias_ridge` are those of `SoftmaxNewton`,
+    `ridge="auto"` included, which chooses one ridge for all outputs.
     """
 
     settings = ("forgetting", "pos_weight")
@@ -39,7 +40,7 @@ class LogisticNewton(NewtonHead):
     def __init__(
         self,
         *,
-        ridge: float = 1.0,
+        ridge: float | Literal["auto"] = 1.0,
         forgetting: float = 1.0,
         bias_ridge: float | Literal["ridge"] | None = None,
         pos_weight: Sequence[float] | Tensor | None = None,
@@ -65,8 +66,10 @@ class LogisticNewton(NewtonHead):
 
     def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
         check_count(self.pos_weight, len(W))
-        ridge = parameters.ridges(linear, self.ridge, self.bias_ridge, W)
-        return {"weights": class_weights(self.pos_weight, W), "ridge": ridge}
+        return {"weights": class_weights(self.pos_weight, W), "ridge": self._ridges(linear, W, self.ridge)}
+
+    def _ridges(self, linear: nn.Linear, W: Tensor, ridge: float) -> Tensor:
+        return parameters.ridges(linear, ridge, self.bias_ridge, W)
 
     def _parts(self, state: CrossEntropyState) -> Sequence[CrossEntropyState]:
         return each_output(state)
@@ -139,23 +142,42 @@ class LogisticNewton(NewtonHead):
             before = parameters.follow(linear, self._state.W)
             y = y.to(before.dtype)
             omega = (torch.ones_like(y) if observed is None else observed.to(y)) if weight is None else weight.to(y)
-            new, *flags = self._learned(linear, before, x, y, omega)
-            finite, too_large = bool(flags[0].all()), bool(flags[1].any())
-            if too_large:
-                new, *flags = self._learned(linear, before, x, y, omega, by_qr=True)
-                finite = bool(flags[0].all())
+            Phi = parameters.rows(linear, x, before.dtype)
+
+            def advance(state: CrossEntropyState, W: Tensor) -> tuple[CrossEntropyState, bool]:
+                new, *flags = self._learned(linear, state, W, Phi, y, omega)
+                finite, too_large = bool(flags[0].all()), bool(flags[1].any())
+                if too_large:
+                    new, *flags = self._learned(linear, state, W, Phi, y, omega, by_qr=True)
+                    finite = bool(flags[0].all())
+                if observed is not None:
+                    new = kept(new, state._replace(W=W), observed.any(0))
+                return new, finite
+
+            def loss(W: Tensor) -> float:
+                each = functional.binary_cross_entropy_with_logits(
+                    Phi @ W.T, y, pos_weight=self._state.weights[:, 1], reduction="none"
+                )
+                return float((omega * each).sum() / omega.sum())
+
+            new, ridge, choice, finite = self._advanced(linear, before, advance, loss, features)
             if not finite:
                 raise self._explain(features, targets, y, new.W)
-            if observed is not None:
-                new = kept(new, self._state._replace(W=before), observed.any(0))
             head = new.W.to(linear.weight.dtype)
-        self._assign(head, _state=new, _previous=before)
+        self._assign(head, _state=new, _previous=before, _choice=choice, ridge=ridge)
 
     def _learned(
-        self, linear: nn.Linear, W: Tensor, x: Tensor, y: Tensor, omega: Tensor, by_qr: bool = False
+        self,
+        linear: nn.Linear,
+        old: CrossEntropyState,
+        W: Tensor,
+        Phi: Tensor,
+        y: Tensor,
+        omega: Tensor,
+        by_qr: bool = False,
     ) -> tuple[CrossEntropyState, Tensor, Tensor]:
         """The state after an update of every output, and for each the flags of `learned`."""
-        Phi, ridge, dtype = parameters.rows(linear, x, W.dtype), self._state.ridge, linear.weight.dtype
+        ridge, dtype = old.ridge, linear.weight.dtype
         forgetting = self.forgetting if self.forgets else 1.0
 
         def one(
@@ -167,7 +189,6 @@ class LogisticNewton(NewtonHead):
             new, finite, too_large = learned(alone, W[None], Phi, t[:, None], w, **settings, by_qr=by_qr)
             return (new.T, new.W[0], new.shares[0], new.ridge_left, new.counters), finite, too_large
 
-        old = self._state
         new, finite, too_large = torch.func.vmap(one, in_dims=(0, 0, 1, 1))(tuple(old[:7]), W, y, omega)
         T, W, shares, left, counters = new
         tensors = (T, W, old.prior, shares, left, counters)

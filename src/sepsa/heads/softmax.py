@@ -22,6 +22,7 @@ from sepsa.heads.math.cross_entropy import (
     effective_samples,
     floor,
     learned,
+    mean_loss,
     probabilities_of,
     start,
 )
@@ -41,6 +42,11 @@ class SoftmaxNewton(NewtonHead):
     unless `forgetting` below 1 holds it down, by this factor in each update; the ridge is never forgotten. The bias has
     the ridge `bias_ridge`, that of `RLS`, next to none.
 
+    With `ridge="auto"` the head compares ridges by their losses at samples that they have not learned yet: five in the
+    first 32 updates, at five times the price, later its own and two neighbours now and then; `chosen` tells which,
+    `ridge` is the present one. Choose it where nobody knows the ridge and samples do not repeat: a stream, one pass, a
+    text. Over many epochs of a small data set no sample is new, and it chooses too small a ridge.
+
     Targets are class probabilities (..., out_features) or integer labels (...). `label_smoothing` mixes them with the
     uniform distribution, `class_weight` multiplies each class's term, as in `torch.nn.functional.cross_entropy`, whose
     mean over samples `loss` is. One output stands for class 1 of two, so there are two class weights.
@@ -51,7 +57,7 @@ class SoftmaxNewton(NewtonHead):
     def __init__(
         self,
         *,
-        ridge: float = 1.0,
+        ridge: float | Literal["auto"] = 1.0,
         forgetting: float = 1.0,
         bias_ridge: float | Literal["ridge"] | None = None,
         label_smoothing: float = 0.0,
@@ -72,8 +78,11 @@ class SoftmaxNewton(NewtonHead):
     def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
         K = len(W)
         check_class_count(self.class_weight, K)
-        ridge = floor(parameters.ridges(linear, self.ridge, self.bias_ridge, W), K)
-        return {"weights": W.new_tensor(self.class_weight or [1.0] * max(K, 2)), "ridge": ridge}
+        weights = W.new_tensor(self.class_weight or [1.0] * max(K, 2))
+        return {"weights": weights, "ridge": self._ridges(linear, W, self.ridge)}
+
+    def _ridges(self, linear: nn.Linear, W: Tensor, ridge: float) -> Tensor:
+        return floor(parameters.ridges(linear, ridge, self.bias_ridge, W), len(W))
 
     def _parts(self, state: CrossEntropyState) -> Sequence[CrossEntropyState]:
         return [state]
@@ -86,10 +95,10 @@ class SoftmaxNewton(NewtonHead):
 
     def checkpoint(self) -> Any:
         """What `rollback` returns to: cheap, a copy of the head's weights and references to the rest."""
-        (state, previous), head = super().checkpoint()
+        (state, *rest), head = super().checkpoint()
         if self._captured is not None and state is self._captured.now:  # captured updates write into these
             state = CrossEntropyState(*(tensor.clone() for tensor in state))
-        return (state, previous), head
+        return (state, *rest), head
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_captured": None}  # recordings stay with the original
@@ -199,19 +208,33 @@ class SoftmaxNewton(NewtonHead):
             check_rows(linear, features, targets, sample_weight)
         with torch.autocast(linear.weight.device.type, enabled=False):
             before = parameters.follow(linear, self._state.W)
-            new, *flags = self._learned(linear, before, features, targets, sample_weight)
-            finite, too_large = torch.stack(flags).tolist()
-            if too_large:
-                new, *flags = self._learned(linear, before, features, targets, sample_weight, by_qr=True)
-                finite = bool(flags[0])
+            Phi = parameters.rows(linear, features, before.dtype)
+
+            def advance(state: CrossEntropyState, W: Tensor) -> tuple[CrossEntropyState, bool]:
+                new, *flags = self._learned(linear, state, W, Phi, targets, sample_weight)
+                finite, too_large = torch.stack(flags).tolist()
+                if too_large:
+                    new, *flags = self._learned(linear, state, W, Phi, targets, sample_weight, by_qr=True)
+                    finite = bool(flags[0])
+                return new, finite
+
+            def loss(W: Tensor) -> float:
+                return float(mean_loss(self._state, W, Phi, targets, sample_weight, self.label_smoothing))
+
+            new, ridge, choice, finite = self._advanced(linear, before, advance, loss, features)
             if not finite:
                 raise self._explain(features, targets, new.W)
             head = new.W.to(linear.weight.dtype)
-        self._assign(head, _state=new, _previous=before)
+        self._assign(head, _state=new, _previous=before, _choice=choice, ridge=ridge)
 
     @torch.no_grad()
     def prepare_capture(self) -> Hashable:
         """Bring the state to where recordings read and write it. Returns where that is, and the settings."""
+        if self._choice is not None:
+            raise ValueError(
+                'ridge="auto" compares ridges on the host, which a captured step cannot: learn some batches without a '
+                f"graph first, then take SoftmaxNewton(ridge={self.ridge:g}), the ridge that this head has chosen"
+            )
         self.finish_captured()
         linear, state, captured = super()._ready(), self._state, self._captured
         if captured is None or not captured.lies_in(linear):
@@ -245,16 +268,17 @@ class SoftmaxNewton(NewtonHead):
     def _learned(
         self,
         linear: nn.Linear,
+        state: CrossEntropyState,
         W: Tensor,
-        features: Tensor,
+        Phi: Tensor,
         targets: Tensor,
         sample_weight: Tensor | None,
         by_qr: bool = False,
     ) -> tuple[CrossEntropyState, Tensor, Tensor]:
         return learned(
-            self._state,
+            state,
             W,
-            parameters.rows(linear, features, W.dtype),
+            Phi,
             targets.detach(),
             sample_weight,
             forgetting=self.forgetting if self.forgets else 1.0,

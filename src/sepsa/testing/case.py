@@ -29,6 +29,7 @@ class Case:
     weighted: bool = True
     falls_to: float = 0.7
     interrupts: int = 20
+    captured: bool = True
 
     def start(
         self, bias: bool = True, dtype: torch.dtype = torch.float64, seed: int = 0, k: int = K

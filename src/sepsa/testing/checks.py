@@ -321,7 +321,7 @@ def model_and_data(case: Case) -> tuple[nn.Sequential, Tensor, Tensor]:
 def captured_updates_equal_update(case: Case) -> None:
     """With the methods of `Capturable`: outside of a graph they do what `update` does."""
     solver, linear = case.start()
-    if not isinstance(solver, Capturable):
+    if not isinstance(solver, Capturable) or not case.captured:
         return
     plain, other = case.start()
     for i, (x, y) in enumerate(case.stream(6, n=8)):

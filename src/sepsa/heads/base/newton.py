@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads.base import parameters
+from sepsa.heads.base import parameters, ridge_choice
 from sepsa.heads.base.checks import bias_setting, check_rows, explain_nonfinite, ridge_setting
 from sepsa.heads.base.head import OwnsHead
+from sepsa.heads.base.ridge_choice import RidgeChoice
 from sepsa.heads.base.state_checks import check_root, read_ridges, read_solver
+from sepsa.heads.math.candidates import Choice, power_of_ten
 from sepsa.heads.math.cross_entropy import CrossEntropyState
 from sepsa.heads.protocols import PrecisionWarning
 from sepsa.states import schema
@@ -31,10 +33,14 @@ class NewtonHead(OwnsHead):
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
     settings: ClassVar[tuple[str, ...]]  # arguments that a state keeps, beside the ridges
     _state: CrossEntropyState
-    _replaced = ("_state", "_previous")
+    _replaced = ("_state", "_previous", "_choice", "ridge")
+    _choice: RidgeChoice | None  # None: the ridge is given
 
-    def __init__(self, ridge: float, forgetting: float, bias_ridge: float | Literal["ridge"] | None) -> None:
-        self.ridge = ridge_setting(ridge)
+    def __init__(
+        self, ridge: float | Literal["auto"], forgetting: float, bias_ridge: float | Literal["ridge"] | None
+    ) -> None:
+        self._choice = RidgeChoice() if ridge == "auto" else None
+        ridge = self.ridge = ridge_choice.START if ridge == "auto" else ridge_setting(ridge)
         if ridge < _SMALL_RIDGE:
             warnings.warn(
                 f"ridge={ridge:g} is below {_SMALL_RIDGE:g}, where rounding errors decide how a {type(self).__name__} "
@@ -51,6 +57,10 @@ class NewtonHead(OwnsHead):
         """`weights` and `ridge` of the state, which follow from the settings; those must fit the head, W (m, p)."""
 
     @abstractmethod
+    def _ridges(self, linear: nn.Linear, W: Tensor, ridge: float) -> Tensor:
+        """The `ridge` (p,) of a state for this setting."""
+
+    @abstractmethod
     def _parts(self, state: CrossEntropyState) -> Sequence[CrossEntropyState]:
         """The state as one for each curvature."""
 
@@ -59,13 +69,44 @@ class NewtonHead(OwnsHead):
         linear = self._head()
         device = linear.weight.device
         if self._state.T.device != device:
-            self._assign(_state=CrossEntropyState(*(tensor.to(device) for tensor in self._state)), _previous=None)
+            choice = None if self._choice is None else ridge_choice.placed(self._choice, device)
+            self._assign(_state=self._state.to(device), _previous=None, _choice=choice)
         return linear
+
+    @property
+    def chosen(self) -> list[Choice]:
+        """Which ridge was active from which update on, ending with the present one: the last 1,000 changes."""
+        history = () if self._choice is None else self._choice.history
+        return [Choice(step, self.forgetting, ridge) for step, ridge in history or ((0, self.ridge),)]
+
+    def _advanced(
+        self,
+        linear: nn.Linear,
+        W: Tensor,
+        advance: ridge_choice.Advance,
+        loss: Callable[[Tensor], float],
+        features: Tensor,
+    ) -> tuple[CrossEntropyState, float, RidgeChoice | None, bool]:
+        """An update from the weights W: the new state, its ridge, the choice of a ridge, and whether all is finite."""
+        if self._choice is None:
+            new, finite = advance(self._state, W)
+            return new, self.ridge, None, finite
+
+        def ridges_of(ridge: float) -> Tensor:
+            return self._ridges(linear, W, ridge)
+
+        def scale() -> float:
+            size = math.sqrt(float(features.detach().to(W.dtype).square().mean()))
+            return power_of_ten(size) ** 2 if 0 < size < math.inf else 0.0
+
+        return ridge_choice.learned(self._choice, self._state, self.ridge, W, advance, loss, ridges_of, scale)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything beside the head itself, whose weights live in the `nn.Linear`."""
         self._ready()
-        state: dict[str, Any] = {key: getattr(self._state, key).clone() for key in KEYS}
+        state: dict[str, Any] = tensors_of(self._state)
+        if self._choice is not None:
+            state["choice"] = ridge_choice.written(self._choice, tensors_of)
         for name in self.settings:
             value = getattr(self, name)
             state[name] = list(value) if isinstance(value, list) else value
@@ -75,21 +116,29 @@ class NewtonHead(OwnsHead):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
         linear, old = self._ready(), self._state
-        saved = read_solver(type(self).__name__, state_dict, {*KEYS, *self.settings})
+        more = {"choice"} if self._choice is not None else set()
+        saved = read_solver(type(self).__name__, state_dict, {*KEYS, *self.settings, *more})
         ridge, bias_ridge = read_ridges(saved.path("ridges"), saved["ridges"])
         kind: Any = type(self)
         with schema.settings("state_dict"):
             fresh = kind(ridge=ridge, bias_ridge=bias_ridge, **{name: saved[name] for name in self.settings})
             derived = fresh._derived(linear, old.W)
-        tensors = {
-            key: saved.tensor(key, tuple(was.shape), was.dtype, linear.weight.device)
-            for key, was in zip(KEYS, old, strict=False)
-        }
-        state = CrossEntropyState(**tensors, **derived)
-        for part in self._parts(state):
-            check_consistent(saved, part)
+
+        def read_state(entries: Entries, ridge: float) -> CrossEntropyState:
+            tensors = {
+                key: entries.tensor(key, tuple(was.shape), was.dtype, linear.weight.device)
+                for key, was in zip(KEYS, old, strict=False)
+            }
+            state = CrossEntropyState(**tensors, **derived | {"ridge": fresh._ridges(linear, old.W, ridge)})
+            for part in self._parts(state):
+                check_consistent(entries, part)
+            return state
+
+        state, choice = read_state(saved, ridge), None
+        if self._choice is not None:
+            choice = ridge_choice.read(saved, KEYS, ridge, read_state)
         settings = {name: getattr(fresh, name) for name in (*self.settings, "ridge", "bias_ridge")}
-        self._assign(**settings, _state=state, _previous=None)
+        self._assign(**settings, _state=state, _previous=None, _choice=choice)
 
     def _last_step(self) -> float:
         """The norm of the weights' change in the last update, for `health`."""
@@ -98,7 +147,8 @@ class NewtonHead(OwnsHead):
     def _words(self, more: str) -> str:
         """`__repr__` with what is particular to the kind of head."""
         more = parameters.bias_words(self.bias_ridge) + more + self._shape_words()
-        return f"{type(self).__name__}(ridge={self.ridge:g}, forgetting={self.forgetting:g}{more})"
+        ridge = f"{self.ridge:g}" if self._choice is None else '"auto"'
+        return f"{type(self).__name__}(ridge={ridge}, forgetting={self.forgetting:g}{more})"
 
     def _logits(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Φ (n, p) of features (..., in_features), and the logits (..., out_features)."""
@@ -109,6 +159,11 @@ class NewtonHead(OwnsHead):
             raise explain_nonfinite(features, None, linear)
         shape = (*features.shape[:-1], linear.out_features)
         return Phi, (Phi @ parameters.follow(linear, self._state.W).T).reshape(shape).to(linear.weight.dtype)
+
+
+def tensors_of(state: CrossEntropyState) -> dict[str, Tensor]:
+    """Copies of the tensors that a saved state has."""
+    return {key: getattr(state, key).clone() for key in KEYS}
 
 
 def check_consistent(saved: Entries, state: CrossEntropyState) -> None:

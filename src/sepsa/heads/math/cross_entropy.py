@@ -33,6 +33,7 @@ from sepsa.heads.math.least_squares import PRODUCT_LIMIT, add_by_qr, andrews, ro
 from sepsa.heads.math.ridge import coordinates, lacking, next_cursor, rotation
 
 FADE = 7.0  # how many old samples a new one replaces in the curvature; benchmarks/softmax_newton.py compares
+LOST_DIGITS = 1e-10  # the least squared pivot of a curvature of unit diagonal whose ridge is changed
 TOLERANCE = 1e-3  # of the sum of a sample's class probabilities: float16 and bfloat16 round them
 
 
@@ -47,6 +48,10 @@ class CrossEntropyState(NamedTuple):
     counters: Tensor  # (3,): updates, samples, the coordinate next to get its ridge back
     weights: Tensor  # (classes,)
     ridge: Tensor  # (p,): as A has it, ridge/s̄
+
+    def to(self, device: torch.device) -> CrossEntropyState:
+        """The state on this device."""
+        return CrossEntropyState(*(tensor.to(device) for tensor in self))
 
 
 def start(W: Tensor, weights: Tensor, ridge: Tensor) -> CrossEntropyState:
@@ -128,6 +133,36 @@ def learned(
         finite,
         too_large,
     )
+
+
+def mean_loss(
+    state: CrossEntropyState, W: Tensor, Phi: Tensor, targets: Tensor, sample_weight: Tensor | None, smoothing: float
+) -> Tensor:
+    """The mean cross-entropy (0-d) of the head W at samples, each by its weight."""
+    C = len(state.weights)
+    t = probabilities_of(targets.detach(), state.weights).reshape(len(Phi), C).to(W.dtype)
+    t = ((1 - smoothing) * t + smoothing / C) * state.weights
+    if sample_weight is not None:
+        t = t * sample_weight.reshape(-1, 1).to(W.dtype)
+    return -(t * both(Phi @ W.T).log_softmax(1)).sum() / t.sum()
+
+
+def with_ridge(state: CrossEntropyState, ridge: Tensor) -> CrossEntropyState | None:
+    """The state with another ridge (p,) of A, of which each coordinate has the share that it had of the old one.
+
+    None where that would lose digits. State may be of several outputs, each with its own T.
+    """
+    share = state.ridge_left / state.ridge
+    R = torch.linalg.inv(state.T).mT
+    A = R.mT @ R + torch.diag_embed((ridge - state.ridge) * share)
+    size = A.diagonal(dim1=-2, dim2=-1).sqrt()
+    C = torch.linalg.cholesky_ex(A / (size[..., :, None] * size[..., None, :])).L
+    least = C.diagonal(dim1=-2, dim2=-1).min()
+    if not bool(least.square() > LOST_DIGITS):
+        return None
+    one = torch.eye(len(ridge), dtype=ridge.dtype, device=ridge.device).expand(A.shape)
+    T = (torch.linalg.solve_triangular(C, one, upper=False) / size[..., None, :]).contiguous()
+    return state._replace(T=T, ridge_left=ridge * share, ridge=ridge)
 
 
 def absorb(T: Tensor, F: Tensor, residuals: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
