@@ -32,7 +32,7 @@ from measure import spread, write
 from sepsa.engines.shards import learned, merged, zero_head
 
 NAMES = [f"x{j}" for j in range(8)]
-PARTS, TABLE, KEYS, STREAM = 4, 400_000, 10, 60_000
+PARTS, TABLE, KEYS, STREAM = 4, 1_000_000, 10, 60_000
 COUNTED = zero_head(8).delta_since().to_bytes()  # what a worker returns that has learned nothing
 new_head = partial(zero_head, 8)
 
@@ -385,10 +385,17 @@ def main() -> None:
     elif options.consume:
         consume(*options.consume)
     else:
-        write(__file__, results(options.rounds, options.only, options.keys))
+        compare(options.rounds, options.only, options.keys)
 
 
-def results(rounds: int, only: list[str], keys: int) -> dict[str, Any]:
+def compare(rounds: int, only: list[str], keys: int) -> None:
+    """Measure all in turns, and write what was found after each round."""
+    kept = (keys // 100, keys) if "memory" in only else ()
+    fields = ("megabytes", "file_megabytes", "seconds")
+    memories = {
+        f"{keys:,} keys, {n:,} in memory": dict(zip(fields, run(["--memory", str(keys), str(n)]), strict=True))
+        for n in kept
+    }
     cases = [
         (name, workers, ours)
         for name in only
@@ -406,6 +413,13 @@ def results(rounds: int, only: list[str], keys: int) -> dict[str, Any]:
             starts[case].append(numbers[-2])
             seconds[case].append(numbers[-1])
             print(case, numbers, flush=True)
+        write(__file__, summary(seconds, starts) | {"others": spread(others), "memory": memories})
+
+
+def summary(
+    seconds: dict[tuple[str, int, bool], list[float]], starts: dict[tuple[str, int, bool], list[float]]
+) -> dict[str, Any]:
+    """Rates of each contestant, and beside those of one process."""
     found: dict[str, Any] = {}
     for (name, workers, ours), taken in seconds.items():
         rows, one = (TABLE, "one process, table") if name in TABLES else (STREAM, "one process, stream")
@@ -419,19 +433,7 @@ def results(rounds: int, only: list[str], keys: int) -> dict[str, Any]:
                 found[name]["faster_from"] = round(later / saved) if saved > 0 else None
         what = "with sepsa" if ours else "without sepsa"
         found.setdefault(name, {})[f"{workers} worker{'s' * (workers > 1)}, {what}"] = entry
-    result: dict[str, Any] = {
-        "table_rows": TABLE, "stream_rows": STREAM, "keys": KEYS, "cores": os.cpu_count(),
-        "others": spread(others), "engines": found,
-    }  # fmt: skip
-    if "memory" in only:
-        fields = ("megabytes", "file_megabytes", "seconds")
-        result["memory"] = {
-            f"{keys:,} keys, {kept:,} in memory": dict(
-                zip(fields, run(["--memory", str(keys), str(kept)]), strict=True)
-            )
-            for kept in (keys // 100, keys)
-        }
-    return result
+    return {"table_rows": TABLE, "stream_rows": STREAM, "keys": KEYS, "cores": os.cpu_count(), "engines": found}
 
 
 if __name__ == "__main__":
