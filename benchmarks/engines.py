@@ -5,7 +5,10 @@
 Writes engines.json. It needs the engines: `.ci/engines` makes an environment that has them. Each measurement is a
 process of its own, in turns; seconds are those between the start and the end of the work, after a short run that
 compiles and starts workers, and `start` the seconds until then. "without sepsa": the same pipeline with a function that
-counts rows. Tables have 8 features and no key; streams have 30 keys, 8 features and linear models of `sepsa.river`.
+counts rows. Tables have 8 features and no key; streams have 10 keys, 8 features and linear models of `sepsa.river`.
+`of_one_process` is the rate over that of one process with the same learner, in the same round; `faster_from` the number
+of rows from which the engine with two workers is faster, its start included, and null where its rate is not higher.
+`others` is the number of cores that other processes used just before each measurement.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from measure import spread, write
 from sepsa.engines.shards import learned, merged, zero_head
 
 NAMES = [f"x{j}" for j in range(8)]
-PARTS, TABLE, KEYS, STREAM = 4, 400_000, 30, 30_000
+PARTS, TABLE, KEYS, STREAM = 4, 1_000_000, 10, 60_000
 COUNTED = zero_head(8).delta_since().to_bytes()  # what a worker returns that has learned nothing
 new_head = partial(zero_head, 8)
 
@@ -37,13 +40,13 @@ new_head = partial(zero_head, 8)
 # ---------------------------------------------------------------------- data
 
 
-def write_table(folder: Path, rows: int) -> list[str]:
+def write_table(folder: Path, rows: int, parts: int = PARTS) -> list[str]:
     """Parquet files of a table."""
     import pandas
 
-    paths = [str(folder / f"part-{rows}-{part}.parquet") for part in range(PARTS)]
+    paths = [str(folder / f"part-{rows}-{part}.parquet") for part in range(parts)]
     for part, path in enumerate(paths):
-        x = np.random.default_rng(part).normal(size=(rows // PARTS, 8))
+        x = np.random.default_rng(part).normal(size=(rows // parts, 8))
         pandas.DataFrame(dict(zip(NAMES, x.T, strict=True)) | {"y": x.sum(1)}).to_parquet(path)
     return paths
 
@@ -94,6 +97,19 @@ def one_process_stream(folder: Path, rows: int, workers: int, ours: bool) -> Non
             learners.predict_one(key, x)
             learners.learn_one(key, x, y)
         learners.commit()
+
+
+def sepsa_stream(folder: Path, rows: int, workers: int, ours: bool) -> None:
+    from sepsa.stream.tables.command import StreamOptions, stream
+
+    (path,) = write_table(folder, rows, parts=1)
+    with timed():
+        if ours:
+            assert (
+                stream(StreamOptions(Path(path), target="y", predictions=folder / "predictions.csv", force=True)) == 0
+            )
+        else:
+            count(path)
 
 
 def ray_table(folder: Path, rows: int, workers: int, ours: bool) -> None:
@@ -274,6 +290,7 @@ def _tensor(values: np.ndarray) -> Any:
 
 TABLES: dict[str, Callable[[Path, int, int, bool], None]] = {
     "one process, table": one_process_table,
+    "one process, sepsa stream": sepsa_stream,
     "ray": ray_table,
     "spark": spark_table,
     "flower": flower_table,
@@ -300,19 +317,18 @@ class timed:
 
 
 def memory(keys: int, in_memory: int) -> dict[str, float]:
-    """Megabytes of a process and of its file with this many learners, after three rows each."""
+    """Megabytes of a process and of its file with this many learners, after one row each."""
     from sepsa.stream.keyed import KeyedLearner
 
-    rows = samples(3)
+    _, x, y = samples(1)[0]
     with (
         tempfile.TemporaryDirectory() as folder,
         KeyedLearner(model(), Path(folder, "keyed"), in_memory=in_memory) as k,
     ):
-        k.learn_one(0, *rows[0][1:])
+        k.learn_one(0, x, y)
         before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
         for key in range(keys):
-            for _, x, y in rows:
-                k.learn_one(key, x, y)
+            k.learn_one(key, x, y)
         k.commit()
         seconds = time.perf_counter() - start
         after, file = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, os.stat(Path(folder, "keyed")).st_size
@@ -328,12 +344,26 @@ def run(arguments: list[str]) -> list[float]:
     return [float(line) for line in done.stdout.splitlines() if line.replace(".", "", 1).replace("e-", "", 1).isdigit()]
 
 
+def busy_cores() -> float:
+    """How many cores other processes use, over half a second in which this one waits."""
+
+    def busy() -> float:
+        counters = list(
+            map(int, Path("/proc/stat").read_text().split()[1:9])
+        )  # idle and waiting are the fourth and fifth
+        return (sum(counters) - counters[3] - counters[4]) / os.sysconf("SC_CLK_TCK")
+
+    before, start = busy(), time.perf_counter()
+    time.sleep(0.5)
+    return (busy() - before) / (time.perf_counter() - start)
+
+
 def measured(name: str, workers: int, ours: bool) -> None:
     """Run a contestant twice, with few rows and with all."""
     contestant, rows = (TABLES | STREAMS)[name], TABLE if name in TABLES else STREAM
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        contestant(Path(folder), 40 * KEYS, workers, ours)
+        contestant(Path(folder), 100 * KEYS, workers, ours)
         print(f"\n{time.perf_counter() - start}", flush=True)
         contestant(Path(folder), rows, workers, ours)
 
@@ -355,10 +385,17 @@ def main() -> None:
     elif options.consume:
         consume(*options.consume)
     else:
-        write(__file__, results(options.rounds, options.only, options.keys))
+        compare(options.rounds, options.only, options.keys)
 
 
-def results(rounds: int, only: list[str], keys: int) -> dict[str, Any]:
+def compare(rounds: int, only: list[str], keys: int) -> None:
+    """Measure all in turns, and write what was found after each round."""
+    kept = (keys // 100, keys) if "memory" in only else ()
+    fields = ("megabytes", "file_megabytes", "seconds")
+    memories = {
+        f"{keys:,} keys, {n:,} in memory": dict(zip(fields, run(["--memory", str(keys), str(n)]), strict=True))
+        for n in kept
+    }
     cases = [
         (name, workers, ours)
         for name in only
@@ -368,31 +405,35 @@ def results(rounds: int, only: list[str], keys: int) -> dict[str, Any]:
     ]
     seconds: dict[tuple[str, int, bool], list[float]] = {case: [] for case in cases}
     starts: dict[tuple[str, int, bool], list[float]] = {case: [] for case in cases}
+    others = []
     for _ in range(rounds):
         for case in cases:
+            others.append(busy_cores())
             numbers = run(["--measure", case[0], str(case[1]), str(int(case[2]))])
             starts[case].append(numbers[-2])
             seconds[case].append(numbers[-1])
             print(case, numbers, flush=True)
+        write(__file__, summary(seconds, starts) | {"others": spread(others), "memory": memories})
+
+
+def summary(
+    seconds: dict[tuple[str, int, bool], list[float]], starts: dict[tuple[str, int, bool], list[float]]
+) -> dict[str, Any]:
+    """Rates of each contestant, and beside those of one process."""
     found: dict[str, Any] = {}
     for (name, workers, ours), taken in seconds.items():
-        rows = TABLE if name in TABLES else STREAM
-        entry = {
-            "rows_per_second": spread([rows / t for t in taken]),
-            "start": spread(starts[name, workers, ours]),
-        }
+        rows, one = (TABLE, "one process, table") if name in TABLES else (STREAM, "one process, stream")
+        entry = {"rows_per_second": spread([rows / t for t in taken]), "start": spread(starts[name, workers, ours])}
+        alone = seconds.get((one, 1, ours))
+        if alone and name != one:
+            entry["of_one_process"] = spread([a / t for a, t in zip(alone, taken, strict=True)])
+            if ours and workers == 2:
+                later = float(np.median(starts[name, 2, True]) - np.median(starts[one, 1, True]))
+                saved = float(np.median(alone) - np.median(taken)) / rows  # seconds a row
+                found[name]["faster_from"] = round(later / saved) if saved > 0 else None
         what = "with sepsa" if ours else "without sepsa"
         found.setdefault(name, {})[f"{workers} worker{'s' * (workers > 1)}, {what}"] = entry
-    result: dict[str, Any] = {"table_rows": TABLE, "stream_rows": STREAM, "keys": KEYS, "engines": found}
-    if "memory" in only:
-        fields = ("megabytes", "file_megabytes", "seconds")
-        result["memory"] = {
-            f"{keys:,} keys, {kept:,} in memory": dict(
-                zip(fields, run(["--memory", str(keys), str(kept)]), strict=True)
-            )
-            for kept in (keys // 100, keys)
-        }
-    return result
+    return {"table_rows": TABLE, "stream_rows": STREAM, "keys": KEYS, "cores": os.cpu_count(), "engines": found}
 
 
 if __name__ == "__main__":

@@ -84,6 +84,22 @@ def learn_river(folder, slow):
     return 0
 
 
+def learn_keyed(folder, slow):
+    """Learners by key, most of them in the file, where evicted ones lie before they are committed."""
+    from sepsa.stream.keyed import KeyedLearner
+
+    X, y = table()
+    keys = np.random.default_rng(2).integers(12, size=ROWS)
+    with KeyedLearner(sepsa.SepSARegressor(random_state=0), folder / "keyed.sqlite", in_memory=3) as keyed:
+        for at in range(keyed.position or 0, ROWS, EVERY):
+            some = slice(at, at + EVERY)
+            keyed.prequential(keys[some], X[some], y[some])
+            time.sleep(slow)
+            keyed.commit(at + EVERY)
+        sepsa.save({str(key): keyed[key].state_dict() for key in keyed}, folder / "model.sepsa")
+    return 0
+
+
 def learn_command(folder, slow):
     from sepsa.stream.tables import command, source
 
@@ -125,7 +141,13 @@ def write_table(path):
     path.write_text("\n".join(lines) + "\n")
 
 
-KINDS = {"torch": learn_torch, "sklearn": learn_sklearn, "river": learn_river, "command": learn_command}
+KINDS = {
+    "torch": learn_torch,
+    "sklearn": learn_sklearn,
+    "river": learn_river,
+    "command": learn_command,
+    "keyed": learn_keyed,
+}
 
 
 def fork(work, folder, slow):

@@ -91,6 +91,10 @@ def test_a_client_that_fails_is_left_out_and_one_that_does_not_fit_is_named():
         made.aggregate_train(3, [answer(2, 3), answer(3, 3, ridge=7.0)])
     assert torch.equal(weights(made), before)
     assert len(made.rounds) == 2
+    empty = Message(RecordDict(), reply_to=Message(RecordDict(), dst_node_id=4, message_type="train"))
+    with pytest.raises(ValueError, match="the answer of node 4 has no delta: let its client return"):
+        made.aggregate_train(3, [answer(2, 3), empty])
+    assert len(made.rounds) == 2
     failed = Message(
         Error(code=0, reason="killed"), reply_to=Message(RecordDict(), dst_node_id=3, message_type="train")
     )

@@ -115,3 +115,13 @@ def test_a_message_that_cannot_be_decoded_is_not_passed_over(consumer, tmp_path)
             assert arrays(learners) == arrays(whole)
     with pytest.raises(ValueError, match="commit_every must be an integer of at least 1, got 0"):
         next(learn(consumer, "rows", learners, decode, commit_every=0))
+
+
+def test_a_topic_or_a_position_that_cannot_be_is_an_error(consumer):
+    with KeyedLearner(model()) as learners:
+        with pytest.raises(kafka.KafkaException, match="UNKNOWN_TOPIC"):
+            list(learn(consumer, "no such topic", learners, decode, idle=1.0))
+        assert learners.position is None
+        learners.position = 300
+        with pytest.raises(ValueError, match="learners must have the offsets as position, got 300: use another file"):
+            list(learn(consumer, "rows", learners, decode, idle=1.0))

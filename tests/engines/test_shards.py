@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from sepsa.engines.shards import learned, merged, zero_head
+from sepsa.engines.shards import as_rows, learned, merged, zero_head
 
 new_head = partial(zero_head, 3, 2, ridge=0.1)
 
@@ -23,6 +23,13 @@ def test_parts_of_any_size_merge_to_the_head_of_one_process():
     for own, other in zip(together.linear.parameters(), alone.linear.parameters(), strict=True):
         torch.testing.assert_close(own, other, rtol=1e-9, atol=1e-12)
     assert together.samples == alone.samples == 60
+
+
+def test_arrays_that_are_read_only_or_reversed_are_copied():
+    values = np.arange(6.0).reshape(3, 2)
+    values.flags.writeable = False
+    assert as_rows(values).tolist() == values.tolist()
+    assert as_rows(values[::-1]).tolist() == values[::-1].tolist()
 
 
 def test_a_vector_of_targets_is_one_column():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 
 from sepsa import SepSAClassifier, SepSARegressor
 from sepsa.checkpoint import CheckpointError
+from sepsa.states import file
 from sepsa.states.tree import tensors_of
 from sepsa.stream.keyed import KeyedLearner
 
@@ -152,10 +155,10 @@ def test_what_is_refused(tmp_path):
             keyed.prequential(["a"], np.ones((2, 3)), np.ones(2))
         with pytest.raises(ValueError, match="must be strings, numbers"):
             keyed[object()]
-        with pytest.raises(CheckpointError, match="another process uses it"):
-            KeyedLearner(estimator(), path)
         keyed.prequential(["a"], np.ones((1, 3)), np.ones(1))
         keyed.commit()
+        with pytest.raises(CheckpointError, match="another process uses it"):  # which would miss what is in memory here
+            KeyedLearner(estimator(), path)
     with pytest.raises(CheckpointError, match=r"holds learners .*'ridge': 10.0.* and start is .*'ridge': 2.0"):
         KeyedLearner(estimator(ridge=2.0), path)
     with KeyedLearner(estimator(), path) as keyed:
@@ -163,3 +166,106 @@ def test_what_is_refused(tmp_path):
     path.write_bytes(b"no database" * 100)
     with pytest.raises(CheckpointError, match="no file of a KeyedLearner"):
         KeyedLearner(estimator(), path)
+
+
+@pytest.fixture
+def database(tmp_path):
+    """A file with the learners of two keys, of which one fits into memory; and a function that runs SQL on it."""
+    path = tmp_path / "keyed"
+    with KeyedLearner(estimator(), path, in_memory=1) as keyed:
+        keyed.prequential(["a", "b"], np.ones((2, 3)), np.ones(2))
+        keyed.commit(2)
+
+    def sql(statement, *values):
+        connection = sqlite3.connect(path)
+        with connection:
+            connection.execute(statement, values)
+        connection.close()
+
+    return path, sql
+
+
+def test_a_damaged_learner_is_refused_and_others_are_not(database, monkeypatch):
+    path, sql = database
+    with KeyedLearner(estimator(), path) as keyed:
+        state = keyed["a"].to_bytes()
+    monkeypatch.setattr(file, "FORMAT", 2)
+    newer = estimator().partial_fit(np.ones((1, 3)), np.ones(1)).to_bytes()
+    monkeypatch.undo()
+    for damaged, why in (
+        (b"no state", "damaged or no checkpoint"),
+        (state[:-1], "tensors should have"),
+        (newer, "has format 2, written by sepsa .*: upgrade"),
+    ):
+        sql("UPDATE learners SET state = ? WHERE key = '\"a\"'", damaged)
+        with KeyedLearner(estimator(), path) as keyed:
+            assert "a" in keyed
+            with pytest.raises(CheckpointError, match=f'keyed is damaged at "a" of its table learners: .*{why}'):
+                keyed.predict(["b", "a"], np.ones((2, 3)))
+            with pytest.raises(CheckpointError, match='damaged at "a"'):
+                keyed.prequential(["a"], np.ones((1, 3)), np.ones(1))
+            keyed.prequential(["b"], np.ones((1, 3)), np.ones(1))
+            keyed.commit()
+            assert sorted(keyed) == ["a", "b"]
+    sql("UPDATE common SET state = ?", b"no state")
+    with pytest.raises(CheckpointError, match="damaged at 1 of its table common"):
+        KeyedLearner(estimator(), path)
+    path.write_bytes(path.read_bytes()[:4096])  # a page of several
+    with pytest.raises(CheckpointError, match=r"malformed|cannot be opened"):
+        KeyedLearner(estimator(), path)
+
+
+def test_a_file_of_something_else_or_of_a_newer_format_is_refused_and_left_as_it_is(database, tmp_path):
+    path, sql = database
+    sql("PRAGMA user_version = 2")
+    before = path.read_bytes()
+    with pytest.raises(CheckpointError, match="has format 2, and this sepsa reads up to 1: upgrade sepsa"):
+        KeyedLearner(estimator(), path)
+    assert path.read_bytes() == before
+    connection = sqlite3.connect(tmp_path / "own")
+    connection.execute("CREATE TABLE orders (id INTEGER)")
+    connection.close()
+    before = (tmp_path / "own").read_bytes()
+    with pytest.raises(CheckpointError, match="own is a database and no file of a KeyedLearner: choose another path"):
+        KeyedLearner(estimator(), tmp_path / "own")
+    assert (tmp_path / "own").read_bytes() == before
+
+
+def test_a_full_disk_leaves_the_last_commit_and_nothing_else_is_used(tmp_path):
+    parts = list(blocks(*rows(30, 300), 10))
+    with KeyedLearner(estimator(), tmp_path / "few", in_memory=3) as few:
+        for number, part in enumerate(parts[:3]):
+            few.prequential(*part)
+            few.commit(number + 1)
+        few._file.execute("PRAGMA max_page_count = 1")  # of the size that it has
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            few.prequential(*rows(30, 300))
+        # SQLite has undone the transaction, and with it the learners that were evicted.
+        with pytest.raises(CheckpointError, match="has lost what was written since the last commit"):
+            few.prequential(*parts[3])
+        with pytest.raises(CheckpointError, match="has lost what was written since the last commit"):
+            few.commit(30)
+    with KeyedLearner(estimator(), tmp_path / "few", in_memory=3) as few, KeyedLearner(estimator()) as all_:
+        assert few.position == 3
+        for part in parts[3:]:
+            few.prequential(*part)
+        for part in parts:
+            all_.prequential(*part)
+        assert {key: arrays(few[key]) for key in few} == {key: arrays(all_[key]) for key in all_}
+
+
+def test_another_thread_is_refused():
+    told = []
+
+    def use():
+        with pytest.raises(sqlite3.ProgrammingError, match="thread"):
+            keyed.predict(["a"], np.ones((1, 3)))
+        told.append("refused")
+
+    with KeyedLearner(estimator()) as keyed:
+        thread = threading.Thread(target=use)
+        thread.start()
+        thread.join()
+    assert told == ["refused"]
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        keyed.commit()

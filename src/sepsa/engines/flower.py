@@ -24,6 +24,17 @@ def reply(message: Message, head: RLS) -> Message:
     return Message(content=RecordDict({KEY: delta}), reply_to=message)
 
 
+def sent(message: Message) -> bytes:
+    """The delta in the answer of a client."""
+    try:
+        return bytes(message.content[KEY][KEY])
+    except KeyError:
+        node = message.metadata.src_node_id
+        raise ValueError(
+            f"the answer of node {node} has no delta: let its client return `reply(message, head)`"
+        ) from None
+
+
 class MergeDeltas(FedAvg):  # type: ignore[misc]
     """A strategy whose head, after each round, is the ridge regression on the rows of all clients so far.
 
@@ -57,7 +68,7 @@ class MergeDeltas(FedAvg):  # type: ignore[misc]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Merge the deltas of a round; one that does not fit is an error that names its node, and none is merged."""
         valid, _ = self._check_and_log_replies(replies, is_train=True, validate=False)
-        deltas = {message.metadata.src_node_id: bytes(message.content[KEY][KEY]) for message in valid}
+        deltas = {message.metadata.src_node_id: sent(message) for message in valid}
         self.head = self._merged(copy.deepcopy(self.head), [deltas])
         self.rounds.append(deltas)
         assert self.head.linear is not None

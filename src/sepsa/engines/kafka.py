@@ -35,17 +35,22 @@ def learn(
     and predictions since the last commit are yielded again. After you leave the loop early, call `learners.commit()`;
     another `learn` continues behind the last row. `consumer` is a `confluent_kafka.Consumer` with
     "enable.auto.commit" false and "auto.offset.reset" "error", so that offsets which the broker no longer has raise an
-    error. `partitions` are those to consume, all of them by default: to divide a topic among processes, give each its
-    own partitions and its own file. `learners` start from a model of `sepsa.river`. `decode` makes a message a `Row`.
-    It ends after `idle` seconds without a message; None: never.
+    error. `partitions` are those to consume, by default all that the topic has at the start: to divide a topic among
+    processes, give each its own partitions and its own file. `learners` start from a model of `sepsa.river`. `decode`
+    makes a message a `Row`. It ends after `idle` seconds without a message; None: never.
     """
     from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
 
     commit_every = at_least("commit_every", commit_every, 1)
+    if not isinstance(learners.position, (dict, type(None))):
+        raise ValueError(f"learners must have the offsets as position, got {learners.position!r}: use another file")
+    if partitions is None:
+        found = consumer.list_topics(topic, timeout=10.0).topics[topic]
+        if found.error is not None:
+            raise KafkaException(found.error)
+        partitions = sorted(found.partitions)
     learners.position = learners.position or {}
     offsets: dict[int, int] = learners.position.setdefault(topic, {})  # behind the last row learned
-    if partitions is None:
-        partitions = sorted(consumer.list_topics(topic, timeout=10.0).topics[topic].partitions)
     consumer.assign([TopicPartition(topic, part, offsets.get(part, OFFSET_BEGINNING)) for part in partitions])
     since = 0
     try:

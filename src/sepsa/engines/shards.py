@@ -40,5 +40,5 @@ def merged(head: RLS, deltas: Iterable[bytes]) -> RLS:
 
 def as_rows(values: Any) -> torch.Tensor:
     """A matrix (n, columns) of float64; a vector has one column."""
-    rows = torch.as_tensor(np.asarray(values, np.float64))
+    rows = torch.from_numpy(np.require(values, np.float64, "CW"))  # Spark's and Ray's arrays are read-only
     return rows[:, None] if rows.ndim == 1 else rows

@@ -36,7 +36,7 @@ def learn_by_key(stream: Any, key: str, features: Sequence[str], target: str, or
     `start` is a `SepSARegressor` of which every key gets a copy. Rows of one key in one micro-batch are learned in the
     order of the column `order`, because Spark gives them in none. The state of a key in Spark's checkpoint are the
     learner's safe bytes; a query that is killed and started again from its checkpoint ends with the same bits. The
-    result has the columns `key`, `order`, "prediction" and `target`.
+    result has the columns `key`, `order`, "prediction" and `target`. Features may be null, targets may not.
     """
     inputs = list(features)
     chosen = stream.select(key, order, *inputs, target)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sepsa.interrupt import DeferredInterrupt
 from sepsa.states.file import CheckpointError
 from sepsa.states.objects import Saves, class_name, from_bytes, parameters, to_bytes
 from sepsa.states.plain import pack_label, unpack_label
@@ -21,10 +22,13 @@ from sepsa.validation import at_least
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-TABLES = """
-CREATE TABLE IF NOT EXISTS learners (key TEXT PRIMARY KEY, state BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS common (id INTEGER PRIMARY KEY, state BLOB NOT NULL);
-"""
+KIND, FORMAT = 0x5EB5A, 1  # SQLite's application_id and user_version of our files
+NEW = (
+    "CREATE TABLE learners (key TEXT PRIMARY KEY, state BLOB NOT NULL)",
+    "CREATE TABLE common (key INTEGER PRIMARY KEY, state BLOB NOT NULL)",
+    f"PRAGMA application_id = {KIND}",
+    f"PRAGMA user_version = {FORMAT}",
+)
 
 
 class KeyedLearner:
@@ -37,7 +41,7 @@ class KeyedLearner:
     temporary one, and return with the same bits, so that the limit changes no prediction. `commit(position)` writes
     what changed, and a position of your own such as an offset, in one transaction: a process that is killed at any
     instant resumes from the last commit, by opening the same path. An error inside a call leaves other keys of this
-    call learned; the last commit is as it was. One process and one thread use a `KeyedLearner` at a time.
+    call learned; the last commit is as it was. One process uses a file at a time, until `close`, and one thread.
     """
 
     def __init__(self, start: Any, path: str | os.PathLike[str] | None = None, *, in_memory: int = 1000) -> None:
@@ -52,31 +56,41 @@ class KeyedLearner:
         to_bytes({"settings": self._settings})  # raises an error for a parameter that cannot be saved
         self._learners: OrderedDict[str, Any] = OrderedDict()  # the last used one last
         self._changed: set[str] = set()  # those in memory that differ from the file
+        self._path = path
         # SQLite's name for a temporary file is empty.
         self._file = sqlite3.connect("" if path is None else path, timeout=1.0, isolation_level=None)
         try:
-            self._file.executescript(TABLES)
-            self._begin()
-            found = self._file.execute("SELECT state FROM common").fetchone()
-        except sqlite3.Error as error:
+            self._open()
+        except BaseException:
             self._file.close()
-            raise CheckpointError(
-                f"{path} cannot be opened ({error}): another process uses it, or it is no file of a KeyedLearner"
-            ) from None
-        if found is not None:
-            self._resume(from_bytes(found[0]), path)
+            raise
 
-    def _resume(self, common: dict[str, Any], path: str | os.PathLike[str] | None) -> None:
-        """Continue with the common learner and the position of the file at `path`."""
-        saved, given = common["settings"], self._settings
-        if saved != given:
-            self._file.close()
-            raise CheckpointError(f"{path} holds learners {saved}, and start is {given}: give one like it")
-        self.start, self.position = common["start"] or self.start, common["position"]
-
-    def _begin(self) -> None:
-        if not self._file.in_transaction:
+    def _open(self) -> None:
+        """Lock the file, and continue with its common learner and its position."""
+        try:
+            self._file.execute("PRAGMA locking_mode = EXCLUSIVE")  # also between a commit and the next change
             self._file.execute("BEGIN IMMEDIATE")
+            kind, version, tables = (
+                self._file.execute(query).fetchone()[0]
+                for query in ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
+            )
+            for statement in () if tables else NEW:
+                self._file.execute(statement)
+        except sqlite3.Error as error:
+            raise CheckpointError(
+                f"{self._path} cannot be opened ({error}): another process uses it, or it is no file of a KeyedLearner"
+            ) from None
+        if tables and kind != KIND:
+            raise CheckpointError(f"{self._path} is a database and no file of a KeyedLearner: choose another path")
+        if version > FORMAT:
+            raise CheckpointError(
+                f"{self._path} has format {version}, and this sepsa reads up to {FORMAT}: upgrade sepsa to open it"
+            )
+        if (common := self._read("common", 1)) is not None:
+            saved, given = common["settings"], self._settings
+            if saved != given:
+                raise CheckpointError(f"{self._path} holds learners {saved}, and start is {given}: give one like it")
+            self.start, self.position = common["start"] or self.start, common["position"]
 
     # ------------------------------------------------------------------ learners
 
@@ -89,7 +103,8 @@ class KeyedLearner:
 
     def __contains__(self, key: Hashable) -> bool:
         name = packed(key)
-        return name in self._learners or self._read(name) is not None
+        stored = "SELECT 1 FROM learners WHERE key = ?"
+        return name in self._learners or self._file.execute(stored, (name,)).fetchone() is not None
 
     def __iter__(self) -> Iterator[Hashable]:
         self._write(self._changed)
@@ -105,8 +120,8 @@ class KeyedLearner:
         if name in self._learners:
             self._learners.move_to_end(name)
             return self._learners[name]
-        state = self._read(name)
-        return None if state is None else self._keep(name, from_bytes(state))
+        stored = self._read("learners", name)
+        return None if stored is None else self._keep(name, stored)
 
     def _keep(self, name: str, learner: Any) -> Any:
         """Put a learner into memory; those that then are too many go to the file."""
@@ -117,13 +132,20 @@ class KeyedLearner:
             del self._learners[oldest]
         return learner
 
-    def _read(self, name: str) -> bytes | None:
-        found = self._file.execute("SELECT state FROM learners WHERE key = ?", (name,)).fetchone()
-        return None if found is None else found[0]
+    def _read(self, table: str, key: str | int) -> Any:
+        """What a table of the file has under this key, or None."""
+        self._check()
+        try:
+            found = self._file.execute(f"SELECT state FROM {table} WHERE key = ?", (key,)).fetchone()
+            return None if found is None else from_bytes(found[0])
+        except sqlite3.ProgrammingError:  # closed, or used by another thread
+            raise
+        except (sqlite3.DatabaseError, CheckpointError) as error:
+            raise CheckpointError(f"{self._path} is damaged at {key} of its table {table}: {error}") from error
 
     def _write(self, names: Iterable[str]) -> None:
         """Write these learners to the file, as a part of the next commit."""
-        self._begin()
+        self._check()
         for name in sorted(names):
             if name in self._learners and fitted(self._learners[name]):
                 self._file.execute(
@@ -131,6 +153,14 @@ class KeyedLearner:
                     (name, to_bytes(self._learners[name])),
                 )
             self._changed.discard(name)
+
+    def _check(self) -> None:
+        """Refuse to go on after an error at which SQLite has undone the transaction, and evicted learners with it."""
+        if not self._file.in_transaction:
+            raise CheckpointError(
+                f"{self._path} has lost what was written since the last commit, by an error such as a full disk: "
+                "open it again and continue from its position"
+            )
 
     # ------------------------------------------------------------------ rows
 
@@ -182,8 +212,10 @@ class KeyedLearner:
         }
         self._write(self._changed)
         self._file.execute("INSERT OR REPLACE INTO common VALUES (1, ?)", (to_bytes(common),))
-        self._file.execute("COMMIT")
-        self.position = position
+        with DeferredInterrupt():
+            self._file.execute("COMMIT")
+            self._file.execute("BEGIN IMMEDIATE")
+            self.position = position
 
     def close(self) -> None:
         """Close the file; what was learned since the last commit is lost."""
