@@ -28,9 +28,26 @@ def observe(
     model: nn.Module, targets: Collection, sample_weight: Tensor | Collection | None = None
 ) -> Observations: ...
 def observe(model: nn.Module, targets: Any, sample_weight: Any = None) -> Observation | Observations:
-    """A context in which `model`'s forward teaches its head, as `SepSA.observe`.
+    """Return a context in which the heads of a model learn in its forward pass, as `SepSA.observe` does.
 
-    Choose it where the optimizer is not at hand, or is wrapped: the head is found in the model.
+    Choose it where the optimizer is not at hand, or is wrapped by a framework: the heads are found in the model.
+
+    Args:
+        model: The model of a SepSA, or a module around it.
+        targets: As for `SepSA.observe`.
+        sample_weight: As for `SepSA.observe`.
+
+    Returns:
+        A context manager for one forward pass through the model.
+
+    Examples:
+        >>> import sepsa, torch
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = sepsa.SepSA(model, base=torch.optim.SGD)
+        >>> with sepsa.observe(model, torch.ones(5, 1)):
+        ...     outputs = model(torch.ones(5, 2))
+        >>> optimizer.solver.samples
+        5.0
     """
     observers = list(observers_of(model))
     if not observers:
@@ -80,7 +97,7 @@ class Observation:
         if observer.current is not None:
             if observer.current.thread != self.thread:
                 raise RuntimeError(
-                    f"observe is already active in another thread, and one thread at a time can teach the head "
+                    f"observe or predict is active in another thread, and one thread at a time can use the head "
                     f"{observer.name!r}: hold a lock around observe, backward and step, or give each thread a model"
                 )
             raise RuntimeError("observe is already active: one observe for each pass through the model")

@@ -37,23 +37,33 @@ LONGEST_HEADER = 16_000_000  # bytes; reading one of this length takes some seco
 
 
 class CheckpointError(ValueError):
-    """A file that is no checkpoint of ours, is damaged, is too new, or belongs to something else. Nothing changed."""
+    """The file is not a checkpoint of sepsa, is damaged, is too new, or belongs to another object. Nothing changed."""
 
 
 class Header(NamedTuple):
-    """The header of a checkpoint: what was saved, when and by which version."""
+    """The header of a checkpoint: what was saved, when and by which version.
+
+    Attributes:
+        format: Version of the file format.
+        library: Version of sepsa that wrote the file.
+        saved: Time of writing, in seconds since 1970.
+        kind: Name of the class; "dict" where several objects were saved together.
+        configuration: Arguments with which the object was made, or its repr.
+        position: The caller's own value.
+        tensors: dtype, shape and crc32 of each tensor, by name.
+    """
 
     format: int
-    library: str  # the version of sepsa that wrote it
-    saved: float  # seconds since 1970
-    kind: str  # the class; "dict" where several objects were saved together
+    library: str
+    saved: float
+    kind: str
     configuration: Any
     position: Any
-    tensors: dict[str, dict[str, Any]]  # each with dtype, shape and crc32
+    tensors: dict[str, dict[str, Any]]
 
     @property
     def bytes(self) -> int:
-        """The size of all tensors."""
+        """The size of all tensors in bytes."""
         return sum(map(size_of, self.tensors.values()))
 
 

@@ -106,7 +106,20 @@ def optional_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
 def check_rows(
     linear: nn.Linear, features: Tensor, targets: Tensor | None = None, sample_weight: Tensor | None = None
 ) -> None:
-    """Shapes, dtypes and devices of what a head is asked to learn or predict."""
+    """Check the shapes, dtypes and devices of what a head is asked to learn or predict.
+
+    Choose it in `update` and `predict` of your own solver: its errors name the argument, the value and the cure.
+
+    Args:
+        linear: The head.
+        features: Inputs of the head (..., in_features), at least one sample.
+        targets: Floating targets (..., out_features), or None.
+        sample_weight: Weights (...), finite and not negative, or None.
+
+    Raises:
+        TypeError: An argument is no dense tensor of a suitable dtype.
+        ValueError: A shape, a device or a weight is wrong.
+    """
     weight = linear._parameters["weight"]  # a fifth of the price of linear.weight, once a step
     assert weight is not None
     device = weight.device

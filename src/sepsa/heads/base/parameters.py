@@ -76,7 +76,14 @@ def store(linear: nn.Linear, head: Tensor) -> None:
 
 
 def commit(write: Callable[[], object]) -> None:
-    """Run `write`, which stores what was computed before and may run twice; an interrupt in it is raised after it."""
+    """Store a result that was computed before, so that an interrupt cannot leave it half stored.
+
+    Choose it in `update` of your own solver: compute everything first, then call `commit` with the assignments.
+
+    Args:
+        write: A function that assigns the result. It must be safe to run twice: after an exception in it, such as
+            Ctrl-C, it runs again before the exception is raised.
+    """
     try:
         write()
     except BaseException:
