@@ -95,12 +95,12 @@ def capture(
     """
     check_devices(inputs, targets)
     if observer is None and next(observers_of(model), None) is not None:
-        raise ValueError("a SepSA teaches the head of this model: call its method, optimizer.capture(inputs, targets)")
+        raise ValueError("the head of this model is trained by a SepSA: call optimizer.capture(inputs, targets)")
     if not inputs.is_cuda:
         return PlainStep(lambda x, y: first_order_step(model, optimizer, loss_fn, x, y))
     if observer is not None and not isinstance(observer.solver, Capturable):
         raise ValueError(
-            f"solver {type(observer.solver).__name__} decides on the host and cannot be captured: "
+            f"solver {type(observer.solver).__name__} needs values on the host and cannot be captured: "
             "use RLS or SoftmaxNewton, or optimizer.learn without a graph"
         )
     group = None if observer is None else distributed.capture_group(model, observer.process_group, observer.sharded)
@@ -389,8 +389,9 @@ class DataSetGraphs:
                 step.compiled = None
                 words = str(error).strip().splitlines()
                 warnings.warn(
-                    f"torch cannot compile this step, which is captured as it is: {words[0] if words else error!r}; "
-                    "pass compile=False to say so, or compile=True for the whole error",
+                    "torch cannot compile this step, so it is captured without compilation: "
+                    f"{words[0] if words else error!r}; pass compile=False to silence this warning, or compile=True "
+                    "for the full error",
                     stacklevel=2,
                 )
                 self.place.copy_(place)

@@ -30,7 +30,7 @@ def evaluating(model: nn.Module, observers: Sequence[Observer]) -> Iterator[None
         switch = any(modes.values())
         for observer in observers:
             if observer.current is not None and observer.current.thread == get_ident():
-                raise RuntimeError("predict must be called outside observe, whose forward pass teaches the head")
+                raise RuntimeError("predict must be called outside observe, in which the forward pass trains the head")
             if observer.current is not None and switch:
                 raise RuntimeError(
                     "predict would switch the model to eval mode while another thread is inside observe: hold a lock "

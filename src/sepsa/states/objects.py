@@ -97,13 +97,13 @@ def check_finite(state: Any, target: Path) -> None:
         return
     try:
         known = set(not_finite(read_path(target)[1]))
-    except CheckpointError:  # there is no good checkpoint to lose
+    except CheckpointError:  # it is damaged, so that nothing is lost
         return
     for path in found:
         if path not in known:
             raise CheckpointError(
-                f"{path} has NaN or Inf, and the checkpoint at {target} has not: nothing was saved; "
-                "continue from that checkpoint, save to another path, or give force"
+                f"{path} has NaN or Inf where the checkpoint at {target} is finite: nothing was saved; "
+                "continue from that checkpoint, save to another path, or pass force=True"
             )
 
 
@@ -224,7 +224,7 @@ class Saves:
     @classmethod
     def _check_class(cls, built: Any, name: str) -> Self:
         if type(built) is not cls:
-            raise CheckpointError(f"{name} holds a {type(built).__name__}, and this is {cls.__name__}: use sepsa.load")
+            raise CheckpointError(f"{name} holds a {type(built).__name__}, not a {cls.__name__}: use sepsa.load")
         return built
 
 

@@ -81,7 +81,7 @@ class KeyedLearner:
         except sqlite3.Error as error:
             self._file.close()
             raise CheckpointError(
-                f"{path} cannot be opened ({error}): another process uses it, or it is no file of a KeyedLearner"
+                f"{path} cannot be opened ({error}): another process uses it, or it is not a file of a KeyedLearner"
             ) from None
         if found is not None:
             self._resume(from_bytes(found[0]), path)
@@ -91,7 +91,9 @@ class KeyedLearner:
         saved, given = common["settings"], self._settings
         if saved != given:
             self._file.close()
-            raise CheckpointError(f"{path} holds learners {saved}, and start is {given}: give one like it")
+            raise CheckpointError(
+                f"{path} holds learners {saved}, and start is {given}: start must have the same class and parameters"
+            )
         self.start, self.position = common["start"] or self.start, common["position"]
 
     def _begin(self) -> None:

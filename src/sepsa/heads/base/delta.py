@@ -128,7 +128,7 @@ def since(
 
 
 def learn(root: LeastSquaresState, delta: Delta, prior: Tensor, ridge: Tensor, head: torch.dtype) -> LeastSquaresState:
-    """The state that has learned what `delta` holds too, H = I, with a W that fits into the dtype of the head."""
+    """The state that has learned `delta` too, H = I, with a W that fits into the dtype of the head."""
     if delta.prior.shape != prior.shape:
         raise ValueError(
             f"other must have a head of shape {tuple(prior.shape)}, got {tuple(delta.prior.shape)}: "
