@@ -133,7 +133,7 @@ class Scaled(nn.Module):
         return 2 * x
 
 
-@pytest.mark.filterwarnings("ignore:the model's output")  # SepSA warns of these models when they learn, too
+@pytest.mark.filterwarnings("ignore:the model")  # SepSA warns of these models when they learn, too
 @pytest.mark.parametrize("after", [nn.Softmax(-1), Scaled(), nn.Linear(2, 2)])
 def test_a_model_in_which_something_follows_the_head(after):
     optimizer = SepSA(network(after=[after]), torch.optim.SGD, lr=1e-2, head="4")

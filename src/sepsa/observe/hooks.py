@@ -178,9 +178,9 @@ class OutputProbe:
             shapes = ", ".join(str(tuple(output.shape)) for output in self.model)
             warnings.warn(
                 f"the model's output {shapes} differs from the output of its head {observer.name!r}, "
-                f"{tuple(head.shape)}: a layer follows the head (a sigmoid, a scaling, pooling), or this is not the head. The "
-                "head learns to output the targets itself: pass targets for its own output, or choose another nn.Linear by "
-                "SepSA(model, base, head=...)",
+                f"{tuple(head.shape)}: a layer follows the head (a sigmoid, a scaling, pooling), or this is not the "
+                "head. The head learns to output the targets itself: pass targets for its own output, or choose "
+                "another nn.Linear by SepSA(model, base, head=...)",
                 stacklevel=3,
             )
 
