@@ -96,7 +96,7 @@ def test_a_base_that_owns_another_sepsas_head():
     inner = network()
     first = SepSA(inner, torch.optim.SGD, lr=1e-2)
     outer = nn.Sequential(inner, nn.Linear(2, 1))
-    with pytest.raises(ValueError, match="another SepSA trains the head '2' of this model, and base would move it"):
+    with pytest.raises(ValueError, match="another SepSA trains the head '2' of this model, and base would train it"):
         SepSA(outer, torch.optim.SGD)
     with pytest.raises(ValueError, match="another SepSA trains the head '2' of this model"):
         SepSA(outer, torch.optim.SGD(inner.parameters(), lr=0.1))
@@ -343,7 +343,7 @@ def test_labels_in_a_column_for_a_loss_of_classes():
 
 def test_a_given_base_that_leaves_out_parameters():
     model = nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 9), nn.Linear(9, 9), nn.Linear(9, 2))
-    with pytest.warns(UserWarning, match=r"all of the body but 1.weight, 1.bias, 2.weight and 1 more: build it on"):
+    with pytest.warns(UserWarning, match=r"base does not train 1.weight, 1.bias, 2.weight and 1 more: build it on"):
         SepSA(model, torch.optim.SGD(model[0].parameters(), lr=1e-2))
     model[1:3].requires_grad_(False)
     SepSA(model, torch.optim.SGD(model[0].parameters(), lr=1e-2))

@@ -85,7 +85,9 @@ def test_the_shape_of_deviations_is_that_of_the_outputs():
         def forward(self, x):
             return super().forward(x).squeeze(-1)
 
-    optimizer, inputs = learned(Squeezed(nn.Linear(6, 1)), targets=torch.randn(16, 1))
+    optimizer, inputs = SepSA(Squeezed(nn.Linear(6, 1)), torch.optim.SGD), torch.randn(5, 6)
+    with optimizer.observe(torch.randn(5, 1)):
+        optimizer.model(inputs)
     mean, std = optimizer.predict(inputs, return_std=True)
     assert mean.shape == std.shape == (5,)
     same(std, optimizer.solver.predict(inputs, return_std=True).std.squeeze(-1))

@@ -201,7 +201,7 @@ def test_a_broken_model_is_not_saved_over_a_good_one(together, tmp_path):
         sepsa.save(run | {"losses": np.array([np.nan])}, path)  # a plain value is no model
     good = path.read_bytes()
     optimizer.model[0].weight.data[0, 0] = torch.nan
-    with pytest.raises(CheckpointError, match=r"\['model'\]\['0.weight'\] has NaN or Inf, and the checkpoint at"):
+    with pytest.raises(CheckpointError, match=r"\['model'\]\['0.weight'\] has NaN or Inf where the checkpoint at"):
         sepsa.save(run, path)
     assert path.read_bytes() == good
     sepsa.save(run, tmp_path / "other.sepsa")
