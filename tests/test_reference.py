@@ -20,6 +20,7 @@ PAGES = {
 }
 PUBLIC = ["sepsa.stream.keyed.KeyedLearner", "sepsa.heads.self_tuning.SelfTuningRLS", "sepsa.testing.check_solver"]
 STARS = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}
+WIDEST = 82  # characters of code that a page shows at 1,280 pixels without scrolling
 # Methods that another library calls and documents.
 NOT_OURS = {"extra_repr"}
 
@@ -140,6 +141,17 @@ def test_a_parameter_that_is_missing_or_invented_is_found():
             "module.A.wrong has the parameters ['x'], and its docstring describes ['y']",
             "module.A.hidden has no docstring, so the page does not show it",
         ]
+
+
+def test_no_example_is_wider_than_the_page(package):
+    entries = [find(package, name) for names in PAGES.values() for name in names]
+    wide = [
+        line.strip()
+        for entry in entries
+        for line in entry.docstring.value.splitlines()
+        if len(line.strip()) > WIDEST and line.strip().startswith((">>>", "..."))
+    ]
+    assert wide == []
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in ("cli", "engines")])

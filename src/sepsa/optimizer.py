@@ -37,7 +37,8 @@ class SepSA(Optimizer, Generic[S]):
     every gradient of the body is taken at the head that has just learned the same samples: `base` on the body alone,
     with
 
-        W <- solver(W; features_t, targets_t),    body <- base(body, gradient of loss(W features_t, targets_t))
+        W <- solver(W; features_t, targets_t)
+        body <- base(body, gradient of loss(W features_t, targets_t))
 
     Args:
         model: The model. Its head's weights stay in it and nowhere else.
@@ -45,11 +46,13 @@ class SepSA(Optimizer, Generic[S]):
             head's; an instance on such parameters; a function that builds one from a list of (name, parameter); or a
             list of (class, options, which) for several, where `which` is a function of name and parameter, or None for
             the rest.
-        head: The `nn.Linear` or its name in the model. None takes the last one that the model registers. A list makes
-            several heads that share the body; `solver` and targets are then dicts by name or sequences.
-        solver: The head's solver, which becomes bound to the head. None makes an `RLS()`.
-        process_group: The group whose ranks learn one head from the samples of all. "auto" infers it from
-            DistributedDataParallel or fully_shard; None lets each rank train its own head.
+        head (nn.Linear | str | Sequence[nn.Linear | str] | None): The `nn.Linear` or its name in the model. None takes
+            the last one that the model registers. A list makes several heads that share the body; `solver` and targets
+            are then dicts by name or sequences.
+        solver (HeadSolver | Mapping[str, HeadSolver] | Sequence[HeadSolver] | None): The head's solver, which becomes
+            bound to the head. None makes an `RLS()`.
+        process_group (ProcessGroup | Literal["auto"] | None): The group whose ranks learn one head from the samples of
+            all. "auto" infers it from DistributedDataParallel or fully_shard; None lets each rank train its own head.
         forget_per: "update": a solver with forgetting below 1 forgets with every batch. "step": only with the first
             batch after each step of the body, so that accumulated micro-batches equal the batch that they make up.
         **base_options: Arguments of the base class, such as `lr`.
@@ -63,15 +66,16 @@ class SepSA(Optimizer, Generic[S]):
 
     Examples:
         >>> import torch
+        >>> from torch import nn
         >>> from sepsa import SepSA
         >>> _ = torch.manual_seed(0)
-        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+        >>> model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
         >>> optimizer = SepSA(model, base=torch.optim.Adam, lr=1e-3)
         >>> for step in range(50):
         ...     inputs = torch.randn(8, 4)
         ...     targets = inputs.sum(1, keepdim=True)
         ...     with optimizer.observe(targets):
-        ...         loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        ...         loss = nn.functional.mse_loss(model(inputs), targets)
         ...     loss.backward()
         ...     optimizer.step()
         ...     optimizer.zero_grad()

@@ -42,8 +42,9 @@ class STORM(Optimizer):
 
     Examples:
         >>> import torch
+        >>> from torch import nn
         >>> from sepsa import STORM, SepSA
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+        >>> model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
         >>> optimizer = SepSA(model, STORM, lr=1e-2, mixing=0.1)
         >>> loss = optimizer.learn(torch.randn(8, 2), torch.randn(8, 1))
     """

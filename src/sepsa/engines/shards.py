@@ -65,7 +65,8 @@ def merged(head: RLS, deltas: Iterable[bytes]) -> RLS:
         >>> new_head = partial(zero_head, 2, ridge=1e-6)
         >>> X = np.random.default_rng(0).normal(size=(100, 2))
         >>> y = X @ [[2.0], [-1.0]]
-        >>> deltas = [learned(new_head, [(X[shard::2], y[shard::2])]) for shard in range(2)]
+        >>> shards = [(X[:50], y[:50]), (X[50:], y[50:])]
+        >>> deltas = [learned(new_head, [shard]) for shard in shards]
         >>> merged(new_head(), deltas).linear.weight.detach().round(decimals=3)
         tensor([[ 2., -1.]], dtype=torch.float64)
     """

@@ -40,7 +40,8 @@ class PerOutput(OwnsHead, Generic[S]):
         >>> import torch
         >>> from sepsa import RLS, PerOutput
         >>> arms = PerOutput(RLS()).bind(torch.nn.Linear(3, 2))
-        >>> arms.update(torch.ones(1, 3), torch.tensor([[1.0, torch.nan]]))  # the first arm's reward
+        >>> rewards = torch.tensor([[1.0, torch.nan]])  # that of the first arm
+        >>> arms.update(torch.ones(1, 3), rewards)
         >>> [solver.samples for solver in arms.solvers]
         [1.0, 0.0]
     """

@@ -39,7 +39,8 @@ class RLS(NormalPosterior):
     Choose it for regression where a p x p matrix fits in memory, p the number of features and the bias. After any
     updates the head's weights are the minimizer of
 
-        sum_i forgetting^age_i ||targets_i - W features_i||^2 + sum_j ridge_j ||W_j - prior_j||^2
+        sum_i forgetting^age_i ||targets_i - W features_i||^2
+            + sum_j ridge_j ||W_j - prior_j||^2
 
     where `prior` is the head's weights at `bind`, age counts updates, and ridge_j is `ridge`, which forgetting never
     removes (see `restored_per_update`). At forgetting 1 an `RLS` equals ridge regression about the initial weights on
@@ -71,8 +72,8 @@ class RLS(NormalPosterior):
         >>> targets = features @ torch.tensor([[2.0], [-1.0]]) + 5
         >>> head = RLS(ridge=1e-6).bind(torch.nn.Linear(2, 1))
         >>> head.update(features, targets)
-        >>> head.linear.weight.detach().round(decimals=3), head.linear.bias.detach().round(decimals=3)
-        (tensor([[ 2., -1.]]), tensor([5.]))
+        >>> [p.detach().round(decimals=3) for p in head.linear.parameters()]
+        [tensor([[ 2., -1.]]), tensor([5.])]
         >>> mean, std = head.predict(features[:3], return_std=True)
         >>> mean.shape, std.shape
         (torch.Size([3, 1]), torch.Size([3, 1]))

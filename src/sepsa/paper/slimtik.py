@@ -131,7 +131,8 @@ class SlimTik(OwnsHead):
     and the head oscillates. While the memory holds all blocks seen, the weights are ridge regression on all of them,
     the minimizer of
 
-        sum_blocks mean_i ||targets_i - W features_i||^2 + ridge ||W - (regularization / ridge) initial||^2
+        sum_blocks mean_i ||targets_i - W features_i||^2
+            + ridge ||W - (regularization / ridge) initial||^2
 
     where the ridge is `regularization_sum` and `initial` is the head's weights at `bind`. Older blocks are forgotten.
     Each update adds a Λ, positive or negative, to that sum: the one with the smallest sampled generalized

@@ -450,9 +450,11 @@ class SepSAMultiTargetRegressor(StreamModel, base.MultiTargetRegressor):
         >>> from sepsa.river import SepSAMultiTargetRegressor
         >>> model = SepSAMultiTargetRegressor(seed=0)
         >>> for hour in range(200):
-        ...     model.learn_one({"hour": hour % 24}, {"up": hour % 24, "down": -(hour % 24)})
-        >>> {name: round(value) for name, value in model.predict_one({"hour": 12}).items()}
-        {'down': -12, 'up': 12}
+        ...     targets = {"up": hour % 24, "down": -(hour % 24)}
+        ...     model.learn_one({"hour": hour % 24}, targets)
+        >>> predictions = model.predict_one({"hour": 12})
+        >>> round(predictions["up"]), round(predictions["down"])
+        (12, -12)
     """
 
     def learn_one(self, x: dict[Any, Any], y: dict[Any, float], w: float = 1.0) -> None:  # type: ignore[override]
@@ -529,7 +531,8 @@ class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
         >>> from sepsa.river import SepSAClassifier
         >>> model = SepSAClassifier(seed=0)
         >>> for hour in range(200):
-        ...     model.learn_one({"hour": hour % 24}, "day" if 6 <= hour % 24 < 18 else "night")
+        ...     label = "day" if 6 <= hour % 24 < 18 else "night"
+        ...     model.learn_one({"hour": hour % 24}, label)
         >>> model.predict_one({"hour": 12})
         'day'
         >>> sorted(model.predict_proba_one({"hour": 12}))

@@ -52,11 +52,11 @@ class SepSAForecaster(Saves):
         >>> import math
         >>> from sepsa import SepSAForecaster
         >>> model = SepSAForecaster(horizon=3, seasons=[24])
-        >>> for hour in range(500):
-        ...     model.learn_one(math.sin(2 * math.pi * hour / 24))
-        >>> forecasts = model.forecast()
-        >>> [round(abs(y - math.sin(2 * math.pi * (500 + k) / 24)), 1) for k, y in enumerate(forecasts)]
-        [0.0, 0.0, 0.0]
+        >>> load = [math.sin(2 * math.pi * hour / 24) for hour in range(503)]
+        >>> for y in load[:500]:
+        ...     model.learn_one(y)
+        >>> max(abs(y - f) for y, f in zip(load[500:], model.forecast())) < 0.1
+        True
     """
 
     def __init__(
