@@ -177,7 +177,7 @@ def test_a_river_model_continues_bit_for_bit(make, rows, tmp_path):
 
 def test_the_wrong_class_is_refused(tmp_path):
     river.SepSARegressor().save(tmp_path / "m.sepsa")
-    with pytest.raises(CheckpointError, match="holds a SepSARegressor, and this is SepSAClassifier"):
+    with pytest.raises(CheckpointError, match="holds a SepSARegressor, not a SepSAClassifier"):
         river.SepSAClassifier.load(tmp_path / "m.sepsa")
 
 

@@ -59,16 +59,19 @@ def test_seeds_and_folder_are_taken_from_the_command(tmp_path):
             ("fig9",),
             f"experiment must be one of {', '.join(EXPERIMENTS)}, convergence, tuning, all, got 'fig9'",
         ),
-        (("fig1", "--datasets", "energy,iris"), "--datasets must be of energy, diabetes, mnist, cifar10, got 'iris'"),
+        (
+            ("fig1", "--datasets", "energy,iris"),
+            "--datasets must be one of energy, diabetes, mnist, cifar10, got 'iris'",
+        ),
         (
             ("fig1", "--methods", "muon"),
-            "--methods must be of sepsa, slimtrain, sgd, nag, rmsprop, adam, sepsa-tuned, sepsa-self-tuning, "
+            "--methods must be one of sepsa, slimtrain, sgd, nag, rmsprop, adam, sepsa-tuned, sepsa-self-tuning, "
             "adam-cross-entropy, sepsa-cross-entropy, adam-standardized-targets, sepsa-no-weight-decay, "
             "adam-no-weight-decay, slimtrain-as-published, got 'muon'",
         ),
         (("fig3", "--datasets", "energy"), "fig3 has no runs for --datasets energy and --methods all"),
         (("fig1", "--seeds", "x"), "--seeds must be a number such as 10, a range such as 200-219 or a list, got 'x'"),
-        (("fig1", "--seeds", "9-7"), "--seeds must go up in each range, got '9-7'"),
+        (("fig1", "--seeds", "9-7"), "--seeds must have increasing ranges, got '9-7'"),
         (("fig1", "--device", "tpu"), "--device must be cpu, cuda or cuda:N, got 'tpu'"),
     ],
 )
@@ -94,7 +97,7 @@ def test_data_that_are_not_to_be_had_are_one_line(tmp_path, monkeypatch):
     ("file", "words"),
     [
         ("energy/ENB2012_data.csv", "ENB2012_data.csv is damaged or another file"),
-        ("results/fig4/energy-mini-batch-sgd.json", "energy-mini-batch-sgd.json is no results file"),
+        ("results/fig4/energy-mini-batch-sgd.json", "energy-mini-batch-sgd.json is not a results file"),
     ],
 )
 def test_a_damaged_file_is_one_line(tmp_path, monkeypatch, file, words):
@@ -130,7 +133,7 @@ def test_a_missing_extra_is_one_line(capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("bench", "heads"), 2, "bench must be of stream, got 'heads'"),
+        (("bench", "heads"), 2, "bench must be one of stream, got 'heads'"),
         (("bench", "stream", "--out", "x.csv"), 2, "--out must end in .json, got x.csv"),
         (("bench", "stream", "--out", "none/x.json"), 2, "--out must lie in a folder that exists, got none/x.json"),
         (("demo", "--out", "x.xyz"), 2, "--out must end in .png or .svg or .pdf, got x.xyz"),

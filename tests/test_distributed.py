@@ -128,9 +128,11 @@ def check_captured(found):
         assert same == alone == ""
         sizes = [8 + rank for rank in range(len(found))]
         assert other == f"order's batch size must be the same on all ranks of a captured step, got {sizes}"
-        assert wrapped.startswith("a DistributedDataParallel ties gradients to the stream it was made on")
+        assert wrapped.startswith(
+            "a DistributedDataParallel cannot be captured, because its gradients belong to the stream"
+        )
         assert gloo == "a captured step exchanges samples by NCCL, got a group of gloo: use optimizer.observe"
-        assert unknown.startswith("a captured step cannot tell which ranks learn together")
+        assert unknown.startswith("a captured step cannot infer which ranks train one head together")
 
 
 @functools.cache
@@ -217,14 +219,14 @@ def check_kinds(found):
         assert "features (n, 9) of torch.float64, targets (n, 3) of torch.float32 on rank 1: give all" in targets
         assert "RLS in torch.float64 with weight (3, 9) of torch.float64, bias (3,)" in solver
         assert "on rank 0 and RLS in torch.float32 with weight (3, 9) of torch.float64, bias (3,)" in solver
-        assert load == f"rank {len(found) - 1} could not take over the solver's state of rank 0: ValueError: no room"
+        assert load == f"rank {len(found) - 1} could not load the solver's state of rank 0: ValueError: no room"
         assert whole == kept == state == undone == [True, 0]
 
 
 def check_alone(found):
     for result in found:
         (words,) = result["warned"]
-        assert words.startswith(f"torch.distributed has {len(found)} ranks, but the model runs in no Distributed")
+        assert words.startswith(f"torch.distributed has {len(found)} ranks, but the model is not inside Distributed")
         assert torch.equal(result["named"], found[0]["named"])
     assert not torch.equal(found[0]["2.weight"], found[1]["2.weight"])
 

@@ -412,7 +412,7 @@ def test_the_self_tuning_head_learns_on_a_gpu_as_on_a_cpu(settings):
 def test_a_solver_that_decides_on_the_host_is_not_captured():
     x, y = torch.randn(16, 6, device="cuda"), torch.randn(16, 2, device="cuda")
     optimizer = SepSA(nn.Linear(6, 2, device="cuda"), torch.optim.SGD, solver=OnlineLBFGS(), lr=1e-2)
-    with pytest.raises(ValueError, match="decides on the host and cannot be captured"):
+    with pytest.raises(ValueError, match="needs values on the host and cannot be captured"):
         optimizer.capture(x, y)
 
 

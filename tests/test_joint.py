@@ -213,7 +213,7 @@ def test_a_function_builds_the_base():
     for one in (optimizer, plain):
         train(one, batches())
     assert same(model, twin)
-    with pytest.warns(UserWarning, match="base moves all of the body but 1.weight, 1.bias, 3.weight and 1 more"):
+    with pytest.warns(UserWarning, match="base does not train 1.weight, 1.bias, 3.weight and 1 more"):
         build(lambda named: torch.optim.Adam([p for _, p in named[:2]]))
     with pytest.raises(TypeError, match=r"base must be a torch.optim.Optimizer class or instance, got 3; or a list"):
         build(lambda named: 3)
@@ -222,7 +222,12 @@ def test_a_function_builds_the_base():
 @pytest.mark.parametrize(
     ("base", "options", "error", "words"),
     [
-        (SEVERAL, {"lr": 1e-3}, ValueError, r"is a function or a list, which has its options already, got \['lr'\]"),
+        (
+            SEVERAL,
+            {"lr": 1e-3},
+            ValueError,
+            r"is a function or a list, which already has its options, got also \['lr'\]",
+        ),
         (SEVERAL[:2], {}, ValueError, "base has no optimizer for 0.bias, 3.bias: end it with one for the rest"),
         ([], {}, ValueError, "base has no optimizer for 0.weight, 0.bias, 1.weight and 3 more"),
         ([SEVERAL[2], SEVERAL[0]], {}, ValueError, r"base\[1\] selects no parameter that is left of"),
@@ -247,8 +252,8 @@ def test_bases_that_are_refused(base, options, error, words):
 
 REFUSED = {
     "LBFGS": "evaluates the model several times a step",
-    "Muon": r"moves matrices alone, and not 0.bias, 1.weight, 1.bias and 1 more: take base=sepsa.muon\(model, lr=",
-    "SparseAdam": "moves sparse embeddings alone, and not 0.weight, 0.bias, 1.weight and 3 more: take base=a list",
+    "Muon": r"trains only matrices, not 0.bias, 1.weight, 1.bias and 1 more: use base=sepsa.muon\(model, lr=",
+    "SparseAdam": "trains only sparse embeddings, not 0.weight, 0.bias, 1.weight and 3 more: use base=a list",
 }
 EVERY = [
     name

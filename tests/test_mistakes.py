@@ -87,7 +87,7 @@ def test_a_second_sepsa_takes_the_head_over_and_the_first_says_so():
     second = SepSA(model, torch.optim.SGD, lr=1e-2)
     second.learn(*batch())
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(RuntimeError, match="no longer teaches the head '2': a later SepSA took it over"):
+    with pytest.raises(RuntimeError, match="no longer trains the head '2': a later SepSA took it over"):
         first.learn(*batch())
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
@@ -96,9 +96,9 @@ def test_a_base_that_owns_another_sepsas_head():
     inner = network()
     first = SepSA(inner, torch.optim.SGD, lr=1e-2)
     outer = nn.Sequential(inner, nn.Linear(2, 1))
-    with pytest.raises(ValueError, match="another SepSA teaches the head '2' of this model, and base would move it"):
+    with pytest.raises(ValueError, match="another SepSA trains the head '2' of this model, and base would train it"):
         SepSA(outer, torch.optim.SGD)
-    with pytest.raises(ValueError, match="another SepSA teaches the head '2' of this model"):
+    with pytest.raises(ValueError, match="another SepSA trains the head '2' of this model"):
         SepSA(outer, torch.optim.SGD(inner.parameters(), lr=0.1))
     SepSA(outer, torch.optim.SGD(inner[0].parameters(), lr=0.1))
     first.detach()
@@ -184,7 +184,7 @@ def observe_twice(model, **options):
     "then", [torch.relu, lambda y: 10 * y, lambda y: y.mean(0), lambda y: {"logits": y + 1, "other": y[:1]}]
 )
 def test_what_follows_the_head_is_noticed_once(then):
-    with pytest.warns(UserWarning, match=r"is not what its head 'head' gives, \(8, 2\): .* head=") as caught:
+    with pytest.warns(UserWarning, match=r"differs from the output of its head 'head', \(8, 2\): .* head=") as caught:
         observe_twice(After(then))
     assert len(caught) == 1
 
@@ -192,9 +192,9 @@ def test_what_follows_the_head_is_noticed_once(then):
 @pytest.mark.parametrize(
     ("then", "words"),
     [
-        (nn.Sigmoid(), r"remove the sigmoid from the model and take solver=LogisticNewton\(\)"),
-        (lambda y: y.softmax(1), r"remove the softmax from the model and take solver=SoftmaxNewton\(\)"),
-        (nn.LogSoftmax(-1), r"remove the log_softmax from the model and take solver=SoftmaxNewton\(\)"),
+        (nn.Sigmoid(), r"remove the sigmoid from the model and use solver=LogisticNewton\(\)"),
+        (lambda y: y.softmax(1), r"remove the softmax from the model and use solver=SoftmaxNewton\(\)"),
+        (nn.LogSoftmax(-1), r"remove the log_softmax from the model and use solver=SoftmaxNewton\(\)"),
     ],
 )
 def test_an_activation_after_the_head_names_the_solver_of_its_logits(then, words):
@@ -212,7 +212,7 @@ def test_another_linear_taken_for_the_head_is_noticed():
         def forward(self, x):
             return self.readout(torch.relu(self.body(x)))
 
-    with pytest.warns(UserWarning, match="is not what its head 'body' gives"):
+    with pytest.warns(UserWarning, match="differs from the output of its head 'body'"):
         observe_twice(Registered())
     observe_twice(Registered(), head="readout")
 
@@ -320,9 +320,9 @@ def test_losses_that_fit_their_head_are_not_warned_of():
 @pytest.mark.parametrize(
     ("solver", "outputs", "shape", "words"),
     [
-        (RLS, 2, (8,), r"take solver=SoftmaxNewton\(\), or for least squares use .*one_hot\(targets, 2\)"),
-        (RLS, 2, (8, 1), r"take solver=SoftmaxNewton\(\) and targets.squeeze\(1\)"),
-        (RLS, 1, (8,), r"targets.unsqueeze\(-1\).float\(\); for labels 0 and 1 take solver=LogisticNewton\(\)"),
+        (RLS, 2, (8,), r"use solver=SoftmaxNewton\(\), or for least squares use .*one_hot\(targets, 2\)"),
+        (RLS, 2, (8, 1), r"use solver=SoftmaxNewton\(\) and targets.squeeze\(1\)"),
+        (RLS, 1, (8,), r"targets.unsqueeze\(-1\).float\(\); for labels 0 and 1 use solver=LogisticNewton\(\)"),
         (SoftmaxNewton, 2, (8, 1), r"targets.squeeze\(1\)"),
     ],
 )
@@ -343,7 +343,7 @@ def test_labels_in_a_column_for_a_loss_of_classes():
 
 def test_a_given_base_that_leaves_out_parameters():
     model = nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 9), nn.Linear(9, 9), nn.Linear(9, 2))
-    with pytest.warns(UserWarning, match=r"all of the body but 1.weight, 1.bias, 2.weight and 1 more: build it on"):
+    with pytest.warns(UserWarning, match=r"base does not train 1.weight, 1.bias, 2.weight and 1 more: build it on"):
         SepSA(model, torch.optim.SGD(model[0].parameters(), lr=1e-2))
     model[1:3].requires_grad_(False)
     SepSA(model, torch.optim.SGD(model[0].parameters(), lr=1e-2))
@@ -415,7 +415,7 @@ def test_a_detached_model_is_free_of_us(solver, tmp_path):
     torch.testing.assert_close(torch.jit.script(model)(inputs), model(inputs))
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(inputs), model(inputs))
-    with pytest.raises(RuntimeError, match=r"no longer teaches the head '2': .* or detach\(\) was called"):
+    with pytest.raises(RuntimeError, match=r"no longer trains the head '2': .* or detach\(\) was called"):
         optimizer.learn(*batch())
     with free:  # and back again
         pass

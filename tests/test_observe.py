@@ -83,7 +83,7 @@ def test_observe_needs_a_head_that_is_taught():
     model = network()
     optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
     for free in (network(), copy.deepcopy(model), model[0]):
-        with pytest.raises(ValueError, match="no SepSA teaches a head of this"):
+        with pytest.raises(ValueError, match="no SepSA trains a head of this"):
             sepsa.observe(free, targets)
     other = network()
     another = SepSA(other, torch.optim.SGD, lr=1e-2)

@@ -1,9 +1,9 @@
-"""The whole step as one CUDA graph: at one sample a step, most of a GPU's time goes into launching kernels.
+"""The whole training step as one CUDA graph, because launching kernels takes most of the time of a small step.
 
 `SepSA.capture` and, for any other optimizer, `capture` return a `Step`. On a CPU it is the plain step. On a GPU the
 first calls run without a graph, which is also the warm-up that CUDA graphs need; then the step is recorded and
-replayed, with the forward and backward pass and the body's step compiled by torch where it can. A head solver needs the
-methods of `Capturable` alone.
+replayed. Torch compiles the forward and backward pass and the body's step where it can. A head solver needs only the
+methods of `Capturable`.
 """
 
 from __future__ import annotations
@@ -33,22 +33,37 @@ BURST = 8  # steps in one graph where that many remain: between two graphs the d
 
 
 class Step(Protocol):
-    """One training iteration on a batch, or many on batches of a data set."""
+    """One training iteration on a batch, or many on batches of a data set; `capture` returns it."""
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Learn one batch of the captured shape. Returns the loss, valid until the next call."""
+        """Learn one batch of the captured shape.
+
+        Args:
+            inputs: The batch.
+            targets: Its targets.
+
+        Returns:
+            The loss, valid until the next call.
+        """
         ...
 
     def run(self, inputs: Tensor, targets: Tensor, order: Tensor) -> None:
-        """Learn the batches inputs[order[i]], targets[order[i]] for the rows of `order` (steps, batch), one by one.
+        """Learn the batches inputs[order[i]], targets[order[i]] one by one.
 
-        On a GPU the data set and `order` are on the device, and the steps run without a host synchronization.
+        On a GPU the steps run without synchronizing with the host.
+
+        Args:
+            inputs: The data set's inputs, on the device.
+            targets: The data set's targets, on the device.
+            order: Rows (steps, batch) of the batches, on the device.
         """
         ...
 
     @property
     def skipped(self) -> int:
-        """The number of batches that were not finite and changed nothing. A plain step raises instead."""
+        """The number of batches that were not finite and changed nothing; a step without a graph raises an error
+        instead.
+        """
         ...
 
 
@@ -61,20 +76,31 @@ def capture(
     observer: Observer | None = None,
     compile: bool | None = None,
 ) -> Step:
-    """A step for `model` and `optimizer` on batches shaped like `inputs` and `targets`.
+    """Return a training step for a model and an optimizer on batches of fixed shapes; on a GPU it is a CUDA graph.
 
-    `compile` says whether torch compiles the passes and the body's step: None does so where it works, with a warning
-    where it does not, True raises there. `observer`, which `SepSA.capture` passes, updates the model's head; the
-    optimizer is then the body's.
+    Choose it for a model without a head solver; a SepSA has its own method `capture`.
+
+    Args:
+        model: The model.
+        optimizer: Its optimizer; with an `observer` that of the body.
+        inputs: A batch of the shape, dtype and device to come.
+        targets: Its targets.
+        loss_fn: A function of outputs and targets.
+        observer: The head's observer, which `SepSA.capture` passes.
+        compile: Whether torch compiles the passes and the body's step. None: where it can, with a warning where it
+            cannot; False: never; True: an error where it cannot.
+
+    Returns:
+        A `Step`, called with inputs and targets.
     """
     check_devices(inputs, targets)
     if observer is None and next(observers_of(model), None) is not None:
-        raise ValueError("a SepSA teaches the head of this model: call its method, optimizer.capture(inputs, targets)")
+        raise ValueError("the head of this model is trained by a SepSA: call optimizer.capture(inputs, targets)")
     if not inputs.is_cuda:
         return PlainStep(lambda x, y: first_order_step(model, optimizer, loss_fn, x, y))
     if observer is not None and not isinstance(observer.solver, Capturable):
         raise ValueError(
-            f"solver {type(observer.solver).__name__} decides on the host and cannot be captured: "
+            f"solver {type(observer.solver).__name__} needs values on the host and cannot be captured: "
             "use RLS or SoftmaxNewton, or optimizer.learn without a graph"
         )
     group = None if observer is None else distributed.capture_group(model, observer.process_group, observer.sharded)
@@ -82,7 +108,7 @@ def capture(
 
 
 def check_devices(inputs: Tensor, targets: Tensor) -> None:
-    """Refuse a batch on two devices."""
+    """Raise an error for a batch on two devices."""
     if inputs.device != targets.device:
         raise ValueError(f"targets must be on {inputs.device}, where the inputs are, got {targets.device}")
 
@@ -363,8 +389,9 @@ class DataSetGraphs:
                 step.compiled = None
                 words = str(error).strip().splitlines()
                 warnings.warn(
-                    f"torch cannot compile this step, which is captured as it is: {words[0] if words else error!r}; "
-                    "pass compile=False to say so, or compile=True for the whole error",
+                    "torch cannot compile this step, so it is captured without compilation: "
+                    f"{words[0] if words else error!r}; pass compile=False to silence this warning, or compile=True "
+                    "for the full error",
                     stacklevel=2,
                 )
                 self.place.copy_(place)

@@ -67,7 +67,7 @@ def sepsa(
 
 @contextmanager
 def extras(extra: str = "paper") -> Iterator[None]:
-    """Turn the absence of a package that an extra installs into one line that names the extra."""
+    """Convert the error for a missing package into one line that names the extra."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -78,7 +78,7 @@ def extras(extra: str = "paper") -> Iterator[None]:
 
 @contextmanager
 def system_errors() -> Iterator[None]:
-    """Turn an error of the operating system, about a file or a folder, into one line."""
+    """Convert an error of the operating system about a file or a folder into one line."""
     try:
         yield
     except OSError as error:
@@ -87,7 +87,7 @@ def system_errors() -> Iterator[None]:
 
 
 def check_output(option: str, path: Path, suffixes: Sequence[str]) -> None:
-    """Refuse an output file with a wrong suffix or folder before any work is done."""
+    """Raise an error for an output file with a wrong suffix or folder before any work is done."""
     if path.suffix not in suffixes:
         raise refuse(f"{option} must end in {' or '.join(suffixes)}, got {path}")
     if not path.absolute().parent.is_dir():
@@ -173,7 +173,7 @@ def reproduce(
 def report(
     results: Annotated[Path, typer.Option(help="The folder that `sepsa reproduce` filled.")] = Path("results"),
     out: Annotated[Path, typer.Option(help="The folder for the page and the figures.")] = Path("report"),
-    docs: Annotated[Path | None, typer.Option(help="A markdown file whose Table III is to be written anew.")] = None,
+    docs: Annotated[Path | None, typer.Option(help="A markdown file whose Table III is updated.")] = None,
 ) -> None:
     """Draw the figures and tables from the results, beside the paper's, on one page that needs no network."""
     with extras():
@@ -301,7 +301,7 @@ def predict(
     sep: Separator = "",
     decimal: DecimalMark = ".",
 ) -> None:
-    """Predict the rows of a table by a saved model, which learns nothing from them."""
+    """Predict the rows of a table with a saved model, without learning them."""
     with extras("stream"):
         from sepsa.stream.tables import command
     options = command.PredictOptions(
@@ -316,7 +316,7 @@ def inspect(
     model: Annotated[Path, typer.Argument(help="A checkpoint: of `sepsa stream`, or written by sepsa.save.")],
     as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
 ) -> None:
-    """Say what a checkpoint is, how old, what it knows, and whether it is sound."""
+    """Show what a checkpoint contains, its age, and whether it is intact."""
     with extras("stream"):
         from sepsa.stream.tables import command, inspection, output
 
@@ -379,7 +379,7 @@ def bench(
 ) -> None:
     """Measure the compiled engine and its peers on the same stream, alternating in one process."""
     if what != "stream":
-        raise refuse(f"bench must be of stream, got {what!r}")
+        raise refuse(f"bench must be one of stream, got {what!r}")
     if out is not None:
         check_output("--out", out, (".json",))
     with extras(), system_errors():
@@ -419,7 +419,7 @@ def chosen(option: str, given: str, valid: Sequence[str], short: Callable[[str],
     names = [part.strip() for part in given.split(",") if part.strip()]
     for name in names:
         if short(name) not in known:
-            raise ValueError(f"{option} must be of {', '.join(known)}, got {name!r}")
+            raise ValueError(f"{option} must be one of {', '.join(known)}, got {name!r}")
     return [known[short(name)] for name in names] or None
 
 
@@ -435,7 +435,7 @@ def parse_seeds(given: str) -> int | list[int] | None:
     ends = [part.partition("-") for part in text.split(",")]
     seeds = [range(int(low), int(high or low) + 1) for low, _, high in ends]
     if not all(seeds):
-        raise ValueError(f"--seeds must go up in each range, got {given!r}")
+        raise ValueError(f"--seeds must have increasing ranges, got {given!r}")
     return [seed for several in seeds for seed in several]
 
 

@@ -152,17 +152,17 @@ def takes_gradients(head: nn.Linear) -> bool:
 
 
 def warn_alone(name: str) -> None:
-    """Warn that every rank learns a head of its own."""
+    """Warn that every rank trains its own head."""
     warnings.warn(
-        f"torch.distributed has {dist.get_world_size()} ranks, but the model runs in no DistributedDataParallel or "
+        f"torch.distributed has {dist.get_world_size()} ranks, but the model is not inside DistributedDataParallel or "
         f"fully_shard: the head {name!r} learns from this rank's samples alone. Wrap the model, or pass "
-        "SepSA(..., process_group=torch.distributed.group.WORLD), or process_group=None to say that it is meant so",
+        "SepSA(..., process_group=torch.distributed.group.WORLD), or process_group=None to train one head per rank",
         stacklevel=5,
     )
 
 
 def share_start(group: Any, head: nn.Linear, solver: Any) -> None:
-    """Give all ranks the first one's head and its solver's state; where a rank cannot take them, all raise."""
+    """Copy the first rank's head and solver state to all ranks; if a rank cannot load them, all raise an error."""
     state = solver.state_dict()
     dtypes = sorted({str(x.dtype) for x in tensors_of(state) if isinstance(x, Tensor) and x.is_floating_point()})
     shapes = [f"{name} {tuple(p.shape)} of {p.dtype}" for name, p in head._parameters.items() if p is not None]
@@ -183,12 +183,12 @@ def share_start(group: Any, head: nn.Linear, solver: Any) -> None:
         if words is not None:
             if failure is None:
                 solver.load_state_dict(state)
-            raise RuntimeError(f"rank {rank} could not take over the solver's state of rank 0: {words}") from failure
+            raise RuntimeError(f"rank {rank} could not load the solver's state of rank 0: {words}") from failure
     broadcast_first(group, (parameter for parameter in head._parameters.values() if parameter is not None))
 
 
 def share_headers(group: Any, rows: Samples | None, error: Exception | None, failure: int) -> tuple[Headers, str]:
-    """The headers of all ranks and, where a rank failed, which one and why. `failure` says how this one did."""
+    """The headers of all ranks and, if a rank failed, its number and the reason. `failure` is that of this rank."""
     try:
         header = _header(rows, failure)
     except ValueError as unknown:
@@ -202,9 +202,9 @@ def share_headers(group: Any, rows: Samples | None, error: Exception | None, fai
 
 
 def gather(group: Any, rows: Samples | None, error: Exception | None, moments: bool) -> tuple[Samples | None, slice]:
-    """The rows of all ranks in the order of ranks, and the place of this rank's among them; None: no rows.
+    """The rows of all ranks in the order of ranks, and the position of this rank's among them; None if there are none.
 
-    `rows` is None where this rank refused them by `error`: it is raised here, and a RuntimeError on the other ranks.
+    `rows` is None where this rank's rows raised `error`: it is raised here, and a RuntimeError on the other ranks.
     `moments` says that second moments are enough.
     """
     rank, device = dist.get_rank(group), _device(group)
@@ -244,19 +244,18 @@ def gather(group: Any, rows: Samples | None, error: Exception | None, moments: b
 
 
 def capture_group(model: nn.Module, setting: Any, sharded: Any) -> Any:
-    """The process group with whose ranks a captured step learns, or None; refused where no graph can be captured."""
+    """The process group of a captured step, or None; raises an error where no graph can be captured."""
     if setting is None or not is_initialized() or (setting == "auto" and not has_ranks(setting)):
         return None
     if isinstance(model, DistributedDataParallel):
         raise ValueError(
-            "a DistributedDataParallel ties gradients to the stream it was made on, which no graph can record: make "
-            "the SepSA on the model itself, with process_group=..., and its captured step averages the gradients"
+            "a DistributedDataParallel cannot be captured, because its gradients belong to the stream on which it was "
+            "made: make the SepSA on the model itself, with process_group=...; its captured step averages the gradients"
         )
     if sharded is not None or setting == "auto":
         raise ValueError(
-            "a captured step cannot tell which ranks learn together, so each would learn a head of its own: pass "
-            "SepSA(..., process_group=...), or None to say that it is meant so; what fully_shard has sharded cannot be "
-            "captured"
+            "a captured step cannot infer which ranks train one head together: pass SepSA(..., process_group=...), or "
+            "process_group=None to train one head per rank; a model sharded by fully_shard cannot be captured"
         )
     backend = dist.get_backend(setting)
     if "nccl" not in backend:
@@ -273,7 +272,7 @@ def broadcast_first(group: Any, tensors: Iterable[Tensor]) -> None:
 
 
 def check_same(group: Any, what: str, value: int, device: torch.device) -> None:
-    """Refuse a `value` of `what` that is not the same on all ranks."""
+    """Raise an error for a `value` of `what` that differs between ranks."""
     values = gather_equal(group, torch.tensor([value], device=device)).tolist()
     if len(set(values)) > 1:
         raise ValueError(f"{what} must be the same on all ranks of a captured step, got {values}")
@@ -287,7 +286,7 @@ def gather_equal(group: Any, rows: Tensor) -> Tensor:
 
 
 def average_gradients(group: Any, parameters: Iterable[Tensor]) -> None:
-    """Set every gradient to its mean over ranks, like DistributedDataParallel, by one message for each dtype."""
+    """Set every gradient to its mean over ranks, as DistributedDataParallel does, by one all-reduce per dtype."""
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
@@ -325,7 +324,7 @@ def gather_moments(group: Any, rows: Samples, counts: list[int]) -> Samples:
 
 
 def reduce_rows(group: Any, table: Tensor, counts: list[int]) -> Tensor:
-    """MᵀM of all ranks' tables (counts[i], c) one over the other, as a factor R with RᵀR = MᵀM, the same on all ranks.
+    """R with RᵀR = MᵀM, for M the tables (counts[i], c) of all ranks stacked; the same on all ranks.
 
     A butterfly of QR decompositions: in each round a rank meets another, and both factor their two tables, the lower
     rank's on top. Nothing is squared, so no digits are lost, and both compute the same bits. Ranks beyond a power of

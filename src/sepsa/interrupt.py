@@ -33,7 +33,7 @@ class DeferredInterrupt:
             if callable(handler):
                 self.pending = False
                 self.frame: FrameType | None = None
-                self.handler = handler  # first: ours calls it, and may be called at once
+                self.handler = handler  # first, because our handler calls it and may run at once
                 _signal(_SIGINT, self.note)
 
     def note(self, number: int, frame: FrameType | None) -> None:

@@ -44,11 +44,11 @@ def current_indices(kernel: Any) -> list[Path]:
 
 
 def warn_without_cache(reason: str) -> None:
-    """Say once that every process compiles anew, and the cure."""
+    """Print once that every process compiles again, and how to avoid it."""
     if not _warned:
         _warned.append(reason)
         warnings.warn(
-            "sepsa: no folder for compiled code can be written, so each process compiles it anew, some seconds: "
+            "sepsa: no folder for compiled code is writable, so each process compiles it again, for some seconds: "
             "set NUMBA_CACHE_DIR to a folder that can",
             RuntimeWarning,
             stacklevel=2,
@@ -56,7 +56,7 @@ def warn_without_cache(reason: str) -> None:
 
 
 def announce_compilation(kernel: Any, what: str) -> None:
-    """Say that the first call of this kernel compiles it; a warm cache needs no word."""
+    """Print that the first call of this kernel compiles it, unless it is in the cache."""
     if kernel in _announced:
         return
     _announced.add(kernel)

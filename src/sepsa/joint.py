@@ -84,11 +84,20 @@ class JointOptimizer(Optimizer):
 def muon(
     model: nn.Module, lr: float = 1e-3, *, weight_decay: float = 0.1, rest: dict[str, Any] | None = None, **options: Any
 ) -> list[Part]:
-    """Muon for the matrices inside a model, and AdamW for its embeddings, biases, norms and filters, as a `base`.
+    """Return a `base` that trains a body's matrices by Muon, and its embeddings, biases, norms and filters by AdamW.
 
-    Choose it for transformers and other bodies whose parameters are mostly matrices:
-    `SepSA(model, base=sepsa.muon(model, lr=1e-3))`. Muon's updates are scaled to the size of AdamW's, so that one
-    learning rate serves both. `options` are those of `torch.optim.Muon`, and `rest` those of AdamW.
+    Choose it for transformers and other bodies whose parameters are mostly matrices. Muon's updates are scaled to the
+    size of AdamW's, so that one learning rate serves both.
+
+    Args:
+        model: The model, to recognize its embeddings.
+        lr: Learning rate of both.
+        weight_decay: Weight decay of both.
+        rest: Further arguments of `torch.optim.AdamW`.
+        **options: Further arguments of `torch.optim.Muon`.
+
+    Returns:
+        A list of (class, options, which parameters) for `SepSA(model, base=sepsa.muon(model, lr=1e-3))`.
     """
     if not hasattr(torch.optim, "Muon"):
         raise RuntimeError(f"sepsa.muon needs torch.optim.Muon, of torch 2.9 or later, got torch {torch.__version__}")

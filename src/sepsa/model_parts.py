@@ -38,7 +38,7 @@ def find_head(model: nn.Module, head: nn.Linear | str | None) -> tuple[str, nn.L
             module = model.get_submodule(head)
         except AttributeError:
             raise ValueError(
-                f"head {head!r} is no module of the model; its nn.Linear modules are {list(linears)}"
+                f"head {head!r} is not a module of the model; its nn.Linear modules are {list(linears)}"
             ) from None
         if not isinstance(module, nn.Linear):
             raise TypeError(f"head {head!r} must be an nn.Linear, got {type(module).__name__}")
@@ -47,7 +47,7 @@ def find_head(model: nn.Module, head: nn.Linear | str | None) -> tuple[str, nn.L
         raise TypeError(f"head must be an nn.Linear, its name, or None, got {type(head).__name__}")
     if head is None:
         if not linears:
-            raise ValueError("model has no nn.Linear, so there is no head: end it with one")
+            raise ValueError("model has no nn.Linear, so there is no head: add one as the last layer")
         return list(linears.items())[-1]
     for name, module in linears.items():
         if module is head:
@@ -56,10 +56,10 @@ def find_head(model: nn.Module, head: nn.Linear | str | None) -> tuple[str, nn.L
 
 
 def check_head(name: str, head: nn.Linear) -> None:
-    """Refuse a head that is sharded, frozen, or without weights."""
+    """Raise an error for a head that is sharded, frozen, or without weights."""
     weight = head._parameters.get("weight")
     if weight is None or isinstance(weight, nn.parameter.UninitializedParameter):
-        return  # the solver's bind refuses it
+        return  # the solver's bind raises an error
     if is_sharded(weight):
         raise ValueError(
             f"head {name!r} is sharded over ranks, and its solver needs it whole: leave it out, as by "
@@ -73,8 +73,8 @@ def check_head(name: str, head: nn.Linear) -> None:
     for key, parameter in head._parameters.items():
         if parameter is not None and not parameter.requires_grad:
             raise ValueError(
-                f"head parameter {name + '.' + key!r} has requires_grad=False, and the head solver would change it all "
-                "the same: call head.requires_grad_(True), or name another head by SepSA(model, base, head=...)"
+                f"head parameter {name + '.' + key!r} has requires_grad=False, but the head solver would change it: "
+                "call head.requires_grad_(True), or name another head by SepSA(model, base, head=...)"
             )
 
 
@@ -94,7 +94,7 @@ def solvers_for(names: list[str], given: Any, several: bool) -> dict[str, HeadSo
 
 
 def check_forgetting(forget_per: str, solvers: dict[str, HeadSolver]) -> None:
-    """Refuse an unknown `forget_per`, and solvers that always forget."""
+    """Raise an error for an unknown `forget_per`, and for solvers that always forget."""
     if forget_per not in ("update", "step"):
         raise ValueError(f"forget_per must be 'update' or 'step', got {forget_per!r}")
     for solver in solvers.values():
@@ -122,7 +122,7 @@ def build_base(model: nn.Module, heads: dict[str, nn.Linear], base: Base, option
         return build_one(model, base, options, body)
     if options:
         what = "is an instance, so it" if isinstance(base, Optimizer) else "is a function or a list, which"
-        raise ValueError(f"base {what} has its options already, got {sorted(options)} as well")
+        raise ValueError(f"base {what} already has its options, got also {sorted(options)}")
     if isinstance(base, (list, tuple)):
         return build_several(model, base, body)
     built = base if isinstance(base, Optimizer) or not callable(base) else base(body)
@@ -156,7 +156,7 @@ def build_one(model: nn.Module, kind: Any, options: dict[str, Any], body: list[t
 
 
 def build_several(model: nn.Module, parts: Sequence[Any], body: list[tuple[str, nn.Parameter]]) -> Optimizer:
-    """An optimizer for each part, which takes the parameters that it selects of those that the parts before leave."""
+    """One optimizer for each part, on the parameters that it selects from those not selected before."""
     optimizers = []
     for i, part in enumerate(parts):
         if not (isinstance(part, tuple) and len(part) == 3 and isinstance(part[1], dict)):
@@ -181,10 +181,10 @@ def build_several(model: nn.Module, parts: Sequence[Any], body: list[tuple[str, 
 
 
 def refuse_unfit(model: nn.Module, kind: type[Optimizer], body: list[tuple[str, nn.Parameter]]) -> None:
-    """Refuse optimizers that evaluate the model several times a step, or cannot move these parameters."""
+    """Raise an error for optimizers that evaluate the model several times per step or cannot train these parameters."""
     if issubclass(kind, torch.optim.LBFGS):
         raise ValueError(
-            "base LBFGS evaluates the model several times a step, each time teaching the head the same samples: "
+            "base LBFGS evaluates the model several times a step, and the head would learn the same samples each time: "
             "use Adam, SGD or another optimizer that evaluates it once"
         )
     tables = [m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse]
@@ -196,7 +196,7 @@ def refuse_unfit(model: nn.Module, kind: type[Optimizer], body: list[tuple[str, 
         unfit = [name for name, p in body if not fits(p)] if issubclass(kind, getattr(torch.optim, limited, ())) else []
         if unfit:
             raise ValueError(
-                f"base {kind.__name__} moves {moves} alone, and not {few(unfit)}: take base={cure} "
+                f"base {kind.__name__} trains only {moves}, not {few(unfit)}: use base={cure} "
                 f"[(torch.optim.{limited}, {{...}}, selects), (torch.optim.AdamW, {{...}}, None)], where selects is a "
                 "function of name and parameter"
             )
@@ -208,35 +208,35 @@ def few(names: list[str]) -> str:
 
 
 def warn_left_out(model: nn.Module, heads: dict[str, nn.Linear], given: Iterable[Tensor]) -> None:
-    """Warn of body parameters that require a gradient and that the given base does not move."""
+    """Warn of body parameters that require a gradient but are not in the given base."""
     learns = [*heads.values(), *(observer.head for observer in observers_of(model))]
     moved = {id(p) for p in (*given, *(p for head in learns for p in head.parameters()))}
     names = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in moved]
     if names:
         warnings.warn(
-            f"base moves all of the body but {few(names)}: build it on these parameters too, or call "
-            "requires_grad_(False) on what is to stay",
+            f"base does not train {few(names)}: build it on these parameters too, or call "
+            "requires_grad_(False) on them",
             stacklevel=4,
         )
 
 
 def refuse_other_heads(model: nn.Module, heads: dict[str, nn.Linear], parameters: Iterable[Tensor]) -> None:
-    """Refuse body parameters that are those of another SepSA's head."""
+    """Raise an error for body parameters that belong to the head of another SepSA."""
     moved = {id(parameter) for parameter in parameters}
     for observer in observers_of(model):
         if observer.head not in heads.values() and any(id(p) in moved for p in observer.head.parameters()):
             raise ValueError(
-                f"another SepSA teaches the head {observer.name!r} of this model, and base would move it too: "
+                f"another SepSA trains the head {observer.name!r} of this model, and base would train it too: "
                 "pass base an optimizer without its parameters, or call detach() on the other SepSA"
             )
 
 
 def refuse_head_parameters(heads: dict[str, nn.Linear], parameters: Iterable[Tensor]) -> None:
-    """Refuse body parameters that are those of a head."""
+    """Raise an error for body parameters that belong to a head."""
     named = {id(p): f"{head_name}.{name}" for head_name, head in heads.items() for name, p in head.named_parameters()}
     for parameter in parameters:
         if id(parameter) in named:
             raise ValueError(
-                f"base owns the head's parameter {named[id(parameter)]!r}, which the head solver moves: "
+                f"base owns the head's parameter {named[id(parameter)]!r}, which the head solver trains: "
                 "build it on the other parameters, or pass its class and let SepSA build it"
             )

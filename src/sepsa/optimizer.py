@@ -17,10 +17,11 @@ from torch.utils.hooks import RemovableHandle
 from sepsa.capture import PlainStep, Step, capture, check_devices
 from sepsa.distributed import join_ranks
 from sepsa.heads import RLS, HeadSolver
+from sepsa.heads.protocols import Posterior
 from sepsa.interrupt import DeferredInterrupt
 from sepsa.joint import Base
 from sepsa.model_parts import build_base, check_forgetting, find_heads, refuse_head_parameters, solvers_for
-from sepsa.observe import Observation, Observations, Observer, ranks
+from sepsa.observe import Observation, Observations, Observer, prediction, ranks
 from sepsa.observe.observation import Collection, is_collection
 from sepsa.states.optimizer import check_base_state, check_own_state
 from sepsa.validation import at_least, in_range
@@ -29,33 +30,60 @@ S = TypeVar("S", bound=HeadSolver)
 
 
 class SepSA(Optimizer, Generic[S]):
-    """Train a model's linear head by a stochastic Newton method and its body by `base`.
+    """Train a model's linear head by a stochastic Newton method and its body by a first-order optimizer.
 
-    Choose it wherever the last layer is an `nn.Linear`. It equals `base` on the body alone, where every
-    gradient is taken at the head that has just learned the same samples.
+    Choose it wherever the last layer is an `nn.Linear`. It is a `torch.optim.Optimizer`, so schedulers, hooks and
+    gradient scalers work on it. The head learns each batch in the forward pass, before it computes its output, so that
+    every gradient of the body is taken at the head that has just learned the same samples: `base` on the body alone,
+    with
 
-        optimizer = SepSA(model, base=torch.optim.Adam, lr=1e-3)
-        with optimizer.observe(targets):
-            loss = mse_loss(model(inputs), targets)
-        loss.backward()
-        optimizer.step(); optimizer.zero_grad()
+        W <- solver(W; features_t, targets_t)
+        body <- base(body, gradient of loss(W features_t, targets_t))
 
-    `base` is an Optimizer class, built here with `base_options` on every parameter that is not the head's, or
-    an instance built on such parameters, or a function that builds it on a list of their names and themselves. A list
-    of (class, options, which parameters) gives the body several optimizers, as `sepsa.muon(model, lr=...)` does: a
-    function of name and parameter selects those of each, and None all that are left. `head` is the `nn.Linear` or its
-    name in the model; None takes the last one that the model registers. `solver` (an `RLS()` by default) becomes bound
-    to that head. A list of heads shares the body; then `solver` is a dict or list of solvers, and targets come as a
-    dict or tuple.
+    Args:
+        model: The model. Its head's weights stay in it and nowhere else.
+        base: The body's optimizer: a class, which is built with `base_options` on every parameter that is not the
+            head's; an instance on such parameters; a function that builds one from a list of (name, parameter); or a
+            list of (class, options, which) for several, where `which` is a function of name and parameter, or None for
+            the rest.
+        head (nn.Linear | str | Sequence[nn.Linear | str] | None): The `nn.Linear` or its name in the model. None takes
+            the last one that the model registers. A list makes several heads that share the body; `solver` and targets
+            are then dicts by name or sequences.
+        solver (HeadSolver | Mapping[str, HeadSolver] | Sequence[HeadSolver] | None): The head's solver, which becomes
+            bound to the head. None makes an `RLS()`.
+        process_group (ProcessGroup | Literal["auto"] | None): The group whose ranks learn one head from the samples of
+            all. "auto" infers it from DistributedDataParallel or fully_shard; None lets each rank train its own head.
+        forget_per: "update": a solver with forgetting below 1 forgets with every batch. "step": only with the first
+            batch after each step of the body, so that accumulated micro-batches equal the batch that they make up.
+        **base_options: Arguments of the base class, such as `lr`.
 
-    Inside DistributedDataParallel, or beside fully_shard, all ranks learn one head from the samples of all;
-    `process_group` names their group where it cannot be inferred, and None lets each rank learn its own.
+    Attributes:
+        base: The body's optimizer.
+        model: The model.
 
-    A head with forgetting below 1 forgets with every batch it learns; with `forget_per="step"` only with the first one
-    after each step of the body, so that micro-batches whose gradients are accumulated equal the batch they make up.
+    See also:
+        `sepsa.observe`, for loops in which the optimizer is wrapped; `sepsa.muon` for a body trained by Muon.
 
-    `head_fraction` in (0, 1], 1 unless set, is the share of each batch that feeds the head, drawn at random
-    and rounded up. The paper's mini-batch rule is `optimizer.head_fraction = 0.5**epoch`.
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from sepsa import SepSA
+        >>> _ = torch.manual_seed(0)
+        >>> model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+        >>> optimizer = SepSA(model, base=torch.optim.Adam, lr=1e-3)
+        >>> for step in range(50):
+        ...     inputs = torch.randn(8, 4)
+        ...     targets = inputs.sum(1, keepdim=True)
+        ...     with optimizer.observe(targets):
+        ...         loss = nn.functional.mse_loss(model(inputs), targets)
+        ...     loss.backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        >>> bool(loss < 0.1)
+        True
+        >>> mean, std = optimizer.predict(torch.zeros(3, 4), return_std=True)
+        >>> mean.shape, std.shape
+        (torch.Size([3, 1]), torch.Size([3, 1]))
     """
 
     @overload
@@ -127,27 +155,27 @@ class SepSA(Optimizer, Generic[S]):
 
     @property
     def heads(self) -> dict[str, nn.Linear]:
-        """The heads by their names in the model."""
+        """The heads, by their names in the model."""
         return {observer.name: observer.head for observer in self._observers}
 
     @property
     def solvers(self) -> dict[str, HeadSolver]:
-        """The heads' solvers by the heads' names."""
+        """The solvers, by the names of their heads."""
         return {observer.name: observer.solver for observer in self._observers}
 
     @property
     def head(self) -> nn.Linear:
-        """The head of a SepSA with one head."""
+        """The head; with several heads use `heads`."""
         return self._observer.head
 
     @property
     def head_name(self) -> str:
-        """The head's name in the model."""
+        """The head's name in the model; with several heads use `heads`."""
         return self._observer.name
 
     @property
     def solver(self) -> S:
-        """The head's solver."""
+        """The head's solver; with several heads use `solvers`."""
         return cast(S, self._observer.solver)
 
     @property
@@ -160,7 +188,10 @@ class SepSA(Optimizer, Generic[S]):
 
     @property
     def head_fraction(self) -> float:
-        """The share of each batch that feeds the head, in (0, 1]; the same for all heads."""
+        """The share of each batch that the head learns, in (0, 1], drawn at random and rounded up; 1 by default.
+
+        The paper's mini-batch rule is `optimizer.head_fraction = 0.5**epoch`.
+        """
         return self._observers[0].head_fraction
 
     @head_fraction.setter
@@ -174,9 +205,16 @@ class SepSA(Optimizer, Generic[S]):
     @overload
     def observe(self, targets: Collection, sample_weight: Tensor | Collection | None = None) -> Observations: ...
     def observe(self, targets: Any, sample_weight: Any = None) -> Observation | Observations:
-        """A context in which the head learns in the model's forward, before it computes its output.
+        """Return a context in which the head learns in the model's forward pass, before it computes its output.
 
-        Of several heads, those learn that have targets: a dict by the heads' names, or a tuple in their order.
+        Args:
+            targets: The head's targets, as its solver takes them; NaN marks samples without a target. With several
+                heads, a dict by the heads' names or a tuple in their order; heads without targets do not learn.
+            sample_weight: Weights of the samples, one for each row of the head's input; with several heads also a
+                collection.
+
+        Returns:
+            A context manager for one forward pass through the model. The pass must reach the head once.
         """
         if self._several:
             return Observations(self._observers, targets, sample_weight)
@@ -185,14 +223,20 @@ class SepSA(Optimizer, Generic[S]):
     def learn(
         self, inputs: Any, targets: Any, loss_fn: Callable[[Any, Any], Tensor] | None = None, sample_weight: Any = None
     ) -> Tensor:
-        """Run one training iteration: the head learns, then the body steps. Returns the loss at the new head.
+        """Run one training iteration: the head learns, then the body steps.
 
-        The loss is the solver's own, a mean over the samples that have a target, by `sample_weight`; of several heads
-        the sum of theirs. A `loss_fn` is called with all outputs and targets as they are.
+        Ctrl-C takes effect after the iteration, a second Ctrl-C at once. If an error is raised before the body has
+        moved, the head (if its solver is `Revertible`) and the running statistics of normalization layers are restored.
 
-        Ctrl-C is handled after the iteration, a second one at once. After an error before the body has moved, in the
-        loss or for lack of memory, the head (of a solver that is `Revertible`) and the running statistics of the
-        model's normalization layers are as they were before.
+        Args:
+            inputs: What the model is called with.
+            targets: As for `observe`.
+            loss_fn: A function of outputs and targets. None: the solver's loss, a weighted mean over samples with a
+                target; with several heads the sum of their losses.
+            sample_weight: As for `observe`. A given `loss_fn` does not see it.
+
+        Returns:
+            The loss at the new head, a detached scalar.
         """
         with DeferredInterrupt():
             observation = self.observe(targets, sample_weight)
@@ -218,11 +262,48 @@ class SepSA(Optimizer, Generic[S]):
             self.zero_grad()
             return loss.detach()
 
-    def log_health(self, write: Callable[[dict[str, float], int], Any], every: int = 100) -> RemovableHandle:
-        """Call `write(numbers, step)` with the heads' `health()` every `every` steps. Returns a removable handle.
+    @overload
+    def predict(self, inputs: Any, return_std: Literal[False] = False) -> Any: ...
+    @overload
+    def predict(self, inputs: Any, return_std: Literal[True]) -> Posterior: ...
+    def predict(self, inputs: Any, return_std: bool = False) -> Any:
+        """Run the model in eval mode without learning, on request with standard deviations of its outputs.
 
-        Any logger will do: `lightning_logger.log_metrics`, `wandb.log`, or for TensorBoard
-        `lambda numbers, step: [writer.add_scalar(name, value, step) for name, value in numbers.items()]`.
+        Choose `return_std` where you need an interval: the variance is σ²(1 + hᵀBh), of the targets about the output,
+        with h the head's input, B the head's `covariance` and σ² estimated from the errors made while learning. It
+        takes the body as fixed. The training mode of every module is restored. Threads take turns; a model in training
+        mode cannot predict while another thread is inside `observe`.
+
+        Args:
+            inputs: What the model is called with.
+            return_std: Whether to return standard deviations too. The head must be trained by a solver with a
+                posterior (`RLS`, also inside `PerOutput`), and the model must return the head's output unchanged.
+
+        Returns:
+            The model's outputs, or a `Posterior(mean, std)` of the outputs and their standard deviations, of the same
+            shape. With several heads `std` is a dict or tuple, as the outputs are.
+
+        Raises:
+            TypeError: `return_std` with a solver that has no posterior of its targets.
+            ValueError: `return_std` where something follows the head, or before the first update.
+            RuntimeError: Called inside `observe`.
+        """
+        if return_std:
+            return prediction.predict_with_std(self.model, self._observers, inputs, self._several)
+        return prediction.predict(self.model, self._observers, inputs)
+
+    def log_health(self, write: Callable[[dict[str, float], int], Any], every: int = 100) -> RemovableHandle:
+        """Log the heads' `health()` regularly.
+
+        Any logger works: `lightning_logger.log_metrics`, `wandb.log`, or for TensorBoard `lambda numbers, step:
+        [writer.add_scalar(name, value, step) for name, value in numbers.items()]`.
+
+        Args:
+            write: Called with a dict of numbers, named "head/number", and the step.
+            every: Number of steps between two calls.
+
+        Returns:
+            A handle whose `remove()` ends the logging.
         """
         every = at_least("every", every, 1)
         for name, solver in self.solvers.items():
@@ -238,9 +319,16 @@ class SepSA(Optimizer, Generic[S]):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Iterator[None]:
-        """`ddp.join(...)` for ranks with different numbers of batches: the heads of those that run out go on learning.
+        """Return a context like `ddp.join(...)`, for ranks with different numbers of batches.
 
-        Choose it in place of `ddp.join`, which does not know of the heads. Inside it every pass is inside `observe`.
+        Choose it in place of `ddp.join`, which does not know of the heads: ranks that run out of batches take part in
+        the updates of the heads. Inside it every forward pass must be inside `observe`.
+
+        Args:
+            ddp: The DistributedDataParallel around the model.
+            divide_by_initial_world_size: As for `ddp.join`.
+            enable: As for `ddp.join`.
+            throw_on_early_termination: As for `ddp.join`.
         """
         if not isinstance(ddp, DistributedDataParallel):
             raise TypeError(f"ddp must be the DistributedDataParallel around the model, got {type(ddp).__name__}")
@@ -270,9 +358,10 @@ class SepSA(Optimizer, Generic[S]):
                 observer.joined = None
 
     def detach(self) -> contextlib.AbstractContextManager[Any]:
-        """Remove the hooks from the model: for torch.jit.script, or to pickle the whole model.
+        """Remove the hooks from the model, for torch.jit.script or to pickle the whole model.
 
-        `with optimizer.detach():` puts them back at the end of the context; a plain call does not.
+        Returns:
+            A context manager that attaches the hooks again when it ends; without `with` they stay removed.
         """
         put_back = contextlib.ExitStack()
         for observer in self._observers:
@@ -285,7 +374,14 @@ class SepSA(Optimizer, Generic[S]):
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Let the base optimizer move the body."""
+        """Let the base optimizer move the body.
+
+        Args:
+            closure: A function that evaluates the loss again, for base optimizers that need it.
+
+        Returns:
+            The result of the base optimizer: the closure's loss, or None.
+        """
         if self._observers[0].head.weight.dtype is not self._dtype:
             self._follow_dtype()
         for before in self._optimizer_step_pre_hooks.values():
@@ -300,7 +396,11 @@ class SepSA(Optimizer, Generic[S]):
     step.hooked = True  # type: ignore[attr-defined]  # tells torch not to wrap this step: it wraps the base's
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of the body, and of the head where a frozen body let them reach it."""
+        """Clear the gradients of the body, and those of the head, which it gets where the body is frozen.
+
+        Args:
+            set_to_none: Whether to set gradients to None instead of zero.
+        """
         if set_to_none:
             for group in self.param_groups:
                 for parameter in group["params"]:
@@ -320,11 +420,19 @@ class SepSA(Optimizer, Generic[S]):
         *,
         compile: bool | None = None,
     ) -> Step:
-        """A `learn` for batches of these shapes that runs as one CUDA graph on a GPU, and without one on a CPU.
+        """Return a `learn` for batches of fixed shapes that runs as one CUDA graph on a GPU, and without one on a CPU.
 
-        Choose it where the step is so small that launching its kernels costs more than running them. On a GPU the
-        passes and the body's step are compiled by torch where that works; `compile=False` captures them as they are,
-        and starts sooner, `compile=True` raises where torch cannot compile them.
+        Choose it where the step is so small that launching its kernels costs more than running them.
+
+        Args:
+            inputs: A batch of the shape, dtype and device to come.
+            targets: Its targets.
+            loss_fn: A function of outputs and targets; None for the solver's loss.
+            compile: Whether torch compiles the passes and the body's step. None: where it can; False: never, which
+                starts sooner; True: an error where it cannot.
+
+        Returns:
+            A `Step`, called with inputs and targets.
         """
         if not inputs.is_cuda:
             check_devices(inputs, targets)
@@ -334,7 +442,11 @@ class SepSA(Optimizer, Generic[S]):
     # ------------------------------------------------------------------ the Optimizer's contract
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Hand more body parameters to the base optimizer."""
+        """Give further body parameters to the base optimizer.
+
+        Args:
+            param_group: As for `torch.optim.Optimizer.add_param_group`; the head's parameters are an error.
+        """
         if self.param_groups is not self.base.param_groups:  # Optimizer.__init__ walks the base's own groups
             super().add_param_group(param_group)
             return
@@ -343,7 +455,7 @@ class SepSA(Optimizer, Generic[S]):
         self.base.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """The base's state and, under "sepsa", the head's curvature and SepSA's own state."""
+        """Return the base optimizer's state and, under "sepsa", the solvers' states and SepSA's own."""
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         state = self.base.state_dict()
@@ -371,7 +483,14 @@ class SepSA(Optimizer, Generic[S]):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue where `state_dict` was taken. One of another shape is refused, and nothing has changed then."""
+        """Continue from a saved state.
+
+        Args:
+            state_dict: The result of `state_dict` of a SepSA on a model of the same shape.
+
+        Raises:
+            ValueError: The state does not fit; nothing changed.
+        """
         state_dict = dict(state_dict)
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict

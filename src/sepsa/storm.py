@@ -24,22 +24,29 @@ from torch.optim import Optimizer
 
 
 class STORM(Optimizer):
-    """Stochastic gradient descent along a gradient estimate of reduced variance; two evaluations of the model a step.
+    """Stochastic gradient descent with the variance-reduced gradient of STORM; the model is evaluated twice per step.
 
-    Choose it where the noise of the gradient, and not the curvature, limits the body, and where a model evaluates the
-    same samples alike twice (no dropout, no batch normalization). Measure first: in benchmarks/variance_reduction.py it
-    was not worth its second evaluation beside an `RLS` head, and Adam helped the body more. With mixing 1, or with all
-    samples in every batch, it equals plain `torch.optim.SGD`.
+    Choose it where the noise of the gradient, not the curvature, limits the body, and where the model gives the same
+    output for the same samples twice (no dropout, no batch normalization). Measure first: in
+    benchmarks/variance_reduction.py it was not worth its second evaluation beside an `RLS` head, and Adam helped the
+    body more. The update is
 
-        optimizer = SepSA(model, STORM, lr=1e-2, mixing=0.1)
-        with optimizer.observe(targets):
-            loss = mse_loss(model(inputs), targets)
-        loss.backward()
-        optimizer.step(lambda: mse_loss(model(inputs), targets))
+        d_t = g(w_t) + (1 - mixing)(d_{t-1} - g(w_{t-1})),    w_{t+1} = w_t - lr d_t
 
-    or `optimizer.learn(inputs, targets)`. The closure computes the loss of the same samples again, without `backward`
-    and, so that the head does not learn them twice, outside `observe`: `step` calls it with the parameters of the step
-    before put back.
+    with both gradients g taken on the same samples. With mixing 1 it equals `torch.optim.SGD`.
+
+    Args:
+        params: Parameters or parameter groups; `SepSA(model, STORM, ...)` passes them.
+        lr: The learning rate.
+        mixing: Weight in (0, 1] of the new gradient; the noise is averaged over about 1/mixing batches.
+
+    Examples:
+        >>> import torch
+        >>> from torch import nn
+        >>> from sepsa import STORM, SepSA
+        >>> model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+        >>> optimizer = SepSA(model, STORM, lr=1e-2, mixing=0.1)
+        >>> loss = optimizer.learn(torch.randn(8, 2), torch.randn(8, 1))
     """
 
     evaluates_again = True  # what `SepSA.learn` asks
@@ -55,7 +62,15 @@ class STORM(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:  # type: ignore[override]
-        """Move the parameters; returns the loss that `closure` computed at those of the step before."""
+        """Move the parameters.
+
+        Args:
+            closure: A function that returns the loss of the same samples again, without `backward` and outside
+                `observe`. It is called with the parameters of the step before.
+
+        Returns:
+            The loss at the parameters of the step before.
+        """
         if closure is None:
             raise TypeError(
                 "STORM.step needs a closure that computes the loss of the same samples again, "

@@ -8,7 +8,7 @@ from numbers import Integral, Real
 
 
 def is_number(value: object) -> bool:
-    """Whether this is a real number, of Python or of NumPy; a bool is none."""
+    """Whether this is a real number of Python or NumPy, not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 

@@ -278,7 +278,7 @@ def test_a_pickle_under_our_name_never_runs(tmp_path):
     for bomb in bombs(str(marker)):
         path.write_bytes(bomb)
         for read in (sepsa.load, inspect, sepsa.SepSARegressor.load):
-            with pytest.raises(CheckpointError, match="is damaged or no checkpoint of sepsa"):
+            with pytest.raises(CheckpointError, match="is damaged or not a checkpoint of sepsa"):
                 read(path)
     assert not marker.exists()
 

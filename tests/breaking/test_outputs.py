@@ -85,7 +85,7 @@ def test_no_checkpoint_goes_to_a_device_or_comes_from_one(tmp_path):
     with pytest.raises(CheckpointError, match="is a device or a FIFO, from which"):
         sepsa.save({"a": 1}, path)
     for read in (sepsa.load, inspect):
-        with pytest.raises(CheckpointError, match="is a device or a FIFO, no checkpoint: give a file"):
+        with pytest.raises(CheckpointError, match="is a device or a FIFO, not a checkpoint: give a file"):
             read(path)
     assert stat.S_ISFIFO(path.stat().st_mode)
     assert not (tmp_path / "fifo.lock").exists()
@@ -157,11 +157,13 @@ def test_no_file_of_the_user_is_deleted(tmp_path):
     sepsa.save({"a": 1}, path, keep=3)
     sepsa.save({"a": 2}, path, keep=3)
     (tmp_path / "m.sepsa.2").write_text("mine")
-    with pytest.raises(CheckpointError, match=r"keep=3 needs the name .*m\.sepsa\.2, which is no checkpoint: move it"):
+    with pytest.raises(
+        CheckpointError, match=r"keep=3 needs the name .*m\.sepsa\.2, which is not a checkpoint: move it"
+    ):
         sepsa.save({"a": 3}, path, keep=3)
     assert (tmp_path / "m.sepsa.2").read_text() == "mine"
     (tmp_path / "m.sepsa.lock").write_text("mine")
-    with pytest.raises(CheckpointError, match=r"m\.sepsa\.lock is in the way and no lock of sepsa"):
+    with pytest.raises(CheckpointError, match=r"m\.sepsa\.lock exists and is not a lock file of sepsa"):
         sepsa.save({"a": 3}, path)
     assert (tmp_path / "m.sepsa.lock").read_text() == "mine"
     assert sepsa.load(path) == {"a": 2}
@@ -199,7 +201,7 @@ def test_a_broken_model_is_not_saved_over_a_good_one(together, tmp_path):
         sepsa.save(run | {"losses": np.array([np.nan])}, path)  # a plain value is no model
     good = path.read_bytes()
     optimizer.model[0].weight.data[0, 0] = torch.nan
-    with pytest.raises(CheckpointError, match=r"\['model'\]\['0.weight'\] has NaN or Inf, and the checkpoint at"):
+    with pytest.raises(CheckpointError, match=r"\['model'\]\['0.weight'\] has NaN or Inf where the checkpoint at"):
         sepsa.save(run, path)
     assert path.read_bytes() == good
     sepsa.save(run, tmp_path / "other.sepsa")

@@ -240,7 +240,7 @@ def test_damaged_bytes_are_refused():
     for at in (3, 40, len(blob) // 2, len(blob) - 1):
         broken = bytearray(blob)
         broken[at] ^= 1
-        with pytest.raises(CheckpointError, match="damaged or no checkpoint"):
+        with pytest.raises(CheckpointError, match="damaged or not a checkpoint"):
             Delta.from_bytes(bytes(broken))
     with pytest.raises(CheckpointError, match="damaged"):
         Delta.from_bytes(blob[:-8])

@@ -57,7 +57,9 @@ def test_a_time_stamp_does_not_harm_a_block():
 
 @pytest.mark.parametrize("solver", [RLS, SoftmaxNewton, LogisticNewton])
 def test_a_ridge_that_cannot_be_inverted_is_refused(solver):
-    with pytest.raises(ValueError, match="ridge must be at least 1e-100, got 1e-320: use 1e-12 for next to none"):
+    with pytest.raises(
+        ValueError, match="ridge must be at least 1e-100, got 1e-320: use 1e-12 for almost no regularization"
+    ):
         solver(ridge=1e-320)
     with pytest.raises(ValueError, match="bias_ridge must be at least 1e-100"):
         solver(bias_ridge=1e-320)

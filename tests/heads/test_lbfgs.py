@@ -317,7 +317,7 @@ def test_it_owns_one_head():
     assert solver.bind(linear) is solver
     with pytest.raises(ValueError, match="already bound to another"):
         solver.bind(nn.Linear(2, 1))
-    with pytest.raises(RuntimeError, match="owns no head yet"):
+    with pytest.raises(RuntimeError, match="is not bound to a head"):
         OnlineLBFGS().update(torch.ones(1, 2), torch.ones(1, 1))
     assert repr(solver) == "OnlineLBFGS(loss='squared', memory=10, ridge=1, forgetting=1, head=2->1)"
 

@@ -75,7 +75,7 @@ def rows_of(name, n):
 
 def test_without_a_head_it_says_what_to_call(row):
     free, (solver, _) = row.make(), row.start()
-    with pytest.raises(RuntimeError, match=r"owns no head yet: call bind\(linear\) first"):
+    with pytest.raises(RuntimeError, match=r"is not bound to a head: call bind\(linear\) first"):
         free.update(torch.ones(1, K), torch.ones(1, M))
     with pytest.raises(ValueError, match="already bound to another"):
         solver.bind(nn.Linear(K, M))

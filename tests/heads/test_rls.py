@@ -550,7 +550,7 @@ def test_bad_heads():
         RLS().bind(nn.LazyLinear(2))
     with pytest.raises(ValueError, match="parametrization"):
         RLS().bind(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))
-    with pytest.raises(RuntimeError, match="owns no head yet"):
+    with pytest.raises(RuntimeError, match="is not bound to a head"):
         RLS().update(x, y)
     solver, linear = make(4, 2)
     assert solver.bind(linear) is solver

@@ -390,7 +390,7 @@ def test_wrong_settings_are_named(options, message):
 
 
 def test_a_solver_owns_one_head():
-    with pytest.raises(RuntimeError, match="owns no head yet"):
+    with pytest.raises(RuntimeError, match="is not bound to a head"):
         SoftmaxNewton().update(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long))
     solver, linear = make(4, 3)
     assert solver.bind(linear) is solver

@@ -458,7 +458,7 @@ def test_a_download_of_wrong_bytes_leaves_nothing(server, tmp_path, name):
     for file in server:
         server[file] = server[file][: len(server[file]) // 2]
     message = missing(name, tmp_path)
-    assert ("it must have 768 rows" if name == "energy" else "hash") in message or "it is no table" in message
+    assert ("it must have 768 rows" if name == "energy" else "hash") in message or "it is not a table" in message
     assert files_under(tmp_path) == []
 
 

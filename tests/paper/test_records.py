@@ -156,5 +156,5 @@ def test_a_file_that_is_none_is_named(tmp_path, content):
     file = records.path(tmp_path, RUN)
     file.parent.mkdir(parents=True)
     file.write_bytes(content.encode("utf-8", "surrogateescape"))
-    with pytest.raises(ValueError, match=r"diabetes-online-sepsa\.json is no results file"):
+    with pytest.raises(ValueError, match=r"diabetes-online-sepsa\.json is not a results file"):
         records.missing(tmp_path, [RUN])

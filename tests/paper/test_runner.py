@@ -107,7 +107,7 @@ def test_each_item_is_done_once_on_one_thread(jobs):
     [
         ("{}['key']", RuntimeError, "KeyError: 'key'"),
         ("open('absent.csv')", FileNotFoundError, "absent.csv"),
-        ("__import__('os')._exit(3)", RuntimeError, "died without a word"),
+        ("__import__('os')._exit(3)", RuntimeError, "died without an error"),
     ],
 )
 def test_an_error_in_another_process_is_an_error_here(item, error, words):

@@ -359,7 +359,7 @@ def test_one_solver_one_head():
         solver.bind(nn.Linear(3, 2))
     with pytest.raises(TypeError, match=r"nn\.Linear"):
         SlimTik().bind(nn.Conv2d(1, 1, 1))
-    with pytest.raises(RuntimeError, match="owns no head yet"):
+    with pytest.raises(RuntimeError, match="is not bound to a head"):
         SlimTik().update(torch.ones(1, 3), torch.ones(1, 2))
     assert "memory=5" in repr(solver)
 

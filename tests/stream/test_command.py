@@ -247,8 +247,8 @@ BAD = [
     ("1", "the line has 1 cells where the header has 2"),
     ("1,", "there is no 'y'"),
     ("1,NA", "there is no 'y'"),
-    ("1,abc", "'y' is no number: or is it --classify?"),
-    ("1,2026-01-01", "'y' is no number: or is it --classify?"),
+    ("1,abc", "'y' is not a number: add --classify if it is a class"),
+    ("1,2026-01-01", "'y' is not a number: add --classify if it is a class"),
     ("1,1e400", "'y' is not finite"),
     ("inf,1", "'x' is not finite"),
     ("1e999,1", "'x' is not finite"),
@@ -302,11 +302,11 @@ def test_a_table_without_a_usable_row(tmp_path):
         (b"x,y\n1,2\n", ("--drop", "z"), 2, "--drop must be a column of the table, x, y, got 'z'"),
         (b"x,y\n", (), 2, "holds no rows"),
         (b"x,x,y\n1,2,3\n", (), 1, "has two columns 'x': rename one of them"),
-        ("x,y\n1,2\n".encode("utf-16"), (), 1, "is no text in UTF-8"),
+        ("x,y\n1,2\n".encode("utf-16"), (), 1, "is not UTF-8 text"),
         (b"\xe4,y\n1,2\n", (), 1, "is not in UTF-8: convert it"),
         (b'[{"x": 1, "y": 2}]', (), 1, "is one JSON array: write one object a line"),
-        (b"\x1f\x8b\x08garbage garbage", (), 1, "is not to be decompressed"),
-        (b"\x28\xb5\x2f\xfdgarbage garbage", (), 1, "is not to be decompressed"),
+        (b"\x1f\x8b\x08garbage garbage", (), 1, "cannot be decompressed"),
+        (b"\x28\xb5\x2f\xfdgarbage garbage", (), 1, "cannot be decompressed"),
         (b"PAR1 and no more", (), 1, "cannot be read"),
         (b"x,y\n1,2\n", ("--forgetting", "1.5"), 2, "--forgetting must be in (0, 1], got 1.5"),
         (b"x,y\n1,2\n", ("--ridge", "-1"), 2, "--ridge must be in (0, inf), got -1.0"),
@@ -340,7 +340,7 @@ def test_nothing_of_the_user_is_written_over(tmp_path):
         "stream", path, "--target", "y", "--quarantine", tmp_path / "mine.csv", "--predictions", tmp_path / "o.csv"
     )
     assert result.exit_code == 2
-    assert "mine.csv is no file of quarantined rows: name another by --quarantine" in result.stderr
+    assert "mine.csv is not a file of quarantined rows: choose another with --quarantine" in result.stderr
     assert (tmp_path / "mine.csv").read_text() == "a,b\n"
     assert path.read_bytes() == before
 
@@ -679,13 +679,13 @@ def test_inspect_tells_what_a_model_is_and_knows(tmp_path):
 @pytest.mark.parametrize(
     ("data", "arguments", "words"),
     [
-        (b"x,y\n1,up\n2,3\n", (), "line 2: the target 'y' is 'up', which is no number: add --classify"),
-        (b"x,y\n1,\n2,2026-01-01\n", (), "line 3: the target 'y' is a date, which is no number: add --classify"),
-        (b"x;y\n1;3,5\n2;4,5\n", (), "line 2: the target 'y' is '3,5', which is no number: give --decimal ,"),
-        (b'{"x": 1, "y": "up"}\n', (), "line 1: the target 'y' is 'up', which is no number: add --classify"),
+        (b"x,y\n1,up\n2,3\n", (), "line 2: the target 'y' is 'up', which is not a number: add --classify"),
+        (b"x,y\n1,\n2,2026-01-01\n", (), "line 3: the target 'y' is a date, which is not a number: add --classify"),
+        (b"x;y\n1;3,5\n2;4,5\n", (), "line 2: the target 'y' is '3,5', which is not a number: give --decimal ,"),
+        (b'{"x": 1, "y": "up"}\n', (), "line 1: the target 'y' is 'up', which is not a number: add --classify"),
         (b"x,y\n1,2\n", ("--drop", "y"), "--drop must leave the target in the table, got 'y' for both"),
         (b"x,y\n1,2\n", ("--intervals", "2"), "--intervals must be a share in (0, 1) of the targets"),
-        (b"x,y\n1,2\n", ("--probabilities",), "--probabilities must be asked of classes"),
+        (b"x,y\n1,2\n", ("--probabilities",), "--probabilities needs a target that is a class"),
         (b"x,y\n1,2\n", ("--classify", "--intervals", ".9"), "got 0.9: --probabilities is for classes"),
     ],
 )
@@ -871,20 +871,20 @@ def test_inspect_says_what_another_file_is(tmp_path):
     for arguments in (("inspect", table), ("predict", table, table)):
         result = run(*arguments)
         assert result.exit_code == 1
-        assert result.stderr == f"{table} is a text, perhaps a CSV table, no checkpoint of sepsa: {cure}\n"
+        assert result.stderr == f"{table} is a text, perhaps a CSV table, not a checkpoint of sepsa: {cure}\n"
     torch.save({"a": 1}, tmp_path / "m.pt")
     assert (
-        "is a zip archive, as torch.save writes, no checkpoint of sepsa: load it by"
+        "is a zip archive, as torch.save writes, not a checkpoint of sepsa: load it with"
         in run("inspect", tmp_path / "m.pt").stderr
     )
     pq.write_table(pa.table({"a": [1]}), tmp_path / "t.parquet")
-    assert "is a Parquet table, no checkpoint" in run("inspect", tmp_path / "t.parquet").stderr
+    assert "is a Parquet table, not a checkpoint" in run("inspect", tmp_path / "t.parquet").stderr
     (tmp_path / "noise").write_bytes(b"\0\xff" * 50)
-    assert "noise is damaged or no checkpoint of sepsa" in run("inspect", tmp_path / "noise").stderr
+    assert "noise is damaged or not a checkpoint of sepsa" in run("inspect", tmp_path / "noise").stderr
     os.mkfifo(tmp_path / "fifo")
     result = run("inspect", tmp_path / "fifo")
     assert result.exit_code == 1
-    assert "fifo is a device or a FIFO, no checkpoint: give a file" in result.stderr
+    assert "fifo is a device or a FIFO, not a checkpoint: give a file" in result.stderr
 
 
 def test_the_default_forgetting_is_that_of_the_estimators(tmp_path):

@@ -65,7 +65,7 @@ def test_gaps_bad_numbers_and_times_that_do_not_advance(tmp_path):
     lost = list(csv.DictReader((tmp_path / "q.csv").read_text().splitlines()))
     assert [row["line"] for row in lost] == ["52", "62", "72"]
     assert lost[0]["reason"].startswith("time must be later than that of the last row")
-    assert lost[1]["reason"] == "'a' is no number"
+    assert lost[1]["reason"] == "'a' is not a number"
     assert "97 rows" in result.stderr
 
 

@@ -164,7 +164,7 @@ def test_what_is_refused(tmp_path):
     with KeyedLearner(estimator(), path) as keyed:
         assert list(keyed) == ["a"]
     path.write_bytes(b"no database" * 100)
-    with pytest.raises(CheckpointError, match="no file of a KeyedLearner"):
+    with pytest.raises(CheckpointError, match="not a file of a KeyedLearner"):
         KeyedLearner(estimator(), path)
 
 

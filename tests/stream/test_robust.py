@@ -480,5 +480,5 @@ def test_a_machine_with_nothing_writable_compiles_in_memory():
     quick = os.environ | {"NUMBA_OPT": "0"}  # compiled code that is thrown away need not be fast
     done = subprocess.run([sys.executable, "-c", code], env=quick, capture_output=True, text=True, check=True)
     assert float(done.stdout) == 0.0
-    assert done.stderr.count("no folder for compiled code can be written") == 1
+    assert done.stderr.count("no folder for compiled code is writable") == 1
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""Bytewax: a keyed operator that predicts and learns, whose state in Bytewax's recovery store are our safe bytes."""
+"""Bytewax: a keyed operator that predicts and learns, and stores checkpoints in Bytewax's recovery store."""
 
 from __future__ import annotations
 
@@ -9,10 +9,18 @@ from sepsa.states.objects import from_bytes, to_bytes
 
 
 def learn(step_id: str, up: Any, start: Any) -> Any:
-    """A step of a dataflow: pairs (x, y) of each key in, (prediction, y) out, each predicted before it is learned.
+    """Add a step to a dataflow that predicts each sample by the learner of its key, then learns it.
 
-    `up` is a keyed stream of samples for `start`, a model of `sepsa.river` of which every key gets a copy; a y of None
-    is predicted and not learned. After a crash Bytewax resumes each key from the last epoch in its recovery store.
+    Choose it for a Bytewax dataflow with a key. After a crash Bytewax resumes each key from the last epoch in its
+    recovery store.
+
+    Args:
+        step_id: Name of the step.
+        up: A keyed stream of pairs (x, y); a y of None is predicted and not learned.
+        start: A model of `sepsa.river`, of which every key gets a copy.
+
+    Returns:
+        A keyed stream of pairs (prediction, y).
     """
     from bytewax import operators
 

@@ -1,4 +1,4 @@
-"""Flower: a strategy that merges what clients have learned instead of averaging their weights."""
+"""Flower: a strategy that merges what clients have learned, instead of averaging their weights."""
 
 from __future__ import annotations
 
@@ -16,9 +16,16 @@ KEY = "sepsa.delta"
 
 
 def reply(message: Message, head: RLS) -> Message:
-    """A client's answer to a training message: what its head has learned, from the prior that all clients share.
+    """Return a client's answer to a training message: what its head has learned since `bind`.
 
-    In a later round the client sends what is new: let a new head learn the rows that came since the round before.
+    In a later round the client sends what is new: let a new head learn the rows that came since the last round.
+
+    Args:
+        message: The training message.
+        head: An `RLS` that started from the weights and the ridge of the strategy's head.
+
+    Returns:
+        The reply, for `MergeDeltas`.
     """
     delta = ConfigRecord({KEY: head.delta_since().to_bytes()})
     return Message(content=RecordDict({KEY: delta}), reply_to=message)
@@ -36,14 +43,20 @@ def sent(message: Message) -> bytes:
 
 
 class MergeDeltas(FedAvg):  # type: ignore[misc]
-    """A strategy whose head, after each round, is the ridge regression on the rows of all clients so far.
+    """A Flower strategy whose head, after each round, is ridge regression on the rows of all clients so far.
 
-    Choose it for a linear model, or for a linear head on features that all clients compute alike: one round equals
-    central training, for clients of any sizes and distributions. `head` is an `RLS` at forgetting 1 with the weights
-    and the ridge from which every client starts, such as `sepsa.engines.shards.zero_head`. Clients answer by `reply`.
-    `options` are those of Flower's `FedAvg`, which selects the clients. `rounds` has the deltas of each round by node,
-    so that `unlearn` can remove a client; save it after a round, and a server that starts again with it continues with
-    the same bits.
+    Choose it for a linear model, or for a linear head on features that all clients compute in the same way: one round
+    equals central training, for clients of any sizes and distributions. Clients answer by `reply`.
+
+    Args:
+        head: An `RLS` at forgetting 1 with the weights and the ridge from which every client starts, such as
+            `sepsa.engines.shards.zero_head`.
+        rounds: The attribute `rounds` of an earlier run, to continue it with the same bits.
+        **options: Arguments of Flower's `FedAvg`, which selects the clients.
+
+    Attributes:
+        head: The head that has merged all rounds.
+        rounds: The deltas of each round by node, which `unlearn` needs; save them after a round.
     """
 
     def __init__(self, head: RLS, *, rounds: Iterable[Mapping[int, bytes]] = (), **options: Any) -> None:
@@ -66,7 +79,16 @@ class MergeDeltas(FedAvg):  # type: ignore[misc]
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Merge the deltas of a round; one that does not fit is an error that names its node, and none is merged."""
+        """Merge the deltas of a round. A delta that does not fit is an error that names its node, and nothing is
+        merged.
+
+        Args:
+            server_round: Number of the round.
+            replies: The clients' replies.
+
+        Returns:
+            The head's weights and the number of samples, as Flower's records.
+        """
         valid, _ = self._check_and_log_replies(replies, is_train=True, validate=False)
         deltas = {message.metadata.src_node_id: sent(message) for message in valid}
         self.head = self._merged(copy.deepcopy(self.head), [deltas])
@@ -75,7 +97,11 @@ class MergeDeltas(FedAvg):  # type: ignore[misc]
         return ArrayRecord(self.head.linear.state_dict()), MetricRecord({"samples": self.head.samples})
 
     def unlearn(self, node: int) -> None:
-        """Remove all that a client has sent: the head is then that of the other clients, as if it had never come."""
+        """Remove everything that a client has sent: the head is then that of the other clients.
+
+        Args:
+            node: The client's node id.
+        """
         known = sorted({known for deltas in self.rounds for known in deltas})
         if node not in known:
             raise ValueError(f"node must be one of {known}, which have sent deltas, got {node}")

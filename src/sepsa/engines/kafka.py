@@ -1,4 +1,4 @@
-"""Kafka: consume, predict, learn and commit together, so that every row is learned exactly once."""
+"""Kafka: consume, predict, learn and commit together, so that every message is learned exactly once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from sepsa.validation import at_least
 
 
 class Row(NamedTuple):
-    """A message as a sample: its key, its features by name, and its target, None where there is none to learn."""
+    """A message as a sample.
+
+    Attributes:
+        key: The key of its learner.
+        x: Features by name.
+        y: The target; None to predict without learning.
+    """
 
     key: Hashable
     x: dict[Any, Any]
@@ -30,14 +36,24 @@ def learn(
 ) -> Iterator[tuple[Row, Any]]:
     """Predict each message of a topic, then learn it, and yield the row with its prediction.
 
-    The offsets lie in the file of `learners`, with what was learned before them in one transaction every
-    `commit_every` messages and at the end: after a crash each message is learned exactly once, with the same bits,
-    and predictions since the last commit are yielded again. After you leave the loop early, call `learners.commit()`;
-    another `learn` continues behind the last row. `consumer` is a `confluent_kafka.Consumer` with
-    "enable.auto.commit" false and "auto.offset.reset" "error", so that offsets which the broker no longer has raise an
-    error. `partitions` are those to consume, by default all that the topic has at the start: to divide a topic among
-    processes, give each its own partitions and its own file. `learners` start from a model of `sepsa.river`. `decode`
-    makes a message a `Row`. It ends after `idle` seconds without a message; None: never.
+    Choose it to learn a topic exactly once: the offsets are in the file of `learners`, and every commit writes them in
+    one transaction with what was learned. After a crash each message is learned exactly once, with the same bits, and
+    the predictions since the last commit are yielded again. If you leave the loop early, call `learners.commit()`;
+    another `learn` continues after the last row.
+
+    Args:
+        consumer: A `confluent_kafka.Consumer` with "enable.auto.commit" false and "auto.offset.reset" "error", so that
+            offsets that the broker no longer has raise an error.
+        topic: Name of the topic.
+        learners: A `KeyedLearner` that starts from a model of `sepsa.river`.
+        decode: A function that converts a message to a `Row`.
+        partitions: Partitions to consume; None for all that the topic has at the start. To divide a topic among
+            processes, give each its own partitions and its own file.
+        commit_every: Messages between two commits.
+        idle: Seconds without a message after which the loop ends; None for never.
+
+    Yields:
+        Pairs of a row and its prediction.
     """
     from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
 

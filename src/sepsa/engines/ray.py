@@ -1,4 +1,4 @@
-"""Ray: a table in parts, each learned by a task, and the deltas merged exactly."""
+"""Ray: a table in parts, each learned by a task, merged exactly into one head."""
 
 from __future__ import annotations
 
@@ -10,11 +10,20 @@ from sepsa.heads import RLS
 
 
 def fit_head(parts: Iterable[Any], read: Callable[[Any], Batches], new_head: Callable[[], RLS], **options: Any) -> RLS:
-    """The head that `new_head` makes, after it has learned all parts, each in a task of Ray.
+    """Learn a table in parts, each in a task of Ray, and merge the results exactly.
 
-    `read(part)` yields batches of features and targets; it runs in the task, so that parts may be names of files. A
-    task whose worker dies is run again by Ray and counts once. Deltas are merged in the order of the parts, so that
-    the result has the same bits however the tasks end. `options` are those of `ray.remote`, such as `num_cpus`.
+    Choose it where a Ray cluster has the data. A task whose worker dies is run again by Ray and counts once. Results
+    are merged in the order of the parts, so that the head has the same bits however the tasks end.
+
+    Args:
+        parts: Parts of the table, such as names of files.
+        read: A function of a part that yields batches of features (n, d) and targets (n, m); it runs in the task.
+        new_head: A function that makes the head from which every task starts, such as
+            `partial(sepsa.engines.shards.zero_head, features)`.
+        **options: Options of `ray.remote`, such as `num_cpus`.
+
+    Returns:
+        The head that has learned all parts.
     """
     import ray
 

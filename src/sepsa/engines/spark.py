@@ -1,4 +1,4 @@
-"""Spark: a table learned in its partitions and merged exactly, and a stream with one learner for each key."""
+"""Spark: a table learned in its partitions and merged exactly, and a stream with one learner per key."""
 
 from __future__ import annotations
 
@@ -13,10 +13,19 @@ from sepsa.states.objects import from_bytes, to_bytes
 
 
 def fit_head(table: Any, features: Sequence[str], targets: Sequence[str], **settings: Any) -> RLS:
-    """The `RLS` with these settings that has learned all rows of a Spark DataFrame: the ridge regression on them.
+    """Learn all rows of a Spark DataFrame in its partitions, and merge the results exactly.
 
-    Each partition is learned by its executor into a delta of a few kilobytes, for any number of rows. Deltas are merged
-    in the order of the partitions. Columns must be numeric, without nulls.
+    Choose it where Spark has the data: each executor sends a few kilobytes, whatever the number of rows. The result is
+    ridge regression on all rows. Results are merged in the order of the partitions.
+
+    Args:
+        table: The DataFrame.
+        features: Numeric columns without nulls.
+        targets: Numeric columns without nulls.
+        **settings: Arguments of `RLS`.
+
+    Returns:
+        The head that has learned all rows.
     """
     inputs, outputs = list(features), list(targets)
     new_head = partial(zero_head, len(inputs), len(outputs), **settings)
@@ -31,12 +40,21 @@ def fit_head(table: Any, features: Sequence[str], targets: Sequence[str], **sett
 
 
 def learn_by_key(stream: Any, key: str, features: Sequence[str], target: str, order: str, start: Any) -> Any:
-    """A streaming DataFrame of predictions, each made before its row was learned by the learner of its key.
+    """Predict each row of a streaming DataFrame by the learner of its key, then learn it.
 
-    `start` is a `SepSARegressor` of which every key gets a copy. Rows of one key in one micro-batch are learned in the
-    order of the column `order`, because Spark gives them in none. The state of a key in Spark's checkpoint are the
-    learner's safe bytes; a query that is killed and started again from its checkpoint ends with the same bits. The
-    result has the columns `key`, `order`, "prediction" and `target`. Features may be null, targets may not.
+    Choose it for structured streaming with a key. The learners are in Spark's checkpoint; a query that is killed and
+    started again from its checkpoint ends with the same bits.
+
+    Args:
+        stream: The streaming DataFrame.
+        key: Column of the key.
+        features: Numeric columns; they may be null.
+        target: Column of the target, never null.
+        order: Column by which the rows of one key in one micro-batch are sorted, because Spark gives them in any order.
+        start: A `SepSARegressor`, of which every key gets a copy.
+
+    Returns:
+        A streaming DataFrame with the columns `key`, `order`, "prediction" and `target`.
     """
     inputs = list(features)
     chosen = stream.select(key, order, *inputs, target)

@@ -1,4 +1,4 @@
-"""The quasi-Newton head: state and interface of the online L-BFGS method that `quasi_newton` writes out."""
+"""The quasi-Newton head: state and interface of the online L-BFGS method in `math.quasi_newton`."""
 
 from __future__ import annotations
 
@@ -33,20 +33,41 @@ _SETTINGS = ("loss_name", "memory", "forgetting")
 
 
 class OnlineLBFGS(OwnsHead):
-    """Linear head by online L-BFGS: squared loss or cross-entropy at O(memory · p) a step and output.
+    """Train a linear head by online L-BFGS on squared loss or cross-entropy, at O(memory · p) per step and output.
 
-    Choose it where p² numbers are too many for `RLS`, which is exact after one pass where this takes several.
-    Over many passes through the same data, in any order, in batches of one size, the head approaches the minimizer of
+    Choose it where a p x p matrix is too large for `RLS` or `SoftmaxNewton`. `RLS` is exact after one pass over the
+    data; this method needs several. Over many passes, in any order, in batches of one size, the weights approach the
+    minimizer of
 
         sum_i loss(W features_i, targets_i) + (ridge / passes) ½ ||W - prior||^2
 
-    as `RLS` does, where loss is ½ ||targets_i - W features_i||^2 or the cross-entropy, and `prior` is what the head
-    held when it was bound; the bias has the ridge `bias_ridge` of `RLS`, next to none. `forgetting` < 1 weights what
-    was seen by forgetting^age, age counting updates, and leaves the ridge whole. With loss="cross-entropy" targets are
-    probabilities (..., out_features), each row at least 0 and of sum 1, or for a head of one output, the logistic case,
-    in [0, 1]; or integer labels (...).
+    where loss is ½ ||targets_i - W features_i||^2 or the cross-entropy, and `prior` is the head's weights at `bind`.
 
-    Features and targets may come in any floating dtype; the arithmetic runs in `dtype`, float32 unless given.
+    Args:
+        loss: "squared" or "cross-entropy".
+        memory: Number of curvature pairs, each of the size of the head; more help ill-conditioned features.
+        ridge: Strength of the pull towards the initial weights; 1 has the weight of one sample of unit features.
+        forgetting: Factor in (0, 1] on the weight of earlier samples, once per update; the ridge is not forgotten.
+        bias_ridge: Ridge of the bias. None: 1e-4 (1e-3 in float32) or `ridge`, whichever is smaller; "ridge": `ridge`.
+        dtype: Dtype of the arithmetic. Features and targets may have any floating dtype.
+
+    Attributes:
+        linear: The `nn.Linear` that the solver is bound to, or None.
+
+    See also:
+        `RLS` and `SoftmaxNewton`, which converge in fewer samples where p x p fits in memory.
+
+    Examples:
+        >>> import torch
+        >>> from sepsa import OnlineLBFGS
+        >>> _ = torch.manual_seed(0)
+        >>> features = torch.randn(100, 2)
+        >>> targets = features @ torch.tensor([[2.0], [-1.0]])
+        >>> head = OnlineLBFGS().bind(torch.nn.Linear(2, 1))
+        >>> for step in range(50):
+        ...     head.update(features, targets)
+        >>> bool(head.loss(head.predict(features), targets) < 1e-3)
+        True
     """
 
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
@@ -80,7 +101,7 @@ class OnlineLBFGS(OwnsHead):
         self._compact = compact(self._state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything beside the head itself, whose weights live in the `nn.Linear`."""
+        """Return the state and the settings, without the head's weights, which are in the `nn.Linear`."""
         self._ready()
         state = {
             key: value.clone() if isinstance(value, Tensor) else value for key, value in self._state._asdict().items()
@@ -89,7 +110,14 @@ class OnlineLBFGS(OwnsHead):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
+        """Continue from a saved state, with its settings.
+
+        Args:
+            state_dict: The result of `state_dict` of a solver whose head has the same shape.
+
+        Raises:
+            ValueError: An entry is missing or wrong; the message names it and nothing changed.
+        """
         linear = self._ready()
         saved = read_solver("OnlineLBFGS", state_dict, {*LBFGSState._fields, *_SETTINGS})
         ridge, bias_ridge = read_ridges(saved.path("ridges"), saved["ridges"])
@@ -111,27 +139,33 @@ class OnlineLBFGS(OwnsHead):
 
     @property
     def steps(self) -> int:
-        """How many updates the head has learned from."""
+        """The number of updates that the head has learned."""
         self._ready()
         return self._state.steps
 
     @property
     def samples(self) -> float:
-        """How many samples the head remembers: all it saw at forgetting 1, weighted by forgetting^age below."""
+        """The number of samples that the head remembers: the sum of their weights times forgetting^age."""
         self._ready()
         return self._state.samples
 
     @property
     def pairs(self) -> int:
-        """How many curvature pairs the memory holds."""
+        """The number of curvature pairs in memory."""
         self._ready()
         return self._state.pairs
 
     @torch.no_grad()
     def inverse_curvature(self, vector: Tensor) -> Tensor:
-        """Hv, the inverse curvature times a vector (out_features, p); a bias is the last column.
+        """Return the inverse curvature H times a vector.
 
-        H is that of one sample's share of the objective, so the covariance of the weights is about H / `samples`.
+        H belongs to the mean objective per sample, so that the covariance of the weights is about H / `samples`.
+
+        Args:
+            vector: A matrix (out_features, p) of the shape of the weights; a bias is the last column.
+
+        Returns:
+            A matrix of the same shape.
         """
         self._ready()
         W = self._state.W
@@ -141,16 +175,16 @@ class OnlineLBFGS(OwnsHead):
 
     @torch.no_grad()
     def health(self) -> dict[str, float]:
-        """What to look at when a run goes wrong, as numbers to log every hundred steps or so.
+        """Return numbers that show why a run goes wrong, to log about every hundred steps.
 
-        - `condition`, the largest over the smallest eigenvalue of the curvature that the pairs describe. Far above
-          1e3 the memory is too short for it: normalize the features, raise `ridge` or `memory`.
-        - `smallest_eigenvalue` of that curvature, times `samples`: comparable with that of `RLS`.
-        - `effective_samples`, what the head remembers. Below the number of features it cannot tell signal from noise:
-          raise `forgetting` or `ridge`.
-        - `last_step`, the norm of the weights' change in the last update. It should fall as the run goes on; if it
-          does not, the body moves too fast: lower its learning rate. NaN before an update.
-        - `pairs`, how many curvature pairs the memory holds.
+        - `condition`: largest over smallest eigenvalue of the curvature that the pairs describe. Far above 1e3 the
+          memory is too short: normalize the features, raise `ridge` or `memory`.
+        - `smallest_eigenvalue` of that curvature times `samples`, comparable with that of `RLS`.
+        - `effective_samples`: number of samples that the head remembers. Below the number of features the head cannot
+          tell signal from noise: raise `forgetting` or `ridge`.
+        - `last_step`: norm of the weights' change in the last update. It should fall during training; if it does not,
+          lower the body's learning rate. NaN before the first update.
+        - `pairs`: number of curvature pairs in memory.
         """
         self._ready()
         state, (gamma, M) = self._state, self._compact
@@ -189,7 +223,16 @@ class OnlineLBFGS(OwnsHead):
     # ------------------------------------------------------------------ learning
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss this head minimizes, for the body to follow: mean squared error or mean cross-entropy."""
+        """Return the mean squared error or mean cross-entropy, the loss that the head minimizes, for the body to
+        follow.
+
+        Args:
+            outputs: Outputs (..., out_features).
+            targets: As for `update`.
+
+        Returns:
+            A scalar.
+        """
         labels = self.loss_name != "squared" and not targets.is_floating_point()
         check_outputs(outputs, targets, labels)
         if self.loss_name == "squared":
@@ -201,10 +244,16 @@ class OnlineLBFGS(OwnsHead):
 
     @torch.no_grad()
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
-        """Learn samples as one block: features (..., in_features), targets (..., out_features) or labels (...).
+        """Learn samples as one block.
 
-        `sample_weight` (...) multiplies each sample's loss. `forgetting` acts once per update, however many samples
-        it has. On bad input an error is raised and nothing changes.
+        Args:
+            features: Inputs of the head (..., in_features).
+            targets: Targets (..., out_features). For "cross-entropy": probabilities, of sum 1 or, for one output, in
+                [0, 1]; or integer labels (...).
+            sample_weight: Factor (...) on each sample's loss. `forgetting` acts once per update, whatever its size.
+
+        Raises:
+            ValueError: A shape or target is wrong, or a value is not finite; nothing was learned.
         """
         linear = self._ready()
         if self.loss_name == "cross-entropy" and is_integer(targets) and targets.dtype != torch.bool:
@@ -284,7 +333,15 @@ class OnlineLBFGS(OwnsHead):
 
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
-        """The head's outputs (..., out_features) by W in the solver's dtype; the pairs are too few for a deviation."""
+        """Return the head's outputs. A standard deviation is not available: the pairs describe too little of the
+        curvature.
+
+        Args:
+            features: Inputs of the head (..., in_features).
+
+        Returns:
+            Outputs (..., out_features), computed in the solver's dtype.
+        """
         linear = self._ready()
         check_rows(linear, features)
         Phi = parameters.rows(linear, features, self.dtype)
@@ -295,7 +352,7 @@ class OnlineLBFGS(OwnsHead):
 
 
 def check_settings(loss: str, memory: int, forgetting: float) -> None:
-    """The hyperparameters, given or loaded."""
+    """Check hyperparameters, given or loaded."""
     if loss not in _LOSSES:
         raise ValueError(f"loss must be one of {', '.join(map(repr, _LOSSES))}, got {loss!r}")
     at_least("memory", memory, 1)
@@ -303,7 +360,7 @@ def check_settings(loss: str, memory: int, forgetting: float) -> None:
 
 
 def check_consistent(saved: Entries, state: LBFGSState, memory: int) -> None:
-    """Refuse entries that no updates could have made."""
+    """Raise an error for entries that no sequence of updates can produce."""
     if state.pairs > memory:
         raise saved.damaged("pairs", f"at most the memory, {memory}", state.pairs)
     saved.integer("pairs", 0, state.steps)
@@ -325,7 +382,7 @@ def check_consistent(saved: Entries, state: LBFGSState, memory: int) -> None:
 
 
 def as_probabilities(targets: Tensor, like: Tensor) -> Tensor:
-    """Probabilities (..., m) of labels (...), NaN for one that is no class; other targets as they are."""
+    """Probabilities (..., m) of labels (...), NaN for a label outside the classes; other targets unchanged."""
     if targets.is_floating_point():
         return targets
     m = like.shape[-1]
@@ -333,7 +390,7 @@ def as_probabilities(targets: Tensor, like: Tensor) -> Tensor:
 
 
 def labels_one_hot(linear: nn.Linear, labels: Tensor) -> Tensor:
-    """Class labels as probabilities, in the head's dtype; an error for one that is no class."""
+    """Class labels as probabilities, in the head's dtype; an error for a label outside the classes."""
     hot = as_probabilities(labels, linear.weight.detach().new_empty(linear.out_features))
     wrong = hot.isnan().any(-1)
     if bool(wrong.any()):
@@ -345,7 +402,7 @@ def labels_one_hot(linear: nn.Linear, labels: Tensor) -> Tensor:
 
 
 def check_probabilities(targets: Tensor) -> None:
-    """What the cross-entropy can be taken with; NaN and Inf are left to the check of the numbers."""
+    """Check targets of the cross-entropy; NaN and Inf are found later."""
     low, high = float(targets.min()), float(targets.max())
     if not (math.isfinite(low) and math.isfinite(high)):
         return

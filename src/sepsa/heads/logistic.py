@@ -1,4 +1,4 @@
-"""The head of independent logistic outputs: for each, the online Newton method that `cross_entropy` writes out."""
+"""The head of independent logistic outputs: one online Newton method of `math.cross_entropy` per output."""
 
 from __future__ import annotations
 
@@ -21,17 +21,43 @@ IGNORE_INDEX = -100
 
 
 class LogisticNewton(NewtonHead):
-    """Head of independent yes-or-no outputs by an online Newton method on their binary cross-entropy.
+    """Train independent binary outputs by an online Newton method on their binary cross-entropy.
 
-    Choose it for labels that do not exclude each other (multi-label), or for one output that says yes or no; for
-    classes of which one is right, `SoftmaxNewton`. Each output equals a `SoftmaxNewton` of one output that is given
-    weight 0 where this output was not observed, with a curvature of its own: out_features matrices of p x p.
+    Choose it for labels that do not exclude each other (multi-label classification), or for one binary output. Each
+    output equals a `SoftmaxNewton` with one output that gets weight 0 where this output was not observed. Each has a
+    curvature of its own, so the state is out_features matrices of p x p.
 
-    Targets (..., out_features) are 0 or 1 as numbers or booleans, or probabilities between; NaN, or -100 among
-    integers, or a weight of 0, says that this output was not observed, and an output of which nothing was observed does
-    not change. For a head of one output labels (...) will do. `pos_weight`, one number an output, multiplies what a
-    yes counts, as in `torch.nn.BCEWithLogitsLoss`; `ridge`, `forgetting` and `bias_ridge` are those of `SoftmaxNewton`,
-    `ridge="auto"` included, which chooses one ridge for all outputs.
+    Targets (..., out_features) are 0 or 1 as numbers or booleans, or probabilities. NaN, or -100 among integers, or a
+    weight of 0 marks an output that was not observed; an output without any observation in an update does not change. A
+    head with one output also takes labels (...).
+
+    Args:
+        ridge: Strength of the pull towards the initial weights; 1 has the weight of a few samples of unit features.
+            "auto" chooses one ridge for all outputs, as in `SoftmaxNewton`.
+        forgetting: Factor in (0, 1] on the curvature of earlier samples, once per update; 1 adds no forgetting.
+        bias_ridge: Ridge of the bias. None: 1e-4 (1e-3 in float32) or `ridge`, whichever is smaller; "ridge": `ridge`.
+        pos_weight: One positive factor per output on the loss of its positive samples, as in
+            `torch.nn.BCEWithLogitsLoss`.
+
+    Attributes:
+        linear: The `nn.Linear` that the solver is bound to, or None.
+
+    See also:
+        `SoftmaxNewton` for classes of which exactly one is right; `PerOutput` for numeric targets that are partly
+        missing.
+
+    Examples:
+        >>> import torch
+        >>> from sepsa import LogisticNewton
+        >>> _ = torch.manual_seed(0)
+        >>> features = torch.randn(200, 4)
+        >>> labels = (features[:, :2] > 0).float()
+        >>> labels[:50, 1] = torch.nan  # the second output is observed from row 50 on
+        >>> head = LogisticNewton().bind(torch.nn.Linear(4, 2))
+        >>> for batch in torch.arange(200).split(20):
+        ...     head.update(features[batch], labels[batch])
+        >>> head.predict_proba(torch.tensor([[3.0, -3.0, 0.0, 0.0]])).round()
+        tensor([[1., 0.]])
     """
 
     settings = ("forgetting", "pos_weight")
@@ -76,19 +102,19 @@ class LogisticNewton(NewtonHead):
 
     @property
     def steps(self) -> int:
-        """How many updates that output has learned from which has most."""
+        """The number of updates learned by the output that has learned most."""
         self._ready()
         return int(self._state.counters[:, 0].max())
 
     @property
     def samples(self) -> float:
-        """How many samples an output has seen, each by its weight, in the mean over outputs."""
+        """The number of samples that an output has learned, each counted by its weight; a mean over the outputs."""
         self._ready()
         return float(self._state.counters[:, 1].mean())
 
     @torch.no_grad()
     def covariance(self) -> Tensor:
-        """B = A⁻¹ (out_features, p, p), the inverse curvatures; a bias is the last coordinate."""
+        """Return B = A⁻¹ (out_features, p, p), the inverse curvature of each output; a bias is the last coordinate."""
         self._ready()
         T = self._state.T
         B = T.mT @ T
@@ -96,7 +122,7 @@ class LogisticNewton(NewtonHead):
 
     @torch.no_grad()
     def health(self) -> dict[str, float]:
-        """The numbers of `SoftmaxNewton.health`, each as the output has it for which it is worst."""
+        """Return the numbers of `SoftmaxNewton.health`, each for the output where it is worst."""
         self._ready()
         state = self._state
         roots = torch.linalg.svdvals(state.T)  # (m, p), of each B's eigenvalues, the largest first
@@ -114,7 +140,16 @@ class LogisticNewton(NewtonHead):
     # ------------------------------------------------------------------ learning
 
     def loss(self, outputs: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> Tensor:
-        """The loss this head minimizes, for the body to follow: the mean binary cross-entropy of what was observed."""
+        """Return the mean binary cross-entropy of the observed targets, for the body to follow.
+
+        Args:
+            outputs: Logits (..., out_features).
+            targets: As for `update`.
+            sample_weight: Factor (...) or (..., out_features) on the losses; the mean is a weighted one.
+
+        Returns:
+            A scalar.
+        """
         self._ready()
         targets = as_numbers(targets, outputs)
         check_outputs(outputs, targets)
@@ -127,10 +162,17 @@ class LogisticNewton(NewtonHead):
 
     @torch.no_grad()
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
-        """Learn samples: features (..., in_features), targets (..., out_features), or labels (...) for one output.
+        """Learn samples as one block.
 
-        `sample_weight` is (...) or (..., out_features) and multiplies losses. `forgetting` acts once per update of an
-        output, however many samples it has. On bad input an error is raised and nothing changes.
+        Args:
+            features: Inputs of the head (..., in_features).
+            targets: 0, 1 or probabilities (..., out_features), NaN or -100 where not observed; labels (...) for one
+                output.
+            sample_weight: Factor (...) or (..., out_features) on the losses. `forgetting` acts once per update of an
+                output.
+
+        Raises:
+            ValueError: A shape or target is wrong, or a value is not finite; nothing was learned.
         """
         linear = self._ready()
         check_rows(linear, features)
@@ -206,7 +248,14 @@ class LogisticNewton(NewtonHead):
 
     @torch.no_grad()
     def predict_proba(self, features: Tensor) -> Tensor:
-        """The probabilities of a yes (..., out_features)."""
+        """Return the probability that each output is 1.
+
+        Args:
+            features: Inputs of the head (..., in_features).
+
+        Returns:
+            Probabilities (..., out_features).
+        """
         linear = self._ready()
         check_rows(linear, features)
         probabilities: Tensor = linear(features).sigmoid()
@@ -218,7 +267,15 @@ class LogisticNewton(NewtonHead):
     def predict(self, features: Tensor, return_std: Literal[True]) -> Posterior: ...
     @torch.no_grad()
     def predict(self, features: Tensor, return_std: bool = False) -> Tensor | Posterior:
-        """The logits (..., out_features); with `return_std` also their deviation, of the Laplace approximation."""
+        """Return the logits, on request with their standard deviation.
+
+        Args:
+            features: Inputs of the head (..., in_features).
+            return_std: Whether to return the standard deviation too, from a Laplace approximation with `covariance`.
+
+        Returns:
+            Logits (..., out_features), or a `Posterior(mean, std)` of two such tensors.
+        """
         Phi, mean = self._logits(features)
         if not return_std:
             return mean
@@ -227,7 +284,7 @@ class LogisticNewton(NewtonHead):
 
 
 def each_output(state: CrossEntropyState) -> list[CrossEntropyState]:
-    """The outputs one by one, as a `SoftmaxNewton` of one output has them."""
+    """The state of each output by itself, in the form that a `SoftmaxNewton` with one output has."""
     return [
         CrossEntropyState(T, W[None], prior[None], share[None], left, counters, weights, state.ridge)
         for T, W, prior, share, left, counters, weights in zip(*state[:7], strict=True)
@@ -254,7 +311,7 @@ def as_numbers(targets: Tensor, like: Tensor, leading: torch.Size | None = None)
 
 
 def class_weights(pos_weight: list[float] | None, like: Tensor) -> Tensor:
-    """(m, 2): what a no and a yes count for each output."""
+    """(m, 2): the weights of a negative and a positive sample for each output."""
     yes = like.new_tensor(pos_weight or [1.0] * len(like))
     return torch.stack([torch.ones_like(yes), yes], 1)
 
@@ -269,6 +326,6 @@ def positive_weights(values: Sequence[float] | Tensor | None) -> list[float] | N
 
 
 def check_count(pos_weight: list[float] | None, m: int) -> None:
-    """Refuse weights unless there is one for each output."""
+    """Raise an error unless there is one weight for each output."""
     if pos_weight is not None and len(pos_weight) != m:
         raise ValueError(f"pos_weight must have {m} numbers, one an output of this head, got {len(pos_weight)}")

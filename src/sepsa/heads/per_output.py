@@ -1,4 +1,4 @@
-"""A solver for each output of one head, so that a sample may have targets for some outputs and not for others."""
+"""One solver for each output of a head, so that a sample may have targets for only some of the outputs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,31 @@ S = TypeVar("S", bound=HeadSolver)
 
 
 class PerOutput(OwnsHead, Generic[S]):
-    """A copy of one solver for each output of the head, with a curvature of its own.
+    """Train each output of a head by a solver of its own, so that samples may have targets for only some outputs.
 
-    Choose it where single outputs of a sample are not observed: several tasks with gaps, or contextual bandits, where
-    each arm is an output and a round shows the reward of one. It equals out_features heads of one output, each of which
-    learns the samples that have its target, at out_features times the price.
+    Choose it for several targets of which some are missing in a sample, and for bandits, where each arm is an output
+    and a round shows the reward of one arm. It equals out_features heads with one output, each of which learns the
+    samples that have its target, at out_features times the cost. A target of NaN, or a weight of 0, marks an output
+    that was not observed in a sample: that output neither learns nor forgets.
 
-        PerOutput(RLS(forgetting=0.99))
+    Args:
+        solver: A solver that is not bound to a head, such as `RLS(forgetting=0.99)`; it is copied for each output.
 
-    A target of NaN, or a weight of 0, says that this output was not observed: to the head as if the sample had not
-    come, so nothing is forgotten either; and `loss` is the mean over what was. `sample_weight` may have one number a
-    sample or one for each output of it. `solvers` has them one by one.
+    Attributes:
+        solvers: The solvers, one per output, after `bind`.
+        linear: The `nn.Linear` that the solver is bound to, or None.
+
+    See also:
+        `LogisticNewton` for binary outputs that are partly missing.
+
+    Examples:
+        >>> import torch
+        >>> from sepsa import RLS, PerOutput
+        >>> arms = PerOutput(RLS()).bind(torch.nn.Linear(3, 2))
+        >>> rewards = torch.tensor([[1.0, torch.nan]])  # that of the first arm
+        >>> arms.update(torch.ones(1, 3), rewards)
+        >>> [solver.samples for solver in arms.solvers]
+        [1.0, 0.0]
     """
 
     learns_partly = True
@@ -59,12 +73,19 @@ class PerOutput(OwnsHead, Generic[S]):
         self.solvers = [copy.deepcopy(self.solver).bind(row) for row in rows_of(linear)]
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of the outputs' solvers, in order."""
+        """Return the states of the outputs' solvers, in order."""
         self._ready()
         return {"outputs": [solver.state_dict() for solver in self.solvers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a state of as many outputs; anything else is refused whole."""
+        """Continue from a saved state, with its settings.
+
+        Args:
+            state_dict: The result of `state_dict` of a solver whose head has as many outputs.
+
+        Raises:
+            ValueError: An entry is missing or wrong; the message names it and nothing changed.
+        """
         self._ready()
         states = schema.read("state_dict", state_dict, {"outputs"}, "PerOutput").items("outputs", len(self.solvers))
         fresh = copy.deepcopy(self.solvers)
@@ -73,12 +94,16 @@ class PerOutput(OwnsHead, Generic[S]):
         self.solvers = fresh  # whose heads are copies, until they are laid over the head again
 
     def checkpoint(self) -> Any:
-        """What `rollback` returns to."""
+        """Return what `rollback` restores."""
         self._ready()
         return tuple(solver.checkpoint() for solver in self._each)
 
     def rollback(self, checkpoint: Any) -> None:
-        """Undo every update since `checkpoint()` returned this."""
+        """Restore the state and the head's weights as they were at a checkpoint.
+
+        Args:
+            checkpoint: The result of `checkpoint`.
+        """
         self._ready()
 
         def write() -> None:
@@ -89,7 +114,7 @@ class PerOutput(OwnsHead, Generic[S]):
 
     @property
     def forgets(self) -> bool:
-        """Whether the next update forgets, where the solvers can be told; see `sepsa.heads.Forgets`."""
+        """Whether the next update forgets; see `sepsa.heads.Forgets`."""
         one: Any = self.solver if self.linear is None else self.solvers[0]
         return bool(one.forgets)
 
@@ -100,23 +125,23 @@ class PerOutput(OwnsHead, Generic[S]):
 
     @property
     def steps(self) -> int:
-        """How many updates that output has learned from which has most."""
+        """The number of updates learned by the output that has learned most."""
         self._ready()
         return max(int(getattr(solver, "steps", 0)) for solver in self.solvers)
 
     @property
     def samples(self) -> float:
-        """How many samples an output remembers, in the mean over outputs."""
+        """The number of samples that an output remembers; a mean over the outputs."""
         self._ready()
         return sum(float(getattr(solver, "samples", 0.0)) for solver in self.solvers) / len(self.solvers)
 
     def covariance(self) -> Tensor:
-        """B (out_features, p, p) of the outputs."""
+        """Return B (out_features, p, p), the inverse curvature of each output."""
         self._ready()
         return torch.stack([solver.covariance() for solver in self._each])
 
     def health(self) -> dict[str, float]:
-        """The solvers' `health()`, each number as the output has it for which it is worst."""
+        """Return the numbers of the solvers' `health()`, each for the output where it is worst."""
         self._ready()
         return partial_targets.worst([solver.health() for solver in self._each])
 
@@ -140,7 +165,16 @@ class PerOutput(OwnsHead, Generic[S]):
     # ------------------------------------------------------------------ learning
 
     def loss(self, outputs: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> Tensor:
-        """The solver's loss, as a mean over the outputs that were observed, by their weights."""
+        """Return the solver's loss as a weighted mean over the observed outputs, for the body to follow.
+
+        Args:
+            outputs: Outputs (..., out_features).
+            targets: Targets of the same shape, NaN where not observed.
+            sample_weight: Weights (...) or (..., out_features).
+
+        Returns:
+            A scalar.
+        """
         self._ready()
         check_outputs(outputs, targets)
         missing = targets.isnan()
@@ -153,10 +187,15 @@ class PerOutput(OwnsHead, Generic[S]):
 
     @torch.no_grad()
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
-        """Learn samples: features (..., in_features), targets (..., out_features), NaN where not observed.
+        """Learn samples as one block; an output without any observation does not change.
 
-        `sample_weight` is (...) or (..., out_features). An output of which nothing was observed does not change. On bad
-        input an error is raised and nothing changes.
+        Args:
+            features: Inputs of the head (..., in_features).
+            targets: Targets (..., out_features), NaN where not observed.
+            sample_weight: Weights (...) or (..., out_features); 0 marks what was not observed.
+
+        Raises:
+            ValueError: A shape is wrong or a value is not finite; nothing was learned.
         """
         linear = self._ready()
         x, y, weight, observed = partial_targets.rows_of(linear, features, targets, sample_weight)
@@ -183,7 +222,16 @@ class PerOutput(OwnsHead, Generic[S]):
     @overload
     def predict(self, features: Tensor, return_std: Literal[True], *, noise: float | None = None) -> Posterior: ...
     def predict(self, features: Tensor, return_std: bool = False, *, noise: float | None = None) -> Tensor | Posterior:
-        """What the solvers predict, (..., out_features); with `return_std` also the deviations, by `noise` if given."""
+        """Predict all outputs, on request with their standard deviations.
+
+        Args:
+            features: Inputs of the head (..., in_features).
+            return_std: Whether to return standard deviations too, where the solver has them.
+            noise: σ, as for `RLS.predict`.
+
+        Returns:
+            Predictions (..., out_features), or a `Posterior(mean, std)` of two such tensors.
+        """
         check_rows(self._ready(), features)
         if not return_std:
             return torch.cat([solver.predict(features) for solver in self._each], -1)
@@ -194,7 +242,16 @@ class PerOutput(OwnsHead, Generic[S]):
     def sample(
         self, features: Tensor, *, noise: float | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Predict (..., out_features) by weights drawn once from the solvers' posteriors: see `RLS.sample`."""
+        """Predict with weights drawn from their posteriors, for Thompson sampling; the solver must be an `RLS`.
+
+        Args:
+            features: Inputs of the head (..., in_features). All of them see the same weights.
+            noise: σ, as for `RLS.predict`.
+            generator: Source of randomness; None for torch's default.
+
+        Returns:
+            Predictions (..., out_features).
+        """
         check_rows(self._ready(), features)
         if not hasattr(self.solver, "sample"):
             raise TypeError(f"sample needs a solver that can draw from its posterior, an RLS, got {self.solver!r}")

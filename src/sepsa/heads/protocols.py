@@ -1,7 +1,7 @@
 """What SepSA asks of a head solver, and what some solvers can do beyond it.
 
-A solver is any object with the five methods of `HeadSolver`; nothing is to be inherited. `sepsa.testing.check_solver`
-holds it to what they promise.
+A solver is any object with the five methods of `HeadSolver`; it does not have to inherit from anything.
+`sepsa.testing.check_solver` checks that it keeps the promises of the protocol.
 """
 
 from __future__ import annotations
@@ -15,15 +15,20 @@ Solver = TypeVar("Solver", bound="HeadSolver")
 
 
 class PrecisionWarning(UserWarning):
-    """A head lost digits to the scale of its features, or refused rows for that reason where it cannot raise."""
+    """A head lost digits because of the scale of its features, or left out rows for that reason in a captured step."""
 
 
 class NotFinite(ValueError):
-    """Numbers that a head cannot learn from: NaN, Inf, or too large for its arithmetic. Nothing was learned."""
+    """Values that a head cannot learn: NaN, Inf, or numbers too large for its arithmetic. Nothing was learned."""
 
 
 class Posterior(NamedTuple):
-    """A prediction and its standard deviation, both (..., out_features)."""
+    """A prediction with its standard deviation, which `predict(..., return_std=True)` returns.
+
+    Attributes:
+        mean: Predictions (..., out_features).
+        std: Their standard deviations (..., out_features).
+    """
 
     mean: Tensor
     std: Tensor
@@ -31,63 +36,104 @@ class Posterior(NamedTuple):
 
 @runtime_checkable
 class HeadSolver(Protocol):
-    """A convex method that owns one `nn.Linear`: it keeps its curvature and sets its weights in place."""
+    """A convex method that owns one `nn.Linear`: it keeps the curvature and sets the weights in place.
+
+    Write your own to train a head by another method; `SepSA(model, base, solver=...)` takes it.
+    """
 
     def bind(self: Solver, linear: nn.Linear) -> Solver:
-        """Own `linear`, whose present weights are the start. Returns the solver; a second head is refused."""
+        """Take ownership of a head. Its present weights are the start.
+
+        Args:
+            linear: The head. A solver owns one head; binding another one is an error.
+
+        Returns:
+            The solver.
+        """
         ...
 
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
-        """Learn samples: features (..., in_features), targets as `loss` takes them, weights (...).
+        """Learn samples completely, or raise an error and change nothing. It may call its head.
 
-        Whole, or an error and nothing: `NotFinite` for numbers that cannot be learned, TypeError or another
-        ValueError for what has the wrong shape, dtype, device or range. It may call its head.
+        Args:
+            features: Inputs of the head (..., in_features).
+            targets: Targets as `loss` takes them.
+            sample_weight: Weights (...), or None.
+
+        Raises:
+            NotFinite: Values that cannot be learned.
+            TypeError: A wrong dtype.
+            ValueError: A wrong shape, device or range.
         """
         ...
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss that the head minimizes, a mean over samples, for the body to follow."""
+        """Return the loss that the head minimizes, a mean over samples, for the body to follow.
+
+        Args:
+            outputs: Outputs of the head (..., out_features).
+            targets: Targets as for `update`.
+
+        Returns:
+            A scalar.
+        """
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything beside the head's own weights, as copies: tensors, numbers, strings, lists and dicts of them."""
+        """Return everything except the head's weights, as copies: tensors, numbers, strings, and lists and dicts of
+        them.
+        """
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from such a state, bit for bit. Whole, or ValueError and nothing."""
+        """Continue from a saved state with the same bits.
+
+        Args:
+            state_dict: The result of `state_dict`.
+
+        Raises:
+            ValueError: The state does not fit; nothing changed.
+        """
         ...
 
 
 @runtime_checkable
 class Capturable(Protocol):
-    """A solver whose update can be recorded in a CUDA graph, where the host can look at no number."""
+    """A solver whose update can be recorded in a CUDA graph, where the host can read no value."""
 
     def prepare_capture(self) -> Hashable:
-        """Get ready on the head's device, outside of any graph, before each run of recorded steps.
+        """Prepare the state on the head's device, outside of any graph, before each run of recorded steps.
 
-        Returns what a recording depends on beside tensors written in place: while it stays equal, a recording holds.
+        Returns:
+            A value on which a recording depends, beside tensors written in place: a recording is valid while it is
+            equal.
         """
         ...
 
     def update_captured(self, features: Tensor, targets: Tensor) -> Tensor:
-        """`update` of rows (n, in_features) without a look from the host.
+        """Learn samples without synchronizing with the host; rows that are not finite change nothing.
 
-        Rows that are not finite change nothing. Returns a flag (0-d, bool) that says whether they were.
+        Args:
+            features: Inputs of the head (n, in_features).
+            targets: Targets (n, out_features).
+
+        Returns:
+            A boolean scalar on the device: whether all rows were finite.
         """
         ...
 
     def finish_captured(self) -> None:
-        """What the last `update_captured` left undone because neither forward nor backward pass waits for it."""
+        """Do what the last `update_captured` left for later because no forward or backward pass waits for it."""
         ...
 
 
 @runtime_checkable
 class HoldsOut(Protocol):
-    """A solver that judges itself by samples it holds out, from which the body must not learn either."""
+    """A solver that measures its error on samples that it holds out, from which the body must not learn either."""
 
     @property
     def held_out(self) -> Tensor | None:
-        """Which rows (n,) of the last update were held out, as booleans; None where none was."""
+        """A mask (n,) of the samples of the last update that were held out; None if there were none."""
         ...
 
     def update(
@@ -98,51 +144,97 @@ class HoldsOut(Protocol):
         *,
         identity: Tensor | None = None,
     ) -> None:
-        """Learn samples like `HeadSolver.update`; inputs `identity` (b, ...), b a divisor of n, identify repeats."""
+        """Learn samples as `HeadSolver.update` does, except those that are held out.
+
+        Args:
+            features: Inputs of the head (..., in_features).
+            targets: Targets as `loss` takes them.
+            sample_weight: Weights (...), or None.
+            identity: Inputs (b, ...) by which samples are recognized when they repeat, b a divisor of the number of
+                samples.
+        """
         ...
 
 
 class CapturableByRow(Protocol):
-    """What a solver is that is both `Capturable` and `HoldsOut`: in a graph it knows samples by their rows."""
+    """A solver that is both `Capturable` and `HoldsOut`: in a graph it recognizes samples by their rows in the data
+    set.
+    """
 
     def prepare_capture(self, inputs: Tensor | None = None, targets: Tensor | None = None) -> Hashable:
-        """Prepare a run over the rows of this data set on the device, like `Capturable.prepare_capture`."""
+        """Prepare a run over the rows of a data set, as `Capturable.prepare_capture` does.
+
+        Args:
+            inputs: The data set's inputs on the device.
+            targets: The data set's targets on the device.
+
+        Returns:
+            A value on which a recording depends.
+        """
         ...
 
     def update_captured(self, features: Tensor, targets: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Learn these `rows` (n,) of the data set like `Capturable.update_captured`; `held_out` is then a mask.
+        """Learn samples as `Capturable.update_captured` does; `held_out` is then a mask on the device.
 
-        Without `rows`, outside of a graph, samples are known by their features.
+        Args:
+            features: Inputs of the head (n, in_features).
+            targets: Targets (n, out_features).
+            rows: Rows (n,) of the data set that the samples are; None, outside of a graph, to recognize them by
+                features.
+
+        Returns:
+            A boolean scalar on the device: whether all rows were finite.
         """
         ...
 
 
 @runtime_checkable
 class Forgets(Protocol):
-    """A solver that forgets once in an update, unless `forgets`, True as a rule, was set to False before it."""
+    """A solver that forgets once per update, except in an update before which `forgets` was set to False.
+
+    Attributes:
+        forgets: Whether the next update forgets; True by default.
+    """
 
     forgets: bool
 
 
 @runtime_checkable
 class LearnsPartly(Protocol):
-    """A solver with a curvature for each output, which takes samples of which some outputs are not observed."""
+    """A solver with one curvature per output, which takes samples of which some outputs are not observed.
+
+    Attributes:
+        learns_partly: Whether this solver does.
+    """
 
     learns_partly: bool
 
     def loss(self, outputs: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> Tensor:
-        """The mean loss over what was observed, by weights (...) or (..., out_features)."""
+        """Return the weighted mean loss over the observed outputs.
+
+        Args:
+            outputs: Outputs of the head (..., out_features).
+            targets: Targets, NaN where not observed.
+            sample_weight: Weights (...) or (..., out_features), or None.
+
+        Returns:
+            A scalar.
+        """
         ...
 
 
 @runtime_checkable
 class Revertible(Protocol):
-    """A solver that can take its last updates back, for where the body could not follow them."""
+    """A solver that can undo its last updates, for a step in which the body could not follow."""
 
     def checkpoint(self) -> Any:
-        """The present state, to come back to by `rollback`. Called before every step: references, or small copies."""
+        """Return the present state for `rollback`; it is called before every step and should not copy large tensors."""
         ...
 
     def rollback(self, checkpoint: Any) -> None:
-        """The state and the head's weights as they were at `checkpoint`."""
+        """Restore the state and the head's weights as they were at a checkpoint.
+
+        Args:
+            checkpoint: The result of `checkpoint`.
+        """
         ...

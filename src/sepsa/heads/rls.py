@@ -34,21 +34,49 @@ from sepsa.validation import in_range
 
 
 class RLS(NormalPosterior):
-    """Linear head by recursive least squares: an exact Newton step per update.
+    """Train a linear head by recursive least squares: an exact Newton step on the squared loss per update.
 
-    Choose it for squared loss, whenever a p x p matrix is affordable. After any updates the head's weights
-    are the minimizer of
+    Choose it for regression where a p x p matrix fits in memory, p the number of features and the bias. After any
+    updates the head's weights are the minimizer of
 
-        sum_i forgetting^age_i ||targets_i - W features_i||^2 + sum_j ridge_j ||W_j - prior_j||^2
+        sum_i forgetting^age_i ||targets_i - W features_i||^2
+            + sum_j ridge_j ||W_j - prior_j||^2
 
-    where `prior` is what the head held when it was bound, age counts updates, and ridge_j is `ridge`, kept
-    alive however much is forgotten (see `restored_per_update`). So at forgetting 1 an `RLS` equals ridge
-    regression about the initial weights on all data seen, in any order and in any batches. The bias is next to free,
-    by `bias_ridge`: 1e-4 (1e-3 in float32), or the ridge where that is less; "ridge" holds it as it does the weights.
+    where `prior` is the head's weights at `bind`, age counts updates, and ridge_j is `ridge`, which forgetting never
+    removes (see `restored_per_update`). At forgetting 1 an `RLS` equals ridge regression about the initial weights on
+    all data seen, in any order and in any batches. The state is a square root of the inverse curvature, so that the
+    curvature stays positive definite.
 
-    Either setting, or both, may be "auto": then a `SelfTuningRLS` is made, which chooses by the errors it makes.
-    Features and targets may come in any floating dtype; the arithmetic runs in `dtype`, float64 unless given.
-    The state keeps a square root of the inverse curvature, which stays positive definite by construction.
+    Args:
+        ridge: Strength of the pull towards the initial weights; 1 has the weight of one sample of unit features. "auto"
+            makes a `SelfTuningRLS`, which chooses by its errors.
+        forgetting: Factor in (0, 1] on the weight of earlier samples, once per update; below 1 the head follows changes
+            of the data and of the body. "auto" makes a `SelfTuningRLS`.
+        bias_ridge: Ridge of the bias. None: 1e-4 (1e-3 in float32) or `ridge`, whichever is smaller, so that targets
+            may have an offset; "ridge": `ridge`.
+        dtype: Dtype of the arithmetic. None: float64, or float32 on MPS. Features and targets may have any floating
+            dtype.
+
+    Attributes:
+        linear: The `nn.Linear` that the solver is bound to, or None.
+
+    See also:
+        `SoftmaxNewton` and `LogisticNewton` for classification; `PerOutput` for targets that are partly missing;
+        `OnlineLBFGS` where p x p is too large.
+
+    Examples:
+        >>> import torch
+        >>> from sepsa import RLS
+        >>> _ = torch.manual_seed(0)
+        >>> features = torch.randn(100, 2)
+        >>> targets = features @ torch.tensor([[2.0], [-1.0]]) + 5
+        >>> head = RLS(ridge=1e-6).bind(torch.nn.Linear(2, 1))
+        >>> head.update(features, targets)
+        >>> [p.detach().round(decimals=3) for p in head.linear.parameters()]
+        [tensor([[ 2., -1.]]), tensor([5.])]
+        >>> mean, std = head.predict(features[:3], return_std=True)
+        >>> mean.shape, std.shape
+        (torch.Size([3, 1]), torch.Size([3, 1]))
     """
 
     learns_moments = True  # rows with equal second moments are equal to it: see sepsa.distributed
@@ -91,7 +119,7 @@ class RLS(NormalPosterior):
         self._place: tuple[Any, ...] = ()  # where the head lay when the backend was chosen, and for which updates
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything beside the head itself, whose weights live in the `nn.Linear`."""
+        """Return the state and the settings, without the head's weights, which are in the `nn.Linear`."""
         state, counters = self._read()
         return write_root(
             state, counters, RLSSettings(self._problem.prior, self.ridge, self.bias_ridge, self.forgetting)
@@ -99,7 +127,14 @@ class RLS(NormalPosterior):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
+        """Continue from a saved state, with its settings.
+
+        Args:
+            state_dict: The result of `state_dict` of a solver whose head has the same shape.
+
+        Raises:
+            ValueError: An entry is missing or wrong; the message names it and nothing changed.
+        """
         self._read()
         linear = self._head()
         state, counters, settings = read_root(state_dict, linear, self._problem.prior)
@@ -115,33 +150,33 @@ class RLS(NormalPosterior):
 
     @property
     def steps(self) -> int:
-        """How many updates the head has learned from."""
+        """The number of updates that the head has learned."""
         return int(self._read()[1][STEPS])
 
     @property
     def samples(self) -> float:
-        """How many samples the head remembers: all it saw, weighted by forgetting^age."""
+        """The number of samples that the head remembers: the sum of their weights times forgetting^age."""
         return float(self._read()[1][SAMPLES])
 
     @property
     def ridge_left(self) -> Tensor:
-        """The ridge (p,) that each coordinate has at the moment, between half of its own and all of it."""
+        """The ridge (p,) of each coordinate at present, between half of its setting and all of it."""
         return self._read()[0].ridge_left.clone()
 
     def objective(self) -> Tensor:
-        """The minimum (m,) that the head's weights attain, one for each output."""
+        """Return the minimum (m,) of the objective, which the head's weights attain, one number per output."""
         return self._read()[0].energy.clone()
 
     @torch.no_grad()
     def covariance(self) -> Tensor:
-        """B (p, p), the inverse of the curvature A; the bias, if there is one, is the last coordinate."""
+        """Return B (p, p), the inverse of the curvature A; a bias is the last coordinate."""
         T = least_squares.square_root(self._read()[0])
         B = T.T @ T
         return (B + B.T) / 2
 
     @property
     def backend(self) -> str:
-        """What computes an update of one row: "numba", one compiled call, "graph", recorded kernels, or "torch"."""
+        """The backend that computes an update of one row: "numba" (compiled), "graph" (CUDA graphs) or "torch"."""
         self._read()
         return choose.choose("least squares", self._case(1)).backend
 
@@ -201,23 +236,44 @@ class RLS(NormalPosterior):
 
     @staticmethod
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss this head minimizes, for the body to follow: mean squared error."""
+        """Return the mean squared error, the loss that the head minimizes, for the body to follow.
+
+        Args:
+            outputs: Outputs (..., out_features).
+            targets: Targets of the same shape.
+
+        Returns:
+            A scalar.
+        """
         check_outputs(outputs, targets)
         return functional.mse_loss(outputs, targets)
 
     def restored_per_update(self, n: int) -> int:
-        """How many coordinates get their ridge back in an update, of however many samples n: p log2(1/forgetting).
+        """Return how many coordinates get their ridge back in an update: p log2(1/forgetting), rounded up.
 
-        Forgetting takes the share 1 - λ of the ridge too. An update gives a few coordinates all of it back, in
-        rotation, usually one, at O(p²), so that no coordinate ever falls under half of its ridge.
+        Forgetting reduces the ridge by the factor λ too. Each update restores the ridge of a few coordinates in
+        rotation, usually of one, at O(p²), so that no coordinate ever has less than half of its ridge.
+
+        Args:
+            n: Number of samples in the update, on which the result does not depend.
+
+        Returns:
+            The number of coordinates.
         """
         return rotation(len(self._problem.ridge), self.forgetting)
 
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
-        """Learn samples as one block: features (..., in_features), targets (..., out_features).
+        """Learn samples as one block.
 
-        `sample_weight` (...) multiplies each sample's squared error. `forgetting` acts once per update, however many
-        samples it has. On bad input an error is raised and nothing changes.
+        Args:
+            features: Inputs of the head (..., in_features).
+            targets: Targets (..., out_features).
+            sample_weight: Factor (...) on each sample's squared error. `forgetting` acts once per update, whatever its
+                size.
+
+        Raises:
+            NotFinite: A value is NaN, infinite or too large; nothing was learned.
+            ValueError: A shape is wrong; nothing was learned.
         """
         linear = self._head()
         check_rows(linear, features, targets, sample_weight)
@@ -231,12 +287,16 @@ class RLS(NormalPosterior):
             self._recent.note(Phi, before, steps)
 
     def checkpoint(self) -> Any:
-        """What `rollback` needs to undo the next update; cheap, because updates make new tensors or are small."""
+        """Return what `rollback` needs to undo the next update: references and small copies of the state."""
         self._read()
         return self._eager().checkpoint()
 
     def rollback(self, checkpoint: Any) -> None:
-        """Restore the state and the head's weights as they were when `checkpoint` was taken."""
+        """Restore the state and the head's weights as they were at a checkpoint.
+
+        Args:
+            checkpoint: The result of `checkpoint`.
+        """
         self._read()
         self._eager().undo(checkpoint)
 
@@ -251,7 +311,11 @@ class RLS(NormalPosterior):
 
     @torch.no_grad()
     def prepare_capture(self) -> Hashable:
-        """Bring the state to where captured updates write: the host may have learned or set the head since."""
+        """Copy the state to the memory that captured updates write, if the head was changed elsewhere since.
+
+        Returns:
+            The addresses and settings on which a recording depends.
+        """
         linear, (state, counters), captured = self._head(), self._read(), self._captured
         if captured is None or not captured.lies_in(linear):
             captured = CapturedState(self._problem, state)
@@ -264,14 +328,22 @@ class RLS(NormalPosterior):
 
     @torch.no_grad()
     def update_captured(self, features: Tensor, targets: Tensor) -> Tensor:
-        """`update` without a look from the host: samples that are not finite change nothing, and the flag says so."""
+        """Learn samples inside a CUDA graph, without synchronizing with the host.
+
+        Args:
+            features: Inputs of the head (..., in_features).
+            targets: Targets (..., out_features).
+
+        Returns:
+            A boolean scalar on the device: False where a value was not finite, so that nothing was learned.
+        """
         if self._captured is None or self._backend is not self._captured:
             raise RuntimeError("update_captured needs prepare_capture() first")
         return self._captured.update(features, targets, self.forgetting)
 
     @torch.no_grad()
     def finish_captured(self) -> None:
-        """Finish the last `update_captured`: the curvature, which neither forward nor backward pass reads."""
+        """Compute the curvature after the last `update_captured`; no forward or backward pass reads it."""
         if self._captured is not None:
             self._captured.finish()
 
@@ -279,10 +351,16 @@ class RLS(NormalPosterior):
 
     @torch.no_grad()
     def unlearn(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
-        """Remove samples learned before, exactly, as if they had never been seen (at forgetting 1).
+        """Remove samples learned before, as if the head had never seen them. Needs forgetting 1.
 
-        Exact to a millionth, or refused with nothing changed: where it would leave less curvature than the prior has,
-        or where the samples are so large that too few digits of the rest are left.
+        Args:
+            features: Inputs of the head (..., in_features), as they were learned.
+            targets: Targets (..., out_features), as they were learned.
+            sample_weight: Weights (...), as they were learned.
+
+        Raises:
+            ValueError: The result would be wrong by more than a millionth, because the samples were not learned by this
+                head or are so large that too few digits of the rest are left; nothing changed.
         """
         (state, counters), linear = self._read(), self._head()
         self._remembers_all("unlearn")
@@ -297,14 +375,28 @@ class RLS(NormalPosterior):
 
     @torch.no_grad()
     def delta_since(self, mark: dict[str, Any] | None = None) -> Delta:
-        """What was learned since `mark`, an earlier `state_dict()` of this head (None: since `bind`), to `merge`."""
+        """Return what the head has learned since an earlier state, to `merge` into another head. Needs forgetting 1.
+
+        Args:
+            mark: An earlier result of `state_dict` of this head; None for everything since `bind`.
+
+        Returns:
+            A `Delta`, whose size does not depend on the number of samples.
+        """
         (state, counters), (linear, prior, ridge) = self._read(), self._problem
         self._remembers_all("delta_since")
         return delta_since(mark, linear, state._replace(W=follow(linear, state.W)), counters, prior, ridge)
 
     @torch.no_grad()
     def merge(self, other: RLS | Delta) -> None:
-        """Become the head that saw this one's data and `other`'s, exactly, at forgetting 1 and one common prior."""
+        """Add what another head has learned, exactly, as if this head had seen its samples. Needs forgetting 1.
+
+        Args:
+            other: A `Delta`, or an `RLS` bound to a copy of the same initial head with the same ridge.
+
+        Raises:
+            ValueError: The two started from different weights, ridges or dtypes; nothing changed.
+        """
         if not isinstance(other, (RLS, Delta)):
             raise TypeError(f"other must be an RLS or a Delta, which delta_since returns, got {type(other).__name__}")
         (state, counters), (linear, prior, ridge) = self._read(), self._problem
@@ -344,12 +436,12 @@ class RLS(NormalPosterior):
 
     @torch.no_grad()
     def health(self) -> dict[str, float]:
-        """What to look at when a run goes wrong, as numbers to log every hundred steps or so.
+        """Return numbers that show why a run goes wrong, to log about every hundred steps.
 
-        `condition`, `smallest_eigenvalue`, `effective_samples`, `last_step`, `feature_drift`, `dead_features` and
-        `silent_features`: docs/how-to-choose.md tells what each means and what to do.
-
-        Those of the last updates know one update in eight, and are NaN before one and inside a captured step.
+        They are `condition`, `smallest_eigenvalue`, `effective_samples`, `last_step`, `feature_drift`, `dead_features`
+        and `silent_features`; docs/how-to-choose.md explains each and what to do. `condition`, `last_step`,
+        `feature_drift` and `silent_features` are computed from one update in eight; they are NaN before the first
+        update and in captured steps.
         """
         state, counters = self._read()
         T, steps = least_squares.square_root(state), int(counters[STEPS])

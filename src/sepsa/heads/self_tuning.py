@@ -47,20 +47,41 @@ _LARGEST_SHARE = {torch.float64: 1e-7, torch.float32: 1e-3}
 
 
 class SelfTuningRLS(NormalPosterior):
-    """Recursive least squares that chooses its forgetting, its ridge, or both: what `RLS(forgetting="auto")` makes.
+    """Recursive least squares that chooses its forgetting, its ridge, or both; `RLS(forgetting="auto")` makes it.
 
-    Choose it where nobody knows how fast the body makes old curvature stale, or how noisy the targets are. Each
-    candidate equals the `RLS` of its settings; the one with the smallest recent error at samples before it learns
-    them sets the head's weights, and where errors differ by chance, the one that remembers most. `chosen` tells which,
-    over time; `forgetting` and `ridge` are the current ones. An update costs one Cholesky factor of A per candidate.
+    Choose it where you do not know how fast the body or the data change, or how noisy the targets are. Each candidate
+    equals the `RLS` of its settings. The candidate with the smallest recent error on samples before it learns them sets
+    the head's weights; where errors differ only by chance, the one that remembers most. An update costs one Cholesky
+    factorization of the curvature per candidate.
 
-    Ridges of the grid are relative to the squared size (root mean square) of the features in the first update, rounded
-    to a power of ten. `bias_ridge` is that of `RLS`, the same for all.
+    Candidate ridges are relative to the mean square of the features in the first update, rounded to a power of ten.
+    Samples that are learned again, as in a second epoch, no longer give an honest error. So a tenth of the samples,
+    chosen by a hash, becomes a validation set when they repeat, and neither head nor body learns from them any more. A
+    sample that never repeats exactly, as with data augmentation, always counts as new, and so do samples of data sets
+    beyond 1.3 million rows.
 
-    Samples are identified by their `identity` and targets: `SepSA` passes the model's inputs, and without it the
-    features serve. A tenth of the samples become a validation set when they repeat; neither head nor body learns from
-    them any more. A sample that never repeats exactly (data augmentation) always counts as new, and so do samples of
-    data sets beyond 1.3 million rows once the memory for hashes is full.
+    Args:
+        ridge: A number, or "auto" to choose it.
+        forgetting: A number in (0, 1], or "auto" to choose it.
+        bias_ridge: As for `RLS`; the same for all candidates.
+        dtype: As for `RLS`.
+
+    Attributes:
+        linear: The `nn.Linear` that the solver is bound to, or None.
+
+    See also:
+        `RLS`, which costs less and keeps more digits where the settings are known.
+
+    Examples:
+        >>> import torch
+        >>> from sepsa import RLS
+        >>> _ = torch.manual_seed(0)
+        >>> head = RLS(forgetting="auto", ridge="auto").bind(torch.nn.Linear(2, 1))
+        >>> for step in range(100):
+        ...     features = torch.randn(8, 2)
+        ...     head.update(features, features.sum(1, keepdim=True))
+        >>> head.forgetting  # the data do not change
+        1.0
     """
 
     _replaced = ("_state", "_held_out")
@@ -98,12 +119,19 @@ class SelfTuningRLS(NormalPosterior):
         self._on_device = False  # whether the captured state is ahead of this one
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything beside the head itself: all candidates, their scores, and the hashes of samples they learned."""
+        """Return the candidates, their scores and the hashes of samples, without the head's weights."""
         return write_candidates(self._read(), Tuned(self._grid, self._prior, self._salt, self._seen))
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of the same shape, grid included; for anything else raise ValueError and change nothing."""
+        """Continue from a saved state, with its settings.
+
+        Args:
+            state_dict: The result of `state_dict` of a solver with the same candidates, whose head has the same shape.
+
+        Raises:
+            ValueError: An entry is missing or wrong; the message names it and nothing changed.
+        """
         state = self._read()
         new, tuned = read_candidates(state_dict, state, Tuned(self._grid, self._prior, self._salt, self._seen))
         if new.steps:
@@ -122,7 +150,11 @@ class SelfTuningRLS(NormalPosterior):
         self._assign(**attributes, _state=new, _basis=basis_of(tuned.prior), _captured=None, _recent=recent)
 
     def rollback(self, checkpoint: Any) -> None:
-        """Restore the state and the head's weights as they were when `checkpoint` was taken."""
+        """Restore the state and the head's weights as they were at a checkpoint.
+
+        Args:
+            checkpoint: The result of `checkpoint`.
+        """
         super().rollback(checkpoint)
         for sample in list(self._seen)[self._state.seen :]:
             self._seen.pop(sample, None)
@@ -173,13 +205,15 @@ class SelfTuningRLS(NormalPosterior):
 
     @property
     def chosen(self) -> list[Choice]:
-        """Which candidate set the head from which update on, ending with the active one: the last 1,000 changes."""
+        """The last 1,000 changes of the active candidate as (update, forgetting, ridge); the last one is active."""
         members = self.members
         return [Choice(step, *members[member]) for step, member in self._state.history]
 
     @property
     def scores(self) -> dict[tuple[float, float], float]:
-        """The recent mean squared error of each candidate at samples it had not learned, outliers clipped."""
+        """The recent mean squared error of each (forgetting, ridge) on samples before they were learned, outliers
+        clipped.
+        """
         score = self._read().score
         return dict(zip(self.members, (score[:-1, -1] / score[-1, -1]).tolist(), strict=True))
 
@@ -195,40 +229,40 @@ class SelfTuningRLS(NormalPosterior):
 
     @property
     def held_out(self) -> Tensor | None:
-        """Which rows (n,) of the last update were held out, as booleans; None where none was."""
+        """A mask (n,) of the samples of the last update that were held out; None if there were none."""
         return self._held_out
 
     @property
     def steps(self) -> int:
-        """How many updates the head has learned from."""
+        """The number of updates that the head has learned."""
         return self._read().steps
 
     @property
     def samples(self) -> float:
-        """The effective samples of the active candidate."""
+        """The number of samples that the active candidate remembers."""
         state = self._read()
         return state.samples[self._grid.lambda_index[state.active]]
 
     @torch.no_grad()
     def weights(self) -> Tensor:
-        """W (J, m, p) of all candidates."""
+        """Return the weights W (candidates, m, p) of all candidates."""
         return self._read().W.clone()
 
     @torch.no_grad()
     def covariance(self) -> Tensor:
-        """B (p, p) of the active candidate, as `RLS.covariance`."""
+        """Return B (p, p) of the active candidate, as `RLS.covariance` does."""
         T = candidates.square_root(self._grid, self._read())
         B = T.T @ T
         return (B + B.T) / 2
 
     @torch.no_grad()
     def objective(self) -> Tensor:
-        """The minimum (m,) that the head's weights attain, one for each output."""
+        """Return the minimum (m,) of the active candidate's objective, one number per output."""
         return candidates.minimum(self._grid, self._read())
 
     @property
     def ridge_left(self) -> Tensor:
-        """The ridge (p,) that each coordinate of the active candidate has at the moment."""
+        """The ridge (p,) of each coordinate of the active candidate at present."""
         state = self._read()
         return candidates.active_ridge(self._grid, state) * state.N[self._grid.lambda_index[state.active], 0]
 
@@ -241,7 +275,7 @@ class SelfTuningRLS(NormalPosterior):
 
     @torch.no_grad()
     def health(self) -> dict[str, float]:
-        """`RLS.health` of the active candidate."""
+        """Return the numbers of `RLS.health` for the active candidate."""
         state = self._read()
         W, T = state.W[state.active], candidates.square_root(self._grid, state)
         return health.report(T, W, self.ridge_left, self.samples, state.steps, self._recent)
@@ -250,7 +284,15 @@ class SelfTuningRLS(NormalPosterior):
 
     @staticmethod
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss that this head minimizes, and the body with it: mean squared error."""
+        """Return the mean squared error, the loss that the head minimizes, for the body to follow.
+
+        Args:
+            outputs: Outputs (..., out_features).
+            targets: Targets of the same shape.
+
+        Returns:
+            A scalar.
+        """
         check_outputs(outputs, targets)
         return functional.mse_loss(outputs, targets)
 
@@ -263,10 +305,18 @@ class SelfTuningRLS(NormalPosterior):
         *,
         identity: Tensor | None = None,
     ) -> None:
-        """Score every candidate, then learn: features (..., in_features), targets (..., out_features).
+        """Score every candidate on samples as one block, then learn them.
 
-        `identity` (b, ...) are the raw inputs that identify repeated samples, b a divisor of their number; the features
-        unless given. `held_out` then tells which rows were only scored. On bad input nothing changes.
+        Args:
+            features: Inputs of the head (..., in_features).
+            targets: Targets (..., out_features).
+            sample_weight: Factor (...) on each sample's squared error.
+            identity: Inputs (b, ...) by which samples are recognized when they repeat, b a divisor of the number of
+                samples; None for the features. `SepSA` passes the model's inputs.
+
+        Raises:
+            NotFinite: A value is NaN, infinite or too large; nothing was learned.
+            ValueError: A shape is wrong; nothing was learned.
         """
         self._read()
         linear = self._head()
@@ -339,7 +389,9 @@ class SelfTuningRLS(NormalPosterior):
         return True
 
     def _warn_of_rounding(self, now: bool = False) -> None:
-        """Warn once if the sums that candidates share have lost digits; looks at the first updates and every eighth."""
+        """Warn once if the sums that candidates share have lost digits; checked at the first updates and at every
+        eighth.
+        """
         steps = self._state.steps
         if self._warned or not steps or not (now or steps <= health.EVERY or steps % health.EVERY == 0):
             return
@@ -355,7 +407,7 @@ class SelfTuningRLS(NormalPosterior):
             )
 
     def _updated(self, state: Candidates, Phi: Tensor, Y: Tensor, split: BatchSplit, dtype: torch.dtype) -> Updated:
-        """The candidates after an update: by compiled loops, or by torch where these do not serve."""
+        """The candidates after an update, by compiled loops where they apply and by torch elsewhere."""
         compiled = self._compiled()
         new = None if compiled is None else compiled.updated(self._grid, state, self._basis, Phi, Y, split, dtype)
         if new is None:
@@ -376,7 +428,15 @@ class SelfTuningRLS(NormalPosterior):
 
     @torch.no_grad()
     def prepare_capture(self, inputs: Tensor | None = None, targets: Tensor | None = None) -> Hashable:
-        """Copy the state to the memory that captured updates write, for rows of the data set `inputs`, `targets`."""
+        """Copy the state to the memory that captured updates write.
+
+        Args:
+            inputs: The data set's inputs on the device, by whose rows samples are recognized.
+            targets: The data set's targets.
+
+        Returns:
+            The addresses on which a recording depends.
+        """
         linear, captured = self._head(), self._captured
         if captured is None or not captured.lies_in(linear):
             limits = _SEEN_LIMIT, _HISTORY_LIMIT
@@ -394,9 +454,17 @@ class SelfTuningRLS(NormalPosterior):
 
     @torch.no_grad()
     def update_captured(self, features: Tensor, targets: Tensor, rows: Tensor | None = None) -> Tensor:
-        """`update` without a read by the host, for these `rows` (n,) of the data set; `held_out` is then a mask.
+        """Learn samples inside a CUDA graph, without synchronizing with the host; `held_out` is then a mask on the
+        device.
 
-        Without `rows` the samples are hashed, which the host must read: not inside a graph.
+        Args:
+            features: Inputs of the head (..., in_features).
+            targets: Targets (..., out_features).
+            rows: Rows (n,) of the data set that the samples are. None: samples are recognized by a hash, which the host
+                computes, so not inside a graph.
+
+        Returns:
+            A boolean scalar on the device: False where a value was not finite, so that nothing was learned.
         """
         if self._captured is None or not self._on_device:
             raise RuntimeError("update_captured needs prepare_capture() first")
@@ -408,13 +476,13 @@ class SelfTuningRLS(NormalPosterior):
 
     @torch.no_grad()
     def finish_captured(self) -> None:
-        """Finish the last `update_captured`: write the candidates' state, which no forward or backward pass reads."""
+        """Write the candidates' state after the last `update_captured`; no forward or backward pass reads it."""
         if self._captured is not None:
             self._captured.finish()
 
 
 def grid_of(settings: tuple[tuple[float, float], ...], ridge: float | str, forgetting: float | str) -> Grid:
-    """The grid of these settings, where what is not "auto" has one value."""
+    """The grid of candidates, in which a setting that is not "auto" has one value."""
     if forgetting != "auto":
         in_range("forgetting", forgetting, 0.0, 1.0)  # type: ignore[arg-type]
     if ridge != "auto":

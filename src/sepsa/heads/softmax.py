@@ -1,4 +1,4 @@
-"""The classifying head: state and interface of the online Newton method that `cross_entropy` writes out."""
+"""The classification head: state and interface of the online Newton method in `math.cross_entropy`."""
 
 from __future__ import annotations
 
@@ -31,25 +31,49 @@ from sepsa.validation import in_range, is_number
 
 
 class SoftmaxNewton(NewtonHead):
-    """Classifying head by an online Newton method on its cross-entropy; with one output, logistic regression.
+    """Train a classification head by an online Newton method on the softmax cross-entropy.
 
-    Choose it to train a classifier with its real loss, whenever a p x p matrix is affordable: the number of classes
-    adds only the head itself. On a fixed body it approaches the minimizer of
+    Choose it to train a classifier on its own loss where a p x p matrix fits in memory, p the number of features and
+    the bias; further classes add only rows of weights. A head with one output is logistic regression: its output is the
+    logit of class 1 of two. On a fixed body the weights approach the minimizer of
 
         sum_i cross_entropy(W features_i, targets_i) + ridge/2 ||W - prior||^2
 
-    where `prior` is what the head held when it was bound, over the last samples, a number that grows with all seen
-    unless `forgetting` below 1 holds it down, by this factor in each update; the ridge is never forgotten. The bias has
-    the ridge `bias_ridge`, that of `RLS`, next to none.
+    over recent samples, where `prior` is the head's weights at `bind`. The curvature remembers about an eighth of the
+    samples seen, fewer with `forgetting` below 1; the ridge is never forgotten.
 
     With `ridge="auto"` the head compares ridges by their losses at samples that they have not learned yet: five in the
-    first 32 updates, at five times the price, later its own and two neighbours now and then; `chosen` tells which,
-    `ridge` is the present one. Choose it where nobody knows the ridge and samples do not repeat: a stream, one pass, a
-    text. Over many epochs of a small data set no sample is new, and it chooses too small a ridge.
+    first 32 updates, which cost five times as much, later the present one and two neighbours for 8 updates after 64,
+    128, 256, ... updates. Choose it where the ridge is unknown and samples do not repeat: a stream, one pass, a text.
+    Over many epochs of a small data set no sample is new, and the chosen ridge is too small.
 
-    Targets are class probabilities (..., out_features) or integer labels (...). `label_smoothing` mixes them with the
-    uniform distribution, `class_weight` multiplies each class's term, as in `torch.nn.functional.cross_entropy`, whose
-    mean over samples `loss` is. One output stands for class 1 of two, so there are two class weights.
+    Args:
+        ridge: Strength of the pull towards the initial weights; 1 has the weight of a few samples of unit features.
+            "auto" chooses it; the attribute `ridge` is then the present choice.
+        forgetting: Factor in (0, 1] on the curvature of earlier samples, once per update; 1 adds no forgetting.
+        bias_ridge: Ridge of the bias. None: 1e-4 (1e-3 in float32) or `ridge`, whichever is smaller; "ridge": `ridge`.
+        label_smoothing: Weight in [0, 1) of the uniform distribution in the targets, as in `torch.nn.CrossEntropyLoss`.
+        class_weight: One positive factor per class on the loss of its samples; two factors for a head with one output.
+
+    Attributes:
+        linear: The `nn.Linear` that the solver is bound to, or None.
+
+    See also:
+        `LogisticNewton` for labels that do not exclude each other; `OnlineLBFGS` where p x p is too large.
+
+    Examples:
+        >>> import torch
+        >>> from sepsa import SoftmaxNewton
+        >>> _ = torch.manual_seed(0)
+        >>> features = torch.randn(200, 4)
+        >>> labels = features[:, :3].argmax(1)
+        >>> head = SoftmaxNewton().bind(torch.nn.Linear(4, 3))
+        >>> for batch in torch.arange(200).split(20):
+        ...     head.update(features[batch], labels[batch])
+        >>> head.predict_proba(features[:2]).shape
+        torch.Size([2, 3])
+        >>> bool((head.predict(features).argmax(1) == labels).float().mean() > 0.9)
+        True
     """
 
     settings = ("forgetting", "label_smoothing", "class_weight")
@@ -94,7 +118,7 @@ class SoftmaxNewton(NewtonHead):
         return super()._ready()
 
     def checkpoint(self) -> Any:
-        """What `rollback` returns to: cheap, a copy of the head's weights and references to the rest."""
+        """Return what `rollback` restores: a copy of the head's weights and references to the rest of the state."""
         (state, *rest), head = super().checkpoint()
         if self._captured is not None and state is self._captured.now:  # captured updates write into these
             state = CrossEntropyState(*(tensor.clone() for tensor in state))
@@ -105,42 +129,44 @@ class SoftmaxNewton(NewtonHead):
 
     @property
     def steps(self) -> int:
-        """How many updates the head has learned from."""
+        """The number of updates that the head has learned."""
         self._ready()
         return int(self._state.counters[0])
 
     @property
     def samples(self) -> float:
-        """How many samples the head has seen, each by its weight."""
+        """The number of samples that the head has learned, each counted by its weight."""
         self._ready()
         return float(self._state.counters[1])
 
     @torch.no_grad()
     def covariance(self) -> Tensor:
-        """B = A⁻¹ (p, p), the inverse of the curvature that all classes share; a bias is the last coordinate."""
+        """Return B = A⁻¹ (p, p), the inverse of the curvature that all classes share; a bias is the last coordinate."""
         self._ready()
         T = self._state.T
         B = T.T @ T
         return (B + B.T) / 2
 
     def class_shares(self) -> Tensor:
-        """s (out_features,): the curvature of class k is s_k A, so that of its weights' covariance B / s_k."""
+        """Return s (out_features,): the curvature of class k is s_k A, and the covariance of its weights B / s_k."""
         self._ready()
         return class_factors(self._state.shares)
 
     @torch.no_grad()
     def health(self) -> dict[str, float]:
-        """What to look at when a run goes wrong, as numbers to log every hundred steps or so: an SVD of p x p.
+        """Return numbers that show why a run goes wrong, to log about every hundred steps.
 
-        - `condition`, the curvature's largest over its smallest eigenvalue. Above 1e10 digits are lost: raise `ridge`,
-          or normalize the features.
-        - `smallest_eigenvalue` of the curvature A. Near `ridge` times half the number of classes: some direction was
-          never seen, and there the ridge alone decides.
-        - `effective_samples`, about how many the curvature remembers: an eighth of those seen once they are many, or
-          as few as `forgetting` leaves of batches of the mean size.
-        - `last_step`, the norm of the weights' change in the last update. It should fall as the run goes on; if it
-          does not, the body moves too fast: lower its learning rate. NaN before an update, and after a captured one.
-        - `dead_features`, those that never fired as far as the curvature remembers: make the body narrower.
+        The cost is a singular value decomposition of a p x p matrix.
+
+        - `condition`: largest over smallest eigenvalue of the curvature. Above 1e10 digits are lost: raise `ridge`, or
+          normalize the features.
+        - `smallest_eigenvalue` of the curvature A. A value near `ridge` times half the number of classes means that no
+          sample had a component in some direction; there only the ridge determines the weights.
+        - `effective_samples`: about how many samples the curvature remembers, an eighth of those seen or fewer by
+          `forgetting`.
+        - `last_step`: norm of the weights' change in the last update. It should fall during training; if it does not,
+          lower the body's learning rate. NaN before the first update and after a captured one.
+        - `dead_features`: number of features that were zero in all samples remembered: make the body narrower.
         """
         self._ready()
         state = self._state
@@ -160,7 +186,15 @@ class SoftmaxNewton(NewtonHead):
     # ------------------------------------------------------------------ learning
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss this head minimizes, for the body to follow: the mean cross-entropy."""
+        """Return the mean cross-entropy, the loss that the head minimizes, for the body to follow.
+
+        Args:
+            outputs: Logits (..., out_features).
+            targets: Class probabilities (..., out_features) or integer labels (...).
+
+        Returns:
+            A scalar, as `torch.nn.functional.cross_entropy` with the solver's `class_weight` and `label_smoothing`.
+        """
         self._ready()
         check_outputs(outputs, targets, labels=not targets.is_floating_point())
         logits, probabilities = both(outputs), probabilities_of(targets, self._state.weights).to(outputs.dtype)
@@ -172,7 +206,14 @@ class SoftmaxNewton(NewtonHead):
 
     @torch.no_grad()
     def predict_proba(self, features: Tensor) -> Tensor:
-        """Class probabilities (..., classes), of two classes where the head has one output."""
+        """Return class probabilities.
+
+        Args:
+            features: Inputs of the head (..., in_features).
+
+        Returns:
+            Probabilities (..., out_features); (..., 2) for a head with one output.
+        """
         linear = self._ready()
         check_rows(linear, features)
         return both(linear(features)).softmax(-1)
@@ -183,9 +224,15 @@ class SoftmaxNewton(NewtonHead):
     def predict(self, features: Tensor, return_std: Literal[True]) -> Posterior: ...
     @torch.no_grad()
     def predict(self, features: Tensor, return_std: bool = False) -> Tensor | Posterior:
-        """The logits (..., out_features); with `return_std` also their standard deviation.
+        """Return the logits, on request with their standard deviation.
 
-        The variance of class k is φᵀBφ / s_k, that of the Laplace approximation with the curvature (1).
+        Args:
+            features: Inputs of the head (..., in_features).
+            return_std: Whether to return the standard deviation too. The variance of class k is φᵀBφ / s_k, from a
+                Laplace approximation with the curvature of `covariance`.
+
+        Returns:
+            Logits (..., out_features), or a `Posterior(mean, std)` of two such tensors.
         """
         Phi, mean = self._logits(features)
         if not return_std:
@@ -195,10 +242,15 @@ class SoftmaxNewton(NewtonHead):
 
     @torch.no_grad()
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
-        """Learn samples as one block: features (..., in_features), targets (..., out_features) or labels (...).
+        """Learn samples as one block.
 
-        `sample_weight` (...) multiplies each sample's loss. `forgetting` acts once per update, however many samples
-        it has. On bad input an error is raised and nothing changes.
+        Args:
+            features: Inputs of the head (..., in_features).
+            targets: Class probabilities (..., out_features) or integer labels (...).
+            sample_weight: Factor (...) on each sample's loss. `forgetting` acts once per update, whatever its size.
+
+        Raises:
+            ValueError: A shape, label or probability is wrong, or a value is not finite; nothing was learned.
         """
         linear = self._ready()
         check_rows(linear, features)
@@ -229,7 +281,11 @@ class SoftmaxNewton(NewtonHead):
 
     @torch.no_grad()
     def prepare_capture(self) -> Hashable:
-        """Bring the state to where recordings read and write it. Returns where that is, and the settings."""
+        """Move the state to the memory that recorded CUDA graphs use.
+
+        Returns:
+            The addresses and the settings, which a recording depends on.
+        """
         if self._choice is not None:
             raise ValueError(
                 'ridge="auto" compares ridges on the host, which a captured step cannot: learn some batches without a '
@@ -250,7 +306,15 @@ class SoftmaxNewton(NewtonHead):
 
     @torch.no_grad()
     def update_captured(self, features: Tensor, targets: Tensor) -> Tensor:
-        """`update` of rows without a look from the host: bad samples change nothing, and the flag says so."""
+        """Learn samples inside a CUDA graph, without synchronizing with the host.
+
+        Args:
+            features: Inputs of the head (..., in_features).
+            targets: As for `update`.
+
+        Returns:
+            A boolean scalar on the device: False where samples were refused, which then changed nothing.
+        """
         self._head()
         captured = self._captured
         if captured is None or self._state is not captured.now:
@@ -261,7 +325,7 @@ class SoftmaxNewton(NewtonHead):
 
     @torch.no_grad()
     def finish_captured(self) -> None:
-        """What the last `update_captured` left, if anything: the curvature, which no forward or backward reads."""
+        """Compute the curvature after the last `update_captured`; no forward or backward pass reads it."""
         if self._captured is not None:
             self._captured.finish()
 
@@ -325,7 +389,7 @@ def class_weights(values: Sequence[float] | Tensor | None) -> list[float] | None
 
 
 def check_class_count(class_weight: list[float] | None, K: int) -> None:
-    """Refuse weights unless there is one for each class of a head with K outputs."""
+    """Raise an error unless there is one weight for each class of a head with K outputs."""
     classes = max(K, 2)
     if class_weight is not None and len(class_weight) != classes:
         raise ValueError(f"class_weight must have {classes} numbers, one a class of this head, got {len(class_weight)}")

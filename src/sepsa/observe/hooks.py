@@ -1,4 +1,4 @@
-"""The hooks on a model and its head, by which an `Observer` sees features, inputs and outputs as they pass.
+"""The hooks on a model and its head, which pass features, inputs and outputs to an `Observer`.
 
 In a compiled model the hook on the head is an operator, so that the model is one graph: `torch.compile` records a call
 of `sepsa::learn_head`, which finds the observation in progress when it runs. Its schema declares that it changes the
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sepsa.observe.observation import Observation
     from sepsa.observe.observer import Observer
 
-# What may follow a head, and the solver that learns its logits.
+# Activations that may follow a head, and the solver that learns logits instead.
 ACTIVATIONS = {"sigmoid": "LogisticNewton", "softmax": "SoftmaxNewton", "log_softmax": "SoftmaxNewton"}
 # By their numbers, with which the operators find them while they are alive.
 _observers: weakref.WeakValueDictionary[int, Observer] = weakref.WeakValueDictionary()
@@ -130,7 +130,7 @@ class OutputHook(HeadHook):
 
 
 class OutputProbe:
-    """The outputs of head and model in the first observation: whether they are the same, and what loss they meet."""
+    """Compares the outputs of head and model in the first observation, and checks the loss computed from them."""
 
     def __init__(self) -> None:
         self.head: Tensor | None = None
@@ -138,18 +138,18 @@ class OutputProbe:
         self.losses: LossProbe | None = None
 
     def watch(self, observation: Observation) -> None:
-        """Look at the losses that follow, where one could be wrong: on squeezed outputs, or on labels as numbers."""
+        """Check the losses that follow where one could be wrong: on squeezed outputs, or on labels as numbers."""
         if self.losses is None:
             self.losses = LossProbe.where_needed(observation.targets, self.model, observation.observer.solver)
 
     def stop(self) -> None:
-        """Look at no more losses."""
+        """Check no more losses."""
         if self.losses is not None:
             self.losses.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self.losses = None
 
     def judge(self, observation: Observation) -> None:
-        """Warn where the model's output is not its head's, and remove the output hooks."""
+        """Warn if the model's output differs from its head's, and remove the output hooks."""
         observer, observed = observation.observer, observation.observed
         observer.probe = None
         for module in (observer.head, observer.model):
@@ -169,18 +169,18 @@ class OutputProbe:
                 values = getattr(head.detach(), follows)(*() if follows == "sigmoid" else (-1,)).reshape(-1)
                 if any(y.numel() == len(values) and torch.allclose(y.reshape(-1), values.to(y)) for y in self.model):
                     warnings.warn(
-                        f"the model's output is the {follows} of what its head {observer.name!r} gives, and the head "
-                        f"learns to give the targets itself: remove the {follows} from the model and take "
+                        f"the model returns the {follows} of its head {observer.name!r}, but the head learns to output "
+                        f"the targets itself: remove the {follows} from the model and use "
                         f"solver={solver}(), whose loss takes logits",
                         stacklevel=3,
                     )
                     return
             shapes = ", ".join(str(tuple(output.shape)) for output in self.model)
             warnings.warn(
-                f"the model's output {shapes} is not what its head {observer.name!r} gives, {tuple(head.shape)}: "
-                "something follows the head (a sigmoid, a scaling, pooling), or it is not the head. It learns to give "
-                "the targets itself, so pass it targets for its own output, or name another nn.Linear by "
-                "SepSA(model, base, head=...)",
+                f"the model's output {shapes} differs from the output of its head {observer.name!r}, "
+                f"{tuple(head.shape)}: a layer follows the head (a sigmoid, a scaling, pooling), or this is not the "
+                "head. The head learns to output the targets itself: pass targets for its own output, or choose "
+                "another nn.Linear by SepSA(model, base, head=...)",
                 stacklevel=3,
             )
 

@@ -1,4 +1,4 @@
-"""One observation: the context in which a pass through the model teaches its head, or its heads."""
+"""One observation: the context in which the heads of a model learn during its forward pass."""
 
 from __future__ import annotations
 
@@ -28,15 +28,32 @@ def observe(
     model: nn.Module, targets: Collection, sample_weight: Tensor | Collection | None = None
 ) -> Observations: ...
 def observe(model: nn.Module, targets: Any, sample_weight: Any = None) -> Observation | Observations:
-    """A context in which `model`'s forward teaches its head, as `SepSA.observe`.
+    """Return a context in which the heads of a model learn in its forward pass, as `SepSA.observe` does.
 
-    Choose it where the optimizer is not at hand, or is wrapped: the head is found in the model.
+    Choose it where the optimizer is not at hand, or is wrapped by a framework: the heads are found in the model.
+
+    Args:
+        model: The model of a SepSA, or a module around it.
+        targets: As for `SepSA.observe`.
+        sample_weight: As for `SepSA.observe`.
+
+    Returns:
+        A context manager for one forward pass through the model.
+
+    Examples:
+        >>> import sepsa, torch
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = sepsa.SepSA(model, base=torch.optim.SGD)
+        >>> with sepsa.observe(model, torch.ones(5, 1)):
+        ...     outputs = model(torch.ones(5, 2))
+        >>> optimizer.solver.samples
+        5.0
     """
     observers = list(observers_of(model))
     if not observers:
         raise ValueError(
-            f"no SepSA teaches a head of this {type(model).__name__}: make SepSA(model, base) first and keep it alive, "
-            "and pass that model or one around it"
+            f"no SepSA trains a head of this {type(model).__name__}: make SepSA(model, base) first, keep a reference "
+            "to it, and pass that model or one around it"
         )
     if len(observers) == 1 and isinstance(targets, Tensor):
         return Observation(observers[0], targets, sample_weight)
@@ -56,11 +73,11 @@ class HeadNotReached(RuntimeError):
 
 
 class Observation:
-    """The context that `observe` returns: one pass through the model, from which the head learns first."""
+    """The context that `observe` returns, for one forward pass: the head learns before it computes its output."""
 
     # Not set in __init__, which runs at every step.
     learned = learning = reached = captured = ranks = False
-    thread = 0  # that opened the context: a forward in another one neither learns nor counts
+    thread = 0  # that opened the context; a forward pass in another thread does not learn and is not counted
     observed: Tensor | None = None  # a mask (n,) of the rows that have a target; None: all have one
     finite: Tensor | None = None  # the flag that `update_captured` returned
     group: Any = None  # the process group of a captured step
@@ -80,10 +97,10 @@ class Observation:
         if observer.current is not None:
             if observer.current.thread != self.thread:
                 raise RuntimeError(
-                    f"observe is already active in another thread, and one thread at a time can teach the head "
+                    f"observe or predict is active in another thread, and one thread at a time can use the head "
                     f"{observer.name!r}: hold a lock around observe, backward and step, or give each thread a model"
                 )
-            raise RuntimeError("observe is already active: one observe for each pass through the model")
+            raise RuntimeError("observe is already active: use one observe for each forward pass")
         self.ranks = is_initialized() and not self.captured
         # Among ranks not yet: whether a DistributedDataParallel waits for the head's gradient is known in its forward.
         if not self.ranks:
@@ -118,7 +135,7 @@ class Observation:
         name = self.observer.name
         if not self.observer.attached:
             return HeadNotReached(
-                f"this SepSA no longer teaches the head {name!r}: a later SepSA took it over, or detach() was called; "
+                f"this SepSA no longer trains the head {name!r}: a later SepSA took it over, or detach() was called; "
                 "observe with the later one, or make another"
             )
         return HeadNotReached(
@@ -127,7 +144,7 @@ class Observation:
         )
 
     def loss(self, outputs: Tensor) -> Tensor:
-        """The solver's loss of what was observed: the mean over samples that have a target, by their weights."""
+        """The solver's loss: the weighted mean over samples that have a target."""
         targets, weight, solver = self.targets, self.sample_weight, self.observer.solver
         if self.observed is not None:
             rows, n = self.observed, len(self.observed)
@@ -152,13 +169,13 @@ class Observation:
         return next((x for x in self.inputs if n and x.ndim and len(x) and n % len(x) == 0), None)
 
     def freeze(self, head: nn.Linear) -> None:
-        """Let no gradient reach the head until the context ends: nobody would use it."""
+        """Compute no gradient of the head until the context ends, because nothing uses it."""
         self.frozen = [p for p in head._parameters.values() if p is not None and p.requires_grad]
         for parameter in self.frozen:
             parameter.requires_grad_(False)
 
     def thaw(self) -> None:
-        """Let gradients reach the head again."""
+        """Compute gradients of the head again."""
         for parameter in self.frozen:
             parameter.requires_grad_(True)
         self.frozen = ()

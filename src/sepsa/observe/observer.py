@@ -1,4 +1,4 @@
-"""One head, its solver and the observation in progress: where the hook on the head and the optimizer meet.
+"""One head, its solver and the observation in progress, shared by the hook on the head and the optimizer.
 
 The observation in progress is kept here, where the hook on the head finds it, and not on the optimizer: wrappers copy
 an optimizer (Lightning) or hide it (accelerate), and the head must learn there too.
@@ -72,7 +72,9 @@ class Observer:
                 for module in (self.head, self.model):
                     remove_hooks(module, hook.observer())
         for kind, name in ((HeadHook, "in_eager"), (InputHook, "note")):
-            if not hasattr(getattr(kind, name), "_torchdynamo_disable"):  # not at import, where it would cost a second
+            if not hasattr(
+                getattr(kind, name), "_torchdynamo_disable"
+            ):  # done here because it takes a second, which import would pay
                 setattr(kind, name, torch.compiler.disable(getattr(kind, name)))  # type: ignore[no-untyped-call]
         head = {id(parameter) for parameter in self.head.parameters()}
         self.body = [parameter for parameter in self.model.parameters() if id(parameter) not in head]
@@ -160,8 +162,8 @@ class Observer:
         """Let the head learn this process's rows that have a target. Returns the mask `excluded_rows`."""
         targets, weight = observation.targets, observation.sample_weight
         try:
-            # To look at targets on a GPU the host must wait for the forward pass. There the solver, which looks at its
-            # own result, refuses the first batch with missing targets, unless rows are drawn and it may not see them.
+            # Reading targets on a GPU makes the host wait for the forward pass. So there the solver, which checks its
+            # result, finds the first batch with missing targets, unless rows are drawn and it may not see them.
             look = may_be_missing(targets) if targets.is_cpu else self.expects_missing or self.head_fraction < 1.0
             if look:
                 observation.observed = observed_rows(features, targets, self.partial_targets)
@@ -232,7 +234,7 @@ class Observer:
         self.forgot = True
 
     def check_samples(self, observation: Observation, features: Tensor, per_output_weight: bool) -> None:
-        """Refuse samples that cannot be indexed by rows; integer targets are left for the solver to check."""
+        """Raise an error for samples that cannot be indexed by rows; the solver checks integer targets."""
         targets = observation.targets
         integers = not targets.is_floating_point() and (self.partial_targets or are_labels(features, targets))
         check_rows(self.head, features, None if integers else targets)
@@ -277,14 +279,14 @@ class Observer:
         return ~observation.observed if held is None else held | ~observation.observed
 
     def body_moved(self) -> None:
-        """Note a step of the body; warn, once, where a backward reached a head that had learned nothing."""
+        """Count a step of the body; warn once if the head has a gradient but has not learned since the last step."""
         self.body_steps += 1
         if not self.observed and not self.warned:
             weight = self.head._parameters["weight"]
             if weight is not None and weight.grad is not None:
                 self.warned = True
                 warnings.warn(
-                    f"the head {self.name!r} has learned nothing since the last step, so it stays as it is: run the "
+                    f"the head {self.name!r} has learned nothing since the last step, so it did not change: run the "
                     "model inside `with optimizer.observe(targets):`, or inside `with sepsa.observe(model, targets):` "
                     "where the optimizer is wrapped",
                     stacklevel=3,
@@ -292,7 +294,7 @@ class Observer:
         self.observed = self.forgot = False
 
     def checkpoint(self) -> StepCheckpoint:
-        """What a pass through the model in training changes, for `rollback`."""
+        """The state that a forward pass in training mode changes, for `rollback`."""
         statistics = [
             (buffer, buffer.clone())
             for module in self.normalizations

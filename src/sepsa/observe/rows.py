@@ -59,7 +59,7 @@ def weight_rows(weight: Tensor, n: int) -> Tensor:
 
 
 def check_dense(name: str, value: Tensor) -> None:
-    """Refuse a value that is no tensor, or a tensor that cannot be indexed by rows."""
+    """Raise an error for a value that is not a tensor, or a tensor that cannot be indexed by rows."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
     if value.is_nested:

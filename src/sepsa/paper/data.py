@@ -138,7 +138,7 @@ def _energy_table(data: bytes) -> npt.NDArray[np.float64]:
         header, *rows = filter(None, csv.reader(io.StringIO(data.decode("utf-8-sig"), newline="")))
         table = np.array(rows, dtype=np.float64)
     except (ValueError, csv.Error):
-        raise ValueError("it is no table of numbers under one line of names") from None
+        raise ValueError("it is not a table of numbers under one line of names") from None
     if header != _ENERGY_COLUMNS:
         raise ValueError(f"its columns must be {','.join(_ENERGY_COLUMNS)}, got {','.join(header)[:80]}")
     if table.shape != (_ENERGY_ROWS, len(header)):
@@ -196,7 +196,7 @@ def _mnist_bytes(raw: Path, name: str) -> bytes:
         try:
             data = gzip.decompress(data)
         except (EOFError, OSError, zlib.error) as error:
-            raise _refused(path, f"it is no whole gzip file ({error})") from None
+            raise _refused(path, f"it is not a complete gzip file ({error})") from None
     md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
     if md5 != known:
         raise _refused(path, f"its unpacked {len(data):,} bytes must have the md5 {known}, got {md5}")
@@ -314,7 +314,7 @@ def _reason(error: Exception) -> str:
 
 
 def _refused(path: Path | str, why: str) -> ValueError:
-    return ValueError(f"{path} is damaged or another file: {why}; remove it, and the next load downloads it anew")
+    return ValueError(f"{path} is damaged or another file: {why}; remove it, and the next load downloads it again")
 
 
 def _extra(module: str) -> Any:

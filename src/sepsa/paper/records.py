@@ -81,10 +81,12 @@ def read(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"{file} is no results file ({error}): remove it, and `sepsa reproduce` makes it anew"
+            f"{file} is not a results file ({error}): remove it, and `sepsa reproduce` makes it again"
         ) from None
     if not isinstance(content, dict) or set(_KEYS) - set(content):
-        raise ValueError(f"{file} is no results file: it must hold {', '.join(_KEYS)}; remove it, or put it elsewhere")
+        raise ValueError(
+            f"{file} is not a results file: it must hold {', '.join(_KEYS)}; remove it, or put it elsewhere"
+        )
     return content
 
 

@@ -131,7 +131,7 @@ def _distribute(
                 send_next(ready)
             except (EOFError, ConnectionError):
                 raise RuntimeError(
-                    f"the process with {items[i]} died without a word, of want of memory perhaps: try fewer jobs"
+                    f"the process with {items[i]} died without an error, perhaps out of memory: use fewer jobs"
                 ) from None
             if isinstance(result, Exception):
                 raise result

@@ -124,21 +124,44 @@ class SlimTikState(NamedTuple):
 
 
 class SlimTik(OwnsHead):
-    """Linear head by sampled limited-memory Tikhonov regularization, the method of slimTrain.
+    """Train a linear head by sampled limited-memory Tikhonov regularization, the method of slimTrain.
 
-    Choose it to compare with slimTrain, or where batches are large and the ridge should follow from the data. Single
-    samples are for `RLS`, which remembers all of them: here each step fits the few it sees, and the head oscillates.
+    Choose it to compare with slimTrain, or where batches are large and the ridge should follow from the data. For
+    single samples choose `RLS`, which remembers all of them: this method fits each step to the few blocks in memory,
+    and the head oscillates. While the memory holds all blocks seen, the weights are ridge regression on all of them,
+    the minimizer of
 
-    While `memory` holds all blocks seen, the head's weights are ridge regression on all of them, the minimizer of
+        sum_blocks mean_i ||targets_i - W features_i||^2
+            + ridge ||W - (regularization / ridge) initial||^2
 
-        sum_blocks mean_i ||targets_i - W features_i||^2 + ridge ||W - (regularization / ridge) initial||^2
+    where the ridge is `regularization_sum` and `initial` is the head's weights at `bind`. Older blocks are forgotten.
+    Each update adds a Λ, positive or negative, to that sum: the one with the smallest sampled generalized
+    cross-validation error among 0 and log-spaced candidates. The sum falls by at most half in one update.
 
-    where the ridge is `regularization_sum` and `initial` is what the head held when it was bound. Older blocks are
-    forgotten. Each update adds a Λ, positive or negative, to that sum: the one of smallest sampled generalized
-    cross-validation error among 0 and `candidates` log-spaced points to either side. The sum starts at
-    `regularization`, stays in `bounds`, and falls by at most half in one update.
+    Args:
+        memory: Number of earlier blocks that are kept.
+        regularization: The initial ridge.
+        bounds: Smallest and largest value of the ridge.
+        candidates: Number of candidates for Λ on either side of 0.
+        dtype: Dtype of the arithmetic, which runs on the CPU. Features and targets may have any floating dtype.
 
-    Features and targets may come in any floating dtype; the arithmetic runs in `dtype`, float32 unless given.
+    Attributes:
+        linear: The `nn.Linear` that the solver is bound to, or None.
+
+    See also:
+        `RLS(ridge="auto")`, which also chooses its ridge and forgets nothing.
+
+    Examples:
+        >>> import torch
+        >>> from sepsa.heads import SlimTik
+        >>> _ = torch.manual_seed(0)
+        >>> features = torch.randn(100, 2)
+        >>> targets = features @ torch.tensor([[2.0], [-1.0]])
+        >>> head = SlimTik().bind(torch.nn.Linear(2, 1))
+        >>> for step in range(20):
+        ...     head.update(features, targets)
+        >>> bool(head.loss(head.predict(features), targets) < 1e-2)
+        True
     """
 
     _replaced = ("_state", "_previous")
@@ -168,13 +191,20 @@ class SlimTik(OwnsHead):
         return self._head()  # the memory stays on the CPU, where the arithmetic runs
 
     def state_dict(self) -> dict[str, Any]:
-        """Settings and memory; the weights are in the `nn.Linear`."""
+        """Return the settings and the memory, without the head's weights, which are in the `nn.Linear`."""
         shape = self._shape()
         state = self._state._asdict() | {"blocks": [block.clone() for block in self._state.blocks]}
         return {"shape": shape} | {name: getattr(self, name) for name in _SETTINGS} | state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of a head of the same shape, with its settings; on an error nothing changes."""
+        """Continue from a saved state, with its settings.
+
+        Args:
+            state_dict: The result of `state_dict` of a solver whose head has the same shape.
+
+        Raises:
+            ValueError: An entry is missing or wrong; the message names it and nothing changed.
+        """
         shape = self._shape()
         saved = schema.read("state_dict", state_dict, {"shape", *_SETTINGS, *SlimTikState._fields}, "SlimTik")
         given = saved["shape"]
@@ -201,27 +231,27 @@ class SlimTik(OwnsHead):
 
     @property
     def steps(self) -> int:
-        """How many updates the head has learned from."""
+        """The number of updates that the head has learned."""
         return self._state_now().steps
 
     @property
     def last_regularization(self) -> float:
-        """The Λ that the last update chose; before the first, `regularization`."""
+        """The Λ that the last update chose; `regularization` before the first update."""
         return self._state_now().last_regularization
 
     @property
     def regularization_sum(self) -> float:
-        """The ridge: `regularization` and every Λ chosen since."""
+        """The ridge: `regularization` plus every Λ chosen since."""
         return self._state_now().regularization_sum
 
     @property
     def samples(self) -> float:
-        """How many samples the head remembers: those of the blocks in its memory."""
+        """The number of samples that the head remembers: those of the blocks in memory."""
         return float(sum(block.shape[1] for block in self._state_now().blocks))
 
     @torch.no_grad()
     def covariance(self) -> Tensor:
-        """B (p, p), on the CPU, the inverse of the curvature MMᵀ + τI, where each block counts by its mean."""
+        """Return B (p, p), on the CPU, the inverse of the curvature MMᵀ + τI, where each block counts by its mean."""
         B: Tensor = torch.linalg.inv(self._curvature())
         return (B + B.T) / 2
 
@@ -271,15 +301,29 @@ class SlimTik(OwnsHead):
 
     @staticmethod
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss this head minimizes, for the body to follow: mean squared error."""
+        """Return the mean squared error, the loss that the head minimizes, for the body to follow.
+
+        Args:
+            outputs: Outputs (..., out_features).
+            targets: Targets of the same shape.
+
+        Returns:
+            A scalar.
+        """
         checks.check_outputs(outputs, targets)
         return functional.mse_loss(outputs, targets)
 
     @torch.no_grad()
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
-        """Learn samples as one block: features (..., in_features), targets (..., out_features).
+        """Learn samples as one block.
 
-        `sample_weight` must be None: the method has none. On bad input an error is raised and nothing changes.
+        Args:
+            features: Inputs of the head (..., in_features).
+            targets: Targets (..., out_features).
+            sample_weight: Must be None: the method has no weights.
+
+        Raises:
+            ValueError: A shape is wrong or a value is not finite; nothing was learned.
         """
         linear = self._head()
         if sample_weight is not None:
@@ -324,7 +368,15 @@ class SlimTik(OwnsHead):
 
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
-        """The head's outputs (..., out_features), without a deviation, which would need old targets."""
+        """Return the head's outputs. A standard deviation is not available: it would need the targets of earlier
+        blocks.
+
+        Args:
+            features: Inputs of the head (..., in_features).
+
+        Returns:
+            Outputs (..., out_features), computed in the solver's dtype.
+        """
         linear = self._head()
         checks.check_rows(linear, features)
         Phi = parameters.rows(linear, features, self.dtype)
@@ -335,7 +387,7 @@ class SlimTik(OwnsHead):
 
 
 class PublishedSlimTik(SlimTik):
-    """`SlimTik` in the arithmetic of its authors' published code, to find out how the paper's numbers were made.
+    """`SlimTik` with the arithmetic of its authors' published code, to reproduce the paper's numbers.
 
     Use `SlimTik` for everything else. Three things differ: GCV's trace is n - m tr H for n samples and m outputs, not
     m(n - tr H), so that it has a pole where tr H = n/m; Λ may reach the upper bound at every step, and only the lower

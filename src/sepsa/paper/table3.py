@@ -108,7 +108,7 @@ def _record(path: Path) -> Record:
     try:
         runs = tuple(_run(run) for run in raw["runs"])
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} holds a run that is none ({error!r}): remove it and run `sepsa reproduce`") from None
+        raise ValueError(f"{path} holds an invalid run ({error!r}): remove it and run `sepsa reproduce`") from None
     for key, known in (("dataset", NAMES), ("mode", MODES), ("method", METHODS), ("metric", ("mse", "accuracy"))):
         if raw[key] not in known:
             raise ValueError(

@@ -2,10 +2,10 @@
 
 A file is safetensors, so that other tools can read its tensors, with a JSON header in its metadata: the format and the
 library's version, the class and its configuration, the tree of the state with the shape, dtype and CRC-32 of every
-tensor, and a position of the user's own; SHA-256 of that header stands beside it. Reading runs no code from the file:
-there is no pickle. The checksums detect accidents; whoever can write the file can write its checksums too.
+tensor, and a position of the user's own; next to it the SHA-256 of that header. Reading runs no code from the file,
+which is not a pickle. The checksums detect accidents, not forgery.
 
-`sepsa.states.output` writes it. A second process that writes to the same target at the same time is refused. Reading
+`sepsa.states.output` writes it. A second process that writes to the same target at the same time gets an error. Reading
 takes memory in proportion to the file's size, whatever its header claims.
 """
 
@@ -37,23 +37,33 @@ LONGEST_HEADER = 16_000_000  # bytes; reading one of this length takes some seco
 
 
 class CheckpointError(ValueError):
-    """A file that is no checkpoint of ours, is damaged, is too new, or belongs to something else. Nothing changed."""
+    """The file is not a checkpoint of sepsa, is damaged, is too new, or belongs to another object. Nothing changed."""
 
 
 class Header(NamedTuple):
-    """The header of a checkpoint: what was saved, when and by which version."""
+    """The header of a checkpoint: what was saved, when and by which version.
+
+    Attributes:
+        format: Version of the file format.
+        library: Version of sepsa that wrote the file.
+        saved: Time of writing, in seconds since 1970.
+        kind: Name of the class; "dict" where several objects were saved together.
+        configuration: Arguments with which the object was made, or its repr.
+        position: The caller's own value.
+        tensors: dtype, shape and crc32 of each tensor, by name.
+    """
 
     format: int
-    library: str  # the version of sepsa that wrote it
-    saved: float  # seconds since 1970
-    kind: str  # the class; "dict" where several objects were saved together
+    library: str
+    saved: float
+    kind: str
     configuration: Any
     position: Any
-    tensors: dict[str, dict[str, Any]]  # each with dtype, shape and crc32
+    tensors: dict[str, dict[str, Any]]
 
     @property
     def bytes(self) -> int:
-        """The size of all tensors."""
+        """The size of all tensors in bytes."""
         return sum(map(size_of, self.tensors.values()))
 
 
@@ -79,7 +89,7 @@ def lock(target: Path) -> Iterator[None]:
         with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "rb", buffering=0) as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode) or found.st_size:
-                raise CheckpointError(f"{path} is in the way and no lock of sepsa: move it, or choose another path")
+                raise CheckpointError(f"{path} exists and is not a lock file of sepsa: move it, or choose another path")
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -103,12 +113,14 @@ def write(target: Path, header: bytes, tensors: list[Any], keep: int = 1) -> Non
     for age in range(1, keep):
         path = older(target, age)
         if os.path.lexists(path) and not is_checkpoint(path):
-            raise CheckpointError(f"keep={keep} needs the name {path}, which is no checkpoint: move it, or lower keep")
+            raise CheckpointError(
+                f"keep={keep} needs the name {path}, which is not a checkpoint: move it, or lower keep"
+            )
     replace(target, (header, *map(view, tensors)), lambda: rotate(target, keep))
 
 
 def rotate(target: Path, keep: int) -> None:
-    """Give the checkpoint at `target`, and each older one, also the name of the next older."""
+    """Link the checkpoint at `target`, and each older one, to the name of the next older one."""
     for age in range(keep - 1, 1, -1):
         with contextlib.suppress(FileNotFoundError):
             os.replace(older(target, age - 1), older(target, age))
@@ -193,7 +205,7 @@ def read_path(path: str | os.PathLike[str]) -> tuple[Header, Any]:
     """Header and state of the file at `path`, in which every byte has been verified."""
     mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # to open a FIFO would wait for its writer
-        raise CheckpointError(f"{path} is a device or a FIFO, no checkpoint: give a file")
+        raise CheckpointError(f"{path} is a device or a FIFO, not a checkpoint: give a file")
     with open(path, "rb") as file:
         return read(file, os.fstat(file.fileno()).st_size, str(path))
 
@@ -262,4 +274,4 @@ def read_tensor(file: BinaryIO, name: str, key: str, entry: dict[str, Any]) -> A
 
 
 def damaged(name: str, why: str) -> CheckpointError:
-    return CheckpointError(f"{name} is damaged or no checkpoint of sepsa: {why}; take an earlier copy")
+    return CheckpointError(f"{name} is damaged or not a checkpoint of sepsa: {why}; use an earlier copy")

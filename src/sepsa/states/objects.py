@@ -41,12 +41,31 @@ BUILT = {
 
 
 def save(what: Any, path: str | os.PathLike[str], *, position: Any = None, keep: int = 1, force: bool = False) -> None:
-    """Write a checkpoint of `what`, replacing the one at `path` completely or not at all.
+    """Write a checkpoint of an object, replacing the one at `path` completely or not at all.
 
-    `what` is an estimator, a model of `sepsa.river`, a SepSA (with its model), a head solver or anything else with
-    `state_dict` and `load_state_dict`, or a dict of such objects and plain values. `position` is any plain value, which
-    `inspect(path).position` returns. With `keep=3` the two checkpoints before this one stay, as `path.1` and `path.2`.
-    A state with NaN or Inf where the checkpoint at `path` has finite numbers is refused; `force=True` saves it.
+    Choose it to resume after a crash or to move a model to another process: unlike a pickle, the file is verified when
+    it is loaded, and loading it runs no code from it.
+
+    Args:
+        what: An estimator, a model of `sepsa.river`, a SepSA (with its model), a head solver, anything else with
+            `state_dict` and `load_state_dict`, or a dict of such objects and plain values.
+        path: The file. A second process that writes to it at the same time gets an error.
+        position: Any plain value, such as an offset, which `inspect(path).position` returns.
+        keep: Number of checkpoints to keep: with 3, the two before this one stay as `path.1` and `path.2`.
+        force: Whether to save a state with NaN or Inf where the checkpoint at `path` has finite numbers.
+
+    Raises:
+        CheckpointError: The state is not finite where the checkpoint at `path` is, or the file cannot be replaced.
+
+    Examples:
+        >>> import os, sepsa, tempfile, torch
+        >>> head = sepsa.RLS().bind(torch.nn.Linear(2, 1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = os.path.join(folder, "head.sepsa")
+        ...     sepsa.save(head, path, position=7)
+        ...     _ = sepsa.load(path, into=sepsa.RLS().bind(torch.nn.Linear(2, 1)))
+        ...     sepsa.checkpoint.inspect(path).position
+        7
     """
     keep = at_least("keep", keep, 1)
     target = check_target(path)
@@ -55,7 +74,7 @@ def save(what: Any, path: str | os.PathLike[str], *, position: Any = None, keep:
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
-    """The file that a checkpoint at `path` replaces; a device or a FIFO cannot be loaded from."""
+    """Return the file that a checkpoint at `path` replaces; raise an error for a device or a FIFO."""
     if is_device(path):
         raise CheckpointError(f"{path} is a device or a FIFO, from which no checkpoint can be loaded: give a file")
     return Path(os.path.realpath(path))
@@ -72,47 +91,84 @@ def save_locked(what: Any, target: Path, position: Any, keep: int, force: bool) 
 
 
 def check_finite(state: Any, target: Path) -> None:
-    """Refuse NaN and Inf in arrays that are finite in the checkpoint at `target`."""
+    """Raise an error for NaN and Inf in arrays that are finite in the checkpoint at `target`."""
     found = list(not_finite(state))
     if not found or not target.exists():
         return
     try:
         known = set(not_finite(read_path(target)[1]))
-    except CheckpointError:  # there is no good checkpoint to lose
+    except CheckpointError:  # it is damaged, so that nothing is lost
         return
     for path in found:
         if path not in known:
             raise CheckpointError(
-                f"{path} has NaN or Inf, and the checkpoint at {target} has not: nothing was saved; "
-                "continue from that checkpoint, save to another path, or give force"
+                f"{path} has NaN or Inf where the checkpoint at {target} is finite: nothing was saved; "
+                "continue from that checkpoint, save to another path, or pass force=True"
             )
 
 
 def load(path: str | os.PathLike[str], into: Any = None) -> Any:
-    """The object that was saved, continuing bit for bit; the whole file is verified before anything is changed.
+    """Load a checkpoint. The object continues with the same bits.
 
-    Estimators and models of `sepsa.river` are built. Others need `into`, an object built as the saved one was, which
-    loads the state and is returned; for a dict that was saved, `into` is a dict of such objects under the same keys,
-    and the dict that is returned holds the plain values too.
+    Args:
+        path: The file, which is verified completely before anything changes.
+        into: Not needed for estimators and models of `sepsa.river`, which are built. Other objects: one that was built
+            as the saved one was, which loads the state; for a dict that was saved, a dict of such objects by the same
+            keys.
+
+    Returns:
+        The object that was built, or `into`; for a dict that was saved, a dict with its plain values too.
+
+    Raises:
+        CheckpointError: The file is damaged, too new, or holds something else; nothing changed.
     """
     return unpack(*read_path(path), into, str(path))
 
 
 def to_bytes(what: Any, *, position: Any = None) -> bytes:
-    """The checkpoint as bytes, to store in a database or to send to another process."""
+    """Return a checkpoint as bytes, to store in a database or to send to another process.
+
+    Args:
+        what: As for `save`.
+        position: As for `save`.
+
+    Returns:
+        The content of the file that `save` writes.
+    """
     header, tensors = encode(*describe(what), position)
     return b"".join([header, *map(bytes, map(view, tensors))])
 
 
 def from_bytes(data: bytes, into: Any = None) -> Any:
-    """The object of these bytes, which `to_bytes` made; `into` is that of `load`."""
+    """Load a checkpoint from bytes.
+
+    Args:
+        data: The result of `to_bytes`.
+        into: As for `load`.
+
+    Returns:
+        As for `load`.
+
+    Raises:
+        CheckpointError: The bytes are damaged, too new, or hold something else; nothing changed.
+    """
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise TypeError(f"data must be bytes, got {type(data).__name__}: to_bytes makes them, load takes a path")
     return unpack(*read(io.BytesIO(data), len(data), "these bytes"), into, "these bytes")
 
 
 def inspect(path: str | os.PathLike[str]) -> Header:
-    """The header of a checkpoint; the whole file is verified, and nothing is built."""
+    """Return the header of a checkpoint. The file is verified completely, and no object is built.
+
+    Args:
+        path: The file.
+
+    Returns:
+        What was saved, when, and by which version.
+
+    Raises:
+        CheckpointError: The file is damaged or too new.
+    """
     return read_path(path)[0]
 
 
@@ -120,27 +176,55 @@ class Saves:
     """Adds `save`, `load`, `to_bytes` and `from_bytes` to a class that `sepsa.load` can build."""
 
     def save(self, path: str | os.PathLike[str], *, position: Any = None, keep: int = 1, force: bool = False) -> None:
-        """Write a checkpoint; see `sepsa.save`."""
+        """Write a checkpoint, as `sepsa.save` does.
+
+        Args:
+            path: The file.
+            position: Any plain value, which `sepsa.checkpoint.inspect(path).position` returns.
+            keep: Number of checkpoints to keep: with 3, the two before this one stay as `path.1` and `path.2`.
+            force: Whether to save a state with NaN or Inf where the checkpoint at `path` has finite numbers.
+        """
         save(self, path, position=position, keep=keep, force=force)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """The model that was saved at `path`; see `sepsa.load`."""
+        """Build the model that was saved, as `sepsa.load` does.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The model, which continues with the same bits.
+        """
         return cls._check_class(load(path), str(path))
 
     def to_bytes(self, *, position: Any = None) -> bytes:
-        """The checkpoint as bytes, to store in a database or to send to another process."""
+        """Return a checkpoint as bytes, to store in a database or to send to another process.
+
+        Args:
+            position: Any plain value, which is stored with it.
+
+        Returns:
+            The content of the file that `save` writes.
+        """
         return to_bytes(self, position=position)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """The model of these bytes, which `to_bytes` made."""
+        """Build the model of a checkpoint in bytes.
+
+        Args:
+            data: The result of `to_bytes`.
+
+        Returns:
+            The model, which continues with the same bits.
+        """
         return cls._check_class(from_bytes(data), "these bytes")
 
     @classmethod
     def _check_class(cls, built: Any, name: str) -> Self:
         if type(built) is not cls:
-            raise CheckpointError(f"{name} holds a {type(built).__name__}, and this is {cls.__name__}: use sepsa.load")
+            raise CheckpointError(f"{name} holds a {type(built).__name__}, not a {cls.__name__}: use sepsa.load")
         return built
 
 
@@ -184,7 +268,7 @@ def describe(what: Any) -> tuple[str, Any, Any]:
 
 
 def cure(what: Any) -> str:
-    """What to do with an object that cannot be saved, such as a pipeline of River's or scikit-learn's."""
+    """The cure in the error for an object that cannot be saved, such as a pipeline of River or scikit-learn."""
     if isinstance(what, type):
         return f"save an instance, {what.__name__}(...)"
     if type(what).__name__ == "Pipeline" and has_state(what[-1]):
@@ -257,7 +341,7 @@ def load_objects(header: Header, state: Any, into: Any, name: str) -> Any:
 
 
 def load_all(objects: Mapping[Any, Any], states: Mapping[Any, Any]) -> None:
-    """Let several objects load their states; where one refuses, all are as before."""
+    """Let several objects load their states; where one raises an error, all are restored."""
     before = {key: copy.deepcopy(describe(given)[2]) for key, given in objects.items()} if len(objects) > 1 else {}
     tried = []
     try:
@@ -282,13 +366,13 @@ def build(kind: str, configuration: Any, state: Any, name: str, size: int) -> An
 
 
 def check_kind(kind: str, given: Any, name: str) -> None:
-    """Refuse an object of another class than the one that was saved."""
+    """Raise an error for an object of another class than the one that was saved."""
     if not has_state(given) or class_name(given) != kind:
         raise CheckpointError(f"{name} holds a {kind}, and into is a {type(given).__name__}")
 
 
 def load_into(given: Any, state: Any) -> None:
-    """Let an object load a state, a SepSA also that of its model; where it is refused, nothing has changed."""
+    """Let an object load a state, a SepSA also that of its model; on an error nothing has changed."""
     if class_name(given) != "sepsa.SepSA":
         given.load_state_dict(state)
         return

@@ -24,7 +24,7 @@ _TOGETHER = ({"step", "exp_avg", "exp_avg_sq"}, {"step", "square_avg"}, {"estima
 
 
 def check_own_state(own: object, body: list[list[list[int]]]) -> None:
-    """Refuse what is not SepSA's own part of a state: fraction, generator, the body's shapes and the heads."""
+    """Check SepSA's own part of a state: fraction, generator, the body's shapes and the heads."""
     name = "state_dict['sepsa']"
     if not isinstance(own, dict) or not {"head_fraction", "generator", "body"} <= set(own):
         raise damaged(name, "a dict of head_fraction, generator, body and the head", brief(own))
@@ -55,7 +55,7 @@ def same_shapes(given: Any, body: Any) -> bool:
 
 
 def check_base_state(state_dict: dict[str, Any], base: Optimizer) -> None:
-    """Refuse what is not a state of this base optimizer: groups, options, moments and counters."""
+    """Check the state of this base optimizer: groups, options, moments and counters."""
     live = base.state_dict()
     if set(state_dict) != set(live):
         raise ValueError(f"state_dict must hold {sorted(live)} and 'sepsa', got {sorted(map(str, state_dict))}")
@@ -80,7 +80,7 @@ def check_base_state(state_dict: dict[str, Any], base: Optimizer) -> None:
 
 
 def check_group(name: str, group: object, own: dict[str, Any], defaults: dict[str, Any]) -> None:
-    """Refuse a parameter group without the parameters and the options of this optimizer."""
+    """Check that a parameter group has the parameters and the options of this optimizer."""
     if not isinstance(group, dict) or not {"params", *defaults} <= set(group):
         missing = sorted({"params", *defaults} - set(group)) if isinstance(group, dict) else brief(group)
         raise ValueError(f"{name} must be a group of this optimizer, missing {missing}")
@@ -92,7 +92,7 @@ def check_group(name: str, group: object, own: dict[str, Any], defaults: dict[st
 
 
 def check_option(name: str, value: Any, default: Any) -> None:
-    """Refuse an option that is not of the type and sign of its default."""
+    """Check that an option has the type and sign of its default."""
     if isinstance(default, bool):
         fits = isinstance(value, bool)
     elif default is None:
@@ -112,7 +112,7 @@ def check_option(name: str, value: Any, default: Any) -> None:
 
 
 def check_moments(entries: Entries, parameter: Tensor, live: dict[str, Any] | None) -> None:
-    """Refuse moments and counters that do not belong to this parameter."""
+    """Check that moments and counters belong to this parameter."""
     names = set(entries.values)
     for together in _TOGETHER:
         if "exp_inf" in names:  # Adamax has it in place of the squares

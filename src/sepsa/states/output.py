@@ -2,7 +2,7 @@
 
 A write goes to a new file beside the target, with a random name and the target's permissions, which is synced, renamed
 over the target, and the folder synced: a process that dies at any instant leaves the old file or the new one. Nothing
-is deleted that sepsa has not made.
+is deleted that sepsa did not make.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_device(path: str | os.PathLike[str]) -> bool:
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raise the OSError with which `replace` would fail, where that is known before."""
+    """Raise the OSError with which `replace` would fail, if that is known beforehand."""
     if is_device(path):
         if not os.access(path, os.W_OK):
             raise error(errno.EACCES, path)
@@ -46,7 +46,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 def replace(path: str | os.PathLike[str], parts: Iterable[Buffer], before: Callable[[], None] | None = None) -> None:
-    """Write a file whole, with the permissions of the one it replaces; `before` is called just before the rename."""
+    """Write a complete file, with the permissions of the one it replaces; `before` is called just before the rename."""
     if is_device(path):
         with open(path, "wb", buffering=0) as file:
             write_all(file.fileno(), parts)

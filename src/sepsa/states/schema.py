@@ -1,4 +1,4 @@
-"""The checks of saved states: every entry is read by its name, and a damaged one is refused before anything changes.
+"""The checks of saved states: entries are read by name, and a damaged one raises an error before anything changes.
 
 A saved state is nested dicts and lists of tensors, NumPy arrays, numbers, strings, booleans and None.
 """
@@ -29,7 +29,7 @@ _most_bytes: ContextVar[float] = ContextVar("_most_bytes", default=math.inf)
 
 @contextlib.contextmanager
 def limited_memory(size: int) -> Iterator[None]:
-    """Limit what `check_memory` allows to what a checkpoint with tensors of `size` bytes can need."""
+    """Limit `check_memory` to what a checkpoint with tensors of `size` bytes can need."""
     token = _most_bytes.set(max(SMALL, 2 * size))
     try:
         yield
@@ -38,13 +38,13 @@ def limited_memory(size: int) -> Iterator[None]:
 
 
 def check_memory(name: str, size: int) -> None:
-    """Refuse to allocate `size` bytes while a checkpoint is loaded that is too small to fill them."""
+    """Raise an error if `size` bytes are more than the checkpoint being loaded can fill."""
     if size > _most_bytes.get():
         raise ValueError(f"{name} would take {size:,} bytes of memory, for which the checkpoint is too small")
 
 
 class Entries:
-    """The entries of a saved dict or list: each method returns one that is as it must be, or raises a ValueError."""
+    """The entries of a saved dict or list: each method returns a valid entry or raises a ValueError."""
 
     def __init__(self, name: str, values: Any) -> None:
         self.name, self.values = name, values
@@ -63,7 +63,7 @@ class Entries:
         return damaged(self.path(key), expected, got)
 
     def number(self, key: Any, low: float = -math.inf, high: float = math.inf) -> float:
-        """A finite number in [low, high]; a bool is none."""
+        """A finite number in [low, high], not a bool."""
         value = float(self[key]) if isinstance(self[key], np.floating) else self[key]
         fits = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not fits or not low <= value <= high or not abs(value) <= LARGEST_FLOAT:
@@ -76,7 +76,7 @@ class Entries:
         return [self.number(i, low) for i in range(len(self))]
 
     def integer(self, key: Any, low: int = 0, high: int = LARGEST_INTEGER) -> int:
-        """An integer in [low, high]; a bool is none."""
+        """An integer in [low, high], not a bool."""
         value = self[key]
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
             words = bounds(low, math.inf if high == LARGEST_INTEGER else high)
@@ -98,7 +98,7 @@ class Entries:
         return copy
 
     def equal(self, key: Any, wanted: object) -> None:
-        """Refuse an entry that was saved under another setting than `wanted`, the one in force."""
+        """Raise an error for an entry that differs from `wanted`, the setting of this object."""
         value = self[key]
         try:
             same = type(value) is type(wanted) and bool(value == wanted)
@@ -137,7 +137,7 @@ def read_items(name: str, value: object, count: int | None = None) -> Entries:
 def check_array(
     name: str, value: Any, shape: Shape, dtype: DType, *, low: float = -math.inf, missing: bool = False
 ) -> None:
-    """Refuse what is not a dense tensor, or for a dtype of NumPy an array, of this shape, finite and at least `low`."""
+    """Check that this is a dense tensor (for a NumPy dtype an array) of this shape, finite and at least `low`."""
     library: Any = torch if isinstance(dtype, torch.dtype) else np
     kind = "a tensor" if library is torch else "an array"
     fits = isinstance(value, Tensor if library is torch else np.ndarray) and not getattr(value, "is_nested", False)
@@ -169,7 +169,7 @@ def settings(name: str) -> Iterator[None]:
 
 
 def damaged(name: str, expected: str, got: object) -> ValueError:
-    """The error for an entry that is not what it must be."""
+    """The error for an invalid entry."""
     return ValueError(f"{name} must be {expected}, got {got}: the checkpoint is damaged")
 
 

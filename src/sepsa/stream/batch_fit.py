@@ -1,9 +1,9 @@
 """Training on a table: several passes in mini-batches, by a committee of learners that each leave out a fold of rows.
 
 The rows are cut into ten folds, and learner k is trained without fold k, so that the rows of the fold have a prediction
-by a learner that has never seen them. These predictions decide how many passes are made and how wide intervals are, and
-the learners are kept: the mean of their predictions errs less than any one of them, and no training is spent on the
-choice alone. Where rows are many, three learners do, each without its tenth.
+by a learner that has never seen them. These predictions determine the number of passes and the width of intervals. All
+learners are kept, because the mean of their predictions has a smaller error than any one of them. Where rows are many,
+three learners are enough, each without its tenth.
 
 A pass takes the rows in random order, in mini-batches; over T passes the body's rate falls as cos from `rate` to zero
 and the head forgets by `forgetting` per mini-batch, because its curvature is that of features which have moved since.

@@ -1,7 +1,7 @@
 """From least-squares scores to probabilities.
 
-The scores s of a classifier's head estimate P(k | x) but may leave the simplex; p is the point of it nearest to s, and
-a softmax of p the probability:
+The scores s of a classifier's head estimate P(k | x) but may lie outside the probability simplex; p is the nearest
+point of the simplex, and a softmax of p the probability:
 
     p = max(s - τ, 0)  with τ such that Σ p = 1,      P(k | x) = Σ_β π_β softmax(β p)_k,   π_β ∝ exp(-L_β),
 

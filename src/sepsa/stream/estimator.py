@@ -60,6 +60,29 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         random_state: int | np.random.RandomState | None = None,
         module: nn.Module | None = None,
     ) -> None:
+        """Set the parameters; `fit` and `partial_fit` check them.
+
+        Args:
+            hidden_layer_sizes: Widths of the hidden layers; () for a linear model. "auto": (50, 50) for `fit`, 64 for
+                `partial_fit`.
+            activation: "fourier", "gelu", "relu", "tanh", "sigmoid" or "identity". "auto": "gelu" for `fit`, "fourier"
+                for `partial_fit`.
+            optimizer: The body's: "adam", "sgd", "momentum", "nag", "rmsprop". "auto": Adam, without momentum where it
+                learns single rows.
+            learning_rate: The body's. "auto": 3e-3 for `partial_fit`; for `fit` it falls from 1e-2 to 0.
+            weight_decay: The body's weight decay.
+            ridge: The head's ridge; 10 has the weight of ten rows of unit features. "auto": `partial_fit` also tries 1
+                and 100.
+            forgetting: The head's forgetting factor in (0, 1]; below 1 it follows drift. "auto": several heads in
+                `partial_fit`, 0.98 per mini-batch in `fit`.
+            loss: "huber" bounds the influence of a row in `partial_fit`; "squared" does not, and `fit` never does.
+            batch_size: Rows per step. "auto": 1 in `partial_fit`, mini-batches in `fit`.
+            max_iter: The largest number of passes of `fit`; large tables get fewer.
+            early_stopping: Whether `fit` chooses the number of passes by rows left out.
+            random_state: Seed or generator of the body's initial weights and of the shuffling.
+            module: An `nn.Module` from (n, features) to (n, k) as the body, instead of hidden layers. A copy is trained
+                in PyTorch by `sepsa.SepSA`, with one head and squared loss.
+        """
         self.hidden_layer_sizes = hidden_layer_sizes
         self.activation = activation
         self.optimizer = optimizer
@@ -151,13 +174,17 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
 
     @property
     def outliers_(self) -> int:
-        """The number of rows whose target, input or weight was implausible and has been bounded."""
+        """Number of rows whose target, input or weight was implausible and was bounded by `loss="huber"`."""
         check_is_fitted(self)
         return int(self._learner.engine.outliers)
 
     @property
     def chosen_(self) -> dict[str, Any]:
-        """The head with the largest weight: its features, ridge and forgetting, since which step, and all weights."""
+        """The head with the largest weight.
+
+        A dict of its `features`, `ridge`, `forgetting`, the step `since` which it leads, and the `weights` of all
+        heads.
+        """
         check_is_fitted(self)
         chosen: dict[str, Any] = self._learner.engine.chosen
         return chosen
@@ -173,9 +200,9 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
     # ------------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
-        """The fitted state as nested dicts and lists of arrays, numbers and strings.
+        """Return the fitted state as nested dicts and lists of arrays, numbers and strings.
 
-        An estimator of the same parameters that loads it continues bit for bit.
+        An estimator with the same parameters that loads it continues with the same bits.
         """
         check_is_fitted(self)
         names = getattr(self, "feature_names_in_", None)
@@ -188,7 +215,14 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from the result of `state_dict`; a ValueError names the wrong entry and changes nothing."""
+        """Continue from a saved state.
+
+        Args:
+            state_dict: The result of `state_dict` of an estimator with the same parameters.
+
+        Raises:
+            ValueError: An entry is missing or wrong; the message names it and nothing changed.
+        """
         with self._exclusive():
             keys = {"estimator", "learner", "feature_names", "n_iter", *self._EXTRA}
             new = schema.read("state_dict", state_dict, keys)

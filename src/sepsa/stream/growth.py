@@ -1,7 +1,7 @@
 """Inputs and classes that first appear in mid-stream: the learner grows at the row that needs them.
 
 A block of rows is divided where inputs or classes arrive, and the learner grows before each part, so that a block
-gives what its rows would give one by one. `StreamLearner.add_inputs` and `add_outputs` say why that is exact.
+gives what its rows would give one by one. `Engine.resize` explains why that is exact.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Learners by key: one for each sensor, customer or shop, those used last in memory, all of them in one file."""
+"""Learners by key, one for each sensor, customer or shop: the last used ones in memory, all of them in one file."""
 
 from __future__ import annotations
 
@@ -32,16 +32,36 @@ NEW = (
 
 
 class KeyedLearner:
-    """One learner for each key: a model of `sepsa.river`, or an estimator that learns by `partial_fit`.
+    """One learner for each key of a stream: a model of `sepsa.river`, or an estimator with `partial_fit`.
 
-    Choose it where a stream has a key and each key a relationship of its own. A new key gets a copy of `start`: give
-    one that has learned rows of all keys, and a new key does not begin at zero; `start` may learn on meanwhile.
+    Choose it where a stream has a key and the relationship differs between keys. The learners that were used last are
+    in memory; the others are in the file and are loaded with the same bits, so that `in_memory` changes no prediction.
+    `commit` writes all changes in one transaction: a process that is killed resumes from the last commit by opening the
+    same path. An error inside a call may leave some keys of that call learned; the last commit is unchanged. One
+    process and one thread use a file at a time, until `close`.
 
-    At most `in_memory` learners are in memory. The least recently used ones lie in the file at `path`, or in a
-    temporary one, and return with the same bits, so that the limit changes no prediction. `commit(position)` writes
-    what changed, and a position of your own such as an offset, in one transaction: a process that is killed at any
-    instant resumes from the last commit, by opening the same path. An error inside a call leaves other keys of this
-    call learned; the last commit is as it was. One process uses a file at a time, until `close`, and one thread.
+    Args:
+        start: The learner of which every new key gets a copy. One that has learned rows of all keys gives new keys a
+            better start; it may learn on meanwhile.
+        path: The SQLite file of the learners; None for a temporary one.
+        in_memory: Largest number of learners in memory.
+
+    Attributes:
+        start: The learner of new keys.
+        position: The position of the last commit, or None.
+
+    See also:
+        `sepsa.engines.kafka.learn`, which reads a topic into a `KeyedLearner`.
+
+    Examples:
+        >>> from sepsa.river import SepSARegressor
+        >>> from sepsa.stream.keyed import KeyedLearner
+        >>> with KeyedLearner(SepSARegressor(seed=0)) as learners:
+        ...     for step in range(100):
+        ...         learners.learn_one("shop 1", {"a": step % 5}, 10.0)
+        ...         learners.learn_one("shop 2", {"a": step % 5}, 20.0)
+        ...     [round(learners.predict_one(key, {"a": 2})) for key in learners]
+        [10, 20]
     """
 
     def __init__(self, start: Any, path: str | os.PathLike[str] | None = None, *, in_memory: int = 1000) -> None:
@@ -95,7 +115,9 @@ class KeyedLearner:
     # ------------------------------------------------------------------ learners
 
     def __getitem__(self, key: Hashable) -> Any:
-        """The learner of this key, to learn with: a copy of `start` for a new one. Ask again after other keys."""
+        """The learner of this key, to learn with; a copy of `start` for a new key. Ask for it again after using other
+        keys.
+        """
         name = packed(key)
         self._changed.add(name)
         found = self._find(name)
@@ -124,7 +146,7 @@ class KeyedLearner:
         return None if stored is None else self._keep(name, stored)
 
     def _keep(self, name: str, learner: Any) -> Any:
-        """Put a learner into memory; those that then are too many go to the file."""
+        """Put a learner into memory, and move the least recently used ones to the file where there are too many."""
         self._learners[name] = learner
         while len(self._learners) > self.in_memory:
             oldest = next(iter(self._learners))
@@ -165,23 +187,52 @@ class KeyedLearner:
     # ------------------------------------------------------------------ rows
 
     def learn_one(self, key: Hashable, x: dict[Any, Any], y: Any, w: float = 1.0) -> None:
-        """Let the key's model of `sepsa.river` learn one sample."""
+        """Let the key's model of `sepsa.river` learn one sample.
+
+        Args:
+            key: The key; a new one gets a copy of `start`.
+            x: Features by name.
+            y: The target.
+            w: The sample's weight.
+        """
         self[key].learn_one(x, y, w)
 
     def predict_one(self, key: Hashable, x: dict[Any, Any]) -> Any:
-        """The prediction of the key's model of `sepsa.river`; of `start` for a new key, which stays new."""
+        """Predict one sample by the key's model of `sepsa.river`.
+
+        Args:
+            key: The key; a new one is predicted by `start` and not added.
+            x: Features by name.
+
+        Returns:
+            What the model predicts.
+        """
         return (self._find(packed(key)) or self.start).predict_one(x)
 
     def prequential(self, keys: Iterable[Hashable], X: ArrayLike, y: ArrayLike) -> NDArray[Any]:
-        """Learn rows, each by the estimator of its key; returns the predictions made before.
+        """Predict rows, then learn them, each by the estimator of its key.
 
-        Rows of one key are learned in order, as one call of its `prequential`.
+        Args:
+            keys: The key of each row. The rows of one key are learned in order, by one call of its `prequential`.
+            X: Inputs (n, features).
+            y: Targets (n,) or (n, outputs).
+
+        Returns:
+            The predictions made before learning, in the order of the rows.
         """
         rows, targets = np.asarray(X), np.asarray(y)
         return self._by_key(keys, len(rows), lambda key, some: self[key].prequential(rows[some], targets[some]))
 
     def predict(self, keys: Iterable[Hashable], X: ArrayLike) -> NDArray[Any]:
-        """The prediction for each row by the estimator of its key; by `start` for a new key, which stays new."""
+        """Predict rows, each by the estimator of its key.
+
+        Args:
+            keys: The key of each row; a new one is predicted by `start` and not added.
+            X: Inputs (n, features).
+
+        Returns:
+            The predictions, in the order of the rows.
+        """
         rows = np.asarray(X)
         return self._by_key(
             keys, len(rows), lambda key, some: (self._find(packed(key)) or self.start).predict(rows[some])
@@ -203,7 +254,12 @@ class KeyedLearner:
     # ------------------------------------------------------------------ the file
 
     def commit(self, position: Any = None) -> None:
-        """Write all that was learned since the last commit, and a position if given, completely or not at all."""
+        """Write all changes since the last commit, completely or not at all.
+
+        Args:
+            position: Any plain value, such as an offset, which is written in the same transaction; None keeps the last
+                one.
+        """
         position = self.position if position is None else position
         common = {
             "settings": self._settings,
@@ -218,7 +274,7 @@ class KeyedLearner:
             self.position = position
 
     def close(self) -> None:
-        """Close the file; what was learned since the last commit is lost."""
+        """Close the file. What was learned since the last commit is lost."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -234,5 +290,5 @@ def packed(key: Hashable) -> str:
 
 
 def fitted(learner: Any) -> bool:
-    """Whether the learner has a state to save; an estimator of scikit-learn's interface has one after its first row."""
+    """Whether the learner has a state to save; a scikit-learn estimator has one after its first row."""
     return bool(getattr(learner, "__sklearn_is_fitted__", lambda: True)())

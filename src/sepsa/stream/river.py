@@ -1,17 +1,18 @@
-"""River's interface: a neural network with a Newton head that learns dicts of features, one at a time.
+"""River's interface: a neural network with a recursive-least-squares head that learns dicts of features, one at a time.
 
-A sample is x ∈ Rᵈ, one coordinate for each feature seen so far. A feature that x does not have, or has as None or NaN,
-is missing, and the network sees it as zero. With `missing="mean"` that is its mean; with `missing="zero"` it is the
-number zero, as in a bag of words; "auto" means the number zero for a feature that is an indicator, a count or rare. A
-feature that appears in mid-stream enters as if it had been there, missing, from the start; that is exact, since an
-input at zero changes neither body nor head (`Engine.resize`). Once the learner's scales are fixed, a feature enters
-with its `ROWS_FOR_SCALE`th value, because the first few values of a sensor say little about its scale; an indicator
-enters at once. A new class enters at once and exactly, since its indicator was zero until then.
+The network has one input for each feature seen so far. A feature that a sample does not have, or has as None or NaN, is
+missing, and the network sees it as zero after standardization. With `missing="mean"` zero stands for the feature's
+mean; with `missing="zero"` for the number zero, as in a bag of words; "auto" means the number zero for a feature that
+is an indicator, a count or rare. A feature that first appears in mid-stream is added as if it had been missing in all
+earlier samples; that is exact, since an input at zero changes neither body nor head (`Engine.resize`). Once the
+learner's scales are fixed, a feature is added with its `ROWS_FOR_SCALE`th value, because a few values do not determine
+a scale; an indicator is added at once. A new class is added at once and exactly, since its indicator was zero until
+then.
 
-The state grows with the features as d², and not with the samples. Features beyond `max_features` share as many
-further inputs, to which they are hashed with a sign.
+The state grows with the square of the number of features, and not with the number of samples. Features beyond
+`max_features` are hashed, with a sign, into as many further inputs.
 
-A classifier fits the indicator of each class by least squares; `sepsa.stream.calibration` makes its scores
+A classifier fits the indicator of each class by least squares; `sepsa.stream.calibration` converts its scores to
 probabilities.
 """
 
@@ -77,6 +78,24 @@ class StreamModel(Saves, base.Estimator):
         seed: int | None = None,
         **optimizer_options: float,
     ) -> None:
+        """Make a model; the options are checked.
+
+        Args:
+            hidden: Widths of the hidden layers; () for a linear model.
+            activation: "fourier" (random features, trained), "gelu", "relu", "tanh", "sigmoid" or "identity".
+            optimizer: The body's: "adam", "sgd", "momentum", "nag", "rmsprop". "auto": Adam without momentum.
+            lr: The body's learning rate.
+            weight_decay: The body's weight decay.
+            ridge: The head's ridge; 10 has the weight of ten samples of unit features. "auto" also tries 1 and 100.
+            forgetting: The head's forgetting factor in (0, 1]; below 1 it follows drift. "auto" mixes heads with and
+                without forgetting by their recent errors.
+            loss: "huber" bounds the influence of a sample; "squared" does not.
+            missing: What a missing feature means: its "mean", the number "zero", or "auto" to decide for each feature.
+            max_features: The number of features with inputs of their own; the cost grows with its square.
+            skip: Whether the head sees the inputs beside the hidden units.
+            seed: Seed of the body's initial weights; None for a random one.
+            **optimizer_options: Further options of the optimizer: "momentum", "beta2", "eps".
+        """
         if not isinstance(hidden, Sequence):
             raise TypeError(f"hidden must be a sequence of widths such as (50,), got {hidden!r}")
         self.hidden = hidden or []  # River reads a tuple as a class with its parameters, and fails at an empty one
@@ -112,12 +131,15 @@ class StreamModel(Saves, base.Estimator):
 
     @property
     def outliers_(self) -> int:
-        """The number of rows whose target, feature or weight was implausible and has been bounded."""
+        """Number of samples whose target, feature or weight was implausible and was bounded by `loss="huber"`."""
         return 0 if self._learner is None else self._learner.engine.outliers
 
     @property
     def chosen_(self) -> dict[str, Any]:
-        """The head with the largest weight: its features, ridge and forgetting, since which row, and all weights."""
+        """The head with the largest weight; empty before the first sample.
+
+        A dict of its `features`, `ridge`, `forgetting`, the row `since` which it leads, and the `weights` of all heads.
+        """
         return {} if self._learner is None else self._learner.engine.chosen
 
     def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
@@ -133,9 +155,9 @@ class StreamModel(Saves, base.Estimator):
     # ------------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
-        """The model's state as nested dicts and lists of arrays, numbers and strings.
+        """Return the state as nested dicts and lists of arrays, numbers and strings.
 
-        A model of the same parameters that loads it continues bit for bit.
+        A model with the same parameters that loads it continues with the same bits.
         """
         with self._lock:
             return {
@@ -150,7 +172,14 @@ class StreamModel(Saves, base.Estimator):
             }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from the result of `state_dict`; a ValueError names the wrong entry and changes nothing."""
+        """Continue from a saved state.
+
+        Args:
+            state_dict: The result of `state_dict` of a model with the same parameters.
+
+        Raises:
+            ValueError: An entry is missing or wrong; the message names it and nothing changed.
+        """
         keys = {"model", "features", "pending_features", "outputs", "target_name", "learner"}
         new = schema.read("state_dict", state_dict, keys)
         new.equal("model", type(self).__name__)
@@ -285,7 +314,13 @@ class StreamModel(Saves, base.Estimator):
         return [*(names[j] for j in kept), *(f"{SHARED}{k}" for k in used)], np.hstack([X[:, kept], columns])
 
     def learn_many(self, X: Frame, y: Series, w: float | Series = 1.0) -> None:
-        """Learn the rows of a frame, which gives what `learn_one` gives row by row."""
+        """Learn the rows of a frame, with the same result as `learn_one` row by row.
+
+        Args:
+            X: A frame with a column for each feature, of any library that River takes.
+            y: A series of targets, one per row.
+            w: One weight for all rows, or a series with one per row.
+        """
         targets = dataframe.into_series(y)
         self._learn_table(X, targets.to_list(), w)
         self._target_name = targets.name
@@ -335,15 +370,35 @@ class StreamModel(Saves, base.Estimator):
 
 
 class SepSARegressor(StreamModel, base.MiniBatchRegressor):
-    """A neural network with a Newton head, for one numeric target.
+    """Regress one numeric target by a neural network with a recursive-least-squares head.
 
     Choose it where a linear model is too simple: it takes raw features of any scale, needs no tuning and costs about as
-    much. Put no running scaler such as River's `StandardScaler` before it: its scales change with every row, and the
-    model takes its own from the first rows. `forgetting` below 1 follows a target that drifts. Before the first sample
-    it predicts 0.
+    much. Do not put a running scaler such as River's `StandardScaler` before it: the scaler's output for the same
+    features changes with every row, and the model determines its own scales from the first rows. It predicts 0 before
+    the first sample.
+
+    See also:
+        `sepsa.SepSARegressor` for arrays; `KeyedLearner` for one model per key.
+
+    Examples:
+        >>> from sepsa.river import SepSARegressor
+        >>> model = SepSARegressor(seed=0)
+        >>> for hour in range(200):
+        ...     model.learn_one({"hour": hour % 24}, 5.0 + (hour % 24))
+        >>> round(model.predict_one({"hour": 12}))
+        17
+        >>> model.predict_one({"hour": 12}, with_dist=True).sigma < 1
+        True
     """
 
     def learn_one(self, x: dict[Any, Any], y: float, w: float = 1.0) -> None:
+        """Learn one sample.
+
+        Args:
+            x: Features by name; None, NaN or absence is a missing value.
+            y: The target.
+            w: The sample's weight.
+        """
         learner = self._learner
         values = values_in_order(x, self._features, y, learner)
         if values is None or learner is None or (w != 1.0 and not read_weight(w)):
@@ -353,13 +408,29 @@ class SepSARegressor(StreamModel, base.MiniBatchRegressor):
                 learner.learn_row(values, (float(y),), w)
 
     def predict_one(self, x: dict[Any, Any], with_dist: bool = False) -> Any:
-        """The prediction; `with_dist` as a normal distribution, whose deviation is that of recent errors."""
+        """Predict one sample.
+
+        Args:
+            x: Features by name; None, NaN or absence is a missing value.
+            with_dist: Whether to return a distribution.
+
+        Returns:
+            A number, or a `river.proba.Gaussian` whose variance is σ² (1 + φᵀBφ), with σ from recent errors.
+        """
         if with_dist:
             return self._distributions(x, 1)[0]
         row = self._predict_row(x)
         return 0.0 if row is None else row[0]
 
     def predict_many(self, X: Frame) -> Series:
+        """Predict the rows of a frame.
+
+        Args:
+            X: A frame with a column for each feature.
+
+        Returns:
+            A series of predictions, of the frame's library.
+        """
         frame = dataframe.into_frame(X)
         out = self._predict(*read_frame(X))
         values = np.zeros(len(frame)) if out is None else out[:, 0]
@@ -370,13 +441,30 @@ class SepSARegressor(StreamModel, base.MiniBatchRegressor):
 
 
 class SepSAMultiTargetRegressor(StreamModel, base.MultiTargetRegressor):
-    """A neural network with a Newton head, for several numeric targets at once, given as a dict.
+    """Regress several numeric targets at once by one neural network with a recursive-least-squares head.
 
-    Choose it where targets depend on the same features: they share the body and the curvature, so that many cost
-    little more than one. The first sample determines the targets.
+    Choose it where the targets depend on the same features: they share the body and the curvature, so that many cost
+    little more than one. Targets come as a dict, whose names the first sample determines.
+
+    Examples:
+        >>> from sepsa.river import SepSAMultiTargetRegressor
+        >>> model = SepSAMultiTargetRegressor(seed=0)
+        >>> for hour in range(200):
+        ...     targets = {"up": hour % 24, "down": -(hour % 24)}
+        ...     model.learn_one({"hour": hour % 24}, targets)
+        >>> predictions = model.predict_one({"hour": 12})
+        >>> round(predictions["up"]), round(predictions["down"])
+        (12, -12)
     """
 
     def learn_one(self, x: dict[Any, Any], y: dict[Any, float], w: float = 1.0) -> None:  # type: ignore[override]
+        """Learn one sample.
+
+        Args:
+            x: Features by name; None, NaN or absence is a missing value.
+            y: Targets by name, the same names in every sample.
+            w: The sample's weight.
+        """
         learner = self._learner
         values, targets = values_in_order(x, self._features, 0.0, learner), values_in_order(y, self._outputs)
         if values is None or targets is None or learner is None or (w != 1.0 and not read_weight(w)):
@@ -386,17 +474,39 @@ class SepSAMultiTargetRegressor(StreamModel, base.MultiTargetRegressor):
                 learner.learn_row(values, list(map(float, targets)), w)
 
     def predict_one(self, x: dict[Any, Any], with_dist: bool = False) -> dict[Any, Any]:
-        """The predictions; `with_dist` as normal distributions, whose deviations are those of recent errors."""
+        """Predict one sample.
+
+        Args:
+            x: Features by name; None, NaN or absence is a missing value.
+            with_dist: Whether to return distributions.
+
+        Returns:
+            Numbers by target, or `river.proba.Gaussian`s with variances σ² (1 + φᵀBφ), with σ from recent errors.
+        """
         if with_dist:
             return dict(zip(self._outputs, self._distributions(x, len(self._outputs)), strict=True))
         row = self._predict_row(x)
         return {} if row is None else dict(zip(self._outputs, row, strict=True))
 
     def learn_many(self, X: Frame, y: Frame, w: float | Series = 1.0) -> None:
-        """Learn the rows of a frame, which gives what `learn_one` gives; y is a frame with a column for each target."""
+        """Learn the rows of a frame, with the same result as `learn_one` row by row.
+
+        Args:
+            X: A frame with a column for each feature, of any library that River takes.
+            y: A frame with a column for each target.
+            w: One weight for all rows, or a series with one per row.
+        """
         self._learn_table(X, dataframe.into_frame(y).rows(named=True), w)
 
     def predict_many(self, X: Frame) -> Frame:
+        """Predict the rows of a frame.
+
+        Args:
+            X: A frame with a column for each feature.
+
+        Returns:
+            A frame with a column for each target, of the frame's library.
+        """
         return self._output_frame(self._predict(*read_frame(X)), X)
 
     def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
@@ -409,10 +519,24 @@ class SepSAMultiTargetRegressor(StreamModel, base.MultiTargetRegressor):
 
 
 class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
-    """A neural network with a Newton head on the indicators of the classes, two or more.
+    """Classify into two or more classes by a neural network with a recursive-least-squares head on class indicators.
 
-    Choose it where logistic or softmax regression is too simple. Labels may be anything hashable, and a class may
-    appear at any time. Before the first sample it predicts None.
+    Choose it where logistic or softmax regression is too simple. A label may be anything hashable, and a class may
+    appear at any time. It predicts None before the first sample.
+
+    See also:
+        `sepsa.SepSAClassifier` for arrays; `KeyedLearner` for one model per key.
+
+    Examples:
+        >>> from sepsa.river import SepSAClassifier
+        >>> model = SepSAClassifier(seed=0)
+        >>> for hour in range(200):
+        ...     label = "day" if 6 <= hour % 24 < 18 else "night"
+        ...     model.learn_one({"hour": hour % 24}, label)
+        >>> model.predict_one({"hour": 12})
+        'day'
+        >>> sorted(model.predict_proba_one({"hour": 12}))
+        ['day', 'night']
     """
 
     _regression = False
@@ -422,6 +546,13 @@ class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
         return True
 
     def learn_one(self, x: dict[Any, Any], y: Hashable, w: float = 1.0) -> None:
+        """Learn one sample.
+
+        Args:
+            x: Features by name; None, NaN or absence is a missing value.
+            y: The label.
+            w: The sample's weight.
+        """
         learner = self._learner
         values = values_in_order(x, self._features, 0.0, learner)
         place = position(y, self._outputs)
@@ -434,22 +565,56 @@ class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
                 learner.learn_row(values, indicators, w)
 
     def predict_one(self, x: dict[Any, Any], **kwargs: Any) -> Any:
+        """Predict the most probable class of one sample.
+
+        Args:
+            x: Features by name; None, NaN or absence is a missing value.
+            **kwargs: Ignored; River's interface has them.
+
+        Returns:
+            A label, or None before the first sample.
+        """
         row = self._predict_row(x)
         return None if row is None else list(self._outputs)[row.index(max(row))]
 
     def predict_proba_one(self, x: dict[Any, Any], **kwargs: Any) -> dict[Any, float]:
+        """Predict the probability of each class for one sample.
+
+        Args:
+            x: Features by name; None, NaN or absence is a missing value.
+            **kwargs: Ignored; River's interface has them.
+
+        Returns:
+            Probabilities by label; empty before the first sample.
+        """
         row = self._predict_row(x)
         if row is None:
             return {}
         return dict(zip(self._outputs, self._probabilities(np.array([row]))[0].tolist(), strict=True))
 
     def predict_many(self, X: Frame) -> Series:
+        """Predict the most probable class of each row of a frame.
+
+        Args:
+            X: A frame with a column for each feature.
+
+        Returns:
+            A series of labels, of the frame's library.
+        """
         frame = dataframe.into_frame(X)
         out, labels = self._predict(*read_frame(X)), list(self._outputs)
         values = [None] * len(frame) if out is None else [labels[k] for k in out.argmax(1)]
         return dataframe.to_native_series(values, name=self._target_name, like=frame)
 
     def predict_proba_many(self, X: Frame) -> Frame:
+        """Predict the probability of each class for each row of a frame.
+
+        Args:
+            X: A frame with a column for each feature.
+
+        Returns:
+            A frame with a column for each class, of the frame's library.
+        """
         out = self._predict(*read_frame(X))
         return self._output_frame(None if out is None else self._probabilities(out), X)
 

@@ -60,7 +60,7 @@ def position(name: Any, names: Names) -> int | None:
 
 
 def read_number(what: str, value: Any) -> float:
-    """A number, NaN for a missing value; ±Inf and other types are refused."""
+    """A number, NaN for a missing value; ±Inf and other types raise an error."""
     if value is None or value is getattr(sys.modules.get("pandas"), "NA", None):
         return math.nan
     try:

@@ -39,51 +39,93 @@ Labels = NDArray[Any]
 
 
 class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
-    """A neural network with a recursive-least-squares head, for tables and streams, with intervals.
+    """Regress tables and streams by a neural network with a recursive-least-squares head, with prediction intervals.
 
-    Choose it where rows come one after another, where data are too few for plain training of a network, or where an
-    interval is wanted; targets may have several columns. Inputs and targets need no scaling, and NaN in an input is a
-    missing value: `fit` standardizes by all its rows, `partial_fit` by the first 256.
+    Choose it where rows come one after another, where there are too few rows to train a network by gradients alone, or
+    where you need intervals. Inputs and targets need no scaling: `fit` standardizes by all its rows, `partial_fit` by
+    the first 256. NaN in an input is a missing value. The variance of a target about its prediction is σ² (1 + c φᵀBφ),
+    with φ the features that the head sees and B its inverse curvature.
 
-    `optimizer` ("adam", "sgd", "momentum", "nag", "rmsprop"), `learning_rate` and `weight_decay` are the body's;
-    `ridge` and `forgetting` the head's, as in `sepsa.RLS`: a forgetting below 1 follows drift. `batch_size` rows make
-    one step. "auto" differs between the two methods. `partial_fit` has one layer of 64 trainable random Fourier
-    features, Adam without momentum at a rate of 3e-3, single rows, and several heads, with and without forgetting and
-    with and without the hidden units, that are weighted by their recent errors (`chosen_`); `ridge="auto"` adds heads
-    of other ridges. `fit` has two layers of 50 GELUs, a rate that falls from 1e-2 to 0, mini-batches and a forgetting
-    of 0.98 for each. It makes at most `max_iter` passes, with `early_stopping` as many as are best for rows left out,
-    and fewer where the rows are many; `n_iter_` says how many.
+    `fit` trains two layers of 50 GELU units by mini-batches, with a learning rate that falls from 1e-2 to 0 and a
+    forgetting of 0.98 per mini-batch. `partial_fit` trains 64 random Fourier features by single rows, and mixes several
+    heads, with and without forgetting and hidden units, by their recent errors. These are the meanings of "auto".
 
-    `loss="huber"` bounds the influence of a row of `partial_fit`, whatever finite numbers it holds, and `outliers_`
-    counts such rows (`sepsa.stream.engine.Engine` says how); `fit`, and `loss="squared"`, use rows without bounds.
+    Attributes:
+        n_features_in_: Number of input columns.
+        feature_names_in_: Their names (n_features_in_,), where X had names.
+        n_iter_: Number of passes that `fit` made.
 
-    `module` takes any torch body, an `nn.Module` from (n, features) to (n, k), instead of the hidden layers. A copy of
-    it is trained, from the weights it has, by `sepsa.SepSA` in PyTorch, with one head and squared loss; "auto" is then
-    Adam and a batch of 32.
+    See also:
+        `sepsa.river.SepSARegressor` for dicts of features that come and go; `SepSAForecaster` for time series.
+
+    Examples:
+        >>> import numpy as np
+        >>> from sepsa import SepSARegressor
+        >>> X = np.random.default_rng(0).normal(size=(500, 3))
+        >>> y = np.sin(2 * X[:, 0]) + X[:, 1]
+        >>> model = SepSARegressor(random_state=0).partial_fit(X[:400], y[:400])
+        >>> mean, std = model.predict(X[400:], return_std=True)
+        >>> mean.shape, std.shape
+        ((100,), (100,))
+        >>> bool(model.score(X[400:], y[400:]) > 0.9)
+        True
     """
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> SepSARegressor:
-        """Learn from scratch, in shuffled passes. A sample's weight multiplies its squared error."""
+        """Forget everything and learn the rows in shuffled passes.
+
+        Args:
+            X: Inputs (n, features); NaN is a missing value.
+            y: Targets (n,) or (n, outputs).
+            sample_weight: Factor (n,) on each row's squared error; rows of weight 0 are left out.
+
+        Returns:
+            This estimator.
+        """
         with self._exclusive():
             rows, Y, weight = self._check(X, y, sample_weight, reset=True)
             self._fit(rows, Y, weight)
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> SepSARegressor:
-        """Learn rows once, in the order given."""
+        """Learn rows once, in the order given.
+
+        Args:
+            X: Inputs (n, features); NaN is a missing value.
+            y: Targets (n,) or (n, outputs), as in earlier calls.
+            sample_weight: Factor (n,) on each row's loss.
+
+        Returns:
+            This estimator.
+        """
         self.prequential(X, y, sample_weight)
         return self
 
     def prequential(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Floats:
-        """Learn as `partial_fit` does; returns the prediction made for each row before it was learned."""
+        """Predict each row, then learn it: `partial_fit` that returns the predictions made before learning.
+
+        Args:
+            X: Inputs (n, features); NaN is a missing value.
+            y: Targets (n,) or (n, outputs), as in earlier calls.
+            sample_weight: Factor (n,) on each row's loss.
+
+        Returns:
+            Predictions of the shape of `y`.
+        """
         with self._exclusive():
             rows, Y, weight = self._check(X, y, sample_weight, reset=not hasattr(self, "_learner"))
             return self._shaped(self._learn(rows, Y, weight))
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> Floats | tuple[Floats, Floats]:
-        """The predictions; with `return_std` also the standard deviation of targets about them.
+        """Predict targets, on request with their standard deviation.
 
-        Mean ± 1.645 std holds about nine in ten targets not yet seen, over all inputs together, not for each alone.
+        Args:
+            X: Inputs (n, features); NaN is a missing value.
+            return_std: Whether to return the standard deviation of targets about the predictions too. The interval mean
+                ± 1.645 std contains about nine in ten new targets, on average over inputs, not for each input.
+
+        Returns:
+            Predictions of the shape of `y` in `fit`, or a pair of such arrays: mean and standard deviation.
         """
         rows = self._check_rows(X)
         if not return_std:
@@ -127,11 +169,31 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
 
 
 class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
-    """A neural network with a recursive-least-squares head on class indicators, for tables and streams.
+    """Classify tables and streams by a neural network with a recursive-least-squares head on class indicators.
 
-    Choose it where rows come one after another, or where classes may appear late: the head then grows and keeps its
-    state. The arguments are those of `SepSARegressor`, and `class_weight`, a dict of the weight of each class, 1 where
-    it has none, or for `fit` "balanced". `classes_` are sorted, in the dtype of the labels.
+    Choose it where rows come one after another, or where classes may appear late: the head then gets an output more and
+    keeps its state. Probabilities are the head's scores, calibrated on rows before they are learned. "auto" has the
+    meanings that `SepSARegressor` describes.
+
+    Attributes:
+        classes_: The classes (classes,), sorted, in the dtype of the labels.
+        n_features_in_: Number of input columns.
+        feature_names_in_: Their names (n_features_in_,), where X had names.
+        n_iter_: Number of passes that `fit` made.
+
+    See also:
+        `sepsa.river.SepSAClassifier` for dicts of features that come and go.
+
+    Examples:
+        >>> import numpy as np
+        >>> from sepsa import SepSAClassifier
+        >>> X = np.random.default_rng(0).normal(size=(500, 3))
+        >>> y = np.where(X[:, 0] * X[:, 1] > 0, "same sign", "other sign")
+        >>> model = SepSAClassifier(random_state=0).partial_fit(X[:400], y[:400])
+        >>> model.classes_.tolist(), model.predict_proba(X[400:]).shape
+        (['other sign', 'same sign'], (100, 2))
+        >>> bool(model.score(X[400:], y[400:]) > 0.8)
+        True
     """
 
     def __init__(
@@ -152,6 +214,31 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
         random_state: int | np.random.RandomState | None = None,
         module: nn.Module | None = None,
     ) -> None:
+        """Set the parameters; `fit` and `partial_fit` check them.
+
+        Args:
+            hidden_layer_sizes: Widths of the hidden layers; () for a linear model. "auto": (50, 50) for `fit`, 64 for
+                `partial_fit`.
+            activation: "fourier", "gelu", "relu", "tanh", "sigmoid" or "identity". "auto": "gelu" for `fit`, "fourier"
+                for `partial_fit`.
+            optimizer: The body's: "adam", "sgd", "momentum", "nag", "rmsprop". "auto": Adam, without momentum where it
+                learns single rows.
+            learning_rate: The body's. "auto": 3e-3 for `partial_fit`; for `fit` it falls from 1e-2 to 0.
+            weight_decay: The body's weight decay.
+            ridge: The head's ridge; 10 has the weight of ten rows of unit features. "auto": `partial_fit` also tries 1
+                and 100.
+            forgetting: The head's forgetting factor in (0, 1]; below 1 it follows drift. "auto": several heads in
+                `partial_fit`, 0.98 per mini-batch in `fit`.
+            loss: "huber" bounds the influence of a row in `partial_fit`; "squared" does not, and `fit` never does.
+            class_weight: Dict of the weight of each class, 1 for classes that it does not have; "balanced" for `fit`
+                alone.
+            batch_size: Rows per step. "auto": 1 in `partial_fit`, mini-batches in `fit`.
+            max_iter: The largest number of passes of `fit`; large tables get fewer.
+            early_stopping: Whether `fit` chooses the number of passes by rows left out.
+            random_state: Seed or generator of the body's initial weights and of the shuffling.
+            module: An `nn.Module` from (n, features) to (n, k) as the body, instead of hidden layers. A copy is trained
+                in PyTorch by `sepsa.SepSA`, with one head and squared loss.
+        """
         super().__init__(
             hidden_layer_sizes,
             activation,
@@ -173,7 +260,16 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
     _columns: NDArray[np.intp]  # the learner's output for each of classes_
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> SepSAClassifier:
-        """Learn from scratch, in shuffled passes. A sample's weight multiplies its squared error."""
+        """Forget everything and learn the rows in shuffled passes.
+
+        Args:
+            X: Inputs (n, features); NaN is a missing value.
+            y: Labels (n,).
+            sample_weight: Factor (n,) on each row's squared error; rows of weight 0 are left out.
+
+        Returns:
+            This estimator.
+        """
         with self._exclusive():
             rows, labels, weight = self._check(X, y, sample_weight, reset=True)
             weight = weight * self._class_weights(labels)
@@ -190,7 +286,17 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
     ) -> SepSAClassifier:
-        """Learn rows once, in the order given. `classes` announces classes; others are added when they come."""
+        """Learn rows once, in the order given.
+
+        Args:
+            X: Inputs (n, features); NaN is a missing value.
+            y: Labels (n,). New classes are added when they first appear.
+            classes: Classes that will come, to be known before their first row.
+            sample_weight: Factor (n,) on each row's loss.
+
+        Returns:
+            This estimator.
+        """
         self._learn_labels(X, y, classes, sample_weight)
         return self
 
@@ -203,10 +309,18 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
         *,
         method: Literal["predict", "predict_proba"] = "predict",
     ) -> Labels:
-        """Learn as `partial_fit` does; returns the prediction made for each row before it was learned.
+        """Predict each row, then learn it: `partial_fit` that returns the predictions made before learning.
 
-        With `method="predict_proba"` the columns are `classes_` as they are afterwards. A class that was not known
-        before a row is never predicted for it, except for the first row of all, for which there is no other.
+        Args:
+            X: Inputs (n, features); NaN is a missing value.
+            y: Labels (n,).
+            classes: Classes that will come, to be known before their first row.
+            sample_weight: Factor (n,) on each row's loss.
+            method: "predict" for labels, "predict_proba" for probabilities.
+
+        Returns:
+            Labels (n,), or probabilities (n, classes) in the order of `classes_` after the call. A class that was
+            unknown before a row is not predicted for it; for the first row of all every class of the call may be.
         """
         if method not in ("predict", "predict_proba"):
             raise ValueError(f"method must be 'predict' or 'predict_proba', got {method!r}")
@@ -219,17 +333,38 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
         return proba
 
     def predict(self, X: ArrayLike) -> Labels:
-        """The likeliest class of each row."""
+        """Predict the most probable class of each row.
+
+        Args:
+            X: Inputs (n, features); NaN is a missing value.
+
+        Returns:
+            Labels (n,).
+        """
         scores = self._scores(X)  # raises NotFittedError before `classes_` is missed
         best: Labels = self.classes_[scores.argmax(1)]
         return best
 
     def predict_proba(self, X: ArrayLike) -> Floats:
-        """The probability (n, classes) of each class."""
+        """Predict the probability of each class.
+
+        Args:
+            X: Inputs (n, features); NaN is a missing value.
+
+        Returns:
+            Probabilities (n, classes), in the order of `classes_`.
+        """
         return probabilities(self._scores(X), self._loss)
 
     def predict_log_proba(self, X: ArrayLike) -> Floats:
-        """The logarithm of `predict_proba`."""
+        """Predict the logarithm of the probability of each class.
+
+        Args:
+            X: Inputs (n, features); NaN is a missing value.
+
+        Returns:
+            Log-probabilities (n, classes), in the order of `classes_`.
+        """
         return np.log(self.predict_proba(X))
 
     _EXTRA = ("classes", "columns", "calibration_loss")
@@ -269,7 +404,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
     def _learn_labels(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None, sample_weight: ArrayLike | None
     ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-        """Learn; returns for each row the scores and losses before it, and which classes were known before it."""
+        """Learn rows; returns for each the scores and losses before it, and which classes were known before it."""
         with self._exclusive():
             first = not hasattr(self, "_learner")
             rows, labels, weight = self._check(X, y, sample_weight, reset=first)
@@ -313,7 +448,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
         return np.array([float(weights.get(label, 1.0)) for label in labels.tolist()])
 
     def _add_classes(self, labels: Labels) -> None:
-        """Widen `classes_` by these; the learner's outputs stay where they are and new ones come last."""
+        """Add classes to `classes_`; the learner's outputs keep their columns and new ones come last."""
         if len(self.classes_) and (self.classes_.dtype.kind in "biuf") != (labels.dtype.kind in "biuf"):
             raise ValueError(
                 f"y has labels of dtype {labels.dtype} where classes_ has {self.classes_.dtype}: "

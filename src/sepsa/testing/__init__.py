@@ -45,19 +45,27 @@ def check_solver(
     interrupts: int = 20,
     only: Iterable[str] | None = None,
 ) -> None:
-    """Check that the solvers of `make()`, each new and unbound, keep all that `HeadSolver` promises.
+    """Check that a head solver keeps all promises of `HeadSolver`, and of `Capturable` and `Revertible` where it has
+    them.
 
-    - `task`: "regression", or "classification" for targets that are class probabilities, or "labels" for targets of
-      0 and 1 that do not exclude each other.
-    - `recovers`: how near the head comes to the true weights in 300 batches of 16 samples, relative to their norm.
-    - `block`: how near an update of n samples is to n updates of one, or None where they are not alike.
-    - `too_large`: a factor at which features cannot be squared in the solver's dtype.
-    - `outputs`: the head's out_features. `weighted`: whether it takes sample_weight, or refuses any.
-    - `falls_to`: the fraction of its first loss that a small network reaches after 300 steps in SepSA.
-    - `interrupts`: at how many random instants of `update` it is interrupted.
-    - `only`: names of `CHECKS`, for some of them.
+    Choose it for the tests of your own solver: an AssertionError says what the protocol promises and what happened.
 
-    The methods of `Capturable`, and `checkpoint` and `rollback`, are checked where a solver has them.
+    Args:
+        make: A function that returns a new solver, not bound to a head.
+        task: "regression"; "classification" for class probabilities; "labels" for independent targets of 0 and 1.
+        recovers: Largest distance to the true weights after 300 batches of 16 samples, relative to their norm.
+        block: Largest difference between an update of n samples and n updates of one; None to skip the check.
+        too_large: A factor at which features cannot be squared in the solver's dtype.
+        outputs: The head's out_features.
+        weighted: Whether `update` takes `sample_weight`; if not, it must raise an error.
+        falls_to: Fraction of the first loss that a small network must reach after 300 steps in SepSA.
+        interrupts: Number of random instants at which `update` is interrupted.
+        only: Names of `CHECKS`, to run only these.
+
+    Examples:
+        >>> from sepsa import RLS
+        >>> from sepsa.testing import check_solver
+        >>> check_solver(RLS, only=["learns", "rollback"])
     """
     if task not in ("regression", "classification", "labels"):
         raise ValueError(f"task must be 'regression', 'classification' or 'labels', got {task!r}")

@@ -80,7 +80,7 @@ def shapes_and_dtypes(case: Case) -> None:
         deep.update(x.reshape(2, 6, K).double(), y.reshape(2, 6, case.outputs).requires_grad_())
     expect(
         torch.equal(head.weight, other.weight),
-        "samples teach the same in any leading dimensions and in float32 as in float64",
+        "an update gives the same result for any leading dimensions and in float32 as in float64",
         "features (12, k) and (2, 6, k) of the same numbers gave different weights",
     )
     expect(
@@ -190,7 +190,9 @@ def owns_one_head(case: Case) -> None:
         refused(use, RuntimeError, f"{name} before bind raises RuntimeError")
     expect(solver.bind(linear) is solver, "bind to the head it has changes nothing", "it returned something else")
     refused(lambda: solver.bind(nn.Linear(K, case.outputs)), ValueError, "bind to a second head raises ValueError")
-    refused(lambda: case.make().bind(nn.Conv1d(K, 3, 1)), TypeError, "bind to what is no nn.Linear raises TypeError")
+    refused(
+        lambda: case.make().bind(nn.Conv1d(K, 3, 1)), TypeError, "bind to anything but an nn.Linear raises TypeError"
+    )
 
 
 # ---------------------------------------------------------------------- state

@@ -1,4 +1,4 @@
-"""The state of `SelfTuningRLS` inside a CUDA graph: at fixed addresses, updated without a read by the host.
+"""The state of `SelfTuningRLS` inside a CUDA graph: at fixed addresses, without synchronizing with the host.
 
 A captured update identifies a sample by its row in a data set on the device. A `DatasetIndex` holds what the host would
 find by hashing: the row's code and the first row equal to it, both computed once, and the update that learned it. So a

@@ -1,4 +1,4 @@
-"""The state of `SoftmaxNewton` inside a CUDA graph: at fixed addresses, without a look from the host."""
+"""The state of `SoftmaxNewton` inside a CUDA graph: at fixed addresses, without synchronizing with the host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sepsa.heads.math.ridge import rotation
 
 
 class UpdateSettings(NamedTuple):
-    """What the host decides of an update."""
+    """The settings of an update, which the host knows."""
 
     forgetting: float
     label_smoothing: float
@@ -41,7 +41,7 @@ class CapturedSoftmax(HeadMemory):
             mine.copy_(other)
 
     def update(self, features: Tensor, targets: Tensor, settings: UpdateSettings) -> Tensor:
-        """Learn rows; returns whether all was well (0-d). T's own update may be left to `finish`."""
+        """Learn rows; returns whether all values were valid (0-d). The update of T may be left to `finish`."""
         self.finish()
         x, now = features.detach().reshape(-1, self.k), self.now
         (K, p), n = now.W.shape, len(x)
@@ -65,14 +65,14 @@ class CapturedSoftmax(HeadMemory):
         return finite
 
     def finish(self) -> None:
-        """T's own update, which neither forward nor backward pass waits for."""
+        """Update T, which neither forward nor backward pass reads."""
         work, T = self._unfinished, self.now.T
         if work is not None:
             T.copy_(andrews(T * work.inverse_root, work.Ft.T, work.Q, root(work.M)))
             self._unfinished = None
 
     def _on_device(self, settings: UpdateSettings) -> Tensor:
-        """λ and the smoothing where the kernels read them, which would take numbers for float32."""
+        """λ and the smoothing as tensors: kernels would read Python numbers as float32."""
         if settings not in self._settings:
             self._settings[settings] = torch.tensor(settings, dtype=torch.float64).to(self.Z.device)
         return self._settings[settings]

@@ -1,4 +1,4 @@
-"""The state of recursive least squares inside a CUDA graph: at fixed addresses, without a look from the host."""
+"""The state of recursive least squares inside a CUDA graph: at fixed addresses, without synchronizing with the host."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class CapturedState(HeadMemory):
         self.tally.copy_(torch.as_tensor(counters[[STEPS, SAMPLES, CURSOR]]))
 
     def update(self, features: Tensor, targets: Tensor, lam: float) -> Tensor:
-        """Learn rows; returns whether they were finite (0-d). T's own update may be left to `finish`."""
+        """Learn rows; returns whether they were finite (0-d). The update of T may be left to `finish`."""
         self.finish()
         x, y = features.detach().reshape(-1, self.k), targets.detach().reshape(-1, len(self.W))
         (m, p), n, count = self.W.shape, len(x), rotation(len(self.T), lam)
@@ -92,7 +92,7 @@ class CapturedState(HeadMemory):
         return finite
 
     def fading(self, lam: float) -> Tensor:
-        """λ and 1/√λ on the device; as a Python number the kernels would take them for float32."""
+        """λ and 1/√λ as tensors: kernels would read Python numbers as float32."""
         if lam not in self._fading:
             self._fading[lam] = torch.tensor([lam, lam**-0.5], dtype=torch.float64).to(self.tally.device)
         return self._fading[lam]
@@ -105,7 +105,7 @@ class CapturedState(HeadMemory):
         return self._increments[n, count]
 
     def finish(self) -> None:
-        """T's own update, which neither forward nor backward pass waits for."""
+        """Update T, which neither forward nor backward pass reads."""
         if self._unfinished is not None:
             self._unfinished()
         self._unfinished = None

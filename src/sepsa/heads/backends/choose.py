@@ -1,4 +1,4 @@
-"""Which backend computes an update: the only place that decides, from one table.
+"""The choice of the backend that computes an update, from one table; no other file decides.
 
 A head solver asks `choose` with what it knows of the update, a `Case`, and takes the first row of its table in which
 the backend is able to compute the case and is faster than those below. `docs/performance.md` measures the limits.
@@ -38,7 +38,7 @@ class Backend(Protocol):
     def learn(
         self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float
     ) -> Tensor | None:
-        """Learn samples, whole or not at all. Returns Φ (n, p) as it was learned; None: they are not finite."""
+        """Learn samples completely or not at all. Returns Φ (n, p) as learned; None if a value is not finite."""
         ...
 
     def read(self) -> tuple[LeastSquaresState, Counters]:
@@ -50,7 +50,7 @@ class Backend(Protocol):
         ...
 
     def checkpoint(self) -> Any:
-        """What `undo` needs to take the next updates back."""
+        """What `undo` needs to undo the next updates."""
         ...
 
     def undo(self, checkpoint: Any) -> None:

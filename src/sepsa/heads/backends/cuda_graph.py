@@ -1,4 +1,4 @@
-"""An update of recursive least squares on a GPU as two CUDA graphs, because launching often costs more than the work.
+"""An update of recursive least squares on a GPU as two CUDA graphs, which take less time to launch than kernels.
 
 Outside of a captured step an update is some fifty kernels. They are recorded once for a number of rows, in two halves:
 
@@ -62,7 +62,7 @@ class RecordedUpdate:
         (m, p), dtype = state.W.shape, state.T.dtype
         self.Phi, self.Y = state.T.new_ones(n, p), state.T.new_zeros(n, m)
         self.features = self.Phi[:, : linear.in_features]
-        self.gathered = state.H is not None  # what the recording takes for granted
+        self.gathered = state.H is not None  # what the recording assumes
         self.used = 0
         self.seen: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.norms = torch.empty(3, dtype=dtype).pin_memory()  # of F, E and W, for the host
@@ -101,7 +101,7 @@ class RecordedUpdate:
 
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            new = learn(*look(state.map(Tensor.clone)))  # of a copy: a graph wants its kernels loaded
+            new = learn(*look(state.map(Tensor.clone)))  # on a copy: a graph needs its kernels loaded
             self.leaves_gathered = new.H is not None
         del new
         torch.cuda.synchronize(device)  # so that what they left is free on both streams
@@ -220,7 +220,7 @@ class GraphBackend(TorchBackend):
         return recording if recording.gathered == (self.state.H is not None) else None
 
     def _has_room(self) -> bool:
-        """Whether one more may be recorded, in place of one that has not been used for long if need be."""
+        """Whether another update may be recorded, if necessary in place of one that was not used for long."""
         if len(self._recorded) < _KEPT:
             return True
         key, oldest = min(self._recorded.items(), key=lambda item: item[1].used)

@@ -1,4 +1,4 @@
-"""A block of several rows that changes T in place, with what occupies one processor beside what wants all of them.
+"""An update of T in place by a block of rows, with small factorizations in parallel to the large products.
 
 Symbols as in `least_squares`, S = T/√λ. The rows √q e_j, which give some coordinates their ridge back, come first: as T
 sees them they are columns of T, so that they need not wait for the samples.
@@ -9,8 +9,8 @@ The samples, seen by that S and W, are F = TΦᵀ/√λ - gAᵀ and E - Ax with 
 
     U = Fᵀ(S - gu),  CCᵀ = I + FᵀF,  G = F(C + I)⁻ᵀC⁻¹,  X = (CCᵀ)⁻¹E     T <- S - gu - GU,  W <- W + xᵀu + XᵀU.
 
-The product U = FᵀS wants the whole device; C and its inverses, which want one processor of it for as long, need not
-wait for it. Without streams all of it runs in turn, on any device.
+The product U = FᵀS uses the whole device; C and its inverses use one processor for about as long and run in parallel on
+another stream. Without streams all of it runs in sequence, on any device.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RidgeUpdate(NamedTuple):
 
 
 def beside(stream: torch.cuda.Stream | None) -> contextlib.AbstractContextManager[object]:
-    """Within it kernels go to `stream`, after all that was launched before."""
+    """A context in which kernels go to `stream`, after everything launched before."""
     if stream is None:
         return contextlib.nullcontext()
     stream.wait_stream(torch.cuda.current_stream())
@@ -53,7 +53,7 @@ def beside(stream: torch.cuda.Stream | None) -> contextlib.AbstractContextManage
 
 
 def together(stream: torch.cuda.Stream | None) -> None:
-    """What is launched from here on comes after what went to `stream`."""
+    """Make later kernels wait for those on `stream`."""
     if stream is not None:
         torch.cuda.current_stream().wait_stream(stream)
 

@@ -14,7 +14,7 @@ class HeadMemory:
     """Weight and bias of a head as a recording knows them, beside a solver's own tensors at fixed addresses."""
 
     def __init__(self, linear: nn.Linear, state: Tensor) -> None:
-        """`state` is the first of the solver's tensors, which stands for all."""
+        """`state` is the first of the solver's tensors; its address represents all of them."""
         self.linear, self.k, self._own = linear, linear.in_features, state
         self.weight, self.bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
         self.too_large = torch.zeros((), dtype=torch.int64, device=state.device)  # batches that were refused for that
@@ -22,7 +22,7 @@ class HeadMemory:
     def warn_of_refusals(self) -> None:
         """Warn of batches since the last call that changed nothing because digits would have been lost.
 
-        Inside a graph, whether CUDA's or the compiler's, the host cannot look, and this does nothing.
+        Inside a graph, CUDA's or the compiler's, the host cannot read values, and this does nothing.
         """
         if torch.compiler.is_compiling() or (self.too_large.is_cuda and torch.cuda.is_current_stream_capturing()):
             return

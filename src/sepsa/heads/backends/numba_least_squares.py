@@ -1,7 +1,7 @@
 """One update of recursive least squares as one compiled call, for heads on a CPU: `least_squares` in loops.
 
-Symbols as there. A call either learns everything or nothing: it works in buffers of its own, looks at the numbers, and
-stores last, so no interrupt and no bad number can leave the state between.
+Symbols as there. A call learns everything or nothing: it computes in buffers, checks the values, and stores last, so
+that neither an interrupt nor a bad value can leave a half-updated state.
 
 Inside a training step the caches are cold, and each array that goes in and each call of torch before it costs more than
 the arithmetic. So the state lies in one array, and features and targets are read where they are, by their addresses.

@@ -1,4 +1,4 @@
-"""Recursive least squares by torch's operators: the backend that serves every head, and the base of the faster ones."""
+"""Recursive least squares by torch's operators: a backend for every head, and the base class of the faster ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sepsa.heads.math.least_squares import PENDING, LeastSquaresState
 
 
 class TorchBackend:
-    """The state of a head as tensors that each update makes anew."""
+    """The state of a head as tensors, which each update replaces by new ones."""
 
     name = "torch"
     in_place = False  # whether an update writes into the tensors of the state

@@ -19,7 +19,9 @@ _LEAST_RIDGE = 1e-100
 def ridge_setting(value: Any, name: str = "ridge") -> float:
     """A ridge: a positive number that can be inverted and squared."""
     if 0 < in_range(name, value, 0.0, math.inf) < _LEAST_RIDGE:
-        raise ValueError(f"{name} must be at least {_LEAST_RIDGE:g}, got {value}: use 1e-12 for next to none")
+        raise ValueError(
+            f"{name} must be at least {_LEAST_RIDGE:g}, got {value}: use 1e-12 for almost no regularization"
+        )
     return float(value)
 
 
@@ -33,7 +35,7 @@ def bias_setting(value: Any) -> float | Literal["ridge"] | None:
 
 
 def affine_parameters(linear: object) -> None:
-    """Refuse what is not a plain nn.Linear with parameters of its own."""
+    """Raise an error for anything but a plain nn.Linear with its own parameters."""
     if not isinstance(linear, nn.Linear):
         raise TypeError(f"head must be an nn.Linear, got {type(linear).__name__}")
     if isinstance(linear.weight, nn.parameter.UninitializedParameter):
@@ -56,13 +58,13 @@ def affine_parameters(linear: object) -> None:
             raise ValueError(f"head has a {name} that was made in torch.inference_mode() and cannot learn: {cure}")
         if value is not None and any(s == 0 < n - 1 for s, n in zip(value.stride(), value.shape, strict=True)):
             raise ValueError(
-                f"head has an expanded {name} (strides {value.stride()}), several entries of which share memory and "
-                f"cannot learn by themselves: {cure}"
+                f"head has an expanded {name} (strides {value.stride()}), whose entries share memory and cannot "
+                f"be updated separately: {cure}"
             )
 
 
 def refuse_inference_mode(what: str) -> None:
-    """Refuse to make or change a solver's state where its tensors could not be changed later."""
+    """Raise an error in inference mode, where tensors are made that cannot be changed later."""
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
             f"a head solver cannot {what} inside torch.inference_mode(), whose tensors cannot change outside of it: "
@@ -71,7 +73,7 @@ def refuse_inference_mode(what: str) -> None:
 
 
 def is_new_head(name: str, owned: nn.Linear | None, linear: nn.Linear) -> bool:
-    """Whether the solver `name`, which owns `owned` so far, is to start on `linear`; a second head is refused."""
+    """Whether `linear` is the first head of the solver `name`, which owns `owned`; a second head is an error."""
     affine_parameters(linear)
     if owned is not None and owned is not linear:
         raise ValueError(
@@ -81,9 +83,9 @@ def is_new_head(name: str, owned: nn.Linear | None, linear: nn.Linear) -> bool:
 
 
 def owned_head(name: str, owned: nn.Linear | None) -> nn.Linear:
-    """The head of the solver `name`, which must have one by now."""
+    """The head of the solver `name`; an error if it is not bound."""
     if owned is None:
-        raise RuntimeError(f"this {name} owns no head yet: call bind(linear) first, or hand it to SepSA")
+        raise RuntimeError(f"this {name} is not bound to a head: call bind(linear) first, or pass it to SepSA")
     return owned
 
 
@@ -106,8 +108,21 @@ def optional_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
 def check_rows(
     linear: nn.Linear, features: Tensor, targets: Tensor | None = None, sample_weight: Tensor | None = None
 ) -> None:
-    """Shapes, dtypes and devices of what a head is asked to learn or predict."""
-    weight = linear._parameters["weight"]  # a fifth of the price of linear.weight, once a step
+    """Check the shapes, dtypes and devices of what a head is asked to learn or predict.
+
+    Choose it in `update` and `predict` of your own solver: its errors name the argument, the value and the cure.
+
+    Args:
+        linear: The head.
+        features: Inputs of the head (..., in_features), at least one sample.
+        targets: Floating targets (..., out_features), or None.
+        sample_weight: Weights (...), finite and not negative, or None.
+
+    Raises:
+        TypeError: An argument is not a dense tensor of a suitable dtype.
+        ValueError: A shape, a device or a weight is wrong.
+    """
+    weight = linear._parameters["weight"]  # linear.weight takes five times as long, in every step
     assert weight is not None
     device = weight.device
     k, m = linear.in_features, linear.out_features
@@ -135,26 +150,26 @@ def check_rows(
 
 
 def _label_cure(labels: Tensor, column: bool, m: int) -> str:
-    """What to write for integer labels, one for each sample, in a `column` or not, and a head of m outputs."""
+    """The cure in the error for integer labels, in a `column` or not, with a head of m outputs."""
     if m == 1:
-        return "write targets.unsqueeze(-1).float(); for labels 0 and 1 take solver=LogisticNewton()"
+        return "write targets.unsqueeze(-1).float(); for labels 0 and 1 use solver=LogisticNewton()"
     if column:
-        return f"for class labels take solver=SoftmaxNewton() and targets.squeeze({labels.ndim - 1})"
+        return f"for class labels use solver=SoftmaxNewton() and targets.squeeze({labels.ndim - 1})"
     return (
-        "for class labels take solver=SoftmaxNewton(), or for least squares use "
+        "for class labels use solver=SoftmaxNewton(), or for least squares use "
         f"torch.nn.functional.one_hot(targets, {m}).float()"
     )
 
 
 def check_outputs(outputs: Tensor, targets: Tensor, labels: bool = False) -> None:
-    """Refuse outputs and targets that a loss would broadcast; `labels` are without the outputs' last dimension."""
+    """Raise an error for outputs and targets that a loss would broadcast; `labels` lack the outputs' last dimension."""
     given, wanted = outputs.shape, targets.shape
     if (given[:-1] if labels else given) == wanted:
         return
     if labels and wanted == (*given[:-1], 1):
         cure = f": give class labels as targets.squeeze({len(given) - 1})"
     elif len(given) == len(wanted) - 1 + labels:
-        cure = ": the model squeezed its output; let it return what the head gives, or pass outputs.unsqueeze(-1)"
+        cure = ": the model squeezed its output; let it return the head's output, or pass outputs.unsqueeze(-1)"
     elif wanted == given[:-1]:
         cure = ": add the missing dimension with targets.unsqueeze(-1)"
     else:
@@ -175,7 +190,7 @@ def is_integer(targets: object) -> bool:
 
 
 def check_labels(linear: nn.Linear, features: Tensor, labels: Tensor, sample_weight: Tensor | None = None) -> None:
-    """Integer labels in the leading shape of features that are good, and weights; not yet the labels' range."""
+    """Check the shape and device of integer labels, and weights, for checked features; not yet the labels' range."""
     refuse_inference_mode("learn")
     if labels.device != features.device:
         raise ValueError(f"targets must be on {features.device}, where the head is, got {labels.device}")
@@ -183,7 +198,7 @@ def check_labels(linear: nn.Linear, features: Tensor, labels: Tensor, sample_wei
 
 
 def check_weight(linear: nn.Linear, features: Tensor, sample_weight: Tensor | None) -> None:
-    """The weights of samples whose features are good."""
+    """Check the weights of samples whose features are checked already."""
     if sample_weight is None:
         return
     shape = features.shape
@@ -229,9 +244,9 @@ def _check_tensor(name: str, value: object, device: torch.device) -> None:
 def explain_nonfinite(
     features: Tensor, targets: Tensor | None, linear: nn.Linear, learned: Tensor | None = None
 ) -> NotFinite:
-    """The error for numbers a head cannot learn from; called only once something is known to be wrong.
+    """The error for values that a head cannot learn; called only where something is known to be wrong.
 
-    `learned` (m, p) is what the head would have become, in the solver's dtype, where it came to that.
+    `learned` (m, p) are the weights that the update computed, in the solver's dtype, if it got that far.
     """
     head = (("the head's weight", linear.weight), ("the head's bias", linear.bias))
     for name, value in (("features", features), ("targets", targets), *head):

@@ -1,4 +1,4 @@
-"""`Delta`: what a head learned between two moments at forgetting 1, as rows that another head learns, and as bytes."""
+"""`Delta`: what a head learned between two moments at forgetting 1, as rows for another head, and as bytes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Delta(Saves):
-    """What `RLS.delta_since` returns: all that a head learned since a mark, for `RLS.merge` in another process.
+    """What a head has learned since an earlier state, for `RLS.merge` in another process.
 
-    Choose it where the data do not fit one process: `to_bytes()` makes it one blob, `Delta.from_bytes` a delta again.
-    It is `features` (r, p) and `targets` (r, m) of r <= p made-up samples from which a head learns the same as from
-    those that were seen, the error `energy` (m,) that these leave beyond, and where the head had started.
+    Choose it where the data do not fit into one process: `RLS.delta_since` returns it, `to_bytes` converts it to bytes
+    and `Delta.from_bytes` back. It consists of r <= p artificial samples from which a head learns the same as from
+    those that were seen, the part of the squared error that they leave out, and the state from which the head started.
+
+    Args:
+        features: Features (r, p) of the artificial samples, the bias as a last column.
+        targets: Their targets (r, m).
+        energy: Squared error (m,) that no weights remove, beyond that of the artificial samples.
+        samples: Number of samples that were learned, by their weights.
+        steps: Number of updates.
+        prior: Weights (m, p) from which the head started.
+        ridge: Ridge (p,) of each coordinate.
+
+    Examples:
+        >>> import copy, torch
+        >>> from sepsa import RLS
+        >>> from sepsa.heads import Delta
+        >>> start = torch.nn.Linear(2, 1)
+        >>> one, other = RLS().bind(copy.deepcopy(start)), RLS().bind(start)
+        >>> other.update(torch.ones(5, 2), torch.ones(5, 1))
+        >>> one.merge(Delta.from_bytes(other.delta_since().to_bytes()))
+        >>> torch.allclose(one.linear.weight, other.linear.weight)
+        True
     """
 
     features: Tensor
@@ -55,15 +75,19 @@ class Delta(Saves):
         state.integer("steps", 0, MOST_STEPS)
 
     def get_params(self) -> dict[str, Any]:
-        """All fields, which a checkpoint holds."""
+        """Return all fields by name, as a checkpoint stores them."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Empty: a delta does not change."""
+        """Return an empty dict: all fields are arguments of the constructor."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load nothing: a delta has no state beside its fields."""
+        """Do nothing: all fields are arguments of the constructor.
+
+        Args:
+            state_dict: The result of `state_dict`.
+        """
 
     def __repr__(self) -> str:
         m, p = self.prior.shape
@@ -104,7 +128,7 @@ def since(
 
 
 def learn(root: LeastSquaresState, delta: Delta, prior: Tensor, ridge: Tensor, head: torch.dtype) -> LeastSquaresState:
-    """The state that has learned what `delta` holds too, H = I, with a W that fits into the dtype of the head."""
+    """The state that has learned `delta` too, H = I, with a W that fits into the dtype of the head."""
     if delta.prior.shape != prior.shape:
         raise ValueError(
             f"other must have a head of shape {tuple(prior.shape)}, got {tuple(delta.prior.shape)}: "

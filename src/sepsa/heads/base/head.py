@@ -1,4 +1,4 @@
-"""What every head solver does with its head: own it, move it with its state, and restore both together."""
+"""What all head solvers do with their head: own it, move it with its state, and restore both together."""
 
 from __future__ import annotations
 
@@ -34,31 +34,49 @@ class OwnsHead(ABC):
 
     @torch.no_grad()
     def bind(self, linear: nn.Linear) -> Self:
-        """Own `linear`; its present weights become the prior mean. A second head is refused."""
+        """Take ownership of a head. Its present weights become the prior mean.
+
+        Args:
+            linear: The head. A solver owns one head; binding another one is an error.
+
+        Returns:
+            This solver.
+        """
         if is_new_head(self._label(), self.linear, linear):
             self._start(linear)
             self.linear = linear
         return self
 
     def to(self, device: torch.device | str | int) -> Self:
-        """Move the head and its state together."""
+        """Move the head and the solver's state to a device.
+
+        Args:
+            device: As for `torch.Tensor.to`.
+
+        Returns:
+            This solver.
+        """
         self._head().to(device)
         self._ready()
         return self
 
     def checkpoint(self) -> Any:
-        """What `rollback` returns to: cheap, a copy of the head's weights and references to the rest."""
+        """Return what `rollback` restores: a copy of the head's weights and references to the rest of the state."""
         linear = self._ready()
         return tuple(getattr(self, name) for name in self._replaced), join(linear)
 
     def rollback(self, checkpoint: Any) -> None:
-        """Undo every update since `checkpoint()` returned this."""
+        """Restore the state and the head's weights as they were at a checkpoint.
+
+        Args:
+            checkpoint: The result of `checkpoint`.
+        """
         self._ready()
         values, head = checkpoint
         self._assign(head, **dict(zip(self._replaced, values, strict=True)))
 
     def _assign(self, head: Tensor | None = None, **attributes: Any) -> None:
-        """Set these attributes, and the head's weights (m, p): an interrupt leaves all of them set or none."""
+        """Set these attributes and the head's weights (m, p); an interrupt leaves all of them set or none."""
         linear = self._head()
 
         def write() -> None:

@@ -1,4 +1,4 @@
-"""`health()` of the heads that keep a curvature: what is noted while they learn, and what it tells."""
+"""`health()` of heads with a curvature: what is recorded during updates, and the numbers computed from it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-# One update in EVERY is noted, up to EVERY rows of it, and the last KEPT rows are kept.
+# One update in EVERY is recorded, up to EVERY rows of it; the last KEPT rows are kept.
 EVERY, KEPT = 8, 32
 
 
@@ -20,7 +20,7 @@ class Recent:
         self.next, self.count, self.since = 0, 0, 0
 
     def note(self, Phi: Tensor, W: Tensor, steps: int) -> None:
-        """An update of the rows Φ (n, p) is about to start from W (m, p), after `steps` others."""
+        """Record an update of the rows Φ (n, p) from W (m, p), after `steps` others."""
         end = min(self.next + min(len(Phi), EVERY), KEPT)
         self.rows[self.next : end] = Phi[: end - self.next]
         self.before.copy_(W)
@@ -30,7 +30,7 @@ class Recent:
 
 
 def report(T: Tensor, W: Tensor, ridge_left: Tensor, samples: float, steps: int, recent: Recent) -> dict[str, float]:
-    """What `RLS.health` tells, for TᵀT = A⁻¹ and the ridge (p,) that each coordinate has left."""
+    """The numbers of `RLS.health`, for TᵀT = A⁻¹ and the ridge (p,) that each coordinate has left."""
     p = T.shape[1]
     v = T.new_ones(p)
     for _ in range(16):  # the power method for the largest eigenvalue of A⁻¹

@@ -102,7 +102,7 @@ class NewtonHead(OwnsHead):
         return ridge_choice.learned(self._choice, self._state, self.ridge, W, advance, loss, ridges_of, scale)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything beside the head itself, whose weights live in the `nn.Linear`."""
+        """Return the state and the settings, without the head's weights, which are in the `nn.Linear`."""
         self._ready()
         state: dict[str, Any] = tensors_of(self._state)
         if self._choice is not None:
@@ -114,7 +114,14 @@ class NewtonHead(OwnsHead):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a state of the same shape, hyperparameters included; anything else is refused whole."""
+        """Continue from a saved state, with its settings.
+
+        Args:
+            state_dict: The result of `state_dict` of a solver whose head has the same shape.
+
+        Raises:
+            ValueError: An entry is missing or wrong; the message names it and nothing changed.
+        """
         linear, old = self._ready(), self._state
         more = {"choice"} if self._choice is not None else set()
         saved = read_solver(type(self).__name__, state_dict, {*KEYS, *self.settings, *more})
@@ -167,7 +174,7 @@ def tensors_of(state: CrossEntropyState) -> dict[str, Tensor]:
 
 
 def check_consistent(saved: Entries, state: CrossEntropyState) -> None:
-    """Refuse tensors that no updates could have made."""
+    """Raise an error for tensors that no sequence of updates can produce."""
     p = len(state.T)
     updates, seen, cursor = state.counters.tolist()
     counts = updates == int(updates) >= 0 and cursor == int(cursor) and 0 <= cursor < p

@@ -35,7 +35,7 @@ def ridges(linear: nn.Linear, ridge: float, bias_ridge: BiasRidge, like: Tensor)
 
 
 def hold_bias(ridge: Tensor, bias_ridge: BiasRidge) -> None:
-    """Let the last coordinate, the bias, have its own of the ridges (..., p), by default never more than the others."""
+    """Set the last of the ridges (..., p), that of the bias, by `bias_ridge`; by default at most the others."""
     ridge[..., -1].clamp_(*bias_bounds(bias_ridge, ridge.dtype))
 
 
@@ -45,7 +45,7 @@ def bias_words(bias_ridge: BiasRidge) -> str:
 
 
 def follow(linear: nn.Linear, W: Tensor) -> Tensor:
-    """W as the head has it now. Where the head holds W rounded to its own dtype, W keeps what the rounding lost."""
+    """W with changes made to the head from outside, without the rounding to the head's dtype."""
     held = join(linear)
     return W + (held.to(W.dtype) - W.to(held.dtype).to(W.dtype))
 
@@ -69,14 +69,21 @@ def samples(
 
 
 def store(linear: nn.Linear, head: Tensor) -> None:
-    """The head takes W (m, p), which has its dtype already: nothing is allocated, so nothing can fail."""
+    """Copy W (m, p), already in the head's dtype, into the head: nothing is allocated, so nothing can fail."""
     linear.weight.detach().copy_(head[:, : linear.in_features])
     if linear.bias is not None:
         linear.bias.detach().copy_(head[:, -1])
 
 
 def commit(write: Callable[[], object]) -> None:
-    """Run `write`, which stores what was computed before and may run twice; an interrupt in it is raised after it."""
+    """Store a result that was computed before, so that an interrupt cannot leave it half stored.
+
+    Choose it in `update` of your own solver: compute everything first, then call `commit` with the assignments.
+
+    Args:
+        write: A function that assigns the result. It must be safe to run twice: after an exception in it, such as
+            Ctrl-C, it runs again before the exception is raised.
+    """
     try:
         write()
     except BaseException:

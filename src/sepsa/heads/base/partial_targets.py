@@ -23,8 +23,8 @@ class Rows(NamedTuple):
 def rows_of(linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Rows:
     """The samples, checked. A target of NaN and a weight of 0 say that this output was not observed.
 
-    `sample_weight` has one number a sample (...), or one for each output of it (..., out_features). A sample that has
-    no target at all is refused, as every solver refuses it; SepSA leaves such samples out.
+    `sample_weight` has one number a sample (...), or one for each output of it (..., out_features). A sample without
+    any target is an error, as in every solver; SepSA leaves such samples out.
     """
     check_rows(linear, features, targets)
     per_output = sample_weight is not None and sample_weight.shape == targets.shape
@@ -61,6 +61,6 @@ def mean_loss(each: Tensor, observed: Tensor, sample_weight: Tensor | None) -> T
 
 
 def worst(reports: list[dict[str, float]]) -> dict[str, float]:
-    """One `health()` of all outputs: of each number the one to look at first."""
+    """One `health()` for all outputs: the worst value of each number."""
     least = ("smallest_eigenvalue", "effective_samples")
     return {key: (min if key in least else max)(report[key] for report in reports) for key in reports[0]}

@@ -1,4 +1,4 @@
-"""What the posterior N(W, σ²B) of a head's weights, given its data and its prior, says about predictions."""
+"""The posterior N(W, σ²B) of a head's weights, given its data and its prior: predictions, deviations and samples."""
 
 from __future__ import annotations
 
@@ -37,10 +37,17 @@ class NormalPosterior(OwnsHead):
     def predict(self, features: Tensor, return_std: Literal[True], *, noise: float | None = None) -> Posterior: ...
     @torch.no_grad()
     def predict(self, features: Tensor, return_std: bool = False, *, noise: float | None = None) -> Tensor | Posterior:
-        """Predict (..., out_features); with `return_std` also the predictive standard deviation.
+        """Predict targets, on request with their standard deviation.
 
-        The variance is σ²(1 + hᵀBh). σ is `noise`, or unless given what the errors made while learning show; with
-        `noise` there is a prediction before the first update too, that of the prior.
+        Args:
+            features: Inputs of the head (..., in_features).
+            return_std: Whether to return the predictive standard deviation too; its square is σ²(1 + hᵀBh), with h the
+                features and B the `covariance`.
+            noise: σ, the standard deviation of the targets' noise. None: estimated from the errors made while learning,
+                which needs at least one update.
+
+        Returns:
+            Predictions (..., out_features), or a `Posterior(mean, std)` of two such tensors.
         """
         Phi, W = self._rows(features)
         shape, dtype = (*features.shape[:-1], len(W)), self._head().weight.dtype
@@ -55,10 +62,15 @@ class NormalPosterior(OwnsHead):
     def sample(
         self, features: Tensor, *, noise: float | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Predict (..., out_features) by weights drawn once from their posterior N(W, σ²B), for Thompson sampling.
+        """Predict with weights drawn from their posterior N(W, σ²B), for Thompson sampling.
 
-        All features of a call see the same weights. σ as in `predict`; it is the noise of the targets, which sets how
-        sure the weights are, and is not added to the result.
+        Args:
+            features: Inputs of the head (..., in_features). All of them see the same weights.
+            noise: σ as for `predict`. It scales the posterior and is not added to the result.
+            generator: Source of randomness; None for torch's default.
+
+        Returns:
+            Predictions (..., out_features).
         """
         Phi, W = self._rows(features)
         T, variance = self._scaled("sample", noise)

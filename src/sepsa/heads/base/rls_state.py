@@ -182,17 +182,17 @@ def read_seen(state: Entries, steps: int) -> dict[int, int]:
 
 
 def check_sums(state: Entries, M: Tensor, score: Tensor) -> None:
-    """Refuse an M or a score that is no sum of squares: not symmetric, or with |a_ij|² above a_ii a_jj."""
+    """Check that M or a score is a sum of squares: symmetric, and |a_ij|² at most a_ii a_jj."""
     tolerance = 1e-6 if M.dtype == torch.float64 else 1e-3
     for name, matrices in (("M", M), ("score", score[None])):
         root = matrices.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
         bound = (1 + 1e-6) * root[:, :, None] * root[:, None] + 1e-300
         if bool((matrices.abs() > bound).any()) or bool(((matrices - matrices.mT).abs() > tolerance * bound).any()):
-            raise state.damaged(name, "a symmetric matrix of sums of squares", "one that cannot be")
+            raise state.damaged(name, "a symmetric matrix of sums of squares", "another matrix")
 
 
 def check_shares(state: Entries, N: Tensor, prior: Tensor, steps: int) -> None:
-    """Refuse an N whose shares of the ridge are out of bounds, or that is not the prior's before the first update."""
+    """Check that the shares of the ridge in N are in bounds, and before the first update those of the prior."""
     share = N[:, 0]
     low, high = float(share.min()), float(share.max())
     if not (low >= 0.5 - _ROUNDING and high <= 1 + _ROUNDING):
@@ -204,7 +204,7 @@ def check_shares(state: Entries, N: Tensor, prior: Tensor, steps: int) -> None:
 
 
 def check_weights(state: Entries, grid: Grid, tensors: dict[str, Tensor], scale: float) -> None:
-    """Refuse a W that does not solve the normal equations of M and N."""
+    """Check that W solves the normal equations of M and N."""
     W, (factor, aim) = tensors["W"], factors(grid, tensors["M"], tensors["N"], scale)
     WA = W @ factor @ factor.mT
     size = W.abs().amax((1, 2)) * factor.square().sum((1, 2)) + aim.abs().amax((1, 2))

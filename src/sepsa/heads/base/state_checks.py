@@ -1,4 +1,4 @@
-"""Checks of saved states that several head solvers share: their ridges, and matrices that only updates can make."""
+"""Checks of saved states that several head solvers share: ridges, and matrices that updates can produce."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read_forgetting(state: Entries, key: Any = "forgetting") -> float:
 
 
 def check_positive_definite(state: Entries, key: str, value: Tensor) -> None:
-    """Refuse a matrix (p, p) that is not symmetric, up to rounding, and positive definite."""
+    """Check that a matrix (p, p) is symmetric, up to rounding, and positive definite."""
     scale = value.diagonal().clamp(min=0).sqrt()
     excess = (value - value.T).abs() - math.sqrt(torch.finfo(value.dtype).eps) * scale[:, None] * scale
     if bool((excess > 0).any()):
@@ -54,7 +54,7 @@ def check_positive_definite(state: Entries, key: str, value: Tensor) -> None:
 
 
 def check_root(state: Entries, key: str, value: Tensor, ridge_left: Tensor) -> None:
-    """Refuse a T (p, p) that is no root of an inverse curvature: TᵀT is regular, and at most 1/ridge_left (p,)."""
+    """Check that T (p, p) is a root of an inverse curvature: TᵀT is regular and at most 1/ridge_left (p,)."""
     squares = value.square()
     if not bool((squares.sum(0) > 0).all() & (squares.sum(1) > 0).all()):
         raise state.damaged(key, "a regular matrix", "a row or column of zeros")

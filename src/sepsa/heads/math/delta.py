@@ -1,8 +1,8 @@
 """What a root learned between two moments at forgetting 1, as rows that another root learns.
 
-Symbols as in `least_squares`; R with RᵀR = A is the inverse of Tᵀ. Nothing that is learned is ever subtracted from a
-larger number: the rows come out of the share 1 - s of today's curvature that was not there at the mark, and they are
-learned as rows are.
+Symbols as in `least_squares`; R with RᵀR = A is the inverse of Tᵀ. Nothing is subtracted from a larger number: the
+rows follow from the share 1 - s of the present curvature that is new since the mark, and another head learns them as
+rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def difference(before: LeastSquaresState, now: LeastSquaresState) -> tuple[Tenso
             f"the curvature has so large a condition number that a share of {noise:.3g} of what was learned "
             "could be lost: rescale the features, or let one head learn the samples of both"
         )
-    # T A_mark Tᵀ = Q diag(s) Qᵀ, so that 1 - s is the share of today's curvature that is new.
+    # T A_mark Tᵀ = Q diag(s) Qᵀ, so that 1 - s is the share of the present curvature that is new.
     X = R_mark @ T.T
     s, Q = torch.linalg.eigh(X.T @ X)
     new = 1 - s

@@ -336,9 +336,9 @@ def learn(
     prior: Tensor,
     head: torch.dtype,
 ) -> tuple[LeastSquaresState, list[float], Tensor] | None:
-    """Learn Φ, Y by the route that suits their number and size; None where something is not finite.
+    """Learn Φ, Y by the method for their number and size; None if a value is not finite.
 
-    Returns the state, its counters, and W in the dtype of the head. The host looks at the numbers once, afterwards.
+    Returns the state, its counters, and W in the dtype of the head. The host reads the values once, afterwards.
     """
     n, p = Phi.shape
     cursor = int(counters[CURSOR])
@@ -351,7 +351,7 @@ def learn(
     by_attempt = True
     if size > limit_of(p, n, lam, F.dtype) and math.isfinite(size + error):
         by_attempt = False
-        new = fade(state, lam)  # what the first route made goes, so that no third T is there at once
+        new = fade(state, lam)  # frees the first result, so that there are never three T in memory
         if size > PRODUCT_LIMIT or F.dtype != torch.float64:
             count = rotation(p, lam)
             at = coordinates(p, count, cursor, F.device) if count else None
@@ -377,7 +377,7 @@ def unlearn(
 
     Subtracting from a curvature loses digits where these rows made it many orders larger. The share that is lost is
     known: eps over the smallest eigenvalue that remains of 1, times 10p or, for large rows, times |F| for the F of a
-    head that knows its ridge alone, by which learning them rounded. Above UNLEARN_TOLERANCE the answer is an error.
+    head that knows its ridge alone, by which learning them rounded. Above UNLEARN_TOLERANCE an error is raised.
     """
     T, W = square_root(state), state.W
     F, E = Phi @ T.T, Y - Phi @ W.T
@@ -397,7 +397,7 @@ def unlearn(
     if max(10 * len(T), math.sqrt(size)) * eps > UNLEARN_TOLERANCE * remains:
         raise ValueError(
             f"features: these samples make up all but {remains:.3g} of the curvature in some direction, and too few "
-            "digits of the rest are left to remove them exactly: rescale the features, or learn the rest anew"
+            "digits of the rest are left to remove them exactly: rescale the features, or train a new head on the rest"
         )
     T = torch.linalg.solve_triangular(C, T, upper=False).contiguous()
     step = (T @ (Phi.T @ E)).T @ T

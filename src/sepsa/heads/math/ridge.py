@@ -1,8 +1,8 @@
-"""How forgetting gives the ridge back: one rule, which every backend follows.
+"""The rule by which forgotten ridge is restored, which every backend follows.
 
 Forgetting scales the whole curvature by λ in each update, the ridge included. An update therefore restores the full
 ridge of the next few coordinates, in rotation: as rows √q e_j with the prior as their target, where q is what
-coordinate j lacks. As many coordinates get it back that none ever falls below half of its ridge.
+coordinate j lacks. So many coordinates are restored per update that none ever falls below half of its ridge.
 
 Symbols are those of `least_squares`.
 """
@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-# What holds the bias to its start: a ridge of its own, by default next to nothing, or "ridge", that of the weights.
-# Less than the default would cost a first block digits, and 0 has no inverse before it.
+# The ridge of the bias: a number, None for a very small default, or "ridge" for that of the weights.
+# With less than the default a first block would lose digits, and 0 has no inverse.
 BiasRidge: TypeAlias = float | Literal["ridge"] | None
 _BIAS_RIDGE = {torch.float64: 1e-4, torch.float32: 1e-3}
 # Coordinates that follow each other are a slice, which costs neither a copy nor a kernel launch.

@@ -21,7 +21,7 @@ from sepsa.stream.engine.options import ACTIVATIONS, LOSSES, OPTIMIZERS, candida
 from sepsa.stream.engine.protocol import FitPlan, Floats, StreamEngine, residual_degrees
 from sepsa.validation import at_least, in_range, not_negative, one_of
 
-NINE_TENTHS = 1.6448536269514722  # standard deviations within which nine tenths of a normal law lie
+NINE_TENTHS = 1.6448536269514722  # standard deviations within which nine tenths of a normal distribution lie
 NORMAL_QUANTILES: Floats = np.array([0.6744897501960817, 1.2815515655446004, NINE_TENTHS])
 BODY_PARTS = ("THETA", "FIRST", "SECOND")  # in the body's dtype
 POSITIVE = ("D", "RIDGE")
@@ -166,7 +166,7 @@ class Engine(StreamEngine):
         return bool(self._layout.numbers[layout.L_ACTIVATION] == FOURIER)
 
     def _start_weights(self, shape: int | tuple[int, ...], inputs: int) -> Floats:
-        """Random weights for units with these inputs: normal for Fourier features, else Kaiming's uniform law."""
+        """Random weights for units with these inputs: normal for Fourier features, else Kaiming uniform."""
         if self._fourier:
             return self._rng.normal(0.0, BANDWIDTH * math.sqrt(1 / inputs), shape)
         bound = math.sqrt(6 / inputs)
@@ -272,8 +272,8 @@ class Engine(StreamEngine):
     def noise_variance(self) -> Floats:
         """The variance (outputs,) of targets about predictions.
 
-        With `loss="huber"` it is that of a normal law whose nine tenths reach as far as those of the recent errors
-        e/√(1 + φᵀBφ) made before learning. With `loss="squared"` it is that of ridge regression,
+        With `loss="huber"` it is that of a normal distribution with the 90 % quantile of |error| of recent rows, for
+        errors e/√(1 + φᵀBφ) made before learning. With `loss="squared"` it is that of ridge regression,
 
             σ² = (Σ e²/(1 + φᵀBφ) - Σ_j ridge_j |W_j - prior_j|²) / (n - tr BΦᵀΦ),
 

@@ -132,6 +132,6 @@ class StreamEngine(Protocol):
 
 
 def residual_degrees(penalty: Floats, samples: float, free: float) -> tuple[Floats, float]:
-    """`penalty` and samples - free; where small weights leave next to nothing of that, no penalty and the samples."""
+    """`penalty` and samples - free; no penalty and the samples where that is nearly 0, as with small weights."""
     degrees = samples - free
     return (penalty, degrees) if degrees > 0.1 * samples else (0 * penalty, max(samples, np.finfo(float).tiny))

@@ -38,8 +38,8 @@ BASES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
 class TorchEngine(StreamEngine):
     """An engine whose body is a copy of `module`, an `nn.Module` from (n, inputs) to (n, k).
 
-    Choose it where a multilayer perceptron will not do; a step costs a hundred times the compiled engine's. It has one
-    head and the squared loss, without bounds on outliers.
+    Choose it where a multilayer perceptron is not enough; a step takes a hundred times as long as in the compiled
+    engine. It has one head and the squared loss, without bounds on outliers.
     """
 
     def __init__(

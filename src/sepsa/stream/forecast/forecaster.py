@@ -29,13 +29,34 @@ Time = float | int | datetime | np.datetime64
 
 
 class SepSAForecaster(Saves):
-    """Forecasts `horizon` rows of one or several series by linear heads that learn each step as soon as it is known.
+    """Forecast one or several series by linear heads that learn each step as soon as its value is known.
 
-    Choose it where values come one after another and every one is to be learned at once. The inputs are the last
-    `lags` values of a series, the recent changes of the others, `seasons`, periods in rows, and exogenous inputs. With
-    "auto" the season is a day where rows have times of up to 8 hours apart, a week where they are a day apart, and
-    else found in the first rows. There is a head for each `forgetting`, and heads are weighed by their recent errors.
-    At forgetting 1 the weights of step h equal ridge regression on all pairs known so far.
+    Choose it where values come one after another and the model should learn from every one at once. The inputs of a
+    head are the last values of the series, the recent changes of the other series, seasons, and exogenous inputs. There
+    is a head for each forgetting factor; forecasts are their mean, weighted by recent errors. At forgetting 1 the
+    weights of step h equal ridge regression on all pairs known so far.
+
+    Args:
+        horizon: Number of rows to forecast.
+        lags: Number of last values that are inputs. "auto": four seasons, between 24 and 96.
+        seasons: Periods in rows. "auto": a day where rows have times up to 8 hours apart, a week where they are a day
+            apart, otherwise found in the first 256 rows.
+        forgetting: Forgetting factors in (0.5, 1], one head for each.
+        ridge: Ridge of the heads; 30 has the weight of thirty rows of unit inputs.
+        step: Seconds between two rows. None: found from the times of the first rows.
+
+    See also:
+        `sepsa.river.SepSARegressor` for targets that are not a time series; `sepsa forecast` in the shell.
+
+    Examples:
+        >>> import math
+        >>> from sepsa import SepSAForecaster
+        >>> model = SepSAForecaster(horizon=3, seasons=[24])
+        >>> load = [math.sin(2 * math.pi * hour / 24) for hour in range(503)]
+        >>> for y in load[:500]:
+        ...     model.learn_one(y)
+        >>> max(abs(y - f) for y, f in zip(load[500:], model.forecast())) < 0.1
+        True
     """
 
     def __init__(
@@ -82,12 +103,12 @@ class SepSAForecaster(Saves):
 
     @property
     def rows(self) -> int:
-        """The number of rows so far, those of gaps among them."""
+        """The number of rows so far, including rows in gaps."""
         return 0 if self._model is None else self._model.rows
 
     @property
     def outliers_(self) -> int:
-        """The number of implausible values, which were taken for missing unless several came in a row."""
+        """The number of implausible values, which were treated as missing unless several came in a row."""
         return 0 if self._model is None else self._model.outliers
 
     @property
@@ -96,17 +117,23 @@ class SepSAForecaster(Saves):
         return () if self._model is None else self._model.settings.seasons
 
     def clock(self) -> Clock:
-        """A copy of the clock, which stands at the last row."""
+        """Return a copy of the clock, which is at the last row."""
         return self._clock.copy()
 
     # ------------------------------------------------------------------ learning
 
     def learn_one(self, y: Any, x: Mapping[Any, float] | None = None, *, time: Time | None = None) -> None:
-        """Learn the values of the next row: a number, a dict or a sequence of numbers; None and NaN are missing.
+        """Learn the values of the next row.
 
-        `x` are the exogenous inputs of the row; dates among them are ignored. With `time` (seconds, a datetime or a
-        datetime64), rows that are left out are a gap, whose values are missing; a time that is not later than the last
-        one is an error.
+        Args:
+            y: A number, or a dict or sequence of numbers, one per series; None and NaN are missing.
+            x: Exogenous inputs of the row by name; dates among them are ignored.
+            time: Time of the row: seconds, a datetime or a datetime64. Rows left out since the last time are a gap,
+                whose values are missing.
+
+        Raises:
+            ValueError: `time` is not later than the last one, or names differ from those of earlier rows; nothing
+                changed.
         """
         names, values = read_values(y)
         inputs, given = read_inputs(x)
@@ -130,11 +157,19 @@ class SepSAForecaster(Saves):
         coverage: float | None = None,
         known_ahead: bool = False,
     ) -> Any:
-        """Learn rows Y (n, series) or (n,); returns the forecasts (n, horizon, series) made after each of them.
+        """Learn rows in order and return the forecasts made after each of them.
 
-        X (n, inputs) are exogenous inputs; `known_ahead` uses those of later rows in the forecasts of these. `times`
-        are those of the rows, as `learn_one` takes them. With `coverage`, 0.5, 0.8 or 0.9, the result is a tuple of the
-        forecasts and the ends of their intervals.
+        Args:
+            Y: Values (n, series) or (n,); NaN is missing.
+            X: Exogenous inputs (n, inputs).
+            horizon: Number of rows to forecast, at most that of the constructor; None for that.
+            times: Times of the rows, as for `learn_one`.
+            coverage: 0.5, 0.8 or 0.9 to return intervals too; None for none.
+            known_ahead: Whether forecasts use the exogenous inputs of the rows that they forecast.
+
+        Returns:
+            Forecasts (n, horizon, series), or (n, horizon) for Y (n,); with `coverage` a tuple of forecasts, lower ends
+            and upper ends.
         """
         values = np.asarray(Y, np.float64)
         if values.ndim not in (1, 2) or not values.size:
@@ -225,10 +260,15 @@ class SepSAForecaster(Saves):
         return model
 
     def revise(self, y: Any, *, rows_ago: int | None = None, time: Time | None = None) -> None:
-        """Learn values of an earlier row that come late or are corrected; other series of the row stay as they are.
+        """Learn values of an earlier row that came late or were corrected.
 
-        The row is the one `rows_ago` rows before the last one, or that of `time`. Lags use the new value from now on;
-        steps that were, or would have been, learned with it are corrected by the gains of the last `horizon` rows.
+        Other series of the row are unchanged. Lags use the new value from now on; steps that were learned with the old
+        value, or would have been learned with the new one, are corrected by the gains of the last `horizon` rows.
+
+        Args:
+            y: As for `learn_one`; None and NaN leave a series unchanged.
+            rows_ago: The row, counted back from the last one, which is 0.
+            time: The row's time, instead of `rows_ago`.
         """
         names, values = read_values(y)
         with self._lock, DeferredInterrupt():
@@ -251,9 +291,14 @@ class SepSAForecaster(Saves):
     # ------------------------------------------------------------------ forecasts
 
     def forecast(self, horizon: int | None = None, xs: Sequence[Mapping[Any, float]] | None = None) -> list[Any]:
-        """The forecasts of the next `horizon` rows: numbers, or dicts of them as y was given.
+        """Forecast the next rows.
 
-        `xs` are exogenous inputs of these rows, as far as they are known.
+        Args:
+            horizon: Number of rows, at most that of the constructor; None for that.
+            xs: Exogenous inputs of these rows, as far as they are known.
+
+        Returns:
+            A list of numbers, or of dicts by series where `y` had several.
         """
         made, _ = self._forecast(horizon, xs)
         return self._labelled(made)
@@ -265,10 +310,18 @@ class SepSAForecaster(Saves):
         *,
         coverage: float = 0.9,
     ) -> list[Any]:
-        """The interval (low, high) of each of the next `horizon` rows, or dicts of them; coverage is 0.5, 0.8 or 0.9.
+        """Forecast an interval for each of the next rows.
 
-        The ends follow the errors of earlier forecasts of each step, so that in the long run this share of the values
-        lies between them, whatever their distribution.
+        The ends are adapted to the errors of earlier forecasts of each step, so that in the long run the share
+        `coverage` of the values lies between them, whatever their distribution.
+
+        Args:
+            horizon: Number of rows, at most that of the constructor; None for that.
+            xs: Exogenous inputs of these rows, as far as they are known.
+            coverage: 0.5, 0.8 or 0.9.
+
+        Returns:
+            A list of pairs (low, high), or of dicts of pairs by series where `y` had several.
         """
         low, high = check_coverage(coverage)
         _, quantiles = self._forecast(horizon, xs)
@@ -310,7 +363,9 @@ class SepSAForecaster(Saves):
     # ------------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as plain data; a forecaster of the same parameters that loads it continues bit for bit."""
+        """Return the state as plain data; a forecaster with the same parameters that loads it continues with the same
+        bits.
+        """
         with self._lock:
             model = self._model
             return {
@@ -325,7 +380,14 @@ class SepSAForecaster(Saves):
             }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from the result of `state_dict`; a ValueError names the wrong entry and changes nothing."""
+        """Continue from a saved state.
+
+        Args:
+            state_dict: The result of `state_dict` of a forecaster with the same parameters.
+
+        Raises:
+            ValueError: An entry is missing or wrong; the message names it and nothing changed.
+        """
         keys = {"names", "inputs", "time", "step", "first", "lags", "seasons", "model"}
         new = schema.read("state_dict", state_dict, keys)
         names = None if new["names"] is None else list(unpack_labels(new, "names"))

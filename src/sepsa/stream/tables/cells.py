@@ -148,7 +148,9 @@ def column_of_arrow(name: str, array: Any, categorical: bool, decimal: str = "."
         kind = array.type
     numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
     if not (numeric or pa.types.is_decimal(kind) or pa.types.is_null(kind)):
-        raise TableError(f"column {name!r} is of type {kind}, which is no number, date or text: leave it out by --drop")
+        raise TableError(
+            f"column {name!r} is of type {kind}, which is not a number, a date or a text: leave it out by --drop"
+        )
     return Column(to_floats(array))
 
 

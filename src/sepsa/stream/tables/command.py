@@ -334,7 +334,7 @@ class Signals:
 
 
 def check_files(files: dict[str, Path | None]) -> None:
-    """Refuse to write over the table, or two things into one file."""
+    """Raise an error if an output would overwrite the table or another output."""
     seen: dict[str, str] = {}
     for option, path in files.items():
         if path is None or (path.exists() and not path.is_file()):  # a device takes what several write
@@ -344,14 +344,14 @@ def check_files(files: dict[str, Path | None]) -> None:
 
 
 def check_details(intervals: float | None, wanted: bool, model: TableModel) -> Details | None:
-    """What is asked for beside each prediction, which must fit the model."""
+    """What is computed beside each prediction; an error if it does not fit the model."""
     if intervals is not None and (model.classify or not 0 < intervals < 1):
         raise Misuse(
             f"--intervals must be a share in (0, 1) of the targets, which are numbers, got {intervals}"
             f"{': --probabilities is for classes' if model.classify else ''}"
         )
     if wanted and not model.classify:
-        raise Misuse("--probabilities must be asked of classes, and the target is a number: ask for --intervals 0.9")
+        raise Misuse("--probabilities needs a target that is a class, and it is a number: use --intervals 0.9")
     return Details(intervals, wanted) if wanted or intervals is not None else None
 
 
@@ -386,7 +386,7 @@ def check_columns(table: TableReader, model: TableModel) -> None:
 
 
 def check_names(table: TableReader, given: Mapping[str, Sequence[str]]) -> None:
-    """Refuse names of columns, by the option that gives them, which the table does not have."""
+    """Raise an error for names of columns, by the option that gives them, that the table does not have."""
     if table.names is None:
         return
     shown = ", ".join(table.names[:20]) + (", ..." if len(table.names) > 20 else "")
@@ -398,7 +398,7 @@ def check_names(table: TableReader, given: Mapping[str, Sequence[str]]) -> None:
 
 
 def check_first_target(block: RowBlock, model: TableModel) -> None:
-    """Stop where the first target of all is no number, and the target is no class."""
+    """Raise an error if the first target is not a number and the target is not a class."""
     column = block.columns.get(model.target)
     if model.classify or column is None or (column.codes is None and column.times is None):
         return
@@ -411,13 +411,13 @@ def check_first_target(block: RowBlock, model: TableModel) -> None:
     value = repr(column.texts[code][:40]) if code >= 0 else "a date"
     cure = "give --decimal ," if code >= 0 and DECIMAL_COMMA.fullmatch(column.texts[code]) else "add --classify"
     raise Misuse(
-        f"line {block.lines[there[0]]}: the target {model.target!r} is {value}, which is no number: {cure}, or leave "
-        "the line out"
+        f"line {block.lines[there[0]]}: the target {model.target!r} is {value}, which is not a number: {cure}, or "
+        "leave the line out"
     )
 
 
 def warn_of_columns(names: Sequence[str], model: TableModel, known: set[str] | None = None) -> None:
-    """Say which of the model's columns a table lacks, and which of the table's the model does not know.
+    """Print which columns of the model the table lacks, and which columns of the table the model does not know.
 
     `known` are columns that earlier rows had, where each row names its own.
     """

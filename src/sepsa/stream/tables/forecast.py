@@ -88,7 +88,7 @@ class ForecastTable:
         return BlockResult(block.lines[rows], list(made), sorted(bad), [])
 
     def unusable(self, block: RowBlock) -> list[BadRow]:
-        """The rows of a block that `learn` would refuse."""
+        """The rows of a block that `learn` cannot use."""
         bad = list(block.bad)
         self._usable(block, bad)
         return sorted(bad)
@@ -103,7 +103,7 @@ class ForecastTable:
             texts = np.zeros(len(block), bool) if column.codes is None else column.codes >= 0
             dates = np.zeros(len(block), bool) if column.times is None else ~np.isnan(column.times)
             large = np.abs(column.numbers) > HUGE
-            for wrong, reason in ((texts | dates, f"{name!r} is no number"), (large, f"{name!r} is not finite")):
+            for wrong, reason in ((texts | dates, f"{name!r} is not a number"), (large, f"{name!r} is not finite")):
                 bad.extend(block.bad_row(int(i), reason) for i in np.flatnonzero(wrong & good))
                 good &= ~wrong
         times = np.zeros(len(block))

@@ -76,7 +76,7 @@ class CsvReader(TextReader):
         self.source, self.decimal = source, decimal
         start = source.peek()
         if start[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in start[:8]:
-            raise TableError(f"{source.name} is no text in UTF-8: convert it, as iconv -f utf-16 -t utf-8 does")
+            raise TableError(f"{source.name} is not UTF-8 text: convert it, as iconv -f utf-16 -t utf-8 does")
         bom = 3 if start.startswith(b"\xef\xbb\xbf") else 0
         line = re.split(rb"[\r\n]", start[bom:].lstrip(b"\r\n"), maxsplit=1)[0]
         self.separator = separator or find_separator(line.decode(errors="replace"))
@@ -183,7 +183,7 @@ class JsonLinesReader(TextReader):
         self.source, self.decimal = source, decimal
         if source.peek().lstrip().startswith(b"["):
             raise TableError(f"{source.name} is one JSON array: write one object a line, as jq -c '.[]' does")
-        self.records = Records(source, 256, 256)  # 256 is no byte: nothing separates or quotes
+        self.records = Records(source, 256, 256)  # 256 is not a byte, so nothing separates or quotes
         self.resumed = resume is not None and self.records.resume(resume)
 
     def _block(self, batch: RecordBatch) -> RowBlock:
@@ -208,13 +208,13 @@ class JsonLinesReader(TextReader):
         try:
             row = json.loads(record)
         except (ValueError, RecursionError):
-            raise ValueError("the line is no JSON") from None
+            raise ValueError("the line is not JSON") from None
         if not isinstance(row, dict):
-            raise ValueError("the line is no JSON object")
+            raise ValueError("the line is not a JSON object")
         row = {name: value for name, value in row.items() if name not in self.drop}
         for name, value in row.items():
             if isinstance(value, (list, dict)):
-                raise ValueError(f"{name[:100]!r} is a {type(value).__name__}, which is no number, date or text")
+                raise ValueError(f"{name[:100]!r} is a {type(value).__name__}, which is not a number, a date or a text")
         if len(row) > MOST_COLUMNS:
             raise ValueError(f"the line has more than {MOST_COLUMNS} columns")
         return row
@@ -338,7 +338,7 @@ def find_separator(header: str) -> str:
 def check_names(names: list[str], table: str) -> list[str]:
     """The names of the columns, which must be distinct and not too many."""
     if len(names) > MOST_COLUMNS:
-        raise TableError(f"{table} has {len(names)} columns: more than {MOST_COLUMNS} are not taken")
+        raise TableError(f"{table} has {len(names)} columns: at most {MOST_COLUMNS} are supported")
     seen: set[str] = set()
     for name in names:
         if name in seen:

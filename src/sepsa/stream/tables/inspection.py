@@ -29,7 +29,7 @@ KINDS = {
 
 
 def what_it_is(path: Path) -> str:
-    """What a file that is no checkpoint seems to be, and what to do with it; nothing where that is unknown."""
+    """The error for a file that is not a checkpoint: what it seems to be and what to do; empty if that is unknown."""
     with path.open("rb") as file:
         start = file.read(4096)
     if start[8:].startswith(FIRST):  # a damaged checkpoint
@@ -38,13 +38,16 @@ def what_it_is(path: Path) -> str:
     if not kind and start and b"\0" not in start and start[:1].isascii():
         kind = "JSON" if start.lstrip().startswith((b"{", b"[")) else "a text, perhaps a CSV table"
     if "pickle" in kind or "torch" in kind:
-        return f"{path} is {kind}, no checkpoint of sepsa: load it by what wrote it, and save by sepsa.save"
+        return (
+            f"{path} is {kind}, not a checkpoint of sepsa: load it with the library that wrote it, and save it with "
+            "sepsa.save"
+        )
     learn = f"`sepsa stream {path} --target COLUMN --checkpoint model.sepsa` learns a table and saves the model"
-    return kind and f"{path} is {kind}, no checkpoint of sepsa: {learn}"
+    return kind and f"{path} is {kind}, not a checkpoint of sepsa: {learn}"
 
 
 def read_checkpoint(path: Path) -> tuple[Header, Any]:
-    """Header and state of a checkpoint; the error says what another file is."""
+    """Header and state of a checkpoint; the error for another file says what kind of file it is."""
     try:
         return read_path(path)
     except CheckpointError as error:

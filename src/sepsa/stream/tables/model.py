@@ -130,7 +130,7 @@ class TableModel:
         return BlockResult(block.lines[learned], predictions, sorted(bad), warnings, details)
 
     def unusable(self, block: RowBlock) -> list[BadRow]:
-        """The rows of a block that `learn` would refuse."""
+        """The rows of a block that `learn` cannot use."""
         bad = list(block.bad)
         self._usable(block, bad, learning=True)
         return sorted(bad)
@@ -200,7 +200,7 @@ class TableModel:
                 refuse(~texts, f"there is no {self.target!r}")
             else:
                 dates = np.zeros(len(block), bool) if target.times is None else ~np.isnan(target.times)
-                refuse(texts | dates, f"{self.target!r} is no number: or is it --classify?")
+                refuse(texts | dates, f"{self.target!r} is not a number: add --classify if it is a class")
                 refuse(np.isnan(target.numbers), f"there is no {self.target!r}")
                 refuse(np.isinf(target.numbers), f"{self.target!r} is not finite")
         for name, column in columns.items():
@@ -217,7 +217,7 @@ class TableModel:
     def predict(self, block: RowBlock, asked: Details | None = None) -> BlockResult:
         """Predict the rows that can be used, without learning them."""
         if self._learner is None:
-            raise ValueError("the model has learned no row yet, and predicts nothing")
+            raise ValueError("the model has not learned any row yet and cannot predict")
         bad = list(block.bad)
         columns, _, rows = self._usable(block, bad, learning=False)
         predictions: list[Any] = []

@@ -42,7 +42,7 @@ class Output:
         elif path.exists() and not self.device:
             with path.open("rb+") as file:
                 if not header.encode().startswith(file.readline()):  # a killed run may leave a part of the header
-                    raise Misuse(f"{path} is no file of quarantined rows: name another by --quarantine")
+                    raise Misuse(f"{path} is not a file of quarantined rows: choose another with --quarantine")
                 file.truncate(0)  # it is of an earlier run
 
     def _resume(self, size: int) -> None:
@@ -167,7 +167,7 @@ class RunningLine:
 
 
 def check_stdout(cure: str) -> None:
-    """Refuse to print where standard output was closed before the command began, as `>&-` does."""
+    """Raise an error if standard output was closed before the command began, as by `>&-`."""
     if sys.__stdout__ is None:
         raise Misuse(f"standard output is closed: {cure}")
 
@@ -193,7 +193,7 @@ def error_of(model: TableModel, recent: bool = False) -> str:
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Print a message to standard error; it is lost where nobody reads that."""
+    """Print a message to standard error; it is lost if that is closed."""
     try:
         print(text, file=sys.stderr, end=end, flush=True)
     except OSError:

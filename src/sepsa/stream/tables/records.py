@@ -77,7 +77,7 @@ class Records:
         self._pass(breaks, 0)
 
     def _changed(self, how: str) -> TableError:
-        return TableError(f"{self.source.name} {how}: take the table as it was, or another --checkpoint")
+        return TableError(f"{self.source.name} {how}: restore the table, or use another --checkpoint")
 
     def _fill(self) -> bool:
         """Read a chunk; False while a pipe is idle."""

@@ -116,7 +116,7 @@ def gunzip(chunks: Iterator[bytes | None], name: str) -> Iterator[bytes | None]:
             try:
                 out = inflate.decompress(data, CHUNK)
             except zlib.error as error:
-                raise TableError(f"{name} is not to be decompressed: {error}") from None
+                raise TableError(f"{name} cannot be decompressed: {error}") from None
             data = inflate.unconsumed_tail or inflate.unused_data
             if out:
                 yield out
@@ -131,7 +131,7 @@ def unzstd(chunks: Iterator[bytes | None], name: str) -> Iterator[bytes | None]:
         try:
             data = stream.read(CHUNK)
         except OSError as error:
-            raise TableError(f"{name} is not to be decompressed: {error}") from None
+            raise TableError(f"{name} cannot be decompressed: {error}") from None
         if not data:
             return
         yield data

@@ -318,9 +318,9 @@ class Buffers:
 def learn(
     state: Any, features: Tensor, targets: Tensor, settings: Tensor, c: int, head: tuple[Tensor, Tensor | None]
 ) -> tuple[Tensor, Buffers | None]:
-    """Teach a `CapturedSoftmax` n samples and give c coordinates their ridge back; `settings` are λ and smoothing.
+    """Update a `CapturedSoftmax` by n samples and restore the ridge of c coordinates; `settings` are λ and smoothing.
 
-    Returns the flag (0-d) that says whether all was well, and for a block what T still needs.
+    Returns a flag (0-d), whether all values were valid, and for a block what the update of T needs.
     """
     Z, now = state.Z, state.now
     (rows, p), K, C, (n, k) = Z.shape, len(now.W), len(now.weights), features.shape

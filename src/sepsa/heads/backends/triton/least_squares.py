@@ -1,4 +1,4 @@
-"""Equations 17 and 18 as a few Triton kernels, where each further launch would cost as much as the update.
+"""Equations 17 and 18 as a few Triton kernels, because each further launch takes as long as the update.
 
 One sample: f = Th, then all the rest in the columns of T and W, two kernels.
 
@@ -96,7 +96,7 @@ def _learn(
     finite = (total - total) == 0.0  # neither NaN nor Inf
     refused = finite & (size > LIMIT)
     finite = finite & (size <= LIMIT)
-    value = tl.where(finite, value, 0.0)  # zeros teach nothing
+    value = tl.where(finite, value, 0.0)  # zeros change nothing
     g = tl.where(finite, 1.0 + size, 1.0)
 
     inside = (r < p + m)[:, None] & (c < p)[None, :]
@@ -274,7 +274,7 @@ def _solve(
     buffer += tl.program_id(0) * (2 * HALF * HALF + SIZE * BLOCK_M)
     finite = tl.load(finite_in)
     E = tl.load(P + (p + o)[None, :] * all + i[:, None], mask=(i < n)[:, None] & (o < m)[None, :], other=0.0)
-    E = tl.where(finite, E, 0.0)  # rows of zeros teach nothing
+    E = tl.where(finite, E, 0.0)  # rows of zeros change nothing
     border = tl.load(CUF + i * wide + n, mask=(i < n) & FADES, other=0.0)
     E = tl.where((o == m)[None, :], border[:, None], E)
     U = tl.load(CUF + all + c[None, :] + i[:, None] * wide, mask=(i < n)[:, None] & (c < p)[None, :], other=0.0)
@@ -322,9 +322,9 @@ def _solve(
 def block(
     state: Any, features: Tensor, targets: Tensor, lam: float, ridge: Tensor, prior: Tensor
 ) -> tuple[Callable[[], None], Tensor]:
-    """Teach W and the head of a `CapturedState` a block, and below forgetting 1 one row of the ridge; T is as it was.
+    """Update W and the head of a `CapturedState` by a block and, below forgetting 1, one row of the ridge; not yet T.
 
-    Returns T's own update, to be called before the next block, and the flag (0-d) that says whether all was finite.
+    Returns a function that updates T, to be called before the next block, and a flag (0-d): whether all was finite.
     """
     Z, W, k = state.Z, state.W, state.k
     (rows, p), m, n = Z.shape, W.shape[0], features.shape[0]

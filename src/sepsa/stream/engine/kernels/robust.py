@@ -11,7 +11,7 @@ from sepsa.stream.engine.layout import H_RIDGE, HIDDEN, L_HEADS, L_INPUTS, L_OUT
 
 ROUNDING = 1e-12  # the relative distance from a constant within which a value equals it
 STEP = 0.05  # of the logarithm of a quantile
-IMPLAUSIBLE = 4.5  # in units of the median error: 3 standard deviations of a normal law
+IMPLAUSIBLE = 4.5  # in units of the median error: 3 standard deviations of a normal distribution
 PATIENCE = 64.0  # rows with an input at 4 times its former typical distance, after which its scale is changed
 HEAVY = 10.0  # in units of the typical weight
 HUGE = 1e100  # so that squares, and their weighted sums, stay finite
