@@ -8,6 +8,8 @@ processors round differently. Comments in a page are instructions:
     <!-- file: name.py -->      write the next block to that file, for later blocks to import
     <!-- needs: package, ... -->  skip the next block where one of these packages is not installed
     <!-- not run: reason -->    skip the next block, which needs something that a test machine may lack
+
+`python tests/test_docs.py docs/faq.md` writes the outputs of a page into it.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ import re
 import runpy
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import pytest
 import yaml
@@ -36,19 +38,10 @@ ELSEWHERE = {"docs/solvers.md": "tests/test_testing.py"}
 BLOCK = re.compile(
     r"<!--\s*setup\n(?P<setup>.*?)-->"
     r"|(?:<!--\s*(?P<mark>not run|needs|file):\s*(?P<said>[^\n]*?)\s*-->\n+)?"
-    r"^(?P<indent> *)```(?P<kind>python|sh)\n(?P<code>.*?)^ *```$"
-    r"(?:\n+^ *```text\n(?P<shown>.*?)^ *```$)?",
+    r"^```(?P<kind>python|sh)\n(?P<code>.*?)^```$"
+    r"(?:\n+^```text\n(?P<shown>.*?)^```$)?",
     re.DOTALL | re.MULTILINE,
 )
-
-
-class Block(NamedTuple):
-    """A block to run: its language, the file to write or None, its code at its line numbers, the output shown."""
-
-    kind: str
-    file: str | None
-    code: str
-    shown: str
 
 
 def name(page):
@@ -56,18 +49,12 @@ def name(page):
 
 
 def blocks(page):
-    """Yield the blocks of a page to run, in order."""
-    text = page.read_text(encoding="utf-8")
-    for match in BLOCK.finditer(text):
-        if match["mark"] == "not run" or (match["mark"] == "needs" and missing(match["said"])):
-            continue
-        part = "setup" if match["setup"] is not None else "code"
-        indent = match["indent"] or ""  # of a block in a tab
-        code, shown = (
-            re.sub(f"^{indent}", "", text, flags=re.MULTILINE) for text in (match[part], match["shown"] or "")
-        )
-        code = "\n" * text.count("\n", 0, match.start(part)) + code
-        yield Block(match["kind"] or "python", match["said"] if match["mark"] == "file" else None, code, shown)
+    """Return the matches of a page's blocks to run, in order."""
+    return [
+        match
+        for match in BLOCK.finditer(page.read_text(encoding="utf-8"))
+        if match["mark"] != "not run" and not (match["mark"] == "needs" and missing(match["said"]))
+    ]
 
 
 def missing(packages):
@@ -75,17 +62,38 @@ def missing(packages):
     return next((name for name in packages.split(", ") if importlib.util.find_spec(name) is None), None)
 
 
-def printed_by(block, space, page):
-    """Run a block, and return what it prints, without messages that appear on slow machines only."""
-    if block.kind == "sh":
-        done = subprocess.run(
-            ["bash", "-euc", block.code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600
-        )
-        assert done.returncode == 0, done.stdout
-        return re.sub(r"^(sepsa: compiling |[\d,]+ rows, [\d,]+ a second).*\n", "", done.stdout, flags=re.MULTILINE)
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(compile(block.code, name(page), "exec"), space)
-    return printed.getvalue()
+def run(page):
+    """Run the blocks of a page in the present folder; yield each with what it prints."""
+    space = {"__name__": "__main__"}
+    for match in blocks(page):
+        part = "setup" if match["setup"] is not None else "code"
+        if match["mark"] == "file":
+            Path(match["said"]).write_text(match["code"], encoding="utf-8")
+        elif match["kind"] == "sh":
+            done = subprocess.run(
+                ["bash", "-euc", match["code"]],
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stdout
+            # These lines appear on slow machines only.
+            slow = r"^(sepsa: compiling |[\d,]+ rows, [\d,]+ a second).*\n"
+            yield match, re.sub(slow, "", done.stdout, flags=re.MULTILINE)
+        else:
+            code = "\n" * match.string.count("\n", 0, match.start(part)) + match[part]  # at its line numbers
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                exec(compile(code, name(page), "exec"), space)
+            yield match, printed.getvalue()
+
+
+def written(page):
+    """Return a page with the output of its blocks as they print it now, where that differs from what it shows."""
+    text, end = "", 0
+    for match, printed in run(page):
+        if not agree(match["shown"] or "", printed):
+            text += match.string[end : match.end("code")] + "```"
+            text += f"\n\n```text\n{printed.strip()}\n```" if printed.strip() else ""
+            end = match.end()
+    return text + page.read_text(encoding="utf-8")[end:]
 
 
 NUMBER = r"[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?"
@@ -93,16 +101,16 @@ NUMBER = r"[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?"
 
 def agree(shown, printed):
     """Whether a block of output shows what was printed."""
-    pattern = r"\s*"
+    pattern, numbers = r"\s*", []
     for part in re.findall(rf"\.\.\.|{NUMBER}|\s+|.", shown.strip()):
         if part == "...":
             pattern += ".*?"
         elif re.fullmatch(NUMBER, part):
             pattern += f"({NUMBER})"
+            numbers.append(part)
         else:
             pattern += r"\s+" if part.isspace() else re.escape(part)
     match = re.fullmatch(rf"{pattern}\s*", printed, re.DOTALL)
-    numbers = re.findall(NUMBER, shown.replace("...", " "))
     return match is not None and all(map(near, numbers, match.groups()))
 
 
@@ -114,7 +122,7 @@ def near(shown, printed):
     return abs(float(printed) - float(shown)) <= max(1.01 * last, 0.01 * abs(float(shown)))
 
 
-RUN = [page for page in PAGES if name(page) not in ELSEWHERE and any(blocks(page))]
+RUN = [page for page in PAGES if name(page) not in ELSEWHERE and blocks(page)]
 
 
 @pytest.mark.parametrize("page", RUN, ids=name)
@@ -122,15 +130,9 @@ def test_the_code_on_a_page_prints_what_the_page_shows(page, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
-    space = {"__name__": "__main__"}
-    for block in blocks(page):
-        if block.file:
-            Path(block.file).write_text(block.code.lstrip("\n"), encoding="utf-8")
-            continue
-        printed = printed_by(block, space, page)
-        assert agree(block.shown, printed), (
-            f"{name(page)}, below line {block.code.rstrip().count(chr(10)) + 1}: a ```text block must show\n{printed}"
-        )
+    for match, printed in run(page):
+        line = match.string.count("\n", 0, match.end()) + 1
+        assert agree(match["shown"] or "", printed), f"{name(page)}, line {line}: a ```text block must show\n{printed}"
 
 
 @pytest.mark.parametrize(
@@ -160,6 +162,8 @@ def test_every_page_that_another_test_runs_is_there():
 def test_what_is_not_run_has_a_reason_and_no_comment_is_misspelt(page):
     text = page.read_text(encoding="utf-8")
     fences = re.findall(r"^ *```(\w*)$", text, flags=re.MULTILINE)
+    found = [match["kind"] for match in BLOCK.finditer(text) if match["kind"]]
+    assert found == [kind for kind in fences if kind in ("python", "sh")], "an indented block, which no test runs"
     assert set(fences[::2]) <= {"", "python", "sh", "diff", "json", "text"}, "a block in a language that no test runs"
     shown = [match for match in BLOCK.finditer(text) if match["shown"] is not None and match["mark"] != "not run"]
     assert len(shown) == fences.count("text"), "output that is not directly below the block that prints it"
@@ -324,3 +328,11 @@ def test_generated_tables_are_what_the_script_prints(script, monkeypatch, capsys
             lines = [line for line in part.splitlines() if line.startswith("|")]
             assert lines
             assert set(lines) <= set(printed)
+
+
+if __name__ == "__main__":
+    for page in map(Path.resolve, map(Path, sys.argv[1:])):
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            sys.path.insert(0, folder)
+            page.write_text(written(page), encoding="utf-8")
