@@ -24,6 +24,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -91,7 +92,8 @@ def written(page):
     for match, printed in run(page):
         if not agree(match["shown"] or "", printed):
             text += match.string[end : match.end("code")] + "```"
-            text += f"\n\n```text\n{printed.strip()}\n```" if printed.strip() else ""
+            lines = (textwrap.fill(line, 88, drop_whitespace=len(line) > 88) for line in printed.strip().split("\n"))
+            text += "\n\n```text\n{}\n```".format("\n".join(lines)) if printed.strip() else ""
             end = match.end()
     return text + page.read_text(encoding="utf-8")[end:]
 
@@ -118,7 +120,7 @@ def near(shown, printed):
     if "." not in shown and "e" not in shown:
         return shown == printed
     digits = re.fullmatch(r"[-+]?\d+\.?(\d*)(?:e([-+]?\d+))?", shown)
-    last = 10.0 ** (int(digits[2] or 0) - len(digits[1]))
+    last = 10.0 ** (int(digits[2] or 0) - max(1, len(digits[1])))
     return abs(float(printed) - float(shown)) <= max(1.01 * last, 0.01 * abs(float(shown)))
 
 
