@@ -243,7 +243,7 @@ def finals(name: str) -> dict[int, float]:
 def derived(page: str) -> tuple[Value, ...]:
     """What a page computes from committed numbers."""
     found: list[tuple[str, float]] = []
-    if page == "README.md":  # sepsa.river / River's LinearRegression, turn by turn
+    if page == "docs/performance.md":  # sepsa.river / River's LinearRegression, turn by turn
         turns = json.loads((ROOT / "benchmarks/stream.json").read_text(encoding="utf-8"))["contestants"]
         pairs = zip(turns["sepsa in River"]["rounds"], turns["River LinearRegression"]["rounds"], strict=True)
         found += summary([ours / theirs for ours, theirs in pairs])

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: add the changelog, CONTRIBUTING.md and linked files from outside docs/ to the site."""
+"""Hooks of mkdocs: the repository's address, pages and linked files from outside docs/, and titles of outputs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
 # A link or picture that leaves docs/: from a page in docs/, or in a folder of it.
 OUTSIDE = re.compile(r"\]\((?:\.\./)+((?:results|benchmarks|examples)/[\w./-]+)\)")
+
+
+def on_config(config: Any, **_: Any) -> Any:
+    """Link to the repository that pyproject.toml names, if it names one, and to the source of each page."""
+    found = re.search(r'^Repository = "(.+?)/?"$', (ROOT / "pyproject.toml").read_text("utf-8"), flags=re.MULTILINE)
+    if found:
+        config.repo_url, config.edit_uri = f"{found[1]}/", "edit/main/docs/"
+        config.repo_name = "/".join(found[1].split("/")[-2:])
+    return config
 
 
 def on_files(files: Files, config: Any, **_: Any) -> Files:
@@ -28,7 +37,13 @@ def on_files(files: Files, config: Any, **_: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Point these links into the site, and remove the comments, which only the tests read."""
+    """Point these links into the site, give outputs a title, and remove the comments, which only the tests read."""
+    markdown = re.sub(r"^( *```text)$", r'\1 title="Output"', markdown, flags=re.MULTILINE)
     up = "../" * page.file.src_uri.count("/")
     markdown = OUTSIDE.sub(lambda link: f"]({up}{link[1]})", markdown)
     return re.sub(r"<!--.*?-->\n?", "", markdown, flags=re.DOTALL)
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Keep the theme's script from asking the repository's host for its number of stars."""
+    return output.replace(' data-md-component="source"', "").replace(" data-md-component=source", "")

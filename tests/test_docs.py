@@ -1,25 +1,35 @@
-"""The site builds without a warning; every block of code on it and in the README runs; every result has a JSON.
+"""The site builds without a warning; every block of code runs and prints what its page shows; every result has a JSON.
 
-A page's ```python blocks run in order, in one namespace, in an empty folder, and so do its ```sh blocks. Comments in a
-page are instructions:
+A page's ```python blocks run in order, in one namespace, in an empty folder, and so do its ```sh blocks. A block that
+prints is followed by a ```text block that shows what it prints, as in doctest: "..." stands for any text, white space
+counts as one space, and a number with a decimal point may differ by one percent, or by one in its last digit, because
+processors round differently. Comments in a page are instructions:
     <!-- setup ... -->          run this Python here; readers do not see it
     <!-- file: name.py -->      write the next block to that file, for later blocks to import
     <!-- needs: package, ... -->  skip the next block where one of these packages is not installed
     <!-- not run: reason -->    skip the next block, which needs something that a test machine may lack
+
+`python tests/test_docs.py docs/faq.md` writes the outputs of a page into it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import json
 import os
 import re
 import runpy
 import subprocess
 import sys
+import tempfile
+import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -29,7 +39,8 @@ ELSEWHERE = {"docs/solvers.md": "tests/test_testing.py"}
 BLOCK = re.compile(
     r"<!--\s*setup\n(?P<setup>.*?)-->"
     r"|(?:<!--\s*(?P<mark>not run|needs|file):\s*(?P<said>[^\n]*?)\s*-->\n+)?"
-    r"^```(?P<kind>python|sh)\n(?P<code>.*?)^```$",
+    r"^```(?P<kind>python|sh)\n(?P<code>.*?)^```$"
+    r"(?:\n+^```text\n(?P<shown>.*?)^```$)?",
     re.DOTALL | re.MULTILINE,
 )
 
@@ -39,14 +50,12 @@ def name(page):
 
 
 def blocks(page):
-    """Yield what to run, in order: the language, the file to write or None, and the code at its line numbers."""
-    text = page.read_text(encoding="utf-8")
-    for match in BLOCK.finditer(text):
-        if match["mark"] == "not run" or (match["mark"] == "needs" and missing(match["said"])):
-            continue
-        part = "setup" if match["setup"] is not None else "code"
-        code = "\n" * text.count("\n", 0, match.start(part)) + match[part]
-        yield match["kind"] or "python", match["said"] if match["mark"] == "file" else None, code
+    """Return the matches of a page's blocks to run, in order."""
+    return [
+        match
+        for match in BLOCK.finditer(page.read_text(encoding="utf-8"))
+        if match["mark"] != "not run" and not (match["mark"] == "needs" and missing(match["said"]))
+    ]
 
 
 def missing(packages):
@@ -54,23 +63,97 @@ def missing(packages):
     return next((name for name in packages.split(", ") if importlib.util.find_spec(name) is None), None)
 
 
-RUN = [page for page in PAGES if name(page) not in ELSEWHERE and any(blocks(page))]
+def run(page):
+    """Run the blocks of a page in the present folder; yield each with what it prints."""
+    space = {"__name__": "__main__"}
+    for match in blocks(page):
+        part = "setup" if match["setup"] is not None else "code"
+        if match["mark"] == "file":
+            Path(match["said"]).write_text(match["code"], encoding="utf-8")
+        elif match["kind"] == "sh":
+            done = subprocess.run(
+                ["bash", "-euc", match["code"]],
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stdout
+            # These lines appear on slow machines only.
+            slow = r"^(sepsa: compiling |[\d,]+ rows, [\d,]+ a second).*\n"
+            yield match, re.sub(slow, "", done.stdout, flags=re.MULTILINE)
+        else:
+            code = "\n" * match.string.count("\n", 0, match.start(part)) + match[part]  # at its line numbers
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                exec(compile(code, name(page), "exec"), space)
+            yield match, printed.getvalue()
+
+
+def written(page):
+    """Return a page with the output of its blocks as they print it now, where that differs from what it shows."""
+    text, end = "", 0
+    for match, printed in run(page):
+        if not agree(match["shown"] or "", printed):
+            text += match.string[end : match.end("code")] + "```"
+            lines = (textwrap.fill(line, 88, drop_whitespace=len(line) > 88) for line in printed.strip().split("\n"))
+            text += "\n\n```text\n{}\n```".format("\n".join(lines)) if printed.strip() else ""
+            end = match.end()
+    return text + page.read_text(encoding="utf-8")[end:]
+
+
+NUMBER = r"[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?"
+
+
+def agree(shown, printed):
+    """Whether a block of output shows what was printed."""
+    pattern, numbers = r"\s*", []
+    for part in re.findall(rf"\.\.\.|{NUMBER}|\s+|.", shown.strip()):
+        if part == "...":
+            pattern += ".*?"
+        elif re.fullmatch(NUMBER, part):
+            pattern += f"({NUMBER})"
+            numbers.append(part)
+        else:
+            pattern += r"\s+" if part.isspace() else re.escape(part)
+    match = re.fullmatch(rf"{pattern}\s*", printed, re.DOTALL)
+    return match is not None and all(map(near, numbers, match.groups()))
+
+
+def near(shown, printed):
+    if "." not in shown and "e" not in shown:
+        return shown == printed
+    digits = re.fullmatch(r"[-+]?\d+\.?(\d*)(?:e([-+]?\d+))?", shown)
+    last = 10.0 ** (int(digits[2] or 0) - max(1, len(digits[1])))
+    return abs(float(printed) - float(shown)) <= max(1.01 * last, 0.01 * abs(float(shown)))
+
+
+RUN = [page for page in PAGES if name(page) not in ELSEWHERE and blocks(page)]
 
 
 @pytest.mark.parametrize("page", RUN, ids=name)
-def test_the_code_on_a_page_runs_as_it_stands(page, tmp_path, monkeypatch):
+def test_the_code_on_a_page_prints_what_the_page_shows(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
-    space = {"__name__": "__main__"}
-    for kind, file, code in blocks(page):
-        if file:
-            Path(file).write_text(code.lstrip("\n"), encoding="utf-8")
-        elif kind == "sh":
-            done = subprocess.run(["bash", "-euc", code], capture_output=True, text=True, timeout=600)
-            assert done.returncode == 0, done.stderr
-        else:
-            exec(compile(code, name(page), "exec"), space)
+    for match, printed in run(page):
+        line = match.string.count("\n", 0, match.end()) + 1
+        assert agree(match["shown"] or "", printed), f"{name(page)}, line {line}: a ```text block must show\n{printed}"
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "same"),
+    [
+        ("error 0.330\n", "error 0.331\n", True),
+        ("error 0.330\n", "error 0.335\n", False),
+        ("error 45.6\n", "error 45.9\n", True),
+        ("2000 rows\n", "2001 rows\n", False),
+        ("a\n...\nz 1.5e-03\n", "a\nb 7\nc\nz 0.0015\n", True),
+        ("a ... z\n", "a b\n", False),
+        ("[[1.0,  2.5]]\n", "[[1.0, 2.5]]\n", True),
+        ("", "", True),
+        ("", "a block that prints\n", False),
+        ("text that nothing prints\n", "", False),
+    ],
+)
+def test_output_agrees_up_to_rounding(shown, printed, same):
+    assert agree(shown, printed) is same
 
 
 def test_every_page_that_another_test_runs_is_there():
@@ -80,12 +163,52 @@ def test_every_page_that_another_test_runs_is_there():
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_what_is_not_run_has_a_reason_and_no_comment_is_misspelt(page):
     text = page.read_text(encoding="utf-8")
-    fences = re.findall(r"^```(\w*)$", text, flags=re.MULTILINE)
-    assert set(fences[::2]) <= {"", "python", "sh", "diff", "json"}, "a block in a language that no test runs"
+    fences = re.findall(r"^ *```(\w*)$", text, flags=re.MULTILINE)
+    found = [match["kind"] for match in BLOCK.finditer(text) if match["kind"]]
+    assert found == [kind for kind in fences if kind in ("python", "sh")], "an indented block, which no test runs"
+    assert set(fences[::2]) <= {"", "python", "sh", "diff", "json", "text"}, "a block in a language that no test runs"
+    shown = [match for match in BLOCK.finditer(text) if match["shown"] is not None and match["mark"] != "not run"]
+    assert len(shown) == fences.count("text"), "output that is not directly below the block that prints it"
+    for block in re.findall(r"^ *```\w*\n(.*?)^ *```$", text, flags=re.DOTALL | re.MULTILINE):
+        assert max(map(len, block.splitlines())) <= 88, f"wider than the column of a screen of 1,280 pixels:\n{block}"
     assert set(fences[1::2]) <= {""}
     for mark in re.finditer(r"<!--\s*(.*?)-->", text, flags=re.DOTALL):
         known = r"(setup\n|not run: \w{3,}|needs: \w+|file: \w+\.py|results: |[\w ]+ (begin|end)|written by)"
         assert re.match(known, mark[1]), f"no test reads this comment: {mark[0]}"
+
+
+def titles(entries):
+    """Yield the title and the file of every page that mkdocs.yml lists."""
+    for entry in entries:
+        ((title, page),) = entry.items()
+        if isinstance(page, str):
+            yield title, page
+        else:
+            yield from titles(page)
+
+
+def test_a_page_has_the_title_that_the_navigation_gives_it():
+    nav = list(titles(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
+    assert len(nav) > 10
+    for title, page in nav:
+        source = ROOT / (f"{page[:-3].upper()}.md" if page in ("changelog.md", "contributing.md") else f"docs/{page}")
+        assert source.read_text(encoding="utf-8").startswith(f"# {title}\n"), page
+
+
+def test_pages_link_to_the_repository_that_pyproject_names(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    monkeypatch.setattr(hooks, "ROOT", tmp_path)
+    config = SimpleNamespace(repo_url=None)
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    assert hooks.on_config(config).repo_url is None
+    (tmp_path / "pyproject.toml").write_text('[project.urls]\nRepository = "https://host/owner/name"\n')
+    assert vars(hooks.on_config(config)) == {
+        "repo_url": "https://host/owner/name/", "repo_name": "owner/name", "edit_uri": "edit/main/docs/"
+    }  # fmt: skip
+    # The theme's script would ask the host for the number of stars.
+    assert "data-md-component" not in hooks.on_post_page('<a class="md-source" data-md-component="source">')
 
 
 def test_the_site_builds_without_a_warning(tmp_path):
@@ -207,3 +330,11 @@ def test_generated_tables_are_what_the_script_prints(script, monkeypatch, capsys
             lines = [line for line in part.splitlines() if line.startswith("|")]
             assert lines
             assert set(lines) <= set(printed)
+
+
+if __name__ == "__main__":
+    for page in map(Path.resolve, map(Path, sys.argv[1:])):
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            sys.path.insert(0, folder)
+            page.write_text(written(page), encoding="utf-8")

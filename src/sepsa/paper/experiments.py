@@ -120,8 +120,8 @@ EXPERIMENTS = {
         "and a flip with probability a half.",
     ),
     "variants": Experiment(
-        heading="Table III with one thing changed",
-        title="One thing more changed",
+        heading="Table III with one setting changed",
+        title="With one setting changed",
         methods={"mnist": (PUBLISHED,), "cifar10": VARIANTS},
         crops_and_flips=True,
         compared="variant",
@@ -131,14 +131,14 @@ EXPERIMENTS = {
     ),
     # SepSA and Adam as one would use them: a falling learning rate, and settings chosen on images held out.
     "images": Experiment(
-        heading="Images as we would learn them",
-        title="Images as we would learn them",
+        heading="Images with tuned settings",
+        title="Images with tuned settings",
         methods=dict.fromkeys(CLASSIFICATIONS, (TUNED, CROSS_ENTROPY, NEWTON)),
         schedule="linear",
     ),
     "images-augmented": Experiment(
-        heading="Images as we would learn them, with crops and flips",
-        title="Images as we would learn them",
+        heading="Images with tuned settings, with crops and flips",
+        title="Images with tuned settings",
         methods={"cifar10": (TUNED, CROSS_ENTROPY, NEWTON)},
         crops_and_flips=True,
         schedule="linear",

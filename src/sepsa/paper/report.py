@@ -328,10 +328,10 @@ def markdown(
         compared = [row for row in images if (row.experiment, row.mode) == (experiment, mode)]
         parts += _side_by_side(f"{EXPERIMENTS[experiment].title}, {mode}", compared, results, best)
     parts += _against_sepsa(
-        "Images as we would learn them", _image_groups(images), {"against_paper": "test against SepSA, printed"}
+        "Images with tuned settings", _image_groups(images), {"against_paper": "test against SepSA, printed"}
     )
     parts += _against_sepsa(
-        "Which comparison the paper left out",
+        "Methods that the paper does not compare",
         _extra_groups(rows, best),
         {"against_ours": "test against SepSA, ours", "against_paper": "against SepSA, printed"},
     )
@@ -349,8 +349,8 @@ def markdown(
             *(_beyond([*rows, *same]) or ["None."]),
             "",
             f"{plural(len(table3.unexplained([*rows, *images])), 'mean')} of {2 * len(table3.PAPER)} are left without "
-            "an explanation: no experiment here, with crops and flips or with one thing more changed, has both means "
-            "of the row within two σ of what the paper prints.",
+            "an explanation: no experiment here, with crops and flips or with one further setting changed, has both "
+            "means of the row within two σ of what the paper prints.",
         ]
     if gaps:
         parts += ["", "### Not run yet", "", *(f"- {gap.what}: `{gap.command}`" for gap in gaps)]
