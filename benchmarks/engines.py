@@ -423,7 +423,10 @@ def summary(
     found: dict[str, Any] = {}
     for (name, workers, ours), taken in seconds.items():
         rows, one = (TABLE, "one process, table") if name in TABLES else (STREAM, "one process, stream")
-        entry = {"rows_per_second": spread([rows / t for t in taken]), "start": spread(starts[name, workers, ours])}
+        entry = {
+            "thousand_rows_per_second": spread([rows / t / 1e3 for t in taken]),
+            "start": spread(starts[name, workers, ours]),
+        }
         alone = seconds.get((one, 1, ours))
         if alone and name != one:
             entry["of_one_process"] = spread([a / t for a, t in zip(alone, taken, strict=True)])
