@@ -3,10 +3,12 @@
     python benchmarks/engines.py [--rounds 3] [--only kafka ray ...]
 
 Writes engines.json, where engines that are not in `--only` stay as they are: list with an engine its one process, in
-whose rounds it takes turns. It needs the engines: `.ci/engines` makes an environment that has them. Each measurement is a
-process of its own, in turns; seconds are those between the start and the end of the work, after a short run that
-compiles and starts workers, and `start` the seconds until then. "without sepsa": the same pipeline with a function that
-counts rows. Tables have 8 features and no key; streams have 10 keys, 8 features and linear models of `sepsa.river`.
+whose rounds it takes turns. It needs the engines: `.ci/engines` makes an environment that has them.
+
+Each measurement is a process of its own, in turns; seconds are those between the start and the end of the work, after a
+short run that compiles and starts workers, and `start` the seconds until then. "without sepsa": the same pipeline with
+a function that counts rows. Tables have 8 features and no key; streams have 10 keys, 8 features and linear models of
+`sepsa.river`.
 `of_one_process` is the rate over that of one process with the same learner, in the same round; `faster_from` the number
 of rows from which the engine with two workers is faster, its start included, and null where its rate is not higher.
 `others` is the number of cores that other processes used just before each measurement.
