@@ -10,7 +10,8 @@ short run that compiles and starts workers, and `start` the seconds until then. 
 a function that counts rows. Tables have 8 features and no key; streams have 10 keys, 8 features and linear models of
 `sepsa.river`.
 `of_one_process` is the rate over that of one process with the same learner, in the same round; `faster_from` the number
-of rows from which the engine with two workers is faster, its start included, and null where its rate is not higher.
+of rows from which the engine with two workers is faster, its start included, and null where its rate is not higher;
+`faster_than_sepsa_stream_from` the same beside `sepsa stream`, which trains a network and predicts every row.
 `others` is the number of cores that other processes used just before each measurement.
 """
 
@@ -447,10 +448,12 @@ def summary(
         alone = seconds.get((one, 1, ours))
         if alone and name != one:
             entry["of_one_process"] = spread([a / t for a, t in zip(alone, taken, strict=True)])
-            if ours and workers == 2:
-                later = float(np.median(starts[name, 2, True]) - np.median(starts[one, 1, True]))
-                saved = float(np.median(alone) - np.median(taken)) / rows  # seconds a row
-                found[name]["faster_from"] = round(later / saved) if saved > 0 else None
+        if ours and workers == 2:
+            for key, other in (("faster_from", one), ("faster_than_sepsa_stream_from", "one process, sepsa stream")):
+                if (other, 1, True) in seconds and (other in TABLES) == (name in TABLES):
+                    later = float(np.median(starts[name, 2, True]) - np.median(starts[other, 1, True]))
+                    saved = float(np.median(seconds[other, 1, True]) - np.median(taken)) / rows  # seconds a row
+                    found[name][key] = round(later / saved) if saved > 0 else None
         what = "with sepsa" if ours else "without sepsa"
         found.setdefault(name, {})[f"{workers} worker{'s' * (workers > 1)}, {what}"] = entry
     return found
