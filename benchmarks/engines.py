@@ -2,12 +2,16 @@
 
     python benchmarks/engines.py [--rounds 3] [--only kafka ray ...]
 
-Writes engines.json. It needs the engines: `.ci/engines` makes an environment that has them. Each measurement is a
-process of its own, in turns; seconds are those between the start and the end of the work, after a short run that
-compiles and starts workers, and `start` the seconds until then. "without sepsa": the same pipeline with a function that
-counts rows. Tables have 8 features and no key; streams have 10 keys, 8 features and linear models of `sepsa.river`.
+Writes engines.json, where engines that are not in `--only` stay as they are: list with an engine its one process, in
+whose rounds it takes turns. It needs the engines: `.ci/engines` makes an environment that has them.
+
+Each measurement is a process of its own, in turns; seconds are those between the start and the end of the work, after a
+short run that compiles and starts workers, and `start` the seconds until then. "without sepsa": the same pipeline with
+a function that counts rows. Tables have 8 features and no key; streams have 10 keys, 8 features and linear models of
+`sepsa.river`.
 `of_one_process` is the rate over that of one process with the same learner, in the same round; `faster_from` the number
-of rows from which the engine with two workers is faster, its start included, and null where its rate is not higher.
+of rows from which the engine with two workers is faster, its start included, and null where its rate is not higher;
+`faster_than_sepsa_stream_from` the same beside `sepsa stream`, which trains a network and predicts every row.
 `others` is the number of cores that other processes used just before each measurement.
 """
 
@@ -413,7 +417,20 @@ def compare(rounds: int, only: list[str], keys: int) -> None:
             starts[case].append(numbers[-2])
             seconds[case].append(numbers[-1])
             print(case, numbers, flush=True)
-        write(__file__, summary(seconds, starts) | {"others": spread(others), "memory": memories})
+        engines = {name: entry | {"others": spread(others)} for name, entry in summary(seconds, starts).items()}
+        record(engines, memories)
+    record({}, memories)
+
+
+def record(engines: dict[str, Any], memories: dict[str, Any]) -> None:
+    """Write what was measured; what the file has of other engines stays, so that they can be measured one by one."""
+    path = Path(__file__).with_suffix(".json")
+    known = json.loads(path.read_text()) if path.exists() else {}
+    result = {"table_rows": TABLE, "stream_rows": STREAM, "keys": KEYS, "cores": os.cpu_count()}
+    write(
+        __file__,
+        result | {"engines": known.get("engines", {}) | engines, "memory": known.get("memory", {}) | memories},
+    )
 
 
 def summary(
@@ -423,17 +440,23 @@ def summary(
     found: dict[str, Any] = {}
     for (name, workers, ours), taken in seconds.items():
         rows, one = (TABLE, "one process, table") if name in TABLES else (STREAM, "one process, stream")
-        entry = {"rows_per_second": spread([rows / t for t in taken]), "start": spread(starts[name, workers, ours])}
+        entry: dict[str, Any] = {
+            "rounds": len(taken),
+            "thousand_rows_per_second": spread([rows / t / 1e3 for t in taken]),
+            "start": spread(starts[name, workers, ours]),
+        }
         alone = seconds.get((one, 1, ours))
         if alone and name != one:
             entry["of_one_process"] = spread([a / t for a, t in zip(alone, taken, strict=True)])
-            if ours and workers == 2:
-                later = float(np.median(starts[name, 2, True]) - np.median(starts[one, 1, True]))
-                saved = float(np.median(alone) - np.median(taken)) / rows  # seconds a row
-                found[name]["faster_from"] = round(later / saved) if saved > 0 else None
+        if ours and workers == 2:
+            for key, other in (("faster_from", one), ("faster_than_sepsa_stream_from", "one process, sepsa stream")):
+                if (other, 1, True) in seconds and (other in TABLES) == (name in TABLES):
+                    later = float(np.median(starts[name, 2, True]) - np.median(starts[other, 1, True]))
+                    saved = float(np.median(seconds[other, 1, True]) - np.median(taken)) / rows  # seconds a row
+                    found[name][key] = round(later / saved) if saved > 0 else None
         what = "with sepsa" if ours else "without sepsa"
         found.setdefault(name, {})[f"{workers} worker{'s' * (workers > 1)}, {what}"] = entry
-    return {"table_rows": TABLE, "stream_rows": STREAM, "keys": KEYS, "cores": os.cpu_count(), "engines": found}
+    return found
 
 
 if __name__ == "__main__":
