@@ -16,7 +16,11 @@ OUTSIDE = re.compile(r"\]\((?:\.\./)+((?:results|benchmarks|examples)/[\w./-]+)\
 
 def on_config(config: Any, **_: Any) -> Any:
     """Link to the repository that pyproject.toml names, if it names one, and to the source of each page."""
-    found = re.search(r'^Repository = "(.+?)/?"$', (ROOT / "pyproject.toml").read_text("utf-8"), flags=re.MULTILINE)
+    found = re.search(
+        r'^Repository = "(.+?)/?"$',
+        (ROOT / "pyproject.toml").read_text("utf-8"),
+        flags=re.MULTILINE,
+    )
     if found:
         config.repo_url, config.edit_uri = f"{found[1]}/", "edit/main/docs/"
         config.repo_name = "/".join(found[1].split("/")[-2:])
@@ -26,19 +30,29 @@ def on_config(config: Any, **_: Any) -> Any:
 def on_files(files: Files, config: Any, **_: Any) -> Files:
     """Add the files that pages link to, so that a number and its JSON are on one site."""
     for page, source in PAGES.items():
-        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+        files.append(
+            File.generated(
+                config, page, content=(ROOT / source).read_text(encoding="utf-8")
+            )
+        )
     linked = set()
     for page in files.documentation_pages():
         linked.update(OUTSIDE.findall(page.content_string))
     for name in sorted(linked):
-        if (ROOT / name).is_file():  # a missing file stays a broken link, which a strict build refuses
-            files.append(File.generated(config, name, content=(ROOT / name).read_bytes()))
+        if (
+            ROOT / name
+        ).is_file():  # a missing file stays a broken link, which a strict build refuses
+            files.append(
+                File.generated(config, name, content=(ROOT / name).read_bytes())
+            )
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Point these links into the site, give outputs a title, and remove the comments, which only the tests read."""
-    markdown = re.sub(r"^( *```text)$", r'\1 title="Output"', markdown, flags=re.MULTILINE)
+    markdown = re.sub(
+        r"^( *```text)$", r'\1 title="Output"', markdown, flags=re.MULTILINE
+    )
     up = "../" * page.file.src_uri.count("/")
     markdown = OUTSIDE.sub(lambda link: f"]({up}{link[1]})", markdown)
     return re.sub(r"<!--.*?-->\n?", "", markdown, flags=re.DOTALL)
@@ -46,4 +60,6 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def on_post_page(output: str, **_: Any) -> str:
     """Keep the theme's script from asking the repository's host for its number of stars."""
-    return output.replace(' data-md-component="source"', "").replace(" data-md-component=source", "")
+    return output.replace(' data-md-component="source"', "").replace(
+        " data-md-component=source", ""
+    )

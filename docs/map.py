@@ -32,7 +32,10 @@ def entry(depth: int, name: str, text: str) -> str:
     """Return one entry of the tree, wrapped at the page's width."""
     label = "  " * depth + name
     start, further = f"{label:<{COLUMN}}", " " * COLUMN
-    return textwrap.fill(text, WIDTH, initial_indent=start, subsequent_indent=further) or label
+    return (
+        textwrap.fill(text, WIDTH, initial_indent=start, subsequent_indent=further)
+        or label
+    )
 
 
 def tree(folder: Path, depth: int = 0) -> Iterator[str]:
@@ -49,7 +52,14 @@ def tree(folder: Path, depth: int = 0) -> Iterator[str]:
 def written(page: str) -> str:
     """Return the page with the map of the present files between its markers."""
     head, rest = page.split(BEGIN)
-    return head + BEGIN + "\n".join(tree(ROOT / "src" / "sepsa")) + "\n" + END + rest.split(END, 1)[1]
+    return (
+        head
+        + BEGIN
+        + "\n".join(tree(ROOT / "src" / "sepsa"))
+        + "\n"
+        + END
+        + rest.split(END, 1)[1]
+    )
 
 
 if __name__ == "__main__":

@@ -92,7 +92,9 @@ def written(page):
     for match, printed in run(page):
         if not agree(match["shown"] or "", printed):
             text += match.string[end : match.end("code")] + "```"
-            lines = (textwrap.fill(line, 88, drop_whitespace=len(line) > 88) for line in printed.strip().split("\n"))
+            lines = (
+                textwrap.fill(line, 88, drop_whitespace=len(line) > 88) for line in printed.strip("\n").split("\n")
+            )
             text += "\n\n```text\n{}\n```".format("\n".join(lines)) if printed.strip() else ""
             end = match.end()
     return text + page.read_text(encoding="utf-8")[end:]
