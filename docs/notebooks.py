@@ -72,7 +72,7 @@ def run(page: Path) -> list[str]:
             )  # fmt: skip
             if done.returncode:
                 raise RuntimeError(f"{page.name}: exit code {done.returncode}\n{done.stdout}")
-            printed.append(done.stdout)
+            printed.append(re.sub(r"^sepsa: compiling.*\n", "", done.stdout, flags=re.MULTILINE))  # the first run's
     return printed
 
 
