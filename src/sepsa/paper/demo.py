@@ -80,21 +80,23 @@ def run(out: Path, seeds: int) -> None:
     figure = figures.curve_grid(rows, LEARNING_RATES)
     figure.suptitle(
         f"Diabetes, online, one pass over {len(dataset.train_inputs)} samples: mean squared error on the test rows, "
-        f"median and range of {seeds} runs"
+        f"median and range of {seeds} runs\n(× marks where a run diverges; curves above a panel are cut at its edge)",
+        fontsize=11,
     )
     figures.save(figure, out)
     console.print(f"{time.perf_counter() - start:.0f} s; the figure is in [bold]{out}[/bold]", highlight=False)
 
 
 def summary(results: Results, seeds: int) -> Table:
-    """The final test errors, a row for each method and a column for each learning rate and kind of targets."""
-    table = Table("method", title=f"Diabetes, test error after one pass, median of {seeds}")
-    panels = [(kind, lr, methods) for kind, rates in results.items() for lr, methods in rates.items()]
-    final = [{name: figures.last(curves, "mse") for name, curves in methods.items()} for _, _, methods in panels]
-    for kind, lr, _ in panels:
-        table.add_column(f"{kind.partition(' ')[0]}\nlr {lr:g}", justify="right")
-    for name in METHODS:
-        cells = [f"{column[name]:,.0f}" if np.isfinite(column[name]) else "diverged" for column in final]
-        best = [column[name] == min(column.values()) for column in final]
-        table.add_row(name, *(f"[bold]{cell}[/bold]" if b else cell for cell, b in zip(cells, best, strict=True)))
+    """The final test errors, a row for each kind of targets and method, a column for each learning rate."""
+    table = Table("targets", "method", title=f"Diabetes, test error after one pass, median of {seeds}")
+    for lr in LEARNING_RATES:
+        table.add_column(f"lr {lr:g}", justify="right")
+    for kind, rates in results.items():
+        final = [{name: figures.last(curves, "mse") for name, curves in runs.items()} for runs in rates.values()]
+        for name in METHODS:
+            cells = [f"{column[name]:,.0f}" if np.isfinite(column[name]) else "diverged" for column in final]
+            best = [column[name] == min(column.values()) for column in final]
+            marked = (f"[bold]{cell}[/bold]" if b else cell for cell, b in zip(cells, best, strict=True))
+            table.add_row(kind.partition(" ")[0], name, *marked, end_section=name == METHODS[-1])
     return table
