@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,16 @@ def one_thread():
     torch = sys.modules.get("torch")
     if WORKER and torch is not None and torch.get_num_threads() != 1:
         torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def notebooks():
+    """docs/notebooks.py"""
+    path = Path(__file__).parents[1] / "docs" / "notebooks.py"
+    spec = importlib.util.spec_from_file_location("notebooks", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def pytest_addoption(parser):

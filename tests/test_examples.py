@@ -25,8 +25,11 @@ def run():
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example(path, tmp_path, run):
+def test_example(path, tmp_path, run, notebooks):
     done = run(path, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert {file.suffix for file in tmp_path.iterdir()} <= {".png"}
+    gallery = (path.parents[1] / "docs" / "gallery.md").read_text(encoding="utf-8")
+    shown = dict(notebooks.PROGRAM.findall(gallery)).get(f"examples/{path.name}")
+    assert shown is None or notebooks.agree(done.stdout, shown), "run python docs/notebooks.py gallery"

@@ -172,36 +172,44 @@ def river_model(X: Array, Y: Array, name: str) -> LearnStream:
     return river_stream(getattr(linear_model, name)(), X, Y)
 
 
-def network(d: int, m: int) -> nn.Module:
+def network(d: int, m: int) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(d, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, m))
 
 
-def torch_adam(X: Array, Y: Array) -> LearnStream:
+def torch_stream(X: Array, Y: Array, separable: bool) -> LearnStream:
+    """The network in eager PyTorch, by Adam or by SepSA: one pass through the body for prediction and step together.
+
+    Adam's output in training is the prediction. SepSA's head learns before its output in training, so the head alone
+    predicts first; `benchmarks/step_cost.py` times the step without a prediction.
+    """
+    from sepsa.optimizer import SepSA
+
     model = network(X.shape[1], Y.shape[1])
-    optimizer = torch.optim.Adam(model.parameters(), lr=LR, weight_decay=DECAY)
+    options = {"lr": LR, "weight_decay": DECAY}
+    sepsa = SepSA(model, torch.optim.Adam, **options) if separable else None
+    optimizer = sepsa or torch.optim.Adam(model.parameters(), **options)
+    body, head = model[:-1], model[-1]
     samples = _rows(X, Y)
 
     def run() -> Array:
         before = []
         for x, y in samples:
-            outputs = model(x)
+            features = body(x)
+            if sepsa is None:
+                outputs = prediction = head(features)
+            else:
+                with torch.no_grad():
+                    prediction = head(features)
+                with sepsa.observe(y):
+                    outputs = head(features)
             mse_loss(outputs, y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
-            before.append(float(outputs[0, 0].detach()))
+            before.append(float(prediction[0, 0].detach()))
         return np.array(before)
 
     return run
-
-
-def torch_sepsa(X: Array, Y: Array) -> LearnStream:
-    from sepsa.optimizer import SepSA
-
-    model = network(X.shape[1], Y.shape[1])
-    optimizer = SepSA(model, torch.optim.Adam, lr=LR, weight_decay=DECAY)
-    predict = torch.no_grad()(lambda x: float(model(x)[0, 0]))
-    return predict_then_learn(_rows(X, Y), predict, optimizer.learn)
 
 
 def _rows(X: Array, Y: Array) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -288,8 +296,8 @@ CONTESTANTS = (
     Contestant("sepsa default learner", "sklearn", default_learner),
     Contestant("sepsa in scikit-learn", "sklearn", sklearn_interface),
     Contestant("sepsa in River", "river", river_interface),
-    Contestant("PyTorch SepSA, eager", "torch", torch_sepsa),
-    Contestant("PyTorch Adam, eager", "torch", torch_adam),
+    Contestant("PyTorch SepSA, eager", "torch", partial(torch_stream, separable=True)),
+    Contestant("PyTorch Adam, eager", "torch", partial(torch_stream, separable=False)),
     Contestant("JAX scan of the same step", "jax", jax_scan),
     Contestant("River LinearRegression", "river", partial(river_model, name="LinearRegression")),
     Contestant("River BayesianLinearRegression", "river", partial(river_model, name="BayesianLinearRegression")),
@@ -354,24 +362,31 @@ def attainable(n: int = 512) -> float:
         return n**3 / min(timeit.repeat(lambda: a @ a, number=1, repeat=10))
 
 
-def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
-    """Draw microseconds per sample with quartiles, the fastest contestant first."""
+def draw(source: Path) -> Path:
+    """Draw the microseconds per sample with quartiles from what `write` wrote, into a .png beside it."""
     from matplotlib import pyplot as plt
 
+    measured = json.loads(source.read_text(encoding="utf-8"))
+    results = measured["contestants"]
     names = sorted(results, key=lambda name: -results[name]["microseconds"]["median"])
-    fig, ax = plt.subplots(figsize=(8, 0.42 * len(names) + 1), layout="constrained")
+    fig, ax = plt.subplots(figsize=(8, 0.42 * len(names) + 1.6), layout="constrained")
+    for ours, color, label in ((True, "#D55E00", "sepsa"), (False, "0.7", "others")):
+        some = [i for i, name in enumerate(names) if ("sepsa" in name.lower()) == ours]
+        ax.barh(some, [results[names[i]]["microseconds"]["median"] for i in some], color=color, label=label)
     for i, name in enumerate(names):
         us, error = results[name]["microseconds"], results[name]["mean_absolute_error"]
-        ax.barh(i, us["median"], color="C0" if name.startswith("sepsa") else "0.7")
         ax.plot([us["q25"], us["q75"]], [i, i], color="k", lw=1)
-        ax.text(us["median"] * 1.1, i, f"{us['median']:.1f} µs, error {error:.3g}", va="center", fontsize=8)
+        ax.text(us["median"] * 1.1, i, f"{us['median']:.1f} µs, error {error:.2f}", va="center", fontsize=8)
     ax.set_yticks(range(len(names)), names)
-    ax.set_xscale("log")
-    ax.set_xlim(right=ax.get_xlim()[1] * 12)
-    ax.set_xlabel("µs a sample (predict, then learn); error: mean absolute, before learning")
+    ax.set(xscale="log", xlim=(1, 15 * max(result["microseconds"]["median"] for result in results.values())))
+    ax.set_xlabel("µs to predict one row, then learn it; error: mean absolute, of these predictions")
+    ax.set_title(f"Energy, row by row, on {measured['threads']} cores: {measured['processor']}", fontsize=10)
+    ax.legend(loc="upper right", frameon=False)
     ax.spines[["top", "right"]].set_visible(False)
-    fig.savefig(path, dpi=150)
+    out = source.with_suffix(".png")
+    fig.savefig(out, dpi=150)
     plt.close(fig)
+    return out
 
 
 def write(out: Path, results: dict[str, dict[str, Any]], rate: float) -> None:

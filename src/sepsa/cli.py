@@ -409,8 +409,7 @@ def bench(
     console.print(table)
     if out is not None:
         benchmark.write(out, results, rate)
-        benchmark.draw(results, out.with_suffix(".png"))
-        console.print(f"written to {out} and {out.with_suffix('.png')}", highlight=False)
+        console.print(f"written to {out} and {benchmark.draw(out)}", highlight=False)
 
 
 def chosen(option: str, given: str, valid: Sequence[str], short: Callable[[str], str]) -> list[str] | None:

@@ -30,12 +30,23 @@ def test_sepsa_beats_the_mean_at_every_learning_rate():
         assert demo.online(dataset, "SepSA", lr, 233)[-1] < 0.7 * mean
 
 
+def test_errors_are_in_the_units_of_the_targets_also_where_these_are_standardized():
+    dataset = load("diabetes")
+    mean = ((dataset.train_targets.mean() - dataset.test_targets) ** 2).mean().item()
+    for method in demo.METHODS:
+        errors = demo.online(dataset, method, 1e-4, 233, "standardized targets")
+        assert 0.5 * mean < errors[0] < 2 * mean
+        assert 0.5 * mean < errors[-1] < 2 * mean
+    assert demo.online(dataset, "SepSA", 1e-4, 233, "standardized targets")[-1] < 0.7 * mean
+
+
 def test_the_command_prints_a_table_and_draws_a_figure(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(demo, "LEARNING_RATES", (1e-3, 1e-4))
     demo.run(tmp_path / "new" / "figure.png", seeds=1)
     said = capsys.readouterr().out
     assert "SepSA" in said
     assert "diverged" in said
+    assert said.count("standardized") >= 2  # a column for each learning rate
     assert "figure.png" in said.replace("\n", "")
     with Image.open(tmp_path / "new" / "figure.png") as image:
         assert image.width > 1000

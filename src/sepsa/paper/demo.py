@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from sepsa.paper import figures, methods, networks
@@ -18,29 +20,39 @@ from sepsa.paper.data import Dataset, load
 
 METHODS = ("SepSA", "SGD", "NAG", "RMSprop", "Adam")
 LEARNING_RATES = (1e-2, 1e-3, 1e-4)
+TARGETS = ("standardized targets", "raw targets")
 FIRST_SEED = 233  # the paper's
 
+Results = dict[str, dict[float, dict[str, list[figures.Curve]]]]  # runs by targets, learning rate and method
 
-def online(dataset: Dataset, method: str, lr: float, seed: int) -> NDArray[np.float64]:
-    """The test error before the first sample and after each, one pass over the shuffled training set."""
+
+def online(dataset: Dataset, method: str, lr: float, seed: int, targets: str = "raw targets") -> NDArray[np.float64]:
+    """The test error before the first sample and after each, one pass over the shuffled training set.
+
+    Errors are in the units of the data set's targets, also for a network that learns standardized targets.
+    """
     torch.manual_seed(seed)
     model = networks.for_dataset(dataset)
     learner = methods.build(method, model, lr)
     order = torch.randperm(len(dataset.train_inputs))
+    units = torch.zeros(1), torch.ones(1)
+    if targets == "standardized targets":
+        units = dataset.train_targets.mean(0), dataset.train_targets.std(0)
+    learned = (dataset.train_targets - units[0]) / units[1]
     errors = np.full(len(order) + 1, np.nan)
     for k, i in enumerate(order.tolist()):
-        errors[k] = test_error(model, dataset)
+        errors[k] = test_error(model, dataset, units)
         if not np.isfinite(errors[k]):
             break  # diverged
-        learner.learn(dataset.train_inputs[i : i + 1], dataset.train_targets[i : i + 1])
+        learner.learn(dataset.train_inputs[i : i + 1], learned[i : i + 1])
     else:
-        errors[-1] = test_error(model, dataset)
+        errors[-1] = test_error(model, dataset, units)
     return errors
 
 
 @torch.no_grad()
-def test_error(model: torch.nn.Module, dataset: Dataset) -> float:
-    return mse_loss(model(dataset.test_inputs), dataset.test_targets).item()
+def test_error(model: torch.nn.Module, dataset: Dataset, units: tuple[Tensor, Tensor]) -> float:
+    return mse_loss(model(dataset.test_inputs) * units[1] + units[0], dataset.test_targets).item()
 
 
 def run(out: Path, seeds: int) -> None:
@@ -50,43 +62,41 @@ def run(out: Path, seeds: int) -> None:
     constant = dataset.train_targets.mean(0).expand_as(dataset.test_targets)
     baseline = mse_loss(constant, dataset.test_targets).item()
     start = time.perf_counter()
-    curves: dict[float, dict[str, NDArray[np.float64]]] = {lr: {} for lr in LEARNING_RATES}
-    name, bar = TextColumn("{task.description:<18}"), BarColumn(bar_width=None)
+    results: Results = {kind: {lr: {} for lr in LEARNING_RATES} for kind in TARGETS}
+    name, bar = TextColumn("{task.description:<40}"), BarColumn(bar_width=None)
     with Progress(name, bar, MofNCompleteColumn(), TimeRemainingColumn(), console=console) as progress:
-        task = progress.add_task("", total=len(LEARNING_RATES) * len(METHODS) * seeds)
-        for lr in LEARNING_RATES:
-            for method in METHODS:
-                progress.update(task, description=f"{method}, lr {lr:g}")
-                runs = []
-                for seed in range(FIRST_SEED, FIRST_SEED + seeds):
-                    runs.append(online(dataset, method, lr, seed))
-                    progress.advance(task)
-                curves[lr][method] = np.stack(runs)
+        task = progress.add_task("", total=len(TARGETS) * len(LEARNING_RATES) * len(METHODS) * seeds)
+        for kind, lr, method in itertools.product(TARGETS, LEARNING_RATES, METHODS):
+            progress.update(task, description=f"{method}, {kind}, lr {lr:g}")
+            runs = results[kind][lr][method] = []
+            for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+                errors = online(dataset, method, lr, seed, kind)
+                runs.append(figures.Curve(np.arange(len(errors)), errors, bool(np.isnan(errors[-1]))))
+                progress.advance(task)
         progress.update(task, description="done")
-    console.print(summary(curves, seeds))
+    console.print(summary(results, seeds))
     console.print(f"Predicting the mean target for everybody gives {baseline:,.0f}.", highlight=False)
-    figure = figures.learning_curves(
-        curves,
-        f"Diabetes, online, one pass over {len(dataset.train_inputs)} samples (median and range of {seeds} runs)",
-        "samples seen",
-        "test mean squared error",
-        ylim=(2e3, 1e5),
+    rows = [figures.PanelRow(f"test error, {kind}", "samples seen", "mse", results[kind]) for kind in TARGETS]
+    figure = figures.curve_grid(rows, LEARNING_RATES)
+    figure.suptitle(
+        f"Diabetes, online, one pass over {len(dataset.train_inputs)} samples: mean squared error on the test rows, "
+        f"median and range of {seeds} runs\n(× marks where a run diverges; curves above a panel are cut at its edge)",
+        fontsize=11,
     )
     figures.save(figure, out)
     console.print(f"{time.perf_counter() - start:.0f} s; the figure is in [bold]{out}[/bold]", highlight=False)
 
 
-def summary(curves: dict[float, dict[str, NDArray[np.float64]]], seeds: int) -> Table:
-    table = Table("method", title=f"Diabetes, test error after one pass, median of {seeds}")
-    for lr in curves:
+def summary(results: Results, seeds: int) -> Table:
+    """The final test errors, a row for each kind of targets and method, a column for each learning rate."""
+    table = Table("targets", "method", title=f"Diabetes, test error after one pass, median of {seeds}")
+    for lr in LEARNING_RATES:
         table.add_column(f"lr {lr:g}", justify="right")
-    final = {
-        name: [np.median(np.where(np.isfinite(c := curves[lr][name][:, -1]), c, np.inf)) for lr in curves]
-        for name in METHODS
-    }
-    best = [min(final[name][i] for name in METHODS) for i in range(len(curves))]
-    for name in METHODS:
-        cells = [f"{v:,.0f}" if np.isfinite(v) else "diverged" for v in final[name]]
-        marked = (f"[bold]{c}[/bold]" if v == b else c for c, v, b in zip(cells, final[name], best, strict=True))
-        table.add_row(name, *marked)
+    for kind, rates in results.items():
+        final = [{name: figures.last(curves, "mse") for name, curves in runs.items()} for runs in rates.values()]
+        for name in METHODS:
+            cells = [f"{column[name]:,.0f}" if np.isfinite(column[name]) else "diverged" for column in final]
+            best = [column[name] == min(column.values()) for column in final]
+            marked = (f"[bold]{cell}[/bold]" if b else cell for cell, b in zip(cells, best, strict=True))
+            table.add_row(kind.partition(" ")[0], name, *marked, end_section=name == METHODS[-1])
     return table

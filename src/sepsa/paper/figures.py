@@ -71,23 +71,6 @@ class ConvergenceCurves:
     slopes: Mapping[str, Sequence[float]]
 
 
-def learning_curves(
-    curves: Mapping[float, Mapping[str, Floats]], title: str, xlabel: str, ylabel: str, ylim: tuple[float, float]
-) -> Figure:
-    """One panel per learning rate; curves[lr][method] is (runs, points), drawn as median and range."""
-    figure = Figure(figsize=(4.2 * len(curves), 4.4), layout="constrained")
-    axes: Sequence[Axes] = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
-    for axis, (lr, methods) in zip(axes, curves.items(), strict=True):
-        for name, runs in methods.items():
-            _median_and_range(axis, name, np.arange(runs.shape[1], dtype=np.float64), runs, ylim[1])
-        axis.set(yscale="log", ylim=ylim, xlim=(0, None), title=f"learning rate {lr:g}", xlabel=xlabel)
-        axis.grid(which="major", alpha=0.3)
-    axes[0].set_ylabel(ylabel)
-    _legend(figure, axes)
-    figure.suptitle(title)
-    return figure
-
-
 def curve_grid(rows: Sequence[PanelRow], rates: Sequence[float]) -> Figure:
     """A row per data set and split, a column per learning rate; diverged methods are marked and named."""
     figure = Figure(figsize=(12.0, 0.7 + 3.0 * len(rows)), layout="constrained")

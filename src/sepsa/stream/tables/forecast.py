@@ -273,7 +273,7 @@ class Fan:
         steps = at + np.arange(len(made))
         self.bands = [self._line(np.append(steps, steps[::-1]), np.append(band[:, 0], band[::-1, 1])) for band in bands]
         self.now = f"{self.LEFT + (at - 1) * self.step:.1f}"
-        self.across = [(f"{self._y(self.low + v):.1f}", f"{self.low + v:.4g}") for v in ticks(self.span)]
+        self.across = [(f"{self._y(v):.1f}", f"{v:,.5g}") for v in ticks(self.low, self.low + self.span)]
 
     def _line(self, rows: Any, values: Any) -> str:
         pairs = zip(rows.tolist(), values.tolist(), strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from statistics import NormalDist
@@ -24,6 +25,7 @@ from sepsa.stream.tables.trace import ErrorTrace
 MOST_CLASSES = 256
 LARGEST_ERROR = 1e300  # so that sums of errors stay finite
 UNKNOWN = ""  # the prediction before any class is known
+LATEST = 500  # rows of which the report shows predicted against actual
 
 
 class BlockResult(NamedTuple):
@@ -86,6 +88,7 @@ class TableModel:
         self.classes: dict[str, int] = {}
         self.trace = ErrorTrace()
         self.quarantined = 0
+        self.latest: deque[tuple[Any, Any]] = deque(maxlen=LATEST)  # actual and predicted; not saved
         self._new_learner(1, 1)  # checks the options
         self._learner: StreamLearner | None = None
 
@@ -154,15 +157,19 @@ class TableModel:
             before, kept[start:stop], looked = learn_rows(learner, some, Y, asked, names[:known], names[:outputs])
             details += looked
             good = kept[start:stop]
+            first = len(predictions)
             if self.classify:
                 best = before.argmax(1)
                 if known < outputs:
                     best[0] = before[0, :known].argmax() if known else -1
                 predictions += [names[k] if k >= 0 else UNKNOWN for k in best[good].tolist()]
                 self.trace.add((best != labels[start:stop])[good].astype(float))
+                actual: list[Any] = [names[k] for k in labels[start:stop][good][-LATEST:].tolist()]
             else:
                 predictions += before[good, 0].tolist()
                 self.trace.add(np.minimum(np.abs(before[good, 0] - Y[good, 0]), LARGEST_ERROR))
+                actual = Y[good, 0][-LATEST:].tolist()
+            self.latest.extend(zip(actual, predictions[first:][-LATEST:], strict=True))
         return kept, predictions, warnings, details
 
     def _labels(self, target: Column, rows: int) -> NDArray[np.intp]:

@@ -1,16 +1,21 @@
-"""The HTML report of `sepsa stream`: the curve of errors, alarms, quarantined rows and options."""
+"""The HTML report of `sepsa stream`: errors over time, predicted against actual, alarms, bad rows and options."""
 
 from __future__ import annotations
 
 import csv
 import math
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from sepsa.states.output import replace
 from sepsa.stream.tables.inspection import column_names, spelled
 from sepsa.stream.tables.model import TableModel
-from sepsa.stream.tables.output import Output, error_of
+from sepsa.stream.tables.output import Output
+from sepsa.stream.tables.trace import WINDOW
 
 
 def write_report(path: Path, source: str, model: TableModel, quarantine: Output) -> None:
@@ -36,10 +41,13 @@ def write_report(path: Path, source: str, model: TableModel, quarantine: Output)
         model=model,
         rows=trace.rows,
         quarantined=model.quarantined,
-        score=error_of(model),
-        recent=error_of(model, recent=True),
-        measure="share of wrong predictions" if model.classify else "mean absolute error",
-        chart=Chart(points, trace.rows, [alarm[0] for alarm in trace.alarms]),
+        score=f"{1 - trace.mean:.1%}" if model.classify else f"{trace.mean:.4g}",
+        recent=f"{1 - trace.recent:.1%}" if model.classify else f"{trace.recent:.4g}",
+        measure="accuracy" if model.classify else "mean absolute error",
+        curve=error_curve(points, trace.rows, [alarm[0] for alarm in trace.alarms]),
+        latest=by_class(model) if model.classify else actual_and_predicted(model),
+        latest_rows=len(model.latest),
+        window=WINDOW,
         alarms=[[int(row), before, at] for row, before, at in trace.alarms],
         alarm_count=trace.alarm_count,
         lost=lost,
@@ -52,39 +60,95 @@ def write_report(path: Path, source: str, model: TableModel, quarantine: Output)
     replace(path, [page.encode()])
 
 
-def options_of(model: TableModel) -> dict[str, str]:
-    """The options of the model, and the head that it has chosen."""
-    chosen = {} if model.learner is None else model.learner.engine.chosen
-    return {name: spelled(value) for name, value in (model.get_params() | chosen).items()}
+OPTIONS = {
+    "target": "the column to predict",
+    "classify": "whether the target is a class",
+    "drop": "columns left out",
+    "categorical": "columns of numbers that are used as names",
+    "categories": "texts of a column that get an input each",
+    "forgetting": "1 counts all rows alike, a smaller factor follows drift, auto weights such heads by their errors",
+    "ridge": "how strongly the weights of the head are held near zero",
+    "seed": "of the random initial weights",
+}
+CHOSEN = {
+    "features": "features of the head with the largest weight",
+    "ridge": "its ridge",
+    "forgetting": "its forgetting factor",
+    "since": "the row since which it has had the largest weight",
+    "weights": "of all heads in the predictions, by their recent errors",
+}
+
+
+def options_of(model: TableModel) -> list[tuple[str, str, str]]:
+    """The options of the model and the head that it has chosen: name, value and meaning."""
+    options, chosen = model.get_params(), {} if model.learner is None else model.learner.engine.chosen
+    if chosen:
+        chosen["weights"] = [round(weight, 2) for weight in chosen["weights"]]
+    return [
+        *((name, spelled(options[name]), meaning) for name, meaning in OPTIONS.items()),
+        *((f"chosen {name}", spelled(chosen[name]), CHOSEN[name]) for name in CHOSEN if name in chosen),
+    ]
 
 
 class Chart:
-    """The curve of errors as SVG coordinates."""
+    """A plane of numbers as SVG coordinates, with round ticks and room for their labels."""
 
-    WIDTH, HEIGHT, LEFT, BOTTOM = 860, 260, 70, 34
+    WIDTH, LEFT, RIGHT, TOP, BOTTOM = 700, 92, 40, 16, 62
 
-    def __init__(self, points: list[float], rows: int, alarms: list[float]) -> None:
-        self.top = max(max(points), 1e-12) * 1.08
-        self.rows = rows
-        step = (self.WIDTH - self.LEFT) / max(1, len(points))
-        self.line = " ".join(
-            f"{self.LEFT + (i + 0.5) * step:.1f},{self._y(value):.1f}" for i, value in enumerate(points)
-        )
-        self.dots = [tuple(pair.split(",")) for pair in self.line.split()] if len(points) < 3 else []
-        self.alarms = [f"{self.LEFT + (self.WIDTH - self.LEFT) * row / max(1, rows):.1f}" for row in alarms]
-        self.across = [(f"{self._y(v):.1f}", f"{v:.3g}") for v in ticks(self.top)]
-        self.along = [
-            (f"{self.LEFT + (self.WIDTH - self.LEFT) * v / max(1, rows):.1f}", f"{v:,.0f}") for v in ticks(rows)
-        ]
+    def __init__(self, x: tuple[float, float], y: tuple[float, float], height: int = 300) -> None:
+        self.x, self.y, self.height = x, y, height
+        self.across = [(self.at(x[0], v)[1], f"{v:,.5g}") for v in ticks(*y)]
+        self.along = [(self.at(v, y[0])[0], f"{v:,.5g}") for v in ticks(*x)]
 
-    def _y(self, value: float) -> float:
-        return (self.HEIGHT - self.BOTTOM) * (1 - value / self.top) + 4
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        """The place of a pair of numbers."""
+        right, down = self.WIDTH - self.LEFT - self.RIGHT, self.height - self.TOP - self.BOTTOM
+        across = (x - self.x[0]) / (self.x[1] - self.x[0])
+        up = (y - self.y[0]) / (self.y[1] - self.y[0])
+        return round(self.LEFT + across * right, 1), round(self.TOP + (1 - up) * down, 1)
 
 
-def ticks(top: float) -> list[float]:
-    """Four to eight round numbers from 0 up."""
-    if not 0 < top < math.inf:
-        return [0.0]
-    step = 10 ** math.floor(math.log10(top))
-    step = next(step * f for f in (0.1, 0.2, 0.25, 0.5, 1.0, 2.0) if top / (step * f) <= 7)
-    return [i * step for i in range(int(top / step) + 1)]
+def error_curve(points: list[float], rows: int, alarms: list[float]) -> dict[str, Any]:
+    """The mean error over rows: the chart, the line, its points where these are few, and the places of alarms."""
+    chart = Chart((0.0, max(1, rows)), (0.0, max(max(points), 1e-12) * 1.08))
+    step = rows / len(points)
+    places = [chart.at((i + 0.5) * step, value) for i, value in enumerate(points)]
+    line = " ".join(f"{x},{y}" for x, y in places)
+    dots = places if len(places) < 3 else []
+    return {"chart": chart, "line": line, "dots": dots, "alarms": [chart.at(row, 0.0) for row in alarms]}
+
+
+def actual_and_predicted(model: TableModel) -> dict[str, Any]:
+    """The last rows as points, with their mean absolute error and that of their mean as the prediction."""
+    if not model.latest:
+        return {}
+    actual, predicted = np.array(model.latest, np.float64).T
+    low, high = float(min(actual.min(), predicted.min())), float(max(actual.max(), predicted.max()))
+    room = 0.04 * (high - low) or max(abs(low), 1.0)
+    ends = low - room, high + room
+    chart = Chart(ends, ends, height=460)
+    return {
+        "chart": chart, "dots": [chart.at(a, p) for a, p in zip(actual.tolist(), predicted.tolist(), strict=True)],
+        "ends": (chart.at(ends[0], ends[0]), chart.at(ends[1], ends[1])),
+        "error": f"{np.abs(actual - predicted).mean():.4g}", "of_mean": f"{np.abs(actual - actual.mean()).mean():.4g}",
+    }  # fmt: skip
+
+
+def by_class(model: TableModel) -> list[tuple[str, int, str, str]]:
+    """The last rows by class: the class, its rows, the share predicted right, and the most frequent mistake."""
+    rows = []
+    for label, count in Counter(actual for actual, _ in model.latest).most_common(20):
+        wrong = Counter(predicted for actual, predicted in model.latest if actual == label and predicted != label)
+        mistake = ", ".join(f"{other or 'none yet'} ({times})" for other, times in wrong.most_common(1))
+        rows.append((label, count, f"{1 - wrong.total() / count:.0%}", mistake or "none"))
+    return rows
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Four to eight round numbers from `low` to `high`."""
+    span = high - low
+    if not 0 < span < math.inf:
+        return [low]
+    step = 10 ** math.floor(math.log10(span))
+    step = next(step * f for f in (0.1, 0.2, 0.25, 0.5, 1.0, 2.0) if span / (step * f) <= 7)
+    return [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]

@@ -1,0 +1,83 @@
+"""The tutorials: their code prints what the pages show, and figures and notebooks are those of the pages."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+from PIL import Image
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = sorted((DOCS / "tutorials").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_shows_what_its_code_prints_and_draws(page, notebooks, tmp_path, monkeypatch):
+    text = page.read_text(encoding="utf-8")
+    if "river" in text:
+        pytest.importorskip("river")
+    monkeypatch.chdir(tmp_path)
+    with plt.rc_context({"backend": "agg"}):
+        printed = notebooks.run(page)
+        plt.close("all")
+    shown = [cell.output for cell in notebooks.cells(text) if cell.kind != "markdown"]
+    for new, old in zip(printed, shown, strict=True):
+        assert notebooks.agree(new, old), f"the page shows\n{old}\nand its code prints\n{new}"
+    drawn = sorted(tmp_path.glob("*.png"))
+    assert drawn, "a tutorial has a figure"
+    for figure in drawn:
+        assert f"]({figure.name})" in text, "a figure that the page does not show"
+        with Image.open(figure) as new, Image.open(page.with_name(figure.name)) as old:
+            assert new.size == old.size
+
+
+def test_every_figure_is_small():
+    figures = [*(DOCS / "tutorials").glob("*.png"), *(DOCS / "gallery").glob("*.png")]
+    assert len(figures) >= len(PAGES)
+    assert [figure.name for figure in figures if figure.stat().st_size > 150_000] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_notebook_is_that_of_its_page(page, notebooks):
+    text, file = page.read_text(encoding="utf-8"), page.with_suffix(".ipynb")
+    assert file.exists() == (f"({file.name})" in text), "the page links to its notebook, if it has one"
+    if file.exists():
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        assert stored == notebooks.notebook(text), f"run python docs/notebooks.py {page.stem}"
+        code = "\n".join(cell["source"] for cell in stored["cells"] if cell["cell_type"] == "code")
+        blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+        assert code == "\n".join(block.strip() for block in blocks)
+
+
+def test_the_first_four_are_notebooks():
+    for name in ("online-regression", "image-classifier", "transfer-learning", "language-model"):
+        assert (DOCS / "tutorials" / f"{name}.ipynb").exists()
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown", "same"),
+    [
+        ("error 0.123\n", "error 0.121\n", True),
+        ("error 0.123\n", "error 0.163\n", False),
+        ("error 0.123\n", "mistake 0.123\n", False),
+        ("1,234 rows\n", "1,233 rows\n", True),
+        ("1,234 rows\n", "1,734 rows\n", False),
+        ("3 rows; 100 rows a second\n", "3 rows; ...\n", True),
+        ("4 rows; 100 rows a second\n", "3 rows; ...\n", False),
+        ("one\ntwo\n", "one\n", False),
+        ("", "", True),
+        ("something\n", "", False),
+    ],
+)
+def test_outputs_agree_in_words_and_nearly_in_numbers(notebooks, printed, shown, same):
+    assert notebooks.agree(printed, shown) is same
+
+
+def test_every_example_is_in_the_gallery():
+    gallery = (DOCS / "gallery.md").read_text(encoding="utf-8")
+    examples = [path.relative_to(DOCS).as_posix() for path in (DOCS / ".." / "examples").rglob("*.py")]
+    assert len(examples) > 20
+    assert [path for path in examples if f"]({path})" not in gallery] == []
