@@ -28,10 +28,12 @@ from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).resolve().parent / "tutorials"
 BLOCK = re.compile(
-    r"^```(?P<kind>python|sh)\n(?P<code>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```\n)?", re.DOTALL | re.MULTILINE
+    r"^```(?P<kind>python|sh)\n(?P<code>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```\n)?",
+    re.DOTALL | re.MULTILINE,
 )
 PROGRAM = re.compile(
-    r"\]\(\.\./(examples/[\w/]+\.py)\)(?:(?!\]\(\.\./examples/).)*?^```text\n(.*?)^```\n", re.DOTALL | re.MULTILINE
+    r"\]\(\.\./(examples/[\w/]+\.py)\)(?:(?!\]\(\.\./examples/).)*?^```text\n(.*?)^```\n",
+    re.DOTALL | re.MULTILINE,
 )
 FIGURE = re.compile(r"savefig\(\"([\w-]+\.png)\"")
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
@@ -71,16 +73,28 @@ def run(page: Path) -> list[str]:
                 timeout=600, env=os.environ | {"PATH": path, "COLUMNS": "100"},
             )  # fmt: skip
             if done.returncode:
-                raise RuntimeError(f"{page.name}: exit code {done.returncode}\n{done.stdout}")
-            printed.append(re.sub(r"^sepsa: compiling.*\n", "", done.stdout, flags=re.MULTILINE))  # the first run's
+                raise RuntimeError(
+                    f"{page.name}: exit code {done.returncode}\n{done.stdout}"
+                )
+            printed.append(
+                re.sub(r"^sepsa: compiling.*\n", "", done.stdout, flags=re.MULTILINE)
+            )  # the first run's
     return printed
 
 
 def agree(printed: str, shown: str) -> bool:
     """Whether the output that a page shows is what was printed: equal words, close numbers; "..." is any text."""
-    pieces = [piece for piece in re.split(rf"({NUMBER.pattern}|\.\.\.)", shown.strip()) if piece]
+    pieces = [
+        piece
+        for piece in re.split(rf"({NUMBER.pattern}|\.\.\.)", shown.strip())
+        if piece
+    ]
     pattern = "".join(
-        ".*" if piece == "..." else f"({NUMBER.pattern})" if NUMBER.fullmatch(piece) else re.escape(piece)
+        ".*"
+        if piece == "..."
+        else f"({NUMBER.pattern})"
+        if NUMBER.fullmatch(piece)
+        else re.escape(piece)
         for piece in pieces
     )
     found = re.fullmatch(pattern, printed.strip(), re.DOTALL)
@@ -100,7 +114,11 @@ def with_outputs(text: str, printed: list[str]) -> str:
 
     def block(match: re.Match[str]) -> str:
         new, old = next(outputs), match["output"] or ""
-        shown = old if agree(new, old) else "".join(f"{line.rstrip()}\n" for line in new.strip("\n").split("\n"))
+        shown = (
+            old
+            if agree(new, old)
+            else "".join(f"{line.rstrip()}\n" for line in new.strip("\n").split("\n"))
+        )
         code = f"```{match['kind']}\n{match['code']}```\n"
         return f"{code}\n```text\n{shown}```\n" if shown.strip() else code
 
@@ -112,21 +130,46 @@ def notebook(text: str) -> dict[str, Any]:
     content: list[dict[str, Any]] = []
     for cell in cells(text):
         if cell.kind == "markdown":
-            prose = re.sub(r"^(!\[.*\]\(.*\)|.*\.ipynb\).*)\n+", "", cell.source, flags=re.MULTILINE)
+            prose = re.sub(
+                r"^(!\[.*\]\(.*\)|.*\.ipynb\).*)\n+",
+                "",
+                cell.source,
+                flags=re.MULTILINE,
+            )
             prose = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", prose).strip()
             if prose:
-                content.append({"cell_type": "markdown", "metadata": {}, "source": prose})
+                content.append(
+                    {"cell_type": "markdown", "metadata": {}, "source": prose}
+                )
             continue
         outputs: list[dict[str, Any]] = []
         if cell.output:
-            outputs.append({"output_type": "stream", "name": "stdout", "text": cell.output})
+            outputs.append(
+                {"output_type": "stream", "name": "stdout", "text": cell.output}
+            )
         for name in FIGURE.findall(cell.source):
             picture = base64.b64encode((FOLDER / name).read_bytes()).decode()
-            outputs.append({"output_type": "display_data", "metadata": {}, "data": {"image/png": picture}})
-        code = {"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": outputs}
+            outputs.append(
+                {
+                    "output_type": "display_data",
+                    "metadata": {},
+                    "data": {"image/png": picture},
+                }
+            )
+        code = {
+            "cell_type": "code",
+            "metadata": {},
+            "execution_count": None,
+            "outputs": outputs,
+        }
         content.append(code | {"source": cell.source.strip()})
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    return {"cells": content, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 4}
+    return {
+        "cells": content,
+        "metadata": {"kernelspec": kernel},
+        "nbformat": 4,
+        "nbformat_minor": 4,
+    }
 
 
 def write_gallery() -> None:
@@ -169,6 +212,9 @@ def write(page: Path) -> None:
 
 if __name__ == "__main__":
     os.environ |= {"MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
-    for name in sys.argv[1:] or [*sorted(page.stem for page in FOLDER.glob("*.md")), "gallery"]:
+    for name in sys.argv[1:] or [
+        *sorted(page.stem for page in FOLDER.glob("*.md")),
+        "gallery",
+    ]:
         print(name)
         write_gallery() if name == "gallery" else write(FOLDER / f"{name}.md")
