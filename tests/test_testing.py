@@ -40,7 +40,7 @@ def NLMS(blocks):
 
 def test_the_documented_solver_is_short_and_keeps_both_protocols(blocks, NLMS):
     written = [line for line in blocks[0].splitlines() if line.strip() and not line.strip().startswith(("#", '"""'))]
-    assert len(written) <= 65
+    assert len(written) <= 80  # of at most 88 characters
     assert isinstance(NLMS(), HeadSolver)
     assert isinstance(NLMS(), Capturable)
 
