@@ -277,6 +277,72 @@ def rare_alarm() -> list[Row]:
     return table(X, (score > 2.35).astype(int))
 
 
+# ---------------------------------------------------------------------- laws in both halves, each drawn anew
+
+
+def steps(seed: int, inputs: int) -> list[Row]:
+    """A sum of steps at thresholds of single inputs."""
+    chance = np.random.default_rng(seed)
+    X = chance.uniform(0, 1, (ROWS, inputs)) * 10.0 ** chance.integers(-2, 3, inputs)
+    Z = X / X.max(0)
+    y = sum(chance.normal(0, 2) * (Z[:, chance.integers(inputs)] > chance.uniform(0.1, 0.9)) for _ in range(2 * inputs))
+    return table(X, y + 0.3 * chance.standard_normal(ROWS))
+
+
+def products(seed: int, inputs: int) -> list[Row]:
+    """Products of pairs of inputs, and a linear part."""
+    chance = np.random.default_rng(seed)
+    X = chance.normal(0, 1, (ROWS, inputs)) + chance.normal(0, 1, inputs)
+    i, j = chance.integers(0, inputs, (2, 4))
+    y = (X[:, i] * X[:, j]) @ chance.normal(0, 1, 4) + X @ chance.normal(0, 0.5, inputs)
+    return table(X, y + 0.3 * chance.standard_normal(ROWS))
+
+
+def keyed_levels(seed: int, keys: int, walk: float) -> list[Row]:
+    """A level for each key, which walks at random, and a linear part; the key is given by indicators."""
+    chance = np.random.default_rng(seed)
+    key = chance.integers(0, keys, ROWS)
+    X = np.hstack([np.eye(keys)[key], chance.standard_normal((ROWS, 3))])
+    levels = 5 * chance.standard_normal(keys) + np.cumsum(walk * chance.standard_normal((ROWS, keys)), 0)
+    y = levels[np.arange(ROWS), key] + X[:, keys:] @ [1.0, -0.5, 0.2]
+    return table(X, y + 0.3 * chance.standard_normal(ROWS))
+
+
+def persistent_target(seed: int, stays: float) -> list[Row]:
+    """A target that is mostly its own last value, with 5 inputs that tell a little of its change."""
+    chance = np.random.default_rng(seed)
+    X, y = chance.standard_normal((ROWS, 5)), np.zeros(ROWS)
+    for t in range(1, ROWS):
+        y[t] = stays * y[t - 1] + 0.3 * X[t, 0] - 0.2 * X[t, 1] + 0.3 * chance.standard_normal()
+    return table(X, 20 + y)
+
+
+def persistent_labels(seed: int, stays: float) -> list[Row]:
+    """Labels of 3 classes that stay for some rows, of which 4 inputs tell little."""
+    chance = np.random.default_rng(seed)
+    y = np.zeros(ROWS, int)
+    for t in range(1, ROWS):
+        y[t] = y[t - 1] if chance.random() < stays else chance.integers(3)
+    return table(0.6 * np.eye(3, 4)[y] + chance.standard_normal((ROWS, 4)), y)
+
+
+def linear_logits(seed: int, inputs: int) -> list[Row]:
+    """Two classes drawn by a logit that is linear in inputs of heavy tails."""
+    chance = np.random.default_rng(seed)
+    X = chance.standard_t(4, (ROWS, inputs))
+    logit = 1.5 * X @ chance.standard_normal(inputs) - 1
+    return table(X, (chance.random(ROWS) < 1 / (1 + np.exp(-logit))).astype(int))
+
+
+def small_clusters(seed: int, clusters: int, classes: int) -> list[Row]:
+    """Many small clusters in 5 inputs of different scales, each of one class."""
+    chance = np.random.default_rng(seed)
+    centres, of = chance.uniform(-3, 3, (clusters, 5)), chance.integers(0, classes, clusters)
+    k = chance.integers(0, clusters, ROWS)
+    X = (centres[k] + 0.4 * chance.standard_normal((ROWS, 5))) * 10.0 ** np.arange(-2, 3)
+    return table(X, of[k])
+
+
 # ---------------------------------------------------------------------- the split, fixed before any result was seen
 
 D, R = HALVES
@@ -311,6 +377,30 @@ STREAMS: dict[str, Stream] = {
     "make_moons": Stream(D, LABEL, lambda: table(*tables.make_moons(ROWS, noise=0.3, random_state=1))),
     "wandering clusters": Stream(D, LABEL, wandering_clusters),
     "sparse words": Stream(D, LABEL, lambda: sparse_words(26, 10)),
+    "steps in 6": Stream(D, NUMBER, lambda: steps(30, 6)),
+    "products in 5": Stream(D, NUMBER, lambda: products(31, 5)),
+    "levels of 12 keys": Stream(D, NUMBER, lambda: keyed_levels(32, 12, 0.05)),
+    "persistent target 0.95": Stream(D, NUMBER, lambda: persistent_target(33, 0.95)),
+    "FriedmanDrift, global": Stream(
+        D, NUMBER, generated(lambda: synth.FriedmanDrift("gsg", position=(1000, 2000), transition_window=50, seed=2))
+    ),
+    "make_sparse_uncorrelated": Stream(
+        D, NUMBER, lambda: table(*tables.make_sparse_uncorrelated(ROWS, 15, random_state=1))
+    ),
+    "make_friedman1 of 20": Stream(D, NUMBER, lambda: table(*tables.make_friedman1(ROWS, 20, noise=1, random_state=2))),
+    "persistent labels 0.9": Stream(D, LABEL, lambda: persistent_labels(34, 0.9)),
+    "linear logits in 8": Stream(D, LABEL, lambda: linear_logits(35, 8)),
+    "40 small clusters": Stream(D, LABEL, lambda: small_clusters(36, 40, 4)),
+    "Sine": Stream(D, LABEL, generated(lambda: synth.Sine(1, seed=3, has_noise=True))),
+    "Mixed": Stream(D, LABEL, generated(lambda: synth.Mixed(0, seed=3))),
+    "Agrawal 6": Stream(D, LABEL, generated(lambda: synth.Agrawal(6, seed=3, perturbation=0.05))),
+    "Hyperplane, still": Stream(
+        D, LABEL, generated(lambda: synth.Hyperplane(seed=3, n_features=6, noise_percentage=0.1))
+    ),
+    "LEDDrift": Stream(D, LABEL, generated(lambda: synth.LEDDrift(seed=3, noise_percentage=0.05, n_drift_features=3))),
+    "make_blobs": Stream(
+        D, LABEL, lambda: table(*tables.make_blobs(ROWS, 4, centers=12, cluster_std=2.0, random_state=3))
+    ),
     # reported
     "FriedmanDrift": Stream(
         R,
@@ -374,6 +464,17 @@ STREAMS: dict[str, Stream] = {
     "late classes": Stream(R, LABEL, late_classes),
     "checkerboard": Stream(R, LABEL, checkerboard),
     "rare alarm": Stream(R, LABEL, rare_alarm),
+    "steps in 12": Stream(R, NUMBER, lambda: steps(40, 12)),
+    "products in 8": Stream(R, NUMBER, lambda: products(41, 8)),
+    "levels of 30 keys": Stream(R, NUMBER, lambda: keyed_levels(42, 30, 0.02)),
+    "persistent target 0.8": Stream(R, NUMBER, lambda: persistent_target(43, 0.8)),
+    "make_friedman1": Stream(R, NUMBER, lambda: table(*tables.make_friedman1(ROWS, 10, noise=2, random_state=4))),
+    "persistent labels 0.7": Stream(R, LABEL, lambda: persistent_labels(44, 0.7)),
+    "linear logits in 15": Stream(R, LABEL, lambda: linear_logits(45, 15)),
+    "80 small clusters": Stream(R, LABEL, lambda: small_clusters(46, 80, 2)),
+    "make_hastie_10_2": Stream(R, LABEL, lambda: table(*tables.make_hastie_10_2(ROWS, random_state=4))),
+    "Agrawal 8": Stream(R, LABEL, generated(lambda: synth.Agrawal(8, seed=4))),
+    "SEA, noisy": Stream(R, LABEL, generated(lambda: synth.SEA(1, seed=4, noise=0.1))),
 }
 
 
