@@ -1,6 +1,7 @@
 """How good predictions made before learning are, with default settings on raw data, beside River's models.
 
     python benchmarks/prequential.py --peers                       # River's models, both halves, what is not there yet
+    python benchmarks/prequential.py --further                     # peers outside River, both halves, likewise
     python benchmarks/prequential.py --ours [--half development]   # sepsa, always again
     python benchmarks/prequential.py --variants                    # other settings of sepsa, development half, one seed
     python benchmarks/prequential.py --time                        # the microseconds alone, for a quiet machine
@@ -20,12 +21,14 @@ from __future__ import annotations
 
 import argparse
 import csv
+import importlib.util
 import inspect
 import io
 import json
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from itertools import islice, product
 from pathlib import Path
@@ -37,6 +40,8 @@ from river import datasets, forest, linear_model, neighbors, preprocessing, tree
 from river import utils as river_utils
 from river.datasets import synth
 from sklearn import datasets as tables
+from sklearn import neural_network
+from sklearn import preprocessing as sklearn_preprocessing
 
 from sepsa.paper import data
 from sepsa.river import SepSAClassifier, SepSARegressor
@@ -535,6 +540,156 @@ def models(stream: Stream, labels: int) -> dict[str, Model]:
     }
 
 
+# ---------------------------------------------------------------------- peers outside River
+
+
+class Simple:
+    """The mean of all targets or the shares of all classes so far; with `last` the last target alone."""
+
+    def __init__(self, last: bool) -> None:
+        self.last, self.count, self.total, self.shares = last, 0, 0.0, {}
+
+    def predict_one(self, x: Any) -> float:
+        return self.total / max(self.count, 1)
+
+    def predict_proba_one(self, x: Any) -> dict[Any, float]:
+        return {label: count / self.count for label, count in self.shares.items()}
+
+    def learn_one(self, x: Any, y: Any) -> None:
+        if self.last:
+            self.count, self.total, self.shares = 0, 0.0, {}
+        self.count += 1
+        self.shares[y] = self.shares.get(y, 0) + 1
+        if not isinstance(y, str):
+            self.total += y
+
+
+class Refitted:
+    """A model of tables that is fitted anew every `EVERY` rows, on all rows so far or on the last `window`."""
+
+    EVERY = 100
+
+    def __init__(self, make: Callable[[], Any], kind: str, window: int | None) -> None:
+        self.make, self.kind, self.window = make, kind, window
+        self.X: list[list[float]] = []
+        self.y: list[Any] = []
+        self.first, self.model, self.labels = Simple(False), None, []
+
+    def _row(self, x: Any) -> list[float]:
+        return [math.nan if v is None else float(v) for v in x.values()]
+
+    def predict_one(self, x: Any) -> float:
+        if self.model is None:
+            return self.first.predict_one(x)
+        return float(self.model.predict(np.array([self._row(x)]))[0])
+
+    def predict_proba_one(self, x: Any) -> dict[Any, float]:
+        if self.model is None:
+            return self.first.predict_proba_one(x)
+        return dict(zip(self.labels, self.model.predict_proba(np.array([self._row(x)]))[0].tolist(), strict=True))
+
+    def learn_one(self, x: Any, y: Any) -> None:
+        self.first.learn_one(x, y)
+        self.X.append(self._row(x))
+        self.y.append(y)
+        if len(self.X) % self.EVERY == 0:
+            start = 0 if self.window is None else max(0, len(self.X) - self.window)
+            X, y = np.array(self.X[start:]), self.y[start:]
+            if self.kind == LABEL:
+                self.labels = sorted(set(y), key=str)
+                if len(self.labels) < 2:
+                    return
+                y = [self.labels.index(label) for label in y]
+            self.model = self.make().fit(X, np.array(y))
+
+
+class Wabbit:
+    """Vowpal Wabbit with its defaults; one-against-all for classes."""
+
+    def __init__(self, kind: str, labels: list[Any]) -> None:
+        import vowpalwabbit
+
+        oaa = f" --oaa {max(len(labels), 2)} --probabilities --loss_function=logistic" if kind == LABEL else ""
+        self.labels, self.vw = labels, vowpalwabbit.Workspace("--quiet" + oaa)
+
+    def _line(self, x: Any, label: str = "") -> str:
+        return f"{label} | " + " ".join(f"f{j}:{v:.9g}" for j, v in enumerate(x.values()) if v is not None)
+
+    def predict_one(self, x: Any) -> float:
+        return float(self.vw.predict(self._line(x)))
+
+    def predict_proba_one(self, x: Any) -> dict[Any, float]:
+        return dict(zip(self.labels, self.vw.predict(self._line(x)), strict=False))
+
+    def learn_one(self, x: Any, y: Any) -> None:
+        self.vw.learn(self._line(x, str(self.labels.index(y) + 1 if self.labels else y)))
+
+
+class Perceptron:
+    """scikit-learn's multilayer perceptron behind a StandardScaler, both by `partial_fit`, row by row."""
+
+    def __init__(self, kind: str, labels: list[Any], seed: int) -> None:
+        self.model = (neural_network.MLPRegressor if kind == NUMBER else neural_network.MLPClassifier)(
+            random_state=seed
+        )
+        self.scaler, self.labels, self.fitted = sklearn_preprocessing.StandardScaler(), labels, False
+
+    def _row(self, x: Any) -> Any:
+        return np.array([[0.0 if v is None else float(v) for v in x.values()]])
+
+    def predict_one(self, x: Any) -> float:
+        return float(self.model.predict(self.scaler.transform(self._row(x)))[0]) if self.fitted else 0.0
+
+    def predict_proba_one(self, x: Any) -> dict[Any, float]:
+        if not self.fitted:
+            return {}
+        shares = self.model.predict_proba(self.scaler.transform(self._row(x)))[0]
+        return dict(zip(self.labels, shares.tolist(), strict=True))
+
+    def learn_one(self, x: Any, y: Any) -> None:
+        row = self.scaler.partial_fit(self._row(x)).transform(self._row(x))
+        if self.labels:
+            self.model.partial_fit(row, [self.labels.index(y)], classes=range(len(self.labels)))
+        else:
+            self.model.partial_fit(row, [y])
+        self.fitted = True
+
+
+def further_peers(stream: Stream, rows: list[Row]) -> dict[str, Model]:
+    """Peers outside River by name, those whose packages are installed."""
+    kind = stream.kind
+    labels = sorted({y for _, y in rows}, key=str) if kind == LABEL else []
+    found = {
+        "no change": Model(lambda _: Simple(True), False),
+        "mean": Model(lambda _: Simple(False), False),
+        "MLP": Model(lambda seed: Perceptron(kind, labels, seed), True),
+    }
+    for package, title, options in (
+        ("lightgbm", "LightGBM", {"verbose": -1, "n_jobs": 1}),
+        ("xgboost", "XGBoost", {"verbosity": 0, "n_jobs": 1}),
+    ):
+        if importlib.util.find_spec(package):
+            module = importlib.import_module(package)
+            prefix = "LGBM" if package == "lightgbm" else "XGB"
+            model = getattr(module, prefix + ("Regressor" if kind == NUMBER else "Classifier"))
+            for words, window in (("all rows", None), ("2000 rows", 2000)):
+                found[f"{title}, {words}"] = Model(
+                    lambda _, model=model, options=options, window=window: Refitted(
+                        lambda: model(**options), kind, window
+                    ),
+                    False,
+                )
+    if importlib.util.find_spec("vowpalwabbit"):
+        found["VW"] = Model(lambda _: Wabbit(kind, labels), False)
+    return found
+
+
+FURTHER = (
+    "no change", "mean", "MLP", "LightGBM, all rows", "LightGBM, 2000 rows", "XGBoost, all rows", "XGBoost, 2000 rows",
+    "VW",
+)  # fmt: skip
+
+
 # ---------------------------------------------------------------------- measuring
 
 
@@ -585,6 +740,22 @@ def store(row: dict[str, Any]) -> None:
     part = RESULT.with_suffix(".part")
     part.write_text(f'{head[:-2]},\n "rows": [\n{lines}\n ]\n}}\n')
     part.replace(RESULT)
+
+
+def run_further(half: str | None, only: str) -> None:
+    """Measure the peers outside River that are not there yet, stream by stream."""
+    warnings.simplefilter("ignore")  # of peers, about names of features and passes
+    for name, stream in STREAMS.items():
+        if half not in (None, stream.half) or only not in name:
+            continue
+        rows = list(stream.load())
+        done = {(row["model"], row["seed"]) for row in known() if row["stream"] == name}
+        for title, model in further_peers(stream, rows).items():
+            for seed in range(SEEDS if model.random else 1):
+                if (title, seed) not in done:
+                    result = measure(model.make(seed), False, rows, stream)
+                    print(f"{name:24s} {title:24s} {seed} {result}", flush=True)
+                    store({"stream": name, "model": title, "seed": seed, "rows": len(rows)} | result)
 
 
 def run(half: str | None, ours: bool, only: str) -> None:
@@ -779,6 +950,7 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--peers", action="store_true")
     options.add_argument("--ours", action="store_true")
+    options.add_argument("--further", action="store_true")
     options.add_argument("--variants", action="store_true")
     options.add_argument("--time", action="store_true")
     options.add_argument("--table", action="store_true")
@@ -789,6 +961,8 @@ def main() -> None:
         run(asked.half, True, asked.only)
     if asked.peers:
         run(asked.half, False, asked.only)
+    if asked.further:
+        run_further(asked.half, asked.only)
     if asked.variants:
         run_variants()
     if asked.time:
