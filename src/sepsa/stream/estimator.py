@@ -20,11 +20,11 @@ from sepsa.states.objects import Saves, check_stamp, stamp
 from sepsa.states.schema import Entries
 from sepsa.stream import batch_fit
 from sepsa.stream.committee import Committee
-from sepsa.stream.engine.bodies import engine_type
-from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.engine.bodies import NAMED, engine_type
+from sepsa.stream.engine.protocol import Floats, StreamEngine
 from sepsa.stream.growth import grow
 from sepsa.stream.learner import StreamLearner
-from sepsa.validation import at_least
+from sepsa.validation import at_least, one_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -59,6 +59,8 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         early_stopping: bool = True,
         random_state: int | np.random.RandomState | None = None,
         module: nn.Module | None = None,
+        body: Literal["fourier", "experts"] = "fourier",
+        experts: Sequence[Any] = (),
     ) -> None:
         self.hidden_layer_sizes = hidden_layer_sizes
         self.activation = activation
@@ -73,10 +75,19 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         self.early_stopping = early_stopping
         self.random_state = random_state
         self.module = module
+        self.body = body
+        self.experts = experts
+
+    def _engine_type(self, for_fit: bool) -> type[StreamEngine]:
+        """The engine of `fit`, or that of rows in order, which alone has experts."""
+        if self.module is not None:
+            return engine_type(self.module)
+        body = one_of("body", self.body, NAMED)
+        return engine_type("fourier" if for_fit else "experts" if len(self.experts) else body)
 
     def _new_learner(self, inputs: int, outputs: int, seed: int, for_fit: bool = False) -> StreamLearner:
         """A learner with this estimator's parameters, which are checked; `for_fit` for one that `fit` trains."""
-        options = engine_type(self.module).options(self.get_params(deep=False), for_fit)
+        options = self._engine_type(for_fit).options(self.get_params(deep=False), for_fit)
         return StreamLearner(inputs, outputs, regression=isinstance(self, RegressorMixin), seed=seed, **options)
 
     # ------------------------------------------------------------------ learning
@@ -98,7 +109,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         if not there.size:
             raise ValueError("sample_weight must be positive for at least one sample, got zeros alone")
         X, Y, weight = X[there], Y[there], weight[there]
-        plan = engine_type(self.module).fit_plan(self.get_params(deep=False), X.shape[1])
+        plan = self._engine_type(for_fit=True).fit_plan(self.get_params(deep=False), X.shape[1])
         rate, forgetting = self.learning_rate, self.forgetting
         if forgetting == "auto":
             forgetting = 1.0 if plan.fixed_features else batch_fit.FORGETTING

@@ -31,6 +31,7 @@ from sepsa.states import schema
 from sepsa.states.objects import Saves, check_stamp, stamp
 from sepsa.states.plain import pack_label, unpack_label, unpack_labels
 from sepsa.stream.calibration import probabilities
+from sepsa.stream.engine.bodies import NAMED
 from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import NewInput, grow_along, indicators
@@ -49,7 +50,7 @@ from sepsa.stream.river_input import (
     values_in_order,
 )
 from sepsa.stream.scales import is_indicator, moments, reciprocal
-from sepsa.validation import at_least
+from sepsa.validation import at_least, one_of
 
 ROWS_FOR_SCALE = 32  # values of a late feature that determine its scale
 SHARED = "sepsa: hashed "  # the prefix of the inputs that features beyond `max_features` share
@@ -74,6 +75,8 @@ class StreamModel(Saves, base.Estimator):
         missing: str = "auto",
         max_features: int = 256,
         skip: bool = True,
+        body: str = "fourier",
+        experts: Sequence[Any] = (),
         seed: int | None = None,
         **optimizer_options: float,
     ) -> None:
@@ -90,6 +93,8 @@ class StreamModel(Saves, base.Estimator):
         self.missing = missing
         self.max_features = at_least("max_features", max_features, 1)
         self.skip = skip
+        self.body = one_of("body", body, NAMED)
+        self.experts = list(experts)
         self.seed = seed
         self.optimizer_options = optimizer_options
         self._learner: StreamLearner | None = None
@@ -107,7 +112,9 @@ class StreamModel(Saves, base.Estimator):
         yield {"hidden": (), "loss": "squared"}
 
     def _new_learner(self, inputs: int, outputs: int) -> StreamLearner:
-        options = {name: value for name, value in self._get_params().items() if name != "max_features"}
+        left_out = {"max_features"} if self.experts else {"max_features", "experts"}
+        options = {name: value for name, value in self._get_params().items() if name not in left_out}
+        options["body"] = "experts" if self.experts else self.body
         return StreamLearner(inputs, outputs, regression=self._regression, **options)
 
     @property

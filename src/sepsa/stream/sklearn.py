@@ -60,6 +60,10 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
     `module` takes any torch body, an `nn.Module` from (n, features) to (n, k), instead of the hidden layers. A copy of
     it is trained, from the weights it has, by `sepsa.SepSA` in PyTorch, with one head and squared loss; "auto" is then
     Adam and a batch of 32.
+
+    `body="experts"` puts experts beside the network in `partial_fit`: neighbours, trees, products of inputs, the last
+    target and the mean, stacked and weighted by recent errors, at two to three times the price. `experts` are models of
+    yours beside them: River's, or scikit-learn's with `partial_fit`. `chosen_` then holds the weight of each.
     """
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> SepSARegressor:
@@ -151,6 +155,8 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
         early_stopping: bool = True,
         random_state: int | np.random.RandomState | None = None,
         module: nn.Module | None = None,
+        body: Literal["fourier", "experts"] = "fourier",
+        experts: Sequence[Any] = (),
     ) -> None:
         super().__init__(
             hidden_layer_sizes,
@@ -166,6 +172,8 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
             early_stopping=early_stopping,
             random_state=random_state,
             module=module,
+            body=body,
+            experts=experts,
         )
         self.class_weight = class_weight
 
