@@ -513,6 +513,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ridge 1": {"ridge": 1.0},
     "ridge 100": {"ridge": 100.0},
     "squared loss": {"loss": "squared"},
+    "experts": {"body": "experts"},
 }
 
 

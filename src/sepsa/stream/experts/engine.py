@@ -19,13 +19,6 @@ from sepsa.stream.experts.models import ModelExperts
 from sepsa.stream.experts.trees import BINS, DEPTH, LATE, LEAVES, TREES
 
 RIDGE = 10.0  # of the products
-COUNTERS = {  # the bounds of parts by which kernels address others
-    "SPLIT_INPUTS": lambda numbers: (-1, numbers[layout.X_INPUTS] - 1),
-    "CHOSEN": lambda numbers: (0, numbers[layout.X_INPUTS] - 1),
-    "CUTS": lambda numbers: (0, BINS * numbers[layout.X_TREE_INPUTS] - 1),
-    "OLD": lambda _: (0, LEAVES - 1),
-    "BINS": lambda _: (0, BINS - 1),
-}
 
 
 class ExpertEngine(StreamEngine):
@@ -191,15 +184,22 @@ class ExpertEngine(StreamEngine):
         for name, size in (("inputs", other.inputs), ("outputs", other.outputs)):
             new.equal(name, size)
         other._allocate()
-        arrays = new.entries("experts", set(other._layout.shapes))
+        arrays, numbers = new.entries("experts", set(other._layout.shapes)), other._layout.numbers
+        bounds = {  # of parts by which kernels address others
+            "SPLIT_INPUTS": (-1, other.inputs - 1),
+            "CHOSEN": (0, other.inputs - 1),
+            "CUTS": (0, BINS * numbers[layout.X_TREE_INPUTS] - 1),
+            "OLD": (0, LEAVES - 1),
+            "BINS": (0, BINS - 1),
+        }
         for name in other._layout.shapes:
             part = other._part(name)
             part[...] = arrays.array(name, part.shape, part.dtype)
-            if name in COUNTERS:
-                low, high = COUNTERS[name](other._layout.numbers)
+            if name in bounds:
+                low, high = bounds[name]
                 if part.min() < low or part.max() > high or (part != np.floor(part)).any():
                     raise arrays.damaged(name, f"integers from {low} to {high}", part)
-        counts, growth, numbers = other._part("COUNTS"), other._part("GROWTH"), other._layout.numbers
+        counts, growth = other._part("COUNTS"), other._part("GROWTH")
         most = [np.inf, numbers[layout.X_WINDOW], numbers[layout.X_WINDOW] - 1, np.inf, np.inf]
         if (counts < 0).any() or (counts > [*most, len(NAMES) + len(self._models), np.inf]).any():
             raise arrays.damaged("COUNTS", "numbers within the window and the experts", counts)

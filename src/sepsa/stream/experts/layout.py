@@ -100,4 +100,5 @@ class ExpertLayout:
         start = self.numbers[X_PARTS + list(self.shapes).index(name)]
         count = int(np.prod(shape))
         slots = (count * np.dtype(dtype).itemsize + 7) // 8
-        return state[start : start + slots].view(dtype)[:count].reshape(shape)
+        part: NDArray[Any] = state[start : start + slots].view(dtype)[:count].reshape(shape)
+        return part

@@ -18,6 +18,7 @@ from sepsa.stream.engine.kernels.robust import (
     plausible_weight,
 )
 from sepsa.stream.engine.kernels.step import calibrate
+from sepsa.stream.engine.layout import TEMPERATURES
 from sepsa.stream.experts import layout as lay
 from sepsa.stream.experts.compilation import called, compiled
 from sepsa.stream.experts.neighbours import NEIGHBOURS, neighbours
@@ -181,7 +182,7 @@ def learn_row(E, M, x, target, weight, out, work):
         for k in range(m):
             if y[k] > y[label]:
                 label = k
-        calibrate(numbers(E, M, lay.P_CALIBRATION, lay.TEMPERATURES), out, label, share, 1.0, answers[J + 1])
+        calibrate(numbers(E, M, lay.P_CALIBRATION, TEMPERATURES), out, label, share, 1.0, answers[J + 1])
     counts[lay.C_ROWS] += 1.0
     counts[lay.C_EVIDENCE] = DISCOUNT * counts[lay.C_EVIDENCE] + share
     losses, weights = numbers(E, M, lay.P_LOSS, J + 1), numbers(E, M, lay.P_WEIGHT, J + 1)
