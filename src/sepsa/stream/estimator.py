@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
     """The base of the regressor and the classifier: parameters, a learner of rows of numbers, and its state."""
 
+    body: Literal["fourier", "experts"] = "fourier"  # in pickles from before it was a parameter
+    experts: Sequence[Any] = ()
     _learner: Any  # a StreamLearner or a Committee
     _EXTRA: tuple[str, ...]  # the entries of a state that only one of the two estimators has
 

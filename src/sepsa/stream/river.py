@@ -61,6 +61,8 @@ class StreamModel(Saves, base.Estimator):
     """The base of River's models: features and outputs by name, and a learner of rows of numbers."""
 
     _regression = True
+    body = "fourier"  # in pickles from before it was a parameter
+    experts: Sequence[Any] = ()
 
     def __init__(
         self,
