@@ -61,7 +61,10 @@ class StreamLearner:
 
     def _new_engine(self, inputs: int, outputs: int) -> StreamEngine:
         options = dict(self.options)
-        kind = engine_type(options.get("module", options.pop("body", None)))
+        body, experts = options.pop("body", None), options.pop("experts", ())
+        if body == "experts" or len(experts):
+            body, options["experts"] = "experts", experts
+        kind = engine_type(options.get("module", body))
         engine = kind.for_raw_rows(inputs, outputs, classes=not self.regression, seed=self.seed, **options)
         if not self.regression:
             engine.set_output_weights(1.0)

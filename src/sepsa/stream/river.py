@@ -114,9 +114,7 @@ class StreamModel(Saves, base.Estimator):
         yield {"hidden": (), "loss": "squared"}
 
     def _new_learner(self, inputs: int, outputs: int) -> StreamLearner:
-        left_out = {"max_features"} if self.experts else {"max_features", "experts"}
-        options = {name: value for name, value in self._get_params().items() if name not in left_out}
-        options["body"] = "experts" if self.experts else self.body
+        options = {name: value for name, value in self._get_params().items() if name != "max_features"}
         return StreamLearner(inputs, outputs, regression=self._regression, **options)
 
     @property
