@@ -1,6 +1,7 @@
 """How good predictions made before learning are, with default settings on raw data, beside River's models.
 
     python benchmarks/prequential.py --peers                       # River's models, both halves, what is not there yet
+    python benchmarks/prequential.py --further                     # peers outside River, both halves, likewise
     python benchmarks/prequential.py --ours [--half development]   # sepsa, always again
     python benchmarks/prequential.py --variants                    # other settings of sepsa, development half, one seed
     python benchmarks/prequential.py --time                        # the microseconds alone, for a quiet machine
@@ -20,12 +21,14 @@ from __future__ import annotations
 
 import argparse
 import csv
+import importlib.util
 import inspect
 import io
 import json
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from itertools import islice, product
 from pathlib import Path
@@ -37,6 +40,8 @@ from river import datasets, forest, linear_model, neighbors, preprocessing, tree
 from river import utils as river_utils
 from river.datasets import synth
 from sklearn import datasets as tables
+from sklearn import neural_network
+from sklearn import preprocessing as sklearn_preprocessing
 
 from sepsa.paper import data
 from sepsa.river import SepSAClassifier, SepSARegressor
@@ -277,6 +282,72 @@ def rare_alarm() -> list[Row]:
     return table(X, (score > 2.35).astype(int))
 
 
+# ---------------------------------------------------------------------- laws in both halves, each drawn anew
+
+
+def steps(seed: int, inputs: int) -> list[Row]:
+    """A sum of steps at thresholds of single inputs."""
+    chance = np.random.default_rng(seed)
+    X = chance.uniform(0, 1, (ROWS, inputs)) * 10.0 ** chance.integers(-2, 3, inputs)
+    Z = X / X.max(0)
+    y = sum(chance.normal(0, 2) * (Z[:, chance.integers(inputs)] > chance.uniform(0.1, 0.9)) for _ in range(2 * inputs))
+    return table(X, y + 0.3 * chance.standard_normal(ROWS))
+
+
+def products(seed: int, inputs: int) -> list[Row]:
+    """Products of pairs of inputs, and a linear part."""
+    chance = np.random.default_rng(seed)
+    X = chance.normal(0, 1, (ROWS, inputs)) + chance.normal(0, 1, inputs)
+    i, j = chance.integers(0, inputs, (2, 4))
+    y = (X[:, i] * X[:, j]) @ chance.normal(0, 1, 4) + X @ chance.normal(0, 0.5, inputs)
+    return table(X, y + 0.3 * chance.standard_normal(ROWS))
+
+
+def keyed_levels(seed: int, keys: int, walk: float) -> list[Row]:
+    """A level for each key, which walks at random, and a linear part; the key is given by indicators."""
+    chance = np.random.default_rng(seed)
+    key = chance.integers(0, keys, ROWS)
+    X = np.hstack([np.eye(keys)[key], chance.standard_normal((ROWS, 3))])
+    levels = 5 * chance.standard_normal(keys) + np.cumsum(walk * chance.standard_normal((ROWS, keys)), 0)
+    y = levels[np.arange(ROWS), key] + X[:, keys:] @ [1.0, -0.5, 0.2]
+    return table(X, y + 0.3 * chance.standard_normal(ROWS))
+
+
+def persistent_target(seed: int, stays: float) -> list[Row]:
+    """A target that is mostly its own last value, with 5 inputs that tell a little of its change."""
+    chance = np.random.default_rng(seed)
+    X, y = chance.standard_normal((ROWS, 5)), np.zeros(ROWS)
+    for t in range(1, ROWS):
+        y[t] = stays * y[t - 1] + 0.3 * X[t, 0] - 0.2 * X[t, 1] + 0.3 * chance.standard_normal()
+    return table(X, 20 + y)
+
+
+def persistent_labels(seed: int, stays: float) -> list[Row]:
+    """Labels of 3 classes that stay for some rows, of which 4 inputs tell little."""
+    chance = np.random.default_rng(seed)
+    y = np.zeros(ROWS, int)
+    for t in range(1, ROWS):
+        y[t] = y[t - 1] if chance.random() < stays else chance.integers(3)
+    return table(0.6 * np.eye(3, 4)[y] + chance.standard_normal((ROWS, 4)), y)
+
+
+def linear_logits(seed: int, inputs: int) -> list[Row]:
+    """Two classes drawn by a logit that is linear in inputs of heavy tails."""
+    chance = np.random.default_rng(seed)
+    X = chance.standard_t(4, (ROWS, inputs))
+    logit = 1.5 * X @ chance.standard_normal(inputs) - 1
+    return table(X, (chance.random(ROWS) < 1 / (1 + np.exp(-logit))).astype(int))
+
+
+def small_clusters(seed: int, clusters: int, classes: int) -> list[Row]:
+    """Many small clusters in 5 inputs of different scales, each of one class."""
+    chance = np.random.default_rng(seed)
+    centres, of = chance.uniform(-3, 3, (clusters, 5)), chance.integers(0, classes, clusters)
+    k = chance.integers(0, clusters, ROWS)
+    X = (centres[k] + 0.4 * chance.standard_normal((ROWS, 5))) * 10.0 ** np.arange(-2, 3)
+    return table(X, of[k])
+
+
 # ---------------------------------------------------------------------- the split, fixed before any result was seen
 
 D, R = HALVES
@@ -311,6 +382,30 @@ STREAMS: dict[str, Stream] = {
     "make_moons": Stream(D, LABEL, lambda: table(*tables.make_moons(ROWS, noise=0.3, random_state=1))),
     "wandering clusters": Stream(D, LABEL, wandering_clusters),
     "sparse words": Stream(D, LABEL, lambda: sparse_words(26, 10)),
+    "steps in 6": Stream(D, NUMBER, lambda: steps(30, 6)),
+    "products in 5": Stream(D, NUMBER, lambda: products(31, 5)),
+    "levels of 12 keys": Stream(D, NUMBER, lambda: keyed_levels(32, 12, 0.05)),
+    "persistent target 0.95": Stream(D, NUMBER, lambda: persistent_target(33, 0.95)),
+    "FriedmanDrift, global": Stream(
+        D, NUMBER, generated(lambda: synth.FriedmanDrift("gsg", position=(1000, 2000), transition_window=50, seed=2))
+    ),
+    "make_sparse_uncorrelated": Stream(
+        D, NUMBER, lambda: table(*tables.make_sparse_uncorrelated(ROWS, 15, random_state=1))
+    ),
+    "make_friedman1 of 20": Stream(D, NUMBER, lambda: table(*tables.make_friedman1(ROWS, 20, noise=1, random_state=2))),
+    "persistent labels 0.9": Stream(D, LABEL, lambda: persistent_labels(34, 0.9)),
+    "linear logits in 8": Stream(D, LABEL, lambda: linear_logits(35, 8)),
+    "40 small clusters": Stream(D, LABEL, lambda: small_clusters(36, 40, 4)),
+    "Sine": Stream(D, LABEL, generated(lambda: synth.Sine(1, seed=3, has_noise=True))),
+    "Mixed": Stream(D, LABEL, generated(lambda: synth.Mixed(0, seed=3))),
+    "Agrawal 6": Stream(D, LABEL, generated(lambda: synth.Agrawal(6, seed=3, perturbation=0.05))),
+    "Hyperplane, still": Stream(
+        D, LABEL, generated(lambda: synth.Hyperplane(seed=3, n_features=6, noise_percentage=0.1))
+    ),
+    "LEDDrift": Stream(D, LABEL, generated(lambda: synth.LEDDrift(seed=3, noise_percentage=0.05, n_drift_features=3))),
+    "make_blobs": Stream(
+        D, LABEL, lambda: table(*tables.make_blobs(ROWS, 4, centers=12, cluster_std=2.0, random_state=3))
+    ),
     # reported
     "FriedmanDrift": Stream(
         R,
@@ -374,6 +469,17 @@ STREAMS: dict[str, Stream] = {
     "late classes": Stream(R, LABEL, late_classes),
     "checkerboard": Stream(R, LABEL, checkerboard),
     "rare alarm": Stream(R, LABEL, rare_alarm),
+    "steps in 12": Stream(R, NUMBER, lambda: steps(40, 12)),
+    "products in 8": Stream(R, NUMBER, lambda: products(41, 8)),
+    "levels of 30 keys": Stream(R, NUMBER, lambda: keyed_levels(42, 30, 0.02)),
+    "persistent target 0.8": Stream(R, NUMBER, lambda: persistent_target(43, 0.8)),
+    "make_friedman1": Stream(R, NUMBER, lambda: table(*tables.make_friedman1(ROWS, 10, noise=2, random_state=4))),
+    "persistent labels 0.7": Stream(R, LABEL, lambda: persistent_labels(44, 0.7)),
+    "linear logits in 15": Stream(R, LABEL, lambda: linear_logits(45, 15)),
+    "80 small clusters": Stream(R, LABEL, lambda: small_clusters(46, 80, 2)),
+    "make_hastie_10_2": Stream(R, LABEL, lambda: table(*tables.make_hastie_10_2(ROWS, random_state=4))),
+    "Agrawal 8": Stream(R, LABEL, generated(lambda: synth.Agrawal(8, seed=4))),
+    "SEA, noisy": Stream(R, LABEL, generated(lambda: synth.SEA(1, seed=4, noise=0.1))),
 }
 
 
@@ -407,6 +513,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ridge 1": {"ridge": 1.0},
     "ridge 100": {"ridge": 100.0},
     "squared loss": {"loss": "squared"},
+    "experts": {"body": "experts"},
 }
 
 
@@ -432,6 +539,156 @@ def models(stream: Stream, labels: int) -> dict[str, Model]:
         "KNN": Model(lambda seed: scaled(nearest(neighbors.KNNClassifier, seed)), True),
         "ARF": Model(lambda seed: forest.ARFClassifier(seed=seed), True),
     }
+
+
+# ---------------------------------------------------------------------- peers outside River
+
+
+class Simple:
+    """The mean of all targets or the shares of all classes so far; with `last` the last target alone."""
+
+    def __init__(self, last: bool) -> None:
+        self.last, self.count, self.total, self.shares = last, 0, 0.0, {}
+
+    def predict_one(self, x: Any) -> float:
+        return self.total / max(self.count, 1)
+
+    def predict_proba_one(self, x: Any) -> dict[Any, float]:
+        return {label: count / self.count for label, count in self.shares.items()}
+
+    def learn_one(self, x: Any, y: Any) -> None:
+        if self.last:
+            self.count, self.total, self.shares = 0, 0.0, {}
+        self.count += 1
+        self.shares[y] = self.shares.get(y, 0) + 1
+        if not isinstance(y, str):
+            self.total += y
+
+
+class Refitted:
+    """A model of tables that is fitted anew every `EVERY` rows, on all rows so far or on the last `window`."""
+
+    EVERY = 100
+
+    def __init__(self, make: Callable[[], Any], kind: str, window: int | None) -> None:
+        self.make, self.kind, self.window = make, kind, window
+        self.X: list[list[float]] = []
+        self.y: list[Any] = []
+        self.first, self.model, self.labels = Simple(False), None, []
+
+    def _row(self, x: Any) -> list[float]:
+        return [math.nan if v is None else float(v) for v in x.values()]
+
+    def predict_one(self, x: Any) -> float:
+        if self.model is None:
+            return self.first.predict_one(x)
+        return float(self.model.predict(np.array([self._row(x)]))[0])
+
+    def predict_proba_one(self, x: Any) -> dict[Any, float]:
+        if self.model is None:
+            return self.first.predict_proba_one(x)
+        return dict(zip(self.labels, self.model.predict_proba(np.array([self._row(x)]))[0].tolist(), strict=True))
+
+    def learn_one(self, x: Any, y: Any) -> None:
+        self.first.learn_one(x, y)
+        self.X.append(self._row(x))
+        self.y.append(y)
+        if len(self.X) % self.EVERY == 0:
+            start = 0 if self.window is None else max(0, len(self.X) - self.window)
+            X, y = np.array(self.X[start:]), self.y[start:]
+            if self.kind == LABEL:
+                self.labels = sorted(set(y), key=str)
+                if len(self.labels) < 2:
+                    return
+                y = [self.labels.index(label) for label in y]
+            self.model = self.make().fit(X, np.array(y))
+
+
+class Wabbit:
+    """Vowpal Wabbit with its defaults; one-against-all for classes."""
+
+    def __init__(self, kind: str, labels: list[Any]) -> None:
+        import vowpalwabbit
+
+        oaa = f" --oaa {max(len(labels), 2)} --probabilities --loss_function=logistic" if kind == LABEL else ""
+        self.labels, self.vw = labels, vowpalwabbit.Workspace("--quiet" + oaa)
+
+    def _line(self, x: Any, label: str = "") -> str:
+        return f"{label} | " + " ".join(f"f{j}:{v:.9g}" for j, v in enumerate(x.values()) if v is not None)
+
+    def predict_one(self, x: Any) -> float:
+        return float(self.vw.predict(self._line(x)))
+
+    def predict_proba_one(self, x: Any) -> dict[Any, float]:
+        return dict(zip(self.labels, self.vw.predict(self._line(x)), strict=False))
+
+    def learn_one(self, x: Any, y: Any) -> None:
+        self.vw.learn(self._line(x, str(self.labels.index(y) + 1 if self.labels else y)))
+
+
+class Perceptron:
+    """scikit-learn's multilayer perceptron behind a StandardScaler, both by `partial_fit`, row by row."""
+
+    def __init__(self, kind: str, labels: list[Any], seed: int) -> None:
+        self.model = (neural_network.MLPRegressor if kind == NUMBER else neural_network.MLPClassifier)(
+            random_state=seed
+        )
+        self.scaler, self.labels, self.fitted = sklearn_preprocessing.StandardScaler(), labels, False
+
+    def _row(self, x: Any) -> Any:
+        return np.array([[0.0 if v is None else float(v) for v in x.values()]])
+
+    def predict_one(self, x: Any) -> float:
+        return float(self.model.predict(self.scaler.transform(self._row(x)))[0]) if self.fitted else 0.0
+
+    def predict_proba_one(self, x: Any) -> dict[Any, float]:
+        if not self.fitted:
+            return {}
+        shares = self.model.predict_proba(self.scaler.transform(self._row(x)))[0]
+        return dict(zip(self.labels, shares.tolist(), strict=True))
+
+    def learn_one(self, x: Any, y: Any) -> None:
+        row = self.scaler.partial_fit(self._row(x)).transform(self._row(x))
+        if self.labels:
+            self.model.partial_fit(row, [self.labels.index(y)], classes=range(len(self.labels)))
+        else:
+            self.model.partial_fit(row, [y])
+        self.fitted = True
+
+
+def further_peers(stream: Stream, rows: list[Row]) -> dict[str, Model]:
+    """Peers outside River by name, those whose packages are installed."""
+    kind = stream.kind
+    labels = sorted({y for _, y in rows}, key=str) if kind == LABEL else []
+    found = {
+        "no change": Model(lambda _: Simple(True), False),
+        "mean": Model(lambda _: Simple(False), False),
+        "MLP": Model(lambda seed: Perceptron(kind, labels, seed), True),
+    }
+    for package, title, options in (
+        ("lightgbm", "LightGBM", {"verbose": -1, "n_jobs": 1}),
+        ("xgboost", "XGBoost", {"verbosity": 0, "n_jobs": 1}),
+    ):
+        if importlib.util.find_spec(package):
+            module = importlib.import_module(package)
+            prefix = "LGBM" if package == "lightgbm" else "XGB"
+            model = getattr(module, prefix + ("Regressor" if kind == NUMBER else "Classifier"))
+            for words, window in (("all rows", None), ("2000 rows", 2000)):
+                found[f"{title}, {words}"] = Model(
+                    lambda _, model=model, options=options, window=window: Refitted(
+                        lambda: model(**options), kind, window
+                    ),
+                    False,
+                )
+    if importlib.util.find_spec("vowpalwabbit"):
+        found["VW"] = Model(lambda _: Wabbit(kind, labels), False)
+    return found
+
+
+FURTHER = (
+    "no change", "mean", "MLP", "LightGBM, all rows", "LightGBM, 2000 rows", "XGBoost, all rows", "XGBoost, 2000 rows",
+    "VW",
+)  # fmt: skip
 
 
 # ---------------------------------------------------------------------- measuring
@@ -484,6 +741,22 @@ def store(row: dict[str, Any]) -> None:
     part = RESULT.with_suffix(".part")
     part.write_text(f'{head[:-2]},\n "rows": [\n{lines}\n ]\n}}\n')
     part.replace(RESULT)
+
+
+def run_further(half: str | None, only: str) -> None:
+    """Measure the peers outside River that are not there yet, stream by stream."""
+    warnings.simplefilter("ignore")  # of peers, about names of features and passes
+    for name, stream in STREAMS.items():
+        if half not in (None, stream.half) or only not in name:
+            continue
+        rows = list(stream.load())
+        done = {(row["model"], row["seed"]) for row in known() if row["stream"] == name}
+        for title, model in further_peers(stream, rows).items():
+            for seed in range(SEEDS if model.random else 1):
+                if (title, seed) not in done:
+                    result = measure(model.make(seed), False, rows, stream)
+                    print(f"{name:24s} {title:24s} {seed} {result}", flush=True)
+                    store({"stream": name, "model": title, "seed": seed, "rows": len(rows)} | result)
 
 
 def run(half: str | None, ours: bool, only: str) -> None:
@@ -678,6 +951,7 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--peers", action="store_true")
     options.add_argument("--ours", action="store_true")
+    options.add_argument("--further", action="store_true")
     options.add_argument("--variants", action="store_true")
     options.add_argument("--time", action="store_true")
     options.add_argument("--table", action="store_true")
@@ -688,6 +962,8 @@ def main() -> None:
         run(asked.half, True, asked.only)
     if asked.peers:
         run(asked.half, False, asked.only)
+    if asked.further:
+        run_further(asked.half, asked.only)
     if asked.variants:
         run_variants()
     if asked.time:

@@ -301,3 +301,45 @@ def late_regression(X: Matrix, z: Matrix, step: int, forgetting: float, ridge: M
             A[c, c] += ridge[c] - left[c]
             left[c] = ridge[c]
     return np.linalg.solve(A, b)
+
+
+def nearest_targets(X: Matrix, Y: Matrix, omega: Matrix, z: Matrix, width: Matrix, count: int) -> Matrix:
+    """The mean (m,) of the targets of the rows nearest to z; inputs whose range has no width are left out."""
+    squares = (((X - z)[:, width > 0] / width[width > 0]) ** 2).sum(1)
+    order = np.argsort(squares, kind="stable")[:count]
+    share = omega[order] / (squares[order] + squares[order].mean() / 16 + 1e-12)
+    return share @ Y[order] / share.sum()
+
+
+def stack_weights(answers: Matrix, Y: Matrix, omega: Matrix, forgetting: float, ridge: float) -> Matrix:
+    """w (J,) that minimizes Σ λ^(n-t) ω |y - a_0 - Σ w_j (a_j - a_0)|² + ridge |w|² for answers (n, 1 + J, m)."""
+    share = omega * forgetting ** np.arange(len(Y) - 1, -1, -1)
+    off = answers[:, 1:] - answers[:, :1]
+    A = np.einsum("t,tik,tjk->ij", share, off, off) + ridge * np.eye(off.shape[1])
+    return np.linalg.solve(A, np.einsum("t,tik,tk->i", share, off, Y - answers[:, 0]))
+
+
+def tree_splits(
+    X: Matrix, r: Matrix, omega: Matrix, inputs: list[int], edges: Matrix, depth: int, least: float, shrink: float
+) -> dict[int, tuple[int, float]]:
+    """The splits (input, threshold) of a tree by node; rows at most at it go to 2·node + 1, others to + 2."""
+    splits: dict[int, tuple[int, float]] = {}
+    nodes = np.zeros(len(X), int)
+    for node in range(2**depth - 1):
+        here = nodes == node
+        best, chosen = 1e-12, None
+        n, total = omega[here].sum(), (omega * r)[here].sum()
+        for f, j in enumerate(inputs):
+            for edge in edges[f]:
+                left = here & (X[:, j] <= edge)
+                n_left, sum_left = omega[left].sum(), (omega * r)[left].sum()
+                if n_left >= least and n - n_left >= least:
+                    gain = sum_left**2 / (n_left + shrink) + (total - sum_left) ** 2 / (n - n_left + shrink)
+                    gain -= total**2 / (n + shrink)
+                    if gain > best * (1 + 1e-9):
+                        best, chosen = gain, (j, float(edge))
+        if chosen is not None:
+            splits[node] = chosen
+        right = here & (X[:, chosen[0]] > chosen[1]) if chosen else here & False
+        nodes = np.where(here, 2 * node + 1 + right, nodes)
+    return splits

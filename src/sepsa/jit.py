@@ -12,12 +12,17 @@ from numba import njit
 
 _warned: list[str] = []
 _announced: set[Any] = set()
+_folders: dict[Any, tuple[Path, ...]] = {}  # of modules whose functions a kernel calls, beside those of its own folder
 
 
-def cached(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """A decorator that compiles for calls from Python, cached; without a cache where no folder can be written."""
+def cached(*folders: Path, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """A decorator that compiles for calls from Python, cached; without a cache where no folder can be written.
+
+    `folders` hold modules whose functions the kernel calls, other than the folder of its own module.
+    """
 
     def compiled(function: Callable[..., Any]) -> Any:
+        _folders[function] = folders
         try:
             kernel = njit(cache=True, **options)(function)
         except RuntimeError as error:
@@ -37,9 +42,9 @@ def cache_indices(kernel: Any) -> list[Path]:
 
 
 def current_indices(kernel: Any) -> list[Path]:
-    """Those newer than every module beside the kernel's, whose functions it may inline: numba checks only its own."""
-    folder = Path(kernel.py_func.__code__.co_filename).parent
-    changed = max(path.stat().st_mtime for path in folder.glob("*.py"))
+    """Those newer than every module whose functions the kernel may inline: numba checks only the kernel's own."""
+    folders = [Path(kernel.py_func.__code__.co_filename).parent, *_folders.get(kernel.py_func, ())]
+    changed = max(path.stat().st_mtime for folder in folders for path in folder.glob("*.py"))
     return [index for index in cache_indices(kernel) if index.stat().st_mtime >= changed]
 
 

@@ -20,11 +20,11 @@ from sepsa.states.objects import Saves, check_stamp, stamp
 from sepsa.states.schema import Entries
 from sepsa.stream import batch_fit
 from sepsa.stream.committee import Committee
-from sepsa.stream.engine.bodies import engine_type
-from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.engine.bodies import NAMED, engine_type
+from sepsa.stream.engine.protocol import Floats, StreamEngine
 from sepsa.stream.growth import grow
 from sepsa.stream.learner import StreamLearner
-from sepsa.validation import at_least
+from sepsa.validation import at_least, one_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
     """The base of the regressor and the classifier: parameters, a learner of rows of numbers, and its state."""
 
+    body: Literal["fourier", "experts"] = "fourier"  # in pickles from before it was a parameter
+    experts: Sequence[Any] = ()
     _learner: Any  # a StreamLearner or a Committee
     _EXTRA: tuple[str, ...]  # the entries of a state that only one of the two estimators has
 
@@ -59,6 +61,8 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         early_stopping: bool = True,
         random_state: int | np.random.RandomState | None = None,
         module: nn.Module | None = None,
+        body: Literal["fourier", "experts"] = "fourier",
+        experts: Sequence[Any] = (),
     ) -> None:
         """Set the parameters; `fit` and `partial_fit` check them.
 
@@ -82,6 +86,8 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
             random_state: Seed or generator of the body's initial weights and of the shuffling.
             module: An `nn.Module` from (n, features) to (n, k) as the body, instead of hidden layers. A copy is trained
                 in PyTorch by `sepsa.SepSA`, with one head and squared loss.
+            body: "fourier" for the network alone, "experts" for other models beside it in `partial_fit`.
+            experts: Models of yours beside them: River's, or scikit-learn's with `partial_fit`.
         """
         self.hidden_layer_sizes = hidden_layer_sizes
         self.activation = activation
@@ -96,10 +102,19 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         self.early_stopping = early_stopping
         self.random_state = random_state
         self.module = module
+        self.body = body
+        self.experts = experts
+
+    def _engine_type(self, for_fit: bool) -> type[StreamEngine]:
+        """The engine of `fit`, or that of rows in order, which alone has experts."""
+        if self.module is not None:
+            return engine_type(self.module)
+        body = one_of("body", self.body, NAMED)
+        return engine_type("fourier" if for_fit else "experts" if len(self.experts) else body)
 
     def _new_learner(self, inputs: int, outputs: int, seed: int, for_fit: bool = False) -> StreamLearner:
         """A learner with this estimator's parameters, which are checked; `for_fit` for one that `fit` trains."""
-        options = engine_type(self.module).options(self.get_params(deep=False), for_fit)
+        options = self._engine_type(for_fit).options(self.get_params(deep=False), for_fit)
         return StreamLearner(inputs, outputs, regression=isinstance(self, RegressorMixin), seed=seed, **options)
 
     # ------------------------------------------------------------------ learning
@@ -121,7 +136,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         if not there.size:
             raise ValueError("sample_weight must be positive for at least one sample, got zeros alone")
         X, Y, weight = X[there], Y[there], weight[there]
-        plan = engine_type(self.module).fit_plan(self.get_params(deep=False), X.shape[1])
+        plan = self._engine_type(for_fit=True).fit_plan(self.get_params(deep=False), X.shape[1])
         rate, forgetting = self.learning_rate, self.forgetting
         if forgetting == "auto":
             forgetting = 1.0 if plan.fixed_features else batch_fit.FORGETTING

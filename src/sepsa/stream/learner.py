@@ -34,8 +34,8 @@ class StreamLearner:
     """A learner of raw rows of numbers, one after another; NaN in an input is a missing value.
 
     `regression` measures targets from the first one and scales the body's loss; class indicators need neither.
-    `options` are the engine's; `module` among them chooses its body (`sepsa.stream.engine.bodies`). A method that fails
-    or is interrupted leaves the learner in the state before or after it.
+    `options` are the engine's; `body` or `module` among them chooses it (`sepsa.stream.engine.bodies`). A method that
+    fails or is interrupted leaves the learner in the state before or after it.
     """
 
     def __init__(
@@ -60,8 +60,12 @@ class StreamLearner:
         self._weight: Floats = np.empty(0)
 
     def _new_engine(self, inputs: int, outputs: int) -> StreamEngine:
-        kind = engine_type(self.options.get("module"))
-        engine = kind.for_raw_rows(inputs, outputs, classes=not self.regression, seed=self.seed, **self.options)
+        options = dict(self.options)
+        body, experts = options.pop("body", None), options.pop("experts", ())
+        if body == "experts" or len(experts):
+            body, options["experts"] = "experts", experts
+        kind = engine_type(options.get("module", body))
+        engine = kind.for_raw_rows(inputs, outputs, classes=not self.regression, seed=self.seed, **options)
         if not self.regression:
             engine.set_output_weights(1.0)
         return engine

@@ -32,6 +32,7 @@ from sepsa.states import schema
 from sepsa.states.objects import Saves, check_stamp, stamp
 from sepsa.states.plain import pack_label, unpack_label, unpack_labels
 from sepsa.stream.calibration import probabilities
+from sepsa.stream.engine.bodies import NAMED
 from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import NewInput, grow_along, indicators
@@ -50,7 +51,7 @@ from sepsa.stream.river_input import (
     values_in_order,
 )
 from sepsa.stream.scales import is_indicator, moments, reciprocal
-from sepsa.validation import at_least
+from sepsa.validation import at_least, one_of
 
 ROWS_FOR_SCALE = 32  # values of a late feature that determine its scale
 SHARED = "sepsa: hashed "  # the prefix of the inputs that features beyond `max_features` share
@@ -61,6 +62,8 @@ class StreamModel(Saves, base.Estimator):
     """The base of River's models: features and outputs by name, and a learner of rows of numbers."""
 
     _regression = True
+    body = "fourier"  # in pickles from before it was a parameter
+    experts: Sequence[Any] = ()
 
     def __init__(
         self,
@@ -75,6 +78,8 @@ class StreamModel(Saves, base.Estimator):
         missing: str = "auto",
         max_features: int = 256,
         skip: bool = True,
+        body: str = "fourier",
+        experts: Sequence[Any] = (),
         seed: int | None = None,
         **optimizer_options: float,
     ) -> None:
@@ -94,6 +99,9 @@ class StreamModel(Saves, base.Estimator):
             max_features: The number of features with inputs of their own; the cost grows with its square.
             skip: Whether the head sees the inputs beside the hidden units.
             seed: Seed of the body's initial weights; None for a random one.
+            body: "fourier" for the network alone, "experts" for neighbours, trees, products of inputs, the last target
+                and the mean beside it.
+            experts: Models of yours beside them: River's, or scikit-learn's with `partial_fit`.
             **optimizer_options: Further options of the optimizer: "momentum", "beta2", "eps".
         """
         if not isinstance(hidden, Sequence):
@@ -109,6 +117,8 @@ class StreamModel(Saves, base.Estimator):
         self.missing = missing
         self.max_features = at_least("max_features", max_features, 1)
         self.skip = skip
+        self.body = one_of("body", body, NAMED)
+        self.experts = list(experts)
         self.seed = seed
         self.optimizer_options = optimizer_options
         self._learner: StreamLearner | None = None

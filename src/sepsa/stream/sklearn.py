@@ -55,6 +55,10 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
         feature_names_in_: Their names (n_features_in_,), where X had names.
         n_iter_: Number of passes that `fit` made.
 
+    `body="experts"` puts experts beside the network in `partial_fit`: neighbours, trees, products of inputs, the last
+    target and the mean, stacked and weighted by recent errors, for two to three times the time. `chosen_` then holds
+    the weight of each.
+
     See also:
         `sepsa.river.SepSARegressor` for dicts of features that come and go; `SepSAForecaster` for time series.
 
@@ -213,6 +217,8 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
         early_stopping: bool = True,
         random_state: int | np.random.RandomState | None = None,
         module: nn.Module | None = None,
+        body: Literal["fourier", "experts"] = "fourier",
+        experts: Sequence[Any] = (),
     ) -> None:
         """Set the parameters; `fit` and `partial_fit` check them.
 
@@ -238,6 +244,8 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
             random_state: Seed or generator of the body's initial weights and of the shuffling.
             module: An `nn.Module` from (n, features) to (n, k) as the body, instead of hidden layers. A copy is trained
                 in PyTorch by `sepsa.SepSA`, with one head and squared loss.
+            body: "fourier" for the network alone, "experts" for other models beside it in `partial_fit`.
+            experts: Models of yours beside them: River's, or scikit-learn's with `partial_fit`.
         """
         super().__init__(
             hidden_layer_sizes,
@@ -253,6 +261,8 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
             early_stopping=early_stopping,
             random_state=random_state,
             module=module,
+            body=body,
+            experts=experts,
         )
         self.class_weight = class_weight
 

@@ -330,7 +330,6 @@ class Engine(StreamEngine):
         other = object.__new__(Engine)
         other.__dict__.update(self.__dict__)
         other._state, other._workspace, other._buffers = self._state.copy(), np.zeros_like(self._workspace), []
-        other._rng = read_generator("generator", generator_state(self._rng))
         return other
 
     def __getstate__(self) -> dict[str, Any]:
@@ -408,6 +407,7 @@ class Engine(StreamEngine):
         old = self._layout
         parts = {name: self._view(name) for name in old.parts}
         grown = self.copy()
+        grown._rng = read_generator("generator", generator_state(self._rng))  # copies share one until it is drawn from
         grown._allocate(inputs, outputs)
         new, view = grown._layout, grown._view
         more = inputs - old.inputs

@@ -1,0 +1,1 @@
+"""Experts: neighbours, trees, products and simple rules beside the network, weighted by their recent errors."""

@@ -1,0 +1,104 @@
+"""Where each part of the experts' state lies in its one vector, for Python and for the kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sepsa.stream.engine.layout import TEMPERATURES
+from sepsa.stream.experts.neighbours import NEIGHBOURS
+from sepsa.stream.experts.trees import BINS, LEAVES, SPLITS, TREES
+from sepsa.stream.experts.trees import INPUTS as TREE_INPUTS
+
+# The experts, by their rows in the answers; those of the user follow, and the stack is last.
+NAMES = ("network", "neighbours", "trees", "products", "last target", "mean", "last errors")
+NETWORK, NEAR, TREE, PRODUCTS, LAST, MEAN, ERRORS = range(7)
+
+# Settings and sizes at the start of the layout, then the start of each part.
+(
+    X_INPUTS, X_OUTPUTS, X_EXPERTS, X_WINDOW, X_FEATURES, X_TREE_INPUTS, X_ROBUST, X_CLASSES, X_PARTS,
+) = range(9)  # fmt: skip
+
+# The parts in their order.
+(
+    P_COUNTS, P_CENTRE, P_SCALE, P_LOW, P_HIGH, P_UNIT, P_ERROR, P_ERROR_RUN, P_CALIBRATION, P_SIMPLE, P_GRAM, P_MOMENT,
+    P_STACK, P_LOSS, P_WEIGHT, P_W, P_U, P_D, P_GROWTH, P_CHOSEN, P_EDGES, P_DIRECTION, P_SPLIT_INPUTS,
+    P_SPLIT_THRESHOLDS, P_VALUES, P_CUTS, P_LEAF_COUNTS, P_HISTOGRAMS, P_ROWS, P_TARGETS, P_SUMS, P_WEIGHTS, P_NODES,
+    P_OLD, P_BINS,
+) = range(X_PARTS, X_PARTS + 35)  # fmt: skip
+
+# Rows learned, their number in the window, the next place in it, their discounted number, the typical weight, the
+# expert with the largest weight, and the row since which it is.
+C_ROWS, C_FILLED, C_NEXT, C_EVIDENCE, C_WEIGHT, C_BEST, C_SINCE = range(7)
+
+WINDOW = 1024  # rows, for up to 16 inputs
+CELLS = 16 * WINDOW
+PAIRED = 10  # inputs of which products are taken
+
+
+class ExpertLayout:
+    """Where each part of the experts' state lies in its one vector of float64; some parts hold smaller numbers."""
+
+    def __init__(self, inputs: int, outputs: int, more: int, robust: bool, classes: bool) -> None:
+        d, m, experts = inputs, outputs, len(NAMES) + more
+        window = max(64, min(WINDOW, CELLS // d))
+        paired = min(d, PAIRED)
+        features, chosen = 1 + paired * (paired + 3) // 2, min(d, TREE_INPUTS)
+        self.inputs, self.outputs, self.more = d, m, more
+        self.shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
+            "COUNTS": (float, (7,)),
+            "CENTRE": (float, (d,)),
+            "SCALE": (float, (d,)),
+            "LOW": (float, (d,)),
+            "HIGH": (float, (d,)),
+            "UNIT": (float, (m,)),
+            "ERROR": (float, (m, 3)),
+            "ERROR_RUN": (float, (m, 3)),
+            "CALIBRATION": (float, (TEMPERATURES,)),
+            "SIMPLE": (float, (3, m)),
+            "GRAM": (float, (experts - 1, experts - 1)),
+            "MOMENT": (float, (experts - 1,)),
+            "STACK": (float, (experts - 1,)),
+            "LOSS": (float, (experts + 1,)),
+            "WEIGHT": (float, (experts + 1,)),
+            "W": (float, (m, features)),
+            "U": (float, (features * (features - 1) // 2,)),
+            "D": (float, (features,)),
+            "GROWTH": (float, (4,)),
+            "CHOSEN": (float, (chosen,)),
+            "EDGES": (float, (chosen, BINS - 1)),
+            "DIRECTION": (float, (m,)),
+            "SPLIT_INPUTS": (float, (TREES + 1, SPLITS)),
+            "SPLIT_THRESHOLDS": (float, (TREES + 1, SPLITS)),
+            "VALUES": (float, (TREES + 1, LEAVES, m)),
+            "CUTS": (float, (SPLITS,)),
+            "LEAF_COUNTS": (float, (LEAVES,)),
+            "HISTOGRAMS": (np.float32, (LEAVES // 2, chosen, BINS, 2)),
+            "ROWS": (np.float32, (d, window)),
+            "TARGETS": (np.float32, (window, m)),
+            "SUMS": (np.float32, (window, m)),
+            "WEIGHTS": (np.float32, (window,)),
+            "NODES": (np.uint8, (window,)),
+            "OLD": (np.uint8, (window,)),
+            "BINS": (np.uint8, (window, chosen)),
+        }
+        starts, self.size = [], 0
+        for dtype, shape in self.shapes.values():
+            starts.append(self.size)
+            self.size += (int(np.prod(shape)) * np.dtype(dtype).itemsize + 7) // 8
+        settings = [d, m, experts, window, features, chosen, int(robust), int(classes)]
+        self.numbers = np.array([*settings, *starts], dtype=np.int64)
+        # z, x, φ and b of the products, answers, y, the stack's factor, distances, the nearest and their places, and
+        # the row before which the answers were made.
+        self.workspace = 2 * d + 2 * features + (experts + 3) * m + experts * experts + window + 2 * NEIGHBOURS + 1
+
+    def part(self, state: NDArray[np.float64], name: str) -> NDArray[Any]:
+        """A part of a state as a view of its dtype and shape."""
+        dtype, shape = self.shapes[name]
+        start = self.numbers[X_PARTS + list(self.shapes).index(name)]
+        count = int(np.prod(shape))
+        slots = (count * np.dtype(dtype).itemsize + 7) // 8
+        part: NDArray[Any] = state[start : start + slots].view(dtype)[:count].reshape(shape)
+        return part

@@ -1,0 +1,78 @@
+"""The stack: least squares on the experts' answers, and the weights of experts by their recent losses.
+
+The stack predicts a_0 + Σ_j w_j (a_j - a_0) from the answers a of the experts, a_0 being the network's. The weights w
+minimize Σ_t λ^(n-t) |y_t - prediction_t|² + `RIDGE` |w|²: before any row they are 0 and the stack is the network.
+"""
+
+from __future__ import annotations
+
+import math
+
+from sepsa.stream.experts.compilation import called
+
+FORGETTING = 0.999
+RIDGE = 5.0
+DISCOUNT = 0.99
+POWER = 0.5
+PRIOR = 3.0  # the logarithm of the network's weight before any row over that of another candidate
+
+
+@called
+def remember(gram, moment, answers, y, omega):
+    """Add a row with answers (experts, m) and targets y (m,) to the normal equations, which forget."""
+    J = moment.size
+    for i in range(J):
+        moment[i] *= FORGETTING
+        for j in range(i + 1):
+            gram[i, j] *= FORGETTING
+    for k in range(y.size):
+        off = omega * (y[k] - answers[0, k])
+        for i in range(J):
+            a = answers[i + 1, k] - answers[0, k]
+            moment[i] += a * off
+            a *= omega
+            for j in range(i + 1):
+                gram[i, j] += a * (answers[j + 1, k] - answers[0, k])
+
+
+@called
+def solve(gram, moment, factor, w):
+    """w (J,) = (gram + RIDGE·1)⁻¹ moment by Cholesky's factor; `gram` is given by its lower triangle."""
+    J = moment.size
+    for i in range(J):
+        for j in range(i + 1):
+            t = gram[i, j]
+            for k in range(j):
+                t -= factor[i, k] * factor[j, k]
+            if i == j:
+                factor[i, i] = math.sqrt(max(t + RIDGE, 1e-9))
+            else:
+                factor[i, j] = t / factor[j, j]
+    for i in range(J):
+        t = moment[i]
+        for k in range(i):
+            t -= factor[i, k] * w[k]
+        w[i] = t / factor[i, i]
+    for i in range(J - 1, -1, -1):
+        t = w[i]
+        for k in range(i + 1, J):
+            t -= factor[k, i] * w[k]
+        w[i] = t / factor[i, i]
+
+
+@called
+def weigh(losses, evidence, weights):
+    """weights ∝ prior · loss^(-POWER · evidence/2); returns the candidate with the largest one."""
+    least = losses[0]
+    for c in range(losses.size):
+        least = min(least, losses[c])
+    total, best = 0.0, 0
+    for c in range(losses.size):
+        ratio = (losses[c] + 1e-12) / (least + 1e-12)
+        weights[c] = math.exp(-0.5 * POWER * evidence * math.log(ratio) - (PRIOR if c else 0.0))
+        total += weights[c]
+        if weights[c] > weights[best]:
+            best = c
+    for c in range(losses.size):
+        weights[c] /= total
+    return best

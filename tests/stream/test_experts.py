@@ -1,0 +1,297 @@
+"""Experts beside the network: each against a slow reference, then all together as a learner."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from river import linear_model, tree
+from sklearn.base import clone
+from sklearn.linear_model import SGDClassifier, SGDRegressor
+
+import sepsa
+from reference import nearest_targets, ridge_regression, stack_weights, tree_splits
+from sepsa import SepSAClassifier, SepSARegressor
+from sepsa.river import SepSARegressor as RiverRegressor
+from sepsa.stream.engine.kernels.head import rank_one
+from sepsa.stream.experts import stack, trees
+from sepsa.stream.experts.neighbours import NEIGHBOURS, neighbours
+from sepsa.stream.experts.products import expand
+from sepsa.stream.learner import StreamLearner
+
+OPTIONS = {"hidden": (64,), "activation": "fourier", "optimizer": "auto", "lr": 3e-3, "ridge": 10.0, "skip": True}
+OPTIONS |= {"forgetting": "auto", "loss": "huber", "body": "experts"}
+seeds = st.integers(0, 2**32 - 1)
+
+
+def steps(n, inputs=4, seed=0):
+    """Thresholds along single inputs."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(5, 3, (n, inputs))
+    return X, 10.0 * (X[:, 0] > 6) - 7.0 * (X[:, 1] > 4) + 0.3 * rng.normal(size=n)
+
+
+# ---------------------------------------------------------------------- against the slow truth
+
+
+@settings(deadline=None, max_examples=50)
+@given(seed=seeds, n=st.integers(1, 60), d=st.integers(1, 5), m=st.integers(1, 3))
+def test_neighbours_equal_the_slow_reference(seed, n, d, m):
+    rng = np.random.default_rng(seed)
+    X, Y, omega = rng.normal(size=(n, d)), rng.normal(size=(n, m)), rng.uniform(0.1, 5, n)
+    X, Y, omega = (a.astype(np.float32) for a in (X, Y, omega))
+    z, out, nearest = X.mean(0).astype(float), np.empty(m), np.empty((2, NEIGHBOURS))
+    low, high = X.min(0).astype(float), X.max(0).astype(float)
+    neighbours(X.T.copy(), Y, omega, n, z, low, high, np.empty(n, np.float32), *nearest, out)
+    slow = nearest_targets(X, Y, omega, z, high - low, NEIGHBOURS)
+    np.testing.assert_allclose(out, slow, rtol=1e-3, atol=1e-4)
+
+
+@settings(deadline=None, max_examples=50)
+@given(seed=seeds, n=st.integers(1, 40), experts=st.integers(2, 8), m=st.integers(1, 3))
+def test_the_stack_is_ridge_regression_on_differences_of_answers(seed, n, experts, m):
+    rng = np.random.default_rng(seed)
+    answers, Y, omega = rng.normal(size=(n, experts, m)), rng.normal(size=(n, m)), rng.uniform(0, 3, n)
+    J = experts - 1
+    gram, moment, w = np.zeros((J, J)), np.zeros(J), np.zeros(J)
+    for a, y, o in zip(answers, Y, omega, strict=True):
+        stack.remember(gram, moment, a, y, o)
+    stack.solve(gram, moment, np.zeros((J + 1, J + 1)), w)
+    np.testing.assert_allclose(w, stack_weights(answers, Y, omega, stack.FORGETTING, stack.RIDGE), rtol=1e-7, atol=1e-9)
+
+
+@settings(deadline=None)
+@given(losses=st.lists(st.floats(0.0, 1e6), min_size=2, max_size=6), evidence=st.floats(0, 100))
+def test_candidates_are_weighted_by_a_power_of_their_losses(losses, evidence):
+    weights = np.empty(len(losses))
+    best = stack.weigh(np.array(losses), evidence, weights)
+    log = -0.5 * stack.POWER * evidence * np.log(np.array(losses) + 1e-12)
+    log[1:] -= stack.PRIOR
+    slow = np.exp(log - log.max())
+    np.testing.assert_allclose(weights, slow / slow.sum(), rtol=1e-6, atol=1e-12)
+    assert weights[best] == weights.max()
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=seeds, n=st.integers(2 * int(trees.LEAST), 80), d=st.integers(1, 15), m=st.integers(1, 3))
+def test_a_tree_is_grown_as_by_the_slow_reference(seed, n, d, m):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, d)).astype(np.float32)
+    Y, omega = rng.normal(size=(n, m)).astype(np.float32), rng.choice([0.5, 1.0, 2.0], n).astype(np.float32)
+    F, chosen = np.zeros((n, m), np.float32), np.zeros(min(d, trees.INPUTS))
+    growth, direction = np.array([0.0, -1.0, 0.0, float(seed)]), np.zeros(m)
+    edges = np.zeros((chosen.size, trees.BINS - 1))
+    inputs, thresholds = (np.full((trees.TREES + 1, trees.SPLITS), -v) for v in (1.0, 0.0))
+    values = np.zeros((trees.TREES + 1, trees.LEAVES, m))
+    histograms = np.zeros((trees.LEAVES // 2, chosen.size, trees.BINS, 2), np.float32)
+    nodes, old = np.full(n, trees.LATE, np.uint8), np.zeros(n, np.uint8)
+    bins = np.zeros((n, chosen.size), np.uint8)
+    cuts, leaf_counts = np.zeros(trees.SPLITS), np.zeros(trees.LEAVES)
+    drawn = None
+    while growth[trees.G_TREE] == 0:
+        trees.grow(
+            X.T.copy(), Y, F, omega, n, growth, chosen, edges, direction, inputs, thresholds, values, cuts, leaf_counts,
+            histograms, nodes, old, bins,
+        )  # fmt: skip
+        if growth[trees.G_TREE] == 0:
+            drawn = chosen.astype(int).tolist(), edges.copy(), direction.copy()
+    if drawn is None:  # one call has grown it and perhaps begun the next
+        return
+    assert len(set(drawn[0])) == chosen.size
+    splits = tree_splits(X, Y @ drawn[2], omega, drawn[0], drawn[1], trees.DEPTH, trees.LEAST, trees.SHRINK)
+    fast = {i: (int(inputs[0, i]), thresholds[0, i]) for i in range(trees.SPLITS) if inputs[0, i] >= 0}
+    assert fast == splits
+    out = np.empty(m)
+    for i in range(n):
+        mine = [trees.leaf(inputs[0], thresholds[0], x) == trees.leaf(inputs[0], thresholds[0], X[i]) for x in X]
+        share = omega[mine]
+        trees.add_trees(inputs[:1], thresholds[:1], values[:1], X[i], out)
+        np.testing.assert_allclose(
+            out, trees.RATE * (share @ Y[mine]) / (share.sum() + trees.SHRINK), rtol=1e-4, atol=1e-5
+        )
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=seeds, n=st.integers(1, 40), d=st.integers(1, 5))
+def test_products_under_the_head_are_ridge_regression(seed, n, d):
+    rng = np.random.default_rng(seed)
+    Z, y = rng.normal(size=(n, d)), rng.normal(size=n)
+    p = 1 + d * (d + 3) // 2
+    Phi, W, U, D, b = np.empty((n, p)), np.zeros(p), np.zeros(p * (p - 1) // 2), np.full(p, 0.1), np.empty(p)
+    for z, phi, target in zip(Z, Phi, y, strict=True):
+        expand(z, phi)
+        off = target - W @ phi
+        W += off / rank_one(U, D, phi, 0, 1.0, b) * b
+    slow = np.array([[1.0, *np.concatenate([[z[j], *(z[j] * z[: j + 1])] for j in range(d)])] for z in Z])
+    np.testing.assert_allclose(Phi, slow)
+    expected = ridge_regression(slow, y[:, None], np.ones(n), np.full(p, 10.0), np.zeros((1, p)))[0]
+    np.testing.assert_allclose(W, expected, rtol=1e-6, atol=1e-9)
+
+
+# ---------------------------------------------------------------------- the learner
+
+
+def test_thresholds_are_learned_better_with_experts():
+    X, y = steps(1500)
+    errors = [
+        np.abs(SepSARegressor(random_state=0, body=body).prequential(X, y) - y)[500:].mean()
+        for body in ("fourier", "experts")
+    ]
+    assert errors[1] < 0.7 * errors[0]
+
+
+def test_a_target_that_persists_is_followed():
+    rng = np.random.default_rng(1)
+    X, y = rng.normal(size=(800, 3)), np.cumsum(rng.normal(size=800))
+    model = SepSARegressor(random_state=0, body="experts")
+    off = np.abs(model.prequential(X, y) - y)[300:].mean()
+    assert off < 1.15 * np.abs(np.diff(y))[300:].mean()
+    weights = model.chosen_["experts"]
+    assert sum(weights.values()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("classes", [False, True])
+def test_rows_in_blocks_equal_rows_one_by_one(classes):
+    X, y = steps(400)
+    Y = np.stack([y > 0, y <= 0], 1).astype(float) if classes else y[:, None]
+    X[5, 1] = np.nan
+    one, other = (StreamLearner(4, Y.shape[1], regression=not classes, **OPTIONS) for _ in range(2))
+    weight = np.where(np.arange(400) % 7 == 3, 0.0, 1.0)
+    blocks = one.learn(X, Y, weight)
+    single = np.concatenate([other.learn(X[i : i + 1], Y[i : i + 1], weight[i : i + 1]) for i in range(400)])
+    assert np.array_equal(blocks, single)
+    assert np.array_equal(one.predict(X), [other.predict_row(x) for x in X.tolist()])
+
+
+def test_a_saved_learner_continues_bit_for_bit(tmp_path):
+    X, y = steps(700)
+    model = SepSARegressor(random_state=0, body="experts").partial_fit(X[:500], y[:500])
+    sepsa.save(model, tmp_path / "model.sepsa")
+    loaded = sepsa.load(tmp_path / "model.sepsa")
+    pickled = pickle.loads(pickle.dumps(model))
+    expected = model.prequential(X[500:], y[500:])
+    assert np.array_equal(loaded.prequential(X[500:], y[500:]), expected)
+    assert np.array_equal(pickled.prequential(X[500:], y[500:]), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SPLIT_INPUTS", 4.0),
+        ("CHOSEN", -1.0),
+        ("CUTS", 1e6),
+        ("NODES", 99),
+        ("OLD", 99),
+        ("BINS", 16),
+        ("GROWTH", 99.0),
+    ],
+)
+def test_a_state_that_points_outside_is_refused(name, value):
+    X, y = steps(50)
+    engine = StreamLearner(4, 1, regression=True, **OPTIONS).engine
+    engine.learn(X, y[:, None])
+    before, state = engine.predict(X), engine.state_dict()
+    state["experts"][name].flat[0] = value
+    with pytest.raises(ValueError, match=name):
+        engine.load_state_dict(state)
+    assert np.array_equal(engine.predict(X), before)
+
+
+def test_inputs_and_classes_that_come_late_enter():
+    X, y = steps(900, inputs=12)
+    learner = StreamLearner(3, 2, regression=False, **OPTIONS)
+    Y = np.stack([y > 5, y <= 0, (y > 0) & (y <= 5)], 1).astype(float)
+    two = Y[:, 2] == 0
+    learner.learn(X[two][:400, :3].copy(), Y[two][:400, :2].copy())
+    learner.add_inputs(X.mean(0)[3:], 1 / X.std(0)[3:])
+    learner.add_outputs(1)
+    scores = learner.learn(X, Y)
+    assert (scores.argmax(1) == Y.argmax(1))[300:].mean() > 0.8
+
+
+def test_hostile_rows_leave_no_lasting_harm():
+    rng = np.random.default_rng(2)
+    X, y = steps(3000)
+    clean = np.abs(SepSARegressor(random_state=0, body="experts").prequential(X, y) - y)[-500:].mean()
+    Z, t = X.copy(), y.copy()
+    bad = (rng.random(3000) < 0.05) & (np.arange(3000) < 2500)
+    t[bad] = rng.choice([1e300, -1e300, 1e30, 1e8, -1e5], bad.sum())
+    Z[bad, rng.integers(0, 4, bad.sum())] = rng.choice([1e300, -1e200, 1e9], bad.sum())
+    weight = np.where(bad, 1e200, 1.0)
+    model = SepSARegressor(random_state=0, body="experts")
+    told = model.prequential(Z, t, weight)
+    assert np.isfinite(told).all()
+    assert np.abs(told - y)[-500:].mean() < 1.5 * clean
+
+
+def test_memory_is_bounded():
+    X, y = steps(3000)
+    model = SepSARegressor(random_state=0, body="experts").partial_fit(X[:1500], y[:1500])
+    size = len(pickle.dumps(model))
+    assert len(pickle.dumps(model.partial_fit(X[1500:], y[1500:]))) <= size + 200
+
+
+# ---------------------------------------------------------------------- models of the user
+
+
+def test_models_of_the_user_are_weighted_and_left_as_they_are():
+    X, y = steps(600)
+    expert = tree.HoeffdingTreeRegressor()
+    model = SepSARegressor(random_state=0, experts=[expert, SGDRegressor(random_state=0)])
+    whole = model.prequential(X, y)
+    assert {"HoeffdingTreeRegressor 0", "SGDRegressor 1"} <= model.chosen_["experts"].keys()
+    assert expert.n_nodes is None or expert.n_nodes <= 1
+    again = clone(model)
+    parts = np.concatenate([again.prequential(X[:300], y[:300]), again.prequential(X[300:], y[300:])])
+    assert np.array_equal(whole, parts)
+    copied = pickle.loads(pickle.dumps(model))
+    assert np.array_equal(copied.predict(X), model.predict(X))
+    with pytest.raises(TypeError, match=r"experts\[0\], HoeffdingTreeRegressor, cannot be saved"):
+        model.state_dict()
+
+
+def test_classifiers_of_the_user_see_new_classes():
+    X, y = steps(600)
+    labels = np.where(y > 5, "high", np.where(y > 0, "middle", "low"))
+    model = SepSAClassifier(
+        random_state=0, experts=[linear_model.SoftmaxRegression(), SGDClassifier(loss="log_loss", random_state=0)]
+    )
+    two = labels != "middle"
+    model.partial_fit(X[two][:200], labels[two][:200])
+    told = model.prequential(X, labels)
+    assert (told == labels)[200:].mean() > 0.8
+    assert model.predict_proba(X).sum(1) == pytest.approx(np.ones(len(X)))
+
+
+def test_an_expert_with_a_state_is_saved(tmp_path):
+    X, y = steps(300)
+    inner = SepSARegressor(random_state=1)
+    model = SepSARegressor(random_state=0, experts=[inner]).partial_fit(X[:290], y[:290])
+    other = clone(model)
+    other.load_state_dict(copy.deepcopy(model.state_dict()))
+    assert np.array_equal(other.prequential(X[290:], y[290:]), model.prequential(X[290:], y[290:]))
+
+
+@pytest.mark.parametrize("wrong", [object(), SGDRegressor, SGDClassifier()])
+def test_what_is_no_expert_is_refused(wrong):
+    X, y = steps(5)
+    with pytest.raises(ValueError, match=r"experts\[0\] must be a River regressor"):
+        SepSARegressor(experts=[wrong]).partial_fit(X, y)
+
+
+def test_river_models_learn_dicts_with_experts():
+    X, y = steps(400)
+    model = RiverRegressor(seed=0, body="experts")
+    told = []
+    for x, target in zip(X.tolist(), y.tolist(), strict=True):
+        row = dict(zip("abcd", x, strict=True))
+        told.append(model.predict_one(row))
+        model.learn_one(row, target)
+    expected = StreamLearner(4, 1, regression=True, missing="auto", seed=0, weight_decay=0.0, **OPTIONS)
+    np.testing.assert_array_equal(told[1:], expected.learn(X, y[:, None])[1:, 0])
+    with pytest.raises(ValueError, match="body must be one of"):
+        RiverRegressor(body="forest")
