@@ -186,7 +186,7 @@ def torch_stream(X: Array, Y: Array, separable: bool) -> LearnStream:
     from sepsa.optimizer import SepSA
 
     model = network(X.shape[1], Y.shape[1])
-    options = {"lr": LR, "weight_decay": DECAY}
+    options: dict[str, Any] = {"lr": LR, "weight_decay": DECAY}
     sepsa = SepSA(model, torch.optim.Adam, **options) if separable else None
     optimizer = sepsa or torch.optim.Adam(model.parameters(), **options)
     body, head = model[:-1], model[-1]
