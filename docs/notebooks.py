@@ -173,26 +173,19 @@ def notebook(text: str) -> dict[str, Any]:
 
 
 def write_gallery() -> None:
-    """Run the programs whose output docs/gallery.md shows, and write their output and figures."""
+    """Run the programs whose output docs/gallery.md shows, and write their output and figures, one by one."""
     page = FOLDER.parent / "gallery.md"
-
-    def shown(match: re.Match[str]) -> str:
+    text = page.read_text(encoding="utf-8")
+    for match in PROGRAM.finditer(text):
         with tempfile.TemporaryDirectory() as folder:
-            done = subprocess.run(
-                [sys.executable, FOLDER.parents[1] / match[1]],
-                cwd=folder,
-                stdout=subprocess.PIPE,
-                text=True,
-                check=True,
-            )
+            program = [sys.executable, FOLDER.parents[1] / match[1]]
+            done = subprocess.run(program, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
             for figure in Path(folder).glob("*.png"):
                 if f"](gallery/{figure.name})" in text:
-                    shutil.copyfile(figure, FOLDER.parent / "gallery" / figure.name)
-        new = match[2] if agree(done.stdout, match[2]) else done.stdout
-        return match[0].replace(f"```text\n{match[2]}", f"```text\n{new}")
-
-    text = page.read_text(encoding="utf-8")
-    page.write_text(PROGRAM.sub(shown, text), encoding="utf-8")
+                    shutil.copyfile(figure, page.with_name("gallery") / figure.name)
+        if not agree(done.stdout, match[2]):
+            shown = match[0].replace(f"```text\n{match[2]}", f"```text\n{done.stdout}")
+            page.write_text(page.read_text(encoding="utf-8").replace(match[0], shown), encoding="utf-8")
 
 
 def write(page: Path) -> None:

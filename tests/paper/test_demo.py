@@ -33,11 +33,11 @@ def test_sepsa_beats_the_mean_at_every_learning_rate():
 def test_errors_are_in_the_units_of_the_targets_also_where_these_are_standardized():
     dataset = load("diabetes")
     mean = ((dataset.train_targets.mean() - dataset.test_targets) ** 2).mean().item()
-    for method in demo.METHODS:
-        errors = demo.online(dataset, method, 1e-4, 233, "standardized targets")
-        assert 0.5 * mean < errors[0] < 2 * mean
-        assert 0.5 * mean < errors[-1] < 2 * mean
-    assert demo.online(dataset, "SepSA", 1e-4, 233, "standardized targets")[-1] < 0.7 * mean
+    raw, standardized = (
+        demo.online(dataset, "Adam", 1e-4, 233, kind)[-1] for kind in ("raw targets", "standardized targets")
+    )
+    assert mean < standardized < 0.8 * raw  # Adam has a shorter way to standardized targets
+    assert 0.3 * mean < demo.online(dataset, "SepSA", 1e-4, 233, "standardized targets")[-1] < 0.7 * mean
 
 
 def test_the_command_prints_a_table_and_draws_a_figure(tmp_path, capsys, monkeypatch):

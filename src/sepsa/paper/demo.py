@@ -71,7 +71,7 @@ def run(out: Path, seeds: int) -> None:
             runs = results[kind][lr][method] = []
             for seed in range(FIRST_SEED, FIRST_SEED + seeds):
                 errors = online(dataset, method, lr, seed, kind)
-                runs.append(figures.Curve(np.arange(len(errors), dtype=float), errors, bool(np.isnan(errors[-1]))))
+                runs.append(figures.Curve(np.arange(len(errors), dtype=np.float64), errors, bool(np.isnan(errors[-1]))))
                 progress.advance(task)
         progress.update(task, description="done")
     console.print(summary(results, seeds))

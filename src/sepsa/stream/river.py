@@ -78,9 +78,9 @@ class StreamModel(Saves, base.Estimator):
         missing: str = "auto",
         max_features: int = 256,
         skip: bool = True,
+        seed: int | None = None,
         body: str = "fourier",
         experts: Sequence[Any] = (),
-        seed: int | None = None,
         **optimizer_options: float,
     ) -> None:
         """Make a model; the options are checked.
