@@ -179,13 +179,18 @@ def write_gallery() -> None:
     for match in PROGRAM.finditer(text):
         with tempfile.TemporaryDirectory() as folder:
             program = [sys.executable, FOLDER.parents[1] / match[1]]
-            done = subprocess.run(program, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
+            done = subprocess.run(
+                program, cwd=folder, stdout=subprocess.PIPE, text=True, check=True
+            )
             for figure in Path(folder).glob("*.png"):
                 if f"](gallery/{figure.name})" in text:
                     shutil.copyfile(figure, page.with_name("gallery") / figure.name)
         if not agree(done.stdout, match[2]):
             shown = match[0].replace(f"```text\n{match[2]}", f"```text\n{done.stdout}")
-            page.write_text(page.read_text(encoding="utf-8").replace(match[0], shown), encoding="utf-8")
+            page.write_text(
+                page.read_text(encoding="utf-8").replace(match[0], shown),
+                encoding="utf-8",
+            )
 
 
 def write(page: Path) -> None:
