@@ -34,7 +34,10 @@ import yaml
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Pages whose blocks another test runs, with further checks.
-ELSEWHERE = {"docs/solvers.md": "tests/test_testing.py"}
+TUTORIALS = sorted((ROOT / "docs/tutorials").glob("*.md"))
+ELSEWHERE = {"docs/solvers.md": "tests/test_testing.py"} | {
+    f"docs/tutorials/{page.name}": "tests/test_tutorials.py" for page in TUTORIALS
+}
 
 BLOCK = re.compile(
     r"<!--\s*setup\n(?P<setup>.*?)-->"
