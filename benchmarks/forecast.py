@@ -12,6 +12,7 @@ when its value comes. One setting for both sets, chosen by `--choose`, which see
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 from measure import machine, spread, write
 
-from sepsa import SepSAForecaster
+from sepsa import SepSAForecaster, SepSARegressor
 from sepsa.stream.forecast import model as heads
 
 PRINTED = {  # the better of TimeFilter and TimeKAN with ADAPT-Z; at 96 and 192 iTransformer with ADAPT-Z
@@ -142,6 +143,28 @@ def with_weights(model: SepSAForecaster, frozen: Any, Z: Any, start: int) -> Any
     return np.array(made)
 
 
+def with_network(Z: Any) -> Any:
+    """Forecasts plus what a network predicts of their errors: one `SepSARegressor` for each series and step.
+
+    The inputs are the last day, relative to the last value, the forecast and the time of the day. An error is learned
+    after it is known, in blocks as long as the step.
+    """
+    made = run(Z, 24)[0]
+    out, hour = made.copy(), 2 * np.pi * np.arange(len(Z)) / 24
+    for j, h in itertools.product(range(Z.shape[1]), range(1, 25)):
+        day = np.lib.stride_tricks.sliding_window_view(Z[:, j], 24)  # day[i] ends with row i + 23
+        last = day[:, -1]
+        step = made[23:, h - 1, j] - last
+        X = np.column_stack([day - last[:, None], step, last, np.sin(hour[23:]), np.cos(hour[23:])])
+        known = Z[23 + h :, j] - made[23 : len(Z) - h, h - 1, j]
+        model = SepSARegressor(random_state=0)
+        for start in range(2 * h, len(X), h):  # the errors of rows up to start - h are known at start
+            rows, at = slice(start - 2 * h + 1, start - h + 1), slice(start, min(start + h, len(X)))
+            model.partial_fit(X[rows], known[rows])
+            out[23 + at.start : 23 + at.stop, h - 1, j] += model.predict(X[at])
+    return out
+
+
 def parts(folder: Path) -> dict[str, Any]:
     """What each part brings: the errors at H 1 and 24 without it, on the test rows."""
 
@@ -170,6 +193,7 @@ def parts(folder: Path) -> dict[str, Any]:
         "no other series": lambda Z: np.concatenate([run(Z[:, j : j + 1], 24)[0] for j in range(Z.shape[1])], 2),
         "own heads alone": without(joint_terms=lambda m, n, s: joint(m, n, s)[:m]),
         "learned once a day": once_a_day,
+        "and a network on the errors": with_network,
     }
     out: dict[str, Any] = {}
     for name in PRINTED:

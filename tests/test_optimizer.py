@@ -632,7 +632,7 @@ def test_bad_batches_change_nothing(bad, where):
     [
         (lambda m: SepSA(m.parameters(), torch.optim.Adam), TypeError, "model must be an nn.Module, got generator"),
         (lambda m: SepSA(m, torch.optim.Adam(m.parameters())), ValueError, "base owns the head's parameter '2.weight'"),
-        (lambda m: SepSA(m, torch.optim.Adam(m[0].parameters()), lr=1.0), ValueError, r"got \['lr'\] as well"),
+        (lambda m: SepSA(m, torch.optim.Adam(m[0].parameters()), lr=1.0), ValueError, r"got also \['lr'\]"),
         (lambda m: SepSA(m, "adam"), TypeError, "base must be a torch.optim.Optimizer class or instance, got 'adam'"),
         (lambda m: SepSA(m, nn.Linear), TypeError, "base must be a torch.optim.Optimizer"),
         (lambda m: SepSA(m, SepSA), ValueError, "got a SepSA"),

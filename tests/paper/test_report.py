@@ -354,7 +354,7 @@ def test_no_results_is_one_line(tmp_path):
     ("key", "value", "message"),
     [
         ("method", "Lion", r"method must be one of .*'SepSA'.*, got 'Lion' in .*energy-online-sepsa.json"),
-        ("runs", [{"lr": 1}], r"energy-online-sepsa\.json holds a run that is none"),
+        ("runs", [{"lr": 1}], r"energy-online-sepsa\.json holds an invalid run"),
     ],
 )
 def test_foreign_records_are_refused_by_name(tmp_path, key, value, message):

@@ -193,7 +193,7 @@ def test_a_damaged_learner_is_refused_and_others_are_not(database, monkeypatch):
     newer = estimator().partial_fit(np.ones((1, 3)), np.ones(1)).to_bytes()
     monkeypatch.undo()
     for damaged, why in (
-        (b"no state", "damaged or no checkpoint"),
+        (b"no state", "damaged or not a checkpoint"),
         (state[:-1], "tensors should have"),
         (newer, "has format 2, written by sepsa .*: upgrade"),
     ):

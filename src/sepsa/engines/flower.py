@@ -31,7 +31,7 @@ def reply(message: Message, head: RLS) -> Message:
     return Message(content=RecordDict({KEY: delta}), reply_to=message)
 
 
-def sent(message: Message) -> bytes:
+def _sent(message: Message) -> bytes:
     """The delta in the answer of a client."""
     try:
         return bytes(message.content[KEY][KEY])
@@ -90,7 +90,7 @@ class MergeDeltas(FedAvg):  # type: ignore[misc]
             The head's weights and the number of samples, as Flower's records.
         """
         valid, _ = self._check_and_log_replies(replies, is_train=True, validate=False)
-        deltas = {message.metadata.src_node_id: sent(message) for message in valid}
+        deltas = {message.metadata.src_node_id: _sent(message) for message in valid}
         self.head = self._merged(copy.deepcopy(self.head), [deltas])
         self.rounds.append(deltas)
         assert self.head.linear is not None

@@ -98,10 +98,11 @@ class KeyedLearner:
                 self._file.execute(statement)
         except sqlite3.Error as error:
             raise CheckpointError(
-                f"{self._path} cannot be opened ({error}): another process uses it, or it is no file of a KeyedLearner"
+                f"{self._path} cannot be opened ({error}): another process uses it, or it is not a file of a "
+                "KeyedLearner"
             ) from None
         if tables and kind != KIND:
-            raise CheckpointError(f"{self._path} is a database and no file of a KeyedLearner: choose another path")
+            raise CheckpointError(f"{self._path} is a database and not a file of a KeyedLearner: choose another path")
         if version > FORMAT:
             raise CheckpointError(
                 f"{self._path} has format {version}, and this sepsa reads up to {FORMAT}: upgrade sepsa to open it"

@@ -56,7 +56,7 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
         n_iter_: Number of passes that `fit` made.
 
     `body="experts"` puts experts beside the network in `partial_fit`: neighbours, trees, products of inputs, the last
-    target and the mean, stacked and weighted by recent errors, for two to three times the time. `chosen_` then holds
+    target and the mean, stacked and weighted by recent errors. A row takes longer then. `chosen_` holds
     the weight of each.
 
     See also:
