@@ -36,7 +36,7 @@ PROGRAM = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 FIGURE = re.compile(r"savefig\(\"([\w-]+\.png)\"")
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
+NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 CLOSE = 0.1  # relative difference of two printed numbers that versions and processors may cause
 
 
