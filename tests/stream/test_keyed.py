@@ -226,7 +226,9 @@ def test_a_file_of_something_else_or_of_a_newer_format_is_refused_and_left_as_it
     connection.execute("CREATE TABLE orders (id INTEGER)")
     connection.close()
     before = (tmp_path / "own").read_bytes()
-    with pytest.raises(CheckpointError, match="own is a database and not a file of a KeyedLearner: choose another path"):
+    with pytest.raises(
+        CheckpointError, match="own is a database and not a file of a KeyedLearner: choose another path"
+    ):
         KeyedLearner(estimator(), tmp_path / "own")
     assert (tmp_path / "own").read_bytes() == before
 
