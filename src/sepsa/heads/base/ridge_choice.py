@@ -86,11 +86,12 @@ def learned(
     if choice.ridges[active] != ridge:
         ridge = choice.ridges[active]
         choice = choice._replace(history=(*choice.history, (updates + 1, ridge))[-_HISTORY_LIMIT:])
-    new = after[active][0]
-    if is_over(updates + 1, float(new.counters.reshape(-1, 3)[:, 1].max()), choice):
-        return new, ridge, choice._replace(started=-1, ridges=(), losses=(), others=(), active=0), True
-    others = tuple(None if k == active else other for k, (other, _) in enumerate(after))
-    return new, ridge, choice._replace(others=others), True
+    learned_state = after[active][0]
+    if is_over(updates + 1, float(learned_state.counters.reshape(-1, 3)[:, 1].max()), choice):
+        return learned_state, ridge, choice._replace(started=-1, ridges=(), losses=(), others=(), active=0), True
+    kept = [new if finite else old for (new, finite), (old, _) in zip(after, before, strict=True)]
+    others = tuple(None if k == active else other for k, other in enumerate(kept))
+    return learned_state, ridge, choice._replace(others=others), True
 
 
 def is_due(updates: int, choice: RidgeChoice) -> bool:
