@@ -206,7 +206,7 @@ class LogisticNewton(NewtonHead):
             if not finite:
                 raise self._explain(features, targets, y, new.W)
             head = new.W.to(linear.weight.dtype)
-        self._assign(head, _state=new, _previous=before, _choice=choice, ridge=ridge)
+        self._assign(head, _state=new, _previous=before, _choice=choice, _updates=self._updates_now() + 1, ridge=ridge)
 
     def _learned(
         self,
@@ -235,7 +235,7 @@ class LogisticNewton(NewtonHead):
         T, W, shares, left, counters = new
         tensors = (T, W, old.prior, shares, left, counters)
         parts = *(tensor.contiguous() for tensor in tensors), old.weights, ridge
-        return CrossEntropyState._make(parts), finite, too_large
+        return CrossEntropyState(*parts), finite, too_large
 
     def _explain(self, features: Tensor, targets: Tensor, y: Tensor, learned: Tensor) -> ValueError:
         bad = (y < 0) | (y > 1)
@@ -293,8 +293,9 @@ def each_output(state: CrossEntropyState) -> list[CrossEntropyState]:
 
 def kept(new: CrossEntropyState, old: CrossEntropyState, which: Tensor) -> CrossEntropyState:
     """`new` for the outputs `which` (m,), and `old` for the others."""
-    pairs = zip(new[:6], old[:6], strict=True)
-    return CrossEntropyState._make([*(a.where(which.reshape(-1, *[1] * (a.ndim - 1)), b) for a, b in pairs), *new[6:]])
+    pairs: Any = zip(new[:6], old[:6], strict=True)
+    tensors = [a.where(which.reshape(-1, *[1] * (a.ndim - 1)), b) for a, b in pairs]
+    return new._replace(**dict(zip(new._fields, tensors, strict=False)))
 
 
 def as_numbers(targets: Tensor, like: Tensor, leading: torch.Size | None = None) -> Tensor:

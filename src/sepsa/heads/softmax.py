@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, Literal, overload
 
 import torch
@@ -11,7 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sepsa.heads.backends.captured_cross_entropy import CapturedSoftmax, UpdateSettings
-from sepsa.heads.base import parameters
+from sepsa.heads.backends.choose import Case, choose
+from sepsa.heads.backends.recorded_cross_entropy import Kind, RecordedBlocks, block_rows, product_precision
+from sepsa.heads.base import parameters, ridge_choice
 from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, explain_nonfinite, is_integer
 from sepsa.heads.base.newton import NewtonHead
 from sepsa.heads.math.cross_entropy import (
@@ -21,13 +24,21 @@ from sepsa.heads.math.cross_entropy import (
     class_factors,
     effective_samples,
     floor,
+    is_large,
     learned,
+    learned_large,
     mean_loss,
     probabilities_of,
     start,
+    with_curvature,
+    with_root,
 )
 from sepsa.heads.protocols import Posterior
 from sepsa.validation import in_range, is_number
+
+# A state with T, because a block would have lost digits or something has read T, gets A at one update in so many.
+TRY_AGAIN = 8
+learned_by_qr = partial(learned, by_qr=True)
 
 
 class SoftmaxNewton(NewtonHead):
@@ -90,7 +101,8 @@ class SoftmaxNewton(NewtonHead):
         super().__init__(ridge, forgetting, bias_ridge)
         self.label_smoothing = smoothing(label_smoothing)
         self.class_weight = class_weights(class_weight)
-        self._captured: CapturedSoftmax | None = None  # what recordings write to
+        self._captured: CapturedSoftmax | None = None  # what recordings of captured steps write to
+        self._recorded: RecordedBlocks | None = None  # what recordings of large blocks write to
 
     # ------------------------------------------------------------------ state
 
@@ -111,32 +123,32 @@ class SoftmaxNewton(NewtonHead):
     def _parts(self, state: CrossEntropyState) -> Sequence[CrossEntropyState]:
         return [state]
 
-    def _ready(self) -> nn.Linear:
+    def _located(self) -> nn.Linear:
         if self._captured is not None:
             self._captured.finish()
             self._captured.warn_of_refusals()
-        return super()._ready()
+        return super()._located()
 
     def checkpoint(self) -> Any:
         """Return what `rollback` restores: a copy of the head's weights and references to the rest of the state."""
         (state, *rest), head = super().checkpoint()
-        if self._captured is not None and state is self._captured.now:  # captured updates write into these
-            state = CrossEntropyState(*(tensor.clone() for tensor in state))
+        if any(memory is not None and state.W is memory.now.W for memory in (self._captured, self._recorded)):
+            state = state.map(Tensor.clone)  # recordings write into these
         return (state, *rest), head
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_captured": None}  # recordings stay with the original
+        return self.__dict__ | {"_captured": None, "_recorded": None}  # recordings stay with the original
 
     @property
     def steps(self) -> int:
         """The number of updates that the head has learned."""
-        self._ready()
+        self._located()
         return int(self._state.counters[0])
 
     @property
     def samples(self) -> float:
         """The number of samples that the head has learned, each counted by its weight."""
-        self._ready()
+        self._located()
         return float(self._state.counters[1])
 
     @torch.no_grad()
@@ -195,14 +207,18 @@ class SoftmaxNewton(NewtonHead):
         Returns:
             A scalar, as `torch.nn.functional.cross_entropy` with the solver's `class_weight` and `label_smoothing`.
         """
-        self._ready()
+        self._located()
         check_outputs(outputs, targets, labels=not targets.is_floating_point())
-        logits, probabilities = both(outputs), probabilities_of(targets, self._state.weights).to(outputs.dtype)
-        C = logits.shape[-1]
+        logits = both(outputs)
+        C, smoothing = logits.shape[-1], self.label_smoothing
         weight = None if self.class_weight is None else self._state.weights.to(outputs.dtype)
-        return functional.cross_entropy(
-            logits.reshape(-1, C), probabilities.reshape(-1, C), weight, label_smoothing=self.label_smoothing
-        )
+        logits = logits.reshape(-1, C)
+        if targets.is_floating_point():
+            probabilities = probabilities_of(targets, self._state.weights).to(outputs.dtype).reshape(-1, C)
+            return functional.cross_entropy(logits, probabilities, weight, label_smoothing=smoothing)
+        labels = targets.reshape(-1).long()
+        total = functional.cross_entropy(logits, labels, weight, reduction="sum", label_smoothing=smoothing)
+        return total / len(logits)
 
     @torch.no_grad()
     def predict_proba(self, features: Tensor) -> Tensor:
@@ -252,21 +268,34 @@ class SoftmaxNewton(NewtonHead):
         Raises:
             ValueError: A shape, label or probability is wrong, or a value is not finite; nothing was learned.
         """
-        linear = self._ready()
+        linear = self._located()
         check_rows(linear, features)
         if is_integer(targets) and targets.dtype != torch.bool and targets.shape == features.shape[:-1]:
             check_labels(linear, features, targets, sample_weight)
         else:
             check_rows(linear, features, targets, sample_weight)
+        updates, large = self._updates_now(), is_large(parameters.width(linear), features.shape[:-1].numel())
+        if large and sample_weight is None and self._learn_recorded(linear, features, targets, updates):
+            return
         with torch.autocast(linear.weight.device.type, enabled=False):
             before = parameters.follow(linear, self._state.W)
-            Phi = parameters.rows(linear, features, before.dtype)
+            Phi = block_rows(linear, features, before.dtype, large)
+            forms = dict.fromkeys((Phi.dtype, before.dtype)) if large else {}
 
             def advance(state: CrossEntropyState, W: Tensor) -> tuple[CrossEntropyState, bool]:
-                new, *flags = self._learned(linear, state, W, Phi, targets, sample_weight)
+                if state.A is not None or updates % TRY_AGAIN == 0:
+                    for dtype in forms:  # with the digits of the features, then with all
+                        rows, with_A = Phi.to(dtype), with_curvature(state)
+                        with product_precision(rows):
+                            new, *flags = self._learned(learned_large, linear, with_A, W, rows, targets, sample_weight)
+                        finite, lost = torch.stack(flags).tolist()
+                        if not lost:
+                            return new, finite
+                rows, state = Phi.to(W.dtype), with_root(state)
+                new, *flags = self._learned(learned, linear, state, W, rows, targets, sample_weight)
                 finite, too_large = torch.stack(flags).tolist()
                 if too_large:
-                    new, *flags = self._learned(linear, state, W, Phi, targets, sample_weight, by_qr=True)
+                    new, *flags = self._learned(learned_by_qr, linear, state, W, rows, targets, sample_weight)
                     finite = bool(flags[0])
                 return new, finite
 
@@ -277,7 +306,27 @@ class SoftmaxNewton(NewtonHead):
             if not finite:
                 raise self._explain(features, targets, new.W)
             head = new.W.to(linear.weight.dtype)
-        self._assign(head, _state=new, _previous=before, _choice=choice, ridge=ridge)
+        self._assign(head, _state=new, _previous=before, _choice=choice, _updates=updates + 1, ridge=ridge)
+
+    def _learn_recorded(self, linear: nn.Linear, features: Tensor, targets: Tensor, updates: int) -> bool:
+        """Learn a large block by a recorded CUDA graph; False: nothing was learned, another route must."""
+        state, choice = self._state, self._choice
+        compares = choice is not None and (choice.started >= 0 or ridge_choice.is_due(updates, choice))
+        n, (K, p) = features.shape[:-1].numel(), state.W.shape
+        case = Case(linear.weight.device.type, state.W.dtype, p, K, n, contiguous=linear.weight.is_contiguous())
+        if state.A is None or compares or choose("cross-entropy", case).backend != "graph":
+            return False
+        recorded = self._recorded
+        if recorded is None or not recorded.lies_in(linear):
+            recorded = self._recorded = RecordedBlocks(linear, state)
+        labels = not targets.is_floating_point()
+        forgetting = self.forgetting if self.forgets else 1.0
+        shape = () if labels else (targets.numel() // n,)
+        kind = Kind(n, features.dtype, shape, targets.dtype, forgetting, self.label_smoothing)
+        if not recorded.learn(state, features, targets, kind):
+            return False
+        self._assign(_state=recorded.now, _previous=recorded.previous, _updates=updates + 1)
+        return True
 
     @torch.no_grad()
     def prepare_capture(self) -> Hashable:
@@ -297,7 +346,7 @@ class SoftmaxNewton(NewtonHead):
             captured = CapturedSoftmax(linear, state)
         if state is not captured.now:
             captured.load(state)
-            self._assign(_captured=captured, _state=captured.now, _previous=None)
+            self._assign(_captured=captured, _state=captured.now, _previous=None, _updates=None)
         captured.now.W.copy_(parameters.follow(linear, captured.now.W))
         return self._fixed(), tuple(self.class_weight or ()), captured.place
 
@@ -331,15 +380,15 @@ class SoftmaxNewton(NewtonHead):
 
     def _learned(
         self,
+        learn: Callable[..., tuple[CrossEntropyState, Tensor, Tensor]],
         linear: nn.Linear,
         state: CrossEntropyState,
         W: Tensor,
         Phi: Tensor,
         targets: Tensor,
         sample_weight: Tensor | None,
-        by_qr: bool = False,
     ) -> tuple[CrossEntropyState, Tensor, Tensor]:
-        return learned(
+        return learn(
             state,
             W,
             Phi,
@@ -348,7 +397,6 @@ class SoftmaxNewton(NewtonHead):
             forgetting=self.forgetting if self.forgets else 1.0,
             label_smoothing=self.label_smoothing,
             head_dtype=linear.weight.dtype,
-            by_qr=by_qr,
         )
 
     def _explain(self, features: Tensor, targets: Tensor, learned: Tensor) -> ValueError:

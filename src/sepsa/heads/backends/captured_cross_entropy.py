@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sepsa.heads.backends.choose import Case, choose
 from sepsa.heads.backends.memory import HeadMemory
 from sepsa.heads.base import parameters
-from sepsa.heads.math.cross_entropy import CrossEntropyState, learned, root
+from sepsa.heads.math.cross_entropy import CrossEntropyState, learned, root, with_root
 from sepsa.heads.math.least_squares import andrews
 from sepsa.heads.math.ridge import rotation
 
@@ -29,7 +29,7 @@ class CapturedSoftmax(HeadMemory):
         K, p = state.W.shape
         self.Z = state.W.new_zeros(p + K, p)
         super().__init__(linear, self.Z)
-        rest = {name: torch.zeros_like(getattr(state, name)) for name in CrossEntropyState._fields[2:]}
+        rest = {name: torch.zeros_like(getattr(state, name)) for name in CrossEntropyState._fields[2:-1]}
         self.now = CrossEntropyState(T=self.Z[:p], W=self.Z[p:], **rest)
         self.blocks: dict[int, Any] = {}  # buffers of the fused kernels, by the rows of a block
         self._settings: dict[UpdateSettings, Tensor] = {}
@@ -37,7 +37,7 @@ class CapturedSoftmax(HeadMemory):
 
     def load(self, state: CrossEntropyState) -> None:
         """Take over a state of the same shapes."""
-        for mine, other in zip(self.now, state, strict=True):
+        for mine, other in zip(self.now[:-1], with_root(state)[:-1], strict=True):
             mine.copy_(other)
 
     def update(self, features: Tensor, targets: Tensor, settings: UpdateSettings) -> Tensor:
@@ -58,7 +58,7 @@ class CapturedSoftmax(HeadMemory):
         new, finite, too_large = learned(now, W, Phi, targets, None, **settings._asdict(), head_dtype=dtype)
         self.too_large.add_(too_large & Phi.square().sum().isfinite())
         finite = finite & ~too_large
-        for mine, value in zip(now, new, strict=True):
+        for mine, value in zip(now[:-1], new[:-1], strict=True):
             if value is not mine:
                 mine.copy_(value.where(finite, mine))
         parameters.store(self.linear, now.W.to(dtype))

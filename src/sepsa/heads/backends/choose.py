@@ -133,6 +133,11 @@ TABLE: dict[str, tuple[BackendRow, ...]] = {
         BackendRow("numba", "numba_candidates", _compiles, lambda c: c.width <= 96),
         BackendRow("torch", "", _always),
     ),
+    # Large blocks of samples; smaller ones, and those that a graph refuses, are torch's.
+    "cross-entropy": (
+        BackendRow("graph", "recorded_cross_entropy:RecordedBlocks", _on_cuda),
+        BackendRow("torch", "", _always),
+    ),
     # Captured steps: one program holds all rows of a few columns of Z in registers, up to 1,024 of them; a block of
     # 64 samples is solved in two halves of 32, and one coordinate at most gets its ridge back.
     "captured least squares": (

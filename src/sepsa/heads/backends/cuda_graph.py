@@ -41,7 +41,7 @@ from sepsa.interrupt import DeferredInterrupt
 # state than it had found. At most _KEPT recordings are kept; one not used for _UNUSED updates makes room for another.
 _OCCURRENCES, _RETRY, _KEPT, _UNUSED = 3, 32, 4, 256
 
-_recording_lock = threading.Lock()  # the streams on which updates are recorded are shared
+recording_lock = threading.Lock()  # the streams on which updates are recorded are shared
 
 
 @functools.cache
@@ -200,7 +200,7 @@ class GraphBackend(TorchBackend):
                 return None
             try:
                 here, off = torch.cuda.device(self.prior.device), torch.autocast("cuda", enabled=False)
-                with _recording_lock, torch.inference_mode(False), torch.no_grad(), here, off:
+                with recording_lock, torch.inference_mode(False), torch.no_grad(), here, off:
                     self._fix_addresses()
                     recording = RecordedUpdate(self, n, lam)
             except RuntimeError as error:

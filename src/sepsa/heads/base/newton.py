@@ -17,14 +17,14 @@ from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.ridge_choice import RidgeChoice
 from sepsa.heads.base.state_checks import check_root, read_ridges, read_solver
 from sepsa.heads.math.candidates import Choice, power_of_ten
-from sepsa.heads.math.cross_entropy import CrossEntropyState
+from sepsa.heads.math.cross_entropy import CrossEntropyState, with_root
 from sepsa.heads.protocols import PrecisionWarning
 from sepsa.states import schema
 from sepsa.states.schema import Entries
 from sepsa.validation import in_range
 
 _SMALL_RIDGE = 1e-12
-KEYS = CrossEntropyState._fields[:-2]  # weights and ridge follow from the settings
+KEYS = CrossEntropyState._fields[:-3]  # weights and ridge follow from the settings, T from A
 
 
 class NewtonHead(OwnsHead):
@@ -33,8 +33,9 @@ class NewtonHead(OwnsHead):
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
     settings: ClassVar[tuple[str, ...]]  # arguments that a state keeps, beside the ridges
     _state: CrossEntropyState
-    _replaced = ("_state", "_previous", "_choice", "ridge")
+    _replaced = ("_state", "_previous", "_choice", "_updates", "ridge")
     _choice: RidgeChoice | None  # None: the ridge is given
+    _updates: int | None = None  # the state's, where the host knows them without waiting for the device
 
     def __init__(
         self, ridge: float | Literal["auto"], forgetting: float, bias_ridge: float | Literal["ridge"] | None
@@ -64,13 +65,28 @@ class NewtonHead(OwnsHead):
     def _parts(self, state: CrossEntropyState) -> Sequence[CrossEntropyState]:
         """The state as one for each curvature."""
 
-    def _ready(self) -> nn.Linear:
+    def _updates_now(self) -> int:
+        """The number of updates of the output that has most."""
+        if self._updates is None:
+            self._updates = int(self._state.counters.reshape(-1, 3)[:, 0].max())
+        return self._updates
+
+    def _located(self) -> nn.Linear:
         """The head, with the state where it is."""
         linear = self._head()
         device = linear.weight.device
         if self._state.T.device != device:
-            choice = None if self._choice is None else ridge_choice.placed(self._choice, device)
+            choice = None if self._choice is None else ridge_choice.mapped(self._choice, lambda other: other.to(device))
             self._assign(_state=self._state.to(device), _previous=None, _choice=choice)
+        return linear
+
+    def _ready(self) -> nn.Linear:
+        """The head, with the state where it is and T computed."""
+        linear = self._located()
+        others = () if self._choice is None else self._choice.others
+        if any(state is not None and state.A is not None for state in (self._state, *others)):
+            choice = None if self._choice is None else ridge_choice.mapped(self._choice, with_root)
+            self._assign(_state=with_root(self._state), _choice=choice)
         return linear
 
     @property
@@ -99,7 +115,9 @@ class NewtonHead(OwnsHead):
             size = math.sqrt(float(features.detach().to(W.dtype).square().mean()))
             return power_of_ten(size) ** 2 if 0 < size < math.inf else 0.0
 
-        return ridge_choice.learned(self._choice, self._state, self.ridge, W, advance, loss, ridges_of, scale)
+        return ridge_choice.learned(
+            self._choice, self._state, self.ridge, self._updates_now(), W, advance, loss, ridges_of, scale
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the settings, without the head's weights, which are in the `nn.Linear`."""
@@ -134,7 +152,7 @@ class NewtonHead(OwnsHead):
         def read_state(entries: Entries, ridge: float) -> CrossEntropyState:
             tensors = {
                 key: entries.tensor(key, tuple(was.shape), was.dtype, linear.weight.device)
-                for key, was in zip(KEYS, old, strict=False)
+                for key, was in ((key, getattr(old, key)) for key in KEYS)
             }
             state = CrossEntropyState(**tensors, **derived | {"ridge": fresh._ridges(linear, old.W, ridge)})
             for part in self._parts(state):
@@ -145,7 +163,7 @@ class NewtonHead(OwnsHead):
         if self._choice is not None:
             choice = ridge_choice.read(saved, KEYS, ridge, read_state)
         settings = {name: getattr(fresh, name) for name in (*self.settings, "ridge", "bias_ridge")}
-        self._assign(**settings, _state=state, _previous=None, _choice=choice)
+        self._assign(**settings, _state=state, _previous=None, _choice=choice, _updates=None)
 
     def _last_step(self) -> float:
         """The norm of the weights' change in the last update, for `health`."""

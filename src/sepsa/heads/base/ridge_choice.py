@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from sepsa.heads.math.cross_entropy import CrossEntropyState, with_ridge
@@ -51,20 +50,20 @@ def learned(
     choice: RidgeChoice,
     state: CrossEntropyState,
     ridge: float,
+    updates: int,
     W: Tensor,
     advance: Advance,
     loss: Callable[[Tensor], float],
     ridges_of: Callable[[float], Tensor],
     scale: Callable[[], float],
 ) -> tuple[CrossEntropyState, float, RidgeChoice, bool]:
-    """An update of all candidates from the head's weights W: the new active state, its ridge, the choice, if finite.
+    """Let all candidates learn from the head's weights W: the new active state, its ridge, the choice, if finite.
 
-    `advance` learns the batch from a state and its weights, `loss` is the loss of weights at the batch, `ridges_of` the
-    vector of a ridge, `scale` the squared size of the features.
+    `updates` is the number of those before, `advance` learns the batch from a state and its weights, `loss` is the loss
+    of weights at the batch, `ridges_of` the vector of a ridge, `scale` the squared size of the features.
     """
-    updates = int(state.counters.reshape(-1, 3)[:, 0].max())
     if choice.started < 0 and is_due(updates, choice):
-        choice, state = started(choice, state, ridge, ridges_of, scale)
+        choice, state = started(choice, state, ridge, updates, ridges_of, scale)
     if choice.started < 0:
         new, finite = advance(state, W)
         return new, ridge, choice, finite
@@ -110,6 +109,7 @@ def started(
     choice: RidgeChoice,
     state: CrossEntropyState,
     ridge: float,
+    updates: int,
     ridges_of: Callable[[float], Tensor],
     scale: Callable[[], float],
 ) -> tuple[RidgeChoice, CrossEntropyState]:
@@ -126,13 +126,12 @@ def started(
         wanted = [r for r in (ridge / NEIGHBOUR, ridge * NEIGHBOUR) if LEAST <= r / choice.scale <= MOST]
     found = [(ridge, None), *((r, with_ridge(state, ridges_of(r))) for r in wanted)]
     ridges, others = zip(*(pair for k, pair in enumerate(found) if k == 0 or pair[1] is not None), strict=True)
-    begun = int(state.counters.reshape(-1, 3)[:, 0].max())
-    return choice._replace(started=begun, ridges=ridges, losses=(0.0,) * len(ridges), others=others, active=0), state
+    return choice._replace(started=updates, ridges=ridges, losses=(0.0,) * len(ridges), others=others, active=0), state
 
 
-def placed(choice: RidgeChoice, device: torch.device) -> RidgeChoice:
-    """The choice on this device."""
-    return choice._replace(others=tuple(other and other.to(device) for other in choice.others))
+def mapped(choice: RidgeChoice, function: Callable[[CrossEntropyState], CrossEntropyState]) -> RidgeChoice:
+    """The choice with the function of every candidate's state."""
+    return choice._replace(others=tuple(other and function(other) for other in choice.others))
 
 
 def written(choice: RidgeChoice, tensors_of: Callable[[CrossEntropyState], dict[str, Tensor]]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ the residual √q (W - prior)_j, in rotation. CrossEntropyState: T (p, p) with T
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -33,7 +34,10 @@ from sepsa.heads.math.least_squares import PRODUCT_LIMIT, add_by_qr, andrews, ro
 from sepsa.heads.math.ridge import coordinates, lacking, next_cursor, rotation
 
 FADE = 7.0  # how many old samples a new one replaces in the curvature; benchmarks/softmax_newton.py compares
-LOST_DIGITS = 1e-10  # the least squared pivot of a curvature of unit diagonal whose ridge is changed
+# The least squared pivot of a curvature of unit diagonal that is formed as sums of samples of this dtype.
+LOST_DIGITS = {torch.float64: 1e-10, torch.float32: 1e-5}
+SMALL, LARGE = 64, 3  # of more than 64 columns, a block of p/3 samples is large; docs/performance.md
+CHUNK = 2**25  # numbers that an array of samples and classes has at most
 TOLERANCE = 1e-3  # of the sum of a sample's class probabilities: float16 and bfloat16 round them
 
 
@@ -48,10 +52,15 @@ class CrossEntropyState(NamedTuple):
     counters: Tensor  # (3,): updates, samples, the coordinate next to get its ridge back
     weights: Tensor  # (classes,)
     ridge: Tensor  # (p,): as A has it, ridge/s̄
+    A: Tensor | None = None  # (p, p): after a large block, of which T has not been computed yet; T is then an older one
 
     def to(self, device: torch.device) -> CrossEntropyState:
         """The state on this device."""
-        return CrossEntropyState(*(tensor.to(device) for tensor in self))
+        return self.map(lambda tensor: tensor.to(device))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> CrossEntropyState:
+        """The function of every tensor."""
+        return self._replace(**{name: function(t) for name, t in zip(self._fields, self, strict=True) if t is not None})
 
 
 def start(W: Tensor, weights: Tensor, ridge: Tensor) -> CrossEntropyState:
@@ -85,28 +94,12 @@ def learned(
     The first flag is false where targets are no probabilities, or where a number cannot be held, also by a head of
     `head_dtype`; the second is true where the rows are so large that digits are lost unless `by_qr`.
     """
-    dtype = W.dtype
-    (K, p), n, C = W.shape, len(Phi), len(state.weights)
-    t = probabilities_of(targets.detach(), state.weights).reshape(n, C).to(dtype)
-    valid = (t >= 0).all() & ((t.sum(1) - 1).abs() <= TOLERANCE).all()
-    t = ((1 - label_smoothing) * t + label_smoothing / C) * state.weights
-    if sample_weight is not None:
-        t = t * sample_weight.reshape(-1, 1).to(dtype)
-
-    # (1), at the head as it is
-    m = t.sum(1, keepdim=True)
-    P = both(Phi @ W.T).softmax(1)
-    R = (m * P - t)[:, C - K :]
-    P = P[:, C - K :]
-    tiny = torch.finfo(dtype).tiny
-    U = (m * P * (1 - P) + R.square() / m.clamp(min=tiny)) / 2
+    p, n = W.shape[1], len(Phi)
+    R, U, samples, valid = residuals_of(W, Phi, targets, sample_weight, state.weights, label_smoothing)
     omega = U.sum(1, keepdim=True)
+    lam, shares, s, rho = blended(state, U.sum(0), samples, forgetting)
     updates, seen, cursor = state.counters
-    total = seen + (FADE + 1) * p
-    lam = (total / (total + FADE * m.sum())).clamp(max=forgetting)
-    shares = lam * state.shares + (1 - lam) + U.sum(0)
-    s = class_factors(shares)
-    rho = ((U.sum(0) / s).max() * min(K, 2) / U.sum().clamp(min=tiny)).clamp(min=1)
+    tiny = torch.finfo(W.dtype).tiny
 
     # The rows that A gains, scaled to weight one, and the residuals of (2) as they see them
     scale = omega.sqrt()
@@ -125,7 +118,7 @@ def learned(
     d = inflation.sqrt()
     T, step = absorb_by_qr(T, rows, residuals, d) if by_qr else absorb(T, F, residuals, d)
     T, W = T.contiguous(), (W - step).contiguous()  # in one layout however made, as BLAS rounds by the layout
-    counters = torch.stack([updates + 1, seen + m.sum(), next_cursor(cursor, c, p)])
+    counters = torch.stack([updates + 1, seen + samples, next_cursor(cursor, c, p)])
     sums = Phi.square().sum() + shares.sum() + counters[1]
     finite = valid & sums.isfinite() & T.isfinite().all() & W.to(head_dtype).isfinite().all()
     return (
@@ -135,16 +128,140 @@ def learned(
     )
 
 
+def residuals_of(
+    W: Tensor, Phi: Tensor, targets: Tensor, sample_weight: Tensor | None, weights: Tensor, smoothing: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """R and U (n, K) of (1) at the head W, in the dtype of Φ; Σ m; and whether the targets are valid (0-d)."""
+    dtype, K, C, n = Phi.dtype, len(W), len(weights), len(Phi)
+    weights = weights.to(dtype)
+    P = both(Phi @ W.to(dtype).T).softmax(1)
+    if targets.is_floating_point():
+        t = probabilities_of(targets.detach(), weights).reshape(n, C)
+        valid = (t >= 0).all() & ((t.sum(1) - 1).abs() <= TOLERANCE).all()
+        t = ((1 - smoothing) * t + smoothing / C) * weights
+        if sample_weight is not None:
+            t = t * sample_weight.reshape(-1, 1).to(dtype)
+        m = t.sum(1, keepdim=True)
+        R = m * P - t
+    else:
+        y = targets.detach().reshape(n, 1).long()
+        valid = ((y >= 0) & (y < C)).all()
+        y = y.clamp(0, C - 1)
+        hit, even = (1 - smoothing) * weights[y], smoothing / C * weights
+        if sample_weight is not None:
+            factor = sample_weight.reshape(-1, 1).to(dtype)
+            hit, even = hit * factor, even * factor
+        m = hit + even.sum(-1, keepdim=True) if smoothing else hit
+        R = (m * P - even if smoothing else m * P).scatter_add_(1, y, -hit)
+    R, P = R[:, C - K :], P[:, C - K :]
+    U = (m * P * (1 - P) + R.square() / m.clamp(min=torch.finfo(dtype).tiny)) / 2
+    return R, U, m.sum(), valid
+
+
+def blended(
+    state: CrossEntropyState, U: Tensor, samples: Tensor, forgetting: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """λ, Σ U with the block's U (K,), s and ρ of (2), for a block of so many samples."""
+    K, p = state.W.shape
+    total = state.counters[1] + (FADE + 1) * p
+    lam = (total / (total + FADE * samples)).clamp(max=forgetting)
+    shares = lam * state.shares + (1 - lam) + U
+    s = class_factors(shares)
+    rho = ((U / s).max() * min(K, 2) / U.sum().clamp(min=torch.finfo(U.dtype).tiny)).clamp(min=1)
+    return lam, shares, s, rho
+
+
+def is_large(p: int, n: int) -> bool:
+    """Whether n samples are so many that the sums over them are formed first, and A is kept instead of T."""
+    return SMALL < p <= LARGE * n
+
+
+def learned_large(
+    state: CrossEntropyState,
+    W: Tensor,
+    Phi: Tensor,
+    targets: Tensor,
+    sample_weight: Tensor | None,
+    *,
+    forgetting: float,
+    label_smoothing: float,
+    head_dtype: torch.dtype,
+) -> tuple[CrossEntropyState, Tensor, Tensor]:
+    """`learned` by A, which the state must have, instead of T: RᵀΦ and ΦᵀωΦ first, then one factor of order p.
+
+    Φ may have fewer digits than the state: the sums over samples and the step are then as exact as Φ. The second flag
+    is true where A with a unit diagonal has so small a pivot that rounding could decide it; then another route learns.
+    """
+    assert state.A is not None
+    p, n = W.shape[1], len(Phi)
+    G, M, U, samples, invalid = block_sums(W, Phi, targets, sample_weight, state.weights, label_smoothing)
+    lam, shares, s, rho = blended(state, U, samples, forgetting)
+    updates, seen, cursor = state.counters
+    c = rotation(p, forgetting, at_least=n)
+    at, left = coordinates(p, c, cursor.long(), W.device), lam * state.ridge_left
+    assert isinstance(at, Tensor)  # because the cursor is one
+    q = lacking(left, state.ridge, at)
+    back = torch.zeros_like(left).scatter(0, at, q)
+
+    G = G / s[:, None] + back * (W - state.prior)
+    old = lam * state.A + torch.diag(back)
+    H = old + rho * M
+    size = H.diagonal().sqrt()
+    root = torch.linalg.cholesky_ex((H / (size[:, None] * size)).to(Phi.dtype)).L
+    lost = ~(root.diagonal().min().square() > LOST_DIGITS[Phi.dtype])
+    W = W - torch.cholesky_solve((G / size).T.to(Phi.dtype), root).T / size
+    A = old + M
+    counters = torch.stack([updates + 1, seen + samples, next_cursor(cursor, c, p)])
+    sums = A.sum() + shares.sum() + counters[1]
+    finite = ~invalid & sums.isfinite() & W.to(head_dtype).isfinite().all()
+    new = state._replace(W=W, shares=shares, ridge_left=left + back, counters=counters, A=A)
+    return new, finite, lost
+
+
+def block_sums(
+    W: Tensor, Phi: Tensor, targets: Tensor, sample_weight: Tensor | None, weights: Tensor, smoothing: float
+) -> list[Tensor]:
+    """RᵀΦ, Φᵀ diag(ω) Φ, Σ U and Σ m in W's dtype, and whether a target is invalid, from `CHUNK` logits at a time."""
+    n, size, V = len(Phi), max(CHUNK // len(weights), 1), W.to(Phi.dtype)
+    sums: list[Tensor] = []
+    for rows in (slice(first, first + size) for first in range(0, n, size)):
+        x, y = Phi[rows], targets.reshape(n, -1)[rows]
+        each = None if sample_weight is None else sample_weight.reshape(n)[rows]
+        R, U, samples, valid = residuals_of(V, x, y, each, weights, smoothing)
+        scaled = x * U.sum(1, keepdim=True).sqrt()
+        part = [*(t.to(W.dtype) for t in (R.T @ x, scaled.T @ scaled, U.sum(0), samples)), ~valid]
+        sums = [a + b for a, b in zip(sums, part, strict=True)] if sums else part
+    return sums
+
+
+def with_root(state: CrossEntropyState) -> CrossEntropyState:
+    """The state with T, which is computed from A where A is newer."""
+    return state if state.A is None else state._replace(T=inverse_root(state.A)[0], A=None)
+
+
+def with_curvature(state: CrossEntropyState) -> CrossEntropyState:
+    """The state with A, which is computed from T where there is none."""
+    if state.A is not None:
+        return state
+    R = torch.linalg.inv(state.T).mT
+    return state._replace(A=R.mT @ R)
+
+
 def mean_loss(
     state: CrossEntropyState, W: Tensor, Phi: Tensor, targets: Tensor, sample_weight: Tensor | None, smoothing: float
 ) -> Tensor:
     """The mean cross-entropy (0-d) of the head W at samples, each by its weight."""
-    C = len(state.weights)
-    t = probabilities_of(targets.detach(), state.weights).reshape(len(Phi), C).to(W.dtype)
-    t = ((1 - smoothing) * t + smoothing / C) * state.weights
-    if sample_weight is not None:
-        t = t * sample_weight.reshape(-1, 1).to(W.dtype)
-    return -(t * both(Phi @ W.T).log_softmax(1)).sum() / t.sum()
+    C, n = len(state.weights), len(Phi)
+    targets = targets.detach().reshape((n, -1) if targets.is_floating_point() else (n,))
+    each = torch.ones(n, 1, device=W.device) if sample_weight is None else sample_weight.reshape(n, 1)
+    loss, total = W.new_zeros(()), W.new_zeros(())
+    step = max(CHUNK // C, 1)
+    for rows in (slice(first, first + step) for first in range(0, n, step)):
+        t = probabilities_of(targets[rows], state.weights).to(Phi.dtype)
+        t = ((1 - smoothing) * t + smoothing / C) * (state.weights * each[rows]).to(Phi.dtype)
+        loss = loss - (t * both(Phi[rows] @ W.to(Phi.dtype).T).log_softmax(1)).sum()
+        total = total + t.sum()
+    return loss / total
 
 
 def with_ridge(state: CrossEntropyState, ridge: Tensor) -> CrossEntropyState | None:
@@ -153,16 +270,21 @@ def with_ridge(state: CrossEntropyState, ridge: Tensor) -> CrossEntropyState | N
     None where that would lose digits. State may be of several outputs, each with its own T.
     """
     share = state.ridge_left / state.ridge
-    R = torch.linalg.inv(state.T).mT
-    A = R.mT @ R + torch.diag_embed((ridge - state.ridge) * share)
+    A = with_curvature(state).A
+    assert A is not None
+    T, least = inverse_root(A + torch.diag_embed((ridge - state.ridge) * share))
+    if not bool(least > LOST_DIGITS[torch.float64]):
+        return None
+    return state._replace(T=T, ridge_left=ridge * share, ridge=ridge, A=None)
+
+
+def inverse_root(A: Tensor) -> tuple[Tensor, Tensor]:
+    """A T (..., p, p) with TᵀT = A⁻¹, and the least squared pivot (0-d) of A with a unit diagonal."""
     size = A.diagonal(dim1=-2, dim2=-1).sqrt()
     C = torch.linalg.cholesky_ex(A / (size[..., :, None] * size[..., None, :])).L
-    least = C.diagonal(dim1=-2, dim2=-1).min()
-    if not bool(least.square() > LOST_DIGITS):
-        return None
-    one = torch.eye(len(ridge), dtype=ridge.dtype, device=ridge.device).expand(A.shape)
-    T = (torch.linalg.solve_triangular(C, one, upper=False) / size[..., None, :]).contiguous()
-    return state._replace(T=T, ridge_left=ridge * share, ridge=ridge)
+    one = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand(A.shape)
+    T = (triangular(C, one) / size[..., None, :]).contiguous()
+    return T, C.diagonal(dim1=-2, dim2=-1).min().square()
 
 
 def absorb(T: Tensor, F: Tensor, residuals: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
