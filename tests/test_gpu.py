@@ -766,3 +766,83 @@ def test_heads_have_the_bits_of_the_record_and_the_weights_of_a_cpu(tmp_path):
     if known is None:
         pytest.skip(f"no record of bits for {machine}: python tests/goldens/record.py heads --device cuda makes one")
     assert [name for name in known if digests.get(name) != known[name]] == []
+
+
+# ---------------------------------------------------------------------- recorded large blocks of SoftmaxNewton
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("labels", [True, False])
+@pytest.mark.parametrize(("n", "k", "K", "lam"), [(256, 192, 10, 1.0), (256, 512, 10, 0.999), (2000, 100, 37, 1.0)])
+def test_recorded_large_blocks_are_those_of_torch(n, k, K, lam, labels, dtype):
+    torch.manual_seed(0)
+    heads = [nn.Linear(k, K, device="cuda") for _ in range(2)]
+    heads[1].load_state_dict(heads[0].state_dict())
+    one, two = (SoftmaxNewton(forgetting=lam, ridge=100.0).bind(head) for head in heads)
+    answer = torch.randn(k, K, device="cuda")
+    for step in range(30):
+        x = torch.randn(n if step != 7 else n + 1, k, device="cuda").relu().to(dtype)
+        y = (x.float() @ answer).argmax(1)
+        targets = y if labels else nn.functional.one_hot(y, K).float()
+        if step == 17:
+            for head in heads:
+                nn.init.ones_(head.weight)
+        if step == 19:
+            two.load_state_dict(two.state_dict())
+            one.load_state_dict(one.state_dict())
+        if step == 27:
+            kept = two.checkpoint()
+            two.update(x, targets)
+            two.rollback(kept)
+            one.checkpoint()
+        two.update(x, targets)
+        with force("torch"):  # never recorded
+            one.update(x, targets)
+    assert two._recorded.graphs
+    assert one._recorded is None
+    assert one.steps == two.steps == 30
+    tolerance = {"rtol": 1e-6, "atol": 1e-7} if dtype == torch.float32 else {"rtol": 1e-3, "atol": 1e-3}
+    torch.testing.assert_close(heads[1].weight, heads[0].weight, **tolerance)
+    torch.testing.assert_close(two.covariance(), one.covariance(), rtol=1e-3, atol=1e-8)
+    assert two.health()["last_step"] > 0
+
+
+@pytest.mark.parametrize("what", ["feature", "label", "probability"])
+def test_a_recorded_large_block_refuses_bad_samples_and_changes_nothing(what):
+    torch.manual_seed(0)
+    linear = nn.Linear(100, 5, device="cuda")
+    solver = SoftmaxNewton().bind(linear)
+    x, y = torch.randn(400, 100, device="cuda"), torch.randint(5, (400,), device="cuda")
+    y = nn.functional.one_hot(y, 5).float() if what == "probability" else y
+    for _ in range(12):
+        solver.update(x, y)
+    assert solver._recorded.graphs
+    before, weight = copy.deepcopy(solver._state), linear.weight.clone()
+    if what == "feature":
+        x[3, 2] = math.nan
+    elif what == "label":
+        y[3] = 5
+    else:
+        y[3, 0] = 7.0
+    with pytest.raises(ValueError, match="must be"):
+        solver.update(x, y)
+    assert torch.equal(linear.weight, weight)
+    for mine, was in zip(solver._state, before, strict=True):
+        assert torch.equal(mine, was)
+
+
+def test_a_ridge_is_chosen_between_recorded_blocks():
+    torch.manual_seed(0)
+    heads = [nn.Linear(100, 5, device="cuda") for _ in range(2)]
+    heads[1].load_state_dict(heads[0].state_dict())
+    one, two = (SoftmaxNewton(ridge="auto").bind(head) for head in heads)
+    answer = torch.randn(100, 5, device="cuda")
+    for _ in range(150):
+        x = torch.randn(300, 100, device="cuda")
+        y = (x @ answer + torch.randn(300, 5, device="cuda")).argmax(1)
+        two.update(x, y)
+        with force("torch"):
+            one.update(x, y)
+    assert two._recorded.graphs
+    assert two.chosen == one.chosen
+    torch.testing.assert_close(heads[1].weight, heads[0].weight, rtol=1e-5, atol=1e-6)

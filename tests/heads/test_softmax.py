@@ -17,6 +17,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 from reference import restored_coordinates, ridges, weights
 from sepsa import SepSA, SoftmaxNewton
+from sepsa.heads.math import cross_entropy as cross_entropy_math
 
 # ---------------------------------------------------------------------- the slow, obvious truth, in float64
 
@@ -160,6 +161,42 @@ def test_updates_equal_the_equations_spelled_out(problem):
     np.testing.assert_allclose(B @ dense.A, np.eye(len(B)), atol=1e-6)
     assert solver.steps == len(sizes)
     assert solver.samples == pytest.approx(dense.seen)
+
+
+@pytest.mark.parametrize("chunk", [2**25, 100])
+@pytest.mark.parametrize("forgetting", [1.0, 0.9])
+@pytest.mark.parametrize("labels", [True, False])
+def test_large_blocks_equal_the_equations_spelled_out(labels, forgetting, chunk, monkeypatch):
+    monkeypatch.setattr(cross_entropy_math, "CHUNK", chunk)  # logits at a time
+    k, K, rng = 70, 4, np.random.default_rng(0)
+    options = {"ridge": 3.0, "forgetting": forgetting, "label_smoothing": 0.1, "class_weight": [1.0, 2.0, 0.5, 1.5]}
+    solver, linear = make(k, K, **options)
+    dense = Dense(weights(linear), **options, bias=True)
+    for n in (40, 200, 40, 5, 40, 40, 40, 40, 40, 300):  # the block of 5 is learned by T, and those up to the eighth
+        x, omega = rng.normal(size=(n, k)), rng.uniform(0, 2, n)
+        y = rng.integers(0, K, n)
+        t = np.eye(K)[y] if labels else rng.dirichlet(np.full(K, 0.3), size=n)
+        targets = torch.tensor(y if labels else t)
+        solver.update(torch.tensor(x), targets, torch.tensor(omega))
+        dense.update(np.column_stack([x, np.ones(n)]), t, omega)
+        np.testing.assert_allclose(weights(linear), dense.W, rtol=1e-7, atol=1e-9)
+    assert solver._state.A is not None
+    np.testing.assert_allclose(solver.covariance().numpy() @ dense.A, np.eye(k + 1), atol=1e-9)
+    assert solver._state.A is None
+
+
+def test_a_large_block_that_would_lose_digits_is_learned_by_the_root():
+    solver, linear = make(70, 3)
+    x, y = samples(200, 70, 3)[:2]
+    dense = Dense(weights(linear), 1.0, 1.0, 0.0, None, bias=True)
+    x[:, 1] = x[:, 0] + 1e-7 * x[:, 1]  # nearly the same feature twice, far above the ridge
+    x[:, :2] *= 1e6
+    solver.update(x, y)
+    assert solver._state.A is None
+    dense.update(np.column_stack([x, np.ones(200)]), one_hot(y, 3).numpy() if y.ndim == 1 else y.numpy(), np.ones(200))
+    scores = np.column_stack([x, np.ones(200)])
+    expected = scores @ dense.W.T
+    np.testing.assert_allclose(scores @ weights(linear).T, expected, atol=1e-4 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("K", [1, 2, 5])

@@ -130,7 +130,7 @@ class RecordedBlocks(HeadMemory):
             self.previous.copy_(W)
             old = self.now._replace(W=W)
             for name in _UPDATED:
-                getattr(self.now, name).copy_(getattr(new, name).where(good, getattr(old, name)))
+                torch.where(good, getattr(new, name), getattr(old, name), out=getattr(self.now, name))
             parameters.store(linear, self.now.W.to(dtype))
             self.flags.copy_(torch.stack([finite, lost]), non_blocking=True)
 

@@ -153,6 +153,9 @@ def residuals_of(
             hit, even = hit * factor, even * factor
         m = hit + even.sum(-1, keepdim=True) if smoothing else hit
         R = (m * P - even if smoothing else m * P).scatter_add_(1, y, -hit)
+        if not smoothing:
+            R = R[:, C - K :]
+            return R, R.abs() / 2, m.sum(), valid  # mP(1 - P) + m(P - y)² is m|P - y| for a y of 0 or 1
     R, P = R[:, C - K :], P[:, C - K :]
     U = (m * P * (1 - P) + R.square() / m.clamp(min=torch.finfo(dtype).tiny)) / 2
     return R, U, m.sum(), valid
