@@ -47,7 +47,10 @@ CONSTANTS: dict[str, dict[str, str]] = {
 MACHINE = {"machine", "processor", "threads", "python", "torch", "numpy"}  # what every JSON says of where it was made
 ASKED = {"wanted"}  # columns that say what was asked for, not what came
 # Whose scripts print the tables that pages show.
-PRINTS = {f"benchmarks/{name}.json" for name in ("prequential", "uci", "bandit", "continual", "reservoir", "networks")}
+PRINTS = {
+    f"benchmarks/{name}.json"
+    for name in ("prequential", "uci", "bandit", "continual", "reservoir", "networks", "language")
+}
 COMMANDS = {"sepsa bench stream": "benchmarks/stream.json", "sepsa report": "results/table3.json"}
 
 SCALES = {"": (1.0,), "%": (1.0, 100.0), "points": (1.0, 100.0), "ms": (1.0, 1e3), "µs": (1.0, 1e6)}

@@ -453,7 +453,7 @@ def summary(
                 if (other, 1, True) in seconds and (other in TABLES) == (name in TABLES):
                     later = float(np.median(starts[name, 2, True]) - np.median(starts[other, 1, True]))
                     saved = float(np.median(seconds[other, 1, True]) - np.median(taken)) / rows  # seconds a row
-                    found[name][key] = round(later / saved) if saved > 0 else None
+                    found[name][key] = max(0, round(later / saved)) if saved > 0 else None
         what = "with sepsa" if ours else "without sepsa"
         found.setdefault(name, {})[f"{workers} worker{'s' * (workers > 1)}, {what}"] = entry
     return found

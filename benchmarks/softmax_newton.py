@@ -1,6 +1,7 @@
 """How near SoftmaxNewton and Adam come to the optimum of a regularized multinomial logistic regression in three passes.
 
     python benchmarks/softmax_newton.py
+    python benchmarks/softmax_newton.py --blocks      # softmax_blocks.json: a large block by sums and by the root
 
 MNIST's pixels reduced to 100 principal components, batches of 64, one head for all ten classes, zero at the start. The
 optimum of mean cross-entropy + |W|²/2n is scikit-learn's; the excess over it is taken on all training images ten times
@@ -11,11 +12,13 @@ of the best Adam; with curvature that fades otherwise, and with Böhning's bound
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from measure import write
+from measure import alternate, ratio, spread, write
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -118,7 +121,32 @@ def draw(curves: dict[str, list[float]], file: Path) -> None:
     figure.savefig(file, metadata={"Date": None})
 
 
+def time_blocks() -> None:
+    """Milliseconds of an update of n samples, 10 classes, with A and with T as the state, in turns."""
+    torch.set_num_threads(1)
+    result, limit = {}, softmax_newton.SMALL
+    for p, n in ((p, n) for p in (65, 129, 385, 769) for n in (p // 3, p, 4 * p)):
+        x, y, updates = torch.randn(n, p - 1), torch.randint(10, (n,)), {}
+        for name, small in (("sums", limit), ("root", p)):  # a head of up to `small` columns has T
+            solver = SoftmaxNewton().bind(nn.Linear(p - 1, 10))
+            updates[name] = partial(update_with, small, solver, x, y)
+        times = alternate(updates, rounds=15)
+        result[f"p {p}, n {n}"] = {name: 1e3 * spread(times[name])["median"] for name in updates}
+        result[f"p {p}, n {n}"]["sums_of_root"] = ratio(times, "sums", "root")
+        print(p, n, result[f"p {p}, n {n}"], flush=True)
+    softmax_newton.SMALL = limit
+    write("softmax_blocks", result)
+
+
+def update_with(small: int, solver: SoftmaxNewton, x: Tensor, y: Tensor) -> None:
+    softmax_newton.SMALL = small
+    solver.update(x, y)
+
+
 def main() -> None:
+    if "--blocks" in sys.argv[1:]:
+        time_blocks()
+        return
     X, y = components()
     best = optimum(X, y)
     least = objective(best, X, y)
