@@ -49,7 +49,7 @@ ASKED = {"wanted"}  # columns that say what was asked for, not what came
 # Whose scripts print the tables that pages show.
 PRINTS = {
     f"benchmarks/{name}.json"
-    for name in ("prequential", "uci", "bandit", "continual", "reservoir", "networks", "language")
+    for name in ("prequential", "uci", "bandit", "continual", "reservoir", "networks", "language", "engines")
 }
 COMMANDS = {"sepsa bench stream": "benchmarks/stream.json", "sepsa report": "results/table3.json"}
 

@@ -1,6 +1,7 @@
 """Rows a second of one process and of each engine, with one and two workers; each engine without sepsa; memory of keys.
 
     python benchmarks/engines.py [--rounds 3] [--only kafka ray ...]
+    python benchmarks/engines.py --table
 
 Writes engines.json, where engines that are not in `--only` stay as they are: list with an engine its one process, in
 whose rounds it takes turns. It needs the engines: `.ci/engines` makes an environment that has them.
@@ -380,8 +381,11 @@ def main() -> None:
     parser.add_argument("--measure", nargs=3, help="a contestant, its workers, and 1 for sepsa")
     parser.add_argument("--memory", nargs=2, type=int, help="keys, and how many in memory")
     parser.add_argument("--consume", nargs="+", help="what the contestant kafka runs")
+    parser.add_argument("--table", action="store_true", help="print what engines.json has")
     options = parser.parse_args()
-    if options.measure:
+    if options.table:
+        table()
+    elif options.measure:
         name, workers, ours = options.measure
         measured(name, int(workers), ours == "1")
     elif options.memory:
@@ -420,6 +424,26 @@ def compare(rounds: int, only: list[str], keys: int) -> None:
         engines = {name: entry | {"others": spread(others)} for name, entry in summary(seconds, starts).items()}
         record(engines, memories)
     record({}, memories)
+
+
+def table() -> None:
+    """Print the rates, in thousand rows a second, with medians of the rounds."""
+    engines = json.loads(Path(__file__).with_suffix(".json").read_text())["engines"]
+    for names in (TABLES, STREAMS):
+        print("| | 1 worker | 2 workers | 1, without sepsa | 2, without sepsa | 2 of one process | start, s |")
+        print("|---|--:|--:|--:|--:|--:|--:|")
+        for name in names:
+            entries = [
+                engines[name].get(f"{workers}, {what}")
+                for what in ("with sepsa", "without sepsa")
+                for workers in ("1 worker", "2 workers")
+            ]
+            medians = [None if e is None else e["thousand_rows_per_second"]["median"] for e in entries]
+            rates = ["" if m is None else f"{m:,.0f}" if m >= 100 else f"{m:.1f}" for m in medians]
+            last = entries[1] or entries[0]
+            share = f"{last['of_one_process']['median']:.2g}" if "of_one_process" in last else ""
+            print(f"| {name} | {' | '.join(rates)} | {share} | {last['start']['median']:.1f} |")
+        print()
 
 
 def record(engines: dict[str, Any], memories: dict[str, Any]) -> None:

@@ -12,6 +12,8 @@ of the best Adam; with curvature that fades otherwise, and with Böhning's bound
 
 from __future__ import annotations
 
+import itertools
+import math
 import sys
 from functools import partial
 from pathlib import Path
@@ -125,7 +127,8 @@ def time_blocks() -> None:
     """Milliseconds of an update of n samples, 10 classes, with A and with T as the state, in turns."""
     torch.set_num_threads(1)
     result, limit = {}, softmax_newton.SMALL
-    for p, n in ((p, n) for p in (65, 129, 385, 769) for n in (p // 3, p, 4 * p)):
+    for p, share in itertools.product((65, 129, 385, 769), (1 / 3, 1, 4)):
+        n = math.ceil(share * p)
         x, y, updates = torch.randn(n, p - 1), torch.randint(10, (n,)), {}
         for name, small in (("sums", limit), ("root", p)):  # a head of up to `small` columns has T
             solver = SoftmaxNewton().bind(nn.Linear(p - 1, 10))
