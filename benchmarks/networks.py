@@ -200,7 +200,7 @@ def table() -> None:
                 columns = [[run["accuracy"][epoch] for run in whole] for epoch in (0, 2, -1)]
                 means = " | ".join(f"{statistics.fmean(c):.2f} ± {statistics.stdev(c):.2f}" for c in columns)
                 alone = [f"{r['epoch_seconds']:.2f}" for r in runs if r["epochs"] == TIMED_EPOCHS]
-                print(f"| {method} | {told} | {means} | {', '.join(alone)} |")
+                print(f"| {method.removesuffix(', ridge auto')} | {told} | {means} | {', '.join(alone)} |")
         print()
 
 
