@@ -28,7 +28,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sepsa.states.schema import Entries, check_memory
 from sepsa.stream.calibration import INVERSE_TEMPERATURES, accumulate, probabilities
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.estimator import StreamEstimator
+from sepsa.stream.estimator import Rows, StreamEstimator
 from sepsa.stream.growth import first_rows, indicators
 from sepsa.validation import not_negative
 
@@ -45,6 +45,12 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
     where you need intervals. Inputs and targets need no scaling: `fit` standardizes by all its rows, `partial_fit` by
     the first 256. NaN in an input is a missing value. The variance of a target about its prediction is σ² (1 + c φᵀBφ),
     with φ the features that the head sees and B its inverse curvature.
+
+    A pandas DataFrame may have columns of numbers, booleans, text, categories and dates; later ones have the same
+    columns, in any order. The first 32 texts or categories of a column get an indicator each and further ones share 16;
+    one that is missing, or that `predict` has not seen before, has none, and `partial_fit` adds an input for it. Dates
+    become days, month, weekday and hour. Texts that spell numbers, dates or missing values are read as such, except in
+    a column of dtype category.
 
     `fit` trains two layers of 50 GELU units by mini-batches, with a learning rate that falls from 1e-2 to 0 and a
     forgetting of 0.98 per mini-batch. `partial_fit` trains 64 random Fourier features by single rows, and mixes several
@@ -88,7 +94,7 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
         """
         with self._exclusive():
             rows, Y, weight = self._check(X, y, sample_weight, reset=True)
-            self._fit(rows, Y, weight)
+            self._fit(rows.X, Y, weight)
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> SepSARegressor:
@@ -140,7 +146,7 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
 
     def _check(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool
-    ) -> tuple[Floats, Floats, Floats]:
+    ) -> tuple[Rows, Floats, Floats]:
         rows, targets, weights = self._check_data(X, y, sample_weight, reset, multi_output=True, y_numeric=True)
         shape = targets.shape[1:]
         if reset:
@@ -149,7 +155,7 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
             raise ValueError(
                 f"y must have shape (n, {', '.join(map(str, self._target_shape))}) as before, got {targets.shape}"
             )
-        return rows, np.ascontiguousarray(targets.reshape(len(rows), -1), dtype=np.float64), weights
+        return rows, np.ascontiguousarray(targets.reshape(len(targets), -1), dtype=np.float64), weights
 
     _EXTRA = ("target_shape",)
 
@@ -288,7 +294,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
             codes_of_rows = np.zeros(len(labels), np.intp)
             codes_of_rows[weight > 0] = codes
             targets = (codes_of_rows[:, None] == self._columns).astype(np.float64)  # of no class: (n, 0)
-            out, scores = self._fit(rows, targets, weight)
+            out, scores = self._fit(rows.X, targets, weight)
             none = np.zeros(INVERSE_TEMPERATURES.size)
             self._loss = accumulate(none, scores, codes_of_rows[out], weight[out], forgetting=1.0)[-1]
         return self
@@ -438,7 +444,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
             self._loss = losses[-1]
             first_row = first_rows(codes, len(self.classes_))
             first_row[np.isin(self.classes_, announced)] = -1
-            known = first_row < np.arange(len(rows))[:, None]
+            known = first_row < np.arange(len(labels))[:, None]
             known[~known.any(1)] = True
             return scores, losses[:-1], known
 
@@ -473,7 +479,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
 
     def _check(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool
-    ) -> tuple[Floats, Labels, Floats]:
+    ) -> tuple[Rows, Labels, Floats]:
         rows, labels, weights = self._check_data(X, y, sample_weight, reset)
         check_classification_targets(labels)
         return rows, labels, weights

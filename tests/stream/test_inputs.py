@@ -1,0 +1,298 @@
+"""Inputs as they come: DataFrames with texts, categories, dates and booleans."""
+
+from __future__ import annotations
+
+import datetime
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import clone
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from torch import nn
+
+from sepsa import SepSAClassifier, SepSARegressor
+from sepsa.stream.columns.cells import Column
+from sepsa.stream.tables.cells import RowBlock
+from sepsa.stream.tables.model import TableModel
+
+CITIES = np.array(["Oslo", "Rome", "Lima"])
+EFFECT = {"Oslo": 0.0, "Rome": 5.0, "Lima": -5.0}
+
+
+def table(n=300, seed=0):
+    """A frame with a column of each kind, and a target that needs all but the number of the day."""
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {
+            "size": rng.normal(size=n),
+            "city": CITIES[rng.integers(0, 3, n)],
+            "open": rng.random(n) < 0.5,
+            "grade": pd.Categorical(rng.integers(1, 4, n)),
+            "time": pd.Timestamp("2026-01-05") + pd.to_timedelta(rng.integers(0, 24 * 7, n), unit="h"),
+        }
+    )
+    hour = frame["time"].dt.hour.to_numpy()
+    y = frame["size"] + frame["city"].map(EFFECT) + 3.0 * frame["open"] + frame["grade"].astype(int) * 2.0
+    return frame, y.to_numpy() + np.where(hour > 12, 2.0, 0.0)
+
+
+@pytest.mark.parametrize("how", ["fit", "partial_fit"])
+def test_a_frame_with_columns_of_all_kinds(how):
+    X, y = table(900)
+    model = getattr(SepSARegressor(random_state=0, max_iter=20), how)(X[:600], y[:600])
+    assert model.score(X[600:], y[600:]) > 0.9
+    assert model.n_features_in_ == 5
+    assert model.feature_names_in_.tolist() == list(X)
+    labels = np.where(y > y.mean(), "high", "low")
+    classes = getattr(SepSAClassifier(random_state=0, max_iter=20), how)(X[:600], labels[:600])
+    assert classes.score(X[600:], labels[600:]) > 0.85
+    assert classes.predict_proba(X[600:]).shape == (300, 2)
+
+
+def test_columns_are_encoded_as_those_of_a_table():
+    X, y = table()
+    X.loc[3:5, "city"] = None
+    X["amount"] = np.where(np.arange(300) < 50, "n/a", X["size"].astype(str))  # a number that comes late, as text
+    model = SepSARegressor(random_state=0)
+    mine = model.prequential(X, y)
+    codes, cities = X["city"].factorize()
+    numbers = X["amount"].replace("n/a", "nan").astype(float).to_numpy()
+    seconds = (X["time"] - pd.Timestamp(0)).dt.total_seconds().to_numpy()
+    missing = np.full(300, np.nan)
+    columns = {
+        "size": Column(X["size"].to_numpy()),
+        "city": Column(missing, codes.astype(np.int32), list(cities)),
+        "open": Column(X["open"].to_numpy(float)),
+        "grade": Column(missing, X["grade"].cat.codes.to_numpy(np.int32), ["1", "2", "3"]),
+        "time": Column(missing, times=seconds),
+        "amount": Column(numbers),
+        "y": Column(y),
+    }
+    command = TableModel("y", seed=np.random.RandomState(0).randint(2**31 - 1))
+    result = command.learn(RowBlock(columns, np.arange(300), str, [], {}))
+    assert list(model._encoder.inputs.names) == list(command.inputs.names)
+    np.testing.assert_array_equal(mine, result.predictions)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 300])
+def test_the_division_into_frames_does_not_matter(rows):
+    X, y = table()
+    whole = SepSARegressor(random_state=0).partial_fit(X, y)
+    parts = SepSARegressor(random_state=0)
+    for at in range(0, 300, rows):
+        parts.partial_fit(X[at : at + rows], y[at : at + rows])
+    np.testing.assert_allclose(parts.predict(X), whole.predict(X), rtol=1e-9)
+
+
+@pytest.mark.parametrize("numeric", [False, True])
+@pytest.mark.parametrize("how", ["fit", "partial_fit"])
+def test_columns_are_found_by_name(how, numeric):
+    X, y = table()
+    X = X[["open", "size"]] if numeric else X
+    model = getattr(SepSARegressor(random_state=0, max_iter=2), how)(X, y)
+    turned = X[list(X)[::-1]]
+    np.testing.assert_array_equal(model.predict(turned), model.predict(X))
+    with pytest.raises(ValueError, match="Feature names seen at fit time, yet now missing:\n- size"):
+        model.predict(X.drop(columns="size"))
+    with pytest.raises(ValueError, match="Feature names unseen at fit time:\n- colour"):
+        model.predict(X.assign(colour=1.0))
+    other = pickle.loads(pickle.dumps(model))
+    model.partial_fit(X, y)
+    other.partial_fit(turned, y)
+    np.testing.assert_array_equal(model.predict(X), other.predict(X))
+
+
+def test_an_unknown_category_has_no_indicator_until_it_is_learned():
+    X, y = table()
+    model = SepSARegressor(random_state=0, max_iter=5).fit(X, y)
+    unknown, missing = X.assign(city="Cairo"), X.assign(city=None)
+    np.testing.assert_array_equal(model.predict(unknown), model.predict(missing))
+    before = model.predict(X)
+    new = X.assign(city="Cairo")
+    for _ in range(3):
+        model.partial_fit(new, y + 50)
+    assert np.abs(model.predict(new) - y - 50).mean() < 5
+    assert np.abs(model.predict(X) - before).mean() < 25  # the other cities keep most of what they had
+    assert model._encoder.inputs.texts["city"]["Cairo"] == "city=Cairo"
+
+
+@pytest.mark.parametrize("how", ["fit", "partial_fit"])
+@pytest.mark.parametrize("kind", [SepSARegressor, SepSAClassifier])
+def test_the_encoder_is_part_of_the_state(kind, how):
+    X, y = table(200)
+    y = y if kind is SepSARegressor else np.where(y > 2, "high", "low")
+    model = getattr(kind(random_state=0, max_iter=2), how)(X[:100], y[:100])
+    copies = [pickle.loads(pickle.dumps(model)), kind.from_bytes(model.to_bytes())]
+    new = X[100:].assign(city=lambda frame: frame["city"].replace("Rome", "Bern"))
+    model.partial_fit(new, y[100:])
+    for copy in copies:
+        copy.partial_fit(new, y[100:])
+        np.testing.assert_array_equal(copy.predict(new), model.predict(new))
+        assert copy._encoder.state_dict() == model._encoder.state_dict()
+        assert copy.n_features_in_ == 5
+    assert clone(model)._encoder is None
+    numbers = X[["size"]].to_numpy()
+    assert model.fit(numbers, y).predict(numbers).shape == (200,)  # a new start, without an encoder
+
+
+def test_a_damaged_encoder_is_refused():
+    X, y = table(50)
+    model = SepSARegressor(random_state=0).partial_fit(X, y)
+    for entry, value in (("columns", ["a"] * 5), ("kinds", ["words"] * 5), ("columns", list("abcde"))):
+        state = model.state_dict()
+        state["encoder"][entry] = value
+        with pytest.raises(ValueError, match=r"state_dict\['(encoder'\]\['" + entry + "|feature_names)"):
+            SepSARegressor(random_state=0).load_state_dict(state)
+    state = model.state_dict()
+    state["encoder"]["inputs"]["names"].append("more")
+    with pytest.raises(ValueError, match="encoder"):
+        SepSARegressor(random_state=0).load_state_dict(state)
+
+
+def test_a_failure_leaves_the_encoder_as_it_was():
+    X, y = table()
+    model = SepSARegressor(random_state=0).partial_fit(X, y)
+    before = model.state_dict()["encoder"]
+    with pytest.raises(ValueError, match="NaN"):
+        model.partial_fit(X.assign(city="Bern"), np.full(300, np.nan))
+    assert model.state_dict()["encoder"] == before
+
+
+def test_pandas_dtypes_with_missing_values():
+    X, y = table(100)
+    plain = X.assign(size=X["size"].where(X["size"] < 1), open=X["open"].astype(float).where(X["size"] > -1))
+    nullable = plain.astype({"size": "Float64", "open": "boolean", "city": "string"})
+    objects = plain.astype({"size": object, "open": object, "time": object})
+    zoned = plain.assign(time=plain["time"].dt.tz_localize("UTC").dt.tz_convert("Asia/Tokyo"))
+    days = plain.assign(time=plain["time"].dt.date)
+    expected = SepSARegressor(random_state=0).partial_fit(plain, y).predict(plain)
+    for frame in (nullable, objects, zoned):
+        np.testing.assert_array_equal(SepSARegressor(random_state=0).partial_fit(frame, y).predict(frame), expected)
+    assert isinstance(days["time"].iloc[0], datetime.date)
+    assert SepSARegressor(random_state=0).partial_fit(days, y)._encoder.kinds["time"] == "dates"
+    lengths = plain.assign(time=plain["time"] - plain["time"].min())
+    model = SepSARegressor(random_state=0).partial_fit(lengths, y)
+    assert list(model._encoder.inputs.names).count("time") == 1  # a duration is a number, of seconds
+
+
+def test_columns_without_names_are_found_by_position():
+    X, y = table(100)
+    X.columns = range(5)
+    model = SepSARegressor(random_state=0).partial_fit(X, y)
+    assert not hasattr(model, "feature_names_in_")
+    assert list(model._encoder.kinds) == ["x0", "x1", "x2", "x3", "x4"]
+    copy = SepSARegressor.from_bytes(model.to_bytes())
+    np.testing.assert_array_equal(copy.predict(X), model.predict(X))
+    with pytest.raises(ValueError, match="X has 4 features, but SepSARegressor is expecting 5"):
+        model.predict(X[[0, 1, 2, 3]])
+
+
+def test_a_pipeline_needs_no_transformer_for_text():
+    X, y = table(200)
+    pipeline = make_pipeline(FunctionTransformer(), SepSARegressor(random_state=0, max_iter=5)).fit(X, y)
+    assert pipeline.score(X, y) > 0.8
+
+
+def test_many_texts_share_inputs_and_are_warned_of():
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame({"id": [f"row {i}" for i in range(200)], "x": rng.normal(size=200)})
+    with pytest.warns(UserWarning, match=r"column 'id' looks like an identifier, 33 different texts in 33 rows: drop"):
+        model = SepSARegressor(random_state=0).partial_fit(X, X["x"])
+    assert len(model._encoder.inputs.names) == 32 + 16 + 1
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+def learned(columns=None):
+    X, y = table(60)
+    X = X if columns is None else X[columns]
+    return SepSARegressor(random_state=0).partial_fit(X, y), X, y
+
+
+def test_an_array_after_a_frame_and_a_frame_after_an_array():
+    model, X, y = learned()
+    for method in (model.predict, lambda rows: model.partial_fit(rows, y)):
+        with pytest.raises(ValueError, match=r"X must be a DataFrame with the columns 'size', 'city', .* got ndarray"):
+            method(X.to_numpy())
+    model, X, y = learned(["size", "open"])  # numbers alone: as scikit-learn's own estimators
+    with pytest.warns(UserWarning, match="X does not have valid feature names"):
+        model.predict(X.to_numpy(float))
+    model = SepSARegressor(random_state=0).partial_fit(X.to_numpy(float), y)
+    with pytest.warns(UserWarning, match="X has feature names, but SepSARegressor was fitted without feature names"):
+        model.predict(X)
+    with pytest.raises(ValueError, match=r"X\['open'\] must hold numbers, .* got texts of dtype"):
+        model.predict(X.assign(open="yes"))
+
+
+CHANGES = {
+    "number to text": (lambda X: X.assign(size="large"), "size", "numbers", "texts"),
+    "number to category": (lambda X: X.astype({"size": "category"}), "size", "numbers", "categories"),
+    "text to number": (lambda X: X.assign(city=1.5), "city", "texts", "numbers"),
+    "category to number": (lambda X: X.assign(grade=2), "grade", "categories", "numbers"),
+    "date to text": (lambda X: X.assign(time="noon"), "time", "dates", "texts"),
+    "date to number": (lambda X: X.assign(time=1.0), "time", "dates", "numbers"),
+    "text to date": (lambda X: X.assign(city=X["time"]), "city", "texts", "dates"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_column_that_changes_its_type_is_named(change):
+    model, X, y = learned()
+    make, column, before, now = CHANGES[change]
+    state = model.state_dict()["encoder"]
+    for method in (model.predict, lambda rows: model.partial_fit(rows, y)):
+        with pytest.raises(ValueError, match=rf"X\['{column}'\] must hold {before}, .* got {now} of dtype"):
+            method(make(X))
+    assert model.state_dict()["encoder"] == state
+
+
+def test_text_and_category_dtypes_are_the_same_texts():
+    model, X, _ = learned()
+    expected = model.predict(X)
+    np.testing.assert_array_equal(model.predict(X.astype({"city": "category", "grade": str})), expected)
+    np.testing.assert_array_equal(model.predict(X.astype({"grade": object})), expected)  # numbers among objects
+
+
+def test_missing_texts_and_categories_have_no_indicator():
+    X, y = table(60)
+    X.loc[::3, "city"] = None
+    X.loc[1::3, "grade"] = np.nan
+    X.loc[::4, "time"] = pd.NaT
+    model = SepSARegressor(random_state=0).partial_fit(X, y)
+    names = list(model._encoder.inputs.names)
+    rows = model._check_rows(X)
+    cities = [i for i, name in enumerate(names) if name.startswith("city=")]
+    assert len(cities) == 3
+    assert (rows[::3, cities] == 0).all()
+    assert (rows[1::3, cities].sum(1) == 1).all()
+    assert np.isnan(rows[::4, names.index("time:days")]).all()
+    for missing in (None, np.nan, pd.NA, "", "NA", "?"):
+        np.testing.assert_array_equal(model.predict(X.assign(city=missing)), model.predict(X.assign(city=None)))
+    empty = SepSARegressor(random_state=0).partial_fit(X.assign(city=None), y)  # a column that comes to life later
+    assert empty._encoder.kinds["city"] is None
+    assert empty.partial_fit(X, y)._encoder.kinds["city"] == "texts"
+
+
+def test_cells_that_cannot_be_encoded_are_named():
+    X, y = table(20)
+    model = SepSARegressor()
+    for cell, word in (([1, 2], "list"), ({"a": 1}, "dict"), (b"x", "bytes"), (1j, "complex")):
+        with pytest.raises(ValueError, match=rf"X\['city'\] must hold numbers, dates or texts, got {word}"):
+            model.partial_fit(X.assign(city=pd.Series([cell] * 20, dtype=object)), y)
+    with pytest.raises(ValueError, match=r"X\['city'\] must hold numbers or dates, got both"):
+        model.fit(X.assign(city=pd.Series([1, datetime.date(2026, 1, 1)] * 10, dtype=object)), y)
+    with pytest.raises(ValueError, match=r"X\['size'\] must be finite, got -inf"):
+        model.fit(X.assign(size=-np.inf), y)
+    with pytest.raises(ValueError, match="two columns 'city'"):
+        model.fit(pd.concat([X, X[["city"]]], axis=1), y)
+    with pytest.raises(ValueError, match="minimum of 1 is required"):
+        model.fit(X[:0], y[:0])
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        model.fit(X, y[1:])
+    with pytest.raises(ValueError, match="X must hold numbers alone where module is given"):
+        SepSARegressor(module=nn.Linear(5, 3)).fit(X, y)
+    assert not hasattr(model, "n_features_in_")
