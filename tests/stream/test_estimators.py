@@ -27,10 +27,11 @@ from sepsa.stream import calibration
 from sepsa.stream.engine import Engine
 from sepsa.stream.learner import StreamLearner
 
-NOT_REPEATED = {
-    "check_sample_weight_equivalence_on_dense_data": "a sample of weight 3 makes one step of the body, with three "
-    "times the gradient; three copies make three steps. A weight of 0 is a sample that is not there: see test_weights"
-}
+NOT_REPEATED = dict.fromkeys(
+    ["check_sample_weight_equivalence_on_dense_data", "check_sample_weight_equivalence_on_sparse_data"],
+    "a sample of weight 3 makes one step of the body, with three times the gradient; three copies make three steps. "
+    "A weight of 0 is a sample that is not there: see test_weights",
+)
 
 
 CHECKS = parametrize_with_checks(

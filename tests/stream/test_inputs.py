@@ -1,4 +1,4 @@
-"""Inputs as they come: DataFrames with texts, categories, dates and booleans."""
+"""Inputs as they come: DataFrames with texts, categories, dates and booleans, and sparse matrices."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import pickle
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from torch import nn
 
 from sepsa import SepSAClassifier, SepSARegressor
+from sepsa.stream import rows
 from sepsa.stream.columns.cells import Column
 from sepsa.stream.tables.cells import RowBlock
 from sepsa.stream.tables.model import TableModel
@@ -204,6 +206,78 @@ def test_many_texts_share_inputs_and_are_warned_of():
     assert len(model._encoder.inputs.names) == 32 + 16 + 1
 
 
+# ---------------------------------------------------------------------- sparse matrices
+
+
+def sparse_table(n=200, d=12, seed=0):
+    X = scipy.sparse.random(n, d, density=0.2, random_state=seed, format="csr")
+    return X, 10 * X.toarray()[:, 0] - 5 * (X.toarray()[:, 1] > 0) + 3
+
+
+@pytest.mark.parametrize("kind", ["csr_matrix", "csr_array", "csc_array", "coo_array"])
+@pytest.mark.parametrize("how", ["fit", "partial_fit"])
+def test_sparse_rows_are_learned_as_dense_ones(how, kind, monkeypatch):
+    monkeypatch.setattr(rows, "NUMBERS", 96)  # of 12 columns 8 rows at a time
+    X, y = sparse_table()
+    given = getattr(scipy.sparse, kind)(X)
+    mine, dense = (getattr(SepSARegressor(random_state=0, max_iter=3), how) for _ in range(2))
+    mine, dense = mine(given, y), dense(X.toarray(), y)
+    for one, other in zip(
+        mine.predict(given, return_std=True), dense.predict(X.toarray(), return_std=True), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-9)
+    np.testing.assert_allclose(mine.prequential(given, y), dense.prequential(X.toarray(), y), rtol=1e-9)
+    np.testing.assert_allclose(mine.predict(X.toarray()), dense.predict(given), rtol=1e-9)
+    labels = np.where(y > 3, "high", "low")
+    classes = getattr(SepSAClassifier(random_state=0, max_iter=3), how)(given, labels)
+    assert classes.predict_proba(given).shape == (200, 2)
+    assert classes.score(given, labels) > 0.8
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 3}, {"module": nn.Sequential(nn.Linear(12, 4), nn.Tanh())}])
+def test_parts_of_a_sparse_matrix_end_where_batches_do(options, monkeypatch):
+    monkeypatch.setattr(rows, "NUMBERS", 96)
+    X, y = sparse_table(100)
+    mine = SepSARegressor(random_state=0, **options).partial_fit(X, y)
+    dense = SepSARegressor(random_state=0, **options).partial_fit(X.toarray(), y)
+    np.testing.assert_allclose(mine.predict(X), dense.predict(X), rtol=1e-9)
+
+
+@pytest.mark.parametrize("how", ["fit", "partial_fit"])
+def test_a_sparse_matrix_is_never_dense_as_a_whole(how, monkeypatch):
+    X, y = sparse_table(400)
+    largest = []
+    dense = scipy.sparse.csr_matrix.toarray
+    monkeypatch.setattr(rows, "NUMBERS", 600)
+    for kind in (scipy.sparse.csr_matrix, scipy.sparse.csc_matrix):
+
+        def toarray(self, *args, **kwargs):
+            largest.append(self.shape[0] * self.shape[1])
+            return dense(self, *args, **kwargs)
+
+        monkeypatch.setattr(kind, "toarray", toarray, raising=False)
+    model = getattr(SepSARegressor(random_state=0, max_iter=1), how)(X, y)
+    model.predict(X)
+    assert 0 < max(largest) <= 600 + 12 * 32 * 8  # a part, or the rows of a few mini-batches
+    assert max(largest) < X.shape[0] * X.shape[1]
+
+
+def test_missing_and_infinite_values_in_sparse_matrices():
+    X, y = sparse_table()
+    missing = X.copy()
+    missing.data[::5] = np.nan
+    model = SepSARegressor(random_state=0).partial_fit(missing, y)
+    dense = SepSARegressor(random_state=0).partial_fit(missing.toarray(), y)
+    np.testing.assert_allclose(model.predict(missing), dense.predict(missing.toarray()), rtol=1e-9)
+    X.data[3] = np.inf
+    with pytest.raises(ValueError, match="infinity"):
+        model.predict(X)
+    frame, target = table(50)
+    encoded = SepSARegressor(random_state=0).partial_fit(frame, target)
+    with pytest.raises(ValueError, match="X must be a DataFrame with the columns"):
+        encoded.predict(X)
+
+
 # ---------------------------------------------------------------------- bad input
 
 
@@ -264,12 +338,12 @@ def test_missing_texts_and_categories_have_no_indicator():
     X.loc[::4, "time"] = pd.NaT
     model = SepSARegressor(random_state=0).partial_fit(X, y)
     names = list(model._encoder.inputs.names)
-    rows = model._check_rows(X)
+    seen = model._check_rows(X)
     cities = [i for i, name in enumerate(names) if name.startswith("city=")]
     assert len(cities) == 3
-    assert (rows[::3, cities] == 0).all()
-    assert (rows[1::3, cities].sum(1) == 1).all()
-    assert np.isnan(rows[::4, names.index("time:days")]).all()
+    assert (seen[::3, cities] == 0).all()
+    assert (seen[1::3, cities].sum(1) == 1).all()
+    assert np.isnan(seen[::4, names.index("time:days")]).all()
     for missing in (None, np.nan, pd.NA, "", "NA", "?"):
         np.testing.assert_array_equal(model.predict(X.assign(city=missing)), model.predict(X.assign(city=None)))
     empty = SepSARegressor(random_state=0).partial_fit(X.assign(city=None), y)  # a column that comes to life later

@@ -27,16 +27,20 @@ from sepsa.stream.engine.bodies import NAMED, engine_type
 from sepsa.stream.engine.protocol import Floats, StreamEngine
 from sepsa.stream.growth import NewInput, grow_along
 from sepsa.stream.learner import StreamLearner
+from sepsa.stream.rows import row_parts
 from sepsa.validation import at_least, one_of
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-class Rows(NamedTuple):
-    """Rows of numbers (n, inputs), and the inputs that they are the first to need."""
+NUMBERS = {"dtype": np.float64, "order": "C", "ensure_all_finite": "allow-nan"}  # what scikit-learn checks
 
-    X: Floats
+
+class Rows(NamedTuple):
+    """Rows of numbers (n, inputs), dense or CSR, and the inputs that they are the first to need."""
+
+    X: Any
     new_inputs: Sequence[NewInput] = ()
 
 
@@ -141,7 +145,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
                 self.__dict__ = before  # one assignment, which nothing can interrupt
                 raise
 
-    def _fit(self, X: Floats, Y: Floats, weight: Floats) -> tuple[NDArray[np.intp], Floats]:
+    def _fit(self, X: Any, Y: Floats, weight: Floats) -> tuple[NDArray[np.intp], Floats]:
         """Learn from scratch; returns the rows that one member left out, and its predictions of them."""
         there = np.flatnonzero(weight > 0)
         if not there.size:
@@ -185,10 +189,12 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
             learner = new_learner(X.shape[1], Y.shape[1])
         new_outputs = Y.shape[1] - (0 if learner is None else learner.engine.outputs)
         before = np.empty(Y.shape)
-        parts = grow_along(learner, new_learner, len(X), new_inputs, [0] * new_outputs)
-        for start, stop, learner in parts:
-            part = np.ascontiguousarray(X[start:stop, : learner.engine.inputs])
-            before[start:stop] = learner.learn(part, Y[start:stop], weight[start:stop])
+        stages = grow_along(learner, new_learner, len(Y), new_inputs, [0] * new_outputs)
+        for start, stop, learner in stages:
+            inputs, targets, weights, out = (part[start:stop] for part in (X, Y, weight, before))
+            for some, part in row_parts(inputs, learner.engine.batch_size):
+                known = np.ascontiguousarray(part[:, : learner.engine.inputs])
+                out[some] = learner.learn(known, targets[some], weights[some])
         self._learner = learner
         return before
 
@@ -227,14 +233,17 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
             check_numbers(X)
         return X
 
-    def _check_rows(self, X: ArrayLike) -> Floats:
+    def _check_rows(self, X: ArrayLike) -> Any:
+        """Rows (n, inputs), dense or CSR, checked."""
         check_is_fitted(self)
         X = self._in_order(X)
         encoded = self._encode(X, reset=False, learn=False)
         if encoded is not None:
-            return check_array(encoded.X, dtype=np.float64, ensure_all_finite="allow-nan")  # type: ignore[no-any-return]
-        rows: Floats = validate_data(self, X, reset=False, dtype=np.float64, order="C", ensure_all_finite="allow-nan")
-        return rows
+            return check_array(encoded.X, **NUMBERS)
+        return validate_data(self, X, reset=False, accept_sparse="csr", **NUMBERS)
+
+    def _predict(self, X: ArrayLike) -> Floats:
+        return np.concatenate([self._learner.predict(part) for _, part in row_parts(self._check_rows(X))])
 
     def _check_data(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool, **checks: bool
@@ -242,12 +251,11 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         """Rows (n, inputs), targets and weights (n,), checked."""
         X = X if reset else self._in_order(X)
         rows = self._encode(X, reset)
-        options = {"dtype": np.float64, "order": "C", "ensure_all_finite": "allow-nan"} | checks
         if rows is None:
-            numbers, targets = validate_data(self, X, y, reset=reset, **options)
+            numbers, targets = validate_data(self, X, y, reset=reset, accept_sparse="csr", **NUMBERS, **checks)
             rows = Rows(numbers)
         else:
-            _, targets = check_X_y(rows.X, y, estimator=self, **options)
+            _, targets = check_X_y(rows.X, y, estimator=self, **NUMBERS, **checks)
         weights = _check_sample_weight(sample_weight, rows.X, dtype=np.float64, ensure_non_negative=True)
         return rows, targets, weights
 
@@ -271,6 +279,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True  # a missing value is replaced by the mean
+        tags.input_tags.sparse = True
         return tags
 
     def __sklearn_is_fitted__(self) -> bool:

@@ -30,6 +30,7 @@ from sepsa.stream.calibration import INVERSE_TEMPERATURES, accumulate, probabili
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.estimator import Rows, StreamEstimator
 from sepsa.stream.growth import first_rows, indicators
+from sepsa.stream.rows import row_parts
 from sepsa.validation import not_negative
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
     columns, in any order. The first 32 texts or categories of a column get an indicator each and further ones share 16;
     one that is missing, or that `predict` has not seen before, has none, and `partial_fit` adds an input for it. Dates
     become days, month, weekday and hour. Texts that spell numbers, dates or missing values are read as such, except in
-    a column of dtype category.
+    a column of dtype category. A sparse matrix of SciPy becomes dense a part at a time; the head's state grows as the
+    square of the number of columns, so reduce a wide matrix first, for example by `TruncatedSVD`.
 
     `fit` trains two layers of 50 GELU units by mini-batches, with a learning rate that falls from 1e-2 to 0 and a
     forgetting of 0.98 per mini-batch. `partial_fit` trains 64 random Fourier features by single rows, and mixes several
@@ -137,10 +139,10 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
         Returns:
             Predictions of the shape of `y` in `fit`, or a pair of such arrays: mean and standard deviation.
         """
-        rows = self._check_rows(X)
         if not return_std:
-            return self._shaped(self._learner.predict(rows))
-        mean, leverage = self._learner.predict_with_leverage(rows)
+            return self._shaped(self._predict(X))
+        parts = [self._learner.predict_with_leverage(part) for _, part in row_parts(self._check_rows(X))]
+        mean, leverage = (np.concatenate(part) for part in zip(*parts, strict=True))
         std = np.sqrt(self._learner.noise_variance() * (1 + leverage)[:, None])
         return self._shaped(mean), self._shaped(std)
 
@@ -357,7 +359,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
         Returns:
             Labels (n,).
         """
-        scores = self._scores(X)  # raises NotFittedError before `classes_` is missed
+        scores = self._scores(X)
         best: Labels = self.classes_[scores.argmax(1)]
         return best
 
@@ -413,8 +415,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
         return {"classes_": sorted_labels, "_columns": columns, "_loss": loss}
 
     def _scores(self, X: ArrayLike) -> Floats:
-        rows = self._check_rows(X)
-        scores: Floats = self._learner.predict(rows)[:, self._columns]
+        scores: Floats = self._predict(X)[:, self._columns]  # raises NotFittedError before `_columns` is missed
         return scores
 
     def _learn_labels(
