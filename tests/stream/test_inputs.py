@@ -1,4 +1,4 @@
-"""Inputs as they come: DataFrames with texts, categories, dates and booleans, and sparse matrices."""
+"""Inputs as they come: DataFrames with texts, categories, dates and booleans, sparse matrices, several labels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
+import scipy.stats
 from sklearn.base import clone
+from sklearn.linear_model import SGDClassifier
+from sklearn.metrics import log_loss
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from torch import nn
@@ -276,6 +279,76 @@ def test_missing_and_infinite_values_in_sparse_matrices():
     encoded = SepSARegressor(random_state=0).partial_fit(frame, target)
     with pytest.raises(ValueError, match="X must be a DataFrame with the columns"):
         encoded.predict(X)
+
+
+# ---------------------------------------------------------------------- several labels of each row
+
+
+def labelled(n=600, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 3))
+    Y = np.stack([X[:, 0] > 0, X[:, 0] * X[:, 1] > 0, X[:, 2] + rng.normal(size=n) > 1.5], 1)
+    return X, Y.astype(int)
+
+
+@pytest.mark.parametrize("how", ["fit", "partial_fit"])
+def test_several_labels_are_learned_each_by_itself(how):
+    X, Y = labelled(900)
+    model = getattr(SepSAClassifier(random_state=0, max_iter=20), how)(X[:600], Y[:600])
+    predicted, proba = model.predict(X[600:]), model.predict_proba(X[600:])
+    assert predicted.shape == proba.shape == Y[600:].shape
+    assert predicted.dtype == Y.dtype
+    np.testing.assert_array_equal(predicted, proba > 0.5)
+    assert ((predicted == Y[600:]).mean(0) > [0.9, 0.8, 0.75]).all()
+    np.testing.assert_allclose(proba.mean(0), Y[600:].mean(0), atol=0.06)
+    losses = [log_loss(Y[600:, k], proba[:, k]) for k in range(3)]
+    assert (losses < 0.95 * scipy.stats.entropy(np.stack([1 - Y.mean(0), Y.mean(0)]))).all()  # of a constant
+    assert model.classes_.tolist() == [0, 1, 2]
+    assert 0 <= model.score(X[600:], Y[600:]) <= 1
+
+
+def test_several_labels_are_predicted_before_they_are_learned():
+    X, Y = labelled(80)
+    proba = SepSAClassifier(random_state=0).prequential(X, Y, method="predict_proba")
+    labels = SepSAClassifier(random_state=0).prequential(X, Y)
+    single = SepSAClassifier(random_state=0).partial_fit(X[:1], Y[:1])
+    for i in range(1, 80):
+        np.testing.assert_allclose(proba[i], single.predict_proba(X[i : i + 1])[0], rtol=1e-8)
+        np.testing.assert_array_equal(labels[i], single.predict(X[i : i + 1])[0])
+        single.partial_fit(X[i : i + 1], Y[i : i + 1])
+
+
+def test_a_saved_model_of_several_labels_goes_on():
+    X, Y = labelled(200)
+    model = SepSAClassifier(random_state=0, max_iter=2).fit(X[:100], Y[:100])
+    copies = [pickle.loads(pickle.dumps(model)), SepSAClassifier.from_bytes(model.to_bytes())]
+    model.partial_fit(X[100:], Y[100:])
+    for copy in copies:
+        np.testing.assert_array_equal(copy.partial_fit(X[100:], Y[100:]).predict_proba(X), model.predict_proba(X))
+    sparse = SepSAClassifier(random_state=0, max_iter=2).fit(X, scipy.sparse.csr_array(Y))
+    np.testing.assert_array_equal(sparse.predict(X), clone(model).fit(X, Y).predict(X))
+
+
+def test_targets_that_are_no_labels_are_refused():
+    X, Y = labelled(50)
+    for bad in (Y + 1, np.where(Y, "yes", "no"), Y * 0.5):
+        with pytest.raises(ValueError, match=r"y must hold labels .*sklearn\.multioutput\.MultiOutputClassifier"):
+            SepSAClassifier().fit(X, bad)
+    model = SepSAClassifier(random_state=0).partial_fit(X, Y)
+    before = model.state_dict()["calibration_loss"]
+    for bad in (Y[:, :2], Y[:, 0]):
+        with pytest.raises(ValueError, match=r"y must have shape \(n, 3\) as before"):
+            model.partial_fit(X, bad)
+    with pytest.raises(ValueError, match=r"y must have shape \(n,\) as before, got \(50, 3\)"):
+        SepSAClassifier(random_state=0).partial_fit(X, Y[:, 0]).partial_fit(X, Y)
+    with pytest.raises(ValueError, match="classes must be None or 0 to 2"):
+        model.partial_fit(X, Y, classes=[0, 1])
+    with pytest.raises(ValueError, match="class_weight must be None for multilabel targets"):
+        SepSAClassifier(class_weight={0: 2.0}).fit(X, Y)
+    with pytest.raises(ValueError, match="experts must be empty for multilabel targets"):
+        SepSAClassifier(experts=[SGDClassifier()]).partial_fit(X, Y)
+    np.testing.assert_array_equal(model.state_dict()["calibration_loss"], before)
+    assert model.partial_fit(X, Y, classes=[0, 1, 2]).predict(X).shape == (50, 3)
 
 
 # ---------------------------------------------------------------------- bad input
