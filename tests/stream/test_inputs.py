@@ -9,8 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
+import scipy.special
 import scipy.stats
 from sklearn.base import clone
+from sklearn.datasets import make_classification
 from sklearn.linear_model import SGDClassifier
 from sklearn.metrics import log_loss
 from sklearn.pipeline import make_pipeline
@@ -299,6 +301,7 @@ def test_several_labels_are_learned_each_by_itself(how):
     assert predicted.shape == proba.shape == Y[600:].shape
     assert predicted.dtype == Y.dtype
     np.testing.assert_array_equal(predicted, proba > 0.5)
+    np.testing.assert_allclose(scipy.special.expit(model.decision_function(X[600:])), proba)
     assert ((predicted == Y[600:]).mean(0) > [0.9, 0.8, 0.75]).all()
     np.testing.assert_allclose(proba.mean(0), Y[600:].mean(0), atol=0.06)
     losses = [log_loss(Y[600:, k], proba[:, k]) for k in range(3)]
@@ -349,6 +352,58 @@ def test_targets_that_are_no_labels_are_refused():
         SepSAClassifier(experts=[SGDClassifier()]).partial_fit(X, Y)
     np.testing.assert_array_equal(model.state_dict()["calibration_loss"], before)
     assert model.partial_fit(X, Y, classes=[0, 1, 2]).predict(X).shape == (50, 3)
+
+
+# ---------------------------------------------------------------------- scores, and what fit prints
+
+
+@pytest.mark.parametrize("how", ["fit", "partial_fit"])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_decision_function_is_the_logarithm_of_the_probabilities(classes, how):
+    X, y = make_classification(300, 6, n_informative=4, n_classes=classes, random_state=0)
+    model = getattr(SepSAClassifier(random_state=0, max_iter=5), how)(X, np.array(list("abc"))[y])
+    scores, proba = model.decision_function(X), model.predict_proba(X)
+    if classes == 2:
+        assert scores.shape == (300,)
+        np.testing.assert_allclose(scipy.special.expit(scores), proba[:, 1])
+        np.testing.assert_array_equal(model.classes_[(scores > 0).astype(int)], model.predict(X))
+    else:
+        assert scores.shape == (300, 3)
+        np.testing.assert_allclose(scipy.special.softmax(scores, 1), proba)
+        np.testing.assert_array_equal(model.classes_[scores.argmax(1)], model.predict(X))
+
+
+def test_verbose_prints_passes_and_changes_nothing(capsys):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(100, 2))
+    y = 1000 * X[:, 0]
+    quiet = SepSARegressor(random_state=0, max_iter=4).fit(X, y)
+    assert capsys.readouterr().out == ""
+    loud = SepSARegressor(random_state=0, max_iter=4, verbose=1).fit(X, y)
+    lines = capsys.readouterr().out.splitlines()
+    np.testing.assert_array_equal(loud.predict(X), quiet.predict(X))
+    trials = [line for line in lines if line.startswith(f"{loud.n_iter_} passes: squared error ")]
+    assert len(trials) == 1
+    passes = [line for line in lines if line.startswith("-- Pass ")]
+    assert passes[-1].startswith("-- Pass 4 of 4: squared error ")
+    errors = [float(line.split()[7 if line.startswith("--") else 4]) for line in [passes[-1], trials[0]]]
+    assert max(errors) < 0.5  # in units of the targets' variance
+    SepSAClassifier(random_state=0, max_iter=1, verbose=1).fit(X, y > 0)
+    assert capsys.readouterr().out.startswith("-- Pass 1 of 1: ")
+
+
+@pytest.mark.parametrize("kind", ["array", "frame"])
+def test_partial_fit_goes_on_where_fit_ended(kind):
+    X, y = table(600)
+    X = X if kind == "frame" else X[["size", "open"]].to_numpy(float)
+    model = SepSARegressor(random_state=0, max_iter=20).fit(X[:300], y[:300])
+    fitted = pickle.loads(pickle.dumps(model))
+    before = np.abs(fitted.predict(X[300:]) - y[300:] - 20).mean()
+    model.partial_fit(X[300:], y[300:] + 20)  # the targets have moved: what fit learned is kept and corrected
+    assert np.abs(model.predict(X[300:]) - y[300:] - 20).mean() < 0.5 * before
+    np.testing.assert_array_equal(model.partial_fit(X[:1], y[:1], sample_weight=[0.0]).n_iter_, fitted.n_iter_)
+    again = model.fit(X[:300], y[:300])  # from scratch
+    np.testing.assert_array_equal(again.predict(X), fitted.predict(X))
 
 
 # ---------------------------------------------------------------------- bad input

@@ -49,6 +49,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
 
     body: Literal["fourier", "experts"] = "fourier"  # in pickles from before it was a parameter
     experts: Sequence[Any] = ()
+    verbose: int = 0
     _learner: Any  # a StreamLearner or a Committee
     _encoder: FrameEncoder | None = None  # of DataFrames that do not hold numbers alone
     _EXTRA: tuple[str, ...]  # the entries of a state that only one of the two estimators has
@@ -78,6 +79,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         module: nn.Module | None = None,
         body: Literal["fourier", "experts"] = "fourier",
         experts: Sequence[Any] = (),
+        verbose: int = 0,
     ) -> None:
         """Set the parameters; `fit` and `partial_fit` check them.
 
@@ -103,6 +105,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
                 in PyTorch by `sepsa.SepSA`, with one head and squared loss.
             body: "fourier" for the network alone, "experts" for other models beside it in `partial_fit`.
             experts: Models of yours beside them: River's, or scikit-learn's with `partial_fit`.
+            verbose: 1 to print the passes of `fit` and their errors, 0 for nothing.
         """
         self.hidden_layer_sizes = hidden_layer_sizes
         self.activation = activation
@@ -119,6 +122,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         self.module = module
         self.body = body
         self.experts = experts
+        self.verbose = verbose
 
     def _engine_type(self, for_fit: bool) -> type[StreamEngine]:
         """The engine of `fit`, or that of rows in order, which alone has experts."""
@@ -171,6 +175,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
             together=plan.one_member,
             threads=get_num_threads() if plan.parallel else 1,
             rng=check_random_state(self.random_state),
+            verbose=bool(self.verbose),
         )
         self._learner, self.n_iter_ = result.committee, result.passes
         return there[result.rows], result.predictions

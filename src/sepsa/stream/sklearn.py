@@ -63,6 +63,8 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
     `fit` trains two layers of 50 GELU units by mini-batches, with a learning rate that falls from 1e-2 to 0 and a
     forgetting of 0.98 per mini-batch. `partial_fit` trains 64 random Fourier features by single rows, and mixes several
     heads, with and without forgetting and hidden units, by their recent errors. These are the meanings of "auto".
+    `fit`, then `partial_fit` goes on: the networks that `fit` has trained learn the further rows once, in order, each
+    with its one head and at a learning rate of 1e-4, without bounds on implausible rows. `fit` again starts anew.
 
     Attributes:
         n_features_in_: Number of input columns.
@@ -236,6 +238,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
         module: nn.Module | None = None,
         body: Literal["fourier", "experts"] = "fourier",
         experts: Sequence[Any] = (),
+        verbose: int = 0,
     ) -> None:
         """Set the parameters; `fit` and `partial_fit` check them.
 
@@ -263,6 +266,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
                 in PyTorch by `sepsa.SepSA`, with one head and squared loss.
             body: "fourier" for the network alone, "experts" for other models beside it in `partial_fit`.
             experts: Models of yours beside them: River's, or scikit-learn's with `partial_fit`.
+            verbose: 1 to print the passes of `fit` and their errors, 0 for nothing.
         """
         super().__init__(
             hidden_layer_sizes,
@@ -280,6 +284,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
             module=module,
             body=body,
             experts=experts,
+            verbose=verbose,
         )
         self.class_weight = class_weight
 
@@ -406,6 +411,20 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
             Log-probabilities (n, classes), in the order of `classes_`.
         """
         return np.log(self.predict_proba(X))
+
+    def decision_function(self, X: ArrayLike) -> Floats:
+        """Predict scores whose logistic function or softmax is `predict_proba`.
+
+        Args:
+            X: Inputs (n, features); NaN is a missing value.
+
+        Returns:
+            For two classes the log-odds (n,) of `classes_[1]`; for more the log-probabilities (n, classes); for
+            multilabel targets the log-odds (n, labels) of 1.
+        """
+        scores = self._scores(X)
+        log_proba = np.log((label_probabilities if self._multilabel else probabilities)(scores, self._loss))
+        return log_proba[..., 1] - log_proba[..., 0] if log_proba.shape[-1] == 2 else log_proba
 
     _EXTRA = ("classes", "columns", "calibration_loss")
 
