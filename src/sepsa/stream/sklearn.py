@@ -452,7 +452,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
         columns = state.array("columns", (outputs,), np.int64).astype(np.intp)
         if not np.array_equal(np.sort(columns), np.arange(outputs)):
             raise state.damaged("columns", f"each of 0 to {outputs - 1} once", columns.tolist())
-        several = np.ndim(state["calibration_loss"]) == 2 and labels == list(range(outputs))  # multilabel
+        several = getattr(state["calibration_loss"], "ndim", 0) == 2 and labels == list(range(outputs))  # multilabel
         shape = (outputs, *INVERSE_TEMPERATURES.shape) if several else INVERSE_TEMPERATURES.shape
         loss = state.array("calibration_loss", shape, low=0.0)
         return {"classes_": sorted_labels, "_columns": columns, "_loss": loss}
