@@ -549,7 +549,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
     def _check(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool
     ) -> tuple[Rows, Labels, Floats]:
-        shape = getattr(y, "shape", None) or np.shape(y)
+        shape = y.shape if hasattr(y, "shape") else np.asarray(y).shape
         several = len(shape) == 2 and shape[1] > 1
         rows, labels, weights = self._check_data(X, y, sample_weight, reset, multi_output=several)
         if not reset and (shape[1:] != self.classes_.shape if self._multilabel else several):
