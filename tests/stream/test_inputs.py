@@ -488,7 +488,7 @@ def test_cells_that_cannot_be_encoded_are_named():
         model.fit(X.assign(city=pd.Series([1, datetime.date(2026, 1, 1)] * 10, dtype=object)), y)
     with pytest.raises(ValueError, match=r"X\['size'\] must be finite, got -inf"):
         model.fit(X.assign(size=-np.inf), y)
-    with pytest.raises(ValueError, match="two columns 'city'|'city' 2 times"):
+    with pytest.raises(ValueError, match=r"two columns 'city'|'city' 2 times"):
         model.fit(pd.concat([X, X[["city"]]], axis=1), y)
     with pytest.raises(ValueError, match="minimum of 1 is required"):
         model.fit(X[:0], y[:0])
