@@ -286,6 +286,54 @@ def _(folder):
     return error_of(sepsa.SepSARegressor().predict, ROWS)
 
 
+def frame_model():
+    import pandas as pd
+
+    frame = pd.DataFrame({"city": ["Oslo", "Rome"] * 30, "size": ROWS[:, 0]})
+    return sepsa.SepSARegressor(random_state=0).partial_fit(frame, ROWS[:, 0]), frame
+
+
+@case("scikit-learn", "an array after a DataFrame with text")
+def _(folder):
+    model, _ = frame_model()
+    return error_of(model.predict, ROWS[:, :2])
+
+
+@case("scikit-learn", "a DataFrame without a column that was learned")
+def _(folder):
+    model, frame = frame_model()
+    return error_of(model.predict, frame[["size"]])
+
+
+@case("scikit-learn", "a column that changes its type")
+def _(folder):
+    model, frame = frame_model()
+    changed, before = frame.assign(size="large"), lambda: model.predict(frame).tolist()
+    return error_of(model.partial_fit, changed, ROWS[:, 0], unchanged=before)
+
+
+@case("scikit-learn", "a column of lists")
+def _(folder):
+    model, frame = frame_model()
+    lists = frame.assign(city=[["a"]] * 60)
+    return error_of(model.partial_fit, lists, ROWS[:, 0], unchanged=lambda: model.predict(frame).tolist())
+
+
+@case("scikit-learn", "a text that `fit` has not seen")
+def _(folder):
+    model, frame = frame_model()
+    new = frame.assign(city="Lima")
+    assert model.predict(new).tolist() == model.predict(frame.assign(city=None)).tolist()
+    model.partial_fit(frame.assign(city=["Lima", "Rome"] * 30), ROWS[:, 0] + np.array([9, 0] * 30))
+    assert model.predict(new).tolist() != model.predict(frame.assign(city=None)).tolist()
+    return "`fit`, `partial_fit`: as a missing value"
+
+
+@case("scikit-learn", "`y` with several columns of classes")
+def _(folder):
+    return error_of(sepsa.SepSAClassifier().fit, ROWS, np.arange(120).reshape(60, 2) % 3)
+
+
 def river_model():
     from sepsa.river import SepSARegressor
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from sepsa.states.tree import tensors_of
-from sepsa.stream.tables.cells import Column, RowBlock
+from sepsa.stream.columns.cells import Column
+from sepsa.stream.tables.cells import RowBlock
 from sepsa.stream.tables.model import TableModel
 
 ROWS = 10_000  # a block

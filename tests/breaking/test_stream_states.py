@@ -12,7 +12,8 @@ import river_models as river
 import sepsa
 from breaking.damage import damages, same, several
 from breaking.test_states import judge, report
-from sepsa.stream.tables.cells import Column, RowBlock
+from sepsa.stream.columns.cells import Column
+from sepsa.stream.tables.cells import RowBlock
 from sepsa.stream.tables.model import TableModel
 
 

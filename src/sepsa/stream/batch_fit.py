@@ -20,7 +20,7 @@ import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from sepsa.heads.protocols import NotFinite
 from sepsa.stream.committee import Committee
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.learner import StreamLearner
+from sepsa.stream.rows import dense, row_parts
 from sepsa.stream.scales import moments, reciprocal
 
 FOLDS = 10
@@ -54,6 +55,7 @@ class Schedule(NamedTuple):
     forgetting: float = FORGETTING
     batch: int | None = None  # None: by the number of rows
     visits: int = VISITS
+    verbose: bool = False  # whether to print a line for each pass
 
 
 class RandomDraws(NamedTuple):
@@ -78,7 +80,7 @@ class FitResult(NamedTuple):
 
 def fit(
     new_learner: Callable[[int], StreamLearner],
-    X: Floats,
+    X: Any,
     Y: Floats,
     weight: Floats,
     schedule: Schedule,
@@ -87,14 +89,17 @@ def fit(
     together: bool,
     threads: int,
     rng: np.random.RandomState,
+    verbose: bool = False,
 ) -> FitResult:
-    """A committee trained on the rows of X (n, inputs) and Y (n, outputs), all of positive weight.
+    """A committee trained on the rows of X (n, inputs), dense or CSR, and Y (n, outputs), all of positive weight.
 
     `new_learner` makes a learner from a seed, with the options for learning after the fit. `together` trains one
     learner on all rows once the folds have decided passes and noise: for a body that does not learn, or a slow one. The
-    result does not depend on the number of `threads` that train the members.
+    result does not depend on the number of `threads` that train the members. `verbose` prints a line for each pass of
+    the first member, and one for each trial.
     """
-    n = len(X)
+    schedule = schedule._replace(verbose=verbose)
+    n = len(Y)
     if n == 1:
         learner = train(new_learner, X, Y, weight, schedule._replace(passes=1), RandomDraws.draw(rng, 1, 1))
         learner.set_effective_samples(float(weight.sum()), learner.noise_variance())
@@ -113,10 +118,15 @@ def fit(
             if best is None:
                 raise
             break  # the trial with fewer passes is kept
-        parts = [member.predict_with_leverage(X[fold]) for member, fold in zip(members, folds, strict=True)]
+        parts = [
+            member.predict_with_leverage(part)
+            for member, fold in zip(members, folds, strict=True)
+            for _, part in row_parts(X[fold])
+        ]
         means, leverages = (np.concatenate(part) for part in zip(*parts, strict=True))
-        gain = reciprocal(moments(Y, weight)[1]) if members[0].regression else np.ones(Y.shape[1])
-        error = np.average((Y[rows] - means) ** 2 @ gain, weights=weight[rows])
+        error = np.average((Y[rows] - means) ** 2 @ error_weights(members[0], Y, weight), weights=weight[rows])
+        if verbose:
+            print(f"{passes} passes: squared error {error:.4g} on rows left out")
         if not error < TOLERANCE * lowest:
             break
         lowest, best = min(error, lowest), (passes, members, means, leverages)
@@ -140,7 +150,7 @@ def batch_size(rows: int) -> int:
 
 def train_members(
     new_learner: Callable[[int], StreamLearner],
-    X: Floats,
+    X: Any,
     Y: Floats,
     weight: Floats,
     folds: list[NDArray[np.intp]],
@@ -149,12 +159,13 @@ def train_members(
     rng: np.random.RandomState,
 ) -> list[StreamLearner]:
     """A learner for each fold, trained on all other rows, in threads: the kernels release the interpreter's lock."""
-    draws = [RandomDraws.draw(rng, len(X) - len(fold), schedule.passes) for fold in folds]
+    draws = [RandomDraws.draw(rng, len(Y) - len(fold), schedule.passes) for fold in folds]
     stop = threading.Event()
 
     def member(k: int) -> StreamLearner:
-        rest = np.delete(np.arange(len(X)), folds[k])
-        return train(new_learner, X[rest], Y[rest], weight[rest], schedule, draws[k], stop)
+        rest = np.delete(np.arange(len(Y)), folds[k])
+        mine = schedule._replace(verbose=schedule.verbose and k == 0)
+        return train(new_learner, X[rest], Y[rest], weight[rest], mine, draws[k], stop)
 
     if threads == 1 or len(folds) == 1:
         return [member(k) for k in range(len(folds))]
@@ -170,7 +181,7 @@ def train_members(
 
 def train(
     new_learner: Callable[[int], StreamLearner],
-    X: Floats,
+    X: Any,
     Y: Floats,
     weight: Floats,
     schedule: Schedule,
@@ -181,20 +192,31 @@ def train(
     learner = new_learner(draws.seed)
     learner.fit_scales(X, Y, weight)
     after = learner.engine.schedule()
-    batch = batch_size(len(X)) if schedule.batch is None else schedule.batch
+    batch = batch_size(len(Y)) if schedule.batch is None else schedule.batch
+    gain = error_weights(learner, Y, weight)
     for done in range(schedule.passes):
         if stop is not None and stop.is_set():
             break
         rate = schedule.rate * 0.5 * (1 + math.cos(math.pi * done / schedule.passes))
         order = draws.orders[done]
-        for at in range(0, len(X), batch * FORGET_EVERY):
+        loss = 0.0
+        for at in range(0, len(Y), batch * FORGET_EVERY):
             some = order[at : at + batch * FORGET_EVERY]
             for part, factor in ((some[:batch], schedule.forgetting ** -(-len(some) // batch)), (some[batch:], 1.0)):
                 if part.size:
                     learner.engine.set_schedule(rate, factor, batch)
-                    learner.learn(X[part], Y[part], weight[part])
+                    before = learner.learn(dense(X[part]), Y[part], weight[part])
+                    if schedule.verbose:
+                        loss += float(weight[part] @ ((before - Y[part]) ** 2 @ gain))
+        if schedule.verbose:
+            print(f"-- Pass {done + 1} of {schedule.passes}: squared error {loss / weight.sum():.4g} before learning")
     learner.engine.set_schedule(*after)
     return learner
+
+
+def error_weights(learner: StreamLearner, Y: Floats, weight: Floats) -> Floats:
+    """The weight (outputs,) of each output's squared error: by its variance, or 1 for indicators of classes."""
+    return reciprocal(moments(Y, weight)[1]) if learner.regression else np.ones(Y.shape[1])
 
 
 def likeliest(errors: Floats, leverage: Floats, weight: Floats) -> tuple[Floats, float]:

@@ -56,6 +56,29 @@ def probabilities(scores: Floats, losses: Floats) -> Floats:
     return mixture(project_to_simplex(scores), losses)
 
 
+def label_probabilities(scores: Floats, losses: Floats) -> Floats:
+    """The probabilities (n, L, 2) that each of L independent labels is 0 and is 1, from scores (n, L).
+
+    Each label has losses of its own: (L, G), or (n, L, G).
+    """
+    pairs = [probabilities(pair(scores[:, k]), losses[..., k, :]) for k in range(scores.shape[1])]
+    return np.stack(pairs, 1)
+
+
+def accumulate_labels(losses: Floats, scores: Floats, Y: Floats, weight: Floats, forgetting: float) -> Floats:
+    """The accumulated losses (n + 1, L, G) of L independent labels, from those (L, G) before the first row."""
+    labels = Y.astype(np.intp)
+    parts = [
+        accumulate(losses[k], pair(scores[:, k]), labels[:, k], weight, forgetting) for k in range(scores.shape[1])
+    ]
+    return np.stack(parts, 1)
+
+
+def pair(score: Floats) -> Floats:
+    """The scores (n, 2) of 0 and 1, from those (n,) of 1."""
+    return np.stack([1 - score, score], 1)
+
+
 def accumulate(losses: Floats, scores: Floats, labels: NDArray[np.intp], weight: Floats, forgetting: float) -> Floats:
     """The accumulated losses (n + 1, G) before each row and after the last one, from those before the first row.
 

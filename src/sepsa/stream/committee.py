@@ -48,6 +48,13 @@ class Committee:
         variance: Floats = np.mean([member.noise_variance() for member in self.members], axis=0)
         return variance
 
+    def add_inputs(self, mean: Floats, scale: Floats, typical: Floats | float = 0.7) -> None:
+        """Add inputs, missing in all rows so far, with these means, scales and typical standardized distances."""
+        members = [member.copy() for member in self.members]
+        for member in members:
+            member.add_inputs(mean, scale, typical)
+        self.members = members
+
     def add_outputs(self, count: int) -> None:
         """Add outputs, whose targets were zero in all rows so far."""
         members = [member.copy() for member in self.members]

@@ -4,30 +4,44 @@ from __future__ import annotations
 
 import pickle
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numba import get_num_threads
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import check_array, check_random_state, check_X_y
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from sepsa.states import schema
 from sepsa.states.objects import Saves, check_stamp, stamp
 from sepsa.states.schema import Entries
 from sepsa.stream import batch_fit
+from sepsa.stream.columns.frame import FrameEncoder, all_numbers, check_numbers, in_order, is_frame
 from sepsa.stream.committee import Committee
 from sepsa.stream.engine.bodies import NAMED, engine_type
 from sepsa.stream.engine.protocol import Floats, StreamEngine
-from sepsa.stream.growth import grow
+from sepsa.stream.growth import NewInput, grow_along
 from sepsa.stream.learner import StreamLearner
+from sepsa.stream.rows import row_parts
 from sepsa.validation import at_least, one_of
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+NUMBERS = {"dtype": np.float64, "order": "C", "ensure_all_finite": "allow-nan"}  # what scikit-learn checks
+
+
+class Rows(NamedTuple):
+    """Rows of numbers (n, inputs), dense or CSR, and the inputs that they are the first to need."""
+
+    X: Any
+    new_inputs: Sequence[NewInput] = ()
 
 
 class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
@@ -35,7 +49,9 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
 
     body: Literal["fourier", "experts"] = "fourier"  # in pickles from before it was a parameter
     experts: Sequence[Any] = ()
+    verbose: int = 0
     _learner: Any  # a StreamLearner or a Committee
+    _encoder: FrameEncoder | None = None  # of DataFrames that do not hold numbers alone
     _EXTRA: tuple[str, ...]  # the entries of a state that only one of the two estimators has
 
     def _extra_state(self) -> dict[str, Any]:
@@ -63,6 +79,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         module: nn.Module | None = None,
         body: Literal["fourier", "experts"] = "fourier",
         experts: Sequence[Any] = (),
+        verbose: int = 0,
     ) -> None:
         """Set the parameters; `fit` and `partial_fit` check them.
 
@@ -88,6 +105,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
                 in PyTorch by `sepsa.SepSA`, with one head and squared loss.
             body: "fourier" for the network alone, "experts" for other models beside it in `partial_fit`.
             experts: Models of yours beside them: River's, or scikit-learn's with `partial_fit`.
+            verbose: 1 to print the passes of `fit` and their errors, 0 for nothing.
         """
         self.hidden_layer_sizes = hidden_layer_sizes
         self.activation = activation
@@ -104,6 +122,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         self.module = module
         self.body = body
         self.experts = experts
+        self.verbose = verbose
 
     def _engine_type(self, for_fit: bool) -> type[StreamEngine]:
         """The engine of `fit`, or that of rows in order, which alone has experts."""
@@ -130,7 +149,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
                 self.__dict__ = before  # one assignment, which nothing can interrupt
                 raise
 
-    def _fit(self, X: Floats, Y: Floats, weight: Floats) -> tuple[NDArray[np.intp], Floats]:
+    def _fit(self, X: Any, Y: Floats, weight: Floats) -> tuple[NDArray[np.intp], Floats]:
         """Learn from scratch; returns the rows that one member left out, and its predictions of them."""
         there = np.flatnonzero(weight > 0)
         if not there.size:
@@ -156,35 +175,93 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
             together=plan.one_member,
             threads=get_num_threads() if plan.parallel else 1,
             rng=check_random_state(self.random_state),
+            verbose=bool(self.verbose),
         )
         self._learner, self.n_iter_ = result.committee, result.passes
         return there[result.rows], result.predictions
 
-    def _learn(self, X: Floats, Y: Floats, weight: Floats) -> Floats:
+    def _learn(self, rows: Rows, Y: Floats, weight: Floats) -> Floats:
         """Learn rows in order; returns the predictions made before."""
+        X, new_inputs = rows
+
+        def new_learner(inputs: int, outputs: int) -> StreamLearner:
+            return self._new_learner(inputs, outputs, check_random_state(self.random_state).randint(2**31 - 1))
+
+        learner: Any = None  # an error leaves the old one as it was
         if hasattr(self, "_learner"):
-            learner = self._learner.copy()  # an error leaves the old one as it was
-        else:
-            seed = check_random_state(self.random_state).randint(2**31 - 1)
-            learner = self._new_learner(X.shape[1], Y.shape[1], seed)
-        grow(learner, (), Y.shape[1])
-        before: Floats = learner.learn(X, Y, weight)
+            learner = self._learner.copy()
+        elif not new_inputs:
+            learner = new_learner(X.shape[1], Y.shape[1])
+        new_outputs = Y.shape[1] - (0 if learner is None else learner.engine.outputs)
+        before = np.empty(Y.shape)
+        stages = grow_along(learner, new_learner, len(Y), new_inputs, [0] * new_outputs)
+        for start, stop, learner in stages:
+            inputs, targets, weights, out = (part[start:stop] for part in (X, Y, weight, before))
+            for some, part in row_parts(inputs, learner.engine.batch_size):
+                known = np.ascontiguousarray(part[:, : learner.engine.inputs])
+                out[some] = learner.learn(known, targets[some], weights[some])
         self._learner = learner
         return before
 
-    def _check_rows(self, X: ArrayLike) -> Floats:
+    def _encode(self, X: Any, reset: bool, learn: bool = True) -> Rows | None:
+        """The rows of a DataFrame that does not hold numbers alone, found by the names of its columns; else None."""
+        encoder = None if reset else self._encoder
+        if reset and is_frame(X) and not all_numbers(X):
+            if self.module is not None:
+                raise ValueError("X must hold numbers alone where module is given: encode the other columns first")
+            validate_data(self, X, reset=True, skip_check_array=True)
+            names = getattr(self, "feature_names_in_", None)
+            encoder = FrameEncoder([f"x{i}" for i in range(X.shape[1])] if names is None else list(names))
+        if reset:
+            self._encoder = encoder
+        if encoder is None:
+            return None
+        if not is_frame(X):
+            columns = ", ".join(map(repr, list(encoder.kinds)[:10]))
+            raise ValueError(f"X must be a DataFrame with the columns {columns}, as before, got {type(X).__name__}")
+        validate_data(self, X, reset=False, skip_check_array=True)
+        if not learn:
+            return Rows(encoder.encode(X))
+        encoder = deepcopy(encoder)
+        rows, new_inputs, said = encoder.learn(X)
+        for text in said:
+            warnings.warn(text, UserWarning, stacklevel=6)
+        self._encoder = encoder
+        return Rows(rows, new_inputs)
+
+    def _in_order(self, X: Any) -> Any:
+        """X with its columns in the order in which they were learned, where it is a DataFrame with their names."""
+        if not is_frame(X):
+            return X
+        X = in_order(X, getattr(self, "feature_names_in_", None))
+        if self._encoder is None:
+            check_numbers(X)
+        return X
+
+    def _check_rows(self, X: ArrayLike) -> Any:
+        """Rows (n, inputs), dense or CSR, checked."""
         check_is_fitted(self)
-        rows: Floats = validate_data(self, X, reset=False, dtype=np.float64, order="C", ensure_all_finite="allow-nan")
-        return rows
+        X = self._in_order(X)
+        encoded = self._encode(X, reset=False, learn=False)
+        if encoded is not None:
+            return check_array(encoded.X, **NUMBERS)
+        return validate_data(self, X, reset=False, accept_sparse="csr", **NUMBERS)
+
+    def _predict(self, X: ArrayLike) -> Floats:
+        return np.concatenate([self._learner.predict(part) for _, part in row_parts(self._check_rows(X))])
 
     def _check_data(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool, **checks: bool
-    ) -> tuple[Floats, NDArray[Any], Floats]:
+    ) -> tuple[Rows, NDArray[Any], Floats]:
         """Rows (n, inputs), targets and weights (n,), checked."""
-        rows, targets = validate_data(
-            self, X, y, reset=reset, dtype=np.float64, order="C", ensure_all_finite="allow-nan", **checks
-        )
-        weights = _check_sample_weight(sample_weight, rows, dtype=np.float64, ensure_non_negative=True)
+        X = X if reset else self._in_order(X)
+        rows = self._encode(X, reset)
+        if rows is None:
+            numbers, targets = validate_data(self, X, y, reset=reset, accept_sparse="csr", **NUMBERS, **checks)
+            rows = Rows(numbers)
+        else:
+            _, targets = check_X_y(rows.X, y, estimator=self, **NUMBERS, **checks)
+        weights = _check_sample_weight(sample_weight, rows.X, dtype=np.float64, ensure_non_negative=True)
         return rows, targets, weights
 
     @property
@@ -207,6 +284,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True  # a missing value is replaced by the mean
+        tags.input_tags.sparse = True
         return tags
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -226,6 +304,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
             "learner": self._learner.state_dict(),
             "feature_names": None if names is None else [str(name) for name in names],
             "n_iter": getattr(self, "n_iter_", None),
+            **({} if self._encoder is None else {"encoder": self._encoder.state_dict()}),
             **self._extra_state(),
         }
 
@@ -240,7 +319,8 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         """
         with self._exclusive():
             keys = {"estimator", "learner", "feature_names", "n_iter", *self._EXTRA}
-            new = schema.read("state_dict", state_dict, keys)
+            with_encoder = isinstance(state_dict, dict) and "encoder" in state_dict
+            new = schema.read("state_dict", state_dict, keys | {"encoder"} if with_encoder else keys)
             new.equal("estimator", type(self).__name__)
             fitted = isinstance(new["learner"], dict) and "members" in new["learner"]  # by `fit`, a committee
             members = Entries(new.path("learner"), new["learner"]).items("members").values if fitted else []
@@ -252,11 +332,15 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
             if fitted:
                 learner = Committee([learner])
             learner.load_state_dict(new["learner"], "state_dict['learner']")
-            loaded: dict[str, Any] = {"_learner": learner, "n_features_in_": sizes[0]}
+            encoder = FrameEncoder.from_state(new["encoder"], new.path("encoder")) if with_encoder else None
+            if encoder is not None and len(encoder.inputs.names) != sizes[0]:
+                raise new.damaged("encoder", f"one of {sizes[0]} inputs", len(encoder.inputs.names))
+            columns = sizes[0] if encoder is None else len(encoder.kinds)
+            loaded: dict[str, Any] = {"_learner": learner, "_encoder": encoder, "n_features_in_": columns}
             if new["feature_names"] is not None:
-                names = new.items("feature_names", sizes[0]).values
-                if not all(isinstance(name, str) for name in names):
-                    raise new.damaged("feature_names", f"{sizes[0]} strings", names)
+                names = new.items("feature_names", columns).values
+                if not all(isinstance(name, str) for name in names) or (encoder and names != list(encoder.kinds)):
+                    raise new.damaged("feature_names", f"the names of {columns} columns", names)
                 loaded["feature_names_in_"] = np.array(names, dtype=object)
             if new["n_iter"] is not None:
                 loaded["n_iter_"] = new.integer("n_iter", 1)

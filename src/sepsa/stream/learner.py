@@ -23,6 +23,7 @@ from sepsa.states import schema
 from sepsa.stream.engine.bodies import engine_type
 from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats, StreamEngine
+from sepsa.stream.rows import column_parts
 from sepsa.stream.scales import is_indicator, moments, quantiles_of_sizes, reciprocal, scaled_as_they_came, trimmed
 from sepsa.validation import one_of
 
@@ -165,35 +166,43 @@ class StreamLearner:
         self._engine_learn(self._X, self._Y, self._weight)
         self.engine.set_calibration_losses(losses)  # of predictions made before the rows were learned at all
 
-    def _fit_scales(self, X: Floats, Y: Floats, weight: Floats) -> None:
+    def _fit_scales(self, X: Any, Y: Floats, weight: Floats) -> None:
         """Set the mean and deviation of each input and the variance of each target over these rows.
 
         A robust engine leaves out outliers, and gets the range and the quantiles by which it recognizes them.
         """
         robust = self.engine.robust
         if robust:
-            X, Y = trimmed(X), trimmed(Y) if self.regression else Y
+            Y = trimmed(Y) if self.regression else Y
             usual = np.median(np.minimum(weight, HUGE))
             weight = np.where(weight > 10 * usual, usual, np.maximum(weight, 0.1 * usual))
-        mean, variance = moments(X, weight)
-        sparse = self.zero_if_missing(X)
-        mean, variance = np.where(sparse, 0.0, mean), np.where(sparse, mean**2 + variance, variance)
-        scale = reciprocal(np.sqrt(variance))
+        parts = [self._input_scales(trimmed(part) if robust else part, weight) for part in column_parts(X)]
+        mean, scale, typical = (np.concatenate(part) for part in zip(*parts, strict=True))
         self.engine.set_scaling(mean, scale)
         if self.regression:
             self.engine.set_output_weights(reciprocal(moments(Y, weight)[1]))
         if robust:
             self.offset = moments(Y, weight)[0] if self.regression else self.offset
-            self.engine.set_typical_inputs(np.minimum(quantiles_of_sizes((X - mean) * scale, [0.5])[:, 0], 4.0))
+            self.engine.set_typical_inputs(typical)
             self.engine.set_typical_weight(float(weight.mean()))
             if self.regression:
                 off = Y - self.offset
                 quantiles = quantiles_of_sizes(off, [0.5, 0.8, 0.9])
                 self.engine.set_plausible_targets(quantiles, np.nanmin(off, 0), np.nanmax(off, 0))
 
-    def fit_scales(self, X: Floats, Y: Floats, weight: Floats) -> None:
-        """Fix the scales by all these rows before any is learned; `learn` then takes them in any order."""
-        self.rows = max(WARM_UP, len(X))
+    def _input_scales(self, X: Floats, weight: Floats) -> tuple[Floats, Floats, Floats]:
+        """The mean and scale of each column, and in a robust engine its typical standardized distance from the mean."""
+        mean, variance = moments(X, weight)
+        sparse = self.zero_if_missing(X)
+        mean, variance = np.where(sparse, 0.0, mean), np.where(sparse, mean**2 + variance, variance)
+        scale = reciprocal(np.sqrt(variance))
+        if not self.engine.robust:
+            return mean, scale, mean
+        return mean, scale, np.minimum(quantiles_of_sizes((X - mean) * scale, [0.5])[:, 0], 4.0)
+
+    def fit_scales(self, X: Any, Y: Floats, weight: Floats) -> None:
+        """Fix the scales by all these rows, dense or sparse, before any is learned; `learn` takes them in any order."""
+        self.rows = max(WARM_UP, len(Y))
         if self.regression and not self.engine.robust:
             self.offset = moments(Y, weight)[0]
         self._fit_scales(X, Y, weight)

@@ -26,10 +26,17 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 
 from sepsa.states.schema import Entries, check_memory
-from sepsa.stream.calibration import INVERSE_TEMPERATURES, accumulate, probabilities
+from sepsa.stream.calibration import (
+    INVERSE_TEMPERATURES,
+    accumulate,
+    accumulate_labels,
+    label_probabilities,
+    probabilities,
+)
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.estimator import StreamEstimator
+from sepsa.stream.estimator import Rows, StreamEstimator
 from sepsa.stream.growth import first_rows, indicators
+from sepsa.stream.rows import dense, row_parts
 from sepsa.validation import not_negative
 
 if TYPE_CHECKING:
@@ -46,9 +53,18 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
     the first 256. NaN in an input is a missing value. The variance of a target about its prediction is σ² (1 + c φᵀBφ),
     with φ the features that the head sees and B its inverse curvature.
 
+    A pandas DataFrame may have columns of numbers, booleans, text, categories and dates; later ones have the same
+    columns, in any order. The first 32 texts or categories of a column get an indicator each and further ones share 16;
+    one that is missing, or that `predict` has not seen before, has none, and `partial_fit` adds an input for it. Dates
+    become days, month, weekday and hour. Texts that spell numbers, dates or missing values are read as such, except in
+    a column of dtype category. A sparse matrix of SciPy becomes dense a part at a time; the head's state grows as the
+    square of the number of columns, so reduce a wide matrix first, for example by `TruncatedSVD`.
+
     `fit` trains two layers of 50 GELU units by mini-batches, with a learning rate that falls from 1e-2 to 0 and a
     forgetting of 0.98 per mini-batch. `partial_fit` trains 64 random Fourier features by single rows, and mixes several
     heads, with and without forgetting and hidden units, by their recent errors. These are the meanings of "auto".
+    `fit`, then `partial_fit` goes on: the networks that `fit` has trained learn the further rows once, in order, each
+    with its one head and at a learning rate of 1e-4, without bounds on implausible rows. `fit` again starts anew.
 
     Attributes:
         n_features_in_: Number of input columns.
@@ -88,7 +104,7 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
         """
         with self._exclusive():
             rows, Y, weight = self._check(X, y, sample_weight, reset=True)
-            self._fit(rows, Y, weight)
+            self._fit(rows.X, Y, weight)
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> SepSARegressor:
@@ -131,16 +147,16 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
         Returns:
             Predictions of the shape of `y` in `fit`, or a pair of such arrays: mean and standard deviation.
         """
-        rows = self._check_rows(X)
         if not return_std:
-            return self._shaped(self._learner.predict(rows))
-        mean, leverage = self._learner.predict_with_leverage(rows)
+            return self._shaped(self._predict(X))
+        parts = [self._learner.predict_with_leverage(part) for _, part in row_parts(self._check_rows(X))]
+        mean, leverage = (np.concatenate(part) for part in zip(*parts, strict=True))
         std = np.sqrt(self._learner.noise_variance() * (1 + leverage)[:, None])
         return self._shaped(mean), self._shaped(std)
 
     def _check(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool
-    ) -> tuple[Floats, Floats, Floats]:
+    ) -> tuple[Rows, Floats, Floats]:
         rows, targets, weights = self._check_data(X, y, sample_weight, reset, multi_output=True, y_numeric=True)
         shape = targets.shape[1:]
         if reset:
@@ -149,7 +165,7 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
             raise ValueError(
                 f"y must have shape (n, {', '.join(map(str, self._target_shape))}) as before, got {targets.shape}"
             )
-        return rows, np.ascontiguousarray(targets.reshape(len(rows), -1), dtype=np.float64), weights
+        return rows, np.ascontiguousarray(targets.reshape(len(targets), -1), dtype=np.float64), weights
 
     _EXTRA = ("target_shape",)
 
@@ -179,8 +195,11 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
     keeps its state. Probabilities are the head's scores, calibrated on rows before they are learned. "auto" has the
     meanings that `SepSARegressor` describes.
 
+    Targets (n, labels) of 0 and 1, with at least two columns, are multilabel: an output for each label, calibrated by
+    itself. `predict` and `predict_proba` then return (n, labels), the latter the probability that a label is 1.
+
     Attributes:
-        classes_: The classes (classes,), sorted, in the dtype of the labels.
+        classes_: The classes (classes,), sorted, in the dtype of the labels; 0 to labels - 1 for multilabel targets.
         n_features_in_: Number of input columns.
         feature_names_in_: Their names (n_features_in_,), where X had names.
         n_iter_: Number of passes that `fit` made.
@@ -219,6 +238,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
         module: nn.Module | None = None,
         body: Literal["fourier", "experts"] = "fourier",
         experts: Sequence[Any] = (),
+        verbose: int = 0,
     ) -> None:
         """Set the parameters; `fit` and `partial_fit` check them.
 
@@ -246,6 +266,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
                 in PyTorch by `sepsa.SepSA`, with one head and squared loss.
             body: "fourier" for the network alone, "experts" for other models beside it in `partial_fit`.
             experts: Models of yours beside them: River's, or scikit-learn's with `partial_fit`.
+            verbose: 1 to print the passes of `fit` and their errors, 0 for nothing.
         """
         super().__init__(
             hidden_layer_sizes,
@@ -263,10 +284,11 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
             module=module,
             body=body,
             experts=experts,
+            verbose=verbose,
         )
         self.class_weight = class_weight
 
-    _loss: Floats  # of each inverse temperature, on rows not yet learned
+    _loss: Floats  # (G,) of each inverse temperature, on rows not yet learned; (labels, G) for multilabel targets
     _columns: NDArray[np.intp]  # the learner's output for each of classes_
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> SepSAClassifier:
@@ -274,7 +296,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
 
         Args:
             X: Inputs (n, features); NaN is a missing value.
-            y: Labels (n,).
+            y: Labels (n,), or 0 and 1 (n, labels).
             sample_weight: Factor (n,) on each row's squared error; rows of weight 0 are left out.
 
         Returns:
@@ -283,12 +305,17 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
         with self._exclusive():
             rows, labels, weight = self._check(X, y, sample_weight, reset=True)
             weight = weight * self._class_weights(labels)
+            if labels.ndim == 2:
+                self._start_labels(labels.shape[1])
+                out, scores = self._fit(rows.X, labels, weight)
+                self._loss = accumulate_labels(self._loss, scores, labels[out], weight[out], forgetting=1.0)[-1]
+                return self
             self.classes_, codes = np.unique(labels[weight > 0], return_inverse=True)
             self._columns = np.arange(len(self.classes_))
             codes_of_rows = np.zeros(len(labels), np.intp)
             codes_of_rows[weight > 0] = codes
             targets = (codes_of_rows[:, None] == self._columns).astype(np.float64)  # of no class: (n, 0)
-            out, scores = self._fit(rows, targets, weight)
+            out, scores = self._fit(rows.X, targets, weight)
             none = np.zeros(INVERSE_TEMPERATURES.size)
             self._loss = accumulate(none, scores, codes_of_rows[out], weight[out], forgetting=1.0)[-1]
         return self
@@ -300,7 +327,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
 
         Args:
             X: Inputs (n, features); NaN is a missing value.
-            y: Labels (n,). New classes are added when they first appear.
+            y: Labels (n,), or 0 and 1 (n, labels). New classes are added when they first appear.
             classes: Classes that will come, to be known before their first row.
             sample_weight: Factor (n,) on each row's loss.
 
@@ -323,18 +350,21 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
 
         Args:
             X: Inputs (n, features); NaN is a missing value.
-            y: Labels (n,).
+            y: Labels (n,), or 0 and 1 (n, labels).
             classes: Classes that will come, to be known before their first row.
             sample_weight: Factor (n,) on each row's loss.
             method: "predict" for labels, "predict_proba" for probabilities.
 
         Returns:
-            Labels (n,), or probabilities (n, classes) in the order of `classes_` after the call. A class that was
-            unknown before a row is not predicted for it; for the first row of all every class of the call may be.
+            Labels of the shape of `y`, or probabilities (n, classes) in the order of `classes_` after the call. A class
+            that was unknown before a row is not predicted for it; for the first row of all every class of the call may
+            be.
         """
         if method not in ("predict", "predict_proba"):
             raise ValueError(f"method must be 'predict' or 'predict_proba', got {method!r}")
         scores, loss, known = self._learn_labels(X, y, classes, sample_weight)
+        if self._multilabel:
+            return (scores > 0.5).astype(np.int64) if method == "predict" else label_probabilities(scores, loss)[..., 1]
         if method == "predict":
             best: Labels = self.classes_[np.where(known, scores, -np.inf).argmax(1)]
             return best
@@ -349,9 +379,11 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
             X: Inputs (n, features); NaN is a missing value.
 
         Returns:
-            Labels (n,).
+            Labels (n,), or 0 and 1 (n, labels).
         """
-        scores = self._scores(X)  # raises NotFittedError before `classes_` is missed
+        scores = self._scores(X)
+        if self._multilabel:
+            return (scores > 0.5).astype(np.int64)
         best: Labels = self.classes_[scores.argmax(1)]
         return best
 
@@ -362,9 +394,12 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
             X: Inputs (n, features); NaN is a missing value.
 
         Returns:
-            Probabilities (n, classes), in the order of `classes_`.
+            Probabilities (n, classes), in the order of `classes_`; for multilabel targets (n, labels) that each is 1.
         """
-        return probabilities(self._scores(X), self._loss)
+        scores = self._scores(X)
+        if self._multilabel:
+            return label_probabilities(scores, self._loss)[..., 1]
+        return probabilities(scores, self._loss)
 
     def predict_log_proba(self, X: ArrayLike) -> Floats:
         """Predict the logarithm of the probability of each class.
@@ -376,6 +411,20 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
             Log-probabilities (n, classes), in the order of `classes_`.
         """
         return np.log(self.predict_proba(X))
+
+    def decision_function(self, X: ArrayLike) -> Floats:
+        """Predict scores whose logistic function or softmax is `predict_proba`.
+
+        Args:
+            X: Inputs (n, features); NaN is a missing value.
+
+        Returns:
+            For two classes the log-odds (n,) of `classes_[1]`; for more the log-probabilities (n, classes); for
+            multilabel targets the log-odds (n, labels) of 1.
+        """
+        scores = self._scores(X)
+        log_proba = np.log((label_probabilities if self._multilabel else probabilities)(scores, self._loss))
+        return log_proba[..., 1] - log_proba[..., 0] if log_proba.shape[-1] == 2 else log_proba
 
     _EXTRA = ("classes", "columns", "calibration_loss")
 
@@ -403,12 +452,13 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
         columns = state.array("columns", (outputs,), np.int64).astype(np.intp)
         if not np.array_equal(np.sort(columns), np.arange(outputs)):
             raise state.damaged("columns", f"each of 0 to {outputs - 1} once", columns.tolist())
-        loss = state.array("calibration_loss", INVERSE_TEMPERATURES.shape, low=0.0)
+        several = getattr(state["calibration_loss"], "ndim", 0) == 2 and labels == list(range(outputs))  # multilabel
+        shape = (outputs, *INVERSE_TEMPERATURES.shape) if several else INVERSE_TEMPERATURES.shape
+        loss = state.array("calibration_loss", shape, low=0.0)
         return {"classes_": sorted_labels, "_columns": columns, "_loss": loss}
 
     def _scores(self, X: ArrayLike) -> Floats:
-        rows = self._check_rows(X)
-        scores: Floats = self._learner.predict(rows)[:, self._columns]
+        scores: Floats = self._predict(X)[:, self._columns]  # raises NotFittedError before `_columns` is missed
         return scores
 
     def _learn_labels(
@@ -424,6 +474,15 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
                     "how often each class will come"
                 )
             weight = weight * self._class_weights(labels)
+            if labels.ndim == 2:
+                if classes is not None and not np.array_equal(classes, np.arange(labels.shape[1])):
+                    raise ValueError(f"classes must be None or 0 to {labels.shape[1] - 1} for this y, got {classes!r}")
+                if first:
+                    self._start_labels(labels.shape[1])
+                scores = self._learn(rows, labels, weight)
+                losses = accumulate_labels(self._loss, scores, labels, weight, self._loss_forgetting)
+                self._loss = losses[-1]
+                return scores, losses[:-1], np.ones(scores.shape, bool)
             if first:
                 self.classes_, self._columns = labels[:0], np.empty(0, np.intp)
                 self._loss = np.zeros(INVERSE_TEMPERATURES.size)
@@ -433,20 +492,36 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
             self._add_classes(labels)
             codes = np.searchsorted(self.classes_, labels)
             scores = self._learn(rows, indicators(self._columns[codes], len(self.classes_)), weight)[:, self._columns]
-            forgetting = 1.0 if self.forgetting == "auto" else self.forgetting
-            losses = accumulate(self._loss, scores, codes, weight, forgetting)
+            losses = accumulate(self._loss, scores, codes, weight, self._loss_forgetting)
             self._loss = losses[-1]
             first_row = first_rows(codes, len(self.classes_))
             first_row[np.isin(self.classes_, announced)] = -1
-            known = first_row < np.arange(len(rows))[:, None]
+            known = first_row < np.arange(len(labels))[:, None]
             known[~known.any(1)] = True
             return scores, losses[:-1], known
+
+    @property
+    def _multilabel(self) -> bool:
+        return self._loss.ndim == 2
+
+    @property
+    def _loss_forgetting(self) -> float:
+        return 1.0 if self.forgetting == "auto" else self.forgetting
+
+    def _start_labels(self, count: int) -> None:
+        """Begin to learn this number of independent labels."""
+        if len(self.experts):
+            raise ValueError("experts must be empty for multilabel targets, since they learn one class of each row")
+        self.classes_ = self._columns = np.arange(count)
+        self._loss = np.zeros((count, INVERSE_TEMPERATURES.size))
 
     def _class_weights(self, labels: Labels) -> Floats:
         """The weight (n,) of each row by its class."""
         weights = self.class_weight
         if weights is None:
             return np.ones(len(labels))
+        if labels.ndim == 2:
+            raise ValueError(f"class_weight must be None for multilabel targets, got {weights!r}: use sample_weight")
         if weights == "balanced":
             _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
             balanced: Floats = len(labels) / (len(counts) * counts[codes])
@@ -473,7 +548,25 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
 
     def _check(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool
-    ) -> tuple[Floats, Labels, Floats]:
-        rows, labels, weights = self._check_data(X, y, sample_weight, reset)
-        check_classification_targets(labels)
-        return rows, labels, weights
+    ) -> tuple[Rows, Labels, Floats]:
+        shape = y.shape if hasattr(y, "shape") else np.asarray(y).shape
+        several = len(shape) == 2 and shape[1] > 1
+        rows, labels, weights = self._check_data(X, y, sample_weight, reset, multi_output=several)
+        if not reset and (shape[1:] != self.classes_.shape if self._multilabel else several):
+            before = f"(n, {len(self.classes_)})" if self._multilabel else "(n,)"
+            raise ValueError(f"y must have shape {before} as before, got {shape}")
+        if not several:
+            check_classification_targets(labels)
+            return rows, labels, weights
+        labels = dense(labels)
+        if not np.isin(labels, (0, 1)).all():
+            raise ValueError(
+                "y must hold labels (n,), or 0 and 1 for each of several labels (n, labels), got other values in shape "
+                f"{shape}: sklearn.multioutput.MultiOutputClassifier fits a classifier for each of several targets"
+            )
+        return rows, np.ascontiguousarray(labels, np.float64), weights
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags

@@ -26,7 +26,8 @@ import numpy as np
 from sepsa.states.file import lock
 from sepsa.states.objects import check_target, save_locked
 from sepsa.states.output import check_writable
-from sepsa.stream.tables.cells import DECIMAL_COMMA, RowBlock, TableError
+from sepsa.stream.columns.cells import DECIMAL_COMMA
+from sepsa.stream.tables.cells import RowBlock, TableError
 from sepsa.stream.tables.formats import TableReader, open_table
 from sepsa.stream.tables.inspection import column_names, load_model, spelled
 from sepsa.stream.tables.model import BlockResult, Details, TableModel, at_rows

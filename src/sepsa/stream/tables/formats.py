@@ -23,8 +23,9 @@ import pyarrow as pa
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
+from sepsa.stream.columns.cells import MISSING, Column, column_of_texts
 from sepsa.stream.tables import lexer, records
-from sepsa.stream.tables.cells import MISSING, BadRow, Column, RowBlock, TableError, column_of_arrow, column_of_texts
+from sepsa.stream.tables.cells import BadRow, RowBlock, TableError, column_of_arrow
 from sepsa.stream.tables.records import KEPT, RecordBatch, Records, too_long
 from sepsa.stream.tables.source import ByteSource, ChunkFile
 

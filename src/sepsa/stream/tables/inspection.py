@@ -11,7 +11,7 @@ import numpy as np
 from sepsa.states.file import FIRST, CheckpointError, Header, older, read_path
 from sepsa.states.objects import unpack
 from sepsa.states.tree import not_finite
-from sepsa.stream.tables.columns import DATE_PARTS
+from sepsa.stream.columns.inputs import DATE_PARTS
 from sepsa.stream.tables.model import TableModel
 from sepsa.stream.tables.output import error_of
 

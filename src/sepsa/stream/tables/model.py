@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from sepsa.heads.protocols import NotFinite
 from sepsa.states import schema
 from sepsa.stream.calibration import probabilities
+from sepsa.stream.columns.cells import Column
+from sepsa.stream.columns.inputs import Inputs
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import first_rows, grow_along, indicators
 from sepsa.stream.learner import StreamLearner
-from sepsa.stream.tables.cells import BadRow, Column, RowBlock
-from sepsa.stream.tables.columns import Inputs
+from sepsa.stream.tables.cells import BadRow, RowBlock
 from sepsa.stream.tables.trace import ErrorTrace
 
 MOST_CLASSES = 256

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sepsa.states import schema
+from sepsa.stream.columns.cells import DECIMAL_COMMA, Column
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import NewInput
-from sepsa.stream.tables.cells import DECIMAL_COMMA, Column
 
 BUCKETS = 16
 MOST_INPUTS = 2000  # a learner's state grows as their square
@@ -42,6 +42,8 @@ class Candidate(NamedTuple):
 
 class Inputs:
     """The learner's inputs by name, and the columns and texts that they encode."""
+
+    drop, decimal, tells_dates = "--drop it", "give --decimal ,", True  # in warnings
 
     def __init__(self, categories: int) -> None:
         self.categories = categories
@@ -106,7 +108,9 @@ class Inputs:
                         Candidate(int(rows[0]), rank, f"{name}:{part}", float(value), 0.0)
                         for part, value in zip(DATE_PARTS, first, strict=True)
                     ]
-                    warnings.append((int(rows[0]), f"column {name!r} holds dates: they become {', '.join(DATE_PARTS)}"))
+                    if self.tells_dates:
+                        said = f"column {name!r} holds dates: they become {', '.join(DATE_PARTS)}"
+                        warnings.append((int(rows[0]), said))
             if column.codes is not None:
                 self._add_texts(name, rank, column, candidates, warnings)
         if not self.names and not any(candidate.row == 0 for candidate in candidates):
@@ -146,12 +150,12 @@ class Inputs:
                 continue
             if OTHER_DATE.fullmatch(text.strip()) and f"date {name}" not in self.warned:
                 self.warned.add(f"date {name}")
-                said = f"column {name!r} looks like a date, {text!r}: write dates as 2026-01-31, or --drop it"
+                said = f"column {name!r} looks like a date, {text!r}: write dates as 2026-01-31, or {self.drop}"
                 warnings.append((row, said))
             if DECIMAL_COMMA.fullmatch(text) and f"decimal {name}" not in self.warned:
                 self.warned.add(f"decimal {name}")
                 said = f"column {name!r} looks like a number with a decimal comma, {text!r}, and is read as a text"
-                warnings.append((row, f"{said}: give --decimal ,"))
+                warnings.append((row, f"{said}: {self.decimal}"))
             if room > 0:
                 room -= 1
                 candidates.append(Candidate(row, rank, f"{name}={text}", 0.0, 1.0, name, text))
@@ -161,7 +165,8 @@ class Inputs:
                 self.warned.add(f"texts {name}")
                 seen = rows_before + int((column.codes[: row + 1] >= 0).sum())
                 if seen <= 2 * (self.categories + 1):
-                    said = f"looks like an identifier, {self.categories + 1} different texts in {seen} rows: --drop it?"
+                    many = f"{self.categories + 1} different texts in {seen} rows"
+                    said = f"looks like an identifier, {many}: {self.drop}?"
                 else:
                     said = f"has more than {self.categories} different texts"
                 warnings.append((row, f"column {name!r} {said} Further ones share {BUCKETS} inputs by their hash"))

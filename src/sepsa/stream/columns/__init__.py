@@ -1,0 +1,1 @@
+"""Columns of any kind as the inputs of a learner."""

@@ -1,0 +1,170 @@
+"""The columns of a pandas DataFrame as the inputs of a learner, encoded as `sepsa stream` encodes those of a table."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from sepsa.states import schema
+from sepsa.stream.columns.cells import Column, column_of_texts
+from sepsa.stream.columns.inputs import Inputs
+from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.growth import NewInput
+
+CATEGORIES = 32  # texts of a column that get an input each
+NUMBER, DATE, TEXT, CATEGORY = KINDS = ("numbers", "dates", "texts", "categories")
+
+
+class FrameInputs(Inputs):
+    """Inputs whose warnings name what a user of pandas can do."""
+
+    drop, decimal, tells_dates = "drop it", "convert it to numbers", False
+
+
+class FrameEncoder:
+    """The columns of a DataFrame, what each holds, and the inputs that encode them; `names` are the columns'."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.kinds: dict[str, str | None] = dict.fromkeys(names)  # None: no value has come yet
+        if len(self.kinds) < len(names):
+            twice = next(name for i, name in enumerate(names) if name in names[:i])
+            raise ValueError(f"X must have distinct columns, got two columns {twice!r}: rename one of them")
+        self.inputs: Inputs = FrameInputs(CATEGORIES)
+
+    def learn(self, frame: Any) -> tuple[Floats, list[NewInput], list[str]]:
+        """The rows (n, inputs) of a frame, the inputs that they are the first to need, and warnings."""
+        columns = {}
+        for name, series in self._series(frame):
+            kind, columns[name] = read_column(name, series, self.kinds[name])
+            self.kinds[name] = self.kinds[name] or kind
+        new_inputs, warnings = self.inputs.add(columns)
+        return self.inputs.encode(columns, len(frame)), new_inputs, warnings
+
+    def encode(self, frame: Any) -> Floats:
+        """The rows (n, inputs) of a frame, without an input for what is new."""
+        columns = {name: read_column(name, series, self.kinds[name])[1] for name, series in self._series(frame)}
+        return self.inputs.encode(columns, len(frame))
+
+    def _series(self, frame: Any) -> list[tuple[str, Any]]:
+        """The columns of a frame, which are in the order of the first one's, by name."""
+        return list(zip(self.kinds, (series for _, series in frame.items()), strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "columns": list(self.kinds),
+            "kinds": list(self.kinds.values()),
+            "inputs": self.inputs.state_dict(),
+        }
+
+    @classmethod
+    def from_state(cls, state: Any, entry: str) -> FrameEncoder:
+        """The encoder that continues from the result of `state_dict`; ValueError where that is damaged."""
+        new = schema.read(entry, state, {"columns", "kinds", "inputs"})
+        names = new.items("columns").values
+        kinds = new.items("kinds", len(names)).values
+        if not names or not all(type(name) is str for name in names) or len(set(names)) < len(names):
+            raise new.damaged("columns", "distinct names", names)
+        if not all(kind is None or kind in KINDS for kind in kinds):
+            raise new.damaged("kinds", f"each one of {', '.join(KINDS)}", kinds)
+        out = cls(names)
+        out.kinds = dict(zip(names, kinds, strict=True))
+        out.inputs = FrameInputs.from_state(CATEGORIES, new["inputs"])
+        return out
+
+
+def is_frame(X: object) -> bool:
+    """Whether this is a DataFrame of pandas, which is imported only where a user has done so."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(X, pandas.DataFrame)
+
+
+def all_numbers(frame: Any) -> bool:
+    """Whether each column has a numeric or boolean dtype."""
+    return all(dtype.kind in "biufc" for dtype in frame.dtypes)
+
+
+def check_numbers(frame: Any) -> None:
+    """Raise an error for a column that holds anything but numbers, for a model that has learned numbers alone."""
+    for name, series in frame.items():
+        if series.dtype.kind not in "biufc":
+            read_column(name, series, NUMBER)
+
+
+def in_order(frame: Any, names: Any) -> Any:
+    """The frame with its columns in this order, where it has exactly these; else as it is."""
+    here = list(frame.columns)
+    same = names is None or here == list(names) or len(here) != len(names) or set(here) != set(names)
+    return frame if same else frame[list(names)]
+
+
+def read_column(name: str, series: Any, known: str | None) -> tuple[str | None, Column]:
+    """What a column holds, None if all is missing, and its cells; an error where it held something else before.
+
+    Texts that spell numbers, dates or missing values are read as such, except in categories. A column that held texts
+    or categories is read as it was first, whichever of both its dtype is now, and may have numbers among its objects.
+    """
+    form = "category" if series.dtype.name == "category" else series.dtype.kind
+    empty = np.full(len(series), math.nan)
+    kind: str | None = NUMBER
+    if form in "biuf":
+        column = Column(series.to_numpy(np.float64, na_value=math.nan))
+    elif form == "m":
+        column = Column(series.dt.total_seconds().to_numpy(np.float64))
+    elif form == "M":
+        kind, times = DATE, series.to_numpy("datetime64[us]")
+        column = Column(empty, times=np.where(np.isnat(times), math.nan, times.astype(np.int64) / 1e6))
+    else:
+        if form == "category":
+            kind, codes, values = CATEGORY, series.cat.codes.to_numpy(), list(series.cat.categories)
+        else:
+            try:
+                codes, values = series.factorize()
+            except TypeError:  # not hashable
+                codes, values = np.empty(0), [next(v for v in series if getattr(v, "__hash__", None) is None)]
+            kind = kind_of_objects(name, values, known)
+        categorical = known == CATEGORY or (kind == CATEGORY and known is None)
+        texts = [as_text(value, categorical) for value in values]
+        column = column_of_texts(codes.astype(np.int32), texts, ".", categorical)
+    if np.isinf(column.numbers).any():
+        raise ValueError(f"X[{name!r}] must be finite, got {column.numbers[np.isinf(column.numbers)][0]}")
+    if series.isna().all():
+        kind = None
+    if None not in (kind, known) and kind != known and not {kind, known} <= {TEXT, CATEGORY}:
+        raise ValueError(
+            f"X[{name!r}] must hold {known}, as when it was first learned, got {kind} of dtype {series.dtype}: "
+            f"convert it, for example by X[{name!r}].astype"
+        )
+    return kind, column
+
+
+def kind_of_objects(name: str, values: Any, known: str | None) -> str:
+    """What a column of objects holds, by its distinct values."""
+    kinds = set()
+    for value in values:
+        kind = TEXT if isinstance(value, str) else DATE if isinstance(value, date) else NUMBER
+        if kind == NUMBER and not isinstance(value, (Real, Decimal, np.bool_)):
+            raise ValueError(
+                f"X[{name!r}] must hold numbers, dates or texts, got {type(value).__name__}: convert or drop it"
+            )
+        kinds.add(kind)
+    if TEXT in kinds or known in (TEXT, CATEGORY):
+        return TEXT
+    if len(kinds) > 1:
+        raise ValueError(f"X[{name!r}] must hold numbers or dates, got both: convert it")
+    return kinds.pop() if kinds else NUMBER
+
+
+def as_text(value: Any, categorical: bool) -> str:
+    """A cell as a table of text would have it."""
+    if isinstance(value, str) or categorical:
+        return str(value)
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="microseconds")
+    return value.isoformat() if isinstance(value, date) else repr(float(value))

@@ -1,0 +1,499 @@
+"""Inputs as they come: DataFrames with texts, categories, dates and booleans, sparse matrices, several labels."""
+
+from __future__ import annotations
+
+import datetime
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse
+import scipy.special
+import scipy.stats
+from sklearn.base import clone
+from sklearn.datasets import make_classification
+from sklearn.linear_model import SGDClassifier
+from sklearn.metrics import log_loss
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from torch import nn
+
+from sepsa import SepSAClassifier, SepSARegressor
+from sepsa.stream import rows
+from sepsa.stream.columns.cells import Column
+from sepsa.stream.tables.cells import RowBlock
+from sepsa.stream.tables.model import TableModel
+
+CITIES = np.array(["Oslo", "Rome", "Lima"])
+EFFECT = {"Oslo": 0.0, "Rome": 5.0, "Lima": -5.0}
+
+
+def table(n=300, seed=0):
+    """A frame with a column of each kind, and a target that needs all but the number of the day."""
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {
+            "size": rng.normal(size=n),
+            "city": CITIES[rng.integers(0, 3, n)],
+            "open": rng.random(n) < 0.5,
+            "grade": pd.Categorical(rng.integers(1, 4, n)),
+            "time": pd.Timestamp("2026-01-05") + pd.to_timedelta(rng.integers(0, 24 * 7, n), unit="h"),
+        }
+    )
+    hour = frame["time"].dt.hour.to_numpy()
+    y = frame["size"] + frame["city"].map(EFFECT) + 3.0 * frame["open"] + frame["grade"].astype(int) * 2.0
+    return frame, y.to_numpy() + np.where(hour > 12, 2.0, 0.0)
+
+
+@pytest.mark.parametrize("how", ["fit", "partial_fit"])
+def test_a_frame_with_columns_of_all_kinds(how):
+    X, y = table(900)
+    model = getattr(SepSARegressor(random_state=0, max_iter=20), how)(X[:600], y[:600])
+    assert model.score(X[600:], y[600:]) > 0.9
+    assert model.n_features_in_ == 5
+    assert model.feature_names_in_.tolist() == list(X)
+    labels = np.where(y > y.mean(), "high", "low")
+    classes = getattr(SepSAClassifier(random_state=0, max_iter=20), how)(X[:600], labels[:600])
+    assert classes.score(X[600:], labels[600:]) > 0.85
+    assert classes.predict_proba(X[600:]).shape == (300, 2)
+
+
+def test_columns_are_encoded_as_those_of_a_table():
+    X, y = table()
+    X.loc[3:5, "city"] = None
+    X["amount"] = np.where(np.arange(300) < 50, "n/a", X["size"].astype(str))  # a number that comes late, as text
+    model = SepSARegressor(random_state=0, optimizer="adam")
+    mine = model.prequential(X, y)
+    codes, cities = X["city"].factorize()
+    numbers = X["amount"].replace("n/a", "nan").astype(float).to_numpy()
+    seconds = (X["time"] - pd.Timestamp(0)).dt.total_seconds().to_numpy()
+    missing = np.full(300, np.nan)
+    columns = {
+        "size": Column(X["size"].to_numpy()),
+        "city": Column(missing, codes.astype(np.int32), list(cities)),
+        "open": Column(X["open"].to_numpy(float)),
+        "grade": Column(missing, X["grade"].cat.codes.to_numpy(np.int32), ["1", "2", "3"]),
+        "time": Column(missing, times=seconds),
+        "amount": Column(numbers),
+        "y": Column(y),
+    }
+    command = TableModel("y", seed=np.random.RandomState(0).randint(2**31 - 1))
+    result = command.learn(RowBlock(columns, np.arange(300), str, [], {}))
+    assert list(model._encoder.inputs.names) == list(command.inputs.names)
+    np.testing.assert_array_equal(mine, result.predictions)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 300])
+def test_the_division_into_frames_does_not_matter(rows):
+    X, y = table()
+    whole = SepSARegressor(random_state=0).partial_fit(X, y)
+    parts = SepSARegressor(random_state=0)
+    for at in range(0, 300, rows):
+        parts.partial_fit(X[at : at + rows], y[at : at + rows])
+    np.testing.assert_allclose(parts.predict(X), whole.predict(X), rtol=1e-9)
+
+
+@pytest.mark.parametrize("numeric", [False, True])
+@pytest.mark.parametrize("how", ["fit", "partial_fit"])
+def test_columns_are_found_by_name(how, numeric):
+    X, y = table()
+    X = X[["open", "size"]] if numeric else X
+    model = getattr(SepSARegressor(random_state=0, max_iter=2), how)(X, y)
+    turned = X[list(X)[::-1]]
+    np.testing.assert_array_equal(model.predict(turned), model.predict(X))
+    with pytest.raises(ValueError, match="Feature names seen at fit time, yet now missing:\n- size"):
+        model.predict(X.drop(columns="size"))
+    with pytest.raises(ValueError, match="Feature names unseen at fit time:\n- colour"):
+        model.predict(X.assign(colour=1.0))
+    other = pickle.loads(pickle.dumps(model))
+    model.partial_fit(X, y)
+    other.partial_fit(turned, y)
+    np.testing.assert_array_equal(model.predict(X), other.predict(X))
+
+
+def test_an_unknown_category_has_no_indicator_until_it_is_learned():
+    X, y = table()
+    model = SepSARegressor(random_state=0, max_iter=5).fit(X, y)
+    unknown, missing = X.assign(city="Cairo"), X.assign(city=None)
+    np.testing.assert_array_equal(model.predict(unknown), model.predict(missing))
+    before = model.predict(X)
+    new = X.assign(city="Cairo")
+    for _ in range(3):
+        model.partial_fit(new, y + 50)
+    assert np.abs(model.predict(new) - y - 50).mean() < 5
+    assert np.abs(model.predict(X) - before).mean() < 25  # the other cities keep most of what they had
+    assert model._encoder.inputs.texts["city"]["Cairo"] == "city=Cairo"
+
+
+@pytest.mark.parametrize("how", ["fit", "partial_fit"])
+@pytest.mark.parametrize("kind", [SepSARegressor, SepSAClassifier])
+def test_the_encoder_is_part_of_the_state(kind, how):
+    X, y = table(200)
+    y = y if kind is SepSARegressor else np.where(y > 2, "high", "low")
+    model = getattr(kind(random_state=0, max_iter=2), how)(X[:100], y[:100])
+    copies = [pickle.loads(pickle.dumps(model)), kind.from_bytes(model.to_bytes())]
+    new = X[100:].assign(city=lambda frame: frame["city"].replace("Rome", "Bern"))
+    model.partial_fit(new, y[100:])
+    for copy in copies:
+        copy.partial_fit(new, y[100:])
+        np.testing.assert_array_equal(copy.predict(new), model.predict(new))
+        assert copy._encoder.state_dict() == model._encoder.state_dict()
+        assert copy.n_features_in_ == 5
+    assert clone(model)._encoder is None
+    numbers = X[["size"]].to_numpy()
+    assert model.fit(numbers, y).predict(numbers).shape == (200,)  # a new start, without an encoder
+
+
+def test_a_damaged_encoder_is_refused():
+    X, y = table(50)
+    model = SepSARegressor(random_state=0).partial_fit(X, y)
+    for entry, value in (("columns", ["a"] * 5), ("kinds", ["words"] * 5), ("columns", list("abcde"))):
+        state = model.state_dict()
+        state["encoder"][entry] = value
+        with pytest.raises(ValueError, match=r"state_dict\['(encoder'\]\['" + entry + "|feature_names)"):
+            SepSARegressor(random_state=0).load_state_dict(state)
+    state = model.state_dict()
+    state["encoder"]["inputs"]["names"].append("more")
+    with pytest.raises(ValueError, match="encoder"):
+        SepSARegressor(random_state=0).load_state_dict(state)
+
+
+def test_a_failure_leaves_the_encoder_as_it_was():
+    X, y = table()
+    model = SepSARegressor(random_state=0).partial_fit(X, y)
+    before = model.state_dict()["encoder"]
+    with pytest.raises(ValueError, match="NaN"):
+        model.partial_fit(X.assign(city="Bern"), np.full(300, np.nan))
+    assert model.state_dict()["encoder"] == before
+
+
+def test_pandas_dtypes_with_missing_values():
+    X, y = table(100)
+    plain = X.assign(size=X["size"].where(X["size"] < 1), open=X["open"].astype(float).where(X["size"] > -1))
+    nullable = plain.astype({"size": "Float64", "open": "boolean", "city": "string"})
+    objects = plain.astype({"size": object, "open": object, "time": object})
+    zoned = plain.assign(time=plain["time"].dt.tz_localize("UTC").dt.tz_convert("Asia/Tokyo"))
+    days = plain.assign(time=plain["time"].dt.date)
+    expected = SepSARegressor(random_state=0).partial_fit(plain, y).predict(plain)
+    for frame in (nullable, objects, zoned):
+        np.testing.assert_array_equal(SepSARegressor(random_state=0).partial_fit(frame, y).predict(frame), expected)
+    assert isinstance(days["time"].iloc[0], datetime.date)
+    assert SepSARegressor(random_state=0).partial_fit(days, y)._encoder.kinds["time"] == "dates"
+    lengths = plain.assign(time=plain["time"] - plain["time"].min())
+    model = SepSARegressor(random_state=0).partial_fit(lengths, y)
+    assert list(model._encoder.inputs.names).count("time") == 1  # a duration is a number, of seconds
+
+
+def test_columns_without_names_are_found_by_position():
+    X, y = table(100)
+    X.columns = range(5)
+    model = SepSARegressor(random_state=0).partial_fit(X, y)
+    assert not hasattr(model, "feature_names_in_")
+    assert list(model._encoder.kinds) == ["x0", "x1", "x2", "x3", "x4"]
+    copy = SepSARegressor.from_bytes(model.to_bytes())
+    np.testing.assert_array_equal(copy.predict(X), model.predict(X))
+    with pytest.raises(ValueError, match="X has 4 features, but SepSARegressor is expecting 5"):
+        model.predict(X[[0, 1, 2, 3]])
+
+
+def test_a_pipeline_needs_no_transformer_for_text():
+    X, y = table(200)
+    pipeline = make_pipeline(FunctionTransformer(), SepSARegressor(random_state=0, max_iter=5)).fit(X, y)
+    assert pipeline.score(X, y) > 0.8
+
+
+def test_many_texts_share_inputs_and_are_warned_of():
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame({"id": [f"row {i}" for i in range(200)], "x": rng.normal(size=200)})
+    with pytest.warns(UserWarning, match=r"column 'id' looks like an identifier, 33 different texts in 33 rows: drop"):
+        model = SepSARegressor(random_state=0).partial_fit(X, X["x"])
+    assert len(model._encoder.inputs.names) == 32 + 16 + 1
+
+
+# ---------------------------------------------------------------------- sparse matrices
+
+
+def sparse_table(n=200, d=12, seed=0):
+    X = scipy.sparse.random(n, d, density=0.2, random_state=seed, format="csr")
+    return X, 10 * X.toarray()[:, 0] - 5 * (X.toarray()[:, 1] > 0) + 3
+
+
+@pytest.mark.parametrize("kind", ["csr_matrix", "csr_array", "csc_array", "coo_array"])
+@pytest.mark.parametrize("how", ["fit", "partial_fit"])
+def test_sparse_rows_are_learned_as_dense_ones(how, kind, monkeypatch):
+    monkeypatch.setattr(rows, "NUMBERS", 96)  # of 12 columns 8 rows at a time
+    X, y = sparse_table()
+    given = getattr(scipy.sparse, kind)(X)
+    mine, dense = (getattr(SepSARegressor(random_state=0, max_iter=3), how) for _ in range(2))
+    mine, dense = mine(given, y), dense(X.toarray(), y)
+    for one, other in zip(
+        mine.predict(given, return_std=True), dense.predict(X.toarray(), return_std=True), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-9)
+    np.testing.assert_allclose(mine.prequential(given, y), dense.prequential(X.toarray(), y), rtol=1e-9)
+    np.testing.assert_allclose(mine.predict(X.toarray()), dense.predict(given), rtol=1e-9)
+    labels = np.where(y > 3, "high", "low")
+    classes = getattr(SepSAClassifier(random_state=0, max_iter=3), how)(given, labels)
+    assert classes.predict_proba(given).shape == (200, 2)
+    assert classes.score(given, labels) > 0.8
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 3}, {"module": nn.Sequential(nn.Linear(12, 4), nn.Tanh())}])
+def test_parts_of_a_sparse_matrix_end_where_batches_do(options, monkeypatch):
+    monkeypatch.setattr(rows, "NUMBERS", 96)
+    X, y = sparse_table(100)
+    mine = SepSARegressor(random_state=0, **options).partial_fit(X, y)
+    dense = SepSARegressor(random_state=0, **options).partial_fit(X.toarray(), y)
+    np.testing.assert_allclose(mine.predict(X), dense.predict(X), rtol=1e-9)
+
+
+@pytest.mark.parametrize("how", ["fit", "partial_fit"])
+def test_a_sparse_matrix_is_never_dense_as_a_whole(how, monkeypatch):
+    X, y = sparse_table(400)
+    largest = []
+    dense = scipy.sparse.csr_matrix.toarray
+    monkeypatch.setattr(rows, "NUMBERS", 600)
+    for kind in (scipy.sparse.csr_matrix, scipy.sparse.csc_matrix):
+
+        def toarray(self, *args, **kwargs):
+            largest.append(self.shape[0] * self.shape[1])
+            return dense(self, *args, **kwargs)
+
+        monkeypatch.setattr(kind, "toarray", toarray, raising=False)
+    model = getattr(SepSARegressor(random_state=0, max_iter=1), how)(X, y)
+    model.predict(X)
+    assert 0 < max(largest) <= 600 + 12 * 32 * 8  # a part, or the rows of a few mini-batches
+    assert max(largest) < X.shape[0] * X.shape[1]
+
+
+def test_missing_and_infinite_values_in_sparse_matrices():
+    X, y = sparse_table()
+    missing = X.copy()
+    missing.data[::5] = np.nan
+    model = SepSARegressor(random_state=0).partial_fit(missing, y)
+    dense = SepSARegressor(random_state=0).partial_fit(missing.toarray(), y)
+    np.testing.assert_allclose(model.predict(missing), dense.predict(missing.toarray()), rtol=1e-9)
+    X.data[3] = np.inf
+    with pytest.raises(ValueError, match="infinity"):
+        model.predict(X)
+    frame, target = table(50)
+    encoded = SepSARegressor(random_state=0).partial_fit(frame, target)
+    with pytest.raises(ValueError, match="X must be a DataFrame with the columns"):
+        encoded.predict(X)
+
+
+# ---------------------------------------------------------------------- several labels of each row
+
+
+def labelled(n=600, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 3))
+    Y = np.stack([X[:, 0] > 0, X[:, 0] * X[:, 1] > 0, X[:, 2] + rng.normal(size=n) > 1.5], 1)
+    return X, Y.astype(int)
+
+
+@pytest.mark.parametrize("how", ["fit", "partial_fit"])
+def test_several_labels_are_learned_each_by_itself(how):
+    X, Y = labelled(900)
+    model = getattr(SepSAClassifier(random_state=0, max_iter=20), how)(X[:600], Y[:600])
+    predicted, proba = model.predict(X[600:]), model.predict_proba(X[600:])
+    assert predicted.shape == proba.shape == Y[600:].shape
+    assert predicted.dtype == Y.dtype
+    np.testing.assert_array_equal(predicted, proba > 0.5)
+    np.testing.assert_allclose(scipy.special.expit(model.decision_function(X[600:])), proba)
+    assert ((predicted == Y[600:]).mean(0) > [0.9, 0.8, 0.75]).all()
+    np.testing.assert_allclose(proba.mean(0), Y[600:].mean(0), atol=0.1)
+    losses = [log_loss(Y[600:, k], proba[:, k]) for k in range(3)]
+    assert (losses < 0.95 * scipy.stats.entropy(np.stack([1 - Y.mean(0), Y.mean(0)]))).all()  # of a constant
+    assert model.classes_.tolist() == [0, 1, 2]
+    assert 0 <= model.score(X[600:], Y[600:]) <= 1
+
+
+def test_several_labels_are_predicted_before_they_are_learned():
+    X, Y = labelled(80)
+    proba = SepSAClassifier(random_state=0).prequential(X, Y, method="predict_proba")
+    labels = SepSAClassifier(random_state=0).prequential(X, Y)
+    single = SepSAClassifier(random_state=0).partial_fit(X[:1], Y[:1])
+    for i in range(1, 80):
+        np.testing.assert_allclose(proba[i], single.predict_proba(X[i : i + 1])[0], rtol=1e-8)
+        np.testing.assert_array_equal(labels[i], single.predict(X[i : i + 1])[0])
+        single.partial_fit(X[i : i + 1], Y[i : i + 1])
+
+
+def test_a_saved_model_of_several_labels_goes_on():
+    X, Y = labelled(200)
+    model = SepSAClassifier(random_state=0, max_iter=2).fit(X[:100], Y[:100])
+    copies = [pickle.loads(pickle.dumps(model)), SepSAClassifier.from_bytes(model.to_bytes())]
+    model.partial_fit(X[100:], Y[100:])
+    for copy in copies:
+        np.testing.assert_array_equal(copy.partial_fit(X[100:], Y[100:]).predict_proba(X), model.predict_proba(X))
+    sparse = SepSAClassifier(random_state=0, max_iter=2).fit(X, scipy.sparse.csr_array(Y))
+    np.testing.assert_array_equal(sparse.predict(X), clone(model).fit(X, Y).predict(X))
+
+
+def test_targets_that_are_no_labels_are_refused():
+    X, Y = labelled(50)
+    for bad in (Y + 1, np.where(Y, "yes", "no"), Y * 0.5):
+        with pytest.raises(ValueError, match=r"y must hold labels .*sklearn\.multioutput\.MultiOutputClassifier"):
+            SepSAClassifier().fit(X, bad)
+    model = SepSAClassifier(random_state=0).partial_fit(X, Y)
+    before = model.state_dict()["calibration_loss"]
+    for bad in (Y[:, :2], Y[:, 0]):
+        with pytest.raises(ValueError, match=r"y must have shape \(n, 3\) as before"):
+            model.partial_fit(X, bad)
+    with pytest.raises(ValueError, match=r"y must have shape \(n,\) as before, got \(50, 3\)"):
+        SepSAClassifier(random_state=0).partial_fit(X, Y[:, 0]).partial_fit(X, Y)
+    with pytest.raises(ValueError, match="classes must be None or 0 to 2"):
+        model.partial_fit(X, Y, classes=[0, 1])
+    with pytest.raises(ValueError, match="class_weight must be None for multilabel targets"):
+        SepSAClassifier(class_weight={0: 2.0}).fit(X, Y)
+    with pytest.raises(ValueError, match="experts must be empty for multilabel targets"):
+        SepSAClassifier(experts=[SGDClassifier()]).partial_fit(X, Y)
+    np.testing.assert_array_equal(model.state_dict()["calibration_loss"], before)
+    assert model.partial_fit(X, Y, classes=[0, 1, 2]).predict(X).shape == (50, 3)
+
+
+# ---------------------------------------------------------------------- scores, and what fit prints
+
+
+@pytest.mark.parametrize("how", ["fit", "partial_fit"])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_decision_function_is_the_logarithm_of_the_probabilities(classes, how):
+    X, y = make_classification(300, 6, n_informative=4, n_classes=classes, random_state=0)
+    model = getattr(SepSAClassifier(random_state=0, max_iter=5), how)(X, np.array(list("abc"))[y])
+    scores, proba = model.decision_function(X), model.predict_proba(X)
+    if classes == 2:
+        assert scores.shape == (300,)
+        np.testing.assert_allclose(scipy.special.expit(scores), proba[:, 1])
+        np.testing.assert_array_equal(model.classes_[(scores > 0).astype(int)], model.predict(X))
+    else:
+        assert scores.shape == (300, 3)
+        np.testing.assert_allclose(scipy.special.softmax(scores, 1), proba)
+        np.testing.assert_array_equal(model.classes_[scores.argmax(1)], model.predict(X))
+
+
+def test_verbose_prints_passes_and_changes_nothing(capsys):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(100, 2))
+    y = 1000 * X[:, 0]
+    quiet = SepSARegressor(random_state=0, max_iter=4).fit(X, y)
+    assert capsys.readouterr().out == ""
+    loud = SepSARegressor(random_state=0, max_iter=4, verbose=1).fit(X, y)
+    lines = capsys.readouterr().out.splitlines()
+    np.testing.assert_array_equal(loud.predict(X), quiet.predict(X))
+    trials = [line for line in lines if line.startswith(f"{loud.n_iter_} passes: squared error ")]
+    assert len(trials) == 1
+    passes = [line for line in lines if line.startswith("-- Pass ")]
+    assert passes[-1].startswith("-- Pass 4 of 4: squared error ")
+    errors = [float(line.split()[7 if line.startswith("--") else 4]) for line in [passes[-1], trials[0]]]
+    assert max(errors) < 0.5  # in units of the targets' variance
+    SepSAClassifier(random_state=0, max_iter=1, verbose=1).fit(X, y > 0)
+    assert capsys.readouterr().out.startswith("-- Pass 1 of 1: ")
+
+
+@pytest.mark.parametrize("kind", ["array", "frame"])
+def test_partial_fit_goes_on_where_fit_ended(kind):
+    X, y = table(600)
+    X = X if kind == "frame" else X[["size", "open"]].to_numpy(float)
+    model = SepSARegressor(random_state=0, max_iter=20).fit(X[:300], y[:300])
+    fitted = pickle.loads(pickle.dumps(model))
+    before = np.abs(fitted.predict(X[300:]) - y[300:] - 20).mean()
+    model.partial_fit(X[300:], y[300:] + 20)  # the targets have moved: what fit learned is kept and corrected
+    assert np.abs(model.predict(X[300:]) - y[300:] - 20).mean() < 0.5 * before
+    again = model.fit(X[:300], y[:300])  # from scratch
+    np.testing.assert_array_equal(again.predict(X), fitted.predict(X))
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+def learned(columns=None):
+    X, y = table(60)
+    X = X if columns is None else X[columns]
+    return SepSARegressor(random_state=0).partial_fit(X, y), X, y
+
+
+def test_an_array_after_a_frame_and_a_frame_after_an_array():
+    model, X, y = learned()
+    for method in (model.predict, lambda rows: model.partial_fit(rows, y)):
+        with pytest.raises(ValueError, match=r"X must be a DataFrame with the columns 'size', 'city', .* got ndarray"):
+            method(X.to_numpy())
+    model, X, y = learned(["size", "open"])  # numbers alone: as scikit-learn's own estimators
+    with pytest.warns(UserWarning, match="X does not have valid feature names"):
+        model.predict(X.to_numpy(float))
+    model = SepSARegressor(random_state=0).partial_fit(X.to_numpy(float), y)
+    with pytest.warns(UserWarning, match="X has feature names, but SepSARegressor was fitted without feature names"):
+        model.predict(X)
+    with pytest.raises(ValueError, match=r"X\['open'\] must hold numbers, .* got texts of dtype"):
+        model.predict(X.assign(open="yes"))
+
+
+CHANGES = {
+    "number to text": (lambda X: X.assign(size="large"), "size", "numbers", "texts"),
+    "number to category": (lambda X: X.astype({"size": "category"}), "size", "numbers", "categories"),
+    "text to number": (lambda X: X.assign(city=1.5), "city", "texts", "numbers"),
+    "category to number": (lambda X: X.assign(grade=2), "grade", "categories", "numbers"),
+    "date to text": (lambda X: X.assign(time="noon"), "time", "dates", "texts"),
+    "date to number": (lambda X: X.assign(time=1.0), "time", "dates", "numbers"),
+    "text to date": (lambda X: X.assign(city=X["time"]), "city", "texts", "dates"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_column_that_changes_its_type_is_named(change):
+    model, X, y = learned()
+    make, column, before, now = CHANGES[change]
+    state = model.state_dict()["encoder"]
+    for method in (model.predict, lambda rows: model.partial_fit(rows, y)):
+        with pytest.raises(ValueError, match=rf"X\['{column}'\] must hold {before}, .* got {now} of dtype"):
+            method(make(X))
+    assert model.state_dict()["encoder"] == state
+
+
+def test_text_and_category_dtypes_are_the_same_texts():
+    model, X, _ = learned()
+    expected = model.predict(X)
+    np.testing.assert_array_equal(model.predict(X.astype({"city": "category", "grade": str})), expected)
+    np.testing.assert_array_equal(model.predict(X.astype({"grade": object})), expected)  # numbers among objects
+
+
+def test_missing_texts_and_categories_have_no_indicator():
+    X, y = table(60)
+    X.loc[::3, "city"] = None
+    X.loc[1::3, "grade"] = np.nan
+    X.loc[::4, "time"] = pd.NaT
+    model = SepSARegressor(random_state=0).partial_fit(X, y)
+    names = list(model._encoder.inputs.names)
+    seen = model._check_rows(X)
+    cities = [i for i, name in enumerate(names) if name.startswith("city=")]
+    assert len(cities) == 3
+    assert (seen[::3, cities] == 0).all()
+    assert (seen[1::3, cities].sum(1) == 1).all()
+    assert np.isnan(seen[::4, names.index("time:days")]).all()
+    for missing in (None, np.nan, pd.NA, "", "NA", "?"):
+        np.testing.assert_array_equal(model.predict(X.assign(city=missing)), model.predict(X.assign(city=None)))
+    empty = SepSARegressor(random_state=0).partial_fit(X.assign(city=None), y)  # a column that comes to life later
+    assert empty._encoder.kinds["city"] is None
+    assert empty.partial_fit(X, y)._encoder.kinds["city"] == "texts"
+
+
+def test_cells_that_cannot_be_encoded_are_named():
+    X, y = table(20)
+    model = SepSARegressor()
+    for cell, word in (([1, 2], "list"), ({"a": 1}, "dict"), (b"x", "bytes"), (1j, "complex")):
+        with pytest.raises(ValueError, match=rf"X\['city'\] must hold numbers, dates or texts, got {word}"):
+            model.partial_fit(X.assign(city=pd.Series([cell] * 20, dtype=object)), y)
+    with pytest.raises(ValueError, match=r"X\['city'\] must hold numbers or dates, got both"):
+        model.fit(X.assign(city=pd.Series([1, datetime.date(2026, 1, 1)] * 10, dtype=object)), y)
+    with pytest.raises(ValueError, match=r"X\['size'\] must be finite, got -inf"):
+        model.fit(X.assign(size=-np.inf), y)
+    with pytest.raises(ValueError, match=r"two columns 'city'|'city' 2 times"):
+        model.fit(pd.concat([X, X[["city"]]], axis=1), y)
+    with pytest.raises(ValueError, match="minimum of 1 is required"):
+        model.fit(X[:0], y[:0])
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        model.fit(X, y[1:])
+    with pytest.raises(ValueError, match="X must hold numbers alone where module is given"):
+        SepSARegressor(module=nn.Linear(5, 3)).fit(X, y)
+    assert not hasattr(model, "n_features_in_")
