@@ -65,6 +65,8 @@ def serve(address):
                 attend(connection)
                 break
             connection.close()
+        else:
+            os._exit(0)  # it has nothing to clean up
 
 
 def attend(connection):
