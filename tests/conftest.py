@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from preloaded import preloaded
+
 WORKER = "PYTEST_XDIST_WORKER" in os.environ
 if WORKER:
     # Before torch is imported: there is a worker for each core, and threads of several workers wait for each other.
@@ -22,6 +24,13 @@ def one_thread():
     torch = sys.modules.get("torch")
     if WORKER and torch is not None and torch.get_num_threads() != 1:
         torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def preloaded_bin():
+    """The folder of `python` and `sepsa` that start without an import of torch: see preloaded.py."""
+    with preloaded() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="session")

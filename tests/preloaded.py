@@ -1,6 +1,7 @@
-"""Python programs in processes of their own without an import of torch in each: a parent imports it once and forks.
+"""A `python` that starts at once: a parent imports torch and other packages, and each start is a fork of the parent.
 
-Only other packages are preloaded: the program imports `sepsa` itself, as a reader's program does.
+Only other packages are preloaded: a program imports `sepsa` itself, as a reader's program does. In a program that is a
+file, warnings are errors, as under `python -W error`.
 """
 
 from __future__ import annotations
@@ -9,65 +10,120 @@ import contextlib
 import json
 import os
 import runpy
+import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import types
+import warnings
 from pathlib import Path
-from typing import NamedTuple
 
+MODULES = (
+    "torch._dynamo", "numba", "sklearn.datasets", "pandas", "matplotlib.pyplot", "pyarrow.parquet", "rich.progress",
+    "typer",
+)  # fmt: skip
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
 LIMIT = 600  # seconds of one program
 
 
-class Finished(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 @contextlib.contextmanager
-def preloaded(*modules):
-    """A function that runs a Python file in a folder as `python -W error` would, in a fork of one parent.
-
-    It returns how the program ended, or with `wait=False`, while it runs, the id of its process.
-    """
-    parent = subprocess.Popen(
-        [sys.executable, "-W", "error", __file__, *modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"},
-    )  # fmt: skip
-
-    def run(program, folder, wait=True):
-        parent.stdin.write(json.dumps([str(program), str(folder), wait]) + "\n")
-        parent.stdin.flush()
-        told = json.loads(parent.stdout.readline())
-        return Finished(*told) if wait else told
-
-    with parent:
-        yield run
+def preloaded():
+    """A folder with two executables, `python` and `sepsa`, for a test to start or to put on its PATH."""
+    client = Path(__file__).with_name("start_preloaded.py")
+    with tempfile.TemporaryDirectory(prefix="python-") as folder:
+        address = f"{folder}/socket"
+        for name, more in (("python", ""), ("sepsa", "-m sepsa ")):
+            file = Path(folder, name)
+            file.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {client} {address} {more}"$@"\n')
+            file.chmod(0o700)
+        command = [sys.executable, __file__, address]
+        pipe, environment = subprocess.PIPE, os.environ | ENVIRONMENT
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment) as parent:
+            assert parent.stdout.readline() == b"listening\n"
+            yield Path(folder)
 
 
-def fork(program, folder, wait):
-    """Run the program in a child; the child leaves this function, and the interpreter, as `python program` would."""
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        pid = os.fork()
-        if pid == 0:
-            signal.alarm(LIMIT)
-            for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (out.fileno(), 1), (err.fileno(), 2)):
-                os.dup2(source, target)
-            os.chdir(folder)
-            sys.argv, sys.path[0] = [program], str(Path(program).parent)
-            runpy.run_path(program, run_name="__main__")
-            sys.exit()
-        if not wait:
-            return pid
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        return Finished(status, *(file.seek(0) or file.read() for file in (out, err)))
+def serve(address):
+    """Import the packages, then answer starts until the end of standard input, which is that of the tests."""
+    for module in MODULES:
+        __import__(module)
+    sys.modules["numba"].njit(lambda: None)()  # the first call of a compiled function imports most of numba
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        print("listening", flush=True)
+        while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
+            connection, _ = listener.accept()
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            if os.fork() == 0:
+                listener.close()
+                attend(connection)
+                break
+            connection.close()
+        else:
+            os._exit(0)  # it has nothing to clean up
+
+
+def attend(connection):
+    """Run the program in a child, tell its id and how it ended, and kill it if the process that asked for it ends."""
+    size, streams, _, _ = socket.recv_fds(connection, 8, 3)
+    with connection.makefile("rb") as file:
+        arguments, folder, environment, numbers = json.loads(file.read(int.from_bytes(size, "big")))
+    pid = os.fork()
+    if pid == 0:
+        connection.close()
+        run(arguments, folder, environment, dict(zip(numbers, streams, strict=True)))
+        return
+
+    def kill():
+        connection.recv(1)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+    connection.sendall(f"{pid}\n".encode())
+    threading.Thread(target=kill, daemon=True).start()
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with contextlib.suppress(BrokenPipeError):
+        connection.sendall(f"{status}\n".encode())
+    os._exit(0)
+
+
+def run(arguments, folder, environment, streams):
+    """Be `python ARGUMENTS` with these files for its standard streams, of which some may be closed."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.alarm(LIMIT)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if number in streams:
+            os.dup2(streams[number], number)
+            os.close(streams[number])
+        else:
+            os.close(number)
+            setattr(sys, name, None)
+            setattr(sys, f"__{name}__", None)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment | ENVIRONMENT)
+    sys.modules["numba"].core.config.reload_config()
+    sys.path[1:1] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    option, *rest = arguments
+    if option == "-m":
+        sys.argv, sys.path[0] = rest, folder
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif option in ("-c", "-"):
+        code = rest.pop(0) if option == "-c" else sys.stdin.read()
+        sys.argv, sys.path[0] = [option, *rest], ""
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(code, "<string>", "exec"), vars(main))
+    else:
+        sys.argv, sys.path[0] = arguments, str(Path(option).absolute().parent)
+        warnings.simplefilter("error")
+        runpy.run_path(option, run_name="__main__")
 
 
 if __name__ == "__main__":
-    for module in sys.argv[1:]:
-        __import__(module)
-    if "numba" in sys.argv:
-        sys.modules["numba"].njit(lambda: None)()  # the first call of a compiled function imports most of numba
-    for line in sys.stdin:
-        print(json.dumps(fork(*json.loads(line))), flush=True)
+    serve(sys.argv[1])

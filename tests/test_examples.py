@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
-
-from preloaded import preloaded
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 # Others run where their packages are imported anyway, and `serve`, which waits for clients, in test_serve.py.
@@ -18,15 +17,9 @@ def test_there_are_examples():
     assert EXAMPLES
 
 
-@pytest.fixture(scope="module")
-def run():
-    with preloaded("torch._dynamo", "numba", "sklearn.datasets", "pandas", "matplotlib.pyplot") as run:
-        yield run
-
-
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example(path, tmp_path, run, notebooks):
-    done = run(path, tmp_path)
+def test_example(path, tmp_path, preloaded_bin, notebooks):
+    done = subprocess.run([preloaded_bin / "python", path], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert {file.suffix for file in tmp_path.iterdir()} <= {".png"}

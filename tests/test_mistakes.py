@@ -6,7 +6,6 @@ import copy
 import io
 import pickle
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -428,7 +427,7 @@ def test_a_detached_model_is_free_of_us(solver, tmp_path):
     assert b"sepsa" in pickle.dumps(model)
 
 
-def test_a_detached_model_loads_where_sepsa_is_not_installed(tmp_path):
+def test_a_detached_model_loads_where_sepsa_is_not_installed(tmp_path, preloaded_bin):
     model = network()
     optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
     optimizer.learn(*batch())
@@ -438,8 +437,8 @@ def test_a_detached_model_loads_where_sepsa_is_not_installed(tmp_path):
         "import sys; sys.modules['sepsa'] = None\nimport torch\n"
         f"print(torch.load({str(tmp_path / 'model.pt')!r}, weights_only=False)(torch.ones(1, 6)).tolist())"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    assert said == str(model(torch.ones(1, 6)).tolist())
+    done = subprocess.run([preloaded_bin / "python", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(model(torch.ones(1, 6)).tolist())
 
 
 def test_buffers_of_files_are_enough():

@@ -8,7 +8,6 @@ import math
 import pickle
 import random
 import subprocess
-import sys
 import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -603,8 +602,9 @@ for missing in ("river", "numba"):
 """
 
 
-def test_without_the_extra_one_line_says_so():
-    done = subprocess.run([sys.executable, "-c", WITHOUT_AN_EXTRA], capture_output=True, text=True, check=True)
+def test_without_the_extra_one_line_says_so(preloaded_bin):
+    command = [preloaded_bin / "python", "-c", WITHOUT_AN_EXTRA]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         f"sepsa.river needs {missing}, which is not installed: pip install 'sepsa[river]'"
         for missing in ("river", "numba")

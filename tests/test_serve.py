@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,10 +27,10 @@ def free_port():
 
 
 @contextmanager
-def served(path):
+def served(path, programs):
     port = free_port()
     server = subprocess.Popen(
-        [sys.executable, str(SERVE), str(path), str(port)],
+        [programs / "python", str(SERVE), str(path), str(port)],
         stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1", "SEPSA_TOKEN": TOKEN},
     )  # fmt: skip
     try:
@@ -64,9 +63,9 @@ def learn(client, numbers):
     return sorted(answer.json()["learned"] for answer in told)
 
 
-def test_a_served_learner_loses_nothing(tmp_path):
+def test_a_served_learner_loses_nothing(tmp_path, preloaded_bin):
     path = tmp_path / "model.sepsa"
-    with served(path) as (server, client):
+    with served(path, preloaded_bin) as (server, client):
         assert learn(client, range(320)) == list(range(1, 321))  # each counted once
         assert client.post("/predict", json={"x": {"a": 2.0, "b": 1.0}}).json()["y"] == pytest.approx(5, abs=0.5)
         refused = client.post("/learn", json={"x": {"a": 1.0}})
@@ -76,7 +75,7 @@ def test_a_served_learner_loses_nothing(tmp_path):
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) in (0, -signal.SIGTERM)  # uvicorn ends by the signal once all is shut down
     assert inspect(path).position == (320, {})
-    with served(path) as (server, client):
+    with served(path, preloaded_bin) as (server, client):
         assert client.post("/predict", json={"x": {"a": 3.0, "b": 0.0}}).json() == before
         assert learn(client, range(320, 450))[-1] == 450
         server.kill()
@@ -84,10 +83,10 @@ def test_a_served_learner_loses_nothing(tmp_path):
     assert inspect(path).position == (420, {})  # a hundred after the last save
 
 
-def test_what_a_server_refuses_and_what_it_learns_once(tmp_path):
+def test_what_a_server_refuses_and_what_it_learns_once(tmp_path, preloaded_bin):
     path = tmp_path / "model.sepsa"
     in_the_way = tmp_path / "model.sepsa.lock"
-    with served(path) as (_, client):
+    with served(path, preloaded_bin) as (_, client):
         for text, detail in (
             ('{"x": {"a": NaN}, "y": 1}', "a must be a finite number, or null where it is missing, got nan"),
             ('{"x": {"a": 1}, "y": Infinity}', "y must be a finite number, or null where it is missing, got inf"),
@@ -112,15 +111,14 @@ def test_what_a_server_refuses_and_what_it_learns_once(tmp_path):
         for _ in range(2):
             assert client.post("/learn", **last).json() == {"learned": 100}
         assert inspect(path).position == (100, {"the hundredth": 100})
-    with served(path) as (_, client):  # the checkpoint has the key
+    with served(path, preloaded_bin) as (_, client):  # the checkpoint has the key
         assert client.post("/learn", **last).json() == {"learned": 100}
         assert client.post("/learn", json=sample(100)).json() == {"learned": 101}
 
 
-def test_a_server_without_a_token_does_not_start(tmp_path):
+def test_a_server_without_a_token_does_not_start(tmp_path, preloaded_bin):
     environment = {name: value for name, value in os.environ.items() if name != "SEPSA_TOKEN"}
-    done = subprocess.run(
-        [sys.executable, str(SERVE), str(tmp_path / "m"), "0"], env=environment, capture_output=True, text=True
-    )
+    command = [preloaded_bin / "python", str(SERVE), str(tmp_path / "m"), "0"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr == "SEPSA_TOKEN must hold the token that clients send, got nothing\n"

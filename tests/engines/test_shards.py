@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from functools import partial
 
 import numpy as np
@@ -38,11 +37,11 @@ def test_a_vector_of_targets_is_one_column():
     assert torch.equal(heads[0].linear.weight, heads[1].linear.weight)
 
 
-def test_no_engine_is_imported_unless_its_function_is_called():
+def test_no_engine_is_imported_unless_its_function_is_called(preloaded_bin):
     code = """
 import sys
 import sepsa.engines.bytewax, sepsa.engines.kafka, sepsa.engines.ray, sepsa.engines.spark
 print(sorted({"bytewax", "confluent_kafka", "flwr", "pyspark", "ray"} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([preloaded_bin / "python", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

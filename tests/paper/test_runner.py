@@ -15,7 +15,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from preloaded import preloaded
 from sepsa.paper import records, runner
 from sepsa.paper.experiments import plan
 
@@ -27,22 +26,33 @@ def command(out, *arguments):
     return [sys.executable, "-m", "sepsa", "reproduce", *arguments, "--out", str(out)]
 
 
-@pytest.fixture(scope="module")
-def reproduce():
+@pytest.fixture
+def reproduce(preloaded_bin):
     """A function that runs `sepsa reproduce` in a process of its own, in the folder of its results."""
-    with preloaded("torch._dynamo", "sklearn.datasets", "rich.progress", "typer") as run:
 
-        def start(out, *arguments, wait=True):
-            program = out.with_suffix(".py")
-            program.write_text(
-                f"import sys\nfrom sepsa.cli import main\nsys.argv = {command(out, *arguments)[2:]}\n"
-                "if __name__ == '__main__':  # and not in the processes that it starts\n    main()\n"
-            )
-            done = run(program, out.parent, wait)
-            assert not wait or done.returncode == 0, done.stderr
-            return done
+    def start(out, *arguments, wait=True):
+        program = out.with_suffix(".py")
+        program.write_text(
+            f"import os, sys\nfrom sepsa.cli import main\nsys.argv = {command(out, *arguments)[2:]}\n"
+            "if __name__ == '__main__':  # and not in the processes that it starts\n"
+            "    print(os.getpid(), flush=True)\n    main()\n"
+        )
+        process = subprocess.Popen(
+            [preloaded_bin / "python", program], cwd=out.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True,
+        )  # fmt: skip
+        started.append(process)
+        pid = process.stdout.readline()
+        if wait:
+            said, _ = process.communicate()
+            assert process.returncode == 0, pid + said
+        return int(pid)
 
-        yield start
+    started = []
+    yield start
+    for process in started:
+        process.wait()
+        process.stdout.close()
 
 
 def contents(results):
@@ -64,10 +74,12 @@ def recorded(results):
 
 
 def children(pid):
+    """The processes that a process has started, and theirs."""
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        own = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except FileNotFoundError:
         return []
+    return own + [each for child in own for each in children(child)]
 
 
 def wait_until(condition, seconds=300.0):

@@ -544,9 +544,9 @@ def test_a_second_run_on_the_same_checkpoint_is_refused(tmp_path):
 # ---------------------------------------------------------------------- processes
 
 
-def start(*arguments, **more):
+def start(command, *arguments, **more):
     return subprocess.Popen(
-        [sys.executable, "-m", "sepsa", "stream", *map(str, arguments)],
+        [*command, "stream", *map(str, arguments)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, **more,
     )  # fmt: skip
 
@@ -561,9 +561,11 @@ def wait_for(condition, seconds=120):
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
 )
-def test_a_growing_file_is_followed_until_a_signal_saves_and_ends_it(number, code, tmp_path):
+def test_a_growing_file_is_followed_until_a_signal_saves_and_ends_it(number, code, tmp_path, preloaded_bin):
     path, out, model = write(tmp_path / "t.csv", n=300), tmp_path / "out.csv", tmp_path / "m.sepsa"
-    process = start(path, "--target", "y", "--follow", "--predictions", out, "--checkpoint", model)
+    process = start(
+        [preloaded_bin / "sepsa"], path, "--target", "y", "--follow", "--predictions", out, "--checkpoint", model
+    )
     wait_for(lambda: out.exists() and out.read_text().count("\n") == 301)
     more = write(tmp_path / "more.csv", n=300, seed=1).read_text().split("\n", 1)[1]
     with path.open("a") as file:
@@ -596,15 +598,17 @@ def open_files(pid):
 def test_a_signal_ends_the_wait_for_a_header(tmp_path):
     path = tmp_path / "t.csv"
     path.touch()
-    process = start(path, "--target", "y", "--follow")
+    process = start([sys.executable, "-m", "sepsa"], path, "--target", "y", "--follow")
     wait_for(lambda: "t.csv" in " ".join(open_files(process.pid)))
     process.terminate()
     assert process.communicate(timeout=60) == ("", "")
     assert process.returncode == 143
 
 
-def test_a_pipe_is_read_as_it_comes_and_a_broken_one_is_one_line(tmp_path):
-    process = start("--target", "y", "--quarantine", tmp_path / "q.csv", stdin=subprocess.PIPE)
+def test_a_pipe_is_read_as_it_comes_and_a_broken_one_is_one_line(tmp_path, preloaded_bin):
+    process = start(
+        [preloaded_bin / "sepsa"], "--target", "y", "--quarantine", tmp_path / "q.csv", stdin=subprocess.PIPE
+    )
     process.stdin.write("x,y\n1,1\n2,2\n")
     process.stdin.flush()
     assert process.stdout.readline() == "0.0\n"
@@ -847,12 +851,12 @@ CLOSED = {
 }
 
 
-def test_closed_streams_and_broken_pipes_end_in_one_line(tmp_path):
+def test_closed_streams_and_broken_pipes_end_in_one_line(tmp_path, preloaded_bin):
     write(tmp_path / "t.csv", n=50)
     write(tmp_path / "long.csv", n=60_000)
     for command_line, (code, said) in CLOSED.items():
         first, pipe, rest = command_line.partition(" | ")
-        script = f"{{ {sys.executable} -m sepsa {first}; echo $? >code; }}{pipe}{rest}"
+        script = f"{{ {preloaded_bin}/sepsa {first}; echo $? >code; }}{pipe}{rest}"
         done = subprocess.run(
             ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300,
             env=os.environ | {"OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL,

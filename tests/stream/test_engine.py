@@ -422,11 +422,11 @@ def test_what_diverges_while_settling_changes_nothing():
     assert one.rows == rows
 
 
-def test_says_that_it_compiles_where_the_cache_is_cold(tmp_path):
+def test_says_that_it_compiles_where_the_cache_is_cold(tmp_path, preloaded_bin):
     code = "import numpy as np; from sepsa.stream.engine import Engine; Engine(2, 1, (2,)).predict(np.ones((1, 2)))"
     said = [
         subprocess.run(
-            [sys.executable, "-c", code],
+            [preloaded_bin / "python", "-c", code],
             env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
             capture_output=True,
             text=True,

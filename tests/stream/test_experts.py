@@ -17,15 +17,22 @@ import sepsa
 from reference import nearest_targets, ridge_regression, stack_weights, tree_splits
 from sepsa import SepSAClassifier, SepSARegressor
 from sepsa.river import SepSARegressor as RiverRegressor
-from sepsa.stream.engine.kernels.head import rank_one
-from sepsa.stream.experts import stack, trees
-from sepsa.stream.experts.neighbours import NEIGHBOURS, neighbours
-from sepsa.stream.experts.products import expand
+from sepsa.stream.engine.kernels import head
+from sepsa.stream.experts import neighbours, products, stack, trees
+from sepsa.stream.experts.compilation import compiled
 from sepsa.stream.learner import StreamLearner
 
 OPTIONS = {"hidden": (64,), "activation": "fourier", "optimizer": "auto", "lr": 3e-3, "ridge": 10.0, "skip": True}
 OPTIONS |= {"forgetting": "auto", "loss": "huber", "body": "experts"}
 seeds = st.integers(0, 2**32 - 1)
+# The functions that kernels call, compiled for calls from here once on a machine.
+nearest, remember, solve, weigh, grow, leaf, add_trees, expand, rank_one = (
+    compiled(function.py_func)
+    for function in (
+        neighbours.neighbours, stack.remember, stack.solve, stack.weigh, trees.grow, trees.leaf, trees.add_trees,
+        products.expand, head.rank_one,
+    )
+)  # fmt: skip
 
 
 def steps(n, inputs=4, seed=0):
@@ -44,10 +51,10 @@ def test_neighbours_equal_the_slow_reference(seed, n, d, m):
     rng = np.random.default_rng(seed)
     X, Y, omega = rng.normal(size=(n, d)), rng.normal(size=(n, m)), rng.uniform(0.1, 5, n)
     X, Y, omega = (a.astype(np.float32) for a in (X, Y, omega))
-    z, out, nearest = X.mean(0).astype(float), np.empty(m), np.empty((2, NEIGHBOURS))
+    z, out, found = X.mean(0).astype(float), np.empty(m), np.empty((2, neighbours.NEIGHBOURS))
     low, high = X.min(0).astype(float), X.max(0).astype(float)
-    neighbours(X.T.copy(), Y, omega, n, z, low, high, np.empty(n, np.float32), *nearest, out)
-    slow = nearest_targets(X, Y, omega, z, high - low, NEIGHBOURS)
+    nearest(X.T.copy(), Y, omega, n, z, low, high, np.empty(n, np.float32), *found, out)
+    slow = nearest_targets(X, Y, omega, z, high - low, neighbours.NEIGHBOURS)
     np.testing.assert_allclose(out, slow, rtol=1e-3, atol=1e-4)
 
 
@@ -59,8 +66,8 @@ def test_the_stack_is_ridge_regression_on_differences_of_answers(seed, n, expert
     J = experts - 1
     gram, moment, w = np.zeros((J, J)), np.zeros(J), np.zeros(J)
     for a, y, o in zip(answers, Y, omega, strict=True):
-        stack.remember(gram, moment, a, y, o)
-    stack.solve(gram, moment, np.zeros((J + 1, J + 1)), w)
+        remember(gram, moment, a, y, o)
+    solve(gram, moment, np.zeros((J + 1, J + 1)), w)
     np.testing.assert_allclose(w, stack_weights(answers, Y, omega, stack.FORGETTING, stack.RIDGE), rtol=1e-7, atol=1e-9)
 
 
@@ -68,7 +75,7 @@ def test_the_stack_is_ridge_regression_on_differences_of_answers(seed, n, expert
 @given(losses=st.lists(st.floats(0.0, 1e6), min_size=2, max_size=6), evidence=st.floats(0, 100))
 def test_candidates_are_weighted_by_a_power_of_their_losses(losses, evidence):
     weights = np.empty(len(losses))
-    best = stack.weigh(np.array(losses), evidence, weights)
+    best = weigh(np.array(losses), evidence, weights)
     log = -0.5 * stack.POWER * evidence * np.log(np.array(losses) + 1e-12)
     log[1:] -= stack.PRIOR
     slow = np.exp(log - log.max())
@@ -93,7 +100,7 @@ def test_a_tree_is_grown_as_by_the_slow_reference(seed, n, d, m):
     cuts, leaf_counts = np.zeros(trees.SPLITS), np.zeros(trees.LEAVES)
     drawn = None
     while growth[trees.G_TREE] == 0:
-        trees.grow(
+        grow(
             X.T.copy(), Y, F, omega, n, growth, chosen, edges, direction, inputs, thresholds, values, cuts, leaf_counts,
             histograms, nodes, old, bins,
         )  # fmt: skip
@@ -107,9 +114,9 @@ def test_a_tree_is_grown_as_by_the_slow_reference(seed, n, d, m):
     assert fast == splits
     out = np.empty(m)
     for i in range(n):
-        mine = [trees.leaf(inputs[0], thresholds[0], x) == trees.leaf(inputs[0], thresholds[0], X[i]) for x in X]
+        mine = [leaf(inputs[0], thresholds[0], x) == leaf(inputs[0], thresholds[0], X[i]) for x in X]
         share = omega[mine]
-        trees.add_trees(inputs[:1], thresholds[:1], values[:1], X[i], out)
+        add_trees(inputs[:1], thresholds[:1], values[:1], X[i], out)
         np.testing.assert_allclose(
             out, trees.RATE * (share @ Y[mine]) / (share.sum() + trees.SHRINK), rtol=1e-4, atol=1e-5
         )

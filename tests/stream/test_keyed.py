@@ -115,11 +115,11 @@ def stream(path, killed_at):
                 keyed.commit(number + 1)
 
 
-def test_a_killed_process_resumes_from_its_last_commit_with_the_same_bits(tmp_path):
+def test_a_killed_process_resumes_from_its_last_commit_with_the_same_bits(tmp_path, preloaded_bin):
     code = f"import test_keyed; test_keyed.stream({str(tmp_path / 'killed')!r}, 2)"
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     environment = os.environ | {"PYTHONPATH": paths}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    done = subprocess.run([preloaded_bin / "python", "-c", code], capture_output=True, text=True, env=environment)
     assert done.returncode == -signal.SIGKILL, done.stderr
     with KeyedLearner(estimator(), tmp_path / "killed") as keyed:
         assert keyed.position == 2

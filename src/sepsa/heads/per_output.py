@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, Generic, Literal, TypeVar, overload
 
 import torch
@@ -105,9 +106,13 @@ class PerOutput(OwnsHead, Generic[S]):
             checkpoint: The result of `checkpoint`.
         """
         self._ready()
+        self._restore(list(zip(self._each, checkpoint, strict=True)))
+
+    def _restore(self, checkpoints: Sequence[tuple[Any, Any]]) -> None:
+        """Restore each of these solvers as it was at its checkpoint."""
 
         def write() -> None:
-            for solver, own in zip(self._each, checkpoint, strict=True):
+            for solver, own in checkpoints:
                 solver.rollback(own)
 
         commit(write)
@@ -199,18 +204,19 @@ class PerOutput(OwnsHead, Generic[S]):
         """
         linear = self._ready()
         x, y, weight, observed = partial_targets.rows_of(linear, features, targets, sample_weight)
-        before = self.checkpoint()
+        learning = range(len(self.solvers)) if observed is None else observed.any(0).nonzero()[:, 0].tolist()
+        each = self._each
+        before = [(each[j], each[j].checkpoint()) for j in learning]
         try:
             linear.weight.detach()[:0].zero_()  # tells autograd that the weight changes, as a compiled update does not
-            for j, solver in enumerate(self.solvers):
+            for j in learning:
                 if observed is None:
-                    solver.update(x, y[:, j : j + 1])
-                    continue
-                at = observed[:, j].nonzero()[:, 0]
-                if len(at):
-                    solver.update(x[at], y[at, j : j + 1], None if weight is None else weight[at, j])
+                    self.solvers[j].update(x, y[:, j : j + 1])
+                else:
+                    at = observed[:, j].nonzero()[:, 0]
+                    self.solvers[j].update(x[at], y[at, j : j + 1], None if weight is None else weight[at, j])
         except BaseException:
-            self.rollback(before)
+            self._restore(before)
             raise
 
     # ------------------------------------------------------------------ prediction

@@ -139,8 +139,14 @@ def _distribute(
 
 
 def _start_worker(work: Callable[[Any], Any]) -> tuple[BaseProcess, Connection]:
-    # Spawned, not forked: a fork of a process with torch's threads, or with a GPU, does not work.
-    context = multiprocessing.get_context("spawn")
+    # Not forked: a fork of a process with torch's threads, or with a GPU, does not work. A fork of a server that has
+    # imported torch and computed nothing does, and takes no time; where there is none, each worker imports torch.
+    context: multiprocessing.context.ForkServerContext | multiprocessing.context.SpawnContext
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
+    else:
+        context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
     worker = context.Process(target=_serve, args=(work, theirs), daemon=True)
     worker.start()

@@ -6,14 +6,14 @@ Records end with LF, CRLF or CR.
 
 from __future__ import annotations
 
-from numba import njit
+from sepsa.jit import cached
 
 LF, CR, NUL = 10, 13, 0
 
 BLANK, HAS_NUL, OPEN_QUOTE = 1, 2, 4  # flags of a record
 
 
-@njit(cache=True)
+@cached()
 def lex(data, separator, quote, at_end, limit, ends, fields, lines, flags):
     """Write the end (after its line break), the fields, lines and flags of each complete record; returns their number.
 
