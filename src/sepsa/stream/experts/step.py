@@ -21,7 +21,7 @@ from sepsa.stream.engine.kernels.step import calibrate
 from sepsa.stream.engine.layout import TEMPERATURES
 from sepsa.stream.experts import layout as lay
 from sepsa.stream.experts.compilation import called, compiled
-from sepsa.stream.experts.neighbours import NEIGHBOURS, neighbours
+from sepsa.stream.experts.neighbours import LANES, NEIGHBOURS, neighbours
 from sepsa.stream.experts.products import expand
 from sepsa.stream.experts.stack import DISCOUNT, remember, solve, weigh
 from sepsa.stream.experts.trees import BINS, LATE, LEAST, LEAVES, SPLITS, TREES, add_trees, grow
@@ -96,7 +96,7 @@ def look_up(E, M, x, work):
     X, Y, _, weights, _ = window_views(E, M)
     neighbours(
         X, Y, weights, int(counts[lay.C_FILLED]), z, numbers(E, M, lay.P_LOW, d), numbers(E, M, lay.P_HIGH, d),
-        rest[:n].view(np.float32)[:n], rest[n : n + NEIGHBOURS], rest[n + NEIGHBOURS : n + 2 * NEIGHBOURS],
+        rest[:n].view(np.float32)[:n], rest[:n].view(np.float32)[n : n + LANES], rest[n : n + NEIGHBOURS], rest[n + NEIGHBOURS : n + 2 * NEIGHBOURS],
         answers[lay.NEAR],
     )  # fmt: skip
     inputs, thresholds, values = tree_views(E, M)

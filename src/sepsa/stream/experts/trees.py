@@ -92,14 +92,20 @@ def begin(X, rows, growth, chosen, edges, direction, nodes):
 
 
 @called
-def prepare(X, i, chosen, edges, inputs, thresholds, nodes, old, bins):
+def prepare(X, i, chosen, edges, inputs, thresholds, old, bins):
     """Sort row i of the window into the bins of the tree in growth, and find its leaf in the tree to be replaced."""
     for f in range(chosen.size):
-        value, place = X[int(chosen[f]), i], 0
-        for b in range(BINS - 1):
-            place += value > edges[f, b]
+        value, place, half = X[int(chosen[f]), i], 0, BINS // 2
+        while half > 0:
+            if value > edges[f, place + half - 1]:
+                place += half
+            half //= 2
         bins[i, f] = place
-    old[i] = leaf(inputs, thresholds, X[:, i])
+    node = 0
+    for _ in range(DEPTH):
+        j = int(inputs[node])
+        node = 2 * node + (2 if j >= 0 and X[j, i] > thresholds[node] else 1)
+    old[i] = node - SPLITS
 
 
 @called
@@ -156,7 +162,8 @@ def grow(
     The last of `split_inputs`, `split_thresholds` and `values` is the tree in growth. `nodes` (window,) is `LATE` for a
     row that entered after the tree was begun.
     """
-    trees, m = values.shape[0] - 1, direction.size
+    trees, m, width = values.shape[0] - 1, direction.size, chosen.size
+    flat = histograms.reshape(histograms.size)  # indexed by one number: a view for each cell takes longer than the sum
     left = VISITS
     while left > 0:
         level, cursor, t = int(growth[G_LEVEL]), int(growth[G_CURSOR]), int(growth[G_TREE])
@@ -172,29 +179,32 @@ def grow(
         stop = min(rows, cursor + left)
         left -= stop - cursor
         for i in range(cursor, stop):
-            if nodes[i] == LATE:
+            node = int(nodes[i])
+            if node == LATE:
                 continue
             if level == 0:
-                prepare(X, i, chosen, edges, split_inputs[t], split_thresholds[t], nodes, old, bins)
+                prepare(X, i, chosen, edges, split_inputs[t], split_thresholds[t], old, bins)
             else:
-                at = (1 << (level - 1)) - 1 + nodes[i]
+                at = (1 << (level - 1)) - 1 + node
                 cut = int(cuts[at])
                 right = split_inputs[trees, at] >= 0.0 and bins[i, cut // BINS] > cut % BINS
-                nodes[i] = 2 * nodes[i] + (1 if right else 0)
-            replaced, omega = values[t, old[i]], weights[i]
+                node = 2 * node + (1 if right else 0)
+                nodes[i] = node
+            before, omega = int(old[i]), weights[i]
             if level < DEPTH:
                 r = 0.0
                 for k in range(m):
-                    r += direction[k] * (Y[i, k] - F[i, k] + replaced[k])
-                into, row, weighted = histograms[nodes[i]], bins[i], histograms.dtype.type(omega * r)
-                for f in range(row.size):
-                    cell = into[f, row[f]]
-                    cell[0] += omega
-                    cell[1] += weighted
+                    r += direction[k] * (Y[i, k] - F[i, k] + values[t, before, k])
+                weighted, cell = flat.dtype.type(omega * r), 2 * BINS * width * node
+                for f in range(width):
+                    at = cell + 2 * int(bins[i, f])
+                    flat[at] += omega
+                    flat[at + 1] += weighted
+                    cell += 2 * BINS
             else:
-                leaf_counts[nodes[i]] += omega
+                leaf_counts[node] += omega
                 for k in range(m):
-                    values[trees, nodes[i], k] += omega * (Y[i, k] - F[i, k] + replaced[k])
+                    values[trees, node, k] += omega * (Y[i, k] - F[i, k] + values[t, before, k])
         growth[G_LEVEL], growth[G_CURSOR] = level, stop
         if stop == rows:
             growth[G_CURSOR] = 0.0
