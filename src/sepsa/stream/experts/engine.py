@@ -89,6 +89,10 @@ class ExpertEngine(StreamEngine):
         return self._network.samples
 
     @property
+    def steps(self) -> int:
+        return self._network.steps
+
+    @property
     def outliers(self) -> int:
         return self._network.outliers
 
