@@ -21,9 +21,8 @@ def upper_bound(distances, lanes):
         lanes[k] = np.inf
     whole = distances.size - distances.size % LANES
     for start in range(0, whole, LANES):
-        row = distances[start : start + LANES]
         for k in range(LANES):
-            lanes[k] = row[k] if row[k] < lanes[k] else lanes[k]
+            lanes[k] = distances[start + k] if distances[start + k] < lanes[k] else lanes[k]
     for i in range(whole, distances.size):
         lanes[i - whole] = min(lanes[i - whole], distances[i])
     bound = -lanes.dtype.type(1.0)

@@ -20,7 +20,7 @@ from sepsa.stream.engine.kernels.robust import (
 from sepsa.stream.engine.kernels.step import calibrate
 from sepsa.stream.engine.layout import TEMPERATURES
 from sepsa.stream.experts import layout as lay
-from sepsa.stream.experts.compilation import called, compiled
+from sepsa.stream.experts.compilation import borrowed, called, compiled
 from sepsa.stream.experts.neighbours import LANES, NEIGHBOURS, neighbours
 from sepsa.stream.experts.products import expand
 from sepsa.stream.experts.stack import DISCOUNT, remember, solve, weigh
@@ -94,9 +94,10 @@ def look_up(E, M, x, work):
         # Rounded as in the window, so that a threshold of a tree divides rows alike.
         z[j] = np.float32(min(max((x[j] - centre[j]) * scale[j], -CLIP), CLIP)) if x[j] == x[j] else 0.0
     X, Y, _, weights, _ = window_views(E, M)
+    near = rest[:n].view(np.float32)  # the distances, then the lanes
     neighbours(
         X, Y, weights, int(counts[lay.C_FILLED]), z, numbers(E, M, lay.P_LOW, d), numbers(E, M, lay.P_HIGH, d),
-        rest[:n].view(np.float32)[:n], rest[:n].view(np.float32)[n : n + LANES], rest[n : n + NEIGHBOURS], rest[n + NEIGHBOURS : n + 2 * NEIGHBOURS],
+        near[:n], near[n : n + LANES], rest[n : n + NEIGHBOURS], rest[n + NEIGHBOURS : n + 2 * NEIGHBOURS],
         answers[lay.NEAR],
     )  # fmt: skip
     inputs, thresholds, values = tree_views(E, M)
@@ -253,6 +254,8 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace, E, M, extra, wor
     out (n, m) takes the mixtures' predictions made before. Returns how many rows were learned: fewer than n where the
     network's prediction is not finite.
     """
+    S, L, X, Y, out, workspace = borrowed(S), borrowed(L), borrowed(X), borrowed(Y), borrowed(out), borrowed(workspace)
+    E, M, extra, work = borrowed(E), borrowed(M), borrowed(extra), borrowed(work)
     done = kernels.learn(S, L, opt, body_dtype, X, Y, weights, out, workspace)
     if done < X.shape[0]:
         return done
@@ -266,6 +269,8 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace, E, M, extra, wor
 @compiled
 def predict(S, L, body_dtype, X, out, leverage, workspace, E, M, extra, work):
     """out (n, m): the mixtures' predictions; leverage (n,), if not empty: the network's φᵀBφ."""
+    S, L, X, out, workspace = borrowed(S), borrowed(L), borrowed(X), borrowed(out), borrowed(workspace)
+    E, M, extra, work = borrowed(E), borrowed(M), borrowed(extra), borrowed(work)
     kernels.predict(S, L, body_dtype, X, out, leverage, workspace)
     for i in range(X.shape[0]):
         answer(E, M, X[i], out[i], extra[i], out[i], work)

@@ -53,9 +53,12 @@ def add_trees(split_inputs, split_thresholds, values, z, out):
     for k in range(out.size):
         out[k] = 0.0
     for t in range(values.shape[0]):
-        value = values[t, leaf(split_inputs[t], split_thresholds[t], z)]
+        node = 0
+        for _ in range(DEPTH):
+            j = int(split_inputs[t, node])
+            node = 2 * node + (2 if j >= 0 and z[j] > split_thresholds[t, node] else 1)
         for k in range(out.size):
-            out[k] += value[k]
+            out[k] += values[t, node - SPLITS, k]
 
 
 @called
