@@ -23,6 +23,7 @@ SHRINK = 2.0
 LEAST = 4.0  # rows on either side of a split
 VISITS = 160  # of window rows, for each row learned
 LATE = 255  # in place of a node, for a row of the window that the tree in growth does not see
+WHOLE = 128  # rows in the window up to which a tree sees all of them; then two of three, the next tree another two
 
 # Positions in the numbers of the growth: the tree, the level (-1: none has begun), the next row of the pass, the state
 # of the random generator.
@@ -38,12 +39,12 @@ def random(growth):
 
 
 @called
-def leaf(inputs, thresholds, z):
-    """The leaf of z (d,) in a tree of splits (SPLITS,)."""
+def leaf(inputs, thresholds, t, X, i):
+    """The leaf of row i of X (d, window) in tree t of those with splits (trees, SPLITS)."""
     node = 0
     for _ in range(DEPTH):
-        j = int(inputs[node])
-        node = 2 * node + (2 if j >= 0 and z[j] > thresholds[node] else 1)
+        j = int(inputs[t, node])
+        node = 2 * node + (2 if j >= 0 and X[j, i] > thresholds[t, node] else 1)
     return node - SPLITS
 
 
@@ -91,11 +92,11 @@ def begin(X, rows, growth, chosen, edges, direction, nodes):
     if m == 2:
         direction[0], direction[1] = 1.0, -1.0
     for i in range(rows):
-        nodes[i] = 0
+        nodes[i] = 0 if rows < WHOLE or (i + int(growth[G_TREE])) % 3 > 0 else LATE
 
 
 @called
-def prepare(X, i, chosen, edges, inputs, thresholds, old, bins):
+def prepare(X, i, chosen, edges, inputs, thresholds, t, old, bins):
     """Sort row i of the window into the bins of the tree in growth, and find its leaf in the tree to be replaced."""
     for f in range(chosen.size):
         value, place, half = X[int(chosen[f]), i], 0, BINS // 2
@@ -104,11 +105,7 @@ def prepare(X, i, chosen, edges, inputs, thresholds, old, bins):
                 place += half
             half //= 2
         bins[i, f] = place
-    node = 0
-    for _ in range(DEPTH):
-        j = int(inputs[node])
-        node = 2 * node + (2 if j >= 0 and X[j, i] > thresholds[node] else 1)
-    old[i] = node - SPLITS
+    old[i] = leaf(inputs, thresholds, t, X, i)
 
 
 @called
@@ -148,11 +145,15 @@ def finish(X, F, rows, t, split_inputs, split_thresholds, values, leaf_counts, n
         if nodes[i] != LATE:
             after, before = int(nodes[i]), int(old[i])
         else:
-            after = leaf(split_inputs[trees], split_thresholds[trees], X[:, i])
-            before = leaf(split_inputs[t], split_thresholds[t], X[:, i])
+            after = leaf(split_inputs, split_thresholds, trees, X, i)
+            before = leaf(split_inputs, split_thresholds, t, X, i)
         for k in range(F.shape[1]):
             F[i, k] += values[trees, after, k] - values[t, before, k]
-    split_inputs[t], split_thresholds[t], values[t] = split_inputs[trees], split_thresholds[trees], values[trees]
+    for node in range(SPLITS):  # loops, because assignments of arrays take long to compile
+        split_inputs[t, node], split_thresholds[t, node] = split_inputs[trees, node], split_thresholds[trees, node]
+    for v in range(LEAVES):
+        for k in range(F.shape[1]):
+            values[t, v, k] = values[trees, v, k]
 
 
 @called
@@ -163,7 +164,7 @@ def grow(
     """Visit at most `VISITS` rows of the window for the tree in growth, and put it in its place once it is complete.
 
     The last of `split_inputs`, `split_thresholds` and `values` is the tree in growth. `nodes` (window,) is `LATE` for a
-    row that entered after the tree was begun.
+    row that entered after the tree was begun, or is left to the next tree.
     """
     trees, m, width = values.shape[0] - 1, direction.size, chosen.size
     flat = histograms.reshape(histograms.size)  # indexed by one number: a view for each cell takes longer than the sum
@@ -175,10 +176,13 @@ def grow(
             level = 0
         if cursor == 0:
             if level < DEPTH:
-                histograms[: 1 << level] = 0.0
+                for c in range((2 * BINS * width) << level):
+                    flat[c] = 0.0
             else:
-                values[trees] = 0.0
-                leaf_counts[:] = 0.0
+                for v in range(LEAVES):
+                    leaf_counts[v] = 0.0
+                    for k in range(m):
+                        values[trees, v, k] = 0.0
         stop = min(rows, cursor + left)
         left -= stop - cursor
         for i in range(cursor, stop):
@@ -186,7 +190,7 @@ def grow(
             if node == LATE:
                 continue
             if level == 0:
-                prepare(X, i, chosen, edges, split_inputs[t], split_thresholds[t], old, bins)
+                prepare(X, i, chosen, edges, split_inputs, split_thresholds, t, old, bins)
             else:
                 at = (1 << (level - 1)) - 1 + node
                 cut = int(cuts[at])
