@@ -17,7 +17,7 @@ called = njit(**OPTIONS)
 compiled = cached(Path(kernels.__file__).parent, **OPTIONS)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def borrowed(_: Any, array: Any) -> Any:
     """The same array without a reference counter, for kernels whose caller holds it while they run.
 
@@ -26,7 +26,7 @@ def borrowed(_: Any, array: Any) -> Any:
 
     def code(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
         view = context.make_array(array)(context, builder, arguments[0])
-        view.meminfo = cgutils.get_null_value(view.meminfo.type)
+        view.meminfo = cgutils.get_null_value(view.meminfo.type)  # type: ignore[no-untyped-call]
         return view._getvalue()
 
     return array(array), code
