@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -319,27 +320,34 @@ def stack_weights(answers: Matrix, Y: Matrix, omega: Matrix, forgetting: float, 
     return np.linalg.solve(A, np.einsum("t,tik,tk->i", share, off, Y - answers[:, 0]))
 
 
-def tree_splits(
-    X: Matrix, r: Matrix, omega: Matrix, inputs: list[int], edges: Matrix, depth: int, least: float, shrink: float
-) -> dict[int, tuple[int, float]]:
-    """The splits (input, threshold) of a tree by node; rows at most at it go to 2·node + 1, others to + 2."""
-    splits: dict[int, tuple[int, float]] = {}
+def tree_gains(
+    X: Matrix,
+    r: Matrix,
+    omega: Matrix,
+    inputs: list[int],
+    edges: Matrix,
+    splits: dict[int, tuple[int, float]],
+    depth: int,
+    least: float,
+    shrink: float,
+) -> Iterator[tuple[float, float]]:
+    """The gain of each node of a tree, 0 without a split, and the largest of its candidates.
+
+    `splits` (input, threshold) are the tree's by node; rows at most at it go to 2·node + 1, others to + 2.
+    """
     nodes = np.zeros(len(X), int)
     for node in range(2**depth - 1):
         here = nodes == node
-        best, chosen = 1e-12, None
         n, total = omega[here].sum(), (omega * r)[here].sum()
+        gains: dict[Any, float] = {None: 0.0}
         for f, j in enumerate(inputs):
-            for edge in edges[f]:
+            for edge in edges[f].tolist():
                 left = here & (X[:, j] <= edge)
                 n_left, sum_left = omega[left].sum(), (omega * r)[left].sum()
                 if n_left >= least and n - n_left >= least:
                     gain = sum_left**2 / (n_left + shrink) + (total - sum_left) ** 2 / (n - n_left + shrink)
-                    gain -= total**2 / (n + shrink)
-                    if gain > best * (1 + 1e-9):
-                        best, chosen = gain, (j, float(edge))
-        if chosen is not None:
-            splits[node] = chosen
-        right = here & (X[:, chosen[0]] > chosen[1]) if chosen else here & False
+                    gains[j, edge] = gain - total**2 / (n + shrink)
+        split = splits.get(node)
+        yield gains[split], max(gains.values())
+        right = here & (X[:, split[0]] > split[1]) if split else here & False
         nodes = np.where(here, 2 * node + 1 + right, nodes)
-    return splits

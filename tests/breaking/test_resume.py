@@ -117,7 +117,16 @@ WORK = {
     **{f"SepSA, {name}": (lambda name=name: Training(name), ROWS // 4) for name in SOLVERS},
     "SepSARegressor": (lambda: Estimator(lambda: sepsa.SepSARegressor(random_state=0)), ROWS),
     "SepSAClassifier": (lambda: Estimator(lambda: sepsa.SepSAClassifier(random_state=0, forgetting=0.99)), ROWS),
+    "SepSAClassifier, experts": (
+        lambda: Estimator(lambda: sepsa.SepSAClassifier(random_state=0, body="experts")),
+        ROWS,
+    ),
     "river.SepSARegressor": (lambda: Face(lambda: river.SepSARegressor(seed=0)), ROWS),
+    "river.SepSARegressor, experts": (lambda: Face(lambda: river.SepSARegressor(seed=0, body="experts")), ROWS),
+    "river.SepSARegressor, an expert of the user": (
+        lambda: Face(lambda: river.SepSARegressor(seed=0, experts=[sepsa.SepSARegressor(random_state=1)])),
+        ROWS,
+    ),
     "river.SepSAClassifier": (lambda: Face(lambda: river.SepSAClassifier(seed=0)), ROWS),
     "river.SepSAMultiTargetRegressor": (lambda: Face(lambda: river.SepSAMultiTargetRegressor(seed=0)), ROWS),
 }

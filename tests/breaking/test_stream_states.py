@@ -107,6 +107,7 @@ MODELS = {
     ),
     "river.SepSARegressor": lambda many: Face(lambda: river.SepSARegressor((3,), seed=0), many),
     "river.SepSAClassifier": lambda many: Face(lambda: river.SepSAClassifier((3,), seed=0), many),
+    "experts": lambda many: Estimator(lambda: sepsa.SepSARegressor((3,), random_state=0, body="experts"), many),
     "sepsa stream": lambda many: Table(lambda: TableModel("y"), many),
 }
 

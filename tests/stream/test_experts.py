@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 
 import numpy as np
@@ -14,11 +15,12 @@ from sklearn.base import clone
 from sklearn.linear_model import SGDClassifier, SGDRegressor
 
 import sepsa
-from reference import nearest_targets, ridge_regression, stack_weights, tree_splits
+from reference import nearest_targets, ridge_regression, stack_weights, tree_gains
 from sepsa import SepSAClassifier, SepSARegressor
+from sepsa.river import SepSAClassifier as RiverClassifier
 from sepsa.river import SepSARegressor as RiverRegressor
 from sepsa.stream.engine.kernels import head
-from sepsa.stream.experts import neighbours, products, stack, trees
+from sepsa.stream.experts import logistic, neighbours, products, stack, trees
 from sepsa.stream.experts.compilation import compiled
 from sepsa.stream.learner import StreamLearner
 
@@ -26,11 +28,11 @@ OPTIONS = {"hidden": (64,), "activation": "fourier", "optimizer": "auto", "lr": 
 OPTIONS |= {"forgetting": "auto", "loss": "huber", "body": "experts"}
 seeds = st.integers(0, 2**32 - 1)
 # The functions that kernels call, compiled for calls from here once on a machine.
-nearest, remember, solve, weigh, grow, leaf, add_trees, expand, rank_one = (
+nearest, remember, solve, weigh, grow, leaf, add_trees, expand, rank_one, learn_logistic, probabilities = (
     compiled(function.py_func)
     for function in (
         neighbours.neighbours, stack.remember, stack.solve, stack.weigh, trees.grow, trees.leaf, trees.add_trees,
-        products.expand, head.rank_one,
+        products.expand, head.rank_one, logistic.learn_logistic, logistic.probabilities,
     )
 )  # fmt: skip
 
@@ -53,7 +55,8 @@ def test_neighbours_equal_the_slow_reference(seed, n, d, m):
     X, Y, omega = (a.astype(np.float32) for a in (X, Y, omega))
     z, out, found = X.mean(0).astype(float), np.empty(m), np.empty((2, neighbours.NEIGHBOURS))
     low, high = X.min(0).astype(float), X.max(0).astype(float)
-    nearest(X.T.copy(), Y, omega, n, z, low, high, np.empty(n, np.float32), *found, out)
+    lanes = np.empty(neighbours.LANES, np.float32)
+    nearest(X.T.copy(), Y, omega, n, z, low, high, np.empty(n, np.float32), lanes, *found, out)
     slow = nearest_targets(X, Y, omega, z, high - low, neighbours.NEIGHBOURS)
     np.testing.assert_allclose(out, slow, rtol=1e-3, atol=1e-4)
 
@@ -109,12 +112,13 @@ def test_a_tree_is_grown_as_by_the_slow_reference(seed, n, d, m):
     if drawn is None:  # one call has grown it and perhaps begun the next
         return
     assert len(set(drawn[0])) == chosen.size
-    splits = tree_splits(X, Y @ drawn[2], omega, drawn[0], drawn[1], trees.DEPTH, trees.LEAST, trees.SHRINK)
     fast = {i: (int(inputs[0, i]), thresholds[0, i]) for i in range(trees.SPLITS) if inputs[0, i] >= 0}
-    assert fast == splits
-    out = np.empty(m)
+    limits = trees.DEPTH, trees.LEAST, trees.SHRINK
+    for gain, best in tree_gains(X, Y @ drawn[2], omega, drawn[0], drawn[1], fast, *limits):
+        assert gain == pytest.approx(best, rel=1e-4, abs=1e-4)
+    out, leaves = np.empty(m), np.array([leaf(inputs, thresholds, 0, X.T.copy(), i) for i in range(n)])
     for i in range(n):
-        mine = [leaf(inputs[0], thresholds[0], x) == leaf(inputs[0], thresholds[0], X[i]) for x in X]
+        mine = leaves == leaves[i]
         share = omega[mine]
         add_trees(inputs[:1], thresholds[:1], values[:1], X[i], out)
         np.testing.assert_allclose(
@@ -139,6 +143,24 @@ def test_products_under_the_head_are_ridge_regression(seed, n, d):
     np.testing.assert_allclose(W, expected, rtol=1e-6, atol=1e-9)
 
 
+@settings(deadline=None, max_examples=20)
+@given(seed=seeds, n=st.integers(1, 40), d=st.integers(1, 5), m=st.integers(2, 4))
+def test_the_logistic_expert_makes_newton_steps(seed, n, d, m):
+    rng = np.random.default_rng(seed)
+    Phi, labels, omega = rng.normal(size=(n, d)), rng.integers(0, m, n), rng.uniform(0.1, 3, n)
+    W, U, D, b, p = np.zeros((m, d)), np.zeros(d * (d - 1) // 2), np.ones(d), np.empty(d), np.empty(m)
+    slow, A = np.zeros((m, d)), np.eye(d)
+    for phi, y, o in zip(Phi, np.eye(m)[labels], omega, strict=True):
+        probabilities(W, phi, p)
+        q = np.exp(slow @ phi)
+        q /= q.sum()
+        np.testing.assert_allclose(p, q, rtol=1e-6)
+        learn_logistic(U, D, W, phi, p, y, o, b)
+        A += o * max(1e-3, (2 * q * (1 - q)).max(), 0.5 * np.abs(y - q).max()) * np.outer(phi, phi)
+        slow += o * np.outer(y - q, np.linalg.solve(A, phi))
+    np.testing.assert_allclose(W, slow, rtol=1e-6, atol=1e-9)
+
+
 # ---------------------------------------------------------------------- the learner
 
 
@@ -159,6 +181,31 @@ def test_a_target_that_persists_is_followed():
     assert off < 1.15 * np.abs(np.diff(y))[300:].mean()
     weights = model.chosen_["experts"]
     assert sum(weights.values()) == pytest.approx(1.0)
+
+
+def test_errors_are_kept_for_each_key():
+    rng = np.random.default_rng(1)
+    key = rng.integers(0, 5, 1500)
+    levels = np.cumsum(0.4 * rng.normal(size=(1500, 5)), 0)
+    X, y = np.hstack([np.eye(5)[key], rng.normal(size=(1500, 1))]), levels[np.arange(1500), key]
+    model = SepSARegressor(random_state=0, body="experts")
+    off = np.abs(model.prequential(X, y) - y)[300:].mean()
+    assert np.count_nonzero(model._learner.engine._part("KEYED")) >= 5
+    last = np.array([y[:i][key[:i] == key[i]][-1] for i in range(300, 1500)])
+    assert off < 1.25 * np.abs(y[300:] - last).mean()
+    smooth = SepSARegressor(random_state=0, body="experts").partial_fit(X[:, 5:], y)
+    assert np.count_nonzero(smooth._learner.engine._part("KEYED")) <= 2  # the second row has one of two values
+
+
+def test_linear_logits_are_learned_by_the_logistic_expert():
+    rng = np.random.default_rng(1)
+    X = rng.standard_t(4, (1500, 6))
+    y = (rng.random(1500) < 1 / (1 + np.exp(1 - 1.5 * X @ rng.normal(size=6)))).astype(int)
+    model = SepSAClassifier(random_state=0, body="experts")
+    told = model.prequential(X, y)
+    wrong = (told != y)[500:].mean()
+    assert wrong < 1.05 * (SepSAClassifier(random_state=0).prequential(X, y) != y)[500:].mean()
+    assert model.chosen_["experts"]["logistic"] > 0.1
 
 
 @pytest.mark.parametrize("classes", [False, True])
@@ -233,6 +280,44 @@ def test_hostile_rows_leave_no_lasting_harm():
     told = model.prequential(Z, t, weight)
     assert np.isfinite(told).all()
     assert np.abs(told - y)[-500:].mean() < 1.5 * clean
+
+
+@pytest.mark.parametrize("classes", [False, True])
+@pytest.mark.filterwarnings("ignore:more than 12 features")
+def test_ten_thousand_hostile_rows_through_river(classes):
+    """Missing and huge values, features and classes that come late, weights without bounds; Inf is refused."""
+    rng = np.random.default_rng(3)
+    X, y = steps(11_000)
+    model = (RiverClassifier if classes else RiverRegressor)(hidden=(8,), seed=0, body="experts", max_features=12)
+    right, sizes = [], []
+    for i in range(11_000):
+        x, target, w = dict(zip("abcd", X[i].tolist(), strict=True)), (int(y[i] > 0) if classes else y[i]), 1.0
+        good = i >= 10_000
+        if not good:
+            name = "abcd"[rng.integers(4)]
+            case = rng.integers(6)
+            if case == 0:
+                x[name] = [None, math.nan, 1e300, -1e300, 5e-324][rng.integers(5)]
+            elif case == 1:
+                x[f"late {rng.integers(40)}"] = rng.choice([1.0, 1e12, -3.0])
+            elif case == 2:
+                target = f"class {rng.integers(6)}" if classes else rng.choice([1e300, -1e300, 1e9])
+            elif case == 3:
+                w = rng.choice([0.0, 1e-300, 1e200])
+            elif case == 4:
+                x.pop(name, None)
+            elif case == 5:
+                with pytest.raises(ValueError, match="finite"):
+                    model.learn_one(x | {name: math.inf}, target, w)
+        told = model.predict_proba_one(x) if classes else model.predict_one(x)
+        assert all(math.isfinite(v) for v in (told.values() if classes else [told]))
+        model.learn_one(x, target, w)
+        if good:
+            right.append(model.predict_one(x) == target if classes else abs(told - target))
+        if i in (5_000, 10_999):
+            sizes.append(len(pickle.dumps(model)))
+    assert np.mean(right) > 0.8 if classes else np.mean(right) < 3.0
+    assert sizes[1] < 1.1 * sizes[0]
 
 
 def test_memory_is_bounded():

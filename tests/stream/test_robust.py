@@ -391,6 +391,8 @@ def snapshot(model):
 
 CASES = {
     "a settled row": (river_models.SepSARegressor, WARM_UP + 5, ({"a": 1.0, "b": 2.0}, 3.0)),
+    "the second row": (river_models.SepSARegressor, 1, ({"a": 1.0, "b": 2.0}, 3.0)),
+    "a row between two scales": (river_models.SepSARegressor, 40, ({"a": 1.0, "b": 2.0}, 3.0)),
     "a first row": (river_models.SepSARegressor, 31, ({"a": 1.0, "b": 2.0}, 3.0)),
     "a row with something missing": (river_models.SepSARegressor, WARM_UP + 5, ({"a": 1.0}, 3.0)),
     "a new feature": (river_models.SepSARegressor, WARM_UP + 5, ({"a": 1.0, "b": 2.0, "word": 1.0}, 3.0)),
@@ -399,12 +401,15 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("options", [{}, {"body": "experts"}, {"experts": [SepSARegressor((3,), random_state=0)]}])
 @pytest.mark.parametrize("case", CASES)
-def test_an_interrupted_row_is_learned_or_not(case):
+def test_an_interrupted_row_is_learned_or_not(case, options):
     model_type, rows, (x, y) = CASES[case]
     rng = np.random.default_rng(0)
     first = [({"a": float(v), "b": 1.0 - float(v)}, int(v > 0)) for v in rng.normal(size=rows)]
-    model = model_type(hidden=(3,), seed=0)
+    if "experts" in options and model_type is river_models.SepSAClassifier:
+        options = {"experts": [SepSAClassifier((3,), random_state=0)]}
+    model = model_type(hidden=(3,), seed=0, **options)
     for row, target in first:
         model.learn_one(row, target)
     state = model.state_dict()
@@ -413,7 +418,7 @@ def test_an_interrupted_row_is_learned_or_not(case):
     after = snapshot(model)
     assert before != after
     seen = set()
-    for count in [*range(1, 40), *range(40, 4000, 37)]:
+    for count in [*range(1, 40), *range(40, 4000, 37), *range(4000, 400_000, 1999)]:
         model.load_state_dict(state)
         try:
             sys.settrace(interrupt_at(count))

@@ -55,8 +55,9 @@ class StreamLearner:
         self.seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
         self.engine = self._new_engine(inputs, outputs)
         self.offset = np.zeros(outputs)
-        self.rows = 0
-        self._X: Floats = np.empty((0, inputs))  # the first rows, while the scales are not fixed
+        self._rows = 0
+        # The first `rows` of these are the first rows, while the scales are not fixed; then they are empty.
+        self._X: Floats = np.empty((0, inputs))
         self._Y: Floats = np.empty((0, outputs))
         self._weight: Floats = np.empty(0)
 
@@ -72,6 +73,11 @@ class StreamLearner:
         return engine
 
     @property
+    def rows(self) -> int:
+        """Rows learned, as far as they determine scales; the engine counts a row in the call that learns it."""
+        return self._rows if self._rows >= WARM_UP else max(self._rows, self.engine.steps)
+
+    @property
     def warm(self) -> bool:
         """Whether the scales are fixed."""
         return self.rows >= WARM_UP
@@ -79,20 +85,26 @@ class StreamLearner:
     def copy(self) -> StreamLearner:
         """Another learner in the same state."""
         other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)  # arrays are replaced, never written to, except the engine's
+        other.__dict__.update(self.__dict__)  # other arrays are replaced, never written to
+        other._X, other._Y, other._weight = self._X.copy(), self._Y.copy(), self._weight.copy()
         other.engine = self.engine.copy()
         return other
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._rows = self.__dict__.pop("rows", self.__dict__.get("_rows"))  # its name in pickles of version 0.1
 
     # ------------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain data; a learner that loads it continues bit for bit."""
+        X, Y, weight = self._first_rows()
         return {
             "regression": self.regression,
             "seed": self.seed,
             "rows": self.rows,
             "offset": self.offset.copy(),
-            "warm_up": {"X": self._X.copy(), "Y": self._Y.copy(), "weight": self._weight.copy()},
+            "warm_up": {"X": X.copy(), "Y": Y.copy(), "weight": weight.copy()},
             "engine": self.engine.state_dict(),
         }
 
@@ -104,7 +116,7 @@ class StreamLearner:
         other.engine.load_state_dict(new["engine"], new.path("engine"))
         d, m = other.engine.inputs, other.engine.outputs
         other.seed = new.integer("seed")
-        other.rows = new.integer("rows")
+        other._rows = new.integer("rows")
         other.offset = new.array("offset", (m,))
         first = new.entries("warm_up", {"X", "Y", "weight"})
         n = 0 if other.warm else other.rows
@@ -114,6 +126,11 @@ class StreamLearner:
         self.__dict__.update(other.__dict__)
 
     # ------------------------------------------------------------------ learning
+
+    def _first_rows(self) -> tuple[Floats, Floats, Floats]:
+        """X, Y and weight of the rows by which scales are computed; empty once these are fixed."""
+        n = min(self.rows, len(self._X))
+        return self._X[:n], self._Y[:n], self._weight[:n]
 
     def learn(self, X: Floats, Y: Floats, weight: Floats | None = None) -> Floats:
         """Learn rows in order; returns the predictions (n, outputs) made before each batch was learned."""
@@ -130,6 +147,7 @@ class StreamLearner:
         batch = self.engine.batch_size
         at = 0
         while at < len(X) and not self.warm:
+            first = self._first_rows()
             due = 1 << self.rows.bit_length()  # the next power of two
             some = slice(at, min(len(X), at + max(batch, -(-(due - self.rows) // batch) * batch)))
             seen = weight[some] > 0
@@ -139,9 +157,10 @@ class StreamLearner:
                 self._engine_learn(X[some], Y[some], weight[some])
             else:
                 out[some] = self._engine_learn(X[some], Y[some], weight[some])
-            self._X, self._Y = np.concatenate([self._X, X[some][seen]]), np.concatenate([self._Y, Y[some][seen]])
-            self._weight = np.concatenate([self._weight, weight[some][seen]])
-            before, self.rows = self.rows, len(self._X)
+            self._X, self._Y, self._weight = (
+                np.concatenate([old, new[some][seen]]) for old, new in zip(first, (X, Y, weight), strict=True)
+            )
+            before, self._rows = len(first[0]), len(self._X)
             if before < ROWS_TO_RECOGNIZE <= self.rows and scaled_as_they_came(self._X[:ROWS_TO_RECOGNIZE]):
                 warnings.warn(
                     "the first rows look like the output of a running scaler, such as River's StandardScaler; its "
@@ -202,7 +221,7 @@ class StreamLearner:
 
     def fit_scales(self, X: Any, Y: Floats, weight: Floats) -> None:
         """Fix the scales by all these rows, dense or sparse, before any is learned; `learn` takes them in any order."""
-        self.rows = max(WARM_UP, len(Y))
+        self._rows = max(WARM_UP, len(Y))
         if self.regression and not self.engine.robust:
             self.offset = moments(Y, weight)[0]
         self._fit_scales(X, Y, weight)
@@ -234,10 +253,26 @@ class StreamLearner:
 
     def learn_row(self, x: Sequence[float], y: Sequence[float], weight: float = 1.0) -> None:
         """Learn one row of a positive weight, at little more than the cost of the kernel."""
-        if self.rows < WARM_UP:
+        if self._rows < WARM_UP and not self._learn_first_row(x, y, weight):
             self.learn(np.array([x], np.float64), np.array([y], np.float64), np.array([weight], np.float64))
-        else:
+        elif self._rows >= WARM_UP:
             self.engine.learn_row(x, map(sub, y, self.offset.tolist()), weight)
+
+    def _learn_first_row(self, x: Sequence[float], y: Sequence[float], weight: float) -> bool:
+        """Learn one of the first rows without copying the engine; returns whether that was done.
+
+        That is not where the scales are due. The row is kept at a place that counts once the engine has learned it.
+        """
+        n = self.rows
+        if n & (n + 1) == 0 or self.engine.steps != n:
+            return False
+        if n == min(len(self._X), len(self._Y), len(self._weight)):
+            self._X, self._Y, self._weight = (np.resize(a, (2 * n, *a.shape[1:])) for a in self._first_rows())
+        self._X[n], self._Y[n], self._weight[n] = x, y, weight
+        if self.engine.robust:
+            y = [min(max(value, -HUGE), HUGE) for value in y]
+        self.engine.learn_row(x, map(sub, y, self.offset.tolist()), weight)
+        return True
 
     def predict_row(self, x: Sequence[float]) -> list[float]:
         """The prediction for one row, at little more than the cost of the kernel; threads may call it at once."""
@@ -266,7 +301,8 @@ class StreamLearner:
         other.engine.resize(old + len(mean), self.engine.outputs)
         other.engine.set_scaling(mean, scale, first=old)
         other.engine.set_typical_inputs(typical, first=old)
-        other._X = np.concatenate([self._X, np.full((len(self._X), len(mean)), np.nan)], 1)
+        X = self._first_rows()[0]
+        other._X = np.concatenate([X, np.full((len(X), len(mean)), np.nan)], 1)
         self.__dict__.update(other.__dict__)
 
     def add_outputs(self, count: int) -> None:
@@ -276,7 +312,8 @@ class StreamLearner:
         if not self.regression:
             other.engine.set_output_weights(1.0)
         other.offset = np.concatenate([self.offset, np.zeros(count)])
-        other._Y = np.concatenate([self._Y, np.zeros((len(self._Y), count))], 1)
+        Y = self._first_rows()[1]
+        other._Y = np.concatenate([Y, np.zeros((len(Y), count))], 1)
         self.__dict__.update(other.__dict__)
 
 

@@ -191,6 +191,10 @@ class Engine(StreamEngine):
         return float(self._view("NUMBERS", 0)[layout.H_SAMPLES])
 
     @property
+    def steps(self) -> int:
+        return int(self._state[self._layout.parts["COUNTS"][0] + layout.C_STEPS])
+
+    @property
     def outliers(self) -> int:
         return int(self._view("COUNTS")[layout.C_OUTLIERS])
 

@@ -52,6 +52,11 @@ class StreamEngine(Protocol):
         """How many samples the head remembers, as `RLS.samples`."""
 
     @property
+    def steps(self) -> int:
+        """How many batches were learned; 0 where the engine does not count them in one with the update."""
+        return 0
+
+    @property
     def outliers(self) -> int:
         """How many rows had an implausible target, input or weight."""
         return 0

@@ -14,19 +14,21 @@ from sepsa.states import schema
 from sepsa.stream.engine.compiled import NINE_TENTHS, Engine, RowBuffer
 from sepsa.stream.engine.protocol import FitPlan, Floats, StreamEngine
 from sepsa.stream.experts import layout, step
-from sepsa.stream.experts.layout import NAMES, ExpertLayout
+from sepsa.stream.experts.layout import ExpertLayout
 from sepsa.stream.experts.models import ModelExperts
 from sepsa.stream.experts.trees import BINS, DEPTH, LATE, LEAVES, TREES
 
 RIDGE = 10.0  # of the products
+LOGIT_RIDGE = 1.0
 
 
 class ExpertEngine(StreamEngine):
     """A compiled network with experts beside it: neighbours, trees, products, the last target, the mean, your models.
 
     Choose it for targets that a small smooth network fits badly: thresholds, many clusters, products of inputs, targets
-    that persist. The network is an `Engine` and learns as it does without experts; predictions are a mixture of all,
-    weighted by recent errors, and of a least-squares stack of them (`sepsa.stream.experts.stack`).
+    that persist, also those of a key that indicators among the inputs give, logits that are linear. The network is an
+    `Engine` and learns as it does without experts; predictions are a mixture of all, weighted by recent errors, and of
+    a least-squares stack of them (`sepsa.stream.experts.stack`).
     """
 
     def __init__(self, network: Engine, classes: bool, experts: Sequence[Any] = ()) -> None:
@@ -35,6 +37,8 @@ class ExpertEngine(StreamEngine):
         self._allocate()
         part = self._part
         part("D")[:] = 1 / RIDGE
+        part("LOGIT_D")[:] = 1 / LOGIT_RIDGE
+        part("BINARY")[:] = 1.0
         part("WEIGHT")[0] = 1.0
         part("SPLIT_INPUTS")[:] = -1.0
         part("GROWTH")[:] = 0.0, -1.0, 0.0, 1.0
@@ -89,6 +93,10 @@ class ExpertEngine(StreamEngine):
         return self._network.samples
 
     @property
+    def steps(self) -> int:
+        return self._network.steps
+
+    @property
     def outliers(self) -> int:
         return self._network.outliers
 
@@ -96,7 +104,7 @@ class ExpertEngine(StreamEngine):
     def chosen(self) -> dict[str, Any]:
         """The network's choice, and under `experts` the weight of each expert, of the stack and inside the stack."""
         counts, weights = self._part("COUNTS"), self._part("WEIGHT").tolist()
-        names = [*NAMES, *self._models.names, "stack"]
+        names = [*self._layout.built_in, *self._models.names, "stack"]
         return self._network.chosen | {
             "expert": names[int(counts[layout.C_BEST])],
             "expert_since": int(counts[layout.C_SINCE]),
@@ -201,7 +209,7 @@ class ExpertEngine(StreamEngine):
                     raise arrays.damaged(name, f"integers from {low} to {high}", part)
         counts, growth = other._part("COUNTS"), other._part("GROWTH")
         most = [np.inf, numbers[layout.X_WINDOW], numbers[layout.X_WINDOW] - 1, np.inf, np.inf]
-        if (counts < 0).any() or (counts > [*most, len(NAMES) + len(self._models), np.inf]).any():
+        if (counts < 0).any() or (counts > [*most, numbers[layout.X_EXPERTS], np.inf]).any():
             raise arrays.damaged("COUNTS", "numbers within the window and the experts", counts)
         limits = [TREES - 1, DEPTH, counts[layout.C_FILLED], 2**32 - 1]
         if (growth < [0, -1, 0, 0]).any() or (growth > limits).any() or (growth != np.floor(growth)).any():
@@ -228,8 +236,9 @@ class ExpertEngine(StreamEngine):
                 new[...] = old
             elif name not in ("ROWS", "TARGETS", "SUMS", "WEIGHTS", "NODES", "OLD", "BINS", "HISTOGRAMS"):
                 new[tuple(slice(0, size) for size in old.shape)] = old
-        features = self._part("D").size
-        grown._part("D")[features:] = 1 / RIDGE
+        for name, ridge in (("D", RIDGE), ("LOGIT_D", LOGIT_RIDGE)):
+            grown._part(name)[self._part(name).size :] = 1 / ridge
+        grown._part("BINARY")[self.inputs :] = 1.0
         grown._part("UNIT")[self.outputs :] = 1.0 if self._classes else 0.0
         counts = grown._part("COUNTS")
         filled, window = int(counts[layout.C_FILLED]), self._part("WEIGHTS").size
@@ -262,6 +271,7 @@ class ExpertEngine(StreamEngine):
         network, out = self._network, np.empty((len(X), self.outputs))
         several = len(X) > self.batch_size or len(self._models) > 0
         states = [state.copy() if several else state for state in (network._state, self._state)]
+        self._work[:] = 0.0  # answers from an interrupted call belong to another state
         models, extra = self._models.learned(X, Y, weights)
         done = step.learn(
             states[0], *self._arguments(), X, Y, weights, out, network._workspace, states[1], self._layout.numbers,

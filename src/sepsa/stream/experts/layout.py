@@ -12,9 +12,10 @@ from sepsa.stream.experts.neighbours import NEIGHBOURS
 from sepsa.stream.experts.trees import BINS, LEAVES, SPLITS, TREES
 from sepsa.stream.experts.trees import INPUTS as TREE_INPUTS
 
-# The experts, by their rows in the answers; those of the user follow, and the stack is last.
-NAMES = ("network", "neighbours", "trees", "products", "last target", "mean", "last errors")
-NETWORK, NEAR, TREE, PRODUCTS, LAST, MEAN, ERRORS = range(7)
+# The experts, by their rows in the answers; the logistic one is for classes alone. Those of the user follow, and the
+# stack is last.
+NAMES = ("network", "neighbours", "trees", "products", "last target", "mean", "last errors", "logistic")
+NETWORK, NEAR, TREE, PRODUCTS, LAST, MEAN, ERRORS, LOGISTIC = range(8)
 
 # Settings and sizes at the start of the layout, then the start of each part.
 (
@@ -23,11 +24,11 @@ NETWORK, NEAR, TREE, PRODUCTS, LAST, MEAN, ERRORS = range(7)
 
 # The parts in their order.
 (
-    P_COUNTS, P_CENTRE, P_SCALE, P_LOW, P_HIGH, P_UNIT, P_ERROR, P_ERROR_RUN, P_CALIBRATION, P_SIMPLE, P_GRAM, P_MOMENT,
-    P_STACK, P_LOSS, P_WEIGHT, P_W, P_U, P_D, P_GROWTH, P_CHOSEN, P_EDGES, P_DIRECTION, P_SPLIT_INPUTS,
-    P_SPLIT_THRESHOLDS, P_VALUES, P_CUTS, P_LEAF_COUNTS, P_HISTOGRAMS, P_ROWS, P_TARGETS, P_SUMS, P_WEIGHTS, P_NODES,
-    P_OLD, P_BINS,
-) = range(X_PARTS, X_PARTS + 35)  # fmt: skip
+    P_COUNTS, P_CENTRE, P_SCALE, P_LOW, P_HIGH, P_UNIT, P_ERROR, P_ERROR_RUN, P_CALIBRATION, P_SIMPLE, P_GRAM,
+    P_MOMENT, P_STACK, P_LOSS, P_WEIGHT, P_W, P_U, P_D, P_BINARY, P_KEYED, P_LOGIT_W, P_LOGIT_U, P_LOGIT_D, P_GROWTH,
+    P_CHOSEN, P_EDGES, P_DIRECTION, P_SPLIT_INPUTS, P_SPLIT_THRESHOLDS, P_VALUES, P_CUTS, P_LEAF_COUNTS, P_HISTOGRAMS,
+    P_ROWS, P_TARGETS, P_SUMS, P_WEIGHTS, P_NODES, P_OLD, P_BINS,
+) = range(X_PARTS, X_PARTS + 40)  # fmt: skip
 
 # Rows learned, their number in the window, the next place in it, their discounted number, the typical weight, the
 # expert with the largest weight, and the row since which it is.
@@ -36,13 +37,16 @@ C_ROWS, C_FILLED, C_NEXT, C_EVIDENCE, C_WEIGHT, C_BEST, C_SINCE = range(7)
 WINDOW = 1024  # rows, for up to 16 inputs
 CELLS = 16 * WINDOW
 PAIRED = 10  # inputs of which products are taken
+SLOTS = 64  # of the keys whose last errors are kept
 
 
 class ExpertLayout:
     """Where each part of the experts' state lies in its one vector of float64; some parts hold smaller numbers."""
 
     def __init__(self, inputs: int, outputs: int, more: int, robust: bool, classes: bool) -> None:
-        d, m, experts = inputs, outputs, len(NAMES) + more
+        d, m, logits = inputs, outputs, 1 + inputs if classes else 0
+        self.built_in = NAMES if classes else NAMES[:LOGISTIC]
+        experts = len(self.built_in) + more
         window = max(64, min(WINDOW, CELLS // d))
         paired = min(d, PAIRED)
         features, chosen = 1 + paired * (paired + 3) // 2, min(d, TREE_INPUTS)
@@ -57,7 +61,7 @@ class ExpertLayout:
             "ERROR": (float, (m, 3)),
             "ERROR_RUN": (float, (m, 3)),
             "CALIBRATION": (float, (TEMPERATURES,)),
-            "SIMPLE": (float, (3, m)),
+            "SIMPLE": (float, (2, m)),
             "GRAM": (float, (experts - 1, experts - 1)),
             "MOMENT": (float, (experts - 1,)),
             "STACK": (float, (experts - 1,)),
@@ -66,6 +70,11 @@ class ExpertLayout:
             "W": (float, (m, features)),
             "U": (float, (features * (features - 1) // 2,)),
             "D": (float, (features,)),
+            "BINARY": (float, (d,)),
+            "KEYED": (float, (SLOTS, m)),
+            "LOGIT_W": (float, (m, logits)),
+            "LOGIT_U": (float, (logits * (logits - 1) // 2,)),
+            "LOGIT_D": (float, (logits,)),
             "GROWTH": (float, (4,)),
             "CHOSEN": (float, (chosen,)),
             "EDGES": (float, (chosen, BINS - 1)),
@@ -90,9 +99,10 @@ class ExpertLayout:
             self.size += (int(np.prod(shape)) * np.dtype(dtype).itemsize + 7) // 8
         settings = [d, m, experts, window, features, chosen, int(robust), int(classes)]
         self.numbers = np.array([*settings, *starts], dtype=np.int64)
-        # z, x, φ and b of the products, answers, y, the stack's factor, distances, the nearest and their places, and
-        # the row before which the answers were made.
-        self.workspace = 2 * d + 2 * features + (experts + 3) * m + experts * experts + window + 2 * NEIGHBOURS + 1
+        # z, x, φ and b of the products, answers, y, the stack's factor, distances, the nearest and their places, the
+        # row before which the answers were made, and φ and b of the logistic expert.
+        row = 2 * d + 2 * features + (experts + 3) * m + experts * experts
+        self.workspace = row + window + 2 * NEIGHBOURS + 1 + 2 * logits
 
     def part(self, state: NDArray[np.float64], name: str) -> NDArray[Any]:
         """A part of a state as a view of its dtype and shape."""

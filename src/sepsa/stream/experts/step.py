@@ -20,8 +20,9 @@ from sepsa.stream.engine.kernels.robust import (
 from sepsa.stream.engine.kernels.step import calibrate
 from sepsa.stream.engine.layout import TEMPERATURES
 from sepsa.stream.experts import layout as lay
-from sepsa.stream.experts.compilation import called, compiled
-from sepsa.stream.experts.neighbours import NEIGHBOURS, neighbours
+from sepsa.stream.experts.compilation import borrowed, called, compiled
+from sepsa.stream.experts.logistic import learn_logistic, probabilities
+from sepsa.stream.experts.neighbours import LANES, NEIGHBOURS, neighbours
 from sepsa.stream.experts.products import expand
 from sepsa.stream.experts.stack import DISCOUNT, remember, solve, weigh
 from sepsa.stream.experts.trees import BINS, LATE, LEAST, LEAVES, SPLITS, TREES, add_trees, grow
@@ -79,6 +80,30 @@ def workspaces(M, work):
 
 
 @called
+def errors_of_key(E, M, z):
+    """The running mean (m,) of the network's errors in rows whose inputs of two values were those of z.
+
+    Such inputs are the indicators of a key; without any, all rows have the same errors.
+    """
+    d, m = M[lay.X_INPUTS], M[lay.X_OUTPUTS]
+    low, high = numbers(E, M, lay.P_LOW, d), numbers(E, M, lay.P_HIGH, d)
+    binary, key = numbers(E, M, lay.P_BINARY, d), 0
+    for j in range(d):
+        if binary[j] == 1.0 and low[j] < high[j] and z[j] == high[j]:
+            key = (31 * key + j + 1) % 65521
+    return numbers(E, M, lay.P_KEYED, lay.SLOTS * m).reshape(lay.SLOTS, m)[key % lay.SLOTS]
+
+
+@called
+def logistic_views(E, M, work):
+    """φ and b (d + 1,) in the workspace, and W (m, d + 1), U and D of the logistic expert."""
+    m, q = M[lay.X_OUTPUTS], M[lay.X_INPUTS] + 1
+    at = work.size - 2 * q
+    W, U = numbers(E, M, lay.P_LOGIT_W, m * q).reshape(m, q), numbers(E, M, lay.P_LOGIT_U, q * (q - 1) // 2)
+    return work[at : at + q], work[at + q :], W, U, numbers(E, M, lay.P_LOGIT_D, q)
+
+
+@called
 def look_up(E, M, x, work):
     """Fill z, and the answers of the neighbours and trees, in the workspace, unless they are those of this row."""
     d, n = M[lay.X_INPUTS], M[lay.X_WINDOW]
@@ -94,9 +119,10 @@ def look_up(E, M, x, work):
         # Rounded as in the window, so that a threshold of a tree divides rows alike.
         z[j] = np.float32(min(max((x[j] - centre[j]) * scale[j], -CLIP), CLIP)) if x[j] == x[j] else 0.0
     X, Y, _, weights, _ = window_views(E, M)
+    near = rest[:n].view(np.float32)  # the distances, then the lanes
     neighbours(
         X, Y, weights, int(counts[lay.C_FILLED]), z, numbers(E, M, lay.P_LOW, d), numbers(E, M, lay.P_HIGH, d),
-        rest[:n].view(np.float32)[:n], rest[n : n + NEIGHBOURS], rest[n + NEIGHBOURS : n + 2 * NEIGHBOURS],
+        near[:n], near[n : n + LANES], rest[n : n + NEIGHBOURS], rest[n + NEIGHBOURS : n + 2 * NEIGHBOURS],
         answers[lay.NEAR],
     )  # fmt: skip
     inputs, thresholds, values = tree_views(E, M)
@@ -114,22 +140,28 @@ def answer(E, M, x, network, extra, out, work):
     """
     m, p, J = M[lay.X_OUTPUTS], M[lay.X_FEATURES], M[lay.X_EXPERTS]
     look_up(E, M, x, work)
-    z, _, phi, _, answers, _, _, _ = workspaces(M, work)
+    z, _, products, _, answers, _, _, _ = workspaces(M, work)
     unit = numbers(E, M, lay.P_UNIT, m)
-    expand(z, phi)
+    expand(z, products)
     W = numbers(E, M, lay.P_W, m * p).reshape(m, p)
-    simple = numbers(E, M, lay.P_SIMPLE, 3 * m).reshape(3, m)
+    simple, errors = numbers(E, M, lay.P_SIMPLE, 2 * m).reshape(2, m), errors_of_key(E, M, z)
+    if M[lay.X_CLASSES]:
+        phi, _, W_logit, _, _ = logistic_views(E, M, work)
+        phi[0] = 1.0
+        for j in range(z.size):
+            phi[j + 1] = z[j]
+        probabilities(W_logit, phi, answers[lay.LOGISTIC])
     stack, shares = numbers(E, M, lay.P_STACK, J - 1), numbers(E, M, lay.P_WEIGHT, J + 1)
     for k in range(m):
         a = min(max(network[k] * unit[k], -FAR), FAR)
         total, row = 0.0, W[k]
         for j in range(p):
-            total += row[j] * phi[j]
+            total += row[j] * products[j]
         answers[lay.NETWORK, k], answers[lay.PRODUCTS, k] = a, min(max(total, -FAR), FAR)
         answers[lay.LAST, k], answers[lay.MEAN, k] = simple[0, k], simple[1, k]
-        answers[lay.ERRORS, k] = a + simple[2, k]
+        answers[lay.ERRORS, k] = a + errors[k]
         for e in range(extra.shape[0]):
-            answers[lay.ERRORS + 1 + e, k] = min(max(extra[e, k] * unit[k], -FAR), FAR)
+            answers[J - extra.shape[0] + e, k] = min(max(extra[e, k] * unit[k], -FAR), FAR)
         stacked = a
         for e in range(J - 1):
             stacked += stack[e] * (answers[e + 1, k] - a)
@@ -202,7 +234,7 @@ def learn_row(E, M, x, target, weight, out, work):
     W, D = numbers(E, M, lay.P_W, m * p).reshape(m, p), numbers(E, M, lay.P_D, p)
     expand(z, phi)
     g = rank_one(numbers(E, M, lay.P_U, p * (p - 1) // 2), D, phi, 0, share * trust, b)
-    simple = numbers(E, M, lay.P_SIMPLE, 3 * m).reshape(3, m)
+    simple, errors = numbers(E, M, lay.P_SIMPLE, 2 * m).reshape(2, m), errors_of_key(E, M, z)
     for k in range(m):
         row, step = W[k], share * trust * (y[k] - answers[lay.PRODUCTS, k]) / g
         for j in range(p):
@@ -210,7 +242,10 @@ def learn_row(E, M, x, target, weight, out, work):
         off = y[k] - answers[lay.NETWORK, k]
         simple[0, k] = y[k]
         simple[1, k] += (y[k] - simple[1, k]) / counts[lay.C_ROWS]
-        simple[2, k] += 0.5 * (off - simple[2, k])
+        errors[k] += 0.5 * (off - errors[k])
+    if classes:
+        phi, b, W, U, D = logistic_views(E, M, work)
+        learn_logistic(U, D, W, phi, answers[lay.LOGISTIC], y, share * trust, b)
     enter(E, M, z, y, share, answers[lay.TREE])
 
 
@@ -222,9 +257,11 @@ def enter(E, M, z, y, share, sums):
     low, high = numbers(E, M, lay.P_LOW, d), numbers(E, M, lay.P_HIGH, d)
     X, Y, F, weights, nodes = window_views(E, M)
     at = int(counts[lay.C_NEXT])
+    binary, first = numbers(E, M, lay.P_BINARY, d), counts[lay.C_FILLED] == 0.0
     for j in range(d):
         X[j, at] = z[j]
-        first = counts[lay.C_FILLED] == 0.0
+        if low[j] < high[j] and z[j] != low[j] and z[j] != high[j]:
+            binary[j] = 0.0
         low[j], high[j] = z[j] if first else min(low[j], z[j]), z[j] if first else max(high[j], z[j])
     for k in range(m):
         Y[at, k], F[at, k] = y[k], sums[k]
@@ -253,6 +290,8 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace, E, M, extra, wor
     out (n, m) takes the mixtures' predictions made before. Returns how many rows were learned: fewer than n where the
     network's prediction is not finite.
     """
+    S, L, X, Y, out, workspace = borrowed(S), borrowed(L), borrowed(X), borrowed(Y), borrowed(out), borrowed(workspace)
+    E, M, extra, work = borrowed(E), borrowed(M), borrowed(extra), borrowed(work)
     done = kernels.learn(S, L, opt, body_dtype, X, Y, weights, out, workspace)
     if done < X.shape[0]:
         return done
@@ -266,6 +305,8 @@ def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace, E, M, extra, wor
 @compiled
 def predict(S, L, body_dtype, X, out, leverage, workspace, E, M, extra, work):
     """out (n, m): the mixtures' predictions; leverage (n,), if not empty: the network's φᵀBφ."""
+    S, L, X, out, workspace = borrowed(S), borrowed(L), borrowed(X), borrowed(out), borrowed(workspace)
+    E, M, extra, work = borrowed(E), borrowed(M), borrowed(extra), borrowed(work)
     kernels.predict(S, L, body_dtype, X, out, leverage, workspace)
     for i in range(X.shape[0]):
         answer(E, M, X[i], out[i], extra[i], out[i], work)

@@ -23,6 +23,7 @@ SHRINK = 2.0
 LEAST = 4.0  # rows on either side of a split
 VISITS = 160  # of window rows, for each row learned
 LATE = 255  # in place of a node, for a row of the window that the tree in growth does not see
+WHOLE = 128  # rows in the window up to which a tree sees all of them; then two of three, the next tree another two
 
 # Positions in the numbers of the growth: the tree, the level (-1: none has begun), the next row of the pass, the state
 # of the random generator.
@@ -38,12 +39,12 @@ def random(growth):
 
 
 @called
-def leaf(inputs, thresholds, z):
-    """The leaf of z (d,) in a tree of splits (SPLITS,)."""
+def leaf(inputs, thresholds, t, X, i):
+    """The leaf of row i of X (d, window) in tree t of those with splits (trees, SPLITS)."""
     node = 0
     for _ in range(DEPTH):
-        j = int(inputs[node])
-        node = 2 * node + (2 if j >= 0 and z[j] > thresholds[node] else 1)
+        j = int(inputs[t, node])
+        node = 2 * node + (2 if j >= 0 and X[j, i] > thresholds[t, node] else 1)
     return node - SPLITS
 
 
@@ -53,9 +54,12 @@ def add_trees(split_inputs, split_thresholds, values, z, out):
     for k in range(out.size):
         out[k] = 0.0
     for t in range(values.shape[0]):
-        value = values[t, leaf(split_inputs[t], split_thresholds[t], z)]
+        node = 0
+        for _ in range(DEPTH):
+            j = int(split_inputs[t, node])
+            node = 2 * node + (2 if j >= 0 and z[j] > split_thresholds[t, node] else 1)
         for k in range(out.size):
-            out[k] += value[k]
+            out[k] += values[t, node - SPLITS, k]
 
 
 @called
@@ -88,18 +92,20 @@ def begin(X, rows, growth, chosen, edges, direction, nodes):
     if m == 2:
         direction[0], direction[1] = 1.0, -1.0
     for i in range(rows):
-        nodes[i] = 0
+        nodes[i] = 0 if rows < WHOLE or (i + int(growth[G_TREE])) % 3 > 0 else LATE
 
 
 @called
-def prepare(X, i, chosen, edges, inputs, thresholds, nodes, old, bins):
+def prepare(X, i, chosen, edges, inputs, thresholds, t, old, bins):
     """Sort row i of the window into the bins of the tree in growth, and find its leaf in the tree to be replaced."""
     for f in range(chosen.size):
-        value, place = X[int(chosen[f]), i], 0
-        for b in range(BINS - 1):
-            place += value > edges[f, b]
+        value, place, half = X[int(chosen[f]), i], 0, BINS // 2
+        while half > 0:
+            if value > edges[f, place + half - 1]:
+                place += half
+            half //= 2
         bins[i, f] = place
-    old[i] = leaf(inputs, thresholds, X[:, i])
+    old[i] = leaf(inputs, thresholds, t, X, i)
 
 
 @called
@@ -139,11 +145,15 @@ def finish(X, F, rows, t, split_inputs, split_thresholds, values, leaf_counts, n
         if nodes[i] != LATE:
             after, before = int(nodes[i]), int(old[i])
         else:
-            after = leaf(split_inputs[trees], split_thresholds[trees], X[:, i])
-            before = leaf(split_inputs[t], split_thresholds[t], X[:, i])
+            after = leaf(split_inputs, split_thresholds, trees, X, i)
+            before = leaf(split_inputs, split_thresholds, t, X, i)
         for k in range(F.shape[1]):
             F[i, k] += values[trees, after, k] - values[t, before, k]
-    split_inputs[t], split_thresholds[t], values[t] = split_inputs[trees], split_thresholds[trees], values[trees]
+    for node in range(SPLITS):  # loops, because assignments of arrays take long to compile
+        split_inputs[t, node], split_thresholds[t, node] = split_inputs[trees, node], split_thresholds[trees, node]
+    for v in range(LEAVES):
+        for k in range(F.shape[1]):
+            values[t, v, k] = values[trees, v, k]
 
 
 @called
@@ -154,9 +164,10 @@ def grow(
     """Visit at most `VISITS` rows of the window for the tree in growth, and put it in its place once it is complete.
 
     The last of `split_inputs`, `split_thresholds` and `values` is the tree in growth. `nodes` (window,) is `LATE` for a
-    row that entered after the tree was begun.
+    row that entered after the tree was begun, or is left to the next tree.
     """
-    trees, m = values.shape[0] - 1, direction.size
+    trees, m, width = values.shape[0] - 1, direction.size, chosen.size
+    flat = histograms.reshape(histograms.size)  # indexed by one number: a view for each cell takes longer than the sum
     left = VISITS
     while left > 0:
         level, cursor, t = int(growth[G_LEVEL]), int(growth[G_CURSOR]), int(growth[G_TREE])
@@ -165,36 +176,42 @@ def grow(
             level = 0
         if cursor == 0:
             if level < DEPTH:
-                histograms[: 1 << level] = 0.0
+                for c in range((2 * BINS * width) << level):
+                    flat[c] = 0.0
             else:
-                values[trees] = 0.0
-                leaf_counts[:] = 0.0
+                for v in range(LEAVES):
+                    leaf_counts[v] = 0.0
+                    for k in range(m):
+                        values[trees, v, k] = 0.0
         stop = min(rows, cursor + left)
         left -= stop - cursor
         for i in range(cursor, stop):
-            if nodes[i] == LATE:
+            node = int(nodes[i])
+            if node == LATE:
                 continue
             if level == 0:
-                prepare(X, i, chosen, edges, split_inputs[t], split_thresholds[t], nodes, old, bins)
+                prepare(X, i, chosen, edges, split_inputs, split_thresholds, t, old, bins)
             else:
-                at = (1 << (level - 1)) - 1 + nodes[i]
+                at = (1 << (level - 1)) - 1 + node
                 cut = int(cuts[at])
                 right = split_inputs[trees, at] >= 0.0 and bins[i, cut // BINS] > cut % BINS
-                nodes[i] = 2 * nodes[i] + (1 if right else 0)
-            replaced, omega = values[t, old[i]], weights[i]
+                node = 2 * node + (1 if right else 0)
+                nodes[i] = node
+            before, omega = int(old[i]), weights[i]
             if level < DEPTH:
                 r = 0.0
                 for k in range(m):
-                    r += direction[k] * (Y[i, k] - F[i, k] + replaced[k])
-                into, row, weighted = histograms[nodes[i]], bins[i], histograms.dtype.type(omega * r)
-                for f in range(row.size):
-                    cell = into[f, row[f]]
-                    cell[0] += omega
-                    cell[1] += weighted
+                    r += direction[k] * (Y[i, k] - F[i, k] + values[t, before, k])
+                weighted, cell = flat.dtype.type(omega * r), 2 * BINS * width * node
+                for f in range(width):
+                    at = cell + 2 * int(bins[i, f])
+                    flat[at] += omega
+                    flat[at + 1] += weighted
+                    cell += 2 * BINS
             else:
-                leaf_counts[nodes[i]] += omega
+                leaf_counts[node] += omega
                 for k in range(m):
-                    values[trees, nodes[i], k] += omega * (Y[i, k] - F[i, k] + replaced[k])
+                    values[trees, node, k] += omega * (Y[i, k] - F[i, k] + values[t, before, k])
         growth[G_LEVEL], growth[G_CURSOR] = level, stop
         if stop == rows:
             growth[G_CURSOR] = 0.0

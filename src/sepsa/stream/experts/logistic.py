@@ -1,0 +1,42 @@
+"""Logistic regression for classes whose logits are linear in the inputs, by one Newton step for each row."""
+
+from __future__ import annotations
+
+import math
+
+from sepsa.stream.engine.kernels.head import rank_one
+from sepsa.stream.experts.compilation import called
+
+
+@called
+def probabilities(W, phi, out):
+    """out (m,) = softmax(Wφ)."""
+    top, total = -math.inf, 0.0
+    for k in range(out.size):
+        row, logit = W[k], 0.0
+        for j in range(phi.size):
+            logit += row[j] * phi[j]
+        out[k] = logit
+        top = max(top, logit)
+    for k in range(out.size):
+        out[k] = math.exp(out[k] - top)
+        total += out[k]
+    for k in range(out.size):
+        out[k] /= total
+
+
+@called
+def learn_logistic(U, D, W, phi, p, y, omega, b):
+    """W <- W + ω (y - p) φᵀB with B⁻¹ <- B⁻¹ + ωhφφᵀ, from the probabilities p (m,) told before and the indicators y.
+
+    h = max 2p_k(1 - p_k) bounds the curvature in every direction of the logits (Gershgorin). Where a class that was
+    told to be improbable came, the curvature on the way is larger: at least half of |y_k - p_k|.
+    """
+    h = 1e-3
+    for k in range(p.size):
+        h = max(h, 2.0 * p[k] * (1.0 - p[k]), 0.5 * abs(y[k] - p[k]))
+    g = rank_one(U, D, phi, 0, omega * h, b)
+    for k in range(p.size):
+        row, step = W[k], omega * (y[k] - p[k]) / g
+        for j in range(phi.size):
+            row[j] += step * b[j]
