@@ -16,7 +16,8 @@ class ModelExperts:
     """Models that learn each row beside the network; they are never changed, `learned` returns changed copies.
 
     A River model gets a row as a dict by the numbers of the inputs, without those missing; an estimator of scikit-learn
-    gets an array, with zeros for missing values. Classes are numbers in the order of their appearance.
+    gets an array, with zeros for missing values, and begins anew with an input or a class that comes late. Classes are
+    numbers in the order of their appearance.
     """
 
     def __init__(self, models: Sequence[Any], classes: bool, outputs: int = 0) -> None:
@@ -65,7 +66,7 @@ class ModelExperts:
 
     def _predict(self, model: Any, known: int, x: Floats, outputs: int) -> Floats:
         told = np.full(outputs, 1 / outputs) if self.classes else np.zeros(outputs)
-        if not known:
+        if not known or getattr(model, "n_features_in_", len(x)) != len(x):  # an input has come since it learned
             return told
         if hasattr(model, "learn_one"):
             row = _river_row(x)
@@ -90,14 +91,13 @@ class ModelExperts:
         if hasattr(model, "learn_one"):
             target = int(y.argmax()) if self.classes else float(y[0]) if m == 1 else dict(enumerate(y.tolist()))
             model.learn_one(_river_row(x), target)
-        elif self.classes:
-            if self.outputs[e] != m:  # an estimator of scikit-learn is told all classes once, and begins anew
+        else:  # an estimator of scikit-learn is told all inputs and classes once, and begins anew when one comes late
+            anew = getattr(model, "n_features_in_", len(x)) != len(x) or (self.classes and self.outputs[e] != m)
+            if anew:
                 self.models[e] = model = deepcopy(self._fresh[e])
-                model.partial_fit(np.nan_to_num(x)[None], [int(y.argmax())], classes=np.arange(m))
-            else:
-                model.partial_fit(np.nan_to_num(x)[None], [int(y.argmax())])
-        else:
-            model.partial_fit(np.nan_to_num(x)[None], y[:1] if m == 1 else y[None])
+            targets = [int(y.argmax())] if self.classes else y[:1] if m == 1 else y[None]
+            options = {"classes": np.arange(m)} if anew and self.classes else {}
+            model.partial_fit(np.nan_to_num(x)[None], targets, **options)
         self.outputs[e] = m
 
     # ------------------------------------------------------------------ saving

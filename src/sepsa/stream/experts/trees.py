@@ -23,7 +23,6 @@ SHRINK = 2.0
 LEAST = 4.0  # rows on either side of a split
 VISITS = 160  # of window rows, for each row learned
 LATE = 255  # in place of a node, for a row of the window that the tree in growth does not see
-WHOLE = 128  # rows in the window up to which a tree sees all of them; then two of three, the next tree another two
 
 # Positions in the numbers of the growth: the tree, the level (-1: none has begun), the next row of the pass, the state
 # of the random generator.
@@ -92,7 +91,7 @@ def begin(X, rows, growth, chosen, edges, direction, nodes):
     if m == 2:
         direction[0], direction[1] = 1.0, -1.0
     for i in range(rows):
-        nodes[i] = 0 if rows < WHOLE or (i + int(growth[G_TREE])) % 3 > 0 else LATE
+        nodes[i] = 0
 
 
 @called
@@ -164,7 +163,7 @@ def grow(
     """Visit at most `VISITS` rows of the window for the tree in growth, and put it in its place once it is complete.
 
     The last of `split_inputs`, `split_thresholds` and `values` is the tree in growth. `nodes` (window,) is `LATE` for a
-    row that entered after the tree was begun, or is left to the next tree.
+    row that entered after the tree was begun.
     """
     trees, m, width = values.shape[0] - 1, direction.size, chosen.size
     flat = histograms.reshape(histograms.size)  # indexed by one number: a view for each cell takes longer than the sum
