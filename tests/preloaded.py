@@ -109,12 +109,12 @@ def leave(program):
         code = 1
     threading._shutdown()
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        try:
+    try:
+        for stream in (sys.stdout, sys.stderr):
             if stream is not None and not stream.closed:
                 stream.flush()
-        except OSError:
-            code = 120
+    except OSError:
+        code = 120
     os._exit(code)
 
 
