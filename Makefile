@@ -26,7 +26,7 @@ check: lint
 	$(BIN)/pytest -q -n auto --dist worksteal $(FAST)
 
 # One compilation of each numba kernel for all workers of pytest, beside the linters.
-kernels: kernels-heads kernels-float32 kernels-float64
+kernels: kernels-heads kernels-float32 kernels-float64 kernels-experts
 
 kernels-%: $(STAMP)
 	$(BIN)/python tests/warm_cache.py $*

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+PYTHON = sys.executable
 
 # What is no result, by page, and what it is.
 CONSTANTS: dict[str, dict[str, str]] = {
@@ -270,8 +271,13 @@ def derived(page: str) -> tuple[Value, ...]:
 
 def known(result: Result) -> tuple[Value, ...]:
     """The values that a result may be, by where it stands."""
-    found = tuple(value for source in result.sources for value in values(source))
-    for label in filter(None, result.labels):
+    return _known(result.sources, result.labels)
+
+
+@cache
+def _known(sources: tuple[str, ...], labels: tuple[str, ...]) -> tuple[Value, ...]:
+    found = tuple(value for source in sources for value in values(source))
+    for label in filter(None, labels):
         found = tuple(v for v in found if any(f", {name}".endswith(f", {label}") for name in v.path)) or found
     return found
 
@@ -295,10 +301,16 @@ def stands(result: Result, candidates: tuple[Value, ...]) -> bool:
 
 def reads(stated: str, unit: str, number: float) -> bool:
     """Whether a number, rounded and in this unit, is what is stated."""
+    value, half = rounded(stated)
+    return any(abs(abs(number) * scale - value) <= half for scale in SCALES[unit])
+
+
+@cache
+def rounded(stated: str) -> tuple[float, float]:
+    """A number as it is stated, without its sign, and half a unit of its last digit."""
     digits = re.fullmatch(r"(\d+)(?:\.(\d+))?(?:e([+-]?\d+))?", stated.replace(",", "").lstrip("-−+"))
     assert digits is not None, stated
-    half = 0.5 * 10.0 ** (int(digits[3] or 0) - len(digits[2] or "")) * (1 + 1e-9)
-    return any(abs(abs(number) * scale - float(digits[0])) <= half for scale in SCALES[unit])
+    return float(digits[0]), 0.5 * 10.0 ** (int(digits[3] or 0) - len(digits[2] or "")) * (1 + 1e-9)
 
 
 @cache
@@ -306,7 +318,7 @@ def output(source: str) -> tuple[str, ...]:
     """The lines that a script prints of its JSON."""
     script = ROOT / Path(source).with_suffix(".py")
     done = subprocess.run(
-        [sys.executable, script, "--table"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=600
+        [PYTHON, script, "--table"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=600
     )
     return tuple(line.strip() for line in done.stdout.splitlines())
 

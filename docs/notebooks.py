@@ -58,10 +58,17 @@ def cells(text: str) -> Iterator[Cell]:
     yield Cell("markdown", text[end:])
 
 
-def run(page: Path) -> list[str]:
-    """Run the blocks of a page in the current folder; return what each printed."""
+def run(page: Path, *programs: Path) -> list[str]:
+    """Run the blocks of a page in the current folder; return what each printed.
+
+    Shell blocks look for commands in the folders `programs` first.
+    """
     printed, namespace = [], {"__name__": "__main__"}
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    folders = [
+        *map(str, programs),
+        str(Path(sys.executable).parent),
+        os.environ["PATH"],
+    ]
     for cell in cells(page.read_text(encoding="utf-8")):
         if cell.kind == "python":
             with contextlib.redirect_stdout(io.StringIO()) as out:
@@ -70,7 +77,7 @@ def run(page: Path) -> list[str]:
         elif cell.kind == "sh":
             done = subprocess.run(
                 ["bash", "-euc", cell.source], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                timeout=600, env=os.environ | {"PATH": path, "COLUMNS": "100"},
+                timeout=600, env=os.environ | {"PATH": os.pathsep.join(folders), "COLUMNS": "100"},
             )  # fmt: skip
             if done.returncode:
                 raise RuntimeError(

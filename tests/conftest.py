@@ -45,3 +45,18 @@ def notebooks():
 
 def pytest_addoption(parser):
     parser.addoption("--tally", metavar="FILE", default=None, help="add the counts of the breaking tests to FILE")
+
+
+LONGEST = {
+    "test_distributed.py",
+    "test_examples.py",
+    "test_goldens.py",
+    "test_kills.py",
+    "test_runner.py",
+    "test_tutorials.py",
+}
+
+
+def pytest_collection_modifyitems(items):
+    """Files with the longest tests first, so that no worker begins one of them when the others have nothing left."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)

@@ -6,7 +6,9 @@ file, warnings are errors, as under `python -W error`.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import json
 import os
 import runpy
@@ -51,6 +53,8 @@ def serve(address):
     for module in MODULES:
         __import__(module)
     sys.modules["numba"].njit(lambda: None)()  # the first call of a compiled function imports most of numba
+    gc.collect()
+    gc.freeze()  # so that collections in forks do not copy the memory of the packages
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen()
@@ -63,10 +67,8 @@ def serve(address):
             if os.fork() == 0:
                 listener.close()
                 attend(connection)
-                break
             connection.close()
-        else:
-            os._exit(0)  # it has nothing to clean up
+    os._exit(0)  # what the packages clean up takes seconds
 
 
 def attend(connection):
@@ -77,8 +79,7 @@ def attend(connection):
     pid = os.fork()
     if pid == 0:
         connection.close()
-        run(arguments, folder, environment, dict(zip(numbers, streams, strict=True)))
-        return
+        leave(lambda: run(arguments, folder, environment, dict(zip(numbers, streams, strict=True))))
 
     def kill():
         connection.recv(1)
@@ -91,6 +92,30 @@ def attend(connection):
     with contextlib.suppress(BrokenPipeError):
         connection.sendall(f"{status}\n".encode())
     os._exit(0)
+
+
+def leave(program):
+    """Run a program and end the process as the interpreter does, but for the memory, which takes seconds to free."""
+    code = 0
+    try:
+        program()
+    except SystemExit as end:
+        code = end.code or 0
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and not stream.closed:
+                stream.flush()
+    except OSError:
+        code = 120
+    os._exit(code)
 
 
 def run(arguments, folder, environment, streams):

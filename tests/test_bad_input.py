@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -45,8 +44,9 @@ def rows():
 
 
 @pytest.mark.parametrize(("interface", "given", "result"), rows())
-def test_what_the_table_says_happens(interface, given, result, tmp_path, monkeypatch):
+def test_what_the_table_says_happens(interface, given, result, tmp_path, monkeypatch, preloaded_bin):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(preloaded_bin), os.environ["PATH"]]))
     if interface == "River":
         pytest.importorskip("river")
     seen = CASES[interface, given](tmp_path)
@@ -246,7 +246,7 @@ try:
 except ValueError as error:
     print(f"rank {rank}: ValueError: {error}")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["python", "-c", program], capture_output=True, text=True, timeout=120)
     assert "rank 0: ValueError" in done.stdout, done
     assert "rank 1: ValueError" in done.stdout, done
     return done.stdout
@@ -470,7 +470,7 @@ def _(folder):
 def _(folder):
     Path("t.csv").write_text(GOOD)
     done = subprocess.run(
-        ["bash", "-c", f"{sys.executable} -m sepsa stream t.csv --target y >&-"],
+        ["bash", "-c", "sepsa stream t.csv --target y >&-"],
         capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     return f"{done.stderr}exit code {done.returncode}"

@@ -133,10 +133,12 @@ RUN = [page for page in PAGES if name(page) not in ELSEWHERE and blocks(page)]
 
 
 @pytest.mark.parametrize("page", RUN, ids=name)
-def test_the_code_on_a_page_prints_what_the_page_shows(page, tmp_path, monkeypatch):
+def test_the_code_on_a_page_prints_what_the_page_shows(page, tmp_path, monkeypatch, preloaded_bin):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    # The commands of the README start as a reader starts them.
+    path = [] if name(page) == "README.md" else [str(preloaded_bin)]
+    monkeypatch.setenv("PATH", os.pathsep.join([*path, str(Path(sys.executable).parent), os.environ["PATH"]]))
     for match, printed in run(page):
         line = match.string.count("\n", 0, match.end()) + 1
         assert agree(match["shown"] or "", printed), f"{name(page)}, line {line}: a ```text block must show\n{printed}"
@@ -240,11 +242,12 @@ def test_the_site_builds_without_a_warning(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def numbers():
+def numbers(preloaded_bin):
     """benchmarks/check_numbers.py"""
     spec = importlib.util.spec_from_file_location("check_numbers", ROOT / "benchmarks" / "check_numbers.py")
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    module.PYTHON = preloaded_bin / "python"
     return module
 
 

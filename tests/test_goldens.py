@@ -15,8 +15,8 @@ record = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(record)
 
 
-def test_heads_have_the_bits_and_the_numbers_of_the_record(tmp_path):
-    machine, digests, numbers = record.in_a_process("heads", "cpu", tmp_path)
+def test_heads_have_the_bits_and_the_numbers_of_the_record(tmp_path, preloaded_bin):
+    machine, digests, numbers = record.in_a_process("heads", "cpu", tmp_path, preloaded_bin / "python")
     with np.load(record.HEADS) as known:
         assert set(known) == set(numbers)
         for name, value in numbers.items():
@@ -24,8 +24,8 @@ def test_heads_have_the_bits_and_the_numbers_of_the_record(tmp_path):
     assert_bits("heads", machine, digests)
 
 
-def test_streams_have_the_bits_of_the_record(tmp_path):
-    machine, digests, _ = record.in_a_process("stream", "cpu", tmp_path)
+def test_streams_have_the_bits_of_the_record(tmp_path, preloaded_bin):
+    machine, digests, _ = record.in_a_process("stream", "cpu", tmp_path, preloaded_bin / "python")
     known = json.loads(record.DIGESTS.read_text())["stream"]
     assert all(set(digests) == set(cases) for cases in known.values())
     assert_bits("stream", machine, digests)

@@ -15,13 +15,13 @@ PAGES = sorted((DOCS / "tutorials").glob("*.md"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_shows_what_its_code_prints_and_draws(page, notebooks, tmp_path, monkeypatch):
+def test_a_page_shows_what_its_code_prints_and_draws(page, notebooks, preloaded_bin, tmp_path, monkeypatch):
     text = page.read_text(encoding="utf-8")
     if "river" in text:
         pytest.importorskip("river")
     monkeypatch.chdir(tmp_path)
     with plt.rc_context({"backend": "agg"}):
-        printed = notebooks.run(page)
+        printed = notebooks.run(page, preloaded_bin)
         plt.close("all")
     shown = [cell.output for cell in notebooks.cells(text) if cell.kind != "markdown"]
     for new, old in zip(printed, shown, strict=True):

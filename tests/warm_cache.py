@@ -1,7 +1,7 @@
 """Compile the numba kernels that the tests call, once, before every worker of pytest would compile them.
 
-`python tests/warm_cache.py heads`, `... float32` and `... float64` (the stream engine by the dtype of its body) take a
-minute each where the cache is cold, and are independent: `make test` runs them beside the linters.
+`python tests/warm_cache.py heads`, `... float32`, `... float64` (the stream engine by the dtype of its body) and `...
+experts` take a minute each where the cache is cold, and are independent: `make test` runs them beside the linters.
 """
 
 from __future__ import annotations
@@ -39,6 +39,13 @@ def stream(dtype):
         table()
 
 
+def experts():
+    from sepsa import SepSARegressor
+
+    X = np.random.default_rng(0).standard_normal((60, 3))
+    SepSARegressor(body="experts").partial_fit(X, X[:, 0]).predict(X)
+
+
 def table():
     from sepsa.cli import app
 
@@ -48,7 +55,9 @@ def table():
         app(["stream", str(path), "--target", "y", "--predictions", f"{folder}/out.csv"], standalone_mode=False)
 
 
-KERNELS = {"heads": heads, "float32": lambda: stream(np.float32), "float64": lambda: stream(np.float64)}
+KERNELS = {
+    "heads": heads, "float32": lambda: stream(np.float32), "float64": lambda: stream(np.float64), "experts": experts
+}  # fmt: skip
 
 if __name__ == "__main__":
     KERNELS[sys.argv[1]]()

@@ -59,12 +59,14 @@ def compute(kind: str, device: str) -> tuple[dict[str, str], dict[str, Any]]:
     return {name: digest.hexdigest()[:16] for name, digest in digests.items()}, numbers
 
 
-def in_a_process(kind: str, device: str, folder: Path) -> tuple[str, dict[str, str], dict[str, Any]]:
+def in_a_process(
+    kind: str, device: str, folder: Path, python: Path | str = sys.executable
+) -> tuple[str, dict[str, str], dict[str, Any]]:
     """The machine, digests and numbers, computed in a process of its own: other work in a process may change bits."""
     import numpy
 
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "SEPSA_BACKEND": ""}
-    command = [sys.executable, __file__, kind, "--device", device, "--into", str(folder)]
+    command = [python, __file__, kind, "--device", device, "--into", str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     with numpy.load(folder / "numbers.npz") as numbers:

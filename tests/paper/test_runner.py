@@ -147,7 +147,7 @@ def test_an_interrupt_ends_all(tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(records, "add", interrupted)
-    runs = plan("table3", ["diabetes"], ["Adam"], 4, quick=True)
+    runs = plan("table3", ["diabetes"], ["Adam"], 2, quick=True)
     with pytest.raises(KeyboardInterrupt):
         runner.reproduce(runs, tmp_path, console=QUIET)
     assert recorded(tmp_path) == 3
