@@ -24,6 +24,7 @@ from sepsa.model_parts import build_base, check_forgetting, find_heads, refuse_h
 from sepsa.observe import Observation, Observations, Observer, prediction, ranks
 from sepsa.observe.observation import Collection, is_collection
 from sepsa.states.optimizer import check_base_state, check_own_state
+from sepsa.states.schema import brief, damaged
 from sepsa.validation import at_least, in_range
 
 S = TypeVar("S", bound=HeadSolver)
@@ -500,7 +501,7 @@ class SepSA(Optimizer, Generic[S]):
         under = [key for key, value in entries if isinstance(value, dict) and "sepsa" in value]
         for key in under:
             entry = dict(state_dict["state"][key])
-            carried = torch.load(io.BytesIO(entry.pop("sepsa")), weights_only=True)
+            carried = unpacked(f"state_dict['state'][{key!r}]['sepsa']", entry.pop("sepsa"))
             own = carried if own is None else own
             state_dict["state"] = state_dict["state"] | {key: entry}
         if own is None:
@@ -592,8 +593,20 @@ def packed(own: dict[str, Any]) -> bytes:
     return file.getvalue()
 
 
+def unpacked(name: str, own: object) -> Any:
+    """SepSA's own state from the entry of this name; an error where it is not what `packed` returned."""
+    try:
+        return torch.load(io.BytesIO(own), weights_only=True)  # type: ignore[arg-type]
+    except Exception as error:
+        raise damaged(name, "the bytes that state_dict() wrote", f"{brief(own)} ({type(error).__name__})") from None
+
+
 def numbered(state_dict: dict[str, Any]) -> dict[str, Any]:
     """The state with parameters by number, where torch.distributed.checkpoint wrote their names."""
+    groups: Any = state_dict.get("param_groups")
+    is_list = isinstance(groups, list)
+    if not is_list or not all(isinstance(g, dict) and isinstance(g.get("params"), list) for g in groups):
+        raise damaged("state_dict['param_groups']", "a list of groups with their params", brief(groups))
     names = [name for group in state_dict["param_groups"] for name in group["params"]]
     place = {name: k for k, name in enumerate(names)}
     groups = [group | {"params": [place[name] for name in group["params"]]} for group in state_dict["param_groups"]]

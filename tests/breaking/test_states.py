@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
+import sys
 import warnings
 from typing import Any
 
@@ -16,6 +18,7 @@ from sepsa import RLS, STORM, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, Sof
 from sepsa.paper.slimtik import SlimTik
 
 K, M, N = 4, 3, 8
+CHECKPOINT = "torch.distributed.checkpoint.state_dict"
 
 SOLVERS = {
     "RLS": RLS,
@@ -157,7 +160,12 @@ def test_damaged_states_of_a_solver_are_refused_whole(name, tally):
 
 
 @pytest.mark.parametrize("name", [(base, "RLS") for base in BASES] + [("Adam", "RLS, self-tuning")], ids="-".join)
-def test_damaged_states_of_sepsa_are_refused_whole(name, tally):
+@pytest.mark.parametrize("packed", [False, True])
+def test_damaged_states_of_sepsa_are_refused_whole(name, packed, tally, monkeypatch):
+    if packed:  # the form for torch.distributed.checkpoint, which state_dict has once that is imported
+        importlib.import_module(CHECKPOINT)
+    else:
+        monkeypatch.delitem(sys.modules, CHECKPOINT, raising=False)
     count, harm = judge(lambda: Training(name), damages_of_training)
     tally("damaged SepSA states", count, len(harm))
     assert count > 100

@@ -97,7 +97,7 @@ def learned(
     p, n = W.shape[1], len(Phi)
     R, U, samples, valid = residuals_of(W, Phi, targets, sample_weight, state.weights, label_smoothing)
     omega = U.sum(1, keepdim=True)
-    lam, shares, s, rho = blended(state, U.sum(0), samples, forgetting)
+    lam, shares, s, rho = blended(state, U.sum(0), U.sum(), samples, forgetting)
     updates, seen, cursor = state.counters
     tiny = torch.finfo(W.dtype).tiny
 
@@ -153,24 +153,23 @@ def residuals_of(
             hit, even = hit * factor, even * factor
         m = hit + even.sum(-1, keepdim=True) if smoothing else hit
         R = (m * P - even if smoothing else m * P).scatter_add_(1, y, -hit)
-        if not smoothing:
-            R = R[:, C - K :]
-            return R, R.abs() / 2, m.sum(), valid  # mP(1 - P) + m(P - y)² is m|P - y| for a y of 0 or 1
     R, P = R[:, C - K :], P[:, C - K :]
+    if dtype == torch.float32 and not (targets.is_floating_point() or smoothing):
+        return R, R.abs() / 2, m.sum(), valid  # the same in fewer kernels: mP(1 - P) + m(P - y)² = m|P - y|, y 0 or 1
     U = (m * P * (1 - P) + R.square() / m.clamp(min=torch.finfo(dtype).tiny)) / 2
     return R, U, m.sum(), valid
 
 
 def blended(
-    state: CrossEntropyState, U: Tensor, samples: Tensor, forgetting: float
+    state: CrossEntropyState, U: Tensor, total_U: Tensor, samples: Tensor, forgetting: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """λ, Σ U with the block's U (K,), s and ρ of (2), for a block of so many samples."""
+    """λ, Σ U with the block's U (K,) and their sum, s and ρ of (2), for a block of so many samples."""
     K, p = state.W.shape
     total = state.counters[1] + (FADE + 1) * p
     lam = (total / (total + FADE * samples)).clamp(max=forgetting)
     shares = lam * state.shares + (1 - lam) + U
     s = class_factors(shares)
-    rho = ((U / s).max() * min(K, 2) / U.sum().clamp(min=torch.finfo(U.dtype).tiny)).clamp(min=1)
+    rho = ((U / s).max() * min(K, 2) / total_U.clamp(min=torch.finfo(U.dtype).tiny)).clamp(min=1)
     return lam, shares, s, rho
 
 
@@ -198,7 +197,7 @@ def learned_large(
     assert state.A is not None
     p, n = W.shape[1], len(Phi)
     G, M, U, samples, invalid = block_sums(W, Phi, targets, sample_weight, state.weights, label_smoothing)
-    lam, shares, s, rho = blended(state, U, samples, forgetting)
+    lam, shares, s, rho = blended(state, U, U.sum(), samples, forgetting)
     updates, seen, cursor = state.counters
     c = rotation(p, forgetting, at_least=n)
     at, left = coordinates(p, c, cursor.long(), W.device), lam * state.ridge_left
