@@ -376,7 +376,9 @@ def draw(source: Path) -> Path:
     for i, name in enumerate(names):
         us, error = results[name]["microseconds"], results[name]["mean_absolute_error"]
         ax.plot([us["q25"], us["q75"]], [i, i], color="k", lw=1)
-        ax.text(max(us["median"], us["q75"]) * 1.1, i, f"{us['median']:.1f} µs, error {error:.2f}", va="center", fontsize=8)
+        ax.text(
+            max(us["median"], us["q75"]) * 1.1, i, f"{us['median']:.1f} µs, error {error:.2f}", va="center", fontsize=8
+        )
     ax.set_yticks(range(len(names)), names)
     ax.set(xscale="log", xlim=(1, 25 * max(result["microseconds"]["median"] for result in results.values())))
     ax.set_xlabel("µs to predict one row, then learn it; error: mean absolute, of these predictions")
