@@ -51,7 +51,8 @@ def preloaded():
 def serve(address):
     """Import the packages, then answer starts until the end of standard input, which is that of the tests."""
     for module in MODULES:
-        __import__(module)
+        with contextlib.suppress(ModuleNotFoundError):  # of an extra that is not installed
+            __import__(module)
     sys.modules["numba"].njit(lambda: None)()  # the first call of a compiled function imports most of numba
     gc.collect()
     gc.freeze()  # so that collections in forks do not copy the memory of the packages
