@@ -16,10 +16,11 @@ from sepsa.stream.engine.protocol import FitPlan, Floats, StreamEngine
 from sepsa.stream.experts import layout, step
 from sepsa.stream.experts.layout import ExpertLayout
 from sepsa.stream.experts.models import ModelExperts
-from sepsa.stream.experts.trees import BINS, DEPTH, LATE, LEAVES, TREES
+from sepsa.stream.experts.trees import BINS, DEPTH, G_CURSOR, G_LEVEL, G_RANDOM, LATE, LEAVES, NOWHERE, TREES
 
 RIDGE = 10.0  # of the products
 LOGIT_RIDGE = 1.0
+BY_ROW = "ROWS", "TARGETS", "SUMS", "WEIGHTS", "LEAF_OF_ROW"  # parts that go with the rows of the window
 
 
 class ExpertEngine(StreamEngine):
@@ -40,8 +41,8 @@ class ExpertEngine(StreamEngine):
         part("LOGIT_D")[:] = 1 / LOGIT_RIDGE
         part("BINARY")[:] = 1.0
         part("WEIGHT")[0] = 1.0
-        part("SPLIT_INPUTS")[:] = -1.0
-        part("GROWTH")[:] = 0.0, -1.0, 0.0, 1.0
+        part("SPLIT_THRESHOLDS")[:] = NOWHERE
+        part("GROWTH")[[G_LEVEL, G_RANDOM]] = -1.0, 1.0
         part("NODES")[:] = LATE
         part("UNIT")[:] = 1.0 if classes else 0.0
 
@@ -194,10 +195,10 @@ class ExpertEngine(StreamEngine):
         other._allocate()
         arrays, numbers = new.entries("experts", set(other._layout.shapes)), other._layout.numbers
         bounds = {  # of parts by which kernels address others
-            "SPLIT_INPUTS": (-1, other.inputs - 1),
+            "SPLIT_INPUTS": (0, other.inputs - 1),
             "CHOSEN": (0, other.inputs - 1),
             "CUTS": (0, BINS * numbers[layout.X_TREE_INPUTS] - 1),
-            "OLD": (0, LEAVES - 1),
+            "LEAF_OF_ROW": (0, LEAVES - 1),
             "BINS": (0, BINS - 1),
         }
         for name in other._layout.shapes:
@@ -211,11 +212,14 @@ class ExpertEngine(StreamEngine):
         most = [np.inf, numbers[layout.X_WINDOW], numbers[layout.X_WINDOW] - 1, np.inf, np.inf]
         if (counts < 0).any() or (counts > [*most, numbers[layout.X_EXPERTS], np.inf]).any():
             raise arrays.damaged("COUNTS", "numbers within the window and the experts", counts)
-        limits = [TREES - 1, DEPTH, counts[layout.C_FILLED], 2**32 - 1]
-        if (growth < [0, -1, 0, 0]).any() or (growth > limits).any() or (growth != np.floor(growth)).any():
+        limits, steps = [TREES - 1, DEPTH, counts[layout.C_FILLED], 2**32 - 1], growth[: G_RANDOM + 1]
+        if (steps < [0, -1, 0, 0]).any() or (steps > limits).any() or (steps != np.floor(steps)).any():
             raise arrays.damaged("GROWTH", f"integers up to {limits}", growth)
-        rows, nodes, level = np.arange(numbers[layout.X_WINDOW]), other._part("NODES"), int(growth[1])
-        if level >= 0 and ((nodes != LATE) & (nodes >> np.where(rows < growth[2], level, max(level - 1, 0)) > 0)).any():
+        rows, nodes, level = np.arange(numbers[layout.X_WINDOW]), other._part("NODES"), int(growth[G_LEVEL])
+        if (
+            level >= 0
+            and ((nodes != LATE) & (nodes >> np.where(rows < growth[G_CURSOR], level, max(level - 1, 0)) > 0)).any()
+        ):
             raise arrays.damaged("NODES", f"nodes of level {level}", nodes)
         other._models = self._models.loaded(new["models"], new.path("models"))
         self.__dict__.update(other.__dict__)
@@ -234,7 +238,7 @@ class ExpertEngine(StreamEngine):
             old, new = self._part(name), grown._part(name)
             if old.shape == new.shape:
                 new[...] = old
-            elif name not in ("ROWS", "TARGETS", "SUMS", "WEIGHTS", "NODES", "OLD", "BINS", "HISTOGRAMS"):
+            elif name not in (*BY_ROW, "PACKED", "NODES", "BINS", "HISTOGRAMS"):
                 new[tuple(slice(0, size) for size in old.shape)] = old
         for name, ridge in (("D", RIDGE), ("LOGIT_D", LOGIT_RIDGE)):
             grown._part(name)[self._part(name).size :] = 1 / ridge
@@ -249,9 +253,10 @@ class ExpertEngine(StreamEngine):
         for name in ("TARGETS", "SUMS"):
             grown._part(name)[:kept, : self.outputs] = self._part(name)[latest]
         grown._part("WEIGHTS")[:kept] = self._part("WEIGHTS")[latest]
+        grown._part("LEAF_OF_ROW")[:, :kept] = self._part("LEAF_OF_ROW")[:, latest]
         counts[[layout.C_FILLED, layout.C_NEXT]] = kept, kept % grown._part("WEIGHTS").size
         grown._part("NODES")[:] = LATE
-        grown._part("GROWTH")[[1, 2]] = -1.0, 0.0
+        grown._part("GROWTH")[[G_LEVEL, G_CURSOR]] = -1.0, 0.0
         grown._models = self._models
         self.__dict__.update(grown.__dict__)
 

@@ -22,7 +22,7 @@ from sepsa.stream.engine.layout import TEMPERATURES
 from sepsa.stream.experts import layout as lay
 from sepsa.stream.experts.compilation import borrowed, called, compiled
 from sepsa.stream.experts.logistic import learn_logistic, probabilities
-from sepsa.stream.experts.neighbours import LANES, NEIGHBOURS, neighbours
+from sepsa.stream.experts.neighbours import neighbours
 from sepsa.stream.experts.products import expand
 from sepsa.stream.experts.stack import DISCOUNT, remember, solve, weigh
 from sepsa.stream.experts.trees import BINS, LATE, LEAST, LEAVES, SPLITS, TREES, add_trees, grow
@@ -53,7 +53,7 @@ def window_views(E, M):
 def tree_views(E, M):
     """Inputs and thresholds of splits (trees + 1, SPLITS) and values of leaves (trees + 1, LEAVES, m)."""
     m, count = M[lay.X_OUTPUTS], (TREES + 1) * SPLITS
-    inputs = numbers(E, M, lay.P_SPLIT_INPUTS, count).reshape(TREES + 1, SPLITS)
+    inputs = numbers(E, M, lay.P_SPLIT_INPUTS, count).view(np.int64).reshape(TREES + 1, SPLITS)
     thresholds = numbers(E, M, lay.P_SPLIT_THRESHOLDS, count).reshape(TREES + 1, SPLITS)
     values = numbers(E, M, lay.P_VALUES, (TREES + 1) * LEAVES * m).reshape(TREES + 1, LEAVES, m)
     return inputs, thresholds, values
@@ -109,7 +109,7 @@ def look_up(E, M, x, work):
     d, n = M[lay.X_INPUTS], M[lay.X_WINDOW]
     z, last, _, _, answers, _, _, rest = workspaces(M, work)
     counts, centre = numbers(E, M, lay.P_COUNTS, 7), numbers(E, M, lay.P_CENTRE, d)
-    same = rest[n + 2 * NEIGHBOURS] == counts[lay.C_ROWS] + 1.0
+    same = rest[0] == counts[lay.C_ROWS] + 1.0
     for j in range(d):
         same = same and last[j] == x[j]
     if same:
@@ -119,17 +119,16 @@ def look_up(E, M, x, work):
         # Rounded as in the window, so that a threshold of a tree divides rows alike.
         z[j] = np.float32(min(max((x[j] - centre[j]) * scale[j], -CLIP), CLIP)) if x[j] == x[j] else 0.0
     X, Y, _, weights, _ = window_views(E, M)
-    near = rest[:n].view(np.float32)  # the distances, then the lanes
+    near = rest[1 + TREES :].view(np.float32)
     neighbours(
         X, Y, weights, int(counts[lay.C_FILLED]), z, numbers(E, M, lay.P_LOW, d), numbers(E, M, lay.P_HIGH, d),
-        near[:n], near[n : n + LANES], rest[n : n + NEIGHBOURS], rest[n + NEIGHBOURS : n + 2 * NEIGHBOURS],
-        answers[lay.NEAR],
+        near[:n], near[n:].view(np.int32), answers[lay.NEAR],
     )  # fmt: skip
     inputs, thresholds, values = tree_views(E, M)
-    add_trees(inputs[:TREES], thresholds[:TREES], values[:TREES], z, answers[lay.TREE])
+    add_trees(inputs, thresholds, values, z, rest[1 : 1 + TREES].view(np.int64), answers[lay.TREE])
     for j in range(d):
         last[j] = x[j]
-    rest[n + 2 * NEIGHBOURS] = counts[lay.C_ROWS] + 1.0
+    rest[0] = counts[lay.C_ROWS] + 1.0
 
 
 @called
@@ -176,7 +175,7 @@ def answer(E, M, x, network, extra, out, work):
 def learn_row(E, M, x, target, weight, out, work):
     """Learn a row of a positive weight, whose answers lie in the workspace and whose prediction was out (m,)."""
     d, m, p, J = M[lay.X_INPUTS], M[lay.X_OUTPUTS], M[lay.X_FEATURES], M[lay.X_EXPERTS]
-    z, _, phi, b, answers, y, factor, _ = workspaces(M, work)
+    z, _, phi, b, answers, y, factor, rest = workspaces(M, work)
     counts, unit = numbers(E, M, lay.P_COUNTS, 7), numbers(E, M, lay.P_UNIT, m)
     centre, scale = numbers(E, M, lay.P_CENTRE, d), numbers(E, M, lay.P_SCALE, d)
     error = numbers(E, M, lay.P_ERROR, 3 * m).reshape(m, 3)
@@ -246,12 +245,15 @@ def learn_row(E, M, x, target, weight, out, work):
     if classes:
         phi, b, W, U, D = logistic_views(E, M, work)
         learn_logistic(U, D, W, phi, answers[lay.LOGISTIC], y, share * trust, b)
-    enter(E, M, z, y, share, answers[lay.TREE])
+    enter(E, M, z, y, share, answers[lay.TREE], rest[1 : 1 + TREES].view(np.int64))
 
 
 @called
-def enter(E, M, z, y, share, sums):
-    """Put a row into the window, in the place of the oldest once it is full, and go on with the tree in growth."""
+def enter(E, M, z, y, share, sums, leaves):
+    """Put a row into the window, in the place of the oldest once it is full, and go on with the tree in growth.
+
+    `sums` (m,) and `leaves` (trees,) are what the trees told of it.
+    """
     d, m, n, chosen = M[lay.X_INPUTS], M[lay.X_OUTPUTS], M[lay.X_WINDOW], M[lay.X_TREE_INPUTS]
     counts = numbers(E, M, lay.P_COUNTS, 7)
     low, high = numbers(E, M, lay.P_LOW, d), numbers(E, M, lay.P_HIGH, d)
@@ -265,21 +267,24 @@ def enter(E, M, z, y, share, sums):
         low[j], high[j] = z[j] if first else min(low[j], z[j]), z[j] if first else max(high[j], z[j])
     for k in range(m):
         Y[at, k], F[at, k] = y[k], sums[k]
+    leaf_of_row = E[M[lay.P_LEAF_OF_ROW] : M[lay.P_LEAF_OF_ROW] + (TREES * n + 7) // 8].view(np.uint8)
+    for t in range(TREES):
+        leaf_of_row[t * n + at] = leaves[t]
     weights[at], nodes[at] = share, LATE
     counts[lay.C_NEXT], counts[lay.C_FILLED] = (at + 1) % n, min(counts[lay.C_FILLED] + 1.0, n)
     if counts[lay.C_FILLED] >= 2.0 * LEAST:
         inputs, thresholds, values = tree_views(E, M)
-        old = E[M[lay.P_OLD] : M[lay.P_OLD] + (n + 7) // 8].view(np.uint8)[:n]
         bins = E[M[lay.P_BINS] : M[lay.P_BINS] + (n * chosen + 7) // 8].view(np.uint8)[: n * chosen]
-        size = LEAVES // 2 * chosen * 2 * BINS
-        histograms = E[M[lay.P_HISTOGRAMS] : M[lay.P_HISTOGRAMS] + size // 2].view(np.float32)
+        edges = numbers(E, M, lay.P_EDGES, (chosen * (BINS - 1) + 1) // 2).view(np.float32)
         grow(
-            X, Y, F, weights, int(counts[lay.C_FILLED]), numbers(E, M, lay.P_GROWTH, 4),
-            numbers(E, M, lay.P_CHOSEN, chosen),
-            numbers(E, M, lay.P_EDGES, chosen * (BINS - 1)).reshape(chosen, BINS - 1),
-            numbers(E, M, lay.P_DIRECTION, m), inputs, thresholds, values, numbers(E, M, lay.P_CUTS, SPLITS),
-            numbers(E, M, lay.P_LEAF_COUNTS, LEAVES), histograms.reshape(LEAVES // 2, chosen, BINS, 2), nodes, old,
-            bins.reshape(n, chosen),
+            X, Y, F, weights, int(counts[lay.C_FILLED]), numbers(E, M, lay.P_GROWTH, 6),
+            numbers(E, M, lay.P_CHOSEN, chosen).view(np.int64),
+            edges[: chosen * (BINS - 1)].reshape(chosen, BINS - 1),
+            numbers(E, M, lay.P_DIRECTION, m), inputs, thresholds, values,
+            numbers(E, M, lay.P_CUTS, (SPLITS + 7) // 8).view(np.uint8), numbers(E, M, lay.P_LEAF_COUNTS, LEAVES),
+            numbers(E, M, lay.P_HISTOGRAMS, LEAVES // 2 * chosen * BINS).view(np.int64), nodes,
+            leaf_of_row[: TREES * n].reshape(TREES, n), numbers(E, M, lay.P_PACKED, n).view(np.int64),
+            bins.reshape(chosen, n),
         )  # fmt: skip
 
 
