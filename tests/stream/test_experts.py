@@ -20,7 +20,7 @@ from sepsa import SepSAClassifier, SepSARegressor
 from sepsa.river import SepSAClassifier as RiverClassifier
 from sepsa.river import SepSARegressor as RiverRegressor
 from sepsa.stream.engine.kernels import head
-from sepsa.stream.experts import logistic, neighbours, products, stack, trees
+from sepsa.stream.experts import bayes, logistic, neighbours, products, stack, trees
 from sepsa.stream.experts.compilation import compiled
 from sepsa.stream.learner import StreamLearner
 
@@ -28,13 +28,17 @@ OPTIONS = {"hidden": (64,), "activation": "fourier", "optimizer": "auto", "lr": 
 OPTIONS |= {"forgetting": "auto", "loss": "huber", "body": "experts"}
 seeds = st.integers(0, 2**32 - 1)
 # The functions that kernels call, compiled for calls from here once on a machine.
-nearest, remember, solve, weigh, grow, leaf, add_trees, expand, rank_one, learn_logistic, probabilities = (
+nearest, remember, solve, weigh, grow, leaf, add_trees, expand, rank_one = (
     compiled(function.py_func)
     for function in (
         neighbours.neighbours, stack.remember, stack.solve, stack.weigh, trees.grow, trees.leaf, trees.add_trees,
-        products.expand, head.rank_one, logistic.learn_logistic, logistic.probabilities,
+        products.expand, head.rank_one,
     )
 )  # fmt: skip
+learn_logistic, probabilities, learn_class, posterior = (
+    compiled(function.py_func)
+    for function in (logistic.learn_logistic, logistic.probabilities, bayes.learn_class, bayes.posterior)
+)
 
 
 def steps(n, inputs=4, seed=0):
@@ -78,7 +82,8 @@ def test_the_stack_is_ridge_regression_on_differences_of_answers(seed, n, expert
 def test_candidates_are_weighted_by_a_power_of_their_losses(losses, evidence):
     weights = np.empty(len(losses))
     best = weigh(np.array(losses), evidence, weights)
-    log = -0.5 * stack.POWER * evidence * np.log(np.array(losses) + 1e-12)
+    rows = evidence**2 / (evidence + stack.CAUTION)
+    log = -0.5 * stack.POWER * rows * np.log(np.array(losses) + 1e-12)
     log[1:] -= stack.PRIOR
     slow = np.exp(log - log.max())
     np.testing.assert_allclose(weights, slow / slow.sum(), rtol=1e-6, atol=1e-12)
@@ -160,6 +165,26 @@ def test_the_logistic_expert_makes_newton_steps(seed, n, d, m):
         A += o * max(1e-3, (2 * q * (1 - q)).max(), 0.5 * np.abs(y - q).max()) * np.outer(phi, phi)
         slow += o * np.outer(y - q, np.linalg.solve(A, phi))
     np.testing.assert_allclose(W, slow, rtol=1e-6, atol=1e-9)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=seeds, n=st.integers(1, 40), d=st.integers(1, 5), m=st.integers(1, 3))
+def test_naive_bayes_has_the_posterior_of_normal_laws_with_common_variances(seed, n, d, m):
+    rng = np.random.default_rng(seed)
+    Z, labels, omega, z = rng.normal(size=(n, d)), rng.integers(0, m, n), rng.uniform(0.1, 3, n), rng.normal(size=d)
+    means, counts, spread, out = np.zeros((m, d)), np.zeros(m), np.zeros(d), np.empty(m)
+    slow, rows, squares = np.zeros((m, d)), np.zeros(m), np.zeros(d)
+    for row, label, share in zip(Z, labels, omega, strict=True):
+        learn_class(means, counts, spread, label, row, share)
+        rows *= bayes.FORGETTING
+        before = rows[label] + bayes.SHRINK
+        mean = (before * slow[label] + share * row) / (before + share)
+        squares = bayes.FORGETTING * squares + share * (row - slow[label]) * (row - mean)
+        slow[label], rows[label] = mean, rows[label] + share
+    posterior(means, counts, spread, counts.sum(), z, out)
+    log = np.log(rows + bayes.SHRINK) - ((z - slow) ** 2 * (rows.sum() + 1) / (2 * squares + 2)).sum(1)
+    likely = np.exp(log - log.max())
+    np.testing.assert_allclose(out, likely / likely.sum(), rtol=1e-7, atol=1e-12)
 
 
 # ---------------------------------------------------------------------- the learner

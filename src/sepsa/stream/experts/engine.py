@@ -210,7 +210,7 @@ class ExpertEngine(StreamEngine):
                     raise arrays.damaged(name, f"integers from {low} to {high}", part)
         counts, growth = other._part("COUNTS"), other._part("GROWTH")
         most = [np.inf, numbers[layout.X_WINDOW], numbers[layout.X_WINDOW] - 1, np.inf, np.inf]
-        if (counts < 0).any() or (counts > [*most, numbers[layout.X_EXPERTS], np.inf]).any():
+        if (counts < 0).any() or (counts > [*most, numbers[layout.X_EXPERTS], np.inf, np.inf]).any():
             raise arrays.damaged("COUNTS", "numbers within the window and the experts", counts)
         limits, steps = [TREES - 1, DEPTH, counts[layout.C_FILLED], 2**32 - 1], growth[: G_RANDOM + 1]
         if (steps < [0, -1, 0, 0]).any() or (steps > limits).any() or (steps != np.floor(steps)).any():

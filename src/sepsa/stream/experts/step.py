@@ -20,6 +20,7 @@ from sepsa.stream.engine.kernels.robust import (
 from sepsa.stream.engine.kernels.step import calibrate
 from sepsa.stream.engine.layout import TEMPERATURES
 from sepsa.stream.experts import layout as lay
+from sepsa.stream.experts.bayes import FORGETTING, learn_class, posterior
 from sepsa.stream.experts.compilation import borrowed, called, compiled
 from sepsa.stream.experts.logistic import learn_logistic, probabilities
 from sepsa.stream.experts.neighbours import neighbours
@@ -104,11 +105,19 @@ def logistic_views(E, M, work):
 
 
 @called
+def class_views(E, M):
+    """Means (m, d), discounted counts (m,) and squares (d,) of the classes."""
+    d, m = M[lay.X_INPUTS], M[lay.X_OUTPUTS]
+    means = numbers(E, M, lay.P_CLASS_MEANS, m * d).reshape(m, d)
+    return means, numbers(E, M, lay.P_CLASS_COUNTS, m), numbers(E, M, lay.P_CLASS_SPREAD, d)
+
+
+@called
 def look_up(E, M, x, work):
     """Fill z, and the answers of the neighbours and trees, in the workspace, unless they are those of this row."""
     d, n = M[lay.X_INPUTS], M[lay.X_WINDOW]
     z, last, _, _, answers, _, _, rest = workspaces(M, work)
-    counts, centre = numbers(E, M, lay.P_COUNTS, 7), numbers(E, M, lay.P_CENTRE, d)
+    counts, centre = numbers(E, M, lay.P_COUNTS, 8), numbers(E, M, lay.P_CENTRE, d)
     same = rest[0] == counts[lay.C_ROWS] + 1.0
     for j in range(d):
         same = same and last[j] == x[j]
@@ -150,6 +159,8 @@ def answer(E, M, x, network, extra, out, work):
         for j in range(z.size):
             phi[j + 1] = z[j]
         probabilities(W_logit, phi, answers[lay.LOGISTIC])
+        means, of_class, spread = class_views(E, M)
+        posterior(means, of_class, spread, numbers(E, M, lay.P_COUNTS, 8)[lay.C_CLASSED], z, answers[lay.BAYES])
     stack, shares = numbers(E, M, lay.P_STACK, J - 1), numbers(E, M, lay.P_WEIGHT, J + 1)
     for k in range(m):
         a = min(max(network[k] * unit[k], -FAR), FAR)
@@ -176,7 +187,7 @@ def learn_row(E, M, x, target, weight, out, work):
     """Learn a row of a positive weight, whose answers lie in the workspace and whose prediction was out (m,)."""
     d, m, p, J = M[lay.X_INPUTS], M[lay.X_OUTPUTS], M[lay.X_FEATURES], M[lay.X_EXPERTS]
     z, _, phi, b, answers, y, factor, rest = workspaces(M, work)
-    counts, unit = numbers(E, M, lay.P_COUNTS, 7), numbers(E, M, lay.P_UNIT, m)
+    counts, unit = numbers(E, M, lay.P_COUNTS, 8), numbers(E, M, lay.P_UNIT, m)
     centre, scale = numbers(E, M, lay.P_CENTRE, d), numbers(E, M, lay.P_SCALE, d)
     error = numbers(E, M, lay.P_ERROR, 3 * m).reshape(m, 3)
     error_run = numbers(E, M, lay.P_ERROR_RUN, 3 * m).reshape(m, 3)
@@ -193,7 +204,7 @@ def learn_row(E, M, x, target, weight, out, work):
     else:
         counts[lay.C_WEIGHT] = counts[lay.C_WEIGHT] if counts[lay.C_WEIGHT] > 0.0 else weight
         share = min(weight / counts[lay.C_WEIGHT], 1e6)
-    trust = 1.0
+    trust, label = 1.0, 0
     for k in range(m):
         if unit[k] == 0.0 and target[k] != 0.0:
             unit[k] = 1.0 / min(max(abs(target[k]), 1e-100), 1e100)
@@ -209,7 +220,6 @@ def learn_row(E, M, x, target, weight, out, work):
                 trust = min(trust, limit / abs(off))
                 y[k] = predicted + min(max(off, -limit), limit)
     if classes:
-        label = 0
         for k in range(m):
             if y[k] > y[label]:
                 label = k
@@ -245,6 +255,9 @@ def learn_row(E, M, x, target, weight, out, work):
     if classes:
         phi, b, W, U, D = logistic_views(E, M, work)
         learn_logistic(U, D, W, phi, answers[lay.LOGISTIC], y, share * trust, b)
+        counts[lay.C_CLASSED] = FORGETTING * counts[lay.C_CLASSED] + share
+        means, of_class, spread = class_views(E, M)
+        learn_class(means, of_class, spread, label, z, share)
     enter(E, M, z, y, share, answers[lay.TREE], rest[1 : 1 + TREES].view(np.int64))
 
 
@@ -255,7 +268,7 @@ def enter(E, M, z, y, share, sums, leaves):
     `sums` (m,) and `leaves` (trees,) are what the trees told of it.
     """
     d, m, n, chosen = M[lay.X_INPUTS], M[lay.X_OUTPUTS], M[lay.X_WINDOW], M[lay.X_TREE_INPUTS]
-    counts = numbers(E, M, lay.P_COUNTS, 7)
+    counts = numbers(E, M, lay.P_COUNTS, 8)
     low, high = numbers(E, M, lay.P_LOW, d), numbers(E, M, lay.P_HIGH, d)
     X, Y, F, weights, nodes = window_views(E, M)
     at = int(counts[lay.C_NEXT])
