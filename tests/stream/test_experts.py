@@ -100,7 +100,7 @@ def test_a_tree_is_grown_as_by_the_slow_reference(seed, n, d, m):
     growth, direction = np.array([0.0, -1.0, 0.0, float(seed), 0.0, 0.0]), np.zeros(m)
     edges = np.zeros((chosen.size, trees.BINS - 1), np.float32)
     splits = trees.TREES + 1, trees.SPLITS
-    inputs, thresholds = np.zeros(splits, np.int64), np.full(splits, trees.NOWHERE)
+    inputs, thresholds = np.zeros(splits, np.uint32), np.full(splits, trees.NOWHERE, np.float32)
     values = np.zeros((trees.TREES + 1, trees.LEAVES, m))
     cells = np.zeros(trees.LEAVES // 2 * chosen.size * trees.BINS, np.int64)
     nodes, leaf_of_row = np.full(n, trees.LATE, np.uint8), np.zeros((trees.TREES, n), np.uint8)

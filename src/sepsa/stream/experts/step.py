@@ -25,7 +25,7 @@ from sepsa.stream.experts.compilation import borrowed, called, compiled
 from sepsa.stream.experts.logistic import learn_logistic, probabilities
 from sepsa.stream.experts.neighbours import neighbours
 from sepsa.stream.experts.products import expand
-from sepsa.stream.experts.stack import DISCOUNT, remember, solve, weigh
+from sepsa.stream.experts.stack import DISCOUNT, EVERY, OFTEN, remember, solve, weigh
 from sepsa.stream.experts.trees import BINS, LATE, LEAST, LEAVES, SPLITS, TREES, add_trees, grow
 
 CLIP = 8.0
@@ -54,10 +54,14 @@ def window_views(E, M):
 def tree_views(E, M):
     """Inputs and thresholds of splits (trees + 1, SPLITS) and values of leaves (trees + 1, LEAVES, m)."""
     m, count = M[lay.X_OUTPUTS], (TREES + 1) * SPLITS
-    inputs = numbers(E, M, lay.P_SPLIT_INPUTS, count).view(np.int64).reshape(TREES + 1, SPLITS)
-    thresholds = numbers(E, M, lay.P_SPLIT_THRESHOLDS, count).reshape(TREES + 1, SPLITS)
+    inputs = E[M[lay.P_SPLIT_INPUTS] : M[lay.P_SPLIT_INPUTS] + (count + 1) // 2].view(np.uint32)
+    thresholds = E[M[lay.P_SPLIT_THRESHOLDS] : M[lay.P_SPLIT_THRESHOLDS] + (count + 1) // 2].view(np.float32)
     values = numbers(E, M, lay.P_VALUES, (TREES + 1) * LEAVES * m).reshape(TREES + 1, LEAVES, m)
-    return inputs, thresholds, values
+    return (
+        inputs[:count].reshape(TREES + 1, SPLITS),
+        thresholds[:count].reshape(TREES + 1, SPLITS),
+        values,
+    )
 
 
 @called
@@ -239,7 +243,8 @@ def learn_row(E, M, x, target, weight, out, work):
     gram = numbers(E, M, lay.P_GRAM, (J - 1) * (J - 1)).reshape(J - 1, J - 1)
     moment, stack = numbers(E, M, lay.P_MOMENT, J - 1), numbers(E, M, lay.P_STACK, J - 1)
     remember(gram, moment, answers, y, share)
-    solve(gram, moment, factor, stack)
+    if counts[lay.C_ROWS] <= OFTEN or counts[lay.C_ROWS] % EVERY == 0.0:
+        solve(gram, moment, factor, stack)
     W, D = numbers(E, M, lay.P_W, m * p).reshape(m, p), numbers(E, M, lay.P_D, p)
     expand(z, phi)
     g = rank_one(numbers(E, M, lay.P_U, p * (p - 1) // 2), D, phi, 0, share * trust, b)

@@ -27,7 +27,7 @@ SHRINK = 2.0
 LEAST = 4.0  # rows on either side of a split
 VISITS = 160  # of window rows, for each row learned
 LATE = 255  # in place of a node, for a row of the window that the tree in growth does not see
-NOWHERE = 1e30  # threshold of a node without a split: all rows go to its left
+NOWHERE = 2.0**99  # threshold of a node without a split: all rows go to its left
 
 # Loops over rows count by unsigned integers: numba looks whether a signed index is negative, which would take longer
 # than adding a row to a histogram.
