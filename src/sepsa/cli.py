@@ -215,6 +215,14 @@ def stream(
     seed: Annotated[
         int | None, typer.Option(min=0, help="Same rows and same seed, same numbers. (default 0)", show_default=False)
     ] = None,
+    body: Annotated[
+        str | None,
+        typer.Option(
+            help="experts: trees, neighbours and others beside the network; fourier: the network alone, faster. "
+            "(default experts)",
+            show_default=False,
+        ),
+    ] = None,
     sep: Separator = "",
     decimal: DecimalMark = ".",
     follow: Annotated[bool, typer.Option("--follow", help="Wait for rows that are appended to the file.")] = False,
@@ -241,7 +249,7 @@ def stream(
         source=None if source == STDIN else source,
         target=target, classify=classify or None, drop=names(drop), categorical=names(categorical),
         categories=categories, forgetting=number("--forgetting", forgetting), ridge=number("--ridge", ridge),
-        seed=seed, separator=separator(sep), decimal=decimal_mark(decimal, sep),
+        seed=seed, body=body, separator=separator(sep), decimal=decimal_mark(decimal, sep),
         follow=follow, strict=strict, predictions=predictions,
         quarantine=quarantine, checkpoint=checkpoint, every=every, keep=keep, report=report,
         intervals=intervals, probabilities=probabilities, force=force,

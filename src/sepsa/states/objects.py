@@ -38,6 +38,7 @@ BUILT = {
     "sepsa stream": ("sepsa.stream.tables.model", "TableModel"),
     "sepsa forecast": ("sepsa.stream.tables.forecast", "ForecastTable"),
 }
+WITH_EXPERTS = ("SepSARegressor", "SepSAClassifier", "SepSAMultiTargetRegressor", "TableModel")
 
 
 def save(what: Any, path: str | os.PathLike[str], *, position: Any = None, keep: int = 1, force: bool = False) -> None:
@@ -359,6 +360,8 @@ def build(kind: str, configuration: Any, state: Any, name: str, size: int) -> An
     if kind not in BUILT:
         raise CheckpointError(f"{name} holds a {kind}: build one as it was built then, and give it as into=")
     module, cls = BUILT[kind]
+    if cls in WITH_EXPERTS:
+        configuration = {"body": "fourier"} | configuration  # which was the default before it was saved
     with limited_memory(size):
         built = getattr(importlib.import_module(module), cls)(**configuration)
         built.load_state_dict(state)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepsa.states import schema
-from sepsa.stream.engine.bodies import engine_type
+from sepsa.stream.engine.bodies import body_of, engine_type
 from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats, StreamEngine
 from sepsa.stream.rows import column_parts
@@ -64,8 +64,9 @@ class StreamLearner:
     def _new_engine(self, inputs: int, outputs: int) -> StreamEngine:
         options = dict(self.options)
         body, experts = options.pop("body", None), options.pop("experts", ())
-        if body == "experts" or len(experts):
-            body, options["experts"] = "experts", experts
+        body = body_of(body, options.get("hidden"), experts)
+        if body == "experts" and "module" not in options:
+            options["experts"] = experts
         kind = engine_type(options.get("module", body))
         engine = kind.for_raw_rows(inputs, outputs, classes=not self.regression, seed=self.seed, **options)
         if not self.regression:

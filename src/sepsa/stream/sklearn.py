@@ -236,7 +236,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
         early_stopping: bool = True,
         random_state: int | np.random.RandomState | None = None,
         module: nn.Module | None = None,
-        body: Literal["fourier", "experts"] = "fourier",
+        body: Literal["auto", "fourier", "experts"] = "auto",
         experts: Sequence[Any] = (),
         verbose: int = 0,
     ) -> None:
@@ -264,7 +264,8 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
             random_state: Seed or generator of the body's initial weights and of the shuffling.
             module: An `nn.Module` from (n, features) to (n, k) as the body, instead of hidden layers. A copy is trained
                 in PyTorch by `sepsa.SepSA`, with one head and squared loss.
-            body: "fourier" for the network alone, "experts" for other models beside it in `partial_fit`.
+            body: "experts" for other models beside the network in `partial_fit`, "fourier" for the network alone, which
+                is about three times as fast. "auto": "experts", except without hidden layers.
             experts: Models of yours beside them: River's, or scikit-learn's with `partial_fit`.
             verbose: 1 to print the passes of `fit` and their errors, 0 for nothing.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from pkgutil import resolve_name
 from typing import Any
 
@@ -12,7 +13,7 @@ BODIES: dict[str | None, str] = {
     "fourier": "sepsa.stream.engine.compiled:Engine",
     "experts": "sepsa.stream.experts.engine:ExpertEngine",
 }
-NAMED = ("fourier", "experts")  # those that an estimator's `body` may name
+NAMED = ("auto", "fourier", "experts")  # what an estimator's `body` may be
 TORCH = "sepsa.stream.engine.torch_body:TorchEngine"  # for an nn.Module
 
 
@@ -21,3 +22,11 @@ def engine_type(module: Any) -> type[StreamEngine]:
     named = module is None or isinstance(module, str)
     engine: type[StreamEngine] = resolve_name(BODIES.get(module, TORCH) if named else TORCH)
     return engine
+
+
+def body_of(body: str | None, hidden: Any, experts: Sized = ()) -> str | None:
+    """The body that the parameter `body` means; "auto" has experts, except for a linear model, which stays exact."""
+    if len(experts):
+        return "experts"
+    linear = isinstance(hidden, Sized) and not isinstance(hidden, str) and not len(hidden)
+    return body if body != "auto" else "fourier" if linear else "experts"

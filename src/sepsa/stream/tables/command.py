@@ -70,6 +70,7 @@ class StreamOptions:
     forgetting: float | str | None = None
     ridge: float | str | None = None
     seed: int | None = None
+    body: str | None = None
     separator: str | None = None
     decimal: str = "."
     follow: bool = False
@@ -86,7 +87,7 @@ class StreamOptions:
     kind: ClassVar[str] = "sepsa stream"
     table: ClassVar[Any] = TableModel
     of_model: ClassVar[tuple[str, ...]] = (
-        "target", "classify", "drop", "categorical", "categories", "forgetting", "ridge", "seed",
+        "target", "classify", "drop", "categorical", "categories", "forgetting", "ridge", "seed", "body",
     )  # fmt: skip
 
     def model(self) -> dict[str, Any]:

@@ -17,11 +17,13 @@ from sepsa.states import schema
 from sepsa.stream.calibration import probabilities
 from sepsa.stream.columns.cells import Column
 from sepsa.stream.columns.inputs import Inputs
+from sepsa.stream.engine.bodies import NAMED
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import first_rows, grow_along, indicators
 from sepsa.stream.learner import StreamLearner
 from sepsa.stream.tables.cells import BadRow, RowBlock
 from sepsa.stream.tables.trace import ErrorTrace
+from sepsa.validation import one_of
 
 MOST_CLASSES = 256
 LARGEST_ERROR = 1e300  # so that sums of errors stay finite
@@ -81,8 +83,9 @@ class TableModel:
         forgetting: float | str = "auto",
         ridge: float | str = 10.0,
         seed: int = 0,
+        body: str = "experts",
     ) -> None:
-        self.target, self.classify = target, classify
+        self.target, self.classify, self.body = target, classify, one_of("body", body, NAMED)
         self.drop, self.categorical = tuple(drop), tuple(categorical)
         self.categories, self.forgetting, self.ridge, self.seed = categories, forgetting, ridge, seed
         self.inputs = Inputs(categories)
@@ -94,13 +97,13 @@ class TableModel:
         self._learner: StreamLearner | None = None
 
     def get_params(self) -> dict[str, Any]:
-        names = ("target", "classify", "drop", "categorical", "categories", "forgetting", "ridge", "seed")
+        names = ("target", "classify", "drop", "categorical", "categories", "forgetting", "ridge", "seed", "body")
         return {name: getattr(self, name) for name in names}
 
     def _new_learner(self, inputs: int, outputs: int) -> StreamLearner:
         return StreamLearner(
             inputs, outputs, regression=not self.classify, seed=self.seed, hidden=(64,), activation="fourier", lr=3e-3,
-            loss="huber", skip=True, ridge=self.ridge, forgetting=self.forgetting,
+            loss="huber", skip=True, ridge=self.ridge, forgetting=self.forgetting, body=self.body,
         )  # fmt: skip
 
     @property

@@ -69,6 +69,7 @@ OPTIONS = {
     "forgetting": "1 counts all rows alike, a smaller factor follows drift, auto weights such heads by their errors",
     "ridge": "how strongly the weights of the head are held near zero",
     "seed": "of the random initial weights",
+    "body": "experts: other models beside the network; fourier: the network alone",
 }
 CHOSEN = {
     "features": "features of the head with the largest weight",
