@@ -13,6 +13,8 @@ from sepsa.heads.base import ridge_choice
 from sepsa.heads.math.cross_entropy import with_ridge
 
 P, K = 12, 4
+FIRST = ridge_choice.first_ridge(32)
+RIDGES = (FIRST, *(FIRST * relative for relative in ridge_choice.GRID))
 
 
 def linear(seed=0):
@@ -37,14 +39,14 @@ def yes(y):
 @pytest.mark.parametrize("kind", [SoftmaxNewton, LogisticNewton])
 def test_candidates_of_the_first_comparison_equal_heads_of_their_ridge(kind):
     auto = kind(ridge="auto").bind(linear())
-    fixed = {r: kind(ridge=r).bind(linear()) for r in ridge_choice.GRID}
+    fixed = {r: kind(ridge=r).bind(linear()) for r in RIDGES}
     for x, y in batches(10):
         y = y if kind is SoftmaxNewton else yes(y)
         auto.update(x, y)
         for head in fixed.values():
             head.update(x, y)
     choice = auto._choice
-    assert sorted(choice.ridges) == sorted(ridge_choice.GRID)
+    assert sorted(choice.ridges) == sorted(RIDGES)
     for ridge, other in zip(choice.ridges, choice.others, strict=True):
         state = auto._state if other is None else other
         torch.testing.assert_close(state.W, fixed[ridge]._state.W, rtol=1e-9, atol=1e-9)
@@ -60,7 +62,33 @@ def test_noise_wants_a_large_ridge_and_a_clear_signal_a_small_one(signal, low, h
         solver.update(x, y)
     assert low <= solver.ridge <= high
     assert solver.chosen[-1].ridge == solver.ridge
-    assert solver.chosen[0] == (0, 1.0, ridge_choice.START)
+    assert solver.chosen[0] == (0, 1.0, FIRST)
+
+
+@pytest.mark.parametrize("kind", [SoftmaxNewton, LogisticNewton])
+def test_a_raised_ridge_is_that_of_a_head_that_had_it_from_the_start_and_stays(kind):
+    """Curvature and ridge add up, so that A gains the difference; no later comparison changes the ridge."""
+    auto = kind(ridge="auto").bind(linear())
+    stream = [(x, y if kind is SoftmaxNewton else yes(y)) for x, y in batches(80, signal=6.0)]
+    for x, y in stream[:50]:
+        auto.update(x, y)
+    before, old = auto.covariance(), auto.ridge
+    auto.raise_ridge(100.0)
+    bias = auto._state.ridge.shape[-1] - 1
+    factor = max(K / 2, 1) if kind is SoftmaxNewton else 1
+    gain = (torch.linalg.inv(auto.covariance()) - torch.linalg.inv(before)).diagonal(dim1=-2, dim2=-1)
+    torch.testing.assert_close(
+        gain[..., :bias], torch.full_like(gain[..., :bias], (100.0 - old) * factor), rtol=0.5, atol=0
+    )
+    again = kind(ridge="auto").bind(copy.deepcopy(auto.linear))
+    again.load_state_dict(auto.state_dict())
+    for x, y in stream[50:]:
+        auto.update(x, y)
+        again.update(x, y)
+    assert auto.ridge == again.ridge == auto.chosen[-1].ridge == 100.0
+    torch.testing.assert_close(again.linear.weight, auto.linear.weight, rtol=0, atol=0)
+    with pytest.raises(ValueError, match="at least the present one, 100, got 50"):
+        auto.raise_ridge(50.0)
 
 
 def test_ridges_follow_the_units_of_the_features():
@@ -156,6 +184,6 @@ def test_a_ridge_that_cannot_be_taken_away_exactly_is_no_candidate():
 
 def test_a_captured_step_says_to_fix_the_ridge():
     solver = SoftmaxNewton(ridge="auto").bind(linear())
-    with pytest.raises(ValueError, match=r"take SoftmaxNewton\(ridge=10\)"):
+    with pytest.raises(ValueError, match=r"take SoftmaxNewton\(ridge=1\)"):
         solver.prepare_capture()
     assert repr(solver).startswith('SoftmaxNewton(ridge="auto"')

@@ -311,7 +311,7 @@ class SoftmaxNewton(NewtonHead):
     def _learn_recorded(self, linear: nn.Linear, features: Tensor, targets: Tensor, updates: int) -> bool:
         """Learn a large block by a recorded CUDA graph; False: nothing was learned, another route must."""
         state, choice = self._state, self._choice
-        compares = choice is not None and (choice.started >= 0 or ridge_choice.is_due(updates, choice))
+        compares = choice is not None and (bool(choice.ridges) or ridge_choice.is_due(updates, choice))
         n, (K, p) = features.shape[:-1].numel(), state.W.shape
         case = Case(linear.weight.device.type, state.W.dtype, p, K, n, contiguous=linear.weight.is_contiguous())
         if state.A is None or compares or choose("cross-entropy", case).backend != "graph":

@@ -16,17 +16,18 @@ from torch import Tensor
 from sepsa.heads.math.cross_entropy import CrossEntropyState, with_ridge
 from sepsa.states.schema import Entries
 
-# Ridges of the first comparison, relative to the squared size of the first features, and the one that is active first.
-GRID = (0.01, 0.3, 10.0, 300.0, 1e4)
-START = 10.0
+# The ridge that is active first is the weight of a batch divided by `SHARE`, at features of unit size, at least 1.
+SHARE = 3.0
+GRID = (0.001, 0.03, 30.0, 1e3)  # the other ridges of the first comparison, relative to the first
 NEIGHBOUR = 5.0  # the factor between the candidates of later comparisons
-LEAST, MOST = 1e-4, 1e6  # relative ridges beyond which no candidate goes
+LEAST, MOST = 1e-4, 1e8  # relative ridges beyond which no candidate goes
 # The first comparison has this many updates and samples at least, later ones `LATER` updates, at 64, 128, 256, ...
 FIRST, FIRST_SAMPLES, LATER, AGAIN = 32, 512, 8, 64
 FADING = 0.98  # of the sums of losses, in each update
-MARGIN = 1e-3  # the share by which a candidate's loss must be smaller than that of the active one
+MARGIN = 0.01  # the share by which a candidate's loss must be smaller than that of the active one
 OUTLIER = 4.0  # a loss counts as at most this multiple of the smallest at the same batch
 _HISTORY_LIMIT = 1000
+RESTS, SETTLED = -1, -2  # no comparison runs; none will run any more
 LARGEST = 1e300  # the loss of a candidate that is not finite
 LEAST_SAVED = 1e-100  # a ridge in a saved state
 
@@ -35,7 +36,7 @@ class RidgeChoice(NamedTuple):
     """The candidates and their losses; an update makes a new one. The state of the active candidate is the head's."""
 
     scale: float = 0.0  # of the ridges; 0 before the first update
-    started: int = -1  # the update before which the running comparison started; -1 while none runs
+    started: int = RESTS  # the update before which the running comparison started, or `RESTS` or `SETTLED`
     ridges: tuple[float, ...] = ()
     losses: tuple[float, ...] = ()  # sums that fade
     others: tuple[CrossEntropyState | None, ...] = ()  # None in the place of the active candidate
@@ -56,14 +57,16 @@ def learned(
     loss: Callable[[Tensor], float],
     ridges_of: Callable[[float], Tensor],
     scale: Callable[[], float],
+    n: int,
 ) -> tuple[CrossEntropyState, float, RidgeChoice, bool]:
     """Let all candidates learn from the head's weights W: the new active state, its ridge, the choice, if finite.
 
     `updates` is the number of those before, `advance` learns the batch from a state and its weights, `loss` is the loss
-    of weights at the batch, `ridges_of` the vector of a ridge, `scale` the squared size of the features.
+    of weights at the batch, `ridges_of` the vector of a ridge, `scale` the squared size of the features, `n` the
+    size of the batch.
     """
-    if choice.started < 0 and is_due(updates, choice):
-        choice, state = started(choice, state, ridge, updates, ridges_of, scale)
+    if is_due(updates, choice):
+        choice, state = started(choice, state, ridge, updates, ridges_of, scale, n)
     if choice.started < 0:
         new, finite = advance(state, W)
         return new, ridge, choice, finite
@@ -87,15 +90,20 @@ def learned(
         choice = choice._replace(history=(*choice.history, (updates + 1, ridge))[-_HISTORY_LIMIT:])
     learned_state = after[active][0]
     if is_over(updates + 1, float(learned_state.counters.reshape(-1, 3)[:, 1].max()), choice):
-        return learned_state, ridge, choice._replace(started=-1, ridges=(), losses=(), others=(), active=0), True
+        return learned_state, ridge, rested(choice, RESTS), True
     kept = [new if finite else old for (new, finite), (old, _) in zip(after, before, strict=True)]
     others = tuple(None if k == active else other for k, other in enumerate(kept))
     return learned_state, ridge, choice._replace(others=others), True
 
 
+def first_ridge(n: int) -> float:
+    """The ridge for batches of n samples with features of unit size, where the body learns."""
+    return max(n / SHARE, 1.0)
+
+
 def is_due(updates: int, choice: RidgeChoice) -> bool:
     """Whether a comparison starts before this update: the first of all, then at 64, 128, 256, ... updates."""
-    return not choice.scale or (updates >= AGAIN and updates & (updates - 1) == 0)
+    return choice.started == RESTS and (not choice.scale or (updates >= AGAIN and updates & (updates - 1) == 0))
 
 
 def is_over(updates: int, samples: float, choice: RidgeChoice) -> bool:
@@ -112,21 +120,33 @@ def started(
     updates: int,
     ridges_of: Callable[[float], Tensor],
     scale: Callable[[], float],
+    n: int,
 ) -> tuple[RidgeChoice, CrossEntropyState]:
     """A comparison of the grid where there was none, else of the ridge and its neighbours; and the active state."""
     if not choice.scale:
         size = scale()
         if not 0 < size < math.inf:
             return choice, state  # the update refuses this batch, or it is all zeros
-        first = with_ridge(state, ridges_of(START * size))
+        ridge = first_ridge(n) * size
+        first = with_ridge(state, ridges_of(ridge))
         assert first is not None  # a diagonal curvature
-        choice, state, ridge = choice._replace(scale=size, history=((0, START * size),)), first, START * size
-        wanted = [relative * size for relative in GRID if relative != START]
+        choice, state = choice._replace(scale=size, history=((0, ridge),)), first
+        wanted = [relative * ridge for relative in GRID]
     else:
         wanted = [r for r in (ridge / NEIGHBOUR, ridge * NEIGHBOUR) if LEAST <= r / choice.scale <= MOST]
     found = [(ridge, None), *((r, with_ridge(state, ridges_of(r))) for r in wanted)]
     ridges, others = zip(*(pair for k, pair in enumerate(found) if k == 0 or pair[1] is not None), strict=True)
     return choice._replace(started=updates, ridges=ridges, losses=(0.0,) * len(ridges), others=others, active=0), state
+
+
+def rested(choice: RidgeChoice, started: int) -> RidgeChoice:
+    """The choice without candidates: `RESTS` until the next comparison, or `SETTLED`."""
+    return choice._replace(started=started, ridges=(), losses=(), others=(), active=0)
+
+
+def settled(choice: RidgeChoice, ridge: float, updates: int) -> RidgeChoice:
+    """The choice after this ridge was given, with which the head goes on."""
+    return rested(choice, SETTLED)._replace(history=(*choice.history, (updates, ridge))[-_HISTORY_LIMIT:])
 
 
 def mapped(choice: RidgeChoice, function: Callable[[CrossEntropyState], CrossEntropyState]) -> RidgeChoice:
@@ -156,9 +176,9 @@ def read(
     ridges = tuple(entry.items("ridges").numbers(low=LEAST_SAVED))
     count = len(ridges)
     losses = tuple(entry.items("losses", count).numbers(low=0.0))
-    started = entry.integer("started", low=-1)
+    started = entry.integer("started", low=SETTLED)
     if (started < 0) != (not ridges):
-        raise entry.damaged("started", "-1 while no candidates are compared, else an update", started)
+        raise entry.damaged("started", "negative while no candidates are compared, else an update", started)
     active = entry.integer("active", high=max(count - 1, 0))
     items = entry.items("others", count)
     others: list[CrossEntropyState | None] = []
