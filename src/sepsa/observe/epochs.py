@@ -42,7 +42,7 @@ class Epoch(NamedTuple):
 def noted(epoch: Epoch, identity: Tensor | None, targets: Tensor, n: int) -> Epoch:
     """The knowledge after n rows of the head from samples with these inputs (b, ...), b a divisor of n."""
     epoch = epoch._replace(samples=epoch.samples + n, batch=max(epoch.batch, n))
-    if not epoch.watches or identity is None or not identity.is_cpu or identity.dtype == torch.bfloat16:
+    if not epoch.watches or identity is None or not is_watchable(identity) or targets.numel() % len(identity):
         return epoch
     sums = identity.detach().reshape(len(identity), -1).numpy().sum(1)
     keys, hashes, repeats = epoch.keys, epoch.hashes, list(epoch.repeats)
@@ -58,6 +58,12 @@ def noted(epoch: Epoch, identity: Tensor | None, targets: Tensor, n: int) -> Epo
     times = min(repeats) if len(keys) == WATCHED else 0
     length = epoch.samples / (1 + times) if times else None
     return epoch._replace(length=length, keys=keys, hashes=hashes, repeats=tuple(repeats))
+
+
+def is_watchable(inputs: Tensor) -> bool:
+    """Whether the host can read the rows of these inputs without waiting for a device or converting them."""
+    plain = inputs.is_cpu and inputs.layout is torch.strided and not inputs.is_nested and not inputs.is_quantized
+    return plain and not inputs.is_complex() and inputs.dtype != torch.bfloat16
 
 
 def forgetting(length: float, n: int, features: int) -> float:
