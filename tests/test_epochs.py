@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from sepsa import RLS, SepSA
-from sepsa.heads.base.ridge_choice import first_ridge
 from sepsa.observe import epochs
 from sepsa.observe.epochs import Epoch
 
@@ -45,7 +44,7 @@ def test_an_epoch_is_noticed_when_the_first_samples_come_again(shuffled):
     pass_over(optimizer, x, y, generator)
     assert 0.9 * N <= optimizer.epoch <= 1.5 * N
     assert optimizer.solver.forgetting == epochs.forgetting(optimizer.epoch, BATCH, 8)
-    assert optimizer.solver.ridge == first_ridge(BATCH)
+    assert optimizer.solver.ridge == epochs.ridge(BATCH)
 
 
 def test_the_first_epoch_is_learned_as_if_there_were_no_other():
@@ -116,7 +115,7 @@ def test_losses_name_solvers_that_choose_their_ridge_in_the_first_epoch(loss, ki
     for _ in range(3):
         pass_over(optimizer, x, y)
     assert 0.9 * N <= optimizer.epoch <= 1.5 * N
-    assert optimizer.solver.ridge >= first_ridge(BATCH)
+    assert optimizer.solver.ridge >= epochs.ridge(BATCH)
     assert optimizer.solver.chosen[-1].ridge == optimizer.solver.ridge
 
 

@@ -19,6 +19,7 @@ from sepsa.states import schema
 WATCHED = 16  # samples
 COUNTED = 4  # repeats of all of them, after which the length is not estimated anew
 LIMIT = 2**20  # samples, after which no epoch is expected
+SHARE = 3.0  # of the weight of a batch, the least ridge of a default solver once samples come again
 LEAST = 0.5  # the least forgetting, for batches that are half of the data or more
 
 
@@ -69,6 +70,11 @@ def is_watchable(inputs: Tensor) -> bool:
 def forgetting(length: float, n: int, features: int) -> float:
     """The λ of an update of n samples with which the head remembers an epoch of this length, or 8 samples a feature."""
     return max(1 - n / max(length, 8 * features), LEAST)
+
+
+def ridge(batch: int) -> float:
+    """The least ridge of a default solver once samples come again, for batches of this size."""
+    return max(batch / SHARE, 1.0)
 
 
 def written(epoch: Epoch) -> dict[str, Any]:

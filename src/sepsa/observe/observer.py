@@ -20,7 +20,6 @@ from sepsa import distributed
 from sepsa.distributed import Samples
 from sepsa.heads import Capturable, CapturableByRow, Forgets, HeadSolver, HoldsOut, LearnsPartly, Revertible
 from sepsa.heads.base.checks import check_rows, check_weight
-from sepsa.heads.base.ridge_choice import first_ridge
 from sepsa.observe import epochs, ranks
 from sepsa.observe.epochs import Epoch
 from sepsa.observe.hooks import HeadHook, InputHook, OutputHook, OutputProbe, hooks_of, remove_hooks
@@ -275,8 +274,7 @@ class Observer:
         solver.forgetting = epochs.forgetting(epoch.length, n, self.head.in_features)
         if self.is_default and self.ridge_is_due and any(parameter.requires_grad for parameter in self.body):
             self.ridge_is_due = False
-            if (wanted := first_ridge(max(n, epoch.batch))) > solver.ridge:
-                solver.raise_ridge(wanted)
+            solver.raise_ridge(max(epochs.ridge(max(n, epoch.batch)), solver.ridge))
 
     def check_samples(self, observation: Observation, features: Tensor, per_output_weight: bool) -> None:
         """Raise an error for samples that cannot be indexed by rows; the solver checks integer targets."""

@@ -122,10 +122,10 @@ class NewtonHead(OwnsHead):
 
     @torch.no_grad()
     def raise_ridge(self, ridge: float) -> None:
-        """Make the ridge larger, and choose no other one from now on.
+        """Make the ridge larger, and let it stay from now on.
 
         Args:
-            ridge: The new ridge, at least the present one.
+            ridge: The new ridge, at least the present one; the present one ends a choice by "auto".
 
         Raises:
             ValueError: It is smaller than the present ridge.

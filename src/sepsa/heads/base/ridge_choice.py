@@ -17,14 +17,14 @@ from sepsa.heads.math.cross_entropy import CrossEntropyState, with_ridge
 from sepsa.states.schema import Entries
 
 # The ridge that is active first is the weight of a batch divided by `SHARE`, at features of unit size, at least 1.
-SHARE = 3.0
+SHARE = 8.0
 GRID = (0.001, 0.03, 30.0, 1e3)  # the other ridges of the first comparison, relative to the first
 NEIGHBOUR = 5.0  # the factor between the candidates of later comparisons
 LEAST, MOST = 1e-4, 1e8  # relative ridges beyond which no candidate goes
 # The first comparison has this many updates and samples at least, later ones `LATER` updates, at 64, 128, 256, ...
 FIRST, FIRST_SAMPLES, LATER, AGAIN = 32, 512, 8, 64
 FADING = 0.98  # of the sums of losses, in each update
-MARGIN = 0.01  # the share by which a candidate's loss must be smaller than that of the active one
+MARGIN = 1e-3  # the share by which a candidate's loss must be smaller than that of the active one
 OUTLIER = 4.0  # a loss counts as at most this multiple of the smallest at the same batch
 _HISTORY_LIMIT = 1000
 RESTS, SETTLED = -1, -2  # no comparison runs; none will run any more
@@ -97,7 +97,7 @@ def learned(
 
 
 def first_ridge(n: int) -> float:
-    """The ridge for batches of n samples with features of unit size, where the body learns."""
+    """The ridge for batches of n samples with features of unit size that is active first."""
     return max(n / SHARE, 1.0)
 
 
