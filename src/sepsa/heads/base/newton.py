@@ -41,7 +41,7 @@ class NewtonHead(OwnsHead):
         self, ridge: float | Literal["auto"], forgetting: float, bias_ridge: float | Literal["ridge"] | None
     ) -> None:
         self._choice = RidgeChoice() if ridge == "auto" else None
-        ridge = self.ridge = 1.0 if ridge == "auto" else ridge_setting(ridge)
+        ridge = self.ridge = ridge_choice.START if ridge == "auto" else ridge_setting(ridge)
         if ridge < _SMALL_RIDGE:
             warnings.warn(
                 f"ridge={ridge:g} is below {_SMALL_RIDGE:g}, where rounding errors decide how a {type(self).__name__} "
@@ -115,9 +115,8 @@ class NewtonHead(OwnsHead):
             size = math.sqrt(float(features.detach().to(W.dtype).square().mean()))
             return power_of_ten(size) ** 2 if 0 < size < math.inf else 0.0
 
-        n = features.numel() // features.shape[-1]
         return ridge_choice.learned(
-            self._choice, self._state, self.ridge, self._updates_now(), W, advance, loss, ridges_of, scale, n
+            self._choice, self._state, self.ridge, self._updates_now(), W, advance, loss, ridges_of, scale
         )
 
     @torch.no_grad()

@@ -16,11 +16,11 @@ from torch import Tensor
 from sepsa.heads.math.cross_entropy import CrossEntropyState, with_ridge
 from sepsa.states.schema import Entries
 
-# The ridge that is active first is the weight of a batch divided by `SHARE`, at features of unit size, at least 1.
-SHARE = 8.0
-GRID = (0.001, 0.03, 30.0, 1e3)  # the other ridges of the first comparison, relative to the first
+# Ridges of the first comparison, relative to the squared size of the first features, and the one that is active first.
+GRID = (0.01, 0.3, 10.0, 300.0, 1e4)
+START = 10.0
 NEIGHBOUR = 5.0  # the factor between the candidates of later comparisons
-LEAST, MOST = 1e-4, 1e8  # relative ridges beyond which no candidate goes
+LEAST, MOST = 1e-4, 1e6  # relative ridges beyond which no candidate goes
 # The first comparison has this many updates and samples at least, later ones `LATER` updates, at 64, 128, 256, ...
 FIRST, FIRST_SAMPLES, LATER, AGAIN = 32, 512, 8, 64
 FADING = 0.98  # of the sums of losses, in each update
@@ -57,16 +57,14 @@ def learned(
     loss: Callable[[Tensor], float],
     ridges_of: Callable[[float], Tensor],
     scale: Callable[[], float],
-    n: int,
 ) -> tuple[CrossEntropyState, float, RidgeChoice, bool]:
     """Let all candidates learn from the head's weights W: the new active state, its ridge, the choice, if finite.
 
     `updates` is the number of those before, `advance` learns the batch from a state and its weights, `loss` is the loss
-    of weights at the batch, `ridges_of` the vector of a ridge, `scale` the squared size of the features, `n` the
-    size of the batch.
+    of weights at the batch, `ridges_of` the vector of a ridge, `scale` the squared size of the features.
     """
     if is_due(updates, choice):
-        choice, state = started(choice, state, ridge, updates, ridges_of, scale, n)
+        choice, state = started(choice, state, ridge, updates, ridges_of, scale)
     if choice.started < 0:
         new, finite = advance(state, W)
         return new, ridge, choice, finite
@@ -96,11 +94,6 @@ def learned(
     return learned_state, ridge, choice._replace(others=others), True
 
 
-def first_ridge(n: int) -> float:
-    """The ridge for batches of n samples with features of unit size that is active first."""
-    return max(n / SHARE, 1.0)
-
-
 def is_due(updates: int, choice: RidgeChoice) -> bool:
     """Whether a comparison starts before this update: the first of all, then at 64, 128, 256, ... updates."""
     return choice.started == RESTS and (not choice.scale or (updates >= AGAIN and updates & (updates - 1) == 0))
@@ -120,18 +113,16 @@ def started(
     updates: int,
     ridges_of: Callable[[float], Tensor],
     scale: Callable[[], float],
-    n: int,
 ) -> tuple[RidgeChoice, CrossEntropyState]:
     """A comparison of the grid where there was none, else of the ridge and its neighbours; and the active state."""
     if not choice.scale:
         size = scale()
         if not 0 < size < math.inf:
             return choice, state  # the update refuses this batch, or it is all zeros
-        ridge = first_ridge(n) * size
-        first = with_ridge(state, ridges_of(ridge))
+        first = with_ridge(state, ridges_of(START * size))
         assert first is not None  # a diagonal curvature
-        choice, state = choice._replace(scale=size, history=((0, ridge),)), first
-        wanted = [relative * ridge for relative in GRID]
+        choice, state, ridge = choice._replace(scale=size, history=((0, START * size),)), first, START * size
+        wanted = [relative * size for relative in GRID if relative != START]
     else:
         wanted = [r for r in (ridge / NEIGHBOUR, ridge * NEIGHBOUR) if LEAST <= r / choice.scale <= MOST]
     found = [(ridge, None), *((r, with_ridge(state, ridges_of(r))) for r in wanted)]
