@@ -20,7 +20,7 @@ from sepsa import SepSAClassifier, SepSARegressor
 from sepsa.river import SepSAClassifier as RiverClassifier
 from sepsa.river import SepSARegressor as RiverRegressor
 from sepsa.stream.engine.kernels import head
-from sepsa.stream.experts import logistic, neighbours, products, stack, trees
+from sepsa.stream.experts import bayes, logistic, neighbours, products, stack, trees
 from sepsa.stream.experts.compilation import compiled
 from sepsa.stream.learner import StreamLearner
 
@@ -28,13 +28,17 @@ OPTIONS = {"hidden": (64,), "activation": "fourier", "optimizer": "auto", "lr": 
 OPTIONS |= {"forgetting": "auto", "loss": "huber", "body": "experts"}
 seeds = st.integers(0, 2**32 - 1)
 # The functions that kernels call, compiled for calls from here once on a machine.
-nearest, remember, solve, weigh, grow, leaf, add_trees, expand, rank_one, learn_logistic, probabilities = (
+nearest, remember, solve, weigh, grow, leaf, add_trees, expand, rank_one = (
     compiled(function.py_func)
     for function in (
         neighbours.neighbours, stack.remember, stack.solve, stack.weigh, trees.grow, trees.leaf, trees.add_trees,
-        products.expand, head.rank_one, logistic.learn_logistic, logistic.probabilities,
+        products.expand, head.rank_one,
     )
 )  # fmt: skip
+learn_logistic, probabilities, learn_class, posterior = (
+    compiled(function.py_func)
+    for function in (logistic.learn_logistic, logistic.probabilities, bayes.learn_class, bayes.posterior)
+)
 
 
 def steps(n, inputs=4, seed=0):
@@ -48,15 +52,14 @@ def steps(n, inputs=4, seed=0):
 
 
 @settings(deadline=None, max_examples=50)
-@given(seed=seeds, n=st.integers(1, 60), d=st.integers(1, 5), m=st.integers(1, 3))
+@given(seed=seeds, n=st.integers(1, 200), d=st.integers(1, 5), m=st.integers(1, 3))
 def test_neighbours_equal_the_slow_reference(seed, n, d, m):
     rng = np.random.default_rng(seed)
     X, Y, omega = rng.normal(size=(n, d)), rng.normal(size=(n, m)), rng.uniform(0.1, 5, n)
     X, Y, omega = (a.astype(np.float32) for a in (X, Y, omega))
-    z, out, found = X.mean(0).astype(float), np.empty(m), np.empty((2, neighbours.NEIGHBOURS))
+    z, out, integers = X.mean(0).astype(float), np.empty(m), np.empty(200 + n, np.int32)
     low, high = X.min(0).astype(float), X.max(0).astype(float)
-    lanes = np.empty(neighbours.LANES, np.float32)
-    nearest(X.T.copy(), Y, omega, n, z, low, high, np.empty(n, np.float32), lanes, *found, out)
+    nearest(X.T.copy(), Y, omega, n, z, low, high, np.empty(n, np.float32), integers, out)
     slow = nearest_targets(X, Y, omega, z, high - low, neighbours.NEIGHBOURS)
     np.testing.assert_allclose(out, slow, rtol=1e-3, atol=1e-4)
 
@@ -79,7 +82,8 @@ def test_the_stack_is_ridge_regression_on_differences_of_answers(seed, n, expert
 def test_candidates_are_weighted_by_a_power_of_their_losses(losses, evidence):
     weights = np.empty(len(losses))
     best = weigh(np.array(losses), evidence, weights)
-    log = -0.5 * stack.POWER * evidence * np.log(np.array(losses) + 1e-12)
+    rows = evidence**2 / (evidence + stack.CAUTION)
+    log = -0.5 * stack.POWER * rows * np.log(np.array(losses) + 1e-12)
     log[1:] -= stack.PRIOR
     slow = np.exp(log - log.max())
     np.testing.assert_allclose(weights, slow / slow.sum(), rtol=1e-6, atol=1e-12)
@@ -92,35 +96,37 @@ def test_a_tree_is_grown_as_by_the_slow_reference(seed, n, d, m):
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(n, d)).astype(np.float32)
     Y, omega = rng.normal(size=(n, m)).astype(np.float32), rng.choice([0.5, 1.0, 2.0], n).astype(np.float32)
-    F, chosen = np.zeros((n, m), np.float32), np.zeros(min(d, trees.INPUTS))
-    growth, direction = np.array([0.0, -1.0, 0.0, float(seed)]), np.zeros(m)
-    edges = np.zeros((chosen.size, trees.BINS - 1))
-    inputs, thresholds = (np.full((trees.TREES + 1, trees.SPLITS), -v) for v in (1.0, 0.0))
+    F, chosen = np.zeros((n, m), np.float32), np.zeros(min(d, trees.INPUTS), np.int64)
+    growth, direction = np.array([0.0, -1.0, 0.0, float(seed), 0.0, 0.0]), np.zeros(m)
+    edges = np.zeros((chosen.size, trees.BINS - 1), np.float32)
+    splits = trees.TREES + 1, trees.SPLITS
+    inputs, thresholds = np.zeros(splits, np.uint32), np.full(splits, trees.NOWHERE, np.float32)
     values = np.zeros((trees.TREES + 1, trees.LEAVES, m))
-    histograms = np.zeros((trees.LEAVES // 2, chosen.size, trees.BINS, 2), np.float32)
-    nodes, old = np.full(n, trees.LATE, np.uint8), np.zeros(n, np.uint8)
-    bins = np.zeros((n, chosen.size), np.uint8)
-    cuts, leaf_counts = np.zeros(trees.SPLITS), np.zeros(trees.LEAVES)
+    cells = np.zeros(trees.LEAVES // 2 * chosen.size * trees.BINS, np.int64)
+    nodes, leaf_of_row = np.full(n, trees.LATE, np.uint8), np.zeros((trees.TREES, n), np.uint8)
+    packed, bins = np.zeros(n, np.int64), np.zeros((chosen.size, n), np.uint8)
+    cuts, leaf_counts = np.zeros(trees.SPLITS, np.uint8), np.zeros(trees.LEAVES)
     drawn = None
     while growth[trees.G_TREE] == 0:
         grow(
             X.T.copy(), Y, F, omega, n, growth, chosen, edges, direction, inputs, thresholds, values, cuts, leaf_counts,
-            histograms, nodes, old, bins,
+            cells, nodes, leaf_of_row, packed, bins,
         )  # fmt: skip
         if growth[trees.G_TREE] == 0:
             drawn = chosen.astype(int).tolist(), edges.copy(), direction.copy()
     if drawn is None:  # one call has grown it and perhaps begun the next
         return
     assert len(set(drawn[0])) == chosen.size
-    fast = {i: (int(inputs[0, i]), thresholds[0, i]) for i in range(trees.SPLITS) if inputs[0, i] >= 0}
+    fast = {i: (int(inputs[0, i]), v) for i, v in enumerate(thresholds[0]) if v < trees.NOWHERE}
     limits = trees.DEPTH, trees.LEAST, trees.SHRINK
     for gain, best in tree_gains(X, Y @ drawn[2], omega, drawn[0], drawn[1], fast, *limits):
         assert gain == pytest.approx(best, rel=1e-4, abs=1e-4)
     out, leaves = np.empty(m), np.array([leaf(inputs, thresholds, 0, X.T.copy(), i) for i in range(n)])
+    leaf_of_x = np.zeros(1, np.int64)
     for i in range(n):
         mine = leaves == leaves[i]
         share = omega[mine]
-        add_trees(inputs[:1], thresholds[:1], values[:1], X[i], out)
+        add_trees(inputs, thresholds, values, X[i], leaf_of_x, out)
         np.testing.assert_allclose(
             out, trees.RATE * (share @ Y[mine]) / (share.sum() + trees.SHRINK), rtol=1e-4, atol=1e-5
         )
@@ -159,6 +165,26 @@ def test_the_logistic_expert_makes_newton_steps(seed, n, d, m):
         A += o * max(1e-3, (2 * q * (1 - q)).max(), 0.5 * np.abs(y - q).max()) * np.outer(phi, phi)
         slow += o * np.outer(y - q, np.linalg.solve(A, phi))
     np.testing.assert_allclose(W, slow, rtol=1e-6, atol=1e-9)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=seeds, n=st.integers(1, 40), d=st.integers(1, 5), m=st.integers(1, 3))
+def test_naive_bayes_has_the_posterior_of_normal_laws_with_common_variances(seed, n, d, m):
+    rng = np.random.default_rng(seed)
+    Z, labels, omega, z = rng.normal(size=(n, d)), rng.integers(0, m, n), rng.uniform(0.1, 3, n), rng.normal(size=d)
+    means, counts, spread, out = np.zeros((m, d)), np.zeros(m), np.zeros(d), np.empty(m)
+    slow, rows, squares = np.zeros((m, d)), np.zeros(m), np.zeros(d)
+    for row, label, share in zip(Z, labels, omega, strict=True):
+        learn_class(means, counts, spread, label, row, share)
+        rows *= bayes.FORGETTING
+        before = rows[label] + bayes.SHRINK
+        mean = (before * slow[label] + share * row) / (before + share)
+        squares = bayes.FORGETTING * squares + share * (row - slow[label]) * (row - mean)
+        slow[label], rows[label] = mean, rows[label] + share
+    posterior(means, counts, spread, counts.sum(), z, out)
+    log = np.log(rows + bayes.SHRINK) - ((z - slow) ** 2 * (rows.sum() + 1) / (2 * squares + 2)).sum(1)
+    likely = np.exp(log - log.max())
+    np.testing.assert_allclose(out, likely / likely.sum(), rtol=1e-7, atol=1e-12)
 
 
 # ---------------------------------------------------------------------- the learner
@@ -235,11 +261,11 @@ def test_a_saved_learner_continues_bit_for_bit(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("SPLIT_INPUTS", 4.0),
-        ("CHOSEN", -1.0),
-        ("CUTS", 1e6),
+        ("SPLIT_INPUTS", 4),
+        ("CHOSEN", -1),
+        ("CUTS", 200),
         ("NODES", 99),
-        ("OLD", 99),
+        ("LEAF_OF_ROW", 99),
         ("BINS", 16),
         ("GROWTH", 99.0),
     ],

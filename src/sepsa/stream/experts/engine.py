@@ -16,10 +16,11 @@ from sepsa.stream.engine.protocol import FitPlan, Floats, StreamEngine
 from sepsa.stream.experts import layout, step
 from sepsa.stream.experts.layout import ExpertLayout
 from sepsa.stream.experts.models import ModelExperts
-from sepsa.stream.experts.trees import BINS, DEPTH, LATE, LEAVES, TREES
+from sepsa.stream.experts.trees import BINS, DEPTH, G_CURSOR, G_LEVEL, G_RANDOM, LATE, LEAVES, NOWHERE, TREES
 
 RIDGE = 10.0  # of the products
 LOGIT_RIDGE = 1.0
+BY_ROW = "ROWS", "TARGETS", "SUMS", "WEIGHTS", "LEAF_OF_ROW"  # parts that go with the rows of the window
 
 
 class ExpertEngine(StreamEngine):
@@ -40,8 +41,8 @@ class ExpertEngine(StreamEngine):
         part("LOGIT_D")[:] = 1 / LOGIT_RIDGE
         part("BINARY")[:] = 1.0
         part("WEIGHT")[0] = 1.0
-        part("SPLIT_INPUTS")[:] = -1.0
-        part("GROWTH")[:] = 0.0, -1.0, 0.0, 1.0
+        part("SPLIT_THRESHOLDS")[:] = NOWHERE
+        part("GROWTH")[[G_LEVEL, G_RANDOM]] = -1.0, 1.0
         part("NODES")[:] = LATE
         part("UNIT")[:] = 1.0 if classes else 0.0
 
@@ -194,10 +195,10 @@ class ExpertEngine(StreamEngine):
         other._allocate()
         arrays, numbers = new.entries("experts", set(other._layout.shapes)), other._layout.numbers
         bounds = {  # of parts by which kernels address others
-            "SPLIT_INPUTS": (-1, other.inputs - 1),
+            "SPLIT_INPUTS": (0, other.inputs - 1),
             "CHOSEN": (0, other.inputs - 1),
             "CUTS": (0, BINS * numbers[layout.X_TREE_INPUTS] - 1),
-            "OLD": (0, LEAVES - 1),
+            "LEAF_OF_ROW": (0, LEAVES - 1),
             "BINS": (0, BINS - 1),
         }
         for name in other._layout.shapes:
@@ -209,13 +210,16 @@ class ExpertEngine(StreamEngine):
                     raise arrays.damaged(name, f"integers from {low} to {high}", part)
         counts, growth = other._part("COUNTS"), other._part("GROWTH")
         most = [np.inf, numbers[layout.X_WINDOW], numbers[layout.X_WINDOW] - 1, np.inf, np.inf]
-        if (counts < 0).any() or (counts > [*most, numbers[layout.X_EXPERTS], np.inf]).any():
+        if (counts < 0).any() or (counts > [*most, numbers[layout.X_EXPERTS], np.inf, np.inf]).any():
             raise arrays.damaged("COUNTS", "numbers within the window and the experts", counts)
-        limits = [TREES - 1, DEPTH, counts[layout.C_FILLED], 2**32 - 1]
-        if (growth < [0, -1, 0, 0]).any() or (growth > limits).any() or (growth != np.floor(growth)).any():
+        limits, steps = [TREES - 1, DEPTH, counts[layout.C_FILLED], 2**32 - 1], growth[: G_RANDOM + 1]
+        if (steps < [0, -1, 0, 0]).any() or (steps > limits).any() or (steps != np.floor(steps)).any():
             raise arrays.damaged("GROWTH", f"integers up to {limits}", growth)
-        rows, nodes, level = np.arange(numbers[layout.X_WINDOW]), other._part("NODES"), int(growth[1])
-        if level >= 0 and ((nodes != LATE) & (nodes >> np.where(rows < growth[2], level, max(level - 1, 0)) > 0)).any():
+        rows, nodes, level = np.arange(numbers[layout.X_WINDOW]), other._part("NODES"), int(growth[G_LEVEL])
+        if (
+            level >= 0
+            and ((nodes != LATE) & (nodes >> np.where(rows < growth[G_CURSOR], level, max(level - 1, 0)) > 0)).any()
+        ):
             raise arrays.damaged("NODES", f"nodes of level {level}", nodes)
         other._models = self._models.loaded(new["models"], new.path("models"))
         self.__dict__.update(other.__dict__)
@@ -234,7 +238,7 @@ class ExpertEngine(StreamEngine):
             old, new = self._part(name), grown._part(name)
             if old.shape == new.shape:
                 new[...] = old
-            elif name not in ("ROWS", "TARGETS", "SUMS", "WEIGHTS", "NODES", "OLD", "BINS", "HISTOGRAMS"):
+            elif name not in (*BY_ROW, "PACKED", "NODES", "BINS", "HISTOGRAMS"):
                 new[tuple(slice(0, size) for size in old.shape)] = old
         for name, ridge in (("D", RIDGE), ("LOGIT_D", LOGIT_RIDGE)):
             grown._part(name)[self._part(name).size :] = 1 / ridge
@@ -249,17 +253,14 @@ class ExpertEngine(StreamEngine):
         for name in ("TARGETS", "SUMS"):
             grown._part(name)[:kept, : self.outputs] = self._part(name)[latest]
         grown._part("WEIGHTS")[:kept] = self._part("WEIGHTS")[latest]
+        grown._part("LEAF_OF_ROW")[:, :kept] = self._part("LEAF_OF_ROW")[:, latest]
         counts[[layout.C_FILLED, layout.C_NEXT]] = kept, kept % grown._part("WEIGHTS").size
         grown._part("NODES")[:] = LATE
-        grown._part("GROWTH")[[1, 2]] = -1.0, 0.0
+        grown._part("GROWTH")[[G_LEVEL, G_CURSOR]] = -1.0, 0.0
         grown._models = self._models
         self.__dict__.update(grown.__dict__)
 
     # ------------------------------------------------------------------ learning and prediction
-
-    def _arguments(self) -> tuple[Any, ...]:
-        network = self._network
-        return network._layout.numbers, network._options, network._dtype_of_body
 
     def learn(self, X: Floats, Y: Floats, sample_weight: Floats | None = None) -> Floats:
         """Learn the rows of X (n, inputs) and Y (n, outputs) in order; returns the predictions made before.
@@ -274,8 +275,8 @@ class ExpertEngine(StreamEngine):
         self._work[:] = 0.0  # answers from an interrupted call belong to another state
         models, extra = self._models.learned(X, Y, weights)
         done = step.learn(
-            states[0], *self._arguments(), X, Y, weights, out, network._workspace, states[1], self._layout.numbers,
-            extra, self._work,
+            states[0], network._layout.numbers, network._options, network._dtype_of_body, X, Y, weights, out,
+            network._workspace, states[1], self._layout.numbers, extra, self._work,
         )  # fmt: skip
         if done < len(X):
             raise NotFinite(
@@ -290,15 +291,15 @@ class ExpertEngine(StreamEngine):
 
     def learn_row(self, x: Sequence[float], y: Iterable[float], weight: float) -> None:
         """Learn one row of a positive weight, without allocating arrays."""
-        if len(self._models) or not step.learn.overloads:
+        if self._models.models or not step.learn.overloads:
             super().learn_row(x, y, weight)
             return
         network = self._network
         row, work, extra = self._buffers.pop() if self._buffers else self._new_buffer()
         row.write(row.values, 0, *x, *y, weight)
         if not step.learn(
-            network._state, *self._arguments(), row.x, row.y, row.weight, row.out, network._workspace, self._state,
-            self._layout.numbers, extra, work,
+            network._state, network._layout.numbers, network._options, network._dtype_of_body, row.x, row.y, row.weight,
+            row.out, network._workspace, self._state, self._layout.numbers, extra, work,
         ):  # fmt: skip
             self.learn(row.x, row.y, row.weight)  # raises NotFinite
         self._buffers.append((row, work, extra))
@@ -312,7 +313,7 @@ class ExpertEngine(StreamEngine):
 
     def predict_row(self, x: Sequence[float]) -> list[float]:
         """The prediction for one row, without allocating arrays; threads may call it at the same time."""
-        if len(self._models) or not step.predict.overloads:
+        if self._models.models or not step.predict.overloads:
             return super().predict_row(x)
         network = self._network
         try:
@@ -324,9 +325,9 @@ class ExpertEngine(StreamEngine):
             network._state, network._layout.numbers, network._dtype_of_body, row.x, row.out, row.leverage,
             row.workspace, self._state, self._layout.numbers, extra, work,
         )  # fmt: skip
-        out: list[float] = row.out.ravel().tolist()
+        out: list[list[float]] = row.out.tolist()
         self._buffers.append((row, work, extra))
-        return out
+        return out[0]
 
     def _new_buffer(self) -> tuple[RowBuffer, Floats, Floats]:
         return RowBuffer(self._network), np.zeros_like(self._work), np.empty((1, 0, self.outputs))

@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepsa.stream.engine.layout import TEMPERATURES
-from sepsa.stream.experts.neighbours import NEIGHBOURS
+from sepsa.stream.experts.neighbours import LANES, NEIGHBOURS, PLACES, TOPS
 from sepsa.stream.experts.trees import BINS, LEAVES, SPLITS, TREES
 from sepsa.stream.experts.trees import INPUTS as TREE_INPUTS
 
-# The experts, by their rows in the answers; the logistic one is for classes alone. Those of the user follow, and the
-# stack is last.
-NAMES = ("network", "neighbours", "trees", "products", "last target", "mean", "last errors", "logistic")
-NETWORK, NEAR, TREE, PRODUCTS, LAST, MEAN, ERRORS, LOGISTIC = range(8)
+# The experts, by their rows in the answers; from the logistic one on they are for classes alone. Those of the user
+# follow, and the stack is last.
+NAMES = ("network", "neighbours", "trees", "products", "last target", "mean", "last errors", "logistic", "naive Bayes")
+NETWORK, NEAR, TREE, PRODUCTS, LAST, MEAN, ERRORS, LOGISTIC, BAYES = range(9)
 
 # Settings and sizes at the start of the layout, then the start of each part.
 (
@@ -25,16 +25,17 @@ NETWORK, NEAR, TREE, PRODUCTS, LAST, MEAN, ERRORS, LOGISTIC = range(8)
 # The parts in their order.
 (
     P_COUNTS, P_CENTRE, P_SCALE, P_LOW, P_HIGH, P_UNIT, P_ERROR, P_ERROR_RUN, P_CALIBRATION, P_SIMPLE, P_GRAM,
-    P_MOMENT, P_STACK, P_LOSS, P_WEIGHT, P_W, P_U, P_D, P_BINARY, P_KEYED, P_LOGIT_W, P_LOGIT_U, P_LOGIT_D, P_GROWTH,
-    P_CHOSEN, P_EDGES, P_DIRECTION, P_SPLIT_INPUTS, P_SPLIT_THRESHOLDS, P_VALUES, P_CUTS, P_LEAF_COUNTS, P_HISTOGRAMS,
-    P_ROWS, P_TARGETS, P_SUMS, P_WEIGHTS, P_NODES, P_OLD, P_BINS,
-) = range(X_PARTS, X_PARTS + 40)  # fmt: skip
+    P_MOMENT, P_STACK, P_LOSS, P_WEIGHT, P_W, P_U, P_D, P_BINARY, P_KEYED, P_LOGIT_W, P_LOGIT_U, P_LOGIT_D,
+    P_CLASS_MEANS, P_CLASS_COUNTS, P_CLASS_SPREAD, P_GROWTH, P_CHOSEN, P_EDGES, P_DIRECTION, P_SPLIT_INPUTS,
+    P_SPLIT_THRESHOLDS, P_VALUES, P_CUTS, P_LEAF_COUNTS, P_HISTOGRAMS, P_ROWS, P_TARGETS, P_SUMS, P_WEIGHTS, P_PACKED,
+    P_NODES, P_LEAF_OF_ROW, P_BINS,
+) = range(X_PARTS, X_PARTS + 44)  # fmt: skip
 
 # Rows learned, their number in the window, the next place in it, their discounted number, the typical weight, the
-# expert with the largest weight, and the row since which it is.
-C_ROWS, C_FILLED, C_NEXT, C_EVIDENCE, C_WEIGHT, C_BEST, C_SINCE = range(7)
+# expert with the largest weight, the row since which it is, and the discounted number of rows of any class.
+C_ROWS, C_FILLED, C_NEXT, C_EVIDENCE, C_WEIGHT, C_BEST, C_SINCE, C_CLASSED = range(8)
 
-WINDOW = 1024  # rows, for up to 16 inputs
+WINDOW = PLACES  # rows, for up to 16 inputs
 CELLS = 16 * WINDOW
 PAIRED = 10  # inputs of which products are taken
 SLOTS = 64  # of the keys whose last errors are kept
@@ -45,6 +46,7 @@ class ExpertLayout:
 
     def __init__(self, inputs: int, outputs: int, more: int, robust: bool, classes: bool) -> None:
         d, m, logits = inputs, outputs, 1 + inputs if classes else 0
+        classed = m if classes else 0
         self.built_in = NAMES if classes else NAMES[:LOGISTIC]
         experts = len(self.built_in) + more
         window = max(64, min(WINDOW, CELLS // d))
@@ -52,7 +54,7 @@ class ExpertLayout:
         features, chosen = 1 + paired * (paired + 3) // 2, min(d, TREE_INPUTS)
         self.inputs, self.outputs, self.more = d, m, more
         self.shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
-            "COUNTS": (float, (7,)),
+            "COUNTS": (float, (8,)),
             "CENTRE": (float, (d,)),
             "SCALE": (float, (d,)),
             "LOW": (float, (d,)),
@@ -75,23 +77,27 @@ class ExpertLayout:
             "LOGIT_W": (float, (m, logits)),
             "LOGIT_U": (float, (logits * (logits - 1) // 2,)),
             "LOGIT_D": (float, (logits,)),
-            "GROWTH": (float, (4,)),
-            "CHOSEN": (float, (chosen,)),
-            "EDGES": (float, (chosen, BINS - 1)),
+            "CLASS_MEANS": (float, (classed, d)),
+            "CLASS_COUNTS": (float, (classed,)),
+            "CLASS_SPREAD": (float, (d,)),
+            "GROWTH": (float, (6,)),
+            "CHOSEN": (np.int64, (chosen,)),
+            "EDGES": (np.float32, (chosen, BINS - 1)),
             "DIRECTION": (float, (m,)),
-            "SPLIT_INPUTS": (float, (TREES + 1, SPLITS)),
-            "SPLIT_THRESHOLDS": (float, (TREES + 1, SPLITS)),
+            "SPLIT_INPUTS": (np.uint32, (TREES + 1, SPLITS)),
+            "SPLIT_THRESHOLDS": (np.float32, (TREES + 1, SPLITS)),
             "VALUES": (float, (TREES + 1, LEAVES, m)),
-            "CUTS": (float, (SPLITS,)),
+            "CUTS": (np.uint8, (SPLITS,)),
             "LEAF_COUNTS": (float, (LEAVES,)),
-            "HISTOGRAMS": (np.float32, (LEAVES // 2, chosen, BINS, 2)),
+            "HISTOGRAMS": (np.int64, (LEAVES // 2, chosen, BINS)),
             "ROWS": (np.float32, (d, window)),
             "TARGETS": (np.float32, (window, m)),
             "SUMS": (np.float32, (window, m)),
             "WEIGHTS": (np.float32, (window,)),
+            "PACKED": (np.int64, (window,)),
             "NODES": (np.uint8, (window,)),
-            "OLD": (np.uint8, (window,)),
-            "BINS": (np.uint8, (window, chosen)),
+            "LEAF_OF_ROW": (np.uint8, (TREES, window)),
+            "BINS": (np.uint8, (chosen, window)),
         }
         starts, self.size = [], 0
         for dtype, shape in self.shapes.values():
@@ -99,10 +105,10 @@ class ExpertLayout:
             self.size += (int(np.prod(shape)) * np.dtype(dtype).itemsize + 7) // 8
         settings = [d, m, experts, window, features, chosen, int(robust), int(classes)]
         self.numbers = np.array([*settings, *starts], dtype=np.int64)
-        # z, x, φ and b of the products, answers, y, the stack's factor, distances, the nearest and their places, the
-        # row before which the answers were made, and φ and b of the logistic expert.
-        row = 2 * d + 2 * features + (experts + 3) * m + experts * experts
-        self.workspace = row + window + 2 * NEIGHBOURS + 1 + 2 * logits
+        # z, x, φ and b of the products, answers, y, the stack's factor, the row before which the answers were made, the
+        # leaves of z, the workspaces of the neighbours (distances and integers), and φ and b of the logistic expert.
+        row = 2 * d + 2 * features + (experts + 3) * m + experts * experts + 1 + TREES
+        self.workspace = row + window + (LANES + TOPS + NEIGHBOURS + LANES) // 2 + 2 * logits
 
     def part(self, state: NDArray[np.float64], name: str) -> NDArray[Any]:
         """A part of a state as a view of its dtype and shape."""

@@ -7,69 +7,93 @@ import numpy as np
 from sepsa.stream.experts.compilation import called
 
 NEIGHBOURS = 12
-LANES = 16
+LANES, TOPS = 64, 8  # of the selection: columns of distances, and of their minima
+PLACES = 1024  # a power of two, at least the rows of the window
+NONE = np.int32(2**31 - 1)
 
 
 @called
-def upper_bound(distances, lanes):
-    """A number that `NEIGHBOURS` of the distances do not exceed, and few more: infinite where there are fewer.
+def minima(cells, out):
+    """out (columns,): the least number of each column of cells (rows, columns)."""
+    for k in range(out.size):
+        out[k] = NONE
+    for r in range(cells.shape[0]):
+        for k in range(out.size):
+            out[k] = min(out[k], cells[r, k])
 
-    The distances are dealt out to lanes (LANES,), whose minima the processor finds side by side. As many distances as
-    lanes lie below a minimum of rank `NEIGHBOURS`.
+
+@called
+def least(cells, column):
+    """The least number of one column of cells (rows, columns)."""
+    low = NONE
+    for r in range(cells.shape[0]):
+        low = min(low, cells[r, column])
+    return low
+
+
+@called
+def nearest(distances, rows, keys, lanes, tops, places):
+    """places (k,): those of the least distances, in order; without branches, which a processor would mispredict.
+
+    A key is a distance, whose bits have the order of the number, with its place in the last bits. Minima of columns of
+    keys, and minima of those minima, are corrected after each key that is taken.
     """
-    for k in range(LANES):
-        lanes[k] = np.inf
-    whole = distances.size - distances.size % LANES
-    for start in range(0, whole, LANES):
-        for k in range(LANES):
-            lanes[k] = distances[start + k] if distances[start + k] < lanes[k] else lanes[k]
-    for i in range(whole, distances.size):
-        lanes[i - whole] = min(lanes[i - whole], distances[i])
-    bound = -lanes.dtype.type(1.0)
-    for k in range(LANES):
-        below = 0
-        for other in range(LANES):
-            below += lanes[other] < lanes[k]
-        if below < NEIGHBOURS:
-            bound = max(bound, lanes[k])
-    return bound
+    cells = keys.reshape(keys.size // LANES, LANES)
+    bits = distances.view(np.int32)
+    for i in range(rows):
+        keys[i] = (bits[i] & np.int32(-PLACES)) | np.int32(i)
+    for i in range(rows, keys.size):
+        keys[i] = NONE
+    minima(cells, lanes)
+    groups = lanes.reshape(LANES // TOPS, TOPS)
+    minima(groups, tops)
+    for k in range(places.size):
+        low = tops[0]
+        for top in range(TOPS):
+            low = min(low, tops[top])
+        at = low & (PLACES - 1)
+        places[k], keys[at] = at, NONE
+        lanes[at % LANES] = least(cells, at % LANES)
+        tops[at % TOPS] = least(groups, at % TOPS)
 
 
 @called
-def neighbours(X, Y, weights, rows, z, low, high, distances, lanes, nearest, places, out):
+def gain_of(low, high):
+    """The factor of an input of this range in differences; 0 where it is constant."""
+    return np.float32(1.0 / (high - low) if low < high else 0.0)
+
+
+@called
+def neighbours(X, Y, weights, rows, z, low, high, distances, integers, out):
     """out (m,): the mean target of the window rows nearest to z (d,), `NEIGHBOURS` of them.
 
     X (d, window) holds the inputs of the window, Y (window, m) its targets; `rows` of them are filled. A neighbour of
-    weight ω at distance r counts ω/(r² + s), where s is a sixteenth of the mean r² of the neighbours.
+    weight ω at distance r counts ω/(r² + s), where s is a sixteenth of the mean r² of the neighbours. `distances`
+    (window,) and `integers` are workspaces.
     """
     for i in range(rows):
         distances[i] = 0.0
-    for j in range(z.size):
-        width = high[j] - low[j]
-        if width > 0.0:
-            column, value, gain = X[j], X.dtype.type(z[j]), X.dtype.type(1.0 / (width * width))
-            for i in range(rows):
-                off = column[i] - value
-                distances[i] += gain * off * off
-    found, bound = min(NEIGHBOURS, rows), upper_bound(distances[:rows], lanes)
-    for k in range(NEIGHBOURS):
-        nearest[k] = np.inf
-    for i in range(rows):
-        if distances[i] <= bound and distances[i] < nearest[found - 1]:
-            at = found - 1
-            while at > 0 and distances[i] < nearest[at - 1]:
-                nearest[at], places[at] = nearest[at - 1], places[at - 1]
-                at -= 1
-            nearest[at], places[at] = distances[i], i
+    for j in range(0, z.size, 2):  # by two, for half as many passes; the last may have itself, at no gain, beside it
+        other = min(j + 1, z.size - 1)
+        a, gain_a = X[j], gain_of(low[j], high[j])
+        b, gain_b = X[other], gain_of(low[other], high[other]) if other > j else np.float32(0.0)
+        value_a, value_b = gain_a * np.float32(z[j]), gain_b * np.float32(z[other])
+        for i in range(rows):
+            off_a, off_b = gain_a * a[i] - value_a, gain_b * b[i] - value_b
+            distances[i] += off_a * off_a + off_b * off_b
+    padded, found = (rows + LANES - 1) // LANES * LANES, min(NEIGHBOURS, rows)
+    lanes, tops = integers[:LANES], integers[LANES : LANES + TOPS]
+    places, keys = integers[LANES + TOPS : LANES + TOPS + found], integers[LANES + TOPS + NEIGHBOURS :]
+    nearest(distances, rows, keys[:padded], lanes, tops, places)
     softening, total = 1e-12, 1e-300
     for i in range(found):
-        softening += nearest[i] / (16.0 * found)
+        softening += distances[places[i]] / (16.0 * found)
     for k in range(out.size):
         out[k] = 0.0
     for i in range(found):
-        weight = weights[int(places[i])] / (nearest[i] + softening)
+        weight = weights[places[i]] / (distances[places[i]] + softening)
         total += weight
         for k in range(out.size):
-            out[k] += weight * Y[int(places[i]), k]
+            out[k] += weight * Y[places[i], k]
     for k in range(out.size):
         out[k] /= total

@@ -13,8 +13,11 @@ from sepsa.stream.experts.compilation import called
 FORGETTING = 0.999
 RIDGE = 5.0
 DISCOUNT = 0.99
-POWER = 0.5
-PRIOR = 3.0  # the logarithm of the network's weight before any row over that of another candidate
+POWER = 2.0
+CAUTION = 200.0  # rows: losses of n rows count as those of n²/(n + CAUTION), because few rows tell experts apart badly
+EVERY = 4  # rows of which one solves for the weights of the stack, once there are `OFTEN`
+OFTEN = 256
+PRIOR = 2.0  # the logarithm of the network's weight before any row over that of another candidate
 
 
 @called
@@ -62,14 +65,14 @@ def solve(gram, moment, factor, w):
 
 @called
 def weigh(losses, evidence, weights):
-    """weights ∝ prior · loss^(-POWER · evidence/2); returns the candidate with the largest one."""
+    """weights ∝ prior · loss^(-POWER · n/2), n = evidence²/(evidence + CAUTION); returns the largest one's place."""
     least = losses[0]
     for c in range(losses.size):
         least = min(least, losses[c])
-    total, best = 0.0, 0
+    total, best, strength = 0.0, 0, 0.5 * POWER * evidence * evidence / (evidence + CAUTION)
     for c in range(losses.size):
         ratio = (losses[c] + 1e-12) / (least + 1e-12)
-        weights[c] = math.exp(-0.5 * POWER * evidence * math.log(ratio) - (PRIOR if c else 0.0))
+        weights[c] = math.exp(-strength * math.log(ratio) - (PRIOR if c else 0.0))
         total += weights[c]
         if weights[c] > weights[best]:
             best = c

@@ -20,11 +20,12 @@ from sepsa.stream.engine.kernels.robust import (
 from sepsa.stream.engine.kernels.step import calibrate
 from sepsa.stream.engine.layout import TEMPERATURES
 from sepsa.stream.experts import layout as lay
+from sepsa.stream.experts.bayes import FORGETTING, learn_class, posterior
 from sepsa.stream.experts.compilation import borrowed, called, compiled
 from sepsa.stream.experts.logistic import learn_logistic, probabilities
-from sepsa.stream.experts.neighbours import LANES, NEIGHBOURS, neighbours
+from sepsa.stream.experts.neighbours import neighbours
 from sepsa.stream.experts.products import expand
-from sepsa.stream.experts.stack import DISCOUNT, remember, solve, weigh
+from sepsa.stream.experts.stack import DISCOUNT, EVERY, OFTEN, remember, solve, weigh
 from sepsa.stream.experts.trees import BINS, LATE, LEAST, LEAVES, SPLITS, TREES, add_trees, grow
 
 CLIP = 8.0
@@ -53,10 +54,14 @@ def window_views(E, M):
 def tree_views(E, M):
     """Inputs and thresholds of splits (trees + 1, SPLITS) and values of leaves (trees + 1, LEAVES, m)."""
     m, count = M[lay.X_OUTPUTS], (TREES + 1) * SPLITS
-    inputs = numbers(E, M, lay.P_SPLIT_INPUTS, count).reshape(TREES + 1, SPLITS)
-    thresholds = numbers(E, M, lay.P_SPLIT_THRESHOLDS, count).reshape(TREES + 1, SPLITS)
+    inputs = E[M[lay.P_SPLIT_INPUTS] : M[lay.P_SPLIT_INPUTS] + (count + 1) // 2].view(np.uint32)
+    thresholds = E[M[lay.P_SPLIT_THRESHOLDS] : M[lay.P_SPLIT_THRESHOLDS] + (count + 1) // 2].view(np.float32)
     values = numbers(E, M, lay.P_VALUES, (TREES + 1) * LEAVES * m).reshape(TREES + 1, LEAVES, m)
-    return inputs, thresholds, values
+    return (
+        inputs[:count].reshape(TREES + 1, SPLITS),
+        thresholds[:count].reshape(TREES + 1, SPLITS),
+        values,
+    )
 
 
 @called
@@ -104,12 +109,20 @@ def logistic_views(E, M, work):
 
 
 @called
+def class_views(E, M):
+    """Means (m, d), discounted counts (m,) and squares (d,) of the classes."""
+    d, m = M[lay.X_INPUTS], M[lay.X_OUTPUTS]
+    means = numbers(E, M, lay.P_CLASS_MEANS, m * d).reshape(m, d)
+    return means, numbers(E, M, lay.P_CLASS_COUNTS, m), numbers(E, M, lay.P_CLASS_SPREAD, d)
+
+
+@called
 def look_up(E, M, x, work):
     """Fill z, and the answers of the neighbours and trees, in the workspace, unless they are those of this row."""
     d, n = M[lay.X_INPUTS], M[lay.X_WINDOW]
     z, last, _, _, answers, _, _, rest = workspaces(M, work)
-    counts, centre = numbers(E, M, lay.P_COUNTS, 7), numbers(E, M, lay.P_CENTRE, d)
-    same = rest[n + 2 * NEIGHBOURS] == counts[lay.C_ROWS] + 1.0
+    counts, centre = numbers(E, M, lay.P_COUNTS, 8), numbers(E, M, lay.P_CENTRE, d)
+    same = rest[0] == counts[lay.C_ROWS] + 1.0
     for j in range(d):
         same = same and last[j] == x[j]
     if same:
@@ -119,17 +132,16 @@ def look_up(E, M, x, work):
         # Rounded as in the window, so that a threshold of a tree divides rows alike.
         z[j] = np.float32(min(max((x[j] - centre[j]) * scale[j], -CLIP), CLIP)) if x[j] == x[j] else 0.0
     X, Y, _, weights, _ = window_views(E, M)
-    near = rest[:n].view(np.float32)  # the distances, then the lanes
+    near = rest[1 + TREES :].view(np.float32)
     neighbours(
         X, Y, weights, int(counts[lay.C_FILLED]), z, numbers(E, M, lay.P_LOW, d), numbers(E, M, lay.P_HIGH, d),
-        near[:n], near[n : n + LANES], rest[n : n + NEIGHBOURS], rest[n + NEIGHBOURS : n + 2 * NEIGHBOURS],
-        answers[lay.NEAR],
+        near[:n], near[n:].view(np.int32), answers[lay.NEAR],
     )  # fmt: skip
     inputs, thresholds, values = tree_views(E, M)
-    add_trees(inputs[:TREES], thresholds[:TREES], values[:TREES], z, answers[lay.TREE])
+    add_trees(inputs, thresholds, values, z, rest[1 : 1 + TREES].view(np.int64), answers[lay.TREE])
     for j in range(d):
         last[j] = x[j]
-    rest[n + 2 * NEIGHBOURS] = counts[lay.C_ROWS] + 1.0
+    rest[0] = counts[lay.C_ROWS] + 1.0
 
 
 @called
@@ -151,6 +163,8 @@ def answer(E, M, x, network, extra, out, work):
         for j in range(z.size):
             phi[j + 1] = z[j]
         probabilities(W_logit, phi, answers[lay.LOGISTIC])
+        means, of_class, spread = class_views(E, M)
+        posterior(means, of_class, spread, numbers(E, M, lay.P_COUNTS, 8)[lay.C_CLASSED], z, answers[lay.BAYES])
     stack, shares = numbers(E, M, lay.P_STACK, J - 1), numbers(E, M, lay.P_WEIGHT, J + 1)
     for k in range(m):
         a = min(max(network[k] * unit[k], -FAR), FAR)
@@ -176,8 +190,8 @@ def answer(E, M, x, network, extra, out, work):
 def learn_row(E, M, x, target, weight, out, work):
     """Learn a row of a positive weight, whose answers lie in the workspace and whose prediction was out (m,)."""
     d, m, p, J = M[lay.X_INPUTS], M[lay.X_OUTPUTS], M[lay.X_FEATURES], M[lay.X_EXPERTS]
-    z, _, phi, b, answers, y, factor, _ = workspaces(M, work)
-    counts, unit = numbers(E, M, lay.P_COUNTS, 7), numbers(E, M, lay.P_UNIT, m)
+    z, _, phi, b, answers, y, factor, rest = workspaces(M, work)
+    counts, unit = numbers(E, M, lay.P_COUNTS, 8), numbers(E, M, lay.P_UNIT, m)
     centre, scale = numbers(E, M, lay.P_CENTRE, d), numbers(E, M, lay.P_SCALE, d)
     error = numbers(E, M, lay.P_ERROR, 3 * m).reshape(m, 3)
     error_run = numbers(E, M, lay.P_ERROR_RUN, 3 * m).reshape(m, 3)
@@ -194,7 +208,7 @@ def learn_row(E, M, x, target, weight, out, work):
     else:
         counts[lay.C_WEIGHT] = counts[lay.C_WEIGHT] if counts[lay.C_WEIGHT] > 0.0 else weight
         share = min(weight / counts[lay.C_WEIGHT], 1e6)
-    trust = 1.0
+    trust, label = 1.0, 0
     for k in range(m):
         if unit[k] == 0.0 and target[k] != 0.0:
             unit[k] = 1.0 / min(max(abs(target[k]), 1e-100), 1e100)
@@ -210,7 +224,6 @@ def learn_row(E, M, x, target, weight, out, work):
                 trust = min(trust, limit / abs(off))
                 y[k] = predicted + min(max(off, -limit), limit)
     if classes:
-        label = 0
         for k in range(m):
             if y[k] > y[label]:
                 label = k
@@ -230,7 +243,8 @@ def learn_row(E, M, x, target, weight, out, work):
     gram = numbers(E, M, lay.P_GRAM, (J - 1) * (J - 1)).reshape(J - 1, J - 1)
     moment, stack = numbers(E, M, lay.P_MOMENT, J - 1), numbers(E, M, lay.P_STACK, J - 1)
     remember(gram, moment, answers, y, share)
-    solve(gram, moment, factor, stack)
+    if counts[lay.C_ROWS] <= OFTEN or counts[lay.C_ROWS] % EVERY == 0.0:
+        solve(gram, moment, factor, stack)
     W, D = numbers(E, M, lay.P_W, m * p).reshape(m, p), numbers(E, M, lay.P_D, p)
     expand(z, phi)
     g = rank_one(numbers(E, M, lay.P_U, p * (p - 1) // 2), D, phi, 0, share * trust, b)
@@ -246,14 +260,20 @@ def learn_row(E, M, x, target, weight, out, work):
     if classes:
         phi, b, W, U, D = logistic_views(E, M, work)
         learn_logistic(U, D, W, phi, answers[lay.LOGISTIC], y, share * trust, b)
-    enter(E, M, z, y, share, answers[lay.TREE])
+        counts[lay.C_CLASSED] = FORGETTING * counts[lay.C_CLASSED] + share
+        means, of_class, spread = class_views(E, M)
+        learn_class(means, of_class, spread, label, z, share)
+    enter(E, M, z, y, share, answers[lay.TREE], rest[1 : 1 + TREES].view(np.int64))
 
 
 @called
-def enter(E, M, z, y, share, sums):
-    """Put a row into the window, in the place of the oldest once it is full, and go on with the tree in growth."""
+def enter(E, M, z, y, share, sums, leaves):
+    """Put a row into the window, in the place of the oldest once it is full, and go on with the tree in growth.
+
+    `sums` (m,) and `leaves` (trees,) are what the trees told of it.
+    """
     d, m, n, chosen = M[lay.X_INPUTS], M[lay.X_OUTPUTS], M[lay.X_WINDOW], M[lay.X_TREE_INPUTS]
-    counts = numbers(E, M, lay.P_COUNTS, 7)
+    counts = numbers(E, M, lay.P_COUNTS, 8)
     low, high = numbers(E, M, lay.P_LOW, d), numbers(E, M, lay.P_HIGH, d)
     X, Y, F, weights, nodes = window_views(E, M)
     at = int(counts[lay.C_NEXT])
@@ -265,21 +285,24 @@ def enter(E, M, z, y, share, sums):
         low[j], high[j] = z[j] if first else min(low[j], z[j]), z[j] if first else max(high[j], z[j])
     for k in range(m):
         Y[at, k], F[at, k] = y[k], sums[k]
+    leaf_of_row = E[M[lay.P_LEAF_OF_ROW] : M[lay.P_LEAF_OF_ROW] + (TREES * n + 7) // 8].view(np.uint8)
+    for t in range(TREES):
+        leaf_of_row[t * n + at] = leaves[t]
     weights[at], nodes[at] = share, LATE
     counts[lay.C_NEXT], counts[lay.C_FILLED] = (at + 1) % n, min(counts[lay.C_FILLED] + 1.0, n)
     if counts[lay.C_FILLED] >= 2.0 * LEAST:
         inputs, thresholds, values = tree_views(E, M)
-        old = E[M[lay.P_OLD] : M[lay.P_OLD] + (n + 7) // 8].view(np.uint8)[:n]
         bins = E[M[lay.P_BINS] : M[lay.P_BINS] + (n * chosen + 7) // 8].view(np.uint8)[: n * chosen]
-        size = LEAVES // 2 * chosen * 2 * BINS
-        histograms = E[M[lay.P_HISTOGRAMS] : M[lay.P_HISTOGRAMS] + size // 2].view(np.float32)
+        edges = numbers(E, M, lay.P_EDGES, (chosen * (BINS - 1) + 1) // 2).view(np.float32)
         grow(
-            X, Y, F, weights, int(counts[lay.C_FILLED]), numbers(E, M, lay.P_GROWTH, 4),
-            numbers(E, M, lay.P_CHOSEN, chosen),
-            numbers(E, M, lay.P_EDGES, chosen * (BINS - 1)).reshape(chosen, BINS - 1),
-            numbers(E, M, lay.P_DIRECTION, m), inputs, thresholds, values, numbers(E, M, lay.P_CUTS, SPLITS),
-            numbers(E, M, lay.P_LEAF_COUNTS, LEAVES), histograms.reshape(LEAVES // 2, chosen, BINS, 2), nodes, old,
-            bins.reshape(n, chosen),
+            X, Y, F, weights, int(counts[lay.C_FILLED]), numbers(E, M, lay.P_GROWTH, 6),
+            numbers(E, M, lay.P_CHOSEN, chosen).view(np.int64),
+            edges[: chosen * (BINS - 1)].reshape(chosen, BINS - 1),
+            numbers(E, M, lay.P_DIRECTION, m), inputs, thresholds, values,
+            numbers(E, M, lay.P_CUTS, (SPLITS + 7) // 8).view(np.uint8), numbers(E, M, lay.P_LEAF_COUNTS, LEAVES),
+            numbers(E, M, lay.P_HISTOGRAMS, LEAVES // 2 * chosen * BINS).view(np.int64), nodes,
+            leaf_of_row[: TREES * n].reshape(TREES, n), numbers(E, M, lay.P_PACKED, n).view(np.int64),
+            bins.reshape(chosen, n),
         )  # fmt: skip
 
 

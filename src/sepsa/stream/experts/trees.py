@@ -7,9 +7,13 @@ window that adds each row to the histograms of its node; after it every node tak
     S_l²/(n_l + λ) + S_r²/(n_r + λ) - S²/(n + λ),      S = Σ r·direction over the rows of a node, λ = `SHRINK`,
 
 where r has several outputs, along a random direction. A last pass collects the values of the leaves, `RATE` Σr/(n + λ).
+A cell of a histogram is one integer, so that a row is added to it in one operation: the sum of weights in its upper
+bits, and that of weighted residuals, in units of a fraction of the largest, in the lower ones.
 """
 
 from __future__ import annotations
+
+import numpy as np
 
 from sepsa.stream.experts.compilation import called
 
@@ -23,10 +27,17 @@ SHRINK = 2.0
 LEAST = 4.0  # rows on either side of a split
 VISITS = 160  # of window rows, for each row learned
 LATE = 255  # in place of a node, for a row of the window that the tree in growth does not see
+NOWHERE = 2.0**99  # threshold of a node without a split: all rows go to its left
+
+# Loops over rows count by unsigned integers: numba looks whether a signed index is negative, which would take longer
+# than adding a row to a histogram.
+UNSIGNED_BINS = np.uint64(BINS)
+SUM_BITS = 40  # of a cell, for the sum of residuals; the others are for the weights
+LARGEST_WEIGHT, LARGEST_RESIDUAL = 2.0**12, 2.0**28  # of a row; 1024 of them do not overflow
 
 # Positions in the numbers of the growth: the tree, the level (-1: none has begun), the next row of the pass, the state
-# of the random generator.
-G_TREE, G_LEVEL, G_CURSOR, G_RANDOM = range(4)
+# of the random generator, and the units of weights and of residuals in the histograms.
+G_TREE, G_LEVEL, G_CURSOR, G_RANDOM, G_WEIGHT, G_RESIDUAL = range(6)
 
 
 @called
@@ -42,27 +53,26 @@ def leaf(inputs, thresholds, t, X, i):
     """The leaf of row i of X (d, window) in tree t of those with splits (trees, SPLITS)."""
     node = 0
     for _ in range(DEPTH):
-        j = int(inputs[t, node])
-        node = 2 * node + (2 if j >= 0 and X[j, i] > thresholds[t, node] else 1)
+        node = 2 * node + (2 if X[inputs[t, node], i] > thresholds[t, node] else 1)
     return node - SPLITS
 
 
 @called
-def add_trees(split_inputs, split_thresholds, values, z, out):
-    """out (m,) = Σ_t f_t(z)."""
+def add_trees(inputs, thresholds, values, z, leaves, out):
+    """out (m,) = Σ_t f_t(z), and the leaf (trees,) of z in each tree."""
     for k in range(out.size):
         out[k] = 0.0
-    for t in range(values.shape[0]):
+    for t in range(leaves.size):
         node = 0
         for _ in range(DEPTH):
-            j = int(split_inputs[t, node])
-            node = 2 * node + (2 if j >= 0 and z[j] > split_thresholds[t, node] else 1)
+            node = 2 * node + (2 if z[inputs[t, node]] > thresholds[t, node] else 1)
+        leaves[t] = node - SPLITS
         for k in range(out.size):
             out[k] += values[t, node - SPLITS, k]
 
 
 @called
-def begin(X, rows, growth, chosen, edges, direction, nodes):
+def draw(X, rows, growth, chosen, edges, direction):
     """Draw the inputs of the next tree, its candidate thresholds and the direction of its residuals."""
     d, m = X.shape[0], direction.size
     for f in range(chosen.size):  # of the inputs not drawn yet, the one at a random rank
@@ -79,7 +89,7 @@ def begin(X, rows, growth, chosen, edges, direction, nodes):
             j += 1
         chosen[f] = j
     for f in range(chosen.size):
-        row, column = edges[f], X[int(chosen[f])]
+        row, column = edges[f], X[chosen[f]]
         for b in range(row.size):
             value, at = column[int(random(growth) * rows)], b
             while at > 0 and row[at - 1] > value:
@@ -90,66 +100,116 @@ def begin(X, rows, growth, chosen, edges, direction, nodes):
         direction[k] = 1.0 if m == 1 else 2.0 * random(growth) - 1.0
     if m == 2:
         direction[0], direction[1] = 1.0, -1.0
+
+
+@called
+def pack(Y, F, weights, rows, growth, direction, values, leaves, packed):
+    """packed (window,): the weight of each row and its weighted residual without tree t as one integer.
+
+    values (LEAVES, m) and leaves (window,) are those of tree t.
+    """
+    residuals, largest, heaviest = packed.view(np.float64), 1e-300, 1e-300
     for i in range(rows):
-        nodes[i] = 0
+        r = 0.0
+        for k in range(direction.size):
+            r += direction[k] * (Y[i, k] - F[i, k] + values[leaves[i], k])
+        r *= weights[i]
+        residuals[i] = r
+        largest, heaviest = max(largest, abs(r)), max(heaviest, weights[i])
+    growth[G_WEIGHT], growth[G_RESIDUAL] = heaviest / LARGEST_WEIGHT, largest / LARGEST_RESIDUAL
+    per_weight, per_residual = LARGEST_WEIGHT / heaviest, LARGEST_RESIDUAL / largest
+    for i in range(rows):
+        packed[i] = (int(weights[i] * per_weight + 0.5) << SUM_BITS) + int(residuals[i] * per_residual)
 
 
 @called
-def prepare(X, i, chosen, edges, inputs, thresholds, t, old, bins):
-    """Sort row i of the window into the bins of the tree in growth, and find its leaf in the tree to be replaced."""
+def sort_into_bins(X, rows, chosen, edges, bins):
+    """bins (chosen, window): how many candidate thresholds of an input each row exceeds."""
     for f in range(chosen.size):
-        value, place, half = X[int(chosen[f]), i], 0, BINS // 2
-        while half > 0:
-            if value > edges[f, place + half - 1]:
-                place += half
-            half //= 2
-        bins[i, f] = place
-    old[i] = leaf(inputs, thresholds, t, X, i)
-
-
-@called
-def best_splits(histograms, level, chosen, edges, inputs, thresholds, cuts):
-    """Give every node of a level its best split; an input of -1 sends all rows to the left."""
-    for node in range(1 << level):
-        at = (1 << level) - 1 + node
-        inputs[at], best = -1.0, 1e-12
-        for f in range(chosen.size):
-            cells = histograms[node, f]
-            n, total = 0.0, 0.0
-            for b in range(BINS):
-                n += cells[b, 0]
-                total += cells[b, 1]
-            if n < 2.0 * LEAST:
-                break
-            n_left, left, whole = 0.0, 0.0, total * total / (n + SHRINK)
+        column, row, limits = X[chosen[f]], bins[f], edges[f]
+        for i in range(rows):
+            value, place = column[i], 0
             for b in range(BINS - 1):
-                n_left += cells[b, 0]
-                left += cells[b, 1]
-                if n_left >= LEAST and n - n_left >= LEAST:
-                    right = total - left
-                    gain = left * left / (n_left + SHRINK) + right * right / (n - n_left + SHRINK) - whole
-                    if gain > best:
-                        best = gain
-                        inputs[at], thresholds[at], cuts[at] = chosen[f], edges[f, b], BINS * f + b
+                place += value > limits[b]
+            row[i] = place
 
 
 @called
-def finish(X, F, rows, t, split_inputs, split_thresholds, values, leaf_counts, nodes, old):
+def descend(nodes, bins, cuts, first, stop):
+    """Send rows on to the nodes of the next level; `cuts` (nodes,) are those of their level."""
+    for i in range(first, stop):
+        node = nodes[i]
+        if node != LATE:
+            cut = cuts[node]
+            nodes[i] = 2 * node + (bins[cut // UNSIGNED_BINS, i] > cut % UNSIGNED_BINS)
+
+
+@called
+def count(nodes, bins, packed, cells, first, stop):
+    """Add rows to the histograms of their nodes: cells (nodes · chosen · BINS,)."""
+    width, step, flat = np.uint64(bins.shape[0]), np.uint64(bins.shape[1]), bins.reshape(bins.size)
+    for i in range(first, stop):
+        if nodes[i] != LATE:
+            cell, at, value = nodes[i] * width * UNSIGNED_BINS, i, packed[i]
+            for _ in range(width):
+                cells[cell + flat[at]] += value
+                cell += UNSIGNED_BINS
+                at += step
+
+
+@called
+def collect(Y, F, weights, nodes, values, leaves, sums, counts, first, stop):
+    """Add rows to the sums (LEAVES, m) and counts (LEAVES,) of the leaves of the tree in growth."""
+    for i in range(first, stop):
+        node = nodes[i]
+        if node != LATE:
+            counts[node] += weights[i]
+            for k in range(Y.shape[1]):
+                sums[node, k] += weights[i] * (Y[i, k] - F[i, k] + values[leaves[i], k])
+
+
+@called
+def best_splits(cells, level, growth, chosen, edges, inputs, thresholds, cuts):
+    """Give every node of a level its best split, from histograms (nodes, chosen, BINS)."""
+    unit, unit_sum = growth[G_WEIGHT], growth[G_RESIDUAL]
+    for node in range(1 << level):
+        at, n, total = (1 << level) - 1 + node, 0.0, 0.0
+        inputs[at], thresholds[at], cuts[at] = 0, NOWHERE, BINS - 1
+        packed = np.int64(0)
+        for b in range(BINS):
+            packed += cells[node, 0, b]
+        lower = packed << (64 - SUM_BITS) >> (64 - SUM_BITS)
+        n, total = unit * ((packed - lower) >> SUM_BITS), unit_sum * lower
+        if n < 2.0 * LEAST:
+            continue
+        best = total * total / (n + SHRINK) + 1e-12
+        for f in range(chosen.size):
+            packed, row = np.int64(0), cells[node, f]
+            for b in range(BINS - 1):
+                packed += row[b]
+                lower = packed << (64 - SUM_BITS) >> (64 - SUM_BITS)
+                n_left, left = unit * ((packed - lower) >> SUM_BITS), unit_sum * lower
+                right, a, c = total - left, n_left + SHRINK, n - n_left + SHRINK
+                gain = left * left * c + right * right * a
+                if gain > best * a * c and n_left >= LEAST and n - n_left >= LEAST:
+                    best = gain / (a * c)
+                    inputs[at], thresholds[at], cuts[at] = chosen[f], edges[f, b], BINS * f + b
+
+
+@called
+def finish(X, F, rows, t, inputs, thresholds, values, leaf_counts, nodes, leaves):
     """Replace tree t by the tree in growth, and F (window, m) by the sums of the new ensemble."""
     trees = values.shape[0] - 1
     for v in range(LEAVES):
         for k in range(F.shape[1]):
             values[trees, v, k] *= RATE / (leaf_counts[v] + SHRINK)
     for i in range(rows):
-        if nodes[i] != LATE:
-            after, before = int(nodes[i]), int(old[i])
-        else:
-            after = leaf(split_inputs, split_thresholds, trees, X, i)
-            before = leaf(split_inputs, split_thresholds, t, X, i)
+        after = int(nodes[i]) if nodes[i] != LATE else leaf(inputs, thresholds, trees, X, i)
         for k in range(F.shape[1]):
-            F[i, k] += values[trees, after, k] - values[t, before, k]
+            F[i, k] += values[trees, after, k] - values[t, leaves[i], k]
+        leaves[i] = after
     for node in range(SPLITS):  # loops, because assignments of arrays take long to compile
-        split_inputs[t, node], split_thresholds[t, node] = split_inputs[trees, node], split_thresholds[trees, node]
+        inputs[t, node], thresholds[t, node] = inputs[trees, node], thresholds[trees, node]
     for v in range(LEAVES):
         for k in range(F.shape[1]):
             values[t, v, k] = values[trees, v, k]
@@ -157,26 +217,29 @@ def finish(X, F, rows, t, split_inputs, split_thresholds, values, leaf_counts, n
 
 @called
 def grow(
-    X, Y, F, weights, rows, growth, chosen, edges, direction, split_inputs, split_thresholds, values, cuts, leaf_counts,
-    histograms, nodes, old, bins,
+    X, Y, F, weights, rows, growth, chosen, edges, direction, inputs, thresholds, values, cuts, leaf_counts, cells,
+    nodes, leaves, packed, bins,
 ):  # fmt: skip
-    """Visit at most `VISITS` rows of the window for the tree in growth, and put it in its place once it is complete.
+    """Visit about `VISITS` rows of the window for the tree in growth, and put it in its place once it is complete.
 
-    The last of `split_inputs`, `split_thresholds` and `values` is the tree in growth. `nodes` (window,) is `LATE` for a
-    row that entered after the tree was begun.
+    The last of `inputs`, `thresholds` and `values` is the tree in growth, `leaves` (trees, window) are those of rows in
+    the other trees. `nodes` (window,) is `LATE` for a row that entered after the tree was begun.
     """
     trees, m, width = values.shape[0] - 1, direction.size, chosen.size
-    flat = histograms.reshape(histograms.size)  # indexed by one number: a view for each cell takes longer than the sum
     left = VISITS
     while left > 0:
         level, cursor, t = int(growth[G_LEVEL]), int(growth[G_CURSOR]), int(growth[G_TREE])
         if level < 0:
-            begin(X, rows, growth, chosen, edges, direction, nodes)
+            draw(X, rows, growth, chosen, edges, direction)
+            pack(Y, F, weights, rows, growth, direction, values[t], leaves[t], packed)
+            sort_into_bins(X, rows, chosen, edges, bins)
+            for i in range(rows):
+                nodes[i] = 0
             level = 0
         if cursor == 0:
             if level < DEPTH:
-                for c in range((2 * BINS * width) << level):
-                    flat[c] = 0.0
+                for c in range((BINS * width) << level):
+                    cells[c] = 0
             else:
                 for v in range(LEAVES):
                     leaf_counts[v] = 0.0
@@ -184,40 +247,21 @@ def grow(
                         values[trees, v, k] = 0.0
         stop = min(rows, cursor + left)
         left -= stop - cursor
-        for i in range(cursor, stop):
-            node = int(nodes[i])
-            if node == LATE:
-                continue
-            if level == 0:
-                prepare(X, i, chosen, edges, split_inputs, split_thresholds, t, old, bins)
-            else:
-                at = (1 << (level - 1)) - 1 + node
-                cut = int(cuts[at])
-                right = split_inputs[trees, at] >= 0.0 and bins[i, cut // BINS] > cut % BINS
-                node = 2 * node + (1 if right else 0)
-                nodes[i] = node
-            before, omega = int(old[i]), weights[i]
-            if level < DEPTH:
-                r = 0.0
-                for k in range(m):
-                    r += direction[k] * (Y[i, k] - F[i, k] + values[t, before, k])
-                weighted, cell = flat.dtype.type(omega * r), 2 * BINS * width * node
-                for f in range(width):
-                    at = cell + 2 * int(bins[i, f])
-                    flat[at] += omega
-                    flat[at + 1] += weighted
-                    cell += 2 * BINS
-            else:
-                leaf_counts[node] += omega
-                for k in range(m):
-                    values[trees, node, k] += omega * (Y[i, k] - F[i, k] + values[t, before, k])
+        first, last = np.uint64(cursor), np.uint64(stop)
+        if level > 0:
+            descend(nodes, bins, cuts[(1 << (level - 1)) - 1 :], first, last)
+        if level < DEPTH:
+            count(nodes, bins, packed, cells, first, last)
+        else:
+            collect(Y, F, weights, nodes, values[t], leaves[t], values[trees], leaf_counts, first, last)
         growth[G_LEVEL], growth[G_CURSOR] = level, stop
         if stop == rows:
             growth[G_CURSOR] = 0.0
             growth[G_LEVEL] = level + 1.0
             if level < DEPTH:
-                best_splits(histograms, level, chosen, edges, split_inputs[trees], split_thresholds[trees], cuts)
+                histograms = cells.reshape(LEAVES // 2, width, BINS)
+                best_splits(histograms, level, growth, chosen, edges, inputs[trees], thresholds[trees], cuts)
             else:
-                finish(X, F, rows, t, split_inputs, split_thresholds, values, leaf_counts, nodes, old)
+                finish(X, F, rows, t, inputs, thresholds, values, leaf_counts, nodes, leaves[t])
                 growth[G_LEVEL] = -1.0
                 growth[G_TREE] = (t + 1) % trees
