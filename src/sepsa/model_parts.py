@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sepsa.distributed import is_sharded
-from sepsa.heads import RLS, Forgets, HeadSolver
+from sepsa.heads import RLS, Forgets, HeadSolver, LogisticNewton, SoftmaxNewton
 from sepsa.joint import Base, JointOptimizer
 from sepsa.observe.observation import by_name, is_collection, observers_of
 
@@ -78,8 +78,20 @@ def check_head(name: str, head: nn.Linear) -> None:
             )
 
 
+# Solvers by the loss that a user names, with settings that fit most networks.
+DEFAULTS: dict[str, Callable[[], HeadSolver]] = {
+    "squared": RLS,
+    "cross-entropy": lambda: SoftmaxNewton(ridge="auto"),
+    "logistic": lambda: LogisticNewton(ridge="auto"),
+}
+
+
 def solvers_for(names: list[str], given: Any, several: bool) -> dict[str, HeadSolver]:
     """The solvers by the heads' names: an RLS for each head without one."""
+    if isinstance(given, str):
+        if given not in DEFAULTS:
+            raise ValueError(f"solver must be a solver, None or one of {sorted(DEFAULTS)}, got {given!r}")
+        return {name: DEFAULTS[given]() for name in names}
     if not several:
         return {names[0]: RLS() if given is None else given}
     if given is None:

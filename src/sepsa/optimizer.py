@@ -16,12 +16,13 @@ from torch.utils.hooks import RemovableHandle
 
 from sepsa.capture import PlainStep, Step, capture, check_devices
 from sepsa.distributed import join_ranks
-from sepsa.heads import RLS, HeadSolver
+from sepsa.heads import RLS, Forgets, HeadSolver
 from sepsa.heads.protocols import Posterior
 from sepsa.interrupt import DeferredInterrupt
 from sepsa.joint import Base
 from sepsa.model_parts import build_base, check_forgetting, find_heads, refuse_head_parameters, solvers_for
-from sepsa.observe import Observation, Observations, Observer, prediction, ranks
+from sepsa.observe import Observation, Observations, Observer, epochs, prediction, ranks
+from sepsa.observe.epochs import Epoch
 from sepsa.observe.observation import Collection, is_collection
 from sepsa.states.optimizer import check_base_state, check_own_state
 from sepsa.states.schema import brief, damaged
@@ -50,12 +51,18 @@ class SepSA(Optimizer, Generic[S]):
         head (nn.Linear | str | Sequence[nn.Linear | str] | None): The `nn.Linear` or its name in the model. None takes
             the last one that the model registers. A list makes several heads that share the body; `solver` and targets
             are then dicts by name or sequences.
-        solver (HeadSolver | Mapping[str, HeadSolver] | Sequence[HeadSolver] | None): The head's solver, which becomes
-            bound to the head. None makes an `RLS()`.
+        solver (HeadSolver | str | Mapping[str, HeadSolver] | Sequence[HeadSolver] | None): The head's solver, which
+            becomes bound to the head, or the loss to minimize with the settings of sepsa: "squared" or None for an
+            `RLS()`, "cross-entropy" for a `SoftmaxNewton(ridge="auto")`, "logistic" for a
+            `LogisticNewton(ridge="auto")`. Once the length of an epoch is known, the ridge of these is at least the
+            weight of a third of a batch, where the body learns.
         process_group (ProcessGroup | Literal["auto"] | None): The group whose ranks learn one head from the samples of
             all. "auto" infers it from DistributedDataParallel or fully_shard; None lets each rank train its own head.
         forget_per: "update": a solver with forgetting below 1 forgets with every batch. "step": only with the first
             batch after each step of the body, so that accumulated micro-batches equal the batch that they make up.
+        epoch: Number of samples in one pass over the data, where the data are passed over several times: the head then
+            remembers about as many, so that each counts once. None: where `solver` is None or a loss it is noticed, on
+            a CPU and in a model that is not compiled, when the first samples come again.
         **base_options: Arguments of the base class, such as `lr`.
 
     Attributes:
@@ -94,9 +101,10 @@ class SepSA(Optimizer, Generic[S]):
         base: Base,
         *,
         head: nn.Linear | str | None = None,
-        solver: None = None,
+        solver: Literal["squared"] | None = None,
         process_group: Any = "auto",
         forget_per: Literal["update", "step"] = "update",
+        epoch: int | None = None,
         **base_options: Any,
     ) -> None: ...
     @overload
@@ -109,6 +117,20 @@ class SepSA(Optimizer, Generic[S]):
         solver: S,
         process_group: Any = "auto",
         forget_per: Literal["update", "step"] = "update",
+        epoch: int | None = None,
+        **base_options: Any,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: SepSA[Any],
+        model: nn.Module,
+        base: Base,
+        *,
+        head: nn.Linear | str | None = None,
+        solver: Literal["cross-entropy", "logistic"],
+        process_group: Any = "auto",
+        forget_per: Literal["update", "step"] = "update",
+        epoch: int | None = None,
         **base_options: Any,
     ) -> None: ...
     @overload
@@ -121,6 +143,7 @@ class SepSA(Optimizer, Generic[S]):
         solver: Mapping[str, HeadSolver] | Sequence[HeadSolver] | None = None,
         process_group: Any = "auto",
         forget_per: Literal["update", "step"] = "update",
+        epoch: int | None = None,
         **base_options: Any,
     ) -> None: ...
     def __init__(
@@ -132,6 +155,7 @@ class SepSA(Optimizer, Generic[S]):
         solver: Any = None,
         process_group: Any = "auto",
         forget_per: Literal["update", "step"] = "update",
+        epoch: int | None = None,
         **base_options: Any,
     ) -> None:
         heads = find_heads(model, head)
@@ -145,7 +169,11 @@ class SepSA(Optimizer, Generic[S]):
         check_forgetting(forget_per, solvers)
         for name, linear in heads.items():
             solvers[name].bind(linear)
-        self._observers = [Observer(model, name, heads[name], solvers[name], process_group) for name in heads]
+        is_named = solver is None or isinstance(solver, str)
+        known = epoch_of(epoch, is_named, solvers)
+        self._observers = [
+            Observer(model, name, heads[name], solvers[name], process_group, known, is_named) for name in heads
+        ]
         for observer in self._observers:
             observer.forget_per_step = forget_per == "step"
         self._dtype = self._observers[0].head.weight.dtype
@@ -186,6 +214,12 @@ class SepSA(Optimizer, Generic[S]):
         return self._observers[0]
 
     # ------------------------------------------------------------------ learning
+
+    @property
+    def epoch(self) -> float | None:
+        """The number of samples in one pass over the data, as told or noticed; None: not known."""
+        known = self._observers[0].epoch
+        return None if known is None else known.length
 
     @property
     def head_fraction(self) -> float:
@@ -465,6 +499,9 @@ class SepSA(Optimizer, Generic[S]):
             "generator": self._observers[0].generator.get_state(),
             "body": self._body_shapes(),
         }
+        first = self._observers[0].epoch
+        if first is not None and not first.told:
+            own["epoch"] = epochs.written(first)
         if self._several:
             own["heads"] = {observer.name: observer.solver.state_dict() for observer in self._observers}
         else:
@@ -513,6 +550,7 @@ class SepSA(Optimizer, Generic[S]):
         heads = own.get("heads") or {self._observers[0].name: own["head"]}
         if self._several != ("heads" in own) or set(heads) != set(self.heads):
             raise ValueError(f"state_dict belongs to the heads {sorted(heads)}, this SepSA has {sorted(self.heads)}")
+        known = epochs.read("state_dict['sepsa']['epoch']", own["epoch"]) if "epoch" in own else Epoch()
         if under:
             state_dict = numbered(state_dict)
         check_base_state(state_dict, self.base)
@@ -521,6 +559,8 @@ class SepSA(Optimizer, Generic[S]):
         for observer in self._observers:
             observer.generator.set_state(own["generator"].cpu())
             observer.started_together = False
+            if observer.epoch is not None and not observer.epoch.told:
+                observer.epoch = known
         self.base.load_state_dict(state_dict)
         self._adopt_base()
         for after in self._optimizer_load_state_dict_post_hooks.values():
@@ -584,6 +624,18 @@ class HealthLog:
         for name, solver in optimizer.solvers.items():
             numbers |= {f"{name}/{key}": float(value) for key, value in cast(Any, solver).health().items()}
         self.write(numbers, self.step)
+
+
+def epoch_of(told: object, is_default: bool, solvers: Mapping[str, HeadSolver]) -> Epoch | None:
+    """What is known about an epoch at the start: its length if told; None where the solvers' own settings decide."""
+    if told is None:
+        return Epoch() if is_default else None
+    for each in solvers.values():
+        if not isinstance(each, Forgets) or getattr(each, "forgetting", None) != 1.0:
+            raise ValueError(
+                f"epoch sets the forgetting of a solver that has forgetting 1, got {each!r}: leave one out"
+            )
+    return Epoch(length=float(at_least("epoch", told, 1)), told=True)
 
 
 def packed(own: dict[str, Any]) -> bytes:

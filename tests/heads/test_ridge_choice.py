@@ -63,6 +63,32 @@ def test_noise_wants_a_large_ridge_and_a_clear_signal_a_small_one(signal, low, h
     assert solver.chosen[0] == (0, 1.0, ridge_choice.START)
 
 
+@pytest.mark.parametrize("kind", [SoftmaxNewton, LogisticNewton])
+def test_a_raised_ridge_is_that_of_a_head_that_had_it_from_the_start_and_stays(kind):
+    """Curvature and ridge add up, so that A gains the difference; no later comparison changes the ridge."""
+    auto = kind(ridge="auto").bind(linear())
+    stream = [(x, y if kind is SoftmaxNewton else yes(y)) for x, y in batches(80, signal=6.0)]
+    for x, y in stream[:50]:
+        auto.update(x, y)
+    before, old = auto.covariance(), auto.ridge
+    auto.raise_ridge(100.0)
+    bias = auto._state.ridge.shape[-1] - 1
+    factor = max(K / 2, 1) if kind is SoftmaxNewton else 1
+    gain = (torch.linalg.inv(auto.covariance()) - torch.linalg.inv(before)).diagonal(dim1=-2, dim2=-1)
+    torch.testing.assert_close(
+        gain[..., :bias], torch.full_like(gain[..., :bias], (100.0 - old) * factor), rtol=0.5, atol=0
+    )
+    again = kind(ridge="auto").bind(copy.deepcopy(auto.linear))
+    again.load_state_dict(auto.state_dict())
+    for x, y in stream[50:]:
+        auto.update(x, y)
+        again.update(x, y)
+    assert auto.ridge == again.ridge == auto.chosen[-1].ridge == 100.0
+    torch.testing.assert_close(again.linear.weight, auto.linear.weight, rtol=0, atol=0)
+    with pytest.raises(ValueError, match="at least the present one, 100, got 50"):
+        auto.raise_ridge(50.0)
+
+
 def test_ridges_follow_the_units_of_the_features():
     small, large = (SoftmaxNewton(ridge="auto", bias_ridge="ridge").bind(linear()) for _ in range(2))
     with torch.no_grad():

@@ -13,7 +13,7 @@ from torch.nn import functional
 from sepsa.heads.base import parameters, partial_targets
 from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, explain_nonfinite, is_integer
 from sepsa.heads.base.newton import NewtonHead
-from sepsa.heads.math.cross_entropy import CrossEntropyState, effective_samples, learned
+from sepsa.heads.math.cross_entropy import CrossEntropyState, UpdateSettings, effective_samples, learned
 from sepsa.heads.protocols import Posterior
 from sepsa.validation import in_range
 
@@ -219,16 +219,15 @@ class LogisticNewton(NewtonHead):
         by_qr: bool = False,
     ) -> tuple[CrossEntropyState, Tensor, Tensor]:
         """The state after an update of every output, and for each the flags of `learned`."""
-        ridge, dtype = old.ridge, linear.weight.dtype
-        forgetting = self.forgetting if self.forgets else 1.0
+        ridge = old.ridge
+        settings = UpdateSettings(self.forgetting if self.forgets else 1.0, 0.0, linear.weight.dtype)
 
         def one(
             state: tuple[Tensor, ...], W: Tensor, t: Tensor, w: Tensor
         ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
             T, _, prior, share, left, counters, weights = state
             alone = CrossEntropyState(T, W[None], prior[None], share[None], left, counters, weights, ridge)
-            settings: dict[str, Any] = {"forgetting": forgetting, "label_smoothing": 0.0, "head_dtype": dtype}
-            new, finite, too_large = learned(alone, W[None], Phi, t[:, None], w, **settings, by_qr=by_qr)
+            new, finite, too_large = learned(alone, W[None], Phi, t[:, None], w, settings, by_qr)
             return (new.T, new.W[0], new.shares[0], new.ridge_left, new.counters), finite, too_large
 
         new, finite, too_large = torch.func.vmap(one, in_dims=(0, 0, 1, 1))(tuple(old[:7]), W, y, omega)

@@ -286,6 +286,25 @@ class RLS(NormalPosterior):
         if before is not None:
             self._recent.note(Phi, before, steps)
 
+    @torch.no_grad()
+    def raise_ridge(self, ridge: float) -> None:
+        """Make the ridge larger: at once before the first update, else as updates that forget restore it, in rotation.
+
+        Args:
+            ridge: The new ridge, at least the present one.
+
+        Raises:
+            ValueError: It is smaller than the present ridge.
+        """
+        linear, (state, counters) = self._head(), self._read()
+        if not checks.ridge_setting(ridge) >= self.ridge:
+            raise ValueError(f"ridge must be at least the present one, {self.ridge:g}, got {ridge:g}")
+        self.ridge, prior = float(ridge), self._problem.prior
+        larger = ridges(linear, self.ridge, self.bias_ridge, prior)
+        if not counters[STEPS]:
+            state = least_squares.start(prior, larger)
+        self._continue(self._problem._replace(ridge=larger), state, counters)
+
     def checkpoint(self) -> Any:
         """Return what `rollback` needs to undo the next update: references and small copies of the state."""
         self._read()

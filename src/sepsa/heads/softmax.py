@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
-from functools import partial
+from collections.abc import Hashable, Sequence
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa.heads.backends.captured_cross_entropy import CapturedSoftmax, UpdateSettings
+from sepsa.heads.backends.captured_cross_entropy import CapturedSoftmax
 from sepsa.heads.backends.choose import Case, choose
 from sepsa.heads.backends.recorded_cross_entropy import Kind, RecordedBlocks, block_rows, product_precision
 from sepsa.heads.base import parameters, ridge_choice
@@ -20,6 +19,7 @@ from sepsa.heads.base.newton import NewtonHead
 from sepsa.heads.math.cross_entropy import (
     TOLERANCE,
     CrossEntropyState,
+    UpdateSettings,
     both,
     class_factors,
     effective_samples,
@@ -38,7 +38,6 @@ from sepsa.validation import in_range, is_number
 
 # A state with T, because a block would have lost digits or something has read T, gets A at one update in so many.
 TRY_AGAIN = 8
-learned_by_qr = partial(learned, by_qr=True)
 
 
 class SoftmaxNewton(NewtonHead):
@@ -281,21 +280,22 @@ class SoftmaxNewton(NewtonHead):
             before = parameters.follow(linear, self._state.W)
             Phi = block_rows(linear, features, before.dtype, large)
             forms = dict.fromkeys((Phi.dtype, before.dtype)) if large else {}
+            labels, settings = targets.detach(), self._settings(linear)
 
             def advance(state: CrossEntropyState, W: Tensor) -> tuple[CrossEntropyState, bool]:
                 if state.A is not None or updates % TRY_AGAIN == 0:
                     for dtype in forms:  # with the digits of the features, then with all
                         rows, with_A = Phi.to(dtype), with_curvature(state)
                         with product_precision(rows):
-                            new, *flags = self._learned(learned_large, linear, with_A, W, rows, targets, sample_weight)
+                            new, *flags = learned_large(with_A, W, rows, labels, sample_weight, settings)
                         finite, lost = torch.stack(flags).tolist()
                         if not lost:
                             return new, finite
                 rows, state = Phi.to(W.dtype), with_root(state)
-                new, *flags = self._learned(learned, linear, state, W, rows, targets, sample_weight)
+                new, *flags = learned(state, W, rows, labels, sample_weight, settings)
                 finite, too_large = torch.stack(flags).tolist()
                 if too_large:
-                    new, *flags = self._learned(learned_by_qr, linear, state, W, rows, targets, sample_weight)
+                    new, *flags = learned(state, W, rows, labels, sample_weight, settings, by_qr=True)
                     finite = bool(flags[0])
                 return new, finite
 
@@ -311,7 +311,7 @@ class SoftmaxNewton(NewtonHead):
     def _learn_recorded(self, linear: nn.Linear, features: Tensor, targets: Tensor, updates: int) -> bool:
         """Learn a large block by a recorded CUDA graph; False: nothing was learned, another route must."""
         state, choice = self._state, self._choice
-        compares = choice is not None and (choice.started >= 0 or ridge_choice.is_due(updates, choice))
+        compares = choice is not None and (bool(choice.ridges) or ridge_choice.is_due(updates, choice))
         n, (K, p) = features.shape[:-1].numel(), state.W.shape
         case = Case(linear.weight.device.type, state.W.dtype, p, K, n, contiguous=linear.weight.is_contiguous())
         if state.A is None or compares or choose("cross-entropy", case).backend != "graph":
@@ -320,9 +320,8 @@ class SoftmaxNewton(NewtonHead):
         if recorded is None or not recorded.lies_in(linear):
             recorded = self._recorded = RecordedBlocks(linear, state)
         labels = not targets.is_floating_point()
-        forgetting = self.forgetting if self.forgets else 1.0
         shape = () if labels else (targets.numel() // n,)
-        kind = Kind(n, features.dtype, shape, targets.dtype, forgetting, self.label_smoothing)
+        kind = Kind(n, features.dtype, shape, targets.dtype, self._settings(linear))
         if not recorded.learn(state, features, targets, kind):
             return False
         self._assign(_state=recorded.now, _previous=recorded.previous, _updates=updates + 1)
@@ -348,10 +347,10 @@ class SoftmaxNewton(NewtonHead):
             captured.load(state)
             self._assign(_captured=captured, _state=captured.now, _previous=None, _updates=None)
         captured.now.W.copy_(parameters.follow(linear, captured.now.W))
-        return self._fixed(), tuple(self.class_weight or ()), captured.place
+        return self._settings(linear), tuple(self.class_weight or ()), captured.place
 
-    def _fixed(self) -> UpdateSettings:
-        return UpdateSettings(self.forgetting, self.label_smoothing)
+    def _settings(self, linear: nn.Linear) -> UpdateSettings:
+        return UpdateSettings(self.forgetting if self.forgets else 1.0, self.label_smoothing, linear.weight.dtype)
 
     @torch.no_grad()
     def update_captured(self, features: Tensor, targets: Tensor) -> Tensor:
@@ -364,40 +363,18 @@ class SoftmaxNewton(NewtonHead):
         Returns:
             A boolean scalar on the device: False where samples were refused, which then changed nothing.
         """
-        self._head()
-        captured = self._captured
+        linear, captured = self._head(), self._captured
         if captured is None or self._state is not captured.now:
             raise RuntimeError("update_captured needs prepare_capture() before it, and after every update without it")
         if not targets.is_floating_point():
             targets = targets.reshape(features.shape[:-1])
-        return captured.update(features, targets, self._fixed())
+        return captured.update(features, targets, self._settings(linear))
 
     @torch.no_grad()
     def finish_captured(self) -> None:
         """Compute the curvature after the last `update_captured`; no forward or backward pass reads it."""
         if self._captured is not None:
             self._captured.finish()
-
-    def _learned(
-        self,
-        learn: Callable[..., tuple[CrossEntropyState, Tensor, Tensor]],
-        linear: nn.Linear,
-        state: CrossEntropyState,
-        W: Tensor,
-        Phi: Tensor,
-        targets: Tensor,
-        sample_weight: Tensor | None,
-    ) -> tuple[CrossEntropyState, Tensor, Tensor]:
-        return learn(
-            state,
-            W,
-            Phi,
-            targets.detach(),
-            sample_weight,
-            forgetting=self.forgetting if self.forgets else 1.0,
-            label_smoothing=self.label_smoothing,
-            head_dtype=linear.weight.dtype,
-        )
 
     def _explain(self, features: Tensor, targets: Tensor, learned: Tensor) -> ValueError:
         weights = self._state.weights

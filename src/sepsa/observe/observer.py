@@ -20,7 +20,8 @@ from sepsa import distributed
 from sepsa.distributed import Samples
 from sepsa.heads import Capturable, CapturableByRow, Forgets, HeadSolver, HoldsOut, LearnsPartly, Revertible
 from sepsa.heads.base.checks import check_rows, check_weight
-from sepsa.observe import ranks
+from sepsa.observe import epochs, ranks
+from sepsa.observe.epochs import Epoch
 from sepsa.observe.hooks import HeadHook, InputHook, OutputHook, OutputProbe, hooks_of, remove_hooks
 from sepsa.observe.rows import are_labels, check_dense, may_be_missing, observed_rows, weight_rows
 
@@ -35,6 +36,7 @@ class StepCheckpoint(NamedTuple):
     statistics: list[tuple[Tensor, Tensor]]  # buffers of normalization layers, and copies of them
     body_steps: int
     forgot: bool
+    epoch: Epoch | None
 
 
 class Observer:
@@ -43,12 +45,23 @@ class Observer:
     forget_per_step = False  # False: the solver forgets in every update
     forgot = False  # whether the solver has forgotten since the body's last step
     expects_missing = False  # whether the last batch had samples without a target
+    ridge_is_due = True  # whether the ridge of the default solver has yet to follow the epoch
+    since_forgetting = 0  # samples that the solver has learned since it forgot
 
     def __init__(
-        self, model: nn.Module, name: str, head: nn.Linear, solver: HeadSolver, process_group: Any = "auto"
+        self,
+        model: nn.Module,
+        name: str,
+        head: nn.Linear,
+        solver: HeadSolver,
+        process_group: Any = "auto",
+        epoch: Epoch | None = None,
+        is_default: bool = False,
     ) -> None:
         self.model, self.name, self.head, self.solver = model, name, head, solver
         self.process_group = process_group
+        self.epoch = epoch  # None: the solver's own setting decides what it remembers
+        self.is_default = is_default  # whether the solver is the default one, whose ridge follows the epoch too
         self.started_together = False  # whether all ranks have had one start
         self.joined: Any = None  # the DistributedDataParallel whose ranks may run out of batches
         self.head_fraction = 1.0
@@ -80,7 +93,7 @@ class Observer:
         self.body = [parameter for parameter in self.model.parameters() if id(parameter) not in head]
         self.head.register_forward_pre_hook(HeadHook(self))
         if self.model is not self.head:
-            if self.holds_out:
+            if self.holds_out or (self.epoch is not None and self.epoch.watches):
                 self.model.register_forward_pre_hook(InputHook(self), with_kwargs=True)
             if self.probe is not None:
                 self.head.register_forward_hook(OutputHook(self))
@@ -125,6 +138,8 @@ class Observer:
                 "use one observe for each pass through the model"
             )
         observation.reached = observation.learning = True  # so that the solver may call its head
+        if self.epoch is not None:
+            self.note_samples(observation, features.numel() // features.shape[-1])
         try:
             if observation.captured:
                 excluded = self._learn_captured(observation, features)
@@ -233,6 +248,34 @@ class Observer:
             solver.forgets = True
         self.forgot = True
 
+    def note_samples(self, observation: Observation, n: int) -> None:
+        """Take note of n samples, and let the solver remember one epoch where its length is known."""
+        assert self.epoch is not None
+        if observation.ranks:
+            if self.epoch.told:
+                raise ValueError(
+                    "epoch is for one process: among ranks use a solver with its own forgetting, as "
+                    "RLS(forgetting=1 - batch / samples) with the samples of all ranks"
+                )
+            return
+        if observation.captured:
+            return  # `follow_epoch` was called before the graph
+        identity = observation.identity(n) if self.epoch.watches else None
+        self.epoch = epochs.noted(self.epoch, identity, observation.targets, n)
+        self.follow_epoch(n)
+
+    def follow_epoch(self, n: int) -> None:
+        """From the second epoch on, let the solver forget so much before it learns n samples that it remembers one."""
+        since, self.since_forgetting = self.since_forgetting, n + self.since_forgetting * self.forgot
+        epoch, solver = self.epoch, cast(Any, self.solver)
+        if epoch is None or epoch.length is None or epoch.samples <= epoch.length or self.forgot:
+            return
+        n = max(n, since) if self.forget_per_step else n
+        solver.forgetting = epochs.forgetting(epoch.length, n, self.head.in_features)
+        if self.is_default and self.ridge_is_due and any(parameter.requires_grad for parameter in self.body):
+            self.ridge_is_due = False
+            solver.raise_ridge(max(epochs.ridge(max(n, epoch.batch)), solver.ridge))
+
     def check_samples(self, observation: Observation, features: Tensor, per_output_weight: bool) -> None:
         """Raise an error for samples that cannot be indexed by rows; the solver checks integer targets."""
         targets = observation.targets
@@ -303,7 +346,7 @@ class Observer:
             if buffer is not None
         ]
         state = cast(Revertible, self.solver).checkpoint() if self.revertible else None
-        return StepCheckpoint(state, statistics, self.body_steps, self.forgot)
+        return StepCheckpoint(state, statistics, self.body_steps, self.forgot, self.epoch)
 
     def rollback(self, checkpoint: StepCheckpoint, learned: bool) -> None:
         """Restore `checkpoint` after a step that failed before the body moved; `learned`: after the head's update."""
@@ -311,7 +354,7 @@ class Observer:
             return
         if self.revertible and learned:
             cast(Revertible, self.solver).rollback(checkpoint.state)
-            self.forgot = checkpoint.forgot
+            self.forgot, self.epoch = checkpoint.forgot, checkpoint.epoch
         for buffer, before in checkpoint.statistics:
             buffer.copy_(before)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,16 +10,9 @@ from torch import Tensor, nn
 from sepsa.heads.backends.choose import Case, choose
 from sepsa.heads.backends.memory import HeadMemory
 from sepsa.heads.base import parameters
-from sepsa.heads.math.cross_entropy import CrossEntropyState, learned, root, with_root
+from sepsa.heads.math.cross_entropy import CrossEntropyState, UpdateSettings, learned, root, with_root
 from sepsa.heads.math.least_squares import andrews
 from sepsa.heads.math.ridge import rotation
-
-
-class UpdateSettings(NamedTuple):
-    """The settings of an update, which the host knows."""
-
-    forgetting: float
-    label_smoothing: float
 
 
 class CapturedSoftmax(HeadMemory):
@@ -54,14 +47,14 @@ class CapturedSoftmax(HeadMemory):
             finite, self._unfinished = chosen.load().learn(self, x, targets.detach(), numbers, c, head)
             return finite
         W = parameters.follow(self.linear, now.W)
-        Phi, dtype = parameters.rows(self.linear, x, W.dtype), self.weight.dtype
-        new, finite, too_large = learned(now, W, Phi, targets, None, **settings._asdict(), head_dtype=dtype)
+        Phi = parameters.rows(self.linear, x, W.dtype)
+        new, finite, too_large = learned(now, W, Phi, targets, None, settings)
         self.too_large.add_(too_large & Phi.square().sum().isfinite())
         finite = finite & ~too_large
         for mine, value in zip(now[:-1], new[:-1], strict=True):
             if value is not mine:
                 mine.copy_(value.where(finite, mine))
-        parameters.store(self.linear, now.W.to(dtype))
+        parameters.store(self.linear, now.W.to(settings.head_dtype))
         return finite
 
     def finish(self) -> None:
@@ -74,5 +67,5 @@ class CapturedSoftmax(HeadMemory):
     def _on_device(self, settings: UpdateSettings) -> Tensor:
         """λ and the smoothing as tensors: kernels would read Python numbers as float32."""
         if settings not in self._settings:
-            self._settings[settings] = torch.tensor(settings, dtype=torch.float64).to(self.Z.device)
+            self._settings[settings] = torch.tensor(settings[:2], dtype=torch.float64).to(self.Z.device)
         return self._settings[settings]

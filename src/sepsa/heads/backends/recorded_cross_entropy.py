@@ -1,7 +1,9 @@
 """Large blocks of a `SoftmaxNewton` on a GPU as CUDA graphs, one for each size of a block.
 
-A graph stores the new state only where `learned_large` reports no problem, and sends its flags to the host. Where there
-is one, nothing has changed, and the solver learns the block without a graph.
+Two graphs run one after the other. The first is `look_large`, and sends its flags to the host, which waits for them
+alone. The second is `finish_large`, and stores the new state only where the flags are good; while it runs, the host
+launches the rest of the forward pass. Where a flag is bad nothing has changed, and the solver learns the block without
+a graph.
 """
 
 from __future__ import annotations
@@ -17,7 +19,14 @@ from torch import Tensor, nn
 from sepsa.heads.backends.cuda_graph import recording_lock, streams
 from sepsa.heads.backends.memory import HeadMemory
 from sepsa.heads.base import parameters
-from sepsa.heads.math.cross_entropy import CHUNK, CrossEntropyState, learned_large
+from sepsa.heads.math.cross_entropy import (
+    CHUNK,
+    CrossEntropyState,
+    LargeBlock,
+    UpdateSettings,
+    finish_large,
+    look_large,
+)
 from sepsa.interrupt import DeferredInterrupt
 
 OCCURRENCES, KEPT = 3, 4  # a size is recorded at its third block; at most so many are
@@ -31,8 +40,16 @@ class Kind(NamedTuple):
     features: torch.dtype
     targets: tuple[int, ...]  # their shape behind the rows; () for labels
     target_dtype: torch.dtype
-    forgetting: float
-    label_smoothing: float
+    settings: UpdateSettings
+
+
+class Recording(NamedTuple):
+    """The two graphs, and where they find a block."""
+
+    look: torch.cuda.CUDAGraph
+    finish: torch.cuda.CUDAGraph
+    features: Tensor
+    targets: Tensor
 
 
 def block_rows(linear: nn.Linear, features: Tensor, dtype: torch.dtype, large: bool) -> Tensor:
@@ -64,8 +81,9 @@ class RecordedBlocks(HeadMemory):
         self.flags = torch.empty(2, dtype=torch.float64).pin_memory()
         self.seen: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.version = self.weight[:0]  # a write to it tells autograd that the weight has changed
-        self.graphs: dict[Kind, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        self.graphs: dict[Kind, Recording] = {}
         self.occurrences: dict[Kind, int] = {}
+        self.between: list[tuple[LargeBlock, Tensor]] = []
         self.disabled = False
 
     def load(self, state: CrossEntropyState) -> None:
@@ -78,20 +96,21 @@ class RecordedBlocks(HeadMemory):
         graph = self._graph(kind)
         if graph is None:
             return False
-        replay, x, y = graph
+        look, finish, x, y = graph
         x.copy_(features.detach().reshape(x.shape))
         y.copy_(targets.detach().reshape(y.shape))
         if state is not self.now:
             self.load(state)
         with torch.cuda.device(x.device), DeferredInterrupt():
             self.version.zero_()
-            replay.replay()
+            look.replay()
             self.seen.record()
+            finish.replay()
             self.seen.synchronize()
         finite, lost = self.flags.tolist()
         return bool(finite and not lost)
 
-    def _graph(self, kind: Kind) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None:
+    def _graph(self, kind: Kind) -> Recording | None:
         graph = self.graphs.get(kind)
         if graph is not None or self.disabled or len(self.graphs) >= KEPT:
             return graph
@@ -113,32 +132,36 @@ class RecordedBlocks(HeadMemory):
             )
         return graph
 
-    def _record(self, kind: Kind, device: torch.device) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
+    def _record(self, kind: Kind, device: torch.device) -> Recording:
         x = torch.zeros(kind.rows, self.k, dtype=kind.features, device=device)
         y = torch.zeros(kind.rows, *kind.targets, dtype=kind.target_dtype, device=device)
-        settings: dict[str, Any] = {"forgetting": kind.forgetting, "label_smoothing": kind.label_smoothing}
-        dtype, linear, stream = self.weight.dtype, self.linear, streams(device)[0]
+        linear, stream = self.linear, streams(device)[0]
 
-        def learn(now: CrossEntropyState) -> tuple[CrossEntropyState, Tensor, Tensor, Tensor]:
+        def look(now: CrossEntropyState) -> tuple[LargeBlock, Tensor]:
             W = parameters.follow(linear, now.W)
             Phi = block_rows(linear, x, W.dtype, large=True)
             with product_precision(Phi):
-                return *learned_large(now, W, Phi, y, None, **settings, head_dtype=dtype), W
-
-        def store(new: CrossEntropyState, finite: Tensor, lost: Tensor, W: Tensor) -> None:
-            good = finite & ~lost
-            self.previous.copy_(W)
-            old = self.now._replace(W=W)
-            for name in _UPDATED:
-                torch.where(good, getattr(new, name), getattr(old, name), out=getattr(self.now, name))
-            parameters.store(linear, self.now.W.to(dtype))
+                block, finite, lost = look_large(now, W, Phi, y, None, kind.settings)
             self.flags.copy_(torch.stack([finite, lost]), non_blocking=True)
+            return block, finite & ~lost
+
+        def finish(now: CrossEntropyState, block: LargeBlock, good: Tensor) -> None:
+            new, old = finish_large(now, block), now._replace(W=block.W)
+            self.previous.copy_(block.W)
+            for name in _UPDATED:
+                torch.where(good, getattr(new, name), getattr(old, name), out=getattr(now, name))
+            parameters.store(linear, now.W.to(kind.settings.head_dtype))
 
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            learn(self.now.map(torch.clone))  # a graph needs its kernels loaded
+            trial = self.now.map(torch.clone)
+            finish_large(trial, look(trial)[0])  # a graph needs its kernels loaded
         torch.cuda.synchronize(device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            store(*learn(self.now))
-        return graph, x, y
+        graphs = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        options: Any = {"stream": stream, "capture_error_mode": "thread_local"}
+        with torch.cuda.graph(graphs[0], **options):
+            block, good = look(self.now)
+        with torch.cuda.graph(graphs[1], pool=graphs[0].pool(), **options):
+            finish(self.now, block, good)
+        self.between.append((block, good))  # kept: the second graph reads them
+        return Recording(*graphs, x, y)

@@ -17,7 +17,7 @@ from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.ridge_choice import RidgeChoice
 from sepsa.heads.base.state_checks import check_root, read_ridges, read_solver
 from sepsa.heads.math.candidates import Choice, power_of_ten
-from sepsa.heads.math.cross_entropy import CrossEntropyState, with_root
+from sepsa.heads.math.cross_entropy import CrossEntropyState, with_ridge, with_root
 from sepsa.heads.protocols import PrecisionWarning
 from sepsa.states import schema
 from sepsa.states.schema import Entries
@@ -118,6 +118,24 @@ class NewtonHead(OwnsHead):
         return ridge_choice.learned(
             self._choice, self._state, self.ridge, self._updates_now(), W, advance, loss, ridges_of, scale
         )
+
+    @torch.no_grad()
+    def raise_ridge(self, ridge: float) -> None:
+        """Make the ridge larger, and let it stay from now on.
+
+        Args:
+            ridge: The new ridge, at least the present one; the present one ends a choice by "auto".
+
+        Raises:
+            ValueError: It is smaller than the present ridge.
+        """
+        linear = self._ready()
+        if not ridge_setting(ridge) >= self.ridge:
+            raise ValueError(f"ridge must be at least the present one, {self.ridge:g}, got {ridge:g}")
+        larger = with_ridge(self._state, self._ridges(linear, self._state.W, ridge))
+        if larger is not None:  # else the ridge is too small to be seen in the curvature, and stays
+            choice = self._choice and ridge_choice.settled(self._choice, float(ridge), self._updates_now())
+            self._assign(_state=larger, _choice=choice, ridge=float(ridge))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the settings, without the head's weights, which are in the `nn.Linear`."""

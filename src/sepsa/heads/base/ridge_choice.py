@@ -27,6 +27,7 @@ FADING = 0.98  # of the sums of losses, in each update
 MARGIN = 1e-3  # the share by which a candidate's loss must be smaller than that of the active one
 OUTLIER = 4.0  # a loss counts as at most this multiple of the smallest at the same batch
 _HISTORY_LIMIT = 1000
+RESTS, SETTLED = -1, -2  # no comparison runs; none will run any more
 LARGEST = 1e300  # the loss of a candidate that is not finite
 LEAST_SAVED = 1e-100  # a ridge in a saved state
 
@@ -35,7 +36,7 @@ class RidgeChoice(NamedTuple):
     """The candidates and their losses; an update makes a new one. The state of the active candidate is the head's."""
 
     scale: float = 0.0  # of the ridges; 0 before the first update
-    started: int = -1  # the update before which the running comparison started; -1 while none runs
+    started: int = RESTS  # the update before which the running comparison started, or `RESTS` or `SETTLED`
     ridges: tuple[float, ...] = ()
     losses: tuple[float, ...] = ()  # sums that fade
     others: tuple[CrossEntropyState | None, ...] = ()  # None in the place of the active candidate
@@ -62,7 +63,7 @@ def learned(
     `updates` is the number of those before, `advance` learns the batch from a state and its weights, `loss` is the loss
     of weights at the batch, `ridges_of` the vector of a ridge, `scale` the squared size of the features.
     """
-    if choice.started < 0 and is_due(updates, choice):
+    if is_due(updates, choice):
         choice, state = started(choice, state, ridge, updates, ridges_of, scale)
     if choice.started < 0:
         new, finite = advance(state, W)
@@ -87,7 +88,7 @@ def learned(
         choice = choice._replace(history=(*choice.history, (updates + 1, ridge))[-_HISTORY_LIMIT:])
     learned_state = after[active][0]
     if is_over(updates + 1, float(learned_state.counters.reshape(-1, 3)[:, 1].max()), choice):
-        return learned_state, ridge, choice._replace(started=-1, ridges=(), losses=(), others=(), active=0), True
+        return learned_state, ridge, rested(choice, RESTS), True
     kept = [new if finite else old for (new, finite), (old, _) in zip(after, before, strict=True)]
     others = tuple(None if k == active else other for k, other in enumerate(kept))
     return learned_state, ridge, choice._replace(others=others), True
@@ -95,7 +96,7 @@ def learned(
 
 def is_due(updates: int, choice: RidgeChoice) -> bool:
     """Whether a comparison starts before this update: the first of all, then at 64, 128, 256, ... updates."""
-    return not choice.scale or (updates >= AGAIN and updates & (updates - 1) == 0)
+    return choice.started == RESTS and (not choice.scale or (updates >= AGAIN and updates & (updates - 1) == 0))
 
 
 def is_over(updates: int, samples: float, choice: RidgeChoice) -> bool:
@@ -129,6 +130,16 @@ def started(
     return choice._replace(started=updates, ridges=ridges, losses=(0.0,) * len(ridges), others=others, active=0), state
 
 
+def rested(choice: RidgeChoice, started: int) -> RidgeChoice:
+    """The choice without candidates: `RESTS` until the next comparison, or `SETTLED`."""
+    return choice._replace(started=started, ridges=(), losses=(), others=(), active=0)
+
+
+def settled(choice: RidgeChoice, ridge: float, updates: int) -> RidgeChoice:
+    """The choice after this ridge was given, with which the head goes on."""
+    return rested(choice, SETTLED)._replace(history=(*choice.history, (updates, ridge))[-_HISTORY_LIMIT:])
+
+
 def mapped(choice: RidgeChoice, function: Callable[[CrossEntropyState], CrossEntropyState]) -> RidgeChoice:
     """The choice with the function of every candidate's state."""
     return choice._replace(others=tuple(other and function(other) for other in choice.others))
@@ -156,9 +167,9 @@ def read(
     ridges = tuple(entry.items("ridges").numbers(low=LEAST_SAVED))
     count = len(ridges)
     losses = tuple(entry.items("losses", count).numbers(low=0.0))
-    started = entry.integer("started", low=-1)
+    started = entry.integer("started", low=SETTLED)
     if (started < 0) != (not ridges):
-        raise entry.damaged("started", "-1 while no candidates are compared, else an update", started)
+        raise entry.damaged("started", "negative while no candidates are compared, else an update", started)
     active = entry.integer("active", high=max(count - 1, 0))
     items = entry.items("others", count)
     others: list[CrossEntropyState | None] = []

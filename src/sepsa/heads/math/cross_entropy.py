@@ -77,37 +77,38 @@ def start(W: Tensor, weights: Tensor, ridge: Tensor) -> CrossEntropyState:
     )
 
 
+class UpdateSettings(NamedTuple):
+    """What an update depends on beside the state and its samples."""
+
+    forgetting: float
+    label_smoothing: float
+    head_dtype: torch.dtype  # of the head's own weights
+
+
 def learned(
     state: CrossEntropyState,
     W: Tensor,
     Phi: Tensor,
     targets: Tensor,
     sample_weight: Tensor | None,
-    *,
-    forgetting: float,
-    label_smoothing: float,
-    head_dtype: torch.dtype,
+    settings: UpdateSettings,
     by_qr: bool = False,
 ) -> tuple[CrossEntropyState, Tensor, Tensor]:
     """What the state would be after an update from the head W, and two flags. The host reads nothing.
 
-    The first flag is false where targets are no probabilities, or where a number cannot be held, also by a head of
-    `head_dtype`; the second is true where the rows are so large that digits are lost unless `by_qr`.
+    The first flag is false where targets are no probabilities, or where a number cannot be held, also by the head; the
+    second is true where the rows are so large that digits are lost unless `by_qr`.
     """
     p, n = W.shape[1], len(Phi)
-    R, U, samples, valid = residuals_of(W, Phi, targets, sample_weight, state.weights, label_smoothing)
+    R, U, samples, valid = residuals_of(W, Phi, targets, sample_weight, state.weights, settings.label_smoothing)
     omega = U.sum(1, keepdim=True)
-    lam, shares, s, rho = blended(state, U.sum(0), U.sum(), samples, forgetting)
-    updates, seen, cursor = state.counters
+    lam, shares, s, rho = blended(state, U.sum(0), U.sum(), samples, settings.forgetting)
     tiny = torch.finfo(W.dtype).tiny
 
     # The rows that A gains, scaled to weight one, and the residuals of (2) as they see them
     scale = omega.sqrt()
-    c = rotation(p, forgetting, at_least=n)
-    at, left = coordinates(p, c, cursor.long(), W.device), lam * state.ridge_left
-    assert isinstance(at, Tensor)  # because the cursor is one
-    q = lacking(left, state.ridge, at)
-    back = q.sqrt()[:, None]
+    at, q, left = restored(state, lam, settings.forgetting, n)
+    c, back = len(at), q.sqrt()[:, None]
     rows = torch.cat([Phi * scale, Phi.new_zeros(c, p).scatter(1, at[:, None], back)])
     residuals = torch.cat([R / s / scale.clamp(min=tiny), back * (W - state.prior)[:, at].T])
     inflation = torch.cat([rho.expand(n), rho.new_ones(c)])[:, None]
@@ -118,14 +119,30 @@ def learned(
     d = inflation.sqrt()
     T, step = absorb_by_qr(T, rows, residuals, d) if by_qr else absorb(T, F, residuals, d)
     T, W = T.contiguous(), (W - step).contiguous()  # in one layout however made, as BLAS rounds by the layout
-    counters = torch.stack([updates + 1, seen + samples, next_cursor(cursor, c, p)])
+    counters = counted(state, samples, c)
     sums = Phi.square().sum() + shares.sum() + counters[1]
-    finite = valid & sums.isfinite() & T.isfinite().all() & W.to(head_dtype).isfinite().all()
+    finite = valid & sums.isfinite() & T.isfinite().all() & W.to(settings.head_dtype).isfinite().all()
+    ridge_left = left.scatter_add(0, at, q)
     return (
-        CrossEntropyState(T, W, state.prior, shares, left.scatter_add(0, at, q), counters, state.weights, state.ridge),
+        CrossEntropyState(T, W, state.prior, shares, ridge_left, counters, state.weights, state.ridge),
         finite,
         too_large,
     )
+
+
+def restored(state: CrossEntropyState, lam: Tensor, forgetting: float, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The coordinates (c,) that get their ridge back in an update of n samples, how much each, and what λ has left."""
+    p = state.W.shape[1]
+    at = coordinates(p, rotation(p, forgetting, at_least=n), state.counters[2].long(), state.W.device)
+    assert isinstance(at, Tensor)  # because the cursor is one
+    left = lam * state.ridge_left
+    return at, lacking(left, state.ridge, at), left
+
+
+def counted(state: CrossEntropyState, samples: Tensor, c: int) -> Tensor:
+    """The counters after an update of these samples, in which c coordinates got their ridge back."""
+    updates, seen, cursor = state.counters
+    return torch.stack([updates + 1, seen + samples, next_cursor(cursor, c, state.W.shape[1])])
 
 
 def residuals_of(
@@ -178,46 +195,74 @@ def is_large(p: int, n: int) -> bool:
     return SMALL < p <= LARGE * n
 
 
+class LargeBlock(NamedTuple):
+    """What `look_large` hands over to `finish_large`."""
+
+    old: Tensor  # λA with the ridge that comes back
+    M: Tensor  # Φᵀ diag(ω) Φ
+    G: Tensor  # the gradient, scaled by 1/s and by `size`
+    root: Tensor  # the Cholesky factor of λA + ρM of unit diagonal
+    size: Tensor  # the roots of its diagonal
+    W: Tensor
+    shares: Tensor
+    ridge_left: Tensor
+    counters: Tensor
+
+
+def look_large(
+    state: CrossEntropyState,
+    W: Tensor,
+    Phi: Tensor,
+    targets: Tensor,
+    sample_weight: Tensor | None,
+    settings: UpdateSettings,
+) -> tuple[LargeBlock, Tensor, Tensor]:
+    """The first half of `learned` by A, which the state must have, instead of T: RᵀΦ, ΦᵀωΦ and one factor of order p.
+
+    Φ may have fewer digits than the state: the sums over samples and the step are then as exact as Φ. The second flag
+    is true where A with a unit diagonal has so small a pivot that rounding could decide it, or where the new weights
+    could be very large; then another route learns. Where the flags allow it, all that follows is finite.
+    """
+    assert state.A is not None
+    G, M, U, samples, invalid = block_sums(W, Phi, targets, sample_weight, state.weights, settings.label_smoothing)
+    lam, shares, s, rho = blended(state, U, U.sum(), samples, settings.forgetting)
+    at, q, left = restored(state, lam, settings.forgetting, len(Phi))
+    back = torch.zeros_like(left).scatter(0, at, q)
+    old = lam * state.A + torch.diag(back)
+    H = old + rho * M
+    size = H.diagonal().sqrt()
+    G = G / s[:, None] + back * (W - state.prior)
+    root = torch.linalg.cholesky_ex((H / (size[:, None] * size)).to(Phi.dtype)).L
+    counters = counted(state, samples, len(at))
+    block = LargeBlock(old, M, (G / size).to(Phi.dtype), root, size, W, shares, left + back, counters)
+    lost = ~(root.diagonal().min().square() > LOST_DIGITS[Phi.dtype])
+    finite = ~invalid & (H.sum() + shares.sum() + counters[1]).isfinite()
+    if torch.finfo(settings.head_dtype).max > 1e30:
+        # A is at least its ridge, so that |step| <= |G| / ridge.
+        most = torch.linalg.vector_norm(W) + torch.linalg.vector_norm(G) / block.ridge_left.min()
+        return block, finite & most.isfinite(), lost | ~(most < 1e30)
+    return block, finite & finish_large(state, block).W.to(settings.head_dtype).isfinite().all(), lost
+
+
+def finish_large(state: CrossEntropyState, block: LargeBlock) -> CrossEntropyState:
+    """The state after a block that `look_large` has found good."""
+    W = block.W - torch.cholesky_solve(block.G.T, block.root).T / block.size
+    return state._replace(
+        W=W, shares=block.shares, ridge_left=block.ridge_left, counters=block.counters, A=block.old + block.M
+    )
+
+
 def learned_large(
     state: CrossEntropyState,
     W: Tensor,
     Phi: Tensor,
     targets: Tensor,
     sample_weight: Tensor | None,
-    *,
-    forgetting: float,
-    label_smoothing: float,
-    head_dtype: torch.dtype,
+    settings: UpdateSettings,
 ) -> tuple[CrossEntropyState, Tensor, Tensor]:
-    """`learned` by A, which the state must have, instead of T: RᵀΦ and ΦᵀωΦ first, then one factor of order p.
-
-    Φ may have fewer digits than the state: the sums over samples and the step are then as exact as Φ. The second flag
-    is true where A with a unit diagonal has so small a pivot that rounding could decide it; then another route learns.
-    """
-    assert state.A is not None
-    p, n = W.shape[1], len(Phi)
-    G, M, U, samples, invalid = block_sums(W, Phi, targets, sample_weight, state.weights, label_smoothing)
-    lam, shares, s, rho = blended(state, U, U.sum(), samples, forgetting)
-    updates, seen, cursor = state.counters
-    c = rotation(p, forgetting, at_least=n)
-    at, left = coordinates(p, c, cursor.long(), W.device), lam * state.ridge_left
-    assert isinstance(at, Tensor)  # because the cursor is one
-    q = lacking(left, state.ridge, at)
-    back = torch.zeros_like(left).scatter(0, at, q)
-
-    G = G / s[:, None] + back * (W - state.prior)
-    old = lam * state.A + torch.diag(back)
-    H = old + rho * M
-    size = H.diagonal().sqrt()
-    root = torch.linalg.cholesky_ex((H / (size[:, None] * size)).to(Phi.dtype)).L
-    lost = ~(root.diagonal().min().square() > LOST_DIGITS[Phi.dtype])
-    W = W - torch.cholesky_solve((G / size).T.to(Phi.dtype), root).T / size
-    A = old + M
-    counters = torch.stack([updates + 1, seen + samples, next_cursor(cursor, c, p)])
-    sums = A.sum() + shares.sum() + counters[1]
-    finite = ~invalid & sums.isfinite() & W.to(head_dtype).isfinite().all()
-    new = state._replace(W=W, shares=shares, ridge_left=left + back, counters=counters, A=A)
-    return new, finite, lost
+    """`learned` by the two halves."""
+    block, finite, lost = look_large(state, W, Phi, targets, sample_weight, settings)
+    return finish_large(state, block), finite, lost
 
 
 def block_sums(

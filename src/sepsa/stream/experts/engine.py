@@ -262,10 +262,6 @@ class ExpertEngine(StreamEngine):
 
     # ------------------------------------------------------------------ learning and prediction
 
-    def _arguments(self) -> tuple[Any, ...]:
-        network = self._network
-        return network._layout.numbers, network._options, network._dtype_of_body
-
     def learn(self, X: Floats, Y: Floats, sample_weight: Floats | None = None) -> Floats:
         """Learn the rows of X (n, inputs) and Y (n, outputs) in order; returns the predictions made before.
 
@@ -279,8 +275,8 @@ class ExpertEngine(StreamEngine):
         self._work[:] = 0.0  # answers from an interrupted call belong to another state
         models, extra = self._models.learned(X, Y, weights)
         done = step.learn(
-            states[0], *self._arguments(), X, Y, weights, out, network._workspace, states[1], self._layout.numbers,
-            extra, self._work,
+            states[0], network._layout.numbers, network._options, network._dtype_of_body, X, Y, weights, out,
+            network._workspace, states[1], self._layout.numbers, extra, self._work,
         )  # fmt: skip
         if done < len(X):
             raise NotFinite(
@@ -295,15 +291,15 @@ class ExpertEngine(StreamEngine):
 
     def learn_row(self, x: Sequence[float], y: Iterable[float], weight: float) -> None:
         """Learn one row of a positive weight, without allocating arrays."""
-        if len(self._models) or not step.learn.overloads:
+        if self._models.models or not step.learn.overloads:
             super().learn_row(x, y, weight)
             return
         network = self._network
         row, work, extra = self._buffers.pop() if self._buffers else self._new_buffer()
         row.write(row.values, 0, *x, *y, weight)
         if not step.learn(
-            network._state, *self._arguments(), row.x, row.y, row.weight, row.out, network._workspace, self._state,
-            self._layout.numbers, extra, work,
+            network._state, network._layout.numbers, network._options, network._dtype_of_body, row.x, row.y, row.weight,
+            row.out, network._workspace, self._state, self._layout.numbers, extra, work,
         ):  # fmt: skip
             self.learn(row.x, row.y, row.weight)  # raises NotFinite
         self._buffers.append((row, work, extra))
@@ -317,7 +313,7 @@ class ExpertEngine(StreamEngine):
 
     def predict_row(self, x: Sequence[float]) -> list[float]:
         """The prediction for one row, without allocating arrays; threads may call it at the same time."""
-        if len(self._models) or not step.predict.overloads:
+        if self._models.models or not step.predict.overloads:
             return super().predict_row(x)
         network = self._network
         try:
@@ -329,9 +325,9 @@ class ExpertEngine(StreamEngine):
             network._state, network._layout.numbers, network._dtype_of_body, row.x, row.out, row.leverage,
             row.workspace, self._state, self._layout.numbers, extra, work,
         )  # fmt: skip
-        out: list[float] = row.out.ravel().tolist()
+        out: list[list[float]] = row.out.tolist()
         self._buffers.append((row, work, extra))
-        return out
+        return out[0]
 
     def _new_buffer(self) -> tuple[RowBuffer, Floats, Floats]:
         return RowBuffer(self._network), np.zeros_like(self._work), np.empty((1, 0, self.outputs))

@@ -25,7 +25,7 @@ INPUTS = 12  # at most, of a tree
 RATE = 0.3
 SHRINK = 2.0
 LEAST = 4.0  # rows on either side of a split
-VISITS = 128  # of window rows, for each row learned
+VISITS = 160  # of window rows, for each row learned
 LATE = 255  # in place of a node, for a row of the window that the tree in growth does not see
 NOWHERE = 2.0**99  # threshold of a node without a split: all rows go to its left
 
