@@ -656,6 +656,77 @@ class Perceptron:
         self.fitted = True
 
 
+class Law(NamedTuple):
+    """A normal law, as River's models tell it."""
+
+    mu: float
+    sigma: float
+
+
+class Capy:
+    """A learner of CapyMOA on a schema that knows the inputs and the classes."""
+
+    def __init__(self, learner: type, inputs: int, labels: list[Any], **options: Any) -> None:
+        from capymoa import core, stream
+
+        names = [f"x{j}" for j in range(inputs)]
+        classes = {"y": [str(label) for label in labels]} if labels else {}
+        self.schema = stream.Schema.from_custom([*names, "y"], "y", classes)
+        self.labels, self.core, self.model = labels, core, learner(self.schema, **options)
+
+    def _input(self, x: Any) -> Any:
+        return self.core.Instance.from_array(self.schema, self._row(x))
+
+    def _row(self, x: Any) -> Any:
+        return np.array([math.nan if v is None else float(v) for v in x.values()])
+
+    def predict_one(self, x: Any, with_dist: bool = False) -> Any:
+        told = self.model.predict(self._input(x))
+        if with_dist:  # from the bounds that a learner of intervals tells
+            return Law((told[0] + told[2]) / 2, (told[2] - told[0]) / (2 * NINETY))
+        return float(told[1] if np.size(told) == 3 else told)
+
+    def predict_proba_one(self, x: Any) -> dict[Any, float]:
+        shares = self.model.predict_proba(self._input(x))
+        return {} if shares is None else dict(zip(self.labels, shares.tolist(), strict=True))
+
+    def learn_one(self, x: Any, y: Any) -> None:
+        if self.labels:
+            row = self.core.LabeledInstance.from_array(self.schema, self._row(x), self.labels.index(y))
+        else:
+            row = self.core.RegressionInstance.from_array(self.schema, self._row(x), y)
+        self.model.train(row)
+
+
+def capymoa_peers(kind: str, inputs: int, labels: list[Any]) -> dict[str, Model]:
+    """CapyMOA's learners by name, with their defaults."""
+    from capymoa import classifier, regressor, uncertainty
+
+    def offered(learner: type, random: bool, intervals: bool = False, **options: Any) -> Model:
+        def make(seed: int) -> Capy:
+            return Capy(learner, inputs, labels, **options, **({"random_seed": seed + 1} if random else {}))
+
+        return Model(make, random, intervals)
+
+    if kind == LABEL:
+        return {
+            "CapyMOA SRP": offered(classifier.StreamingRandomPatches, True),
+            "CapyMOA ARF": offered(classifier.AdaptiveRandomForestClassifier, True),
+            "CapyMOA KNN": offered(classifier.KNN, False),
+            "CapyMOA SGBT": offered(classifier.StreamingGradientBoostedTrees, True),
+            "CapyMOA Hoeffding tree": offered(classifier.HoeffdingTree, False),
+        }
+    return {
+        "CapyMOA ARF": offered(regressor.AdaptiveRandomForestRegressor, True),
+        "CapyMOA SOKNL": offered(regressor.SOKNL, True),
+        "CapyMOA KNN": offered(regressor.KNNRegressor, False),
+        "CapyMOA SGBR": offered(regressor.StreamingGradientBoostedRegression, True),
+        "CapyMOA FIMT-DD": offered(regressor.FIMTDD, False),
+        "CapyMOA MVE": offered(uncertainty.MVE, False, True, confidence_level=0.9),  # no seed reaches its forest
+        "CapyMOA AdaPI": offered(uncertainty.AdaPI, False, True, confidence_level=0.9),
+    }
+
+
 def further_peers(stream: Stream, rows: list[Row]) -> dict[str, Model]:
     """Peers outside River by name, those whose packages are installed."""
     kind = stream.kind
@@ -682,6 +753,8 @@ def further_peers(stream: Stream, rows: list[Row]) -> dict[str, Model]:
                 )
     if importlib.util.find_spec("vowpalwabbit"):
         found["VW"] = Model(lambda _: Wabbit(kind, labels), False)
+    if importlib.util.find_spec("capymoa"):
+        found |= capymoa_peers(kind, len(rows[0][0]), labels)
     return found
 
 
@@ -697,7 +770,8 @@ FURTHER = (
 def measure(model: Any, intervals: bool, rows: list[Row], stream: Stream) -> dict[str, Any]:
     """Predict, then learn, row by row."""
     clock = time.perf_counter
-    seconds, wrong, losses, inside = 0.0, np.empty(len(rows)), np.zeros(len(rows)), np.full(len(rows), np.nan)
+    seconds, wrong, losses = 0.0, np.empty(len(rows)), np.zeros(len(rows))
+    inside, widths = np.full((2, len(rows)), np.nan)
     for i, (x, y) in enumerate(rows):
         start = clock()
         told = model.predict_one(x) if stream.kind == NUMBER else model.predict_proba_one(x)
@@ -709,7 +783,7 @@ def measure(model: Any, intervals: bool, rows: list[Row], stream: Stream) -> dic
             wrong[i] = abs(y - (0.0 if told is None else told))  # None: a forest that has learned nothing
             if intervals and i:
                 law = model.predict_one(x, with_dist=True)
-                inside[i] = abs(y - law.mu) <= NINETY * law.sigma
+                inside[i], widths[i] = abs(y - law.mu) <= NINETY * law.sigma, 2 * NINETY * law.sigma
         start = clock()
         model.learn_one(x, y)
         seconds += clock() - start
@@ -719,7 +793,8 @@ def measure(model: Any, intervals: bool, rows: list[Row], stream: Stream) -> dic
     else:
         result["rmse"] = np.sqrt(np.mean(wrong**2))
         if intervals:
-            result["coverage"] = np.nanmean(inside)
+            result |= {"coverage": np.nanmean(inside), "width": np.nanmean(widths)}
+            result["relative width"] = result["width"] / np.std([y for _, y in rows])
             result["coverage after jumps"] = [float(inside[at : at + 200].mean()) for at in stream.jumps]
     result["us"] = 1e6 * seconds / len(rows)
     return {name: float(f"{v:.5g}") if np.isscalar(v) else v for name, v in result.items()}
@@ -743,20 +818,19 @@ def store(row: dict[str, Any]) -> None:
     part.replace(RESULT)
 
 
-def run_further(half: str | None, only: str) -> None:
-    """Measure the peers outside River that are not there yet, stream by stream."""
+def run_further(half: str | None, only: str, peer: str, seeds: list[int]) -> None:
+    """Measure the peers outside River that are not there yet, seed by seed and stream by stream."""
     warnings.simplefilter("ignore")  # of peers, about names of features and passes
-    for name, stream in STREAMS.items():
+    for seed, (name, stream) in product(seeds, STREAMS.items()):
         if half not in (None, stream.half) or only not in name:
             continue
         rows = list(stream.load())
         done = {(row["model"], row["seed"]) for row in known() if row["stream"] == name}
         for title, model in further_peers(stream, rows).items():
-            for seed in range(SEEDS if model.random else 1):
-                if (title, seed) not in done:
-                    result = measure(model.make(seed), False, rows, stream)
-                    print(f"{name:24s} {title:24s} {seed} {result}", flush=True)
-                    store({"stream": name, "model": title, "seed": seed, "rows": len(rows)} | result)
+            if peer in title and (model.random or not seed) and (title, seed) not in done:
+                result = measure(model.make(seed), model.intervals, rows, stream)
+                print(f"{name:24s} {title:24s} {seed} {result}", flush=True)
+                store({"stream": name, "model": title, "seed": seed, "rows": len(rows)} | result)
 
 
 def run(half: str | None, ours: bool, only: str) -> None:
@@ -957,13 +1031,15 @@ def main() -> None:
     options.add_argument("--table", action="store_true")
     options.add_argument("--half", choices=HALVES)
     options.add_argument("--only", default="", help="streams with this in their name")
+    options.add_argument("--only-peer", default="", help="peers outside River with this in their name")
+    options.add_argument("--seeds", type=int, nargs="+", default=range(SEEDS), help="of peers outside River")
     asked = options.parse_args()
     if asked.ours:
         run(asked.half, True, asked.only)
     if asked.peers:
         run(asked.half, False, asked.only)
     if asked.further:
-        run_further(asked.half, asked.only)
+        run_further(asked.half, asked.only, asked.only_peer, asked.seeds)
     if asked.variants:
         run_variants()
     if asked.time:
