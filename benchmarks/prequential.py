@@ -13,8 +13,8 @@
 Every stream is read once, in its own order: predict, then learn. Half of the streams ("development") are those on which
 defaults are chosen; the other half ("report") is run when the choice is made. The split was written down before any
 result was seen. Every model has its default settings, and 3 seeds where it is random; River's StandardScaler stands
-before those of River's models that need it. Peers whose package (lightgbm, xgboost, vowpalwabbit, capymoa, which needs a
-Java runtime) is not installed are left out. Regressions are judged by the mean absolute error, classifications by the
+before those of River's models that need it. Peers whose package (lightgbm, xgboost, vowpalwabbit, capymoa with
+a Java runtime) is not installed are left out. Regressions are judged by the mean absolute error, classifications by the
 share of wrong labels, both also over the first 50 and 200 rows; beside them the root mean squared error, the log loss
 (a probability below 1e-6 counts as 1e-6), the time to predict and learn a row, and the coverage and width of 90 %
 intervals, over all rows; the coverage also over the 200 rows after each jump of the law. The streams from
