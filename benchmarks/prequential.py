@@ -834,12 +834,19 @@ def store(*new: dict[str, Any]) -> None:
     part.replace(RESULT)
 
 
+def chosen(half: str | None, only: str) -> list[tuple[str, Stream]]:
+    """The streams of a half with these words in their name, but for those whose data are not there."""
+    found = [(n, stream) for n, stream in STREAMS.items() if half in (None, stream.half) and only in n]
+    if not os.path.isdir(os.path.join(os.environ.get("SEPSA_DATA", ""), "uci")):
+        print("there is no folder uci in SEPSA_DATA: streams from it are left out")
+        found = [(n, stream) for n, stream in found if not n.startswith("UCI")]
+    return found
+
+
 def run_further(half: str | None, only: str, peer: str, seeds: list[int]) -> None:
     """Measure the peers outside River that are not there yet, seed by seed and stream by stream."""
     warnings.simplefilter("ignore")  # of peers, about names of features and passes
-    for seed, (name, stream) in product(seeds, STREAMS.items()):
-        if half not in (None, stream.half) or only not in name:
-            continue
+    for seed, (name, stream) in product(seeds, chosen(half, only)):
         rows = list(stream.load())
         done = {(row["model"], row["seed"]) for row in known() if row["stream"] == name}
         for title, model in further_peers(stream, rows).items():
@@ -852,6 +859,7 @@ def run_further(half: str | None, only: str, peer: str, seeds: list[int]) -> Non
 def run(half: str | None, ours: bool, only: str, body: str | None) -> None:
     """Measure what is asked for; a result is stored as soon as it is there."""
     done = {(row["stream"], row["model"], row["seed"]) for row in known()}
+    streams = chosen(half, only)
     cache: dict[str, list[Row]] = {}
     if ours:  # compiles, outside the clock
         for name in ("Diabetes", "iris"):
@@ -860,12 +868,7 @@ def run(half: str | None, ours: bool, only: str, body: str | None) -> None:
             measure(model.make(0), model.intervals, rows, STREAMS[name])
     # Seed by seed, and the slowest and least random last, so that a first answer for every stream comes early.
     for seed, late in [(0, False), (0, True), *product(range(1, SEEDS), (False,)), *product(range(1, SEEDS), (True,))]:
-        for name, stream in STREAMS.items():
-            if half not in (None, stream.half) or only not in name:
-                continue
-            if name.startswith("UCI") and not os.path.isdir(os.path.join(os.environ.get("SEPSA_DATA", ""), "uci")):
-                print(f"{name}: left out, there is no folder uci in SEPSA_DATA")
-                continue
+        for name, stream in streams:
             if name not in cache:
                 cache[name] = list(stream.load())
             rows = cache[name]
@@ -1021,8 +1024,8 @@ def print_tables(half: str | None, ours: str) -> None:
     told = averages(known())
     for part in [half] if half else HALVES:
         for kind in (NUMBER, LABEL):
-            run = {stream for stream, *_ in told}
-            names = [n for n, stream in STREAMS.items() if (stream.half, stream.kind) == (part, kind) and n in run]
+            measured = {name for name, *_ in told}
+            names = [n for n, stream in STREAMS.items() if (stream.half, stream.kind) == (part, kind) and n in measured]
             if not names:
                 continue
             what = "mean absolute error" if kind == NUMBER else "share of wrong labels"

@@ -183,3 +183,35 @@ def test_bounds_of_capymoa_become_a_normal_law(script, capymoa):
     assert (law.mu - 1.6449 * law.sigma, law.mu + 1.6449 * law.sigma) == pytest.approx((1.0, 5.0))
     assert peer.predict_one({"a": 0.0}) == 3.5
     assert script.Capy(Learner, 1, [], answer=2.0).predict_one({"a": 0.0}) == 2.0
+
+
+def test_streams_without_data_are_left_out(script, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("SEPSA_DATA", str(tmp_path))
+    names = [name for name, _ in script.chosen("report", "")]
+    assert "wine" in names
+    assert not any(name.startswith("UCI") for name in names)
+    assert "uci" in capsys.readouterr().out
+    (tmp_path / "uci").mkdir()
+    assert [name for name, _ in script.chosen("report", "UCI y")] == ["UCI yacht"]
+    assert script.chosen("development", "UCI y") == []
+
+
+def test_peers_outside_river_run_once_for_each_seed_that_is_missing(script, monkeypatch, tmp_path):
+    monkeypatch.setattr(script, "RESULT", tmp_path / "results.json")
+    monkeypatch.setenv("SEPSA_DATA", str(tmp_path))
+    made = []
+
+    def make(title):
+        return lambda seed: made.append((title, seed)) or script.Simple(False)
+
+    random, still = script.Model(make("random"), True), script.Model(make("still"), False)
+    found = {"random peer": random, "peer": still, "another": still}
+    monkeypatch.setattr(script, "further_peers", lambda stream, rows: found)
+    for _ in range(2):
+        script.run_further("report", "wine", "peer", [0, 1])
+    assert made == [("random", 0), ("still", 0), ("random", 1)]
+    assert [(row["model"], row["seed"]) for row in script.known()] == [
+        ("peer", 0),
+        ("random peer", 0),
+        ("random peer", 1),
+    ]
