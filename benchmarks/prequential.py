@@ -1,20 +1,24 @@
-"""How good predictions made before learning are, with default settings on raw data, beside River's models.
+"""How good predictions made before learning are, with default settings on raw data, beside River's models and others.
 
     python benchmarks/prequential.py --peers                       # River's models, both halves, what is not there yet
     python benchmarks/prequential.py --further                     # peers outside River, both halves, likewise
+    python benchmarks/prequential.py --further --only-peer CapyMOA --seeds 0
     python benchmarks/prequential.py --ours [--half development]   # sepsa, always again
+    python benchmarks/prequential.py --ours --body experts         # with another body, as "sepsa, experts"
     python benchmarks/prequential.py --variants                    # other settings of sepsa, development half, one seed
     python benchmarks/prequential.py --time                        # the microseconds alone, for a quiet machine
-    python benchmarks/prequential.py --table [--half report]       # what prequential.json holds, as the docs print it
+    python benchmarks/prequential.py --merge FILE                  # results from elsewhere, put into prequential.json
+    python benchmarks/prequential.py --table [--half report] [--ours-name "sepsa, experts"]   # as the docs print them
 
 Every stream is read once, in its own order: predict, then learn. Half of the streams ("development") are those on which
 defaults are chosen; the other half ("report") is run when the choice is made. The split was written down before any
 result was seen. Every model has its default settings, and 3 seeds where it is random; River's StandardScaler stands
-before those peers that need it. Regressions are judged by the mean absolute error, classifications by the share of
-wrong labels, both also over the first 50 and 200 rows; beside them the root mean squared error, the log loss (a
-probability below 1e-6 counts as 1e-6), the time to predict and learn a row, and the coverage of 90 % intervals, over
-all rows and over the 200 after each jump of the law. The streams from SEPSA_DATA/uci are left out where that folder is
-not there.
+before those of River's models that need it. Peers whose package (lightgbm, xgboost, vowpalwabbit, capymoa with
+a Java runtime) is not installed are left out. Regressions are judged by the mean absolute error, classifications by the
+share of wrong labels, both also over the first 50 and 200 rows; beside them the root mean squared error, the log loss
+(a probability below 1e-6 counts as 1e-6), the time to predict and learn a row, and the coverage and width of 90 %
+intervals, over all rows; the coverage also over the 200 rows after each jump of the law. The streams from
+SEPSA_DATA/uci are left out where that folder is not there.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -517,12 +521,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def models(stream: Stream, labels: int) -> dict[str, Model]:
+def models(stream: Stream, labels: int, body: str | None = None) -> dict[str, Model]:
     """Ours and the peers by name. A tree's regression leaves are linear models and want scaled inputs."""
+    ours, options = (OURS, {}) if body is None else (f"{OURS}, {body}", {"body": body})
     if stream.kind == NUMBER:
         offers = "with_dist" in inspect.signature(SepSARegressor.predict_one).parameters
         return {
-            OURS: Model(lambda seed: SepSARegressor(seed=seed), True, offers),
+            ours: Model(lambda seed: SepSARegressor(seed=seed, **options), True, offers),
             "linear": Model(lambda _: scaled(linear_model.LinearRegression()), False),
             "Bayesian linear": Model(lambda _: scaled(linear_model.BayesianLinearRegression()), False, True),
             "Hoeffding adaptive tree": Model(lambda seed: scaled(tree.HoeffdingAdaptiveTreeRegressor(seed=seed)), True),
@@ -532,7 +537,7 @@ def models(stream: Stream, labels: int) -> dict[str, Model]:
         }
     linear = linear_model.LogisticRegression if labels == 2 else linear_model.SoftmaxRegression
     return {
-        OURS: Model(lambda seed: SepSAClassifier(seed=seed), True),
+        ours: Model(lambda seed: SepSAClassifier(seed=seed, **options), True),
         "linear": Model(lambda _: scaled(linear()), False),
         "Hoeffding adaptive tree": Model(lambda seed: tree.HoeffdingAdaptiveTreeClassifier(seed=seed), True),
         "AMF": Model(lambda seed: scaled(forest.AMFClassifier(seed=seed)), True),
@@ -656,6 +661,86 @@ class Perceptron:
         self.fitted = True
 
 
+class Law(NamedTuple):
+    """A normal law, as River's models tell it."""
+
+    mu: float
+    sigma: float
+
+
+class Capy:
+    """A learner of CapyMOA on a schema that knows the inputs and the classes."""
+
+    def __init__(self, learner: type, inputs: int, labels: list[Any], **options: Any) -> None:
+        from capymoa import core, stream
+
+        names = [f"x{j}" for j in range(inputs)]
+        classes = {"y": [str(label) for label in labels]} if labels else {}
+        self.schema = stream.Schema.from_custom([*names, "y"], "y", classes)
+        self.labels, self.core, self.model = labels, core, learner(self.schema, **options)
+
+    def _input(self, x: Any) -> Any:
+        return self.core.Instance.from_array(self.schema, self._row(x))
+
+    def _row(self, x: Any) -> Any:
+        return np.array([math.nan if v is None else float(v) for v in x.values()])
+
+    def predict_one(self, x: Any, with_dist: bool = False) -> Any:
+        told = self.model.predict(self._input(x))
+        if with_dist:  # from the bounds that a learner of intervals tells
+            return Law((told[0] + told[2]) / 2, (told[2] - told[0]) / (2 * NINETY))
+        return float(told[1] if np.size(told) == 3 else told)
+
+    def predict_proba_one(self, x: Any) -> dict[Any, float]:
+        shares = self.model.predict_proba(self._input(x))
+        return {} if shares is None else dict(zip(self.labels, shares.tolist(), strict=True))
+
+    def learn_one(self, x: Any, y: Any) -> None:
+        if self.labels:
+            row = self.core.LabeledInstance.from_array(self.schema, self._row(x), self.labels.index(y))
+        else:
+            row = self.core.RegressionInstance.from_array(self.schema, self._row(x), y)
+        self.model.train(row)
+
+
+# CapyMOA's learners and whether a seed changes them.
+CAPYMOA: dict[str, dict[str, tuple[str, bool]]] = {
+    NUMBER: {
+        "CapyMOA ARF": ("AdaptiveRandomForestRegressor", True),
+        "CapyMOA SOKNL": ("SOKNL", True),
+        "CapyMOA KNN": ("KNNRegressor", False),
+        "CapyMOA SGBR": ("StreamingGradientBoostedRegression", True),
+        "CapyMOA FIMT-DD": ("FIMTDD", False),
+    },
+    LABEL: {
+        "CapyMOA SRP": ("StreamingRandomPatches", True),
+        "CapyMOA ARF": ("AdaptiveRandomForestClassifier", True),
+        "CapyMOA KNN": ("KNN", False),
+        "CapyMOA SGBT": ("StreamingGradientBoostedTrees", True),
+        "CapyMOA Hoeffding tree": ("HoeffdingTree", False),
+    },
+}
+# Its learners of intervals, around the forest of "CapyMOA ARF", so that their errors are no peers of their own.
+INTERVALS = {"CapyMOA MVE": "MVE", "CapyMOA AdaPI": "AdaPI"}
+
+
+def capymoa_peers(kind: str, inputs: int, labels: list[Any]) -> dict[str, Model]:
+    """CapyMOA's learners by name, with their defaults; intervals of 90 %."""
+    from capymoa import classifier, regressor, uncertainty
+
+    def peer(learner: type, random: bool, **options: Any) -> Model:
+        def make(seed: int) -> Capy:
+            return Capy(learner, inputs, labels, **options, **({"random_seed": seed + 1} if random else {}))
+
+        return Model(make, random, bool(options))
+
+    package = regressor if kind == NUMBER else classifier
+    found = {title: peer(getattr(package, name), random) for title, (name, random) in CAPYMOA[kind].items()}
+    if kind == NUMBER:
+        found |= {t: peer(getattr(uncertainty, name), False, confidence_level=0.9) for t, name in INTERVALS.items()}
+    return found
+
+
 def further_peers(stream: Stream, rows: list[Row]) -> dict[str, Model]:
     """Peers outside River by name, those whose packages are installed."""
     kind = stream.kind
@@ -682,6 +767,8 @@ def further_peers(stream: Stream, rows: list[Row]) -> dict[str, Model]:
                 )
     if importlib.util.find_spec("vowpalwabbit"):
         found["VW"] = Model(lambda _: Wabbit(kind, labels), False)
+    if importlib.util.find_spec("capymoa"):
+        found |= capymoa_peers(kind, len(rows[0][0]), labels)
     return found
 
 
@@ -697,7 +784,8 @@ FURTHER = (
 def measure(model: Any, intervals: bool, rows: list[Row], stream: Stream) -> dict[str, Any]:
     """Predict, then learn, row by row."""
     clock = time.perf_counter
-    seconds, wrong, losses, inside = 0.0, np.empty(len(rows)), np.zeros(len(rows)), np.full(len(rows), np.nan)
+    seconds, wrong, losses = 0.0, np.empty(len(rows)), np.zeros(len(rows))
+    inside, widths = np.full((2, len(rows)), np.nan)
     for i, (x, y) in enumerate(rows):
         start = clock()
         told = model.predict_one(x) if stream.kind == NUMBER else model.predict_proba_one(x)
@@ -709,7 +797,7 @@ def measure(model: Any, intervals: bool, rows: list[Row], stream: Stream) -> dic
             wrong[i] = abs(y - (0.0 if told is None else told))  # None: a forest that has learned nothing
             if intervals and i:
                 law = model.predict_one(x, with_dist=True)
-                inside[i] = abs(y - law.mu) <= NINETY * law.sigma
+                inside[i], widths[i] = abs(y - law.mu) <= NINETY * law.sigma, 2 * NINETY * law.sigma
         start = clock()
         model.learn_one(x, y)
         seconds += clock() - start
@@ -719,7 +807,8 @@ def measure(model: Any, intervals: bool, rows: list[Row], stream: Stream) -> dic
     else:
         result["rmse"] = np.sqrt(np.mean(wrong**2))
         if intervals:
-            result["coverage"] = np.nanmean(inside)
+            result |= {"coverage": np.nanmean(inside), "width": np.nanmean(widths)}
+            result["relative width"] = result["width"] / np.std([y for _, y in rows])
             result["coverage after jumps"] = [float(inside[at : at + 200].mean()) for at in stream.jumps]
     result["us"] = 1e6 * seconds / len(rows)
     return {name: float(f"{v:.5g}") if np.isscalar(v) else v for name, v in result.items()}
@@ -729,59 +818,63 @@ def known() -> list[dict[str, Any]]:
     return json.loads(RESULT.read_text())["rows"] if RESULT.exists() else []
 
 
-def store(row: dict[str, Any]) -> None:
-    """Put a row into the file, in the place of the same stream, model and seed; one line each."""
+def store(*new: dict[str, Any]) -> None:
+    """Put rows into the file, each over the one of the same stream, model and seed; one line each."""
 
     def key(row: dict[str, Any]) -> tuple[Any, ...]:
         return list(STREAMS).index(row["stream"]), row["model"], row["seed"]
 
-    rows = sorted([*(old for old in known() if key(old) != key(row)), row], key=key)
+    rows = {key(row): row for row in known()}
+    for row in new:
+        rows[key(row)] = rows.get(key(row), {}) | row
     head = json.dumps(machine() | {"error": "mean absolute error, or share of wrong labels"}, indent=1)
-    lines = ",\n".join("  " + json.dumps(row) for row in rows)
+    lines = ",\n".join("  " + json.dumps(row) for _, row in sorted(rows.items()))
     part = RESULT.with_suffix(".part")
     part.write_text(f'{head[:-2]},\n "rows": [\n{lines}\n ]\n}}\n')
     part.replace(RESULT)
 
 
-def run_further(half: str | None, only: str) -> None:
-    """Measure the peers outside River that are not there yet, stream by stream."""
+def chosen(half: str | None, only: str) -> list[tuple[str, Stream]]:
+    """The streams of a half with these words in their name, but for those whose data are not there."""
+    found = [(n, stream) for n, stream in STREAMS.items() if half in (None, stream.half) and only in n]
+    if not os.path.isdir(os.path.join(os.environ.get("SEPSA_DATA", ""), "uci")):
+        print("there is no folder uci in SEPSA_DATA: streams from it are left out")
+        found = [(n, stream) for n, stream in found if not n.startswith("UCI")]
+    return found
+
+
+def run_further(half: str | None, only: str, peer: str, seeds: list[int]) -> None:
+    """Measure the peers outside River that are not there yet, seed by seed and stream by stream."""
     warnings.simplefilter("ignore")  # of peers, about names of features and passes
-    for name, stream in STREAMS.items():
-        if half not in (None, stream.half) or only not in name:
-            continue
+    for seed, (name, stream) in product(seeds, chosen(half, only)):
         rows = list(stream.load())
         done = {(row["model"], row["seed"]) for row in known() if row["stream"] == name}
         for title, model in further_peers(stream, rows).items():
-            for seed in range(SEEDS if model.random else 1):
-                if (title, seed) not in done:
-                    result = measure(model.make(seed), False, rows, stream)
-                    print(f"{name:24s} {title:24s} {seed} {result}", flush=True)
-                    store({"stream": name, "model": title, "seed": seed, "rows": len(rows)} | result)
+            if peer in title and (model.random or not seed) and (title, seed) not in done:
+                result = measure(model.make(seed), model.intervals, rows, stream)
+                print(f"{name:24s} {title:24s} {seed} {result}", flush=True)
+                store({"stream": name, "model": title, "seed": seed, "rows": len(rows)} | result)
 
 
-def run(half: str | None, ours: bool, only: str) -> None:
+def run(half: str | None, ours: bool, only: str, body: str | None) -> None:
     """Measure what is asked for; a result is stored as soon as it is there."""
     done = {(row["stream"], row["model"], row["seed"]) for row in known()}
+    streams = chosen(half, only)
     cache: dict[str, list[Row]] = {}
     if ours:  # compiles, outside the clock
         for name in ("Diabetes", "iris"):
             rows = list(STREAMS[name].load())[:20]
-            model = models(STREAMS[name], 3)[OURS]
+            model = next(iter(models(STREAMS[name], 3, body).values()))
             measure(model.make(0), model.intervals, rows, STREAMS[name])
     # Seed by seed, and the slowest and least random last, so that a first answer for every stream comes early.
     for seed, late in [(0, False), (0, True), *product(range(1, SEEDS), (False,)), *product(range(1, SEEDS), (True,))]:
-        for name, stream in STREAMS.items():
-            if half not in (None, stream.half) or only not in name:
-                continue
-            if name.startswith("UCI") and not os.path.isdir(os.path.join(os.environ.get("SEPSA_DATA", ""), "uci")):
-                print(f"{name}: left out, there is no folder uci in SEPSA_DATA")
-                continue
+        for name, stream in streams:
             if name not in cache:
                 cache[name] = list(stream.load())
             rows = cache[name]
             labels = len({y for _, y in rows}) if stream.kind == LABEL else 0
-            for title, model in models(stream, labels).items():
-                if (title == OURS) != ours or (title == "KNN") != late or (seed and not model.random):
+            for title, model in models(stream, labels, body).items():
+                if title.startswith(OURS) != ours or (title == "KNN") != late or (seed and not model.random):
                     continue
                 if not ours and (name, title, seed) in done:
                     continue
@@ -838,113 +931,171 @@ def run_times() -> None:
 
 # ---------------------------------------------------------------------- the tables
 
+Averages = dict[tuple[str, str, str], Any]
 
-def mean(rows: list[dict[str, Any]], name: str, model: str, what: str) -> float | None:
-    seeds = (0,) if what == "us" else range(SEEDS)  # `--time` measures the first seed
-    values = [
-        row[what]
-        for row in rows
-        if (row["stream"], row["model"]) == (name, model) and row["seed"] in seeds and what in row
-    ]
-    return float(np.mean(values)) if values else None
+
+def averages(rows: list[dict[str, Any]]) -> Averages:
+    """The mean over seeds by stream, model and measure; the time is that of the first seed, as `--time` measures it."""
+    found: dict[tuple[str, str, str], list[Any]] = {}
+    for row in rows:
+        for what in row.keys() - {"stream", "model", "seed"}:
+            if row["seed"] in ((0,) if what == "us" else range(SEEDS)):
+                found.setdefault((row["stream"], row["model"], what), []).append(row[what])
+    return {key: np.mean(values, axis=0) for key, values in found.items()}
 
 
 def number(value: float) -> str:
     return f"{value:.0e}" if value >= 1e5 else f"{value:.{max(0, 2 - math.floor(math.log10(max(value, 1e-3))))}f}"
 
 
-def summary(rows: list[dict[str, Any]], half: str, what: str = "error", kind: str | None = None) -> dict[str, float]:
-    """Ours against the best peer of each stream; one wrong row is added to both, so that no ratio is by zero.
+def peers(kind: str, further: bool) -> list[str]:
+    """The names of River's models, and with `further` those of all peers."""
+    stream = next(stream for stream in STREAMS.values() if stream.kind == kind)
+    return [*list(models(stream, 3))[1:], *((*FURTHER, *CAPYMOA[kind]) if further else ())]
 
-    `what` "loss" is the error of regressions and the log loss of classifications.
+
+def races(
+    told: Averages, half: str, ours: str, what: str, kind: str | None, further: bool
+) -> Iterator[tuple[float, dict[str, float], list[str]]]:
+    """Our error, those of the peers, and the peers without a result, for every stream that has ours and one of theirs.
+
+    One wrong row is added to every count of wrong labels, so that no ratio is by zero. `what` "loss" is the error of
+    regressions and the log loss of classifications.
     """
-    ratios, places = [], []
-    asked = what
     for name, stream in STREAMS.items():
-        what = ("log loss" if stream.kind == LABEL else "error") if asked == "loss" else asked
-        ours = mean(rows, name, OURS, what)
-        peers = [v for m in models(stream, 3) if m != OURS and (v := mean(rows, name, m, what)) is not None]
-        if stream.half != half or ours is None or not peers or kind not in (None, stream.kind):
+        exact = ("log loss" if stream.kind == LABEL else "error") if what == "loss" else what
+        found = {m: told.get((name, m, exact)) for m in (ours, *peers(stream.kind, further))}
+        there = {m: v for m, v in found.items() if v is not None}
+        if stream.half != half or kind not in (None, stream.kind) or ours not in there or len(there) == 1:
             continue
-        count = next(row["rows"] for row in rows if row["stream"] == name)
+        count = told[name, ours, "rows"]
         least = 1 / min(count, int(what.split()[-1]) if what[-1] == "0" else count)
-        least *= stream.kind == LABEL and what.startswith("error")
-        ratios.append((ours + least) / (min(peers) + least))
-        places.append(1 + sum(peer < ours for peer in peers))
-    if not ratios:
+        least *= stream.kind == LABEL and exact.startswith("error")
+        there = {m: v + least for m, v in there.items()}
+        yield there.pop(ours), there, [m for m, v in found.items() if v is None]
+
+
+def summary(
+    told: Averages, half: str, ours: str = OURS, what: str = "error", kind: str | None = None, further: bool = False
+) -> dict[str, float]:
+    """Ours against the best peer of each stream."""
+    met = list(races(told, half, ours, what, kind, further))
+    if not met:
         return {}
+    places = [1 + sum(error < own for error in others.values()) for own, others, _ in met]
+    ratios = [own / min(others.values()) for own, others, _ in met]
     return {
-        "streams": len(ratios),
-        "best": sum(place == 1 for place in places),
-        "second": sum(place == 2 for place in places),
-        "within 5 %": sum(ratio <= 1.05 for ratio in ratios),
-        "more than 5 % worse": sum(ratio > 1.05 for ratio in ratios),
+        "streams": len(met),
+        "first": places.count(1),
+        "second": places.count(2),
+        "more than 5 % behind": sum(ratio > 1.05 for ratio in ratios),
         "ratio to the best peer": float(np.exp(np.mean(np.log(ratios)))),
+        "results missing": sum(len(missing) for *_, missing in met),
     }
 
 
-def print_tables(half: str | None) -> None:
+def rivals(told: Averages, half: str, ours: str = OURS) -> dict[str, dict[str, float]]:
+    """Each peer against ours, those first that are most often ahead."""
+    met = list(races(told, half, ours, "error", None, True))
+    found = {}
+    for peer in dict.fromkeys(m for kind in (NUMBER, LABEL) for m in peers(kind, True)):
+        ratios = [own / others[peer] for own, others, _ in met if peer in others]
+        if ratios:
+            found[peer] = {
+                "streams": len(ratios),
+                "missing": sum(peer in missing for *_, missing in met),
+                "ahead": sum(ratio > 1 for ratio in ratios),
+                "by more than 5 %": sum(ratio > 1.05 for ratio in ratios),
+                "our error / its": float(np.exp(np.mean(np.log(ratios)))),
+            }
+    return dict(sorted(found.items(), key=lambda item: -item[1]["ahead"] / item[1]["streams"]))
+
+
+def print_table(first: str, rows: dict[str, dict[str, Any]]) -> None:
+    """Rows by name, with the columns of the first of them."""
+    columns = [first, *next(iter(rows.values()))]
+    print("\n| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|")
+    for name, row in rows.items():
+        print(f"| {name} | " + " | ".join(f"{v:.2f}" if isinstance(v, float) else str(v) for v in row.values()) + " |")
+
+
+def print_tables(half: str | None, ours: str) -> None:
     """As docs/streams.md has them."""
-    rows = known()
+    told = averages(known())
     for part in [half] if half else HALVES:
         for kind in (NUMBER, LABEL):
-            names = [name for name, stream in STREAMS.items() if (stream.half, stream.kind) == (part, kind)]
-            titles = list(models(STREAMS[names[0]], 3))
+            measured = {name for name, *_ in told}
+            names = [n for n, stream in STREAMS.items() if (stream.half, stream.kind) == (part, kind) and n in measured]
+            if not names:
+                continue
             what = "mean absolute error" if kind == NUMBER else "share of wrong labels"
-            print(f"\n**{kind.capitalize()}s, {part}: {what}**\n\n| stream | rows | " + " | ".join(titles) + " |")
-            print("|---" * (len(titles) + 2) + "|")
-            for name in names:
-                values = [mean(rows, name, title, "error") for title in titles]
-                least = min((v for v in values if v is not None), default=0.0)
-                cells = ["" if v is None else f"**{number(v)}**" if v == least else number(v) for v in values]
-                count = next((row["rows"] for row in rows if row["stream"] == name), "")
-                print(f"| {name} | {count} | " + " | ".join(cells) + " |")
-            more = "rmse" if kind == NUMBER else "log loss"
-            columns = ["error 50", "error 200", more]
-            print(
-                "\n| sepsa / best peer | first 50 rows | first 200 rows | "
-                + more
-                + ", all rows | "
-                + "µs a row | "
-                + ("90 % intervals hold | 200 rows after each jump |" if kind == NUMBER else "")
-            )
-            print("|---" * (7 if kind == NUMBER else 5) + "|")
-            for name in names:
-                cells = []
-                for what in columns:
-                    ours = mean(rows, name, OURS, what)
-                    peers = [(v, title) for title in titles[1:] if (v := mean(rows, name, title, what)) is not None]
-                    cells.append(
-                        "" if ours is None or not peers else f"{number(ours)} / {number(min(peers)[0])} {min(peers)[1]}"
-                    )
-                us = mean(rows, name, OURS, "us")
-                cells.append("" if us is None else f"{us:.0f}")
-                if kind == NUMBER:
-                    held = mean(rows, name, OURS, "coverage")
-                    cells.append("" if held is None else f"{held:.3f}")
-                    after = [
-                        row["coverage after jumps"]
-                        for row in rows
-                        if row["stream"] == name and row["model"] == OURS and row.get("coverage after jumps")
-                    ]
-                    cells.append(", ".join(f"{v:.2f}" for v in np.mean(after, axis=0)) if after else "")
-                print(f"| {name} | " + " | ".join(cells) + " |")
-        print(
-            f"\n**Summary, {part}**\n\n| measure | streams | best | second | within 5 % | more than 5 % worse |", end=""
-        )
-        print(" ratio to the best peer |")
-        print("|---" * 7 + "|")
-        measures = {
-            "loss": "mean absolute error or log loss",
-            "error": "mean absolute error or wrong labels",
-            "error 50": "the same, first 50 rows",
-            "error 200": "the same, first 200 rows",
+            print(f"\n**{kind.capitalize()}s, {part}: {what}**")
+            print_table("stream", {name: errors(told, name, kind, ours) for name in names})
+            print_table(f"{ours} / best of River's", {name: details(told, name, kind, ours) for name in names})
+            if kind == NUMBER:
+                print(f"\n**Intervals of 90 %, {part}: coverage / width in standard deviations of the target**")
+                print_table("stream", {name: intervals(told, name, ours) for name in names})
+        print_summary(told, part, ours)
+
+
+def errors(told: Averages, name: str, kind: str, ours: str) -> dict[str, str]:
+    """Our error on a stream, those of River's models and the smallest of the other peers; the smallest in bold."""
+    titles = [ours, *peers(kind, False)]
+    values = {title: told.get((name, title, "error")) for title in titles}
+    others = set(peers(kind, True)) - set(titles)
+    best, title = min(((told[name, m, "error"], m) for m in others if (name, m, "error") in told), default=(None, ""))
+    values["best of the others"] = best
+    least = min((v for v in values.values() if v is not None), default=None)
+    cells = {t: "" if v is None else f"**{number(v)}**" if v == least else number(v) for t, v in values.items()}
+    cells["best of the others"] += f" {title}" if title else ""
+    count = next((f"{v:.0f}" for (stream, _, what), v in told.items() if (stream, what) == (name, "rows")), "")
+    return {"rows": count} | cells
+
+
+def details(told: Averages, name: str, kind: str, ours: str) -> dict[str, str]:
+    """Other measures of a stream: ours and the best of River's models, and the time of a row."""
+    more = "rmse" if kind == NUMBER else "log loss"
+    found = {}
+    for title, what in {"first 50 rows": "error 50", "first 200 rows": "error 200", f"{more}, all rows": more}.items():
+        own = told.get((name, ours, what))
+        others = [(v, m) for m in peers(kind, False) if (v := told.get((name, m, what))) is not None]
+        met = own is not None and others
+        found[title] = f"{number(own)} / {number(min(others)[0])} {min(others)[1]}" if met else ""
+    us = told.get((name, ours, "us"))
+    return found | {"µs a row": "" if us is None else f"{us:.0f}"}
+
+
+def intervals(told: Averages, name: str, ours: str) -> dict[str, str]:
+    """Coverage and width of intervals of 90 %."""
+    found = {}
+    for title in (ours, "Bayesian linear", *INTERVALS):
+        held, width = told.get((name, title, "coverage")), told.get((name, title, "relative width"))
+        found[title] = "" if held is None else f"{held:.3f} / " + ("?" if width is None else number(width))
+    after = told.get((name, ours, "coverage after jumps"), ())
+    return found | {f"{ours}, 200 rows after each jump": ", ".join(f"{v:.2f}" for v in after)}
+
+
+def print_summary(told: Averages, part: str, ours: str) -> None:
+    """Ours against River's models, against all peers and against each of them."""
+    measures = {
+        "loss": "mean absolute error or log loss",
+        "error": "mean absolute error or wrong labels",
+        "error 50": "the same, first 50 rows",
+        "error 200": "the same, first 200 rows",
+    }
+    for further, whom in ((False, "River's models"), (True, "all peers")):
+        found = {
+            f"{'log loss' if (what, kind) == ('loss', LABEL) else title}, {kind or 'all'}": row
+            for what, title in measures.items()
+            for kind in (None, NUMBER, LABEL)
+            if (what, kind) != ("loss", NUMBER) and (row := summary(told, part, ours, what, kind, further))
         }
-        for what, title in measures.items():
-            for kind in (None, NUMBER, LABEL):
-                if (what, kind) != ("loss", NUMBER) and (told := summary(rows, part, what, kind)):
-                    cells = " | ".join(f"{v:.2f}" if isinstance(v, float) else str(v) for v in told.values())
-                    print(f"| {'log loss' if (what, kind) == ('loss', LABEL) else title}, {kind or 'all'} | {cells} |")
+        if found:
+            print(f"\n**{ours} against {whom}, {part}**")
+            print_table(f"against {whom}", found)
+    if found:
+        print(f"\n**{ours} against each peer, {part}: mean absolute error or wrong labels**")
+        print_table("peer", rivals(told, part, ours))
 
 
 def main() -> None:
@@ -955,21 +1106,28 @@ def main() -> None:
     options.add_argument("--variants", action="store_true")
     options.add_argument("--time", action="store_true")
     options.add_argument("--table", action="store_true")
+    options.add_argument("--merge", nargs="+", type=Path, default=[], help="other files of results to put into ours")
     options.add_argument("--half", choices=HALVES)
+    options.add_argument("--body", help="of ours, which are then called after it")
+    options.add_argument("--ours-name", default=OURS, help="which of ours the tables show")
     options.add_argument("--only", default="", help="streams with this in their name")
+    options.add_argument("--only-peer", default="", help="peers outside River with this in their name")
+    options.add_argument("--seeds", type=int, nargs="+", default=range(SEEDS), help="of peers outside River")
     asked = options.parse_args()
+    if asked.merge:
+        store(*(row for path in asked.merge for row in json.loads(path.read_text())["rows"]))
     if asked.ours:
-        run(asked.half, True, asked.only)
+        run(asked.half, True, asked.only, asked.body)
     if asked.peers:
-        run(asked.half, False, asked.only)
+        run(asked.half, False, asked.only, None)
     if asked.further:
-        run_further(asked.half, asked.only)
+        run_further(asked.half, asked.only, asked.only_peer, asked.seeds)
     if asked.variants:
         run_variants()
     if asked.time:
         run_times()
     if asked.table:
-        print_tables(asked.half)
+        print_tables(asked.half, asked.ours_name)
         print_variants(known())
 
 
