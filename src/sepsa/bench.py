@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -137,11 +137,11 @@ def engine(X: Array, Y: Array, dtype: Any) -> LearnStream:
     return lambda: one.learn(X, Y)[:, 0]
 
 
-def default_learner(X: Array, Y: Array) -> LearnStream:
-    """The default learner of the interfaces, without their checks: Fourier features, several heads, clipped rows."""
+def default_learner(X: Array, Y: Array, body: Literal["auto", "fourier"] = "auto") -> LearnStream:
+    """The default learner of the interfaces, without their checks: a network with several heads, and experts."""
     from sepsa.stream.sklearn import SepSARegressor
 
-    learner = SepSARegressor()._new_learner(X.shape[1], Y.shape[1], seed=0)
+    learner = SepSARegressor(body=body)._new_learner(X.shape[1], Y.shape[1], seed=0)
     return second_pass(lambda: learner.learn(X, Y)[:, 0], lambda: learner.learn(X, Y))
 
 
@@ -153,10 +153,10 @@ def sklearn_interface(X: Array, Y: Array) -> LearnStream:
     return second_pass(lambda: model.prequential(X, Y)[:, 0], lambda: model.partial_fit(X, Y))
 
 
-def river_interface(X: Array, Y: Array) -> LearnStream:
+def river_interface(X: Array, Y: Array, body: str = "auto") -> LearnStream:
     from sepsa.river import SepSARegressor
 
-    run = river_stream(SepSARegressor(seed=0), X, Y)
+    run = river_stream(SepSARegressor(seed=0, body=body), X, Y)
     return second_pass(run, run)
 
 
@@ -293,9 +293,11 @@ def jax_scan(X: Array, Y: Array) -> LearnStream:
 CONTESTANTS = (
     Contestant("sepsa engine", "numba", partial(engine, dtype=np.float32)),
     Contestant("sepsa engine, float64", "numba", partial(engine, dtype=np.float64)),
+    Contestant("sepsa network alone", "sklearn", partial(default_learner, body="fourier")),
     Contestant("sepsa default learner", "sklearn", default_learner),
     Contestant("sepsa in scikit-learn", "sklearn", sklearn_interface),
     Contestant("sepsa in River", "river", river_interface),
+    Contestant("sepsa network alone in River", "river", partial(river_interface, body="fourier")),
     Contestant("PyTorch SepSA, eager", "torch", partial(torch_stream, separable=True)),
     Contestant("PyTorch Adam, eager", "torch", partial(torch_stream, separable=False)),
     Contestant("JAX scan of the same step", "jax", jax_scan),
