@@ -116,7 +116,7 @@ def sklearn_regressor() -> Iterator[tuple[str, Any]]:
         "linear": {"hidden_layer_sizes": (), "forgetting": 0.999},
     }
     for name, options in cases.items():
-        model = SepSARegressor(random_state=0, **options)
+        model = SepSARegressor(random_state=0, body="fourier", **options)
         targets = Y if name == "default" else Y[:, 0]
         yield f"regressor, {name}: prequential", model.prequential(X[:500], targets[:500])
         model.partial_fit(X[500:600], targets[500:600], np.linspace(0.0, 2.0, 100))
@@ -124,7 +124,7 @@ def sklearn_regressor() -> Iterator[tuple[str, Any]]:
         yield f"regressor, {name}: mean", mean
         yield f"regressor, {name}: std", std
         yield f"regressor, {name}: outliers", model.outliers_
-        other = SepSARegressor(random_state=0, **options)
+        other = SepSARegressor(random_state=0, body="fourier", **options)
         other.load_state_dict(model.state_dict())
         again = pickle.loads(pickle.dumps(model))
         yield f"regressor, {name}: loaded", other.partial_fit(X[600:], targets[600:]).predict(X[:50])
@@ -146,12 +146,12 @@ def sklearn_classifier() -> Iterator[tuple[str, Any]]:
         "default": {},
         "forgetting": {"forgetting": 0.99, "class_weight": {"up": 2.0}, "hidden_layer_sizes": (9,)},
     }.items():
-        model = SepSAClassifier(random_state=0, **options)  # type: ignore[arg-type]
+        model = SepSAClassifier(random_state=0, body="fourier", **options)  # type: ignore[arg-type]
         yield f"classifier, {name}: first", model.prequential(X[:300], labels[:300], method="predict_proba")
         yield f"classifier, {name}: new class", model.prequential(X[300:450], labels[300:450])
         yield f"classifier, {name}: later", model.prequential(X[450:], labels[450:], method="predict_proba")
         yield f"classifier, {name}: probabilities", model.predict_proba(X[:80])
-        other = SepSAClassifier(random_state=0, **options)  # type: ignore[arg-type]
+        other = SepSAClassifier(random_state=0, body="fourier", **options)  # type: ignore[arg-type]
         other.load_state_dict(model.state_dict())
         yield f"classifier, {name}: loaded", other.partial_fit(X, labels, ["never"]).predict_proba(X[:80])
 
@@ -213,11 +213,11 @@ def river() -> Iterator[tuple[str, Any]]:
     X, Y = numeric_rows(420, outputs=2, seed=6)
     samples, labels = list(dicts(X)), labels_of(X, 300).tolist()
     for missing in ("auto", "zero", "mean"):
-        model = interface.SepSARegressor(missing=missing, max_features=7, seed=0)
+        model = interface.SepSARegressor(missing=missing, max_features=7, seed=0, body="fourier")
         yield f"river, {missing}: one by one", list(prequential(model, samples, Y[:, 0].tolist()))
         law = model.predict_one(samples[-1], with_dist=True)
         yield f"river, {missing}: distribution", [law.mu, law.sigma]
-    model = interface.SepSARegressor((6,), "tanh", "momentum", forgetting=0.99, skip=False, seed=0)
+    model = interface.SepSARegressor((6,), "tanh", "momentum", forgetting=0.99, skip=False, seed=0, body="fourier")
     frame = pd.DataFrame(samples)
     for start in range(0, 420, 70):
         model.learn_many(frame[start : start + 70], pd.Series(Y[start : start + 70, 0], name="y"))
@@ -226,7 +226,7 @@ def river() -> Iterator[tuple[str, Any]]:
     pairs = [{"u": u, "v": v} for u, v in Y.tolist()]
     told = [list(row.values()) for row in prequential(several, samples, pairs)]
     yield "river, several targets", told[1:]
-    classifier = interface.SepSAClassifier(seed=0)
+    classifier = interface.SepSAClassifier(seed=0, body="fourier")
     told = []
     for x, label in zip(samples, labels, strict=True):
         told.append(sorted(classifier.predict_proba_one(x).items()))
@@ -234,7 +234,7 @@ def river() -> Iterator[tuple[str, Any]]:
     yield "river, classes", json.dumps(told)
     classifier.learn_many(frame[:60], pd.Series(["new", *labels[1:60]]))
     yield "river, classes: frame", classifier.predict_proba_many(frame).to_numpy()
-    other = interface.SepSAClassifier(seed=0)
+    other = interface.SepSAClassifier(seed=0, body="fourier")
     other.load_state_dict(classifier.state_dict())
     other.learn_one(samples[0], "newer")
     yield "river, classes: loaded", other.predict_proba_many(frame).to_numpy()
@@ -291,11 +291,12 @@ def tables() -> Iterator[tuple[str, Any]]:
         pyarrow.parquet.write_table(read, folder / "table.parquet")
         rows = [dict(zip(read.column_names, row, strict=True)) for row in zip(*read.to_pydict().values(), strict=True)]
         (folder / "table.jsonl").write_text("".join(json.dumps(row, default=str) + "\n" for row in rows))
-        plain = ["--forgetting", "1"]
+        network = ["--body", "fourier"]
+        plain = ["--forgetting", "1", *network]
         cases = {
             "regression": [path, "--target", "y", "--drop", "label", *plain],
             "classes": [path, "--target", "label", "--classify", "--drop", "y", "--categories", "3", *plain],
-            "drift": [path, "--target", "y", "--forgetting", "auto", "--ridge", "auto", "--categorical", "x"],
+            "drift": [path, "--target", "y", "--forgetting", "auto", "--ridge", "auto", "--categorical", "x", *network],
             "Parquet": [folder / "table.parquet", "--target", "y", *plain],
             "JSON lines": [folder / "table.jsonl", "--target", "y", "--seed", "3", *plain],
             "strict": [path, "--target", "y", "--strict", *plain],
