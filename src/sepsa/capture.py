@@ -193,7 +193,7 @@ class GraphStep:
         if order.ndim != 2 or order.dtype != torch.long:
             raise ValueError(f"order must be (steps, batch) of torch.long, got {tuple(order.shape)} of {order.dtype}")
         if self.observer is not None and self.observer.epoch is not None:
-            self.observer.epoch = self.observer.epoch._replace(samples=self.observer.epoch.samples + order.numel())
+            self.observer.epoch.samples += order.numel()
             self.observer.follow_epoch(order.shape[1])
         head = self._prepare(inputs, targets)
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):

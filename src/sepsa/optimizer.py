@@ -22,7 +22,7 @@ from sepsa.interrupt import DeferredInterrupt
 from sepsa.joint import Base
 from sepsa.model_parts import build_base, check_forgetting, find_heads, refuse_head_parameters, solvers_for
 from sepsa.observe import Observation, Observations, Observer, epochs, prediction, ranks
-from sepsa.observe.epochs import Epoch
+from sepsa.observe.epochs import Epoch, Known
 from sepsa.observe.observation import Collection, is_collection
 from sepsa.states.optimizer import check_base_state, check_own_state
 from sepsa.states.schema import brief, damaged
@@ -170,9 +170,11 @@ class SepSA(Optimizer, Generic[S]):
         for name, linear in heads.items():
             solvers[name].bind(linear)
         is_named = solver is None or isinstance(solver, str)
-        known = epoch_of(epoch, is_named, solvers)
         self._observers = [
-            Observer(model, name, heads[name], solvers[name], process_group, known, is_named) for name in heads
+            Observer(
+                model, name, heads[name], solvers[name], process_group, epoch_of(epoch, is_named, solvers), is_named
+            )
+            for name in heads
         ]
         for observer in self._observers:
             observer.forget_per_step = forget_per == "step"
@@ -275,6 +277,9 @@ class SepSA(Optimizer, Generic[S]):
         """
         with DeferredInterrupt():
             observation = self.observe(targets, sample_weight)
+            if isinstance(inputs, Tensor):
+                for one in observation.each.values() if isinstance(observation, Observations) else (observation,):
+                    one.inputs = (inputs,)
             before = [observer.checkpoint() for observer in self._observers]
 
             def loss_of(outputs: Any) -> Tensor:
@@ -501,7 +506,7 @@ class SepSA(Optimizer, Generic[S]):
         }
         first = self._observers[0].epoch
         if first is not None and not first.told:
-            own["epoch"] = epochs.written(first)
+            own["epoch"] = epochs.written(first.known())
         if self._several:
             own["heads"] = {observer.name: observer.solver.state_dict() for observer in self._observers}
         else:
@@ -550,7 +555,7 @@ class SepSA(Optimizer, Generic[S]):
         heads = own.get("heads") or {self._observers[0].name: own["head"]}
         if self._several != ("heads" in own) or set(heads) != set(self.heads):
             raise ValueError(f"state_dict belongs to the heads {sorted(heads)}, this SepSA has {sorted(self.heads)}")
-        known = epochs.read("state_dict['sepsa']['epoch']", own["epoch"]) if "epoch" in own else Epoch()
+        known = epochs.read("state_dict['sepsa']['epoch']", own["epoch"]) if "epoch" in own else Known()
         if under:
             state_dict = numbered(state_dict)
         check_base_state(state_dict, self.base)
@@ -560,7 +565,7 @@ class SepSA(Optimizer, Generic[S]):
             observer.generator.set_state(own["generator"].cpu())
             observer.started_together = False
             if observer.epoch is not None and not observer.epoch.told:
-                observer.epoch = known
+                observer.epoch.load(known)
         self.base.load_state_dict(state_dict)
         self._adopt_base()
         for after in self._optimizer_load_state_dict_post_hooks.values():
@@ -635,7 +640,7 @@ def epoch_of(told: object, is_default: bool, solvers: Mapping[str, HeadSolver]) 
             raise ValueError(
                 f"epoch sets the forgetting of a solver that has forgetting 1, got {each!r}: leave one out"
             )
-    return Epoch(length=float(at_least("epoch", told, 1)), told=True)
+    return Epoch(float(at_least("epoch", told, 1)))
 
 
 def packed(own: dict[str, Any]) -> bytes:

@@ -7,14 +7,16 @@ not told, the first samples are watched: it is noticed when all of them have com
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from sepsa.heads.base.repeated_samples import hash_of, row_bytes
 from sepsa.states import schema
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 WATCHED = 16  # samples
 COUNTED = 4  # repeats of all of them, after which the length is not estimated anew
@@ -23,48 +25,84 @@ SHARE = 3.0  # of the weight of a batch, the least ridge of a default solver onc
 LEAST = 0.5  # the least forgetting, for batches that are half of the data or more
 
 
-class Epoch(NamedTuple):
-    """What is known about the length of an epoch; an update makes a new one."""
+class Watched(NamedTuple):
+    """One of the first samples."""
+
+    key: float  # its value of the input `column`
+    hash: int
+    first: int  # how many samples came before it
+    last: int  # how many came before its last repeat, or before itself
+    repeats: int = 0
+
+
+class Known(NamedTuple):
+    """What an `Epoch` knows, for a checkpoint."""
 
     length: float | None = None  # samples; None: not known
-    told: bool = False
     samples: int = 0  # offered to the head
     batch: int = 0  # the most samples of an update
-    keys: tuple[float, ...] = ()  # the sums of the watched samples' inputs, by which most others are told apart
-    hashes: tuple[int, ...] = ()  # of the watched samples
-    repeats: tuple[int, ...] = ()  # how often each of them has come again
-
-    @property
-    def watches(self) -> bool:
-        """Whether samples are compared with the first ones."""
-        return not self.told and self.samples < LIMIT and (self.length is None or min(self.repeats) < COUNTED)
+    column: int = 0  # the input whose value tells most samples from the watched ones
+    watched: tuple[Watched, ...] = ()
 
 
-def noted(epoch: Epoch, identity: Tensor | None, targets: Tensor, n: int) -> Epoch:
-    """The knowledge after n rows of the head from samples with these inputs (b, ...), b a divisor of n."""
-    epoch = epoch._replace(samples=epoch.samples + n, batch=max(epoch.batch, n))
-    if not epoch.watches or identity is None or not is_watchable(identity) or targets.numel() % len(identity):
-        return epoch
-    sums = identity.detach().reshape(len(identity), -1).numpy().sum(1)
-    keys, hashes, repeats = epoch.keys, epoch.hashes, list(epoch.repeats)
-    if keys and bool((found := sums[:, None] == keys).any()):
-        samples = row_bytes(identity, targets)
-        for row, place in zip(*found.nonzero(), strict=True):
-            repeats[place] += hash_of(*samples[row]) == hashes[place]
-    if len(keys) < WATCHED:
-        new = slice(0, WATCHED - len(keys))
-        keys = (*keys, *(float(value) if np.isfinite(value) else 0.0 for value in sums[new]))
-        hashes = (*hashes, *(hash_of(*sample) for sample in row_bytes(identity[new], targets[new])))
-        repeats += [0] * (len(keys) - len(repeats))
-    times = min(repeats) if len(keys) == WATCHED else 0
-    length = epoch.samples / (1 + times) if times else None
-    return epoch._replace(length=length, keys=keys, hashes=hashes, repeats=tuple(repeats))
+class Epoch:
+    """The length of an epoch, told or noticed. `note` runs at every update, so that it does little in most of them."""
 
+    __slots__ = ("batch", "column", "keys", "length", "samples", "told", "watched", "watches")
 
-def is_watchable(inputs: Tensor) -> bool:
-    """Whether the host can read the rows of these inputs without waiting for a device or converting them."""
-    plain = inputs.is_cpu and inputs.layout is torch.strided and not inputs.is_nested and not inputs.is_quantized
-    return plain and not inputs.is_complex() and inputs.dtype != torch.bfloat16
+    def __init__(self, length: float | None = None) -> None:
+        self.told = length is not None
+        self.load(Known(length))
+
+    def known(self) -> Known:
+        """What is known now."""
+        return Known(self.length, self.samples, self.batch, self.column, self.watched)
+
+    def load(self, known: Known) -> None:
+        """Go on from what was known."""
+        self.length, self.samples, self.batch, self.column, self.watched = known
+        self.keys = frozenset(sample.key for sample in self.watched)  # by which most others are told apart
+        least = min((sample.repeats for sample in self.watched), default=0)
+        self.watches = not self.told and (self.length is None or least < COUNTED)  # whether samples are compared
+
+    def note(self, inputs: Tensor | None, targets: Tensor, n: int) -> None:
+        """Take note of n rows of the head, from samples with these inputs (b, ...), b a divisor of n."""
+        before = self.samples
+        self.samples = before + n
+        if n > self.batch:
+            self.batch = n
+        if inputs is None or not self.watches:
+            return
+        try:
+            rows = inputs.numpy().reshape(len(inputs), -1)
+        except (TypeError, RuntimeError, ValueError):  # not on the host, sparse, bfloat16, differentiated
+            return
+        if len(self.watched) == WATCHED and self.keys.isdisjoint(rows[:, self.column].tolist()):
+            self.watches = self.samples < LIMIT
+            return
+        if rows.shape[1] and rows.dtype.kind in "fiu" and targets.numel() % len(rows) == 0:
+            self._compare(rows, row_bytes(inputs, targets), before, n // len(rows))
+
+    def _compare(self, rows: NDArray[Any], whole: list[tuple[Any, Any]], before: int, span: int) -> None:
+        """Count repeats among samples of `span` rows each, and watch the first ones.
+
+        The length is that after which the rarest of the watched samples comes again: some repeated rows in a stream are
+        not an epoch.
+        """
+        if not self.watched:
+            distinct = [len(set(part)) for part in rows[:WATCHED].T.tolist()]
+            self.column = distinct.index(max(distinct))
+        values, found = rows[:, self.column].tolist(), list(self.watched)
+        for k, sample in enumerate(self.watched):
+            for row, value in enumerate(values):
+                if value == sample.key and hash_of(*whole[row]) == sample.hash:
+                    found[k] = found[k]._replace(last=before + row * span, repeats=found[k].repeats + 1)
+        for row in range(min(len(values), WATCHED - len(found))):
+            key = float(values[row]) if math.isfinite(values[row]) else 0.0
+            found.append(Watched(key, hash_of(*whole[row]), before + row * span, before + row * span))
+        complete = len(found) == WATCHED and all(sample.repeats for sample in found)
+        length = max((sample.last - sample.first) / sample.repeats for sample in found) if complete else None
+        self.load(Known(length, self.samples, self.batch, self.column, tuple(found)))
 
 
 def forgetting(length: float, n: int, features: int) -> float:
@@ -77,28 +115,23 @@ def ridge(batch: int) -> float:
     return max(batch / SHARE, 1.0)
 
 
-def written(epoch: Epoch) -> dict[str, Any]:
+def written(known: Known) -> dict[str, Any]:
     """What was noticed, as a saved state has it."""
-    return {
-        "length": epoch.length or 0.0,
-        "samples": epoch.samples,
-        "batch": epoch.batch,
-        "keys": list(epoch.keys),
-        "hashes": list(epoch.hashes),
-        "repeats": list(epoch.repeats),
-    }
+    return known._asdict() | {"length": known.length or 0.0, "watched": [list(sample) for sample in known.watched]}
 
 
-def read(name: str, saved: object) -> Epoch:
+def read(name: str, saved: object) -> Known:
     """What `written` wrote; a damaged one is refused."""
-    entry = schema.read(name, saved, {"length", "samples", "batch", "keys", "hashes", "repeats"})
-    keys = entry.items("keys").numbers()
-    hashes, repeats = (entry.items(key, len(keys)) for key in ("hashes", "repeats"))
-    return Epoch(
+    entry = schema.read(name, saved, set(Known._fields))
+    items = entry.items("watched")
+    watched = [items.items(k, len(Watched._fields)) for k in range(len(items))]
+    return Known(
         length=entry.number("length", low=0.0) or None,
         samples=entry.integer("samples"),
         batch=entry.integer("batch"),
-        keys=tuple(keys),
-        hashes=tuple(hashes.integer(i, low=-(2**63)) for i in range(len(keys))),
-        repeats=tuple(repeats.integer(i) for i in range(len(keys))),
+        column=entry.integer("column"),
+        watched=tuple(
+            Watched(one.number(0), one.integer(1, low=-(2**63)), one.integer(2), one.integer(3), one.integer(4))
+            for one in watched
+        ),
     )

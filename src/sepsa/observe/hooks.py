@@ -103,11 +103,17 @@ class InputHook(HeadHook):
     """The forward pre-hook on the model, for a solver that identifies samples by the model's inputs."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # type: ignore[override]
-        if not self.in_graph or not torch.compiler.is_compiling():
+        if not self.in_graph:
             self.note(args, kwargs)
+        elif not torch.compiler.is_compiling():
+            self.keep(args, kwargs)
 
     def note(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep the inputs for the observation in progress, where the model is not compiled or breaks its graph here."""
+        """Keep the inputs where a compiled model breaks its graph for it."""
+        self.keep(args, kwargs)
+
+    def keep(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep the inputs for the observation in progress."""
         observer = self.observer()
         if observer is not None and (observation := observer.observing()) is not None:
             observation.inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]

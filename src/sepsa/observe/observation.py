@@ -102,6 +102,8 @@ class Observation:
                 )
             raise RuntimeError("observe is already active: use one observe for each forward pass")
         self.ranks = is_initialized() and not self.captured
+        if not self.inputs and observer.epoch is not None and observer.epoch.watches and not self.captured:
+            observer.hear_inputs()
         # Among ranks not yet: whether a DistributedDataParallel waits for the head's gradient is known in its forward.
         if not self.ranks:
             for parameter in observer.body:  # `any` of a generator takes four times as long
@@ -166,7 +168,10 @@ class Observation:
 
     def identity(self, n: int) -> Tensor | None:
         """The input (b, ...) of the model by which a solver recognizes the samples of n rows, b a divisor of n."""
-        return next((x for x in self.inputs if n and x.ndim and len(x) and n % len(x) == 0), None)
+        for x in self.inputs:
+            if n and x.ndim and len(x) and n % len(x) == 0:
+                return x
+        return None
 
     def freeze(self, head: nn.Linear) -> None:
         """Compute no gradient of the head until the context ends, because nothing uses it."""

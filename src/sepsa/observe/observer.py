@@ -21,7 +21,7 @@ from sepsa.distributed import Samples
 from sepsa.heads import Capturable, CapturableByRow, Forgets, HeadSolver, HoldsOut, LearnsPartly, Revertible
 from sepsa.heads.base.checks import check_rows, check_weight
 from sepsa.observe import epochs, ranks
-from sepsa.observe.epochs import Epoch
+from sepsa.observe.epochs import Epoch, Known
 from sepsa.observe.hooks import HeadHook, InputHook, OutputHook, OutputProbe, hooks_of, remove_hooks
 from sepsa.observe.rows import are_labels, check_dense, may_be_missing, observed_rows, weight_rows
 
@@ -36,7 +36,7 @@ class StepCheckpoint(NamedTuple):
     statistics: list[tuple[Tensor, Tensor]]  # buffers of normalization layers, and copies of them
     body_steps: int
     forgot: bool
-    epoch: Epoch | None
+    epoch: Known | None
 
 
 class Observer:
@@ -93,11 +93,16 @@ class Observer:
         self.body = [parameter for parameter in self.model.parameters() if id(parameter) not in head]
         self.head.register_forward_pre_hook(HeadHook(self))
         if self.model is not self.head:
-            if self.holds_out or (self.epoch is not None and self.epoch.watches):
-                self.model.register_forward_pre_hook(InputHook(self), with_kwargs=True)
+            if self.holds_out:
+                self.hear_inputs()
             if self.probe is not None:
                 self.head.register_forward_hook(OutputHook(self))
                 self.model.register_forward_hook(OutputHook(self))
+
+    def hear_inputs(self) -> None:
+        """Put the hook for inputs on the model, unless it is there."""
+        if not any(isinstance(hook, InputHook) for hook in hooks_of(self.model, self)):
+            self.model.register_forward_pre_hook(InputHook(self), with_kwargs=True)
 
     def detach(self) -> None:
         for module in (self.head, self.model):
@@ -260,8 +265,10 @@ class Observer:
             return
         if observation.captured:
             return  # `follow_epoch` was called before the graph
-        identity = observation.identity(n) if self.epoch.watches else None
-        self.epoch = epochs.noted(self.epoch, identity, observation.targets, n)
+        watched = self.epoch.watches
+        self.epoch.note(observation.identity(n) if watched else None, observation.targets, n)
+        if watched and not self.epoch.watches and not self.holds_out:
+            remove_hooks(self.model, self, InputHook)
         self.follow_epoch(n)
 
     def follow_epoch(self, n: int) -> None:
@@ -346,7 +353,8 @@ class Observer:
             if buffer is not None
         ]
         state = cast(Revertible, self.solver).checkpoint() if self.revertible else None
-        return StepCheckpoint(state, statistics, self.body_steps, self.forgot, self.epoch)
+        epoch = None if self.epoch is None else self.epoch.known()
+        return StepCheckpoint(state, statistics, self.body_steps, self.forgot, epoch)
 
     def rollback(self, checkpoint: StepCheckpoint, learned: bool) -> None:
         """Restore `checkpoint` after a step that failed before the body moved; `learned`: after the head's update."""
@@ -354,7 +362,9 @@ class Observer:
             return
         if self.revertible and learned:
             cast(Revertible, self.solver).rollback(checkpoint.state)
-            self.forgot, self.epoch = checkpoint.forgot, checkpoint.epoch
+            self.forgot = checkpoint.forgot
+            if self.epoch is not None and checkpoint.epoch is not None:
+                self.epoch.load(checkpoint.epoch)
         for buffer, before in checkpoint.statistics:
             buffer.copy_(before)
 
