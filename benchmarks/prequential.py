@@ -794,7 +794,8 @@ def measure(model: Any, intervals: bool, rows: list[Row], stream: Stream) -> dic
             wrong[i] = not told or max(told, key=told.get) != y
             losses[i] = -math.log(max(told.get(y, 0.0), UNLIKELY))
         else:
-            wrong[i] = abs(y - (0.0 if told is None else told))  # None: a forest that has learned nothing
+            # None: a forest that has learned nothing; NaN: CapyMOA's FIMT-DD on Energy
+            wrong[i] = abs(y - (told if told is not None and math.isfinite(told) else 0.0))
             if intervals and i:
                 law = model.predict_one(x, with_dist=True)
                 inside[i], widths[i] = abs(y - law.mu) <= NINETY * law.sigma, 2 * NINETY * law.sigma

@@ -121,6 +121,12 @@ def test_intervals_are_measured_by_coverage_and_width(script):
     assert told["relative width"] == pytest.approx(told["width"] / np.std([y for _, y in rows]), rel=1e-4)
 
 
+@pytest.mark.parametrize("nothing", [None, math.nan])
+def test_no_prediction_counts_as_zero(script, nothing):
+    model = SimpleNamespace(predict_one=lambda x: nothing, learn_one=lambda x, y: None)
+    assert script.measure(model, False, [({}, 2.0), ({}, -4.0)], script.STREAMS["heavy tails"])["error"] == 3
+
+
 def test_results_of_another_file_are_put_over_ours(script, monkeypatch, tmp_path):
     monkeypatch.setattr(script, "RESULT", tmp_path / "mine.json")
     script.store(result("wine", "KNN", 0.5, width=2.0), result("digits", "KNN", 0.25))
