@@ -71,9 +71,9 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
         feature_names_in_: Their names (n_features_in_,), where X had names.
         n_iter_: Number of passes that `fit` made.
 
-    `body="experts"` puts experts beside the network in `partial_fit`: neighbours, trees, products of inputs, the last
-    target and the mean, stacked and weighted by recent errors. A row takes longer then. `chosen_` holds
-    the weight of each.
+    In `partial_fit` there are experts beside the network: neighbours, trees, products of inputs, the last target, the
+    mean and others, stacked and weighted by recent errors; `chosen_` holds the weight of each. `body="fourier"` is the
+    network alone.
 
     See also:
         `sepsa.river.SepSARegressor` for dicts of features that come and go; `SepSAForecaster` for time series.
