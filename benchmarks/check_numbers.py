@@ -247,10 +247,14 @@ def finals(name: str) -> dict[int, float]:
 def derived(page: str) -> tuple[Value, ...]:
     """What a page computes from committed numbers."""
     found: list[tuple[str, float]] = []
-    if page == "docs/performance.md":  # sepsa.river / River's LinearRegression, turn by turn
+    if page == "docs/performance.md":  # ratios of two contestants, turn by turn
         turns = json.loads((ROOT / "benchmarks/stream.json").read_text(encoding="utf-8"))["contestants"]
-        pairs = zip(turns["sepsa in River"]["rounds"], turns["River LinearRegression"]["rounds"], strict=True)
-        found += summary([ours / theirs for ours, theirs in pairs])
+        for ours, theirs in (
+            ("sepsa in River", "River LinearRegression"),
+            ("sepsa default learner", "sepsa network alone"),
+        ):
+            pairs = zip(turns[ours]["rounds"], turns[theirs]["rounds"], strict=True)
+            found += summary([one / other for one, other in pairs])
     if page == "docs/algorithm.md":  # the paper's seconds, SepSA / Adam
         rows = json.loads((ROOT / "results/table3.json").read_text(encoding="utf-8"))
         paper = {(row["mode"], row["dataset"], row["method"]): row["paper_seconds_mean"] for row in rows}
