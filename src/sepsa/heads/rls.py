@@ -27,7 +27,7 @@ from sepsa.heads.base.parameters import bias_words, commit, follow, ridges, samp
 from sepsa.heads.base.posterior import NormalPosterior
 from sepsa.heads.base.rls_state import RLSSettings, read_root, write_root
 from sepsa.heads.math import least_squares
-from sepsa.heads.math.least_squares import SAMPLES, STEPS, LeastSquaresState
+from sepsa.heads.math.least_squares import GROWTH, PENDING, SAMPLES, STEPS, LeastSquaresState
 from sepsa.heads.math.ridge import rotation
 from sepsa.heads.self_tuning import SelfTuningRLS
 from sepsa.validation import in_range
@@ -288,7 +288,7 @@ class RLS(NormalPosterior):
 
     @torch.no_grad()
     def raise_ridge(self, ridge: float) -> None:
-        """Make the ridge larger: at once before the first update, else as updates that forget restore it, in rotation.
+        """Make the ridge larger, exactly: as if each weight had further samples of its prior.
 
         Args:
             ridge: The new ridge, at least the present one.
@@ -299,11 +299,20 @@ class RLS(NormalPosterior):
         linear, (state, counters) = self._head(), self._read()
         if not checks.ridge_setting(ridge) >= self.ridge:
             raise ValueError(f"ridge must be at least the present one, {self.ridge:g}, got {ridge:g}")
-        self.ridge, prior = float(ridge), self._problem.prior
-        larger = ridges(linear, self.ridge, self.bias_ridge, prior)
-        if not counters[STEPS]:
+        prior, steps = self._problem.prior, counters[STEPS]
+        larger = ridges(linear, float(ridge), self.bias_ridge, prior)
+        problem = self._problem._replace(ridge=larger)
+        if steps:
+            backend = TorchBackend(problem, state.map(Tensor.clone), counters.copy())
+            gain = (larger - state.ridge_left).clamp(min=0).sqrt()
+            backend.learn_rows(torch.diag(gain), (prior * gain).T, 0.0, 1.0)
+            state, counters = backend.read()
+            counters[STEPS], counters[PENDING], counters[GROWTH] = steps, 0.0, 0.0
+            state = least_squares.fade(state, 1.0)._replace(ridge_left=torch.maximum(larger, state.ridge_left))
+        else:
             state = least_squares.start(prior, larger)
-        self._continue(self._problem._replace(ridge=larger), state, counters)
+        self.ridge = float(ridge)
+        self._continue(problem, state, counters)
 
     def checkpoint(self) -> Any:
         """Return what `rollback` needs to undo the next update: references and small copies of the state."""
