@@ -43,12 +43,13 @@ class Known(NamedTuple):
     batch: int = 0  # the most samples of an update
     column: int = 0  # the input whose value tells most samples from the watched ones
     watched: tuple[Watched, ...] = ()
+    followed: int = 0  # 1 after the ridge of the solver was raised for it
 
 
 class Epoch:
     """The length of an epoch, told or noticed. `note` runs at every update, so that it does little in most of them."""
 
-    __slots__ = ("batch", "column", "keys", "length", "samples", "told", "watched", "watches")
+    __slots__ = ("batch", "column", "followed", "keys", "length", "samples", "told", "watched", "watches")
 
     def __init__(self, length: float | None = None) -> None:
         self.told = length is not None
@@ -56,11 +57,11 @@ class Epoch:
 
     def known(self) -> Known:
         """What is known now."""
-        return Known(self.length, self.samples, self.batch, self.column, self.watched)
+        return Known(self.length, self.samples, self.batch, self.column, self.watched, self.followed)
 
     def load(self, known: Known) -> None:
         """Go on from what was known."""
-        self.length, self.samples, self.batch, self.column, self.watched = known
+        self.length, self.samples, self.batch, self.column, self.watched, self.followed = known
         self.keys = frozenset(sample.key for sample in self.watched)  # by which most others are told apart
         least = min((sample.repeats for sample in self.watched), default=0)
         self.watches = not self.told and (self.length is None or least < COUNTED)  # whether samples are compared
@@ -102,7 +103,7 @@ class Epoch:
             found.append(Watched(key, hash_of(*whole[row]), before + row * span, before + row * span))
         complete = len(found) == WATCHED and all(sample.repeats for sample in found)
         length = max((sample.last - sample.first) / sample.repeats for sample in found) if complete else None
-        self.load(Known(length, self.samples, self.batch, self.column, tuple(found)))
+        self.load(Known(length, self.samples, self.batch, self.column, tuple(found), self.followed))
 
 
 def forgetting(length: float, n: int, features: int) -> float:
@@ -134,4 +135,5 @@ def read(name: str, saved: object) -> Known:
             Watched(one.number(0), one.integer(1, low=-(2**63)), one.integer(2), one.integer(3), one.integer(4))
             for one in watched
         ),
+        followed=entry.integer("followed", high=1),
     )

@@ -45,7 +45,6 @@ class Observer:
     forget_per_step = False  # False: the solver forgets in every update
     forgot = False  # whether the solver has forgotten since the body's last step
     expects_missing = False  # whether the last batch had samples without a target
-    ridge_is_due = True  # whether the ridge of the default solver has yet to follow the epoch
     since_forgetting = 0  # samples that the solver has learned since it forgot
 
     def __init__(
@@ -279,8 +278,8 @@ class Observer:
             return
         n = max(n, since) if self.forget_per_step else n
         solver.forgetting = epochs.forgetting(epoch.length, n, self.head.in_features)
-        if self.is_default and self.ridge_is_due and any(parameter.requires_grad for parameter in self.body):
-            self.ridge_is_due = False
+        if self.is_default and not epoch.followed and any(parameter.requires_grad for parameter in self.body):
+            epoch.followed = 1
             solver.raise_ridge(max(epochs.ridge(max(n, epoch.batch)), solver.ridge))
 
     def check_samples(self, observation: Observation, features: Tensor, per_output_weight: bool) -> None:
