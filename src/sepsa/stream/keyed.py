@@ -42,7 +42,8 @@ class KeyedLearner:
 
     Args:
         start: The learner of which every new key gets a copy. One that has learned rows of all keys gives new keys a
-            better start; it may learn on meanwhile.
+            better start; it may learn on meanwhile. With `body="fourier"` a learner takes a quarter of the memory
+            of the default.
         path: The SQLite file of the learners; None for a temporary one.
         in_memory: Largest number of learners in memory.
 
