@@ -214,15 +214,41 @@ def known() -> list[dict[str, Any]]:
     return json.loads(RESULT.read_text())["runs"] if RESULT.exists() else []
 
 
-def store(entry: dict[str, Any]) -> None:
+def store(*entries: dict[str, Any]) -> None:
+    """Put runs into the file, with the means of those that are complete."""
     with RESULT.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        lines = ",\n".join("  " + json.dumps(run) for run in [*known(), entry])
-        head = json.dumps(machine(), indent=1)
+        runs = [*known(), *entries]
+        lines = ",\n".join("  " + json.dumps(run) for run in runs)
+        head = json.dumps(machine() | {"means": means(runs)}, indent=1)
         part = RESULT.with_suffix(".part")
         part.write_text(f'{head[:-2]},\n "runs": [\n{lines}\n ]\n}}\n')
         part.replace(RESULT)
     RESULT.with_suffix(".lock").unlink(missing_ok=True)
+
+
+def means(runs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Means over seeds by problem; the noise is twice the standard error of the differences of equal seeds."""
+    found: dict[str, dict[str, float]] = {}
+    for name in PROBLEMS:
+        each = {
+            method: sorted(
+                (r for r in runs if not r["search"] and (r["problem"], r["method"]) == (name, method)),
+                key=lambda run: run["seed"],
+            )
+            for method in (BASE, OURS)
+        }
+        if any(len(of_method) != len(SEEDS) for of_method in each.values()):
+            continue
+        differences = [ours["loss"] - base["loss"] for base, ours in zip(each[BASE], each[OURS], strict=True)]
+        row: dict[str, float] = {"epochs": PROBLEMS[name].epochs}
+        row |= {f"{method}, loss": statistics.fmean(r["loss"] for r in each[method]) for method in each}
+        row["difference"] = statistics.fmean(differences)
+        row["noise"] = 2 * statistics.stdev(differences) / len(SEEDS) ** 0.5
+        if "error" in each[BASE][0]:
+            row |= {f"{m}, error, %": 100 * statistics.fmean(r["error"] for r in each[m]) for m in each}
+        found[name] = row
+    return found
 
 
 def best(problem: str, method: str) -> float:
@@ -235,29 +261,13 @@ def best(problem: str, method: str) -> float:
 
 
 def print_table() -> None:
-    """Means over seeds; the noise is twice the standard error of the differences of equal seeds."""
     print("| | problem | epochs | AdamW, loss | SepSA, loss | difference | noise | AdamW, error | SepSA, error |")
     print("|---|---|--:|--:|--:|--:|--:|--:|--:|")
-    for name, problem in PROBLEMS.items():
-        runs = {
-            method: sorted(
-                (r for r in known() if not r["search"] and (r["problem"], r["method"]) == (name, method)),
-                key=lambda run: run["seed"],
-            )
-            for method in (BASE, OURS)
-        }
-        if len(runs[BASE]) != len(SEEDS) or len(runs[OURS]) != len(SEEDS):
-            continue
-        losses = {method: [run["loss"] for run in each] for method, each in runs.items()}
-        differences = [b - a for a, b in zip(losses[BASE], losses[OURS], strict=True)]
-        noise = 2 * statistics.stdev(differences) / len(SEEDS) ** 0.5
-        means = [statistics.fmean(losses[method]) for method in (BASE, OURS)]
-        errors = [
-            f"{100 * statistics.fmean(run['error'] for run in runs[method]):.2f} %" if "error" in runs[BASE][0] else ""
-            for method in (BASE, OURS)
-        ]
-        cells = [f"{v:.4f}" for v in (*means, statistics.fmean(differences), noise)]
-        print(f"| {problem.half} | {name} | {problem.epochs} | " + " | ".join([*cells, *errors]) + " |")
+    for name, row in means(known()).items():
+        cells = [f"{row[key]:.4f}" for key in (f"{BASE}, loss", f"{OURS}, loss", "difference", "noise")]
+        errors = [row.get(f"{method}, error, %") for method in (BASE, OURS)]
+        cells += ["" if error is None else f"{error:.2f} %" for error in errors]
+        print(f"| {PROBLEMS[name].half} | {name} | {PROBLEMS[name].epochs} | " + " | ".join(cells) + " |")
 
 
 def main() -> None:
