@@ -111,7 +111,7 @@ def several_optimizers():
 
 def joint(rank, world, folder):
     model = network(seed=rank)
-    optimizer = SepSA(model, several_optimizers())
+    optimizer = SepSA(model, several_optimizers(), solver=RLS())
     train(DistributedDataParallel(model), optimizer, even(rank, world, batches(STEPS)), mse_loss)
     return state(model)
 

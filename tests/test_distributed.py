@@ -50,7 +50,7 @@ def one_process(solver, data, loss_fn=mse_loss):
 
 def joint():
     model = ranks.network()
-    ranks.train(model, SepSA(model, ranks.several_optimizers()), ranks.batches(ranks.STEPS), mse_loss)
+    ranks.train(model, SepSA(model, ranks.several_optimizers(), solver=RLS()), ranks.batches(ranks.STEPS), mse_loss)
     return model
 
 
