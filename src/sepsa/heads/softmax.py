@@ -23,10 +23,11 @@ from sepsa.heads.math.cross_entropy import (
     both,
     class_factors,
     effective_samples,
+    finish_large,
     floor,
     is_large,
     learned,
-    learned_large,
+    look_large,
     mean_loss,
     probabilities_of,
     start,
@@ -287,10 +288,10 @@ class SoftmaxNewton(NewtonHead):
                     for dtype in forms:  # with the digits of the features, then with all
                         rows, with_A = Phi.to(dtype), with_curvature(state)
                         with product_precision(rows):
-                            new, *flags = learned_large(with_A, W, rows, labels, sample_weight, settings)
+                            block, *flags = look_large(with_A, W, rows, labels, sample_weight, settings)
                         finite, lost = torch.stack(flags).tolist()
                         if not lost:
-                            return new, finite
+                            return finish_large(with_A, block), finite
                 rows, state = Phi.to(W.dtype), with_root(state)
                 new, *flags = learned(state, W, rows, labels, sample_weight, settings)
                 finite, too_large = torch.stack(flags).tolist()

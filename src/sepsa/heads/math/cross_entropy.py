@@ -252,19 +252,6 @@ def finish_large(state: CrossEntropyState, block: LargeBlock) -> CrossEntropySta
     )
 
 
-def learned_large(
-    state: CrossEntropyState,
-    W: Tensor,
-    Phi: Tensor,
-    targets: Tensor,
-    sample_weight: Tensor | None,
-    settings: UpdateSettings,
-) -> tuple[CrossEntropyState, Tensor, Tensor]:
-    """`learned` by the two halves."""
-    block, finite, lost = look_large(state, W, Phi, targets, sample_weight, settings)
-    return finish_large(state, block), finite, lost
-
-
 def block_sums(
     W: Tensor, Phi: Tensor, targets: Tensor, sample_weight: Tensor | None, weights: Tensor, smoothing: float
 ) -> list[Tensor]:

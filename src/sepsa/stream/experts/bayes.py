@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from sepsa.stream.experts.compilation import called
+from sepsa.stream.experts.logistic import softmax
 
 FORGETTING = 0.998
 SHRINK = 0.5  # rows at zero that the mean of a class starts with
@@ -17,7 +18,6 @@ def posterior(means, counts, spread, rows, z, out):
     `counts` (m,) are the rows of each class, `rows` of all, means (m, d) the class means, spread (d,) the sums of
     squares about them; a variance starts as that of one row at 1.
     """
-    top, total = -math.inf, 0.0
     for k in range(out.size):
         out[k] = math.log(counts[k] + SHRINK)
     for j in range(z.size):
@@ -25,13 +25,7 @@ def posterior(means, counts, spread, rows, z, out):
         for k in range(out.size):
             off = z[j] - means[k, j]
             out[k] -= precision * off * off
-    for k in range(out.size):
-        top = max(top, out[k])
-    for k in range(out.size):
-        out[k] = math.exp(out[k] - top)
-        total += out[k]
-    for k in range(out.size):
-        out[k] /= total
+    softmax(out)
 
 
 @called

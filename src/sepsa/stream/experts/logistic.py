@@ -9,20 +9,27 @@ from sepsa.stream.experts.compilation import called
 
 
 @called
-def probabilities(W, phi, out):
-    """out (m,) = softmax(Wφ)."""
+def softmax(out):
+    """out <- softmax(out), in place."""
     top, total = -math.inf, 0.0
     for k in range(out.size):
-        row, logit = W[k], 0.0
-        for j in range(phi.size):
-            logit += row[j] * phi[j]
-        out[k] = logit
-        top = max(top, logit)
+        top = max(top, out[k])
     for k in range(out.size):
         out[k] = math.exp(out[k] - top)
         total += out[k]
     for k in range(out.size):
         out[k] /= total
+
+
+@called
+def probabilities(W, phi, out):
+    """out (m,) = softmax(Wφ)."""
+    for k in range(out.size):
+        row, logit = W[k], 0.0
+        for j in range(phi.size):
+            logit += row[j] * phi[j]
+        out[k] = logit
+    softmax(out)
 
 
 @called
