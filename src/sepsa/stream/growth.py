@@ -7,7 +7,7 @@ gives what its rows would give one by one. `Engine.resize` explains why that is 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.learner import StreamLearner
 from sepsa.stream.rows import row_parts
 
+Label = TypeVar("Label", bound=Hashable)
 Names = dict[Hashable, int]  # each name of an input or an output, with its column number
 
 
@@ -83,7 +84,9 @@ def learn_rows(
     return learner, before
 
 
-def class_codes(known: Names, labels: Sequence[Hashable], most: int | None = None) -> tuple[Names, NDArray[np.intp]]:
+def class_codes(
+    known: dict[Label, int], labels: Sequence[Label], most: int | None = None
+) -> tuple[dict[Label, int], NDArray[np.intp]]:
     """All classes, new ones last in order of appearance, and the class (n,) of each label; -1 beyond `most` classes."""
     names = dict(known)
     for label in labels:

@@ -19,7 +19,7 @@ from sepsa.stream.columns.cells import Column
 from sepsa.stream.columns.inputs import Inputs
 from sepsa.stream.engine.bodies import NAMED
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.growth import Names, class_codes, first_rows, grow_along, indicators
+from sepsa.stream.growth import class_codes, first_rows, grow_along, indicators
 from sepsa.stream.learner import StreamLearner
 from sepsa.stream.tables.cells import BadRow, RowBlock
 from sepsa.stream.tables.trace import ErrorTrace
@@ -89,7 +89,7 @@ class TableModel:
         self.drop, self.categorical = tuple(drop), tuple(categorical)
         self.categories, self.forgetting, self.ridge, self.seed = categories, forgetting, ridge, seed
         self.inputs = Inputs(categories)
-        self.classes: Names = {}
+        self.classes: dict[str, int] = {}
         self.trace = ErrorTrace()
         self.quarantined = 0
         self.latest: deque[tuple[Any, Any]] = deque(maxlen=LATEST)  # actual and predicted; not saved
