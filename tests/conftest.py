@@ -50,7 +50,6 @@ def pytest_addoption(parser):
 LONGEST = {
     "test_distributed.py",
     "test_examples.py",
-    "test_goldens.py",
     "test_kills.py",
     "test_runner.py",
     "test_tutorials.py",
