@@ -1,4 +1,4 @@
-"""Options of the suite, and one thread for each worker."""
+"""Options and fixtures of the suite."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from pathlib import Path
 
 import pytest
 
+import portable
 from preloaded import preloaded
 
-WORKER = "PYTEST_XDIST_WORKER" in os.environ
-if WORKER:
-    # Before torch is imported: there is a worker for each core, and threads of several workers wait for each other.
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ.setdefault(name, "1")
+# Before torch is imported: there is a worker for each core, and threads of several workers wait for each other.
+for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """One thread for each test of a worker, whatever a package that an earlier test imported has set."""
-    torch = sys.modules.get("torch")
-    if WORKER and torch is not None and torch.get_num_threads() != 1:
-        torch.set_num_threads(1)
+def as_many_threads():
+    """The threads of the environment for each test, whatever a package that an earlier test imported has set."""
+    torch, threads = sys.modules.get("torch"), int(os.environ["OMP_NUM_THREADS"])
+    if torch is not None and torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +43,13 @@ def notebooks():
 
 
 def pytest_addoption(parser):
+    parser.addoption("--perturb", action="store_true", help="other last digits of random data: tests/portable.py")
     parser.addoption("--tally", metavar="FILE", default=None, help="add the counts of the breaking tests to FILE")
+
+
+def pytest_configure(config):
+    if config.getoption("--perturb"):
+        portable.perturb()
 
 
 LONGEST = {
