@@ -115,15 +115,17 @@ def perturb() -> None:
     class Generator(np.random.Generator):
         pass
 
-    for name in ("normal", "standard_normal", "random", "uniform", "exponential", "standard_t", "standard_cauchy"):
-
-        def drawn(self, *args, method=getattr(np.random.Generator, name), **options):
+    def drawing(method):
+        def drawn(self, *args, **options):
             x = method(self, *args, **options)
             size = 1e-7 if getattr(x, "dtype", None) == np.float32 else 1e-13
             y = x * (1 + size * np.sin(1e7 * np.asarray(x, np.float64)))
             return y.astype(x.dtype) if isinstance(x, np.ndarray) else type(x)(y)
 
-        setattr(Generator, name, drawn)
+        return drawn
+
+    for name in ("normal", "standard_normal", "random", "uniform", "exponential", "standard_t", "standard_cauchy"):
+        setattr(Generator, name, drawing(getattr(np.random.Generator, name)))
 
     default_rng = np.random.default_rng
 
@@ -133,9 +135,9 @@ def perturb() -> None:
         return Generator(made.bit_generator) if ours() else made
 
     np.random.default_rng = perturbed_rng
-    for name in ("randn", "rand", "randn_like", "rand_like"):
 
-        def filled(*args, function=getattr(torch, name), **options):
+    def filling(function):
+        def filled(*args, **options):
             x = function(*args, **options)
             if ours() and x.dtype in (torch.float32, torch.float64):
                 size = 1e-7 if x.dtype == torch.float32 else 1e-13
@@ -143,7 +145,10 @@ def perturb() -> None:
                     x.copy_(x.double() * (1 + size * torch.sin(1e7 * x.double())))
             return x
 
-        setattr(torch, name, filled)
+        return filled
+
+    for name in ("randn", "rand", "randn_like", "rand_like"):
+        setattr(torch, name, filling(getattr(torch, name)))
 
 
 if __name__ == "__main__":
