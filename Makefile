@@ -1,19 +1,21 @@
 # Compiled modules are kept, because the tests start many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Each target sets up what it needs, once: the file `installed` in an environment marks it as complete.
+# Each target sets up what it needs, once: the file `installed` in an environment marks it as complete. pip compiles no
+# module (--no-compile): most of the thousands are never imported, and Python compiles the others when they are.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 # The demo has its own environment, with the packages that the demo needs and no others.
 DEMO := .venv-demo
-# A few fast files from every layer, for `make check`.
-FAST := tests/heads/test_checks.py tests/heads/test_per_output.py tests/heads/test_logistic.py tests/test_observe.py \
-	tests/test_several_heads.py tests/states/test_schema.py tests/stream/test_state.py tests/paper/test_networks.py \
-	tests/paper/test_records.py tests/test_project.py
+# For `make check`: the goldens, with a head solver and a stream of each kind; a page; and a few fast files of every layer.
+PAGE := tests/test_docs.py::test_the_code_on_a_page_prints_what_the_page_shows
+FAST := tests/test_goldens.py '$(PAGE)[docs/how-to-choose.md]' tests/heads/test_checks.py tests/heads/test_per_output.py \
+	tests/heads/test_logistic.py tests/test_observe.py tests/test_several_heads.py tests/states/test_schema.py \
+	tests/stream/test_state.py tests/paper/test_networks.py tests/paper/test_records.py tests/test_project.py
 
-.PHONY: demo test check lint kernels docs clean
+.PHONY: demo test check portable lint kernels docs clean
 
 demo: $(DEMO)/installed
 	$(DEMO)/bin/sepsa demo
@@ -24,6 +26,10 @@ test: $(STAMP)
 
 check: lint
 	$(BIN)/pytest -q -n auto --dist worksteal $(FAST)
+
+# The numerical tests and the pages under other arithmetic: an hour on two cores, before a release.
+portable: $(STAMP) kernels
+	$(BIN)/python tests/portable.py
 
 # One compilation of each numba kernel for all workers of pytest, beside the linters.
 kernels: kernels-heads kernels-float32 kernels-float64 kernels-experts
@@ -44,7 +50,7 @@ docs: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 $(DEMO)/installed: pyproject.toml constraints.txt
