@@ -1,8 +1,7 @@
 # Compiled modules are kept, because the tests start many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Each target sets up what it needs, once: the file `installed` in an environment marks it as complete. pip compiles no
-# module (--no-compile): most of the thousands are never imported, and Python compiles the others when they are.
+# Each target sets up what it needs, once: the file `installed` in an environment marks it as complete.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -49,14 +48,10 @@ docs: $(STAMP)
 	@echo "the site is in site/: open site/index.html, or $(BIN)/python -m http.server --directory site"
 
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
-	touch $@
+	PYTHON=$(PYTHON) .ci/install $(VENV) dev
 
 $(DEMO)/installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(DEMO)
-	$(DEMO)/bin/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[demo]'
-	touch $@
+	PYTHON=$(PYTHON) .ci/install $(DEMO) demo
 
 clean:
 	rm -rf $(VENV) $(DEMO) site .mypy_cache .pytest_cache .ruff_cache .hypothesis
