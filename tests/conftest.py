@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import portable
@@ -15,6 +16,13 @@ from preloaded import preloaded
 # Before torch is imported: there is a worker for each core, and threads of several workers wait for each other.
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+
+
+# The same examples in every run, however slow the machine is; `pytest --hypothesis-profile=default` looks for others.
+hypothesis.settings.register_profile(
+    "suite", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("suite")
 
 
 @pytest.fixture(autouse=True)
