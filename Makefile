@@ -8,11 +8,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 # The demo has its own environment, with the packages that the demo needs and no others.
 DEMO := .venv-demo
-# For `make check`: the goldens, with a head solver and a stream of each kind; a page; and a few fast files of every layer.
-PAGE := tests/test_docs.py::test_the_code_on_a_page_prints_what_the_page_shows
-FAST := tests/test_goldens.py '$(PAGE)[docs/how-to-choose.md]' tests/heads/test_checks.py tests/heads/test_per_output.py \
-	tests/heads/test_logistic.py tests/test_observe.py tests/test_several_heads.py tests/states/test_schema.py \
-	tests/stream/test_state.py tests/paper/test_networks.py tests/paper/test_records.py tests/test_project.py
+# For `make check`: a page, the goldens, which have a head solver and a stream of each kind, and fast files of every layer.
+PAGE := tests/test_docs.py::test_the_code_on_a_page_prints_what_the_page_shows[docs/how-to-choose.md]
+FAST := tests/test_goldens.py tests/heads/test_checks.py tests/heads/test_per_output.py tests/heads/test_logistic.py \
+	tests/test_observe.py tests/test_several_heads.py tests/states/test_schema.py tests/stream/test_state.py \
+	tests/paper/test_networks.py tests/paper/test_records.py tests/test_project.py
 
 .PHONY: demo test check portable lint kernels docs clean
 
@@ -24,7 +24,7 @@ test: $(STAMP)
 	$(BIN)/pytest -n auto --dist worksteal
 
 check: lint
-	$(BIN)/pytest -q -n auto --dist worksteal $(FAST)
+	$(BIN)/pytest -q -n auto --dist worksteal '$(PAGE)' $(FAST)
 
 # The numerical tests and the pages under other arithmetic: an hour on two cores, before a release.
 portable: $(STAMP) kernels

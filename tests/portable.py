@@ -31,10 +31,12 @@ NUMERICAL = (
     "tests/test_predict.py", "tests/test_prequential.py", "tests/test_reference.py", "tests/test_river.py",
     "tests/test_several_heads.py", "tests/test_storm.py", "tests/test_testing.py",
 )  # fmt: skip
-# A golden, a page, and solvers of each kind.
-SHORT = ("tests/test_goldens.py", "tests/test_docs.py::test_the_code_on_a_page_prints_what_the_page_shows[README.md]",
-         "tests/heads/test_exactness.py", "tests/heads/test_lbfgs.py", "tests/heads/test_softmax.py",
-         "tests/stream/test_robust.py")  # fmt: skip
+# A golden, a page, and solvers of several kinds.
+SHORT = (
+    "tests/test_docs.py::test_the_code_on_a_page_prints_what_the_page_shows[docs/how-to-choose.md]",
+    "tests/test_goldens.py", "tests/heads/test_exactness.py", "tests/heads/test_lbfgs.py",
+    "tests/heads/test_logistic.py", "tests/paper/test_slimtik.py",
+)  # fmt: skip
 
 ARM = platform.machine() in ("aarch64", "arm64")
 # OpenBLAS takes a name of its own architecture and ignores others.

@@ -215,9 +215,9 @@ def trained(name, folder, resume=None, **options):
 @pytest.mark.parametrize(
     ("name", "bf16"),
     [
-        ("BERT", False),
-        ("GPT", True),
-        *(pytest.param(*pair, marks=pytest.mark.long) for pair in (("BERT", True), ("GPT", False))),
+        ("BERT", True),
+        ("GPT", False),
+        *(pytest.param(*pair, marks=pytest.mark.long) for pair in (("BERT", False), ("GPT", True))),
     ],
 )
 def test_the_trainer_resumes_to_the_bit(name, bf16, tmp_path):
