@@ -222,8 +222,8 @@ def trained(name, folder, resume=None, **options):
 )
 def test_the_trainer_resumes_to_the_bit(name, bf16, tmp_path):
     options = {
-        "bf16": bf16, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5, "lr_scheduler_type": "cosine",
-        "warmup_steps": 2,
+        "bf16": bf16, "num_train_epochs": 2, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5,
+        "lr_scheduler_type": "cosine", "warmup_steps": 2,
     }  # fmt: skip
     straight = trained(name, tmp_path / "one", **options)
     first = sorted((tmp_path / "one").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))[0]
