@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from sepsa import RLS
+
 
 def heads():
-    from sepsa import RLS
-
     for dtype in (torch.float32, torch.float64):
         features, targets = torch.randn(8, 3, dtype=dtype), torch.randn(8, 2, dtype=dtype)
         for solver in (RLS(), RLS(ridge="auto", forgetting="auto")):
