@@ -26,7 +26,7 @@ test: $(STAMP)
 check: lint
 	$(BIN)/pytest -q -n auto --dist worksteal '$(PAGE)' $(FAST)
 
-# The numerical tests and the pages under other arithmetic: an hour on two cores, before a release.
+# The numerical tests and the pages under other arithmetic, before a release.
 portable: $(STAMP) kernels
 	$(BIN)/python tests/portable.py
 
