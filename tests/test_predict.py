@@ -214,7 +214,7 @@ class Waits(nn.Module):
 
     def forward(self, x):
         self.here.set()
-        assert self.go.wait(60)
+        assert self.go.wait(600)
         return x
 
 
@@ -225,7 +225,7 @@ def test_no_thread_observes_while_another_one_has_switched_the_mode():
     model[3] = waits
     with ThreadPoolExecutor(2) as pool:
         predictions = [pool.submit(optimizer.predict, inputs) for _ in range(2)]
-        assert waits.here.wait(60)
+        assert waits.here.wait(600)
         with pytest.raises(RuntimeError, match="observe or predict is active in another thread"):
             optimizer.learn(inputs, torch.zeros(5, 2))
         waits.go.set()

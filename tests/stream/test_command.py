@@ -575,7 +575,7 @@ def test_a_growing_file_is_followed_until_a_signal_saves_and_ends_it(number, cod
         file.write(more[-20:])
     wait_for(lambda: out.read_text().count("\n") == 601)
     process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=600)
     assert process.returncode == code
     assert stdout == ""
     assert "600 rows, mean absolute error" in stderr
@@ -601,7 +601,7 @@ def test_a_signal_ends_the_wait_for_a_header(tmp_path):
     process = start([sys.executable, "-m", "sepsa"], path, "--target", "y", "--follow")
     wait_for(lambda: "t.csv" in " ".join(open_files(process.pid)))
     process.terminate()
-    assert process.communicate(timeout=60) == ("", "")
+    assert process.communicate(timeout=600) == ("", "")
     assert process.returncode == 143
 
 
@@ -617,7 +617,7 @@ def test_a_pipe_is_read_as_it_comes_and_a_broken_one_is_one_line(tmp_path, prelo
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write("3,3\n" * 20_000)
         process.stdin.close()
-    assert process.wait(60) == 141
+    assert process.wait(600) == 141
     assert process.stderr.read() == "stopped: the reader of the predictions has closed the pipe\n"
     for pipe in (process.stdin, process.stderr):
         with contextlib.suppress(BrokenPipeError):
