@@ -42,7 +42,7 @@ def test_import_needs_torch_and_numpy_alone(said):
 
 def test_the_public_names():
     assert set(sepsa.__all__) == {
-        *("FourierFeatures", "HeadSolver", "NotFinite", "OnlineLBFGS", "RLS", "STORM", "SepSA", "SoftmaxNewton"),
+        *("FourierFeatures", "HeadSolver", "NotFinite", "OnlineLBFGS", "RLS", "SepSA", "SoftmaxNewton"),
         *("LogisticNewton", "PerOutput", "__version__", "muon", "observe"),
     }
     assert all(hasattr(sepsa, name) for name in sepsa.__all__)
@@ -60,3 +60,5 @@ def test_what_an_extra_brings_is_imported_when_asked_for(said):
 def test_an_unknown_name_is_refused():
     with pytest.raises(AttributeError, match="module 'sepsa' has no attribute 'SepSATransformer'"):
         sepsa.SepSATransformer  # noqa: B018
+    with pytest.raises(AttributeError, match=r"sepsa\.STORM is gone .* use torch\.optim\.Adam"):
+        sepsa.STORM  # noqa: B018

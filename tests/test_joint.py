@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import sepsa
-from sepsa import RLS, STORM, SepSA
+from sepsa import RLS, SepSA
 from sepsa.capture import unwrapped_step
 from sepsa.joint import JointOptimizer
 
@@ -240,7 +240,6 @@ def test_a_function_builds_the_base():
         ([(nn.Linear, {}, None)], {}, TypeError, "base must be a torch.optim.Optimizer class"),
         ([(torch.optim.LBFGS, {}, None)], {}, ValueError, "LBFGS evaluates the model several times"),
         ([(torch.optim.Adam, {"ridge": 1.0}, None)], {}, TypeError, "ridge is a setting of the head solver"),
-        ([(STORM, {}, is_matrix), SEVERAL[2]], {}, ValueError, "STORM evaluates the loss again .*move the whole body"),
     ],
 )
 def test_bases_that_are_refused(base, options, error, words):

@@ -13,14 +13,14 @@ from sepsa.joint import JointOptimizer
 from sepsa.states.schema import Entries, brief, check_array, damaged, settings
 from sepsa.validation import in_range, is_number
 
-# Entries of torch's own optimizers and of STORM that have the parameter's shape, and those that are squares.
+# Entries of torch's own optimizers that have the parameter's shape, and those that are squares.
 _LIKE_PARAMETER = {
-    "acc_delta", "ax", "estimate", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq", "momentum_buffer",
-    "prev", "previous", "square_avg", "sum",
+    "acc_delta", "ax", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq", "momentum_buffer",
+    "prev", "square_avg", "sum",
 }  # fmt: skip
 _NOT_NEGATIVE = {"acc_delta", "exp_avg_sq", "exp_inf", "max_exp_avg_sq", "square_avg", "step", "sum"}
 # Where one of these is, the others must be.
-_TOGETHER = ({"step", "exp_avg", "exp_avg_sq"}, {"step", "square_avg"}, {"estimate", "previous"})
+_TOGETHER = ({"step", "exp_avg", "exp_avg_sq"}, {"step", "square_avg"})
 
 
 def check_own_state(own: object, body: list[list[list[int]]]) -> None:
