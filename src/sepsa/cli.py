@@ -381,11 +381,11 @@ def decimal_mark(given: str, sep: str) -> str:
 
 @app.command()
 def bench(
-    what: Annotated[str, typer.Argument(help="stream: the price of one sample, beside whichever peers are installed.")],
+    what: Annotated[str, typer.Argument(help="stream: the price of one sample, beside eager PyTorch and River.")],
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, in each of which every contestant runs once.")] = 15,
-    out: Annotated[Path | None, typer.Option(help="A .json for the raw numbers; a .png is drawn beside it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A .json for the raw numbers.")] = None,
 ) -> None:
-    """Measure the compiled engine and its peers on the same stream, alternating in one process."""
+    """Measure the compiled engine, PyTorch and River on the same stream, alternating in one process."""
     if what != "stream":
         raise refuse(f"bench must be one of stream, got {what!r}")
     if out is not None:
@@ -399,7 +399,6 @@ def bench(
 
         console = Console()
         X, Y = benchmark.stream()
-        rate = benchmark.attainable()
         comparison = benchmark.compare(X, Y, rounds)
         for _ in track(range(rounds + 1), "rounds", console=console, transient=True):
             next(comparison)
@@ -416,8 +415,8 @@ def bench(
         )
     console.print(table)
     if out is not None:
-        benchmark.write(out, results, rate)
-        console.print(f"written to {out} and {benchmark.draw(out)}", highlight=False)
+        benchmark.write(out, results)
+        console.print(f"written to {out}", highlight=False)
 
 
 def chosen(option: str, given: str, valid: Sequence[str], short: Callable[[str], str]) -> list[str] | None:
