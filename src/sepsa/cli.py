@@ -38,6 +38,12 @@ Probabilities = Annotated[
     bool, typer.Option("--probabilities", help="Also the probability of each class, as a JSON object.")
 ]
 DecimalMark = Annotated[str, typer.Option(help="The decimal mark, . or ,")]
+Follow = Annotated[bool, typer.Option("--follow", help="Wait for rows that are appended to the file.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be used.")]
+Quarantine = Annotated[Path | None, typer.Option(help="A .csv for rows that cannot be used.")]
+Checkpoint = Annotated[Path | None, typer.Option(help="Where the model is saved, and resumed from if it is there.")]
+Every = Annotated[int, typer.Option(min=1, help="Rows between two checkpoints.")]
+Keep = Annotated[int, typer.Option(min=1, help="How many checkpoints stay, the older as .1, .2, ...")]
 
 STDIN = Path("-")
 EXIT_CODES = (
@@ -199,7 +205,9 @@ def stream(
     categories: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Texts of a column with an input each; the others share 16. (default 32)", show_default=False
+            min=1,
+            help="Texts of a column that get an input of their own; all others share 16. (default 32)",
+            show_default=False,
         ),
     ] = None,
     forgetting: Annotated[
@@ -225,17 +233,15 @@ def stream(
     ] = None,
     sep: Separator = "",
     decimal: DecimalMark = ".",
-    follow: Annotated[bool, typer.Option("--follow", help="Wait for rows that are appended to the file.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be used.")] = False,
+    follow: Follow = False,
+    strict: Strict = False,
     predictions: PredictionsFile = None,
     intervals: Intervals = None,
     probabilities: Probabilities = False,
-    quarantine: Annotated[Path | None, typer.Option(help="A .csv for rows that cannot be used.")] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="Where the model is saved, and resumed from if it is there.")
-    ] = None,
-    every: Annotated[int, typer.Option(min=1, help="Rows between two checkpoints.")] = 10_000,
-    keep: Annotated[int, typer.Option(min=1, help="How many checkpoints stay, the older as .1, .2, ...")] = 1,
+    quarantine: Quarantine = None,
+    checkpoint: Checkpoint = None,
+    every: Every = 10_000,
+    keep: Keep = 1,
     force: Annotated[bool, typer.Option("--force", help="Save a model with NaN or Inf over one without.")] = False,
     report: Annotated[Path | None, typer.Option(help="An .html page on what happened.")] = None,
 ) -> None:
@@ -273,15 +279,13 @@ def forecast(
     ] = None,
     sep: Separator = "",
     decimal: DecimalMark = ".",
-    follow: Annotated[bool, typer.Option("--follow", help="Wait for rows that are appended to the file.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be used.")] = False,
+    follow: Follow = False,
+    strict: Strict = False,
     predictions: Annotated[Path | None, typer.Option(help="A .csv for the forecasts made after each row.")] = None,
-    quarantine: Annotated[Path | None, typer.Option(help="A .csv for rows that cannot be used.")] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="Where the model is saved, and resumed from if it is there.")
-    ] = None,
-    every: Annotated[int, typer.Option(min=1, help="Rows between two checkpoints.")] = 10_000,
-    keep: Annotated[int, typer.Option(min=1, help="How many checkpoints stay, the older as .1, .2, ...")] = 1,
+    quarantine: Quarantine = None,
+    checkpoint: Checkpoint = None,
+    every: Every = 10_000,
+    keep: Keep = 1,
     report: Annotated[Path | None, typer.Option(help="An .html page with the forecasts as fan charts.")] = None,
 ) -> None:
     """Forecast columns of a table, learning each row as it comes; prints the forecast after the last row."""

@@ -152,11 +152,6 @@ def convergence(problems: Mapping[str, ConvergenceCurves], cost: Mapping[str, tu
     return figure
 
 
-def top(panels: Panels) -> float:
-    """The upper edge of the panels that these errors are drawn in."""
-    return _limits("mse", _all(panels))[1]
-
-
 def near_perfect(row: PanelRow) -> bool:
     """Whether the axis of the row shows the remaining errors instead of the accuracies."""
     return row.metric == "accuracy" and _limits(row.metric, _all(row.panels))[1] > _NEAR_PERFECT
