@@ -54,13 +54,8 @@ def _draw(records: Sequence[Record], name: str) -> CaptionedFigure | None:
     if not rows:
         return None
     caption = _caption(rows)
-    if experiment.sweep:
-        figure = figures.rate_sweep(rows[0].panels, "epoch", "training error, MSE")
-        alt = f"Training error at the end over the learning rate, and a panel of curves per learning rate. {caption}"
-    else:
-        figure = figures.curve_grid(rows, experiment.learning_rates)
-        alt = f"A grid of learning curves, a row per data set and split, a column per learning rate. {caption}"
-    return CaptionedFigure(figure, caption, alt)
+    alt = f"A grid of learning curves, a row per data set and split, a column per learning rate. {caption}"
+    return CaptionedFigure(figures.curve_grid(rows, experiment.learning_rates), caption, alt)
 
 
 def _panels(records: Iterable[Record], experiment: str, dataset: str, split: str, rates: Sequence[float]) -> Panels:
