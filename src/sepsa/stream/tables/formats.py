@@ -24,9 +24,9 @@ import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
 from sepsa.stream.columns.cells import MISSING, Column, column_of_texts
-from sepsa.stream.tables import records
+from sepsa.stream.tables import lexer, records
 from sepsa.stream.tables.cells import BadRow, RowBlock, TableError, column_of_arrow
-from sepsa.stream.tables.records import KEPT, Record, Records
+from sepsa.stream.tables.records import KEPT, RecordBatch, Records, too_long
 from sepsa.stream.tables.source import ByteSource, ChunkFile
 
 Position = Mapping[str, Any]  # hashes that identify the table, and where in it to resume
@@ -58,9 +58,14 @@ class TextReader(TableReader):
 
     def blocks(self) -> Iterator[RowBlock | None]:
         for batch in self.records.batches(self.batch):
-            yield None if batch is None else self._block(batch)
+            if batch is None:
+                yield None
+            elif isinstance(batch, BadRow):
+                yield RowBlock({}, np.empty(0, np.int64), lambda i: "", [batch], self.records.position())
+            else:
+                yield self._block(batch)
 
-    def _block(self, batch: list[Record]) -> RowBlock:
+    def _block(self, batch: RecordBatch) -> RowBlock:
         raise NotImplementedError
 
 
@@ -76,7 +81,7 @@ class CsvReader(TextReader):
         bom = 3 if start.startswith(b"\xef\xbb\xbf") else 0
         line = re.split(rb"[\r\n]", start[bom:].lstrip(b"\r\n"), maxsplit=1)[0]
         self.separator = separator or find_separator(line.decode(errors="replace"))
-        self.records = Records(source, self.separator.encode())
+        self.records = Records(source, ord(self.separator), ord('"'))
         self.names = self._read_header()
         self.resumed = resume is not None and self.records.resume(resume)
         self._texts: set[str] = set()  # the columns with texts or dates in the previous block
@@ -84,52 +89,61 @@ class CsvReader(TextReader):
     def _read_header(self) -> list[str]:
         name = self.source.name
         for batch in self.records.batches(most=1):
-            if batch and batch[0].reason:
+            if isinstance(batch, BadRow) or (batch and batch.flags[0] & ~lexer.BLANK):
                 raise TableError(f"{name} has a first line that cannot be read: it must name the columns")
-            if batch and batch[0].data.removeprefix(b"\xef\xbb\xbf"):
+            if batch and batch.record(0).removeprefix(b"\xef\xbb\xbf"):
                 break
         else:
             raise TableError(f"{name} is empty: its first line must name the columns")
         try:
-            text = batch[0].data.decode("utf-8-sig")
+            text = batch.record(0).decode("utf-8-sig")
         except UnicodeDecodeError:
             raise TableError(f"{name} is not in UTF-8: convert it, as iconv -f latin1 -t utf-8 does") from None
         csv.field_size_limit(records.LONGEST + 1)
         cells = next(csv.reader([text], delimiter=self.separator))
         return check_names([cell.strip() or f"column {i + 1}" for i, cell in enumerate(cells)], name)
 
-    def _block(self, batch: list[Record]) -> RowBlock:
+    def _block(self, batch: RecordBatch) -> RowBlock:
         assert self.names is not None
-        width = len(self.names)
-        good = [record for record in batch if record.cells == width and not record.reason]
-        data = b"\n".join([record.data for record in good]) + b"\n"
-        if not is_utf8(data):
-            good = [record for record in good if is_utf8(record.data)]
-            data = b"\n".join([record.data for record in good]) + b"\n"
-        bad: list[BadRow] = []
-        if len(good) < len(batch):
-            kept = {record.line for record in good}
-            bad = [record.bad(self._reason(record)) for record in batch if record.line not in kept]
+        sizes = np.diff(batch.ends, prepend=0)
+        good = (batch.flags == 0) & (batch.fields == len(self.names)) & (sizes <= records.LONGEST)
+        try:
+            batch.data.decode()
+        except UnicodeDecodeError:
+            good &= [is_utf8(batch.record(i)) for i in range(len(good))]
+        places = np.flatnonzero(good)
+        data = batch.data if good.all() else b"".join(batch.record(i) + b"\n" for i in places)
+        bad = [
+            BadRow(int(batch.lines[i]), self._reason(batch, i), batch.text(i))
+            for i in np.flatnonzero(~good & ((batch.flags & lexer.BLANK) == 0))
+        ]
         columns: dict[str, Column] = {}
-        if good:
+        if len(places):
             try:
-                columns = self._columns(data, len(good))
-            except pa.ArrowInvalid:  # Arrow divides the bytes into other records: parse each by itself
-                parts, read = [], []
-                for record in good:
+                columns = self._columns(data, len(places))
+            except pa.ArrowInvalid:  # Arrow divides the bytes into other records than the lexer: parse each by itself
+                kept, parts = [], []
+                for i in places:
                     try:
-                        parts.append(self._columns(record.data + b"\n", 1))
-                        read.append(record)
+                        parts.append(self._columns(batch.record(i) + b"\n", 1))
+                        kept.append(i)
                     except pa.ArrowInvalid:  # noqa: PERF203
-                        bad.append(record.bad("the line cannot be read"))
-                good, columns = read, joined(parts)
-        return row_block(columns, good, bad, self.records.position())
+                        bad.append(BadRow(int(batch.lines[i]), "the line cannot be read", batch.text(i)))
+                places, columns = np.array(kept, np.intp), joined(parts)
+        position = self.records.position()
+        return RowBlock(columns, batch.lines[places], lambda i: batch.text(int(places[i])), sorted(bad), position)
 
-    def _reason(self, record: Record) -> str:
-        """Why a record without a reason of its own is not used."""
+    def _reason(self, batch: RecordBatch, i: Any) -> str:
+        """Why record i cannot be read."""
         assert self.names is not None
-        if record.cells != len(self.names):
-            return f"the line has {record.cells} cells where the header has {len(self.names)}"
+        if batch.flags[i] & lexer.HAS_NUL:
+            return "the line holds a NUL byte"
+        if batch.flags[i] & lexer.OPEN_QUOTE:
+            return "the line has a quote that is not closed"
+        if len(batch.record(i)) >= records.LONGEST:
+            return too_long()
+        if batch.fields[i] != len(self.names):
+            return f"the line has {batch.fields[i]} cells where the header has {len(self.names)}"
         return "the line is not in UTF-8"
 
     def _columns(self, data: bytes, rows: int) -> dict[str, Column]:
@@ -170,28 +184,30 @@ class JsonLinesReader(TextReader):
         self.source, self.decimal = source, decimal
         if source.peek().lstrip().startswith(b"["):
             raise TableError(f"{source.name} is one JSON array: write one object a line, as jq -c '.[]' does")
-        self.records = Records(source)
+        self.records = Records(source, 256, 256)  # 256 is not a byte, so nothing separates or quotes
         self.resumed = resume is not None and self.records.resume(resume)
 
-    def _block(self, batch: list[Record]) -> RowBlock:
-        rows, good, bad = [], [], []
-        for record in batch:
-            if not record.data.strip():
+    def _block(self, batch: RecordBatch) -> RowBlock:
+        rows, places, bad = [], [], []
+        for i in range(len(batch.ends)):
+            record = batch.record(i)
+            if not record.strip():
                 continue
             try:
                 rows.append(self._row(record))
-                good.append(record)
+                places.append(i)
             except ValueError as error:
-                bad.append(record.bad(str(error)))
+                bad.append(BadRow(int(batch.lines[i]), str(error), batch.text(i)))
         names = sorted({name for row in rows for name in row})  # sorted: the order must not depend on the block
         columns = {name: self._column(name, [row.get(name) for row in rows]) for name in names}
-        return row_block(columns, good, bad, self.records.position())
+        lines = batch.lines[np.array(places, np.intp)]
+        return RowBlock(columns, lines, lambda i: batch.text(places[i]), bad, self.records.position())
 
-    def _row(self, record: Record) -> dict[str, Any]:
-        if record.reason:
-            raise ValueError(record.reason)
+    def _row(self, record: bytes) -> dict[str, Any]:
+        if len(record) >= records.LONGEST:
+            raise ValueError(too_long())
         try:
-            row = json.loads(record.data)
+            row = json.loads(record)
         except (ValueError, RecursionError):
             raise ValueError("the line is not JSON") from None
         if not isinstance(row, dict):
@@ -282,12 +298,6 @@ class ArrowReader(TableReader):
             skip -= first
             for start in range(first, len(batch), ROWS):
                 yield batch.slice(start, ROWS)
-
-
-def row_block(columns: dict[str, Column], good: list[Record], bad: list[BadRow], position: dict[str, Any]) -> RowBlock:
-    """The rows of a text file, with their lines and texts, and those that cannot be read, in the order of lines."""
-    lines = np.array([record.line for record in good], np.int64)
-    return RowBlock(columns, lines, lambda i: good[i].text(), sorted(bad), position)
 
 
 def as_json(batch: Any) -> Callable[[int], str]:

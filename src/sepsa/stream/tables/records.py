@@ -1,8 +1,4 @@
-"""The records of a text file in batches, each with the position behind it, at which a later run can resume.
-
-Records end with LF, CRLF or CR. In CSV a quote opens a quoted part only at the start of a field, and a doubled quote is
-a literal one, as in Arrow's reader, which parses the cells. Lines without a quote, which most are, are only counted.
-"""
+"""The records of a text file in batches, each with the position behind it, at which a later run can resume."""
 
 from __future__ import annotations
 
@@ -11,6 +7,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from sepsa.stream.tables import lexer
 from sepsa.stream.tables.cells import BadRow, TableError
 from sepsa.stream.tables.source import ByteSource
 
@@ -21,12 +21,13 @@ KEPT = 4096  # bytes at the beginning and before the position, whose hashes iden
 class Records:
     """The records of a text file in batches, and the position after the last one that was read."""
 
-    def __init__(self, source: ByteSource, separator: bytes | None = None) -> None:
-        self.source, self.lexer = source, None if separator is None else CsvLexer(separator)
+    def __init__(self, source: ByteSource, separator: int, quote: int) -> None:
+        self.source, self.separator, self.quote = source, separator, quote
         self.offset, self.line = 0, 1  # of the next record
         self._first = self._last = b""  # the file's first bytes, and the last ones before the offset
         self._buffer = b""
         self._ended = False
+        self._room = [np.empty(1 << 16, np.int64) for _ in range(4)]
 
     def position(self) -> dict[str, Any]:
         """Where the next record begins, and hashes that identify the table."""
@@ -97,14 +98,16 @@ class Records:
         self.line += lines
         return data
 
-    def batches(self, most: int = 1 << 16) -> Iterator[list[Record] | None]:
-        """At most `most` records at once, without blank ones; None while a pipe is idle."""
+    def batches(self, most: int = 1 << 16) -> Iterator[RecordBatch | BadRow | None]:
+        """At most `most` records at once; None while a pipe is idle, a `BadRow` for a record that is too long."""
+        ends, fields, lines, flags = (room[:most] for room in self._room)
         while True:
-            found, size, lines = self._complete(most)
-            if size:
-                self._pass(size, lines)
-                if found:
-                    yield found
+            data = np.frombuffer(self._buffer, np.uint8)
+            count = lexer.lex(data, self.separator, self.quote, self._ended, LONGEST, ends, fields, lines, flags)
+            if count:
+                at = self.line + np.concatenate([[0], np.cumsum(lines[:count])])
+                taken = self._pass(int(ends[count - 1]), int(at[-1] - self.line))
+                yield RecordBatch(taken, ends[:count].copy(), fields[:count].copy(), at[:-1], flags[:count].copy())
             elif len(self._buffer) > LONGEST:
                 yield from self._skip()
             elif self._ended:
@@ -112,27 +115,7 @@ class Records:
             elif not self._fill():
                 yield None
 
-    def _complete(self, most: int) -> tuple[list[Record], int, int]:
-        """The complete records at the start of the buffer, and how many bytes and lines they take."""
-        lines = self._buffer.splitlines(keepends=True)
-        if lines and not self._ended and not lines[-1].endswith(b"\n"):
-            lines.pop()  # the rest of the line may follow, or the LF of a CRLF
-        found: list[Record] = []
-        at = size = 0
-        while at < len(lines) and len(found) < most:
-            count, cells, reason = 1, 0, ""
-            if self.lexer is not None:
-                count, cells, reason = self.lexer.record(lines, at, self._ended)
-            if not count:
-                break
-            data = lines[at] if count == 1 else b"".join(lines[at : at + count])
-            text = data.rstrip(b"\r\n")
-            if text:
-                found.append(Record(self.line + at, text, cells, too_long() if len(text) >= LONGEST else reason))
-            at, size = at + count, size + len(data)
-        return found, size, at
-
-    def _skip(self) -> Iterator[list[Record] | None]:
+    def _skip(self) -> Iterator[BadRow | None]:
         """Pass a record that is too long; only its beginning is kept."""
         line, start = self.line, self._buffer[:1000]
         while not (found := re.search(rb"[\r\n]", self._buffer)):
@@ -146,64 +129,25 @@ class Records:
                 self._fill()
             self._pass(found.end() + (self._buffer[found.start() : found.end() + 1] == b"\r\n"), 0)
         self.line += 1
-        yield [Record(line, start, 0, too_long())]
+        yield BadRow(line, too_long(), start.decode(errors="replace"))
 
 
-class Record(NamedTuple):
-    """A record without its line break: its first line, its bytes, the number of its cells, and why it is refused."""
+class RecordBatch(NamedTuple):
+    """Complete records: their bytes; the end, the number of cells, the line and the lexer's flags of each."""
 
-    line: int
     data: bytes
-    cells: int
-    reason: str
+    ends: NDArray[np.int64]
+    fields: NDArray[np.int64]
+    lines: NDArray[np.int64]
+    flags: NDArray[np.int64]
 
-    def bad(self, reason: str) -> BadRow:
-        """The record as a row that cannot be used."""
-        return BadRow(self.line, self.reason or reason, self.text())
+    def record(self, i: Any) -> bytes:
+        """Record i without its line break."""
+        return self.data[self.ends[i - 1] if i else 0 : self.ends[i]].rstrip(b"\r\n")
 
-    def text(self) -> str:
-        """The first 1000 bytes, for messages."""
-        return self.data[:1000].decode(errors="replace")
-
-
-class CsvLexer:
-    """Finds where records of CSV end, and counts their cells."""
-
-    def __init__(self, separator: bytes) -> None:
-        mark = re.escape(separator)
-        self.separator = separator
-        self.quoted = re.compile(rb'(?:^|(?<=%s))"[^"]*(?:""[^"]*)*"(?!")' % mark)
-        self.opened = re.compile(rb'(?:^|(?<=%s))"' % mark)
-
-    def record(self, lines: list[bytes], at: int, at_end: bool) -> tuple[int, int, str]:
-        """Number of lines and cells of the record that begins at a line, and why it is refused; 0 lines: incomplete.
-
-        If a quote is not closed before the end or before `LONGEST` bytes, the first line is refused.
-        """
-        line = lines[at]
-        if b"\0" in line:
-            return 1, 0, "the line holds a NUL byte"
-        if b'"' not in line:
-            return 1, line.count(self.separator) + 1, ""
-        separators, open_quote = self.scan(line, False)
-        count, size = 1, len(line)
-        while open_quote and at + count < len(lines) and size <= LONGEST:
-            line = lines[at + count]
-            if b'"' in line:
-                more, open_quote = self.scan(line, True)
-                separators += more
-            count, size = count + 1, size + len(line)
-        if not open_quote:
-            return count, separators + 1, ""
-        if at_end or size > LONGEST:
-            return 1, 0, "the line has a quote that is not closed"
-        return 0, 0, ""
-
-    def scan(self, line: bytes, open_quote: bool) -> tuple[int, bool]:
-        """The separators outside quoted parts, and whether a quoted part is open after the line."""
-        bare = self.quoted.sub(b"", b'"' + line if open_quote else line)
-        found = self.opened.search(bare)
-        return bare.count(self.separator, 0, found.start() if found else len(bare)), found is not None
+    def text(self, i: Any) -> str:
+        """The first 1000 bytes of record i, for messages."""
+        return self.record(i)[:1000].decode(errors="replace")
 
 
 def too_long() -> str:
