@@ -350,13 +350,6 @@ def test_a_missing_file_without_a_network(published, pooch, tmp_path, monkeypatc
     assert files_under(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", ONE_FILE)
-def test_a_missing_file_without_pooch(tmp_path, name):
-    message = missing(name, tmp_path)
-    assert "(pooch is not installed: pip install 'sepsa[paper]')" in message
-    assert not list(tmp_path.iterdir())
-
-
 # ---------------------------------------------------------------------- downloads, from a server on this machine
 
 
