@@ -332,15 +332,15 @@ def inspect(
     with extras("stream"):
         from sepsa.stream.tables import command, inspection, output
 
-    def tell() -> int:
+    def show() -> int:
         output.check_stdout("open it, or redirect it to a file")
-        told = inspection.inspect(model)
-        width = max(map(len, told))
-        lines = [f"{name:<{width}}  {plain(value)}\n" for name, value in told.items()]
-        output.print_text(json.dumps(told, default=str) + "\n" if as_json else "".join(lines))
+        contents = inspection.inspect(model)
+        width = max(map(len, contents))
+        lines = [f"{name:<{width}}  {plain(value)}\n" for name, value in contents.items()]
+        output.print_text(json.dumps(contents, default=str) + "\n" if as_json else "".join(lines))
         return command.FINISHED
 
-    raise typer.Exit(command.exit_code(tell))
+    raise typer.Exit(command.exit_code(show))
 
 
 def plain(value: Any) -> str:

@@ -284,9 +284,9 @@ def _downloaded(
         try:
             pooch = _extra("pooch")
             wanted.parent.mkdir(parents=True, exist_ok=True)
-            beside = stack.enter_context(tempfile.TemporaryDirectory(prefix=".download-", dir=wanted.parent))
+            temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix=".download-", dir=wanted.parent))
             known = None if md5 is None else f"md5:{md5}"
-            file = Path(pooch.retrieve(url, known_hash=known, fname=url.rsplit("/", 1)[1], path=beside))
+            file = Path(pooch.retrieve(url, known_hash=known, fname=url.rsplit("/", 1)[1], path=temporary))
             check(file)
             file.chmod(0o644)  # pooch makes it readable by its owner only, but data folders are shared
         except (ImportError, OSError, ValueError) as error:

@@ -128,10 +128,10 @@ def notes(records: Iterable[table3.Record]) -> list[str]:
     """Remarks on the records: how many runs are quick ones, and what was noted about their data."""
     runs = [run for record in records for run in record.runs]
     quick = sum(bool(run.spec.get("quick")) for run in runs)
-    told = (
+    few = (
         [f"{quick} of {plural(len(runs), 'run')} are quick ones, with fewer seeds, epochs and images."] if quick else []
     )
-    return told + list(dict.fromkeys(run.note for run in runs if run.note))
+    return few + list(dict.fromkeys(run.note for run in runs if run.note))
 
 
 # ---------------------------------------------------------------------- the tables
@@ -140,11 +140,11 @@ def notes(records: Iterable[table3.Record]) -> list[str]:
 def tables(rows: Sequence[table3.TableRow], images: Sequence[table3.TableRow]) -> list[ReportTable]:
     """Table III and its variants beside the paper's numbers, then the rows that the paper lacks, against SepSA's."""
     best = table3.best_methods(rows)
-    found = [_beside(MODE_TITLES[mode], "", [row for row in rows if row.mode == mode], best) for mode in MODES]
+    found = [_beside_paper(MODE_TITLES[mode], "", [row for row in rows if row.mode == mode], best) for mode in MODES]
     for experiment, mode in product(COMPARED, MODES):
         compared = [row for row in images if (row.experiment, row.mode) == (experiment, mode)]
         record = EXPERIMENTS[experiment]
-        found.append(_beside(f"{record.title}, {mode}", record.text, compared, best))
+        found.append(_beside_paper(f"{record.title}, {mode}", record.text, compared, best))
     tuned = []
     for experiment in IMAGES:
         if experiment not in COMPARED:
@@ -164,7 +164,7 @@ def tables(rows: Sequence[table3.TableRow], images: Sequence[table3.TableRow]) -
     return [table for table in found if table.rows]
 
 
-def _beside(title: str, text: str, rows: Iterable[table3.TableRow], best: Best) -> ReportTable:
+def _beside_paper(title: str, text: str, rows: Iterable[table3.TableRow], best: Best) -> ReportTable:
     """Our rows beside those that the paper prints."""
     found = []
     for row in rows:
@@ -240,7 +240,7 @@ def html(
     remarks: Sequence[str],
     gaps: dict[str, str],
     drawn: dict[str, CaptionedFigure],
-    told: Sequence[str],
+    remarked: Sequence[str],
     out: Path,
     results: str,
 ) -> str:
@@ -254,7 +254,7 @@ def html(
         for file, title in FIGURE_TITLES.items()
     ]
     return environment.from_string(source + "\n").render(
-        tables=found, marks=MARKS, remarks=remarks, gaps=gaps, figures=pictures, notes=told, results=results
+        tables=found, marks=MARKS, remarks=remarks, gaps=gaps, figures=pictures, notes=remarked, results=results
     )
 
 
