@@ -10,10 +10,8 @@ import gzip
 import hashlib
 import http.server
 import io
-import subprocess
 import sys
 import tarfile
-import tempfile
 import threading
 from pathlib import Path
 
@@ -241,11 +239,6 @@ def test_the_environment_names_the_folder_and_the_argument_goes_before_it(publis
         load("energy")
 
 
-def test_an_unknown_name():
-    with pytest.raises(ValueError, match="name must be one of 'energy', 'diabetes', 'mnist', 'cifar10', got 'iris'"):
-        load("iris")
-
-
 # ---------------------------------------------------------------------- wrong files
 
 
@@ -414,20 +407,3 @@ def test_mnist_as_published():
     assert dataset.train_inputs.std().item() == pytest.approx(1, abs=1e-3)
     assert dataset.train_targets.argmax(1)[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
     assert dataset.test_targets.argmax(1)[:10].tolist() == [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
-
-
-@beside
-@pytest.mark.long  # most of it unpacks 60,000 JPEG files
-def test_cifar10_as_published():
-    pytest.importorskip("PIL", reason="Pillow unpacks the copy beside the repository")
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, SHARED / "prepare.py", folder], check=True, capture_output=True)
-        dataset = load("cifar10", Path(folder))
-    check_classes(dataset)
-    assert dataset.train_inputs.shape == (50_000, 3, 32, 32)
-    assert dataset.test_inputs.shape == (10_000, 3, 32, 32)
-    assert dataset.train_targets.sum(0).tolist() == [5_000] * 10
-    assert dataset.test_targets.sum(0).tolist() == [1_000] * 10
-    # prepare.py tells the mean and the deviation of the pixels.
-    assert dataset.train_inputs.mean().item() == pytest.approx((120.69 / 255 - 0.5) / 0.5, abs=2e-3)
-    assert dataset.train_inputs.std().item() == pytest.approx(63.86 / 255 / 0.5, abs=2e-3)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from sepsa.paper import experiments, networks, training
+from sepsa.paper import training
 from sepsa.paper.data import Dataset, load
 from sepsa.paper.experiments import plan
-from sepsa.paper.methods import CROSS_ENTROPY, PAPER, SELF_TUNING, STANDARDIZED, TUNED, Trainer
+from sepsa.paper.methods import CROSS_ENTROPY, PAPER, SELF_TUNING, STANDARDIZED, TUNED
 from sepsa.paper.training import train
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -94,11 +94,6 @@ def test_the_table_has_the_papers_seeds_and_more_rows():
     assert Counter(r.mode for r in runs) == {"online": len(runs) // 2, "mini-batch": len(runs) // 2}
 
 
-def test_no_two_runs_are_the_same():
-    runs = [run for name in experiments.EXPERIMENTS for run in plan(name)]
-    assert len(set(runs)) == len(runs)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -143,17 +138,6 @@ def test_a_run_is_decided_by_its_specification_alone(diabetes, method):
     second = train(run, diabetes)
     assert replace(first, seconds=0) == replace(second, seconds=0)
     assert replace(first, seconds=0) != replace(train(replace(run, seed=4), diabetes), seconds=0)
-
-
-def test_all_methods_start_alike_and_see_the_same_order(diabetes, monkeypatch):
-    seen = {}
-    for method in ("SepSA", "Adam", "slimTrain"):
-        orders = seen[method] = []
-        monkeypatch.setattr(training, "advance", lambda learner, x, y, order, to=orders: to.append(order))
-        start = train(one("fig1", "diabetes", method), diabetes).test_curve[0]
-        assert start == train(one("fig1", "diabetes", "SGD"), diabetes).test_curve[0]
-    for orders in zip(*seen.values(), strict=True):
-        assert all(torch.equal(orders[0], other) for other in orders)
 
 
 @pytest.mark.parametrize("mode", ["online", "mini-batch"])
@@ -226,22 +210,6 @@ def test_images_are_learned_and_measured_in_percent(method):
     outcome = train(run, dataset)
     assert outcome.test > 60
     assert 0 <= outcome.train <= 100
-
-
-def test_evaluation_leaves_batch_normalization_at_rest():
-    dataset = images()
-    torch.manual_seed(0)
-    model = networks.for_dataset(dataset)
-    learner = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.0))
-    state = {key: value.clone() for key, value in model.state_dict().items()}
-    accuracy = training.evaluate(learner, dataset.test_inputs, dataset.test_targets, "classification")
-    assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
-    with torch.no_grad():
-        right = sum(
-            int(model.eval()(x[None]).argmax() == y.argmax())
-            for x, y in zip(dataset.test_inputs, dataset.test_targets, strict=True)
-        )
-    assert accuracy == pytest.approx(100 * right / len(dataset.test_inputs))
 
 
 @pytest.mark.parametrize(
