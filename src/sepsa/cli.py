@@ -26,6 +26,12 @@ try:
 except ModuleNotFoundError as error:  # the core is torch and numpy alone
     sys.exit(NEEDS_EXTRA.format(missing=error.name, extra="paper"))
 
+
+def setting(text: str, default: object, **options: Any) -> Any:
+    """An option of the model: a checkpoint knows its value, so None is one that was not given."""
+    return typer.Option(help=f"{text} (default {default})", show_default=False, **options)
+
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 Separator = Annotated[str, typer.Option(help="Between cells; found by itself if it is , ; | or a tab.")]
 PredictionsFile = Annotated[
@@ -203,32 +209,17 @@ def stream(
     drop: Annotated[str, typer.Option(help="Columns to leave out, with commas between.")] = "",
     categorical: Annotated[str, typer.Option(help="Columns of numbers that are names, such as postal codes.")] = "",
     categories: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Texts of a column that get an input of their own; all others share 16. (default 32)",
-            show_default=False,
-        ),
+        int | None, setting("Texts of a column with an input of their own; all others share 16.", 32, min=1)
     ] = None,
     forgetting: Annotated[
-        str | None,
-        typer.Option(
-            help="1: all rows count alike; 0.999 follows drift; auto weights such heads by error. (default auto)",
-            show_default=False,
-        ),
+        str | None, setting("1: all rows count alike; 0.999 follows drift; auto weights such heads by error.", "auto")
     ] = None,
-    ridge: Annotated[
-        str | None, typer.Option(help="How strongly the head is held at its start. (default 10)", show_default=False)
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Same rows and same seed, same numbers. (default 0)", show_default=False)
-    ] = None,
+    ridge: Annotated[str | None, setting("How strongly the head is held at its start.", 10)] = None,
+    seed: Annotated[int | None, setting("Same rows and same seed, same numbers.", 0, min=0)] = None,
     body: Annotated[
         str | None,
-        typer.Option(
-            help="experts: trees, neighbours and others beside the network; fourier: the network alone, faster. "
-            "(default experts)",
-            show_default=False,
+        setting(
+            "experts: trees, neighbours and others beside the network; fourier: the network alone, faster.", "experts"
         ),
     ] = None,
     sep: Separator = "",
@@ -270,7 +261,7 @@ def forecast(
     time: Annotated[
         str | None, typer.Option(help="The column of times: dates or seconds; rows left out are gaps.")
     ] = None,
-    horizon: Annotated[int | None, typer.Option(min=1, help="Rows ahead. (default 24)", show_default=False)] = None,
+    horizon: Annotated[int | None, setting("Rows ahead.", 24, min=1)] = None,
     inputs: Annotated[str, typer.Option(help="Columns that help to forecast, with commas between.")] = "",
     seasons: Annotated[str, typer.Option(help="Periods in rows, with commas between; else found by itself.")] = "",
     lags: Annotated[int | None, typer.Option(min=1, help="Past rows that are inputs.", show_default=False)] = None,

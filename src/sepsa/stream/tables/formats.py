@@ -125,7 +125,8 @@ class CsvReader(TextReader):
                 read = np.array([self._is_read(batch.record(i)) for i in places])
                 bad += [BadRow(int(batch.lines[i]), "the line cannot be read", batch.text(i)) for i in places[~read]]
                 places = places[read]
-                columns = self._columns(b"".join(batch.record(i) + b"\n" for i in places), len(places))
+                if len(places):
+                    columns = self._columns(b"".join(batch.record(i) + b"\n" for i in places), len(places))
         position = self.records.position()
         return RowBlock(columns, batch.lines[places], lambda i: batch.text(int(places[i])), sorted(bad), position)
 
