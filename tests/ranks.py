@@ -504,7 +504,7 @@ def run(rank, world, folder):
     }
     torch.save(results, folder / f"{world}-{rank}.pt")
     dist.barrier()
-    gc.collect()  # a reducer that is left would wait for ranks that have ended
+    gc.collect()  # no reducer may be left: see elastic.py
     dist.destroy_process_group()
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import mse_loss
 
+import elastic
 import ranks
 from sepsa import RLS, SepSA
 from sepsa.distributed import as_samples, triangular
@@ -256,6 +257,18 @@ def test_a_head_beside_fully_shard_learns_as_one_process(results):
     model = one_process(RLS(), ranks.batches(ranks.STEPS))
     for found in results[1].values():
         check_model("sharded", [result["sharded"] for result in found], model)
+
+
+def test_a_killed_rank_continues_from_the_last_checkpoint(tmp_path):
+    run(HERE / "elastic.py", tmp_path)
+    assert (tmp_path / "resumed").read_text() == "10"
+    model = one_process(RLS(forgetting=0.95), ranks.batches(elastic.STEPS))
+    found = [torch.load(tmp_path / f"end-{rank}.pt") for rank in range(2)]
+    check_model("restarted", [result["end"] for result in found], model)
+    for result in found:  # and as the same two ranks without a kill to the last bit
+        for name, value in result["end"].items():
+            assert torch.equal(value, result["undisturbed"][name]), name
+    assert [result["steps"] for result in found] == [elastic.STEPS] * 2
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is .*unavailable")
