@@ -17,11 +17,56 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib import pyplot as plt
+from torch import nn
+from torch.nn.functional import mse_loss
 
-from sepsa import bench
+from sepsa import SepSA, bench
 from sepsa.bench import DECAY, HIDDEN, LR, Array, Contestant, LearnStream, predict_then_learn, river_model
 from sepsa.paper.runner import one_thread
 from sepsa.states.output import replace
+
+
+def network(d: int, m: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(d, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, m))
+
+
+def torch_stream(X: Array, Y: Array, separable: bool) -> LearnStream:
+    """The network in eager PyTorch, by Adam or by SepSA: one pass through the body for prediction and step together.
+
+    Adam's output in training is the prediction. SepSA's head learns before its output in training, so the head alone
+    predicts first; `benchmarks/step_cost.py` times the step without a prediction.
+    """
+    model = network(X.shape[1], Y.shape[1])
+    options: dict[str, Any] = {"lr": LR, "weight_decay": DECAY}
+    sepsa = SepSA(model, torch.optim.Adam, **options) if separable else None
+    optimizer = sepsa or torch.optim.Adam(model.parameters(), **options)
+    body, head = model[:-1], model[-1]
+    samples = _rows(X, Y)
+
+    def run() -> Array:
+        before = []
+        for x, y in samples:
+            features = body(x)
+            if sepsa is None:
+                outputs = prediction = head(features)
+            else:
+                with torch.no_grad():
+                    prediction = head(features)
+                with sepsa.observe(y):
+                    outputs = head(features)
+            mse_loss(outputs, y).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            before.append(float(prediction[0, 0].detach()))
+        return np.array(before)
+
+    return run
+
+
+def _rows(X: Array, Y: Array) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    x, y = torch.tensor(X, dtype=torch.float32), torch.tensor(Y, dtype=torch.float32)
+    return list(zip(torch.split(x, 1), torch.split(y, 1), strict=True))
 
 
 def sklearn_mlp(X: Array, Y: Array) -> LearnStream:
@@ -98,6 +143,8 @@ def jax_scan(X: Array, Y: Array) -> LearnStream:
 
 
 PEERS = (
+    Contestant("PyTorch SepSA, eager", "torch", partial(torch_stream, separable=True)),
+    Contestant("PyTorch Adam, eager", "torch", partial(torch_stream, separable=False)),
     Contestant("JAX scan of the same step", "jax", jax_scan),
     Contestant("River BayesianLinearRegression", "river", partial(river_model, name="BayesianLinearRegression")),
     Contestant("scikit-learn MLPRegressor", "sklearn", sklearn_mlp),

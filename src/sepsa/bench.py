@@ -23,8 +23,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
-from torch.nn.functional import mse_loss
 
 from sepsa.states.output import replace
 
@@ -152,51 +150,6 @@ def river_model(X: Array, Y: Array, name: str) -> LearnStream:
     return river_stream(getattr(linear_model, name)(), X, Y)
 
 
-def network(d: int, m: int) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(d, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, m))
-
-
-def torch_stream(X: Array, Y: Array, separable: bool) -> LearnStream:
-    """The network in eager PyTorch, by Adam or by SepSA: one pass through the body for prediction and step together.
-
-    Adam's output in training is the prediction. SepSA's head learns before its output in training, so the head alone
-    predicts first; `benchmarks/step_cost.py` times the step without a prediction.
-    """
-    from sepsa.optimizer import SepSA
-
-    model = network(X.shape[1], Y.shape[1])
-    options: dict[str, Any] = {"lr": LR, "weight_decay": DECAY}
-    sepsa = SepSA(model, torch.optim.Adam, **options) if separable else None
-    optimizer = sepsa or torch.optim.Adam(model.parameters(), **options)
-    body, head = model[:-1], model[-1]
-    samples = _rows(X, Y)
-
-    def run() -> Array:
-        before = []
-        for x, y in samples:
-            features = body(x)
-            if sepsa is None:
-                outputs = prediction = head(features)
-            else:
-                with torch.no_grad():
-                    prediction = head(features)
-                with sepsa.observe(y):
-                    outputs = head(features)
-            mse_loss(outputs, y).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            optimizer.zero_grad()
-            before.append(float(prediction[0, 0].detach()))
-        return np.array(before)
-
-    return run
-
-
-def _rows(X: Array, Y: Array) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    x, y = torch.tensor(X, dtype=torch.float32), torch.tensor(Y, dtype=torch.float32)
-    return list(zip(torch.split(x, 1), torch.split(y, 1), strict=True))
-
-
 CONTESTANTS = (
     Contestant("sepsa engine", "numba", partial(engine, dtype=np.float32)),
     Contestant("sepsa engine, float64", "numba", partial(engine, dtype=np.float64)),
@@ -205,8 +158,6 @@ CONTESTANTS = (
     Contestant("sepsa in scikit-learn", "sklearn", sklearn_interface),
     Contestant("sepsa in River", "river", river_interface),
     Contestant("sepsa network alone in River", "river", partial(river_interface, body="fourier")),
-    Contestant("PyTorch SepSA, eager", "torch", partial(torch_stream, separable=True)),
-    Contestant("PyTorch Adam, eager", "torch", partial(torch_stream, separable=False)),
     Contestant("River LinearRegression", "river", partial(river_model, name="LinearRegression")),
 )
 OURS = CONTESTANTS[0].name

@@ -376,11 +376,11 @@ def decimal_mark(given: str, sep: str) -> str:
 
 @app.command()
 def bench(
-    what: Annotated[str, typer.Argument(help="stream: the price of one sample, beside eager PyTorch and River.")],
+    what: Annotated[str, typer.Argument(help="stream: the price of one sample, beside a linear model of River.")],
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, in each of which every contestant runs once.")] = 15,
     out: Annotated[Path | None, typer.Option(help="A .json for the raw numbers.")] = None,
 ) -> None:
-    """Measure the compiled engine, PyTorch and River on the same stream, alternating in one process."""
+    """Measure the learners of sepsa and a linear model of River on the same stream, alternating in one process."""
     if what != "stream":
         raise refuse(f"bench must be one of stream, got {what!r}")
     if out is not None:
