@@ -103,19 +103,6 @@ def solver(rank, world, folder, name):
     return state(model)
 
 
-def several_optimizers():
-    """A base of one optimizer for matrices and another for the rest."""
-    matrices = (torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9}, lambda name, parameter: parameter.ndim == 2)
-    return [matrices, (torch.optim.Adam, {"lr": 1e-2}, None)]
-
-
-def joint(rank, world, folder):
-    model = network(seed=rank)
-    optimizer = SepSA(model, several_optimizers(), solver=RLS())
-    train(DistributedDataParallel(model), optimizer, even(rank, world, batches(STEPS)), mse_loss)
-    return state(model)
-
-
 def wrapped_first(rank, world, folder):
     ddp = DistributedDataParallel(network(seed=rank))
     optimizer = build(ddp, RLS())
@@ -488,7 +475,6 @@ CASES = {f"solver {name}": (solver, name) for name in SOLVERS if name != "Logist
     "masked": (masked,),
     "gaps": (gaps, "PerOutput"),
     "labels with gaps": (gaps, "LogisticNewton"),
-    "several optimizers": (joint,),
     "refused": (refused,),
     "failed": (failed, True),
     "failed, without DDP": (failed, False),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import json
 import math
 import pickle
@@ -349,8 +348,3 @@ def test_the_tree_and_its_tensors_are_apart():
     assert len(tree.tensors) == 1
     entries = {"0": {"dtype": "I64", "shape": [3]}}
     assert same(Decoder([np.arange(3).view(np.uint8)], entries)(coded), {"a": np.arange(3), 1: (None, [0.5])})
-
-
-def test_the_old_module_of_a_delta_has_its_class():
-    """A pickle from before it moved names that module."""
-    assert importlib.import_module("sepsa.heads._delta").Delta is sepsa.heads.Delta

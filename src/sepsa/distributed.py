@@ -28,7 +28,7 @@ from sepsa.states.tree import tensors_of
 Headers: TypeAlias = list[list[int]]
 # The entries of a rank's header, integers that it sends before its rows; from _WIDTH on, all ranks must agree.
 _ROWS, _FAILED, _WEIGHTED, _WIDTH = range(4)
-# What _FAILED says, beside 0.
+# Values of the entry _FAILED; 0 for a rank that has not failed.
 REFUSED, NOT_REACHED = 1, 2
 _FAILURES = {REFUSED: "refused its samples", NOT_REACHED: "failed before its samples reached the head"}
 _DTYPES = (

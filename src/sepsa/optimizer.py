@@ -290,10 +290,7 @@ class SepSA(Optimizer, Generic[S]):
                     with observation:
                         loss = loss_of(self.model(inputs))
                     loss.backward()  # type: ignore[no-untyped-call]
-                if getattr(self.base, "evaluates_again", False):
-                    self.step(lambda: loss_of(self.model(inputs)))  # type: ignore[arg-type,return-value]
-                else:
-                    self.step()
+                self.step()
             except BaseException:
                 for observer, checkpoint in zip(self._observers, before, strict=True):
                     observer.rollback(checkpoint, observation.learned)

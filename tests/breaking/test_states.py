@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from breaking.damage import damages, same, several
-from sepsa import RLS, STORM, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton
+from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton
 from sepsa.paper.slimtik import SlimTik
 
 K, M, N = 4, 3, 8
@@ -37,7 +37,7 @@ SOLVERS = {
     "LogisticNewton": LogisticNewton,
 }
 CLASSES = {"OnlineLBFGS, cross-entropy", "SoftmaxNewton", "SoftmaxNewton, forgetting 0.9", "LogisticNewton"}
-BASES = {"Adam": torch.optim.Adam, "SGD": functools.partial(torch.optim.SGD, momentum=0.9), "STORM": STORM}
+BASES = {"Adam": torch.optim.Adam, "SGD": functools.partial(torch.optim.SGD, momentum=0.9)}
 
 
 def batches(classes, count, first=0):
@@ -83,7 +83,7 @@ class Training(Head):
         torch.manual_seed(0)
         self.linear = nn.Sequential(nn.Linear(K, 5), nn.Tanh(), nn.Linear(5, M)).double()
         kind = BASES[base]
-        options = {} if base == "STORM" else {"lr": 1e-2}
+        options = {"lr": 1e-2}
         if isinstance(kind, functools.partial):
             kind, options = kind.func, options | kind.keywords
         self.solver = SepSA(self.linear, kind, solver=SOLVERS[self.solver_name](), **options)

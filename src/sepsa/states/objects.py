@@ -296,7 +296,7 @@ def class_name(what: Any) -> str:
     return next((kind for kind, built in BUILT.items() if built == path), name)
 
 
-# What loading a state that was damaged with fitting checksums, or that belongs to another object, may raise.
+# The errors that a state raises whose checksums are right and whose content is wrong or of another object.
 MISFITS = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, OverflowError, MemoryError,
 )  # fmt: skip
