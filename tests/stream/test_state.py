@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import json
 import sys
 
@@ -221,17 +220,3 @@ def test_a_label_that_cannot_be_saved_is_named():
     model.learn_one({"a": 1.0}, frozenset({1}))
     with pytest.raises(ValueError, match=r"got frozenset\(\{1\}\) of type frozenset"):
         model.state_dict()
-
-
-def test_classes_are_found_under_the_names_in_pickles_of_version_0_1():
-    names = {
-        "sepsa.stream.estimators": ["SepSAClassifier", "SepSARegressor"],
-        "sepsa.stream.batch_fit": ["Committee"],
-        "sepsa.stream.learner": ["Learner"],
-        "sepsa.stream.engine": ["Engine", "Layout"],
-        "sepsa.stream.torch_body": ["TorchEngine", "TorchLearner"],
-    }
-    found = {name: getattr(importlib.import_module(module), name) for module in names for name in names[module]}
-    assert found["SepSARegressor"] is SepSARegressor
-    assert found["Learner"] is found["TorchLearner"] is StreamLearner
-    assert found["TorchEngine"].__module__ == "sepsa.stream.engine.torch_body"
