@@ -267,7 +267,8 @@ class River(Kind):
         if self.keys:
             return np.array([[model.predict_one(("shop", key), x) for key in range(self.keys)] for x in asked])
         if "Class" in self.kind:  # asked for probabilities it takes in the rows that wait
-            return np.array([list(copy.deepcopy(model).predict_proba_one(x).values()) for x in asked])
+            model = copy.deepcopy(model)
+            return np.array([list(model.predict_proba_one(x).values()) for x in asked])
         answers = [model.predict_one(x) for x in asked]
         return np.array([list(answer.values()) if isinstance(answer, dict) else answer for answer in answers])
 
@@ -327,11 +328,13 @@ class Command(Kind):
                 texts[i],
                 target,
             ]
-            if i % 97 == 5:
+            if self.kind == "sepsa forecast":
+                pass  # all rows can be used
+            elif i % 97 == 5:
                 cells = cells[: 1 + i % 4]
             elif i % 89 == 7:
                 cells[-1] = ""
-            elif i % 71 == 3 and self.kind == "sepsa stream":
+            elif i % 71 == 3:
                 cells[1 + i % 2] = ""
             written.append(",".join(cells))
         return written
