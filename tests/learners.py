@@ -336,6 +336,8 @@ class Command(Kind):
                 cells[-1] = ""
             elif i % 71 == 3:
                 cells[1 + i % 2] = ""
+            elif i % 41 == 11:
+                cells[3] = f'"of {i},\n{i} lines"'
             written.append(",".join(cells))
         return written
 

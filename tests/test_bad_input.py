@@ -119,7 +119,7 @@ def head(solver, outputs=1):
     return solver.bind(linear), torch.randn(64, 3, dtype=torch.float64), torch.randn(64, outputs, dtype=torch.float64)
 
 
-def time_stamps(folder):
+def time_stamps():
     def prediction(batch):
         solver, X, y = head(RLS())
         X[:, 2] = 1.7e12 + 6e4 * torch.arange(64)
@@ -131,14 +131,14 @@ def time_stamps(folder):
     return "exact" if torch.allclose(one, many, rtol=1e-9, atol=1e-9) else f"{(one - many).abs().max()}"
 
 
-def unlearn_a_huge_row(folder):
+def unlearn_a_huge_row():
     solver, X, y = head(RLS())
     solver.update(X, y)
     solver.update(1e5 * X[:1], y[:1])
     return seen(solver.unlearn, 1e5 * X[:1], y[:1], unchanged=solver.linear.weight.tolist)
 
 
-def captured_huge_rows(folder):
+def captured_huge_rows():
     solver, X, y = head(RLS())
     solver.prepare_capture()
     before = solver.linear.weight.tolist()
@@ -158,7 +158,7 @@ def in_another_thread(function, *arguments):
         return pool.submit(function, *arguments).result()
 
 
-def another_thread_predicts(folder):
+def another_thread_predicts():
     net, alone = Net(), Net()
     with net.optimizer.observe(net.y):
         in_another_thread(net.model, net.X + 1)
@@ -168,7 +168,7 @@ def another_thread_predicts(folder):
     return "not learned" if net.weights() == alone.weights() else "learned"
 
 
-def two_threads_observe(folder):
+def two_threads_observe():
     net = Net()
     with net.optimizer.observe(net.y):
         told = seen(in_another_thread, net.optimizer.learn, net.X, net.y, unchanged=net.weights)
@@ -192,7 +192,7 @@ except ValueError as error:
 """
 
 
-def ranks_of_two_dtypes(folder):
+def ranks_of_two_dtypes():
     done = subprocess.run(["python", "-c", RANKS], capture_output=True, text=True, timeout=120)
     assert all(f"rank {rank}: ValueError" in done.stdout for rank in range(2)), done
     return done.stdout
@@ -213,7 +213,7 @@ def partial_fit(X, y, first=ROWS):
     return seen(model.partial_fit, X, y, unchanged=lambda: model.predict(first).tolist())
 
 
-def a_new_text(folder):
+def a_new_text():
     model, new, none = fitted(FRAME), FRAME.assign(city="Lima"), FRAME.assign(city=None)
     assert model.predict(new).tolist() == model.predict(none).tolist()
     model.partial_fit(FRAME.assign(city=["Lima", "Rome"] * 30), ROWS[:, 0] + np.array([9, 0] * 30))
@@ -238,7 +238,7 @@ def learn_one(x, y):
     return seen(model.learn_one, x, y, unchanged=lambda: model.predict_one({"a": 1.0}))
 
 
-def very_many_features(folder):
+def very_many_features():
     model, x = river_model(learned=False), dict.fromkeys(range(20_000), 1.0)
     told = seen(model.learn_one, x, 1.0)
     assert model._learner.engine.inputs == 512
@@ -266,118 +266,114 @@ def stream(table, options="", before=None):
     return told
 
 
-def misspelled_column(folder):
+def misspelled_column():
     stream("speed,height,y\n" + "".join(f"{i % 5},1,{i % 5}\n" for i in range(40)), "--checkpoint m.sepsa")
     Path("new.csv").write_text("sped,height\n1,2\n")
     return sepsa_command("predict m.sepsa new.csv")
 
 
-def closed_output(folder):
+def closed_output():
     Path("t.csv").write_text(TABLE)
     program = ["bash", "-c", "sepsa stream t.csv --target y >&-"]
     done = subprocess.run(program, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     return f"{done.stderr}exit code {done.returncode}"
 
 
-def damaged_checkpoint(folder):
+def damaged_checkpoint():
     data = bytearray(fitted().to_bytes())
     data[-5] ^= 1
     Path("m.sepsa").write_bytes(data)
     return seen(sepsa.load, "m.sepsa") + sepsa_command("inspect m.sepsa")
 
 
-def another_class(folder):
+def another_class():
     sepsa.save(RLS().bind(nn.Linear(3, 1)), "m.sepsa")
     return seen(sepsa.load, "m.sepsa", into=Net().optimizer)
 
 
-def a_large_model(folder):
+def a_large_model():
     wide = set_entry("configuration", "hidden_layer_sizes", value=["tuple", [20_000, 20_000]])
     Path("m.sepsa").write_bytes(forged(wide, fitted().to_bytes()))
     return seen(sepsa.load, "m.sepsa")
 
 
-def inspect_a_table(folder):
+def inspect_a_table():
     Path("t.csv").write_text(TABLE)
     return sepsa_command("inspect t.csv")
 
 
-def load_a_pickle(folder):
+def load_a_pickle():
     torch.save({"a": 1}, "m.pt")
     return seen(sepsa.load, "m.pt")
 
 
-def a_fifo(folder):
+def a_fifo():
     os.mkfifo("fifo")
     return seen(sepsa.load, "fifo") + seen(sepsa.save, {"a": 1}, "fifo")
 
 
-def save_nan(folder):
+def save_nan():
     net = Net()
     sepsa.save(net.optimizer, "m.sepsa")
     net.model[0].weight.data[0, 0] = torch.nan
     return seen(sepsa.save, net.optimizer, "m.sepsa", unchanged=Path("m.sepsa").read_bytes)
 
 
-def two_writers(folder):
-    with lock(folder / "m.sepsa"):
-        return seen(sepsa.save, {"a": 1}, folder / "m.sepsa")
+def two_writers():
+    with lock(Path("m.sepsa").absolute()):
+        return seen(sepsa.save, {"a": 1}, "m.sepsa")
 
 
 SHOWN = {
-    ("PyTorch", "NaN or Inf in the inputs of a batch"): lambda folder: with_value("X", torch.nan),
-    ("PyTorch", "Inf in the targets"): lambda folder: with_value("y", torch.inf),
-    ("PyTorch", "targets of another shape than the outputs"): lambda folder: Net().learn(y=torch.randn(8, 2)),
-    ("PyTorch", "a loop without `observe`"): lambda folder: Net().forget(),
-    ("PyTorch", "`RLS(forgetting=1.2)`"): lambda folder: seen(RLS, forgetting=1.2),
-    ("PyTorch", "`RLS(ridge=1e-320)`"): lambda folder: seen(RLS, ridge=1e-320),
-    ("PyTorch", "`SoftmaxNewton(ridge=1e-30)`"): lambda folder: seen(SoftmaxNewton, ridge=1e-30),
+    ("PyTorch", "NaN or Inf in the inputs of a batch"): lambda: with_value("X", torch.nan),
+    ("PyTorch", "Inf in the targets"): lambda: with_value("y", torch.inf),
+    ("PyTorch", "targets of another shape than the outputs"): lambda: Net().learn(y=torch.randn(8, 2)),
+    ("PyTorch", "a loop without `observe`"): lambda: Net().forget(),
+    ("PyTorch", "`RLS(forgetting=1.2)`"): lambda: seen(RLS, forgetting=1.2),
+    ("PyTorch", "`RLS(ridge=1e-320)`"): lambda: seen(RLS, ridge=1e-320),
+    ("PyTorch", "`SoftmaxNewton(ridge=1e-30)`"): lambda: seen(SoftmaxNewton, ridge=1e-30),
     ("PyTorch", "time stamps in milliseconds as a feature of the head"): time_stamps,
     ("PyTorch", "`unlearn` of a row that dwarfs all others"): unlearn_a_huge_row,
     ("PyTorch", "a captured step with huge rows"): captured_huge_rows,
-    ("PyTorch", "a model that squeezes its output"): lambda folder: Net(then=nn.Flatten(0)).learn(),
-    ("PyTorch", "class indices for `RLS`"): lambda folder: Net(5).learn(y=torch.arange(8) % 5),
-    ("PyTorch", "a sigmoid or softmax behind the head"): lambda folder: Net(then=nn.Sigmoid()).learn(),
-    ("PyTorch", "a base instance without some parameters of the body"): lambda folder: partial_base(),
+    ("PyTorch", "a model that squeezes its output"): lambda: Net(then=nn.Flatten(0)).learn(),
+    ("PyTorch", "class indices for `RLS`"): lambda: Net(5).learn(y=torch.arange(8) % 5),
+    ("PyTorch", "a sigmoid or softmax behind the head"): lambda: Net(then=nn.Sigmoid()).learn(),
+    ("PyTorch", "a base instance without some parameters of the body"): lambda: partial_base(),
     ("PyTorch", "a prediction in another thread during `observe`"): another_thread_predicts,
     ("PyTorch", "`observe` in two threads at once"): two_threads_observe,
     ("PyTorch", "ranks with different dtypes"): ranks_of_two_dtypes,
-    ("scikit-learn", "Inf in `X`"): lambda folder: partial_fit(np.array([[1.0, np.inf, 0.0]]), [1.0]),
-    ("scikit-learn", "NaN in `y`"): lambda folder: partial_fit(ROWS[:1], [np.nan]),
-    ("scikit-learn", "`X` with another number of columns"): lambda folder: partial_fit(ROWS[:1, :2], [1.0]),
-    ("scikit-learn", "`predict` before `fit`"): lambda folder: seen(sepsa.SepSARegressor().predict, ROWS),
-    ("scikit-learn", "an array after a DataFrame with text"): lambda folder: seen(fitted(FRAME).predict, ROWS[:, :2]),
-    ("scikit-learn", "a DataFrame without a column that was learned"): lambda folder: seen(
+    ("scikit-learn", "Inf in `X`"): lambda: partial_fit(np.array([[1.0, np.inf, 0.0]]), [1.0]),
+    ("scikit-learn", "NaN in `y`"): lambda: partial_fit(ROWS[:1], [np.nan]),
+    ("scikit-learn", "`X` with another number of columns"): lambda: partial_fit(ROWS[:1, :2], [1.0]),
+    ("scikit-learn", "`predict` before `fit`"): lambda: seen(sepsa.SepSARegressor().predict, ROWS),
+    ("scikit-learn", "an array after a DataFrame with text"): lambda: seen(fitted(FRAME).predict, ROWS[:, :2]),
+    ("scikit-learn", "a DataFrame without a column that was learned"): lambda: seen(
         fitted(FRAME).predict, FRAME[["size"]]
     ),
-    ("scikit-learn", "a column that changes its type"): lambda folder: partial_fit(
+    ("scikit-learn", "a column that changes its type"): lambda: partial_fit(
         FRAME.assign(size="large"), ROWS[:, 0], FRAME
     ),
-    ("scikit-learn", "a column of lists"): lambda folder: partial_fit(
-        FRAME.assign(city=[["a"]] * 60), ROWS[:, 0], FRAME
-    ),
+    ("scikit-learn", "a column of lists"): lambda: partial_fit(FRAME.assign(city=[["a"]] * 60), ROWS[:, 0], FRAME),
     ("scikit-learn", "a text that `fit` has not seen"): a_new_text,
-    ("scikit-learn", "`y` with several columns of classes"): lambda folder: seen(
+    ("scikit-learn", "`y` with several columns of classes"): lambda: seen(
         sepsa.SepSAClassifier().fit, ROWS, np.arange(120).reshape(60, 2) % 3
     ),
-    ("River", "a text or Inf as a feature"): lambda folder: learn_one({"a": "red"}, 1.0),
-    ("River", "a target that is None or NaN"): lambda folder: learn_one({"a": 1.0}, None),
-    ("River", "a sample that is no dict"): lambda folder: learn_one([1.0], 1.0),
-    ("River", "a running `StandardScaler` before the model"): lambda folder: seen(river_model, scaler=True),
+    ("River", "a text or Inf as a feature"): lambda: learn_one({"a": "red"}, 1.0),
+    ("River", "a target that is None or NaN"): lambda: learn_one({"a": 1.0}, None),
+    ("River", "a sample that is no dict"): lambda: learn_one([1.0], 1.0),
+    ("River", "a running `StandardScaler` before the model"): lambda: seen(river_model, scaler=True),
     ("River", "a dict of 20,000 features"): very_many_features,
-    ("shell", "a row that cannot be used"): lambda folder: (
-        stream(TABLE + "1\n2,abc\n") + Path("p.quarantine.csv").read_text()
-    ),
-    ("shell", "a text as the first target"): lambda folder: stream("x,y\n1,up\n"),
-    ("shell", "a target with a decimal comma"): lambda folder: stream("x;y\n1;2,5\n"),
-    ("shell", "a column that the table does not have"): lambda folder: stream(TABLE, "--drop z"),
-    ("shell", "a target that is dropped"): lambda folder: stream(TABLE, "--drop y"),
-    ("shell", "an output in a folder that does not exist"): lambda folder: stream(TABLE, "--report none/r.html"),
-    ("shell", "an output over the table"): lambda folder: stream(TABLE, "--report t.csv"),
-    ("shell", "another table than the checkpoint's, by its first 4 KB"): lambda folder: stream(
+    ("shell", "a row that cannot be used"): lambda: stream(TABLE + "1\n2,abc\n") + Path("p.quarantine.csv").read_text(),
+    ("shell", "a text as the first target"): lambda: stream("x,y\n1,up\n"),
+    ("shell", "a target with a decimal comma"): lambda: stream("x;y\n1;2,5\n"),
+    ("shell", "a column that the table does not have"): lambda: stream(TABLE, "--drop z"),
+    ("shell", "a target that is dropped"): lambda: stream(TABLE, "--drop y"),
+    ("shell", "an output in a folder that does not exist"): lambda: stream(TABLE, "--report none/r.html"),
+    ("shell", "an output over the table"): lambda: stream(TABLE, "--report t.csv"),
+    ("shell", "another table than the checkpoint's, by its first 4 KB"): lambda: stream(
         TABLE[:-4] + "9,9\n", "--checkpoint m.sepsa", before=TABLE
     ),
-    ("shell", "a table that was changed later, before the position of the checkpoint"): lambda folder: stream(
+    ("shell", "a table that was changed later, before the position of the checkpoint"): lambda: stream(
         LONG[:-4] + "9,9\n", "--checkpoint m.sepsa", before=LONG
     ),
     ("shell", "`sepsa predict` with a misspelled column"): misspelled_column,
@@ -390,7 +386,7 @@ SHOWN = {
     ("files", "a FIFO or a device given to `sepsa.load` or `sepsa.save`"): a_fifo,
     ("files", "a model with NaN, saved over a good one"): save_nan,
     ("files", "a checkpoint that another process writes"): two_writers,
-    ("files", "a pipeline given to `sepsa.save`"): lambda folder: seen(sepsa.save, make_pipeline(fitted()), "m.sepsa"),
+    ("files", "a pipeline given to `sepsa.save`"): lambda: seen(sepsa.save, make_pipeline(fitted()), "m.sepsa"),
 }
 
 
@@ -407,7 +403,7 @@ def test_what_the_table_says_happens(interface, given, result, tmp_path, monkeyp
     monkeypatch.setenv("PATH", os.pathsep.join([str(preloaded_bin), os.environ["PATH"]]))
     if interface == "River":
         pytest.importorskip("river")
-    told = SHOWN[interface, given](tmp_path)
+    told = SHOWN[interface, given]()
     wanted = re.findall(r"`([^`]+)`", result)
     assert wanted, "a row names what the user sees"
     assert not [part for part in wanted if part not in told], told

@@ -111,8 +111,11 @@ class Live:
     def weights(self):
         return None if self.module is None else copy.deepcopy(dict(self.module.state_dict()))
 
-    def load(self, state, weights=None):
+    def load(self, state):
         self.kind.restore(self.model, state)
+        return self
+
+    def set_weights(self, weights):
         if weights is not None:
             self.module.load_state_dict(weights)
         return self
@@ -133,8 +136,8 @@ def judge(kind, rows, cases, start=None):
 
     trained = Live(kind, copy.deepcopy(start)).learn(5, 5 + 2 * rows)
     whole, weights = kind.state(trained.model), trained.weights()
-    further = slice(1000, 1000 + rows)
-    truth = live().load(copy.deepcopy(whole), weights).learn(further.start, further.stop).answers()
+    further = 1000, 1000 + rows
+    truth = live().load(copy.deepcopy(whole)).set_weights(weights).learn(*further).answers()
     one, count, harm = live(), 0, []
     before = one.held()
     for what, damaged in unlawful(cases(whole)):
@@ -151,7 +154,7 @@ def judge(kind, rows, cases, start=None):
             harm.append(f"{type(error).__name__} instead of a refusal: {what}")
         else:
             try:
-                one.load(damaged, weights).learn(further.start, further.stop)
+                one.set_weights(weights).learn(*further)
             except Exception as error:
                 harm.append(f"accepted, then {type(error).__name__}: {what}")
             else:
@@ -220,7 +223,7 @@ def test_an_undamaged_state_is_taken_and_a_foreign_one_is_named(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trained = Live(kind).learn(0, 150)
-        other = Live(kind).load(kind.state(trained.model), trained.weights())
+        other = Live(kind).load(kind.state(trained.model)).set_weights(trained.weights())
         assert same((other.held(), other.answers()), (trained.held(), trained.answers()))
     for state, words in (
         (kind.state(trained.model) | {"more": 1}, r"state(_dict)? has other entries .* unexpected \['more'\]"),

@@ -26,10 +26,9 @@ import torch
 from typer.testing import CliRunner
 
 import sepsa
-from breaking.damage import same
 from sepsa import cli
 from sepsa.states.file import lock
-from sepsa.stream.tables import command, inspection, output, source
+from sepsa.stream.tables import command, output, source
 from sepsa.stream.tables import records as table_records
 
 STREAM = "stream t.csv --target y --predictions out.csv"
@@ -322,38 +321,6 @@ def test_a_field_of_a_megabyte_and_a_line_without_end(monkeypatch):
 
 
 # ---------------------------------------------------------------------- resuming
-
-
-def messy(n=900):
-    rng, lines = random.Random(3), ["x,colour,day,y"]
-    for i, row in enumerate(rows(n, seed=2)):
-        cells = [str(row[name]) for name in ("x", "colour", "day", "y")]
-        if i % 31 == 7:
-            cells[rng.randrange(4)] = rng.choice(["", "NA", "odd one", "1e999"])
-        if i % 53 == 9:
-            cells = cells[:2]
-        if i % 41 == 11:
-            cells[1] = f'"of {i},\n{i} lines"'
-        lines.append(",".join(cells))
-    return ("\n".join(lines) + "\n").encode()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_table_that_grows_is_resumed_at_the_exact_row(seed, folder, monkeypatch):
-    data, ended = messy(), []
-    ends = [m.end() for m in re.finditer(rb"[\d.]\n(?=-?\d)", data)]
-    cuts = sorted(random.Random(seed).sample(ends, 7))
-    for label, sizes in (("whole", []), ("parts", cuts)):
-        (folder / label).mkdir()
-        monkeypatch.chdir(folder / label)
-        for size in [*sizes, len(data)]:
-            table(data[:size])
-            monkeypatch.setattr(source, "CHUNK", random.Random(size).choice([97, 1000, 1 << 20]))
-            run(f"{SAVED} --quarantine q.csv")
-        model, header = inspection.load_model(Path("m.sepsa"))
-        files = [Path(name).read_bytes() for name in ("out.csv", "q.csv")]
-        ended.append((model.state_dict(), files, header.position["table"], inspected()["rows"]))
-    assert same(*ended)
 
 
 def test_another_checkpoint_another_table_and_other_options():
