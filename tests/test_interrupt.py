@@ -110,9 +110,9 @@ class Trained(Alone):
 
     def learn(self, x, y):
         self.solver.learn(x, y)
-        assert all(parameter.requires_grad for parameter in self.model.parameters())
 
     def numbers(self):
+        assert all(parameter.requires_grad for parameter in self.model.parameters())
         return copy.deepcopy((dict(self.model.state_dict()), self.solver.state_dict()))
 
 

@@ -269,7 +269,7 @@ def test_what_is_wrong_is_one_line_with_the_cure(data, options, code, words, fol
     lines = [line for line in lines if not line.startswith("sepsa: compiling")]
     assert len(lines) == 1
     assert words in lines[0]
-    if code == 2:
+    if code == 2 and data != b"x,y\n":  # of a table without rows the model is saved
         assert [path.name for path in folder.iterdir()] == ["t.csv"]
 
 
