@@ -18,7 +18,8 @@ from sepsa.stream.learner import StreamLearner
 DATA = SAVED.parent
 SAID = json.loads(PREDICTIONS.read_text())
 
-# What becomes of each file: "loads", or "refused: " and the words that say what to do instead.
+# What becomes of each file: "loads", or "refused: " and a pattern of the words that say what to do instead, as in
+# `FATE = dict.fromkeys(CASES, "loads") | {"regressor.pickle": "refused: use sepsa.save"}`.
 FATE = dict.fromkeys(CASES, "loads")
 
 # A loaded model has the saved numbers, and a prediction is one forward pass of them, in float32: another processor
@@ -37,7 +38,9 @@ def close(found, expected, tolerance):
     return found.shape == expected.shape and bool((abs(found - expected) <= tolerance * abs(expected).max()).all())
 
 
-@pytest.mark.filterwarnings("ignore:this pickle was written by sepsa", "ignore::DeprecationWarning")
+@pytest.mark.filterwarnings(
+    "ignore:this pickle was written by sepsa", "ignore::DeprecationWarning", "ignore::FutureWarning"
+)
 @pytest.mark.parametrize("name", FATE)
 def test_a_saved_model_predicts_what_it_did_and_goes_on(name, tmp_path):
     if name.startswith(("river", "keyed")):
