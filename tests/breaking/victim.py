@@ -73,7 +73,11 @@ def fork(*arguments):
 
 def contents(kind, folder):
     """All that the work has left: the state of the model, and for the command its position and its files."""
-    return kind.state(kind.load(folder / "model.sepsa"))
+    model = kind.load(folder / "model.sepsa")
+    state = kind.state(model)
+    if isinstance(model, KeyedLearner):
+        model.close()
+    return state
 
 
 def torment(kind, place, kills, rows, rng):
