@@ -73,7 +73,7 @@ def main() -> None:
             options.out.write_text(json.dumps(record, indent=1) + "\n")
             gain, medians = row["torch / triton"], {name: s["median"] * 1e6 for name, s in row["seconds"].items()}
             print(
-                f"{solver}, batch {batch}: {medians['triton']:.0f} us with Triton, {medians['torch']:.0f} us with torch, "
+                f"{solver}, batch {batch}: Triton {medians['triton']:.0f} us, torch {medians['torch']:.0f} us, "
                 f"ratio {gain['median']:.3f} [{gain['q25']:.3f}, {gain['q75']:.3f}]",
                 flush=True,
             )

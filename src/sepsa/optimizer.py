@@ -502,7 +502,7 @@ class SepSA(Optimizer, Generic[S]):
             "body": self._body_shapes(),
         }
         first = self._observers[0].epoch
-        if first is not None and not first.told:
+        if first is not None:
             own["epoch"] = epochs.written(first.known())
         if self._several:
             own["heads"] = {observer.name: observer.solver.state_dict() for observer in self._observers}
@@ -561,8 +561,9 @@ class SepSA(Optimizer, Generic[S]):
         for observer in self._observers:
             observer.generator.set_state(own["generator"].cpu())
             observer.started_together = False
-            if observer.epoch is not None and not observer.epoch.told:
-                observer.epoch.load(known)
+            if observer.epoch is not None:
+                told = observer.epoch.length if observer.epoch.told else known.length
+                observer.epoch.load(known._replace(length=told))
         self.base.load_state_dict(state_dict)
         self._adopt_base()
         for after in self._optimizer_load_state_dict_post_hooks.values():
