@@ -61,7 +61,6 @@ REFUSED = Tests(
     "bad_samples or (test_checks and samples) or (bad and RLS)",
 )
 COMPILED_RLS = Tests(["tests/heads/test_rls.py"], "numba and (block_equals or forgetting_keeps or rotation)", True)
-COMPILED_REFUSED = Tests(REFUSED.files, "(numba and bad_samples and not forgetting1) or (bad and RLS)", True)
 COMPILED_SET = Tests(["tests/heads/test_rls.py"], "numba and somebody_else_set", True)
 DELTA = Tests(["tests/heads/test_delta.py"])
 BIAS = Tests(["tests/heads/test_bias.py"])
@@ -151,8 +150,8 @@ MUTANTS = [
     Mutant("backends/numba: a missing term", NUMBA, "energy[o] += q * pull * pull", "pass", COMPILED_RLS),
     Mutant("backends/numba: a swapped index", NUMBA, "x[j] -= C[i, j] * c", "x[j] -= C[j, i] * c", COMPILED_RLS),
     Mutant("backends/numba: the cursor stays", NUMBA, "= (cursor + count) % p", "= cursor % p", COMPILED_RLS),
-    Mutant("backends/numba: not finite", NUMBA, "if not size + error < np.inf:", "if size + error < 0:",
-           COMPILED_REFUSED),
+    Mutant("backends/numba: a float16 head", NUMBA, "if not abs(to_head(new_W[o, j])) < np.inf:", "if False:",
+           Tests(["tests/heads/test_properties.py"], "RLS and half_precision", True)),
     Mutant("backends/numba: the bias", NUMBA, "+ (bias[o] - to_head(W[o, k]))", "", COMPILED_SET),
     Mutant("backends/numba: strides", NUMBA, "tensor.is_contiguous()", "True", STRIDES),
     Mutant("backends/numba: the snapshot", NUMBA, "weight.copy(), bias.copy()", "weight, bias", UNDO),
@@ -218,7 +217,8 @@ MUTANTS = [
     Mutant("states/file: the checksum", "states/file.py", 'if zlib.crc32(raw) != entry["crc32"]:', "if False:", FILES),
     Mutant("states/file: a lost lock", "states/file.py", "fcntl.LOCK_EX | fcntl.LOCK_NB",
            "fcntl.LOCK_SH | fcntl.LOCK_NB", DISK),
-    Mutant("states/file: a tensor twice", "states/tree.py", "if raw is None:", "if False:", FILES),
+    Mutant("states/file: a tensor without a name", "states/file.py", "if any(raw is not None for raw in tensors):",
+           "if False:", FILES),
     Mutant("states/output: permissions", "states/output.py", "os.fchmod(descriptor, stat.S_IMODE(old.st_mode))", "pass",
            OUTPUTS),
     Mutant("states/optimizer: negative squares", "states/optimizer.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -101,3 +102,12 @@ def test_a_column_of_targets_with_any_stride_is_learned():
     head = RLS(ridge="auto").bind(nn.Linear(3, 1, dtype=torch.float64))
     head.update(X, torch.from_numpy(y[:, None]))
     assert head.steps == 1
+
+
+def test_features_and_targets_of_any_stride_are_learned():
+    X, Y = torch.randn(8, 3, dtype=torch.float64), torch.randn(8, 2, dtype=torch.float64)
+    linear = nn.Linear(3, 2, dtype=torch.float64)
+    heads = [RLS().bind(copy.deepcopy(linear)) for _ in range(2)]
+    heads[0].update(X, Y)
+    heads[1].update(X.T.contiguous().T, Y.T.contiguous().T)
+    assert torch.equal(heads[0].linear.weight, heads[1].linear.weight)

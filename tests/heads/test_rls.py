@@ -171,22 +171,6 @@ def test_weights_that_somebody_else_set_are_respected():
 
 
 @settings(max_examples=30, deadline=None)
-@given(problem=problems, cut=st.integers(0, 6))
-def test_merge_is_the_head_that_saw_both(problem, cut):
-    both, linear, _, X, Y, omega = draw(**problem)
-    left, left_linear, *_ = draw(**problem)
-    right, *_ = draw(**problem)
-    for i, (x, y, w) in enumerate(zip(X, Y, omega, strict=True)):
-        learn(both, x, y, w)
-        learn(left if i < cut else right, x, y, w)
-    left.merge(right)
-    assert relative(weights(left_linear), weights(linear)) <= 1e-8
-    assert relative(left.covariance(), both.covariance()) <= 1e-8
-    np.testing.assert_allclose(left.objective(), both.objective(), rtol=1e-6, atol=1e-7)
-    assert left.samples == pytest.approx(both.samples)
-
-
-@settings(max_examples=30, deadline=None)
 @given(problem=problems, which=st.integers(0, 5))
 @example(  # few rows, which the ridge of the bias makes large and nearly parallel, and nothing else
     problem={"k": 8, "m": 1, "bias": True, "sizes": [2], "seed": 0, "ridge": 30.0, "weighted": False}, which=0
