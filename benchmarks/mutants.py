@@ -103,7 +103,7 @@ COMMAND = Tests(["tests/stream/test_command.py"], "not signal and not pipe and n
 RESUME = Tests(["tests/stream/test_command.py", "tests/breaking/test_resume.py"], "resumed or changed or break")
 KEYED = Tests(["tests/stream/test_keyed.py"])
 INPUTS = Tests(["tests/stream/test_inputs.py"])
-STATE = Tests(["tests/stream/test_state.py", "tests/breaking/test_stream_states.py"])
+STATE = Tests(["tests/stream/test_state.py"], "damaged")
 ESTIMATORS = Tests(["tests/stream/test_estimators.py", "tests/stream/test_robust.py"], "not scikit_learn_checks")
 RIVER = Tests(["tests/test_river.py"])
 
