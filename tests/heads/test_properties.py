@@ -150,8 +150,8 @@ def test_a_head_without_numbers_is_told_so(row):
         solver.update(torch.ones(2, K, device="meta"), torch.ones(2, M, device="meta"))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_weights_that_a_half_precision_head_cannot_hold_are_refused(row, dtype):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_weights_that_a_head_cannot_hold_are_refused(row, dtype):
     if row.task != "regression":
         pytest.skip("its targets are probabilities, which ask for no large weights")
     solver, _ = row.start(dtype=dtype)
