@@ -162,14 +162,6 @@ def test_a_head_that_is_called_twice():
         optimizer.predict(inputs, return_std=True)
 
 
-def test_before_the_first_update():
-    optimizer = SepSA(network(), torch.optim.SGD, lr=1e-2)
-    inputs = torch.randn(8, 6)
-    assert optimizer.predict(inputs).shape == (8, 2)
-    with pytest.raises(ValueError, match="return_std needs at least one update"):
-        optimizer.predict(inputs, return_std=True)
-
-
 # ---------------------------------------------------------------------- observe, and other threads
 
 

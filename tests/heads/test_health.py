@@ -81,14 +81,3 @@ def test_before_the_first_update_there_is_nothing_to_say():
     assert health["dead_features"] == 5
     assert math.isnan(health["feature_drift"])
     assert math.isnan(health["last_step"])
-
-
-def test_a_look_changes_nothing():
-    one, linear, x = trained(batch=50)
-    other, same, _ = trained(batch=50)
-    for _ in range(3):
-        one.health()
-    y = torch.randn(50, 2, dtype=torch.float64)
-    for solver in (one, other):
-        solver.update(x[:50], y)
-    assert torch.equal(linear.weight, same.weight)
