@@ -28,7 +28,7 @@ from sepsa.heads.base.posterior import NormalPosterior
 from sepsa.heads.base.rls_state import RLSSettings, read_root, write_root
 from sepsa.heads.math import least_squares
 from sepsa.heads.math.least_squares import GROWTH, PENDING, SAMPLES, STEPS, LeastSquaresState
-from sepsa.heads.math.ridge import rotation
+from sepsa.heads.math.ridge import due
 from sepsa.heads.self_tuning import SelfTuningRLS
 from sepsa.validation import in_range
 
@@ -260,7 +260,7 @@ class RLS(NormalPosterior):
         Returns:
             The number of coordinates.
         """
-        return rotation(len(self._problem.ridge), self.forgetting)
+        return due(len(self._problem.ridge), self.forgetting)
 
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
         """Learn samples as one block.

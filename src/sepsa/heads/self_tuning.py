@@ -32,7 +32,7 @@ from sepsa.heads.base.repeated_samples import UNREPEATED, BatchSplit, split_batc
 from sepsa.heads.base.rls_state import Tuned, read_candidates, write_candidates
 from sepsa.heads.math import candidates
 from sepsa.heads.math.candidates import Candidates, Choice, Grid, Updated, basis_of
-from sepsa.heads.math.ridge import next_cursor, rotation
+from sepsa.heads.math.ridge import due, next_cursor
 from sepsa.heads.protocols import PrecisionWarning
 from sepsa.validation import in_range
 
@@ -369,7 +369,7 @@ class SelfTuningRLS(NormalPosterior):
                 steps=state.steps + 1,
                 samples=tuple(lam * old + total for lam, old in zip(lambdas, state.samples, strict=True)),
                 cursors=tuple(
-                    next_cursor(old, rotation(p, lam), p) for lam, old in zip(lambdas, state.cursors, strict=True)
+                    next_cursor(old, due(p, lam), p) for lam, old in zip(lambdas, state.cursors, strict=True)
                 ),
                 seen=len(self._seen.keys() | set(hashes)),
             )

@@ -22,7 +22,7 @@ from sepsa.heads.math.least_squares import (
     learn_rows,
     whiten,
 )
-from sepsa.heads.math.ridge import coordinates, rotation
+from sepsa.heads.math.ridge import coordinates, due
 
 
 class CapturedState(HeadMemory):
@@ -63,7 +63,7 @@ class CapturedState(HeadMemory):
         """Learn rows; returns whether they were finite (0-d). The update of T may be left to `finish`."""
         self.finish()
         x, y = features.detach().reshape(-1, self.k), targets.detach().reshape(-1, len(self.W))
-        (m, p), n, count = self.W.shape, len(x), rotation(len(self.T), lam)
+        (m, p), n, count = self.W.shape, len(x), due(len(self.T), lam)
         case = Case(x.device.type, self.Z.dtype, p, m, n, count, contiguous=self.weight.is_contiguous())
         chosen = choose("captured least squares", case)
         finite: Tensor

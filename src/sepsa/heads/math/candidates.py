@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sepsa.heads.math.ridge import BiasRidge, bias_bounds, is_restored, rotation
+from sepsa.heads.math.ridge import BiasRidge, bias_bounds, due, is_restored
 
 # Each scored sample multiplies the weight of all errors before it by this factor.
 FADING = 0.98
@@ -170,7 +170,7 @@ def grid_tensors(grid: Grid, p: int, dtype: torch.dtype, device: torch.device) -
         ridges,
         lambdas=torch.tensor(grid.lambdas, dtype=dtype).to(device),
         lambda_index=torch.tensor(grid.lambda_index).to(device),
-        counts=torch.tensor([rotation(p, lam) for lam in grid.lambdas]).to(device),
+        counts=torch.tensor([due(p, lam) for lam in grid.lambdas]).to(device),
         bias_bounds=bias_bounds(grid.bias_ridge, dtype),
     )
 

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from sepsa.heads.math.least_squares import PRODUCT_LIMIT, add_by_qr, andrews, root_of
-from sepsa.heads.math.ridge import coordinates, lacking, next_cursor, rotation
+from sepsa.heads.math.ridge import coordinates, due, lacking, next_cursor
 
 FADE = 7.0  # how many old samples a new one replaces in the curvature; benchmarks/softmax_newton.py compares
 # The least squared pivot of a curvature of unit diagonal that is formed as sums of samples of this dtype.
@@ -133,7 +133,7 @@ def learned(
 def restored(state: CrossEntropyState, lam: Tensor, forgetting: float, n: int) -> tuple[Tensor, Tensor, Tensor]:
     """The coordinates (c,) that get their ridge back in an update of n samples, how much each, and what λ has left."""
     p = state.W.shape[1]
-    at = coordinates(p, rotation(p, forgetting, at_least=n), state.counters[2].long(), state.W.device)
+    at = coordinates(p, due(p, forgetting, at_least=n), state.counters[2].long(), state.W.device)
     assert isinstance(at, Tensor)  # because the cursor is one
     left = lam * state.ridge_left
     return at, lacking(left, state.ridge, at), left
