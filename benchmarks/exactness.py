@@ -25,7 +25,7 @@ from measure import machine
 from mpmath import mp, mpf
 from torch import Tensor, nn
 
-from sepsa import RLS
+from sepsa import RLS, SelfTuning
 from sepsa.distributed import as_samples, triangular
 from sepsa.heads import LogisticNewton, PerOutput, SoftmaxNewton
 from sepsa.heads.backends import choose
@@ -193,7 +193,7 @@ def per_output(ridge: float) -> Head:
 
 def self_tuning(ridge: float) -> Head:
     linear = nn.Linear(FEATURES, 1, dtype=torch.float64, device=DEVICE)
-    solver = RLS(ridge="auto").bind(linear)
+    solver = SelfTuning.of(RLS, forgetting=1.0).bind(linear)
     return Head(linear, solver, regression, _truth, lambda _: float(solver.chosen[-1].ridge))
 
 
@@ -262,7 +262,7 @@ def routes() -> list[Route]:
             Route("RLS, in place", rls, within=in_place),
             Route("RLS, captured", rls, captured),
             Route("RLS, captured, forgetting 0.99", partial(rls, forgetting=0.99), captured),
-            Route("RLS(ridge='auto'), captured", self_tuning, captured),
+            Route("SelfTuning.of(RLS, forgetting=1.0), captured", self_tuning, captured),
             Route("SoftmaxNewton", softmax),
             Route("SoftmaxNewton, captured", softmax, captured),
             Route("LogisticNewton", logistic),
@@ -276,7 +276,7 @@ def routes() -> list[Route]:
         Route("RLS, merged deltas", rls, merged),
         Route("RLS, moments of ranks", rls, moments),
         Route("PerOutput(RLS)", per_output),
-        Route("RLS(ridge='auto')", self_tuning),
+        Route("SelfTuning.of(RLS, forgetting=1.0)", self_tuning),
         Route("SoftmaxNewton", softmax),
         Route("SoftmaxNewton, captured", softmax, captured),
         Route("LogisticNewton", logistic),

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from reference import ridge_regression, ridges, with_ones
-from sepsa import RLS, OnlineLBFGS, SepSA, SoftmaxNewton, distributed
+from sepsa import RLS, OnlineLBFGS, SelfTuning, SepSA, SoftmaxNewton, distributed
 from sepsa.heads import PrecisionWarning
 from sepsa.heads.backends.choose import force
 from third_party import CapturableLMS
@@ -367,7 +367,7 @@ SOLVERS = {
     "forgetting": lambda: RLS(forgetting=0.9),
     "SoftmaxNewton": SoftmaxNewton,
     "SoftmaxNewton, forgetting": lambda: SoftmaxNewton(forgetting=0.95),
-    "self-tuning": lambda: RLS(ridge="auto", forgetting="auto"),
+    "self-tuning": lambda: SelfTuning(),
     "somebody's own": CapturableLMS,
 }
 
@@ -835,7 +835,7 @@ def test_a_ridge_is_chosen_between_recorded_blocks():
     torch.manual_seed(0)
     heads = [nn.Linear(100, 5, device="cuda") for _ in range(2)]
     heads[1].load_state_dict(heads[0].state_dict())
-    one, two = (SoftmaxNewton(ridge="auto").bind(head) for head in heads)
+    one, two = (SelfTuning.of(SoftmaxNewton).bind(head) for head in heads)
     answer = torch.randn(100, 5, device="cuda")
     for _ in range(150):
         x = torch.randn(300, 100, device="cuda")

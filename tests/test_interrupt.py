@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from sepsa import RLS, SepSA, SoftmaxNewton
+from sepsa import RLS, SelfTuning, SepSA, SoftmaxNewton
 from sepsa.interrupt import DeferredInterrupt
 from sepsa.testing import modes_restored
 from third_party import RevertibleLMS
@@ -127,7 +127,7 @@ def equal(a, b):
 SOLVERS = {
     "RLS": RLS,
     "forgetting": lambda: RLS(forgetting=0.9),
-    "auto": lambda: RLS(ridge="auto"),
+    "auto": lambda: SelfTuning.of(RLS, forgetting=1.0),
     "SoftmaxNewton": SoftmaxNewton,
     "LMS": RevertibleLMS,
 }

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import mse_loss, one_hot
 
 import sepsa
-from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton
+from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton
 from sepsa.paper.slimtik import SlimTik
 from third_party import LMS
 
@@ -235,7 +235,7 @@ def test_a_head_that_gives_the_output_is_not_warned_of(then):
 
 SOLVERS = {
     "RLS": RLS,
-    "auto": lambda: RLS(ridge="auto"),
+    "auto": lambda: SelfTuning.of(RLS, forgetting=1.0),
     "PerOutput": lambda: PerOutput(RLS()),
     "LogisticNewton": LogisticNewton,
     "SoftmaxNewton": SoftmaxNewton,
@@ -300,7 +300,7 @@ def test_a_loss_of_the_user_that_broadcasts_is_refused(loss_fn, way):
         (nn.BCEWithLogitsLoss(), r"calls binary_cross_entropy_with_logits on .*solver=LogisticNewton\(\)"),
     ],
 )
-@pytest.mark.parametrize("solver", [RLS, lambda: PerOutput(RLS()), lambda: RLS(ridge="auto")])
+@pytest.mark.parametrize("solver", [RLS, lambda: PerOutput(RLS()), lambda: SelfTuning.of(RLS, forgetting=1.0)])
 def test_a_loss_of_classes_beside_a_head_of_least_squares_is_warned_of_once(loss_fn, words, solver):
     model = network()
     optimizer = SepSA(model, torch.optim.SGD, lr=1e-2, solver=solver())
@@ -402,7 +402,7 @@ def test_numpy_numbers_are_numbers(tmp_path):
 # ---------------------------------------------------------------------- detach
 
 
-@pytest.mark.parametrize("solver", [RLS, lambda: RLS(ridge="auto")])
+@pytest.mark.parametrize("solver", [RLS, lambda: SelfTuning.of(RLS, forgetting=1.0)])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of its TorchScript and its compiler
 def test_a_detached_model_is_free_of_us(solver, tmp_path):
     model = network()

@@ -16,7 +16,6 @@ from types import ModuleType
 # where it is in another module than its old neighbours.
 MODULES = {
     "sepsa.heads.solver": "sepsa.heads.protocols",
-    "sepsa.heads._candidates": "sepsa.heads.math.candidates",
     "sepsa.heads._delta": "sepsa.heads.base.delta",
     "sepsa.heads._health": "sepsa.heads.base.health",
     "sepsa.heads._quasi_newton": "sepsa.heads.math.quasi_newton",

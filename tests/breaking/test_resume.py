@@ -32,7 +32,7 @@ X, Y = data()
 SOLVERS = {
     "RLS": sepsa.RLS,
     "RLS, forgetting": lambda: sepsa.RLS(forgetting=0.99),
-    "self-tuning": lambda: sepsa.RLS(forgetting="auto", ridge="auto"),
+    "self-tuning": lambda: sepsa.SelfTuning(),
     "OnlineLBFGS": sepsa.OnlineLBFGS,
 }
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from breaking.damage import damages, same, several
-from sepsa import RLS, STORM, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton
+from sepsa import RLS, STORM, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton
 from sepsa.paper.slimtik import SlimTik
 
 K, M, N = 4, 3, 8
@@ -24,8 +24,8 @@ SOLVERS = {
     "RLS": RLS,
     "RLS, forgetting 0.9": lambda: RLS(forgetting=0.9),
     "RLS, float32": lambda: RLS(dtype=torch.float32),
-    "RLS, self-tuning": lambda: RLS(forgetting="auto", ridge="auto"),
-    "RLS, self-tuning ridge": lambda: RLS(ridge="auto"),
+    "RLS, self-tuning": lambda: SelfTuning(),
+    "RLS, self-tuning ridge": lambda: SelfTuning.of(RLS, forgetting=1.0),
     "RLS, bias_ridge": lambda: RLS(bias_ridge=0.5),
     "PerOutput": lambda: PerOutput(RLS()),
     "SlimTik": SlimTik,

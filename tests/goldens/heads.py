@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SoftmaxNewton
+from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SoftmaxNewton
 from sepsa.heads.backends.choose import force
 from sepsa.paper.slimtik import SlimTik
 
@@ -97,7 +97,7 @@ SOLVERS: dict[str, tuple[Callable[[], Any], str]] = {
     "RLS": (lambda: RLS(), "numbers"),
     "RLS, forgetting": (lambda: RLS(ridge=0.5, forgetting=0.98), "numbers"),
     "RLS, float32": (lambda: RLS(dtype=torch.float32, forgetting=0.99), "numbers"),
-    "RLS, auto": (lambda: RLS(ridge="auto", forgetting="auto"), "numbers"),
+    "RLS, auto": (lambda: SelfTuning(), "numbers"),
     "SoftmaxNewton": (lambda: SoftmaxNewton(), "labels"),
     "SoftmaxNewton, forgetting": (lambda: SoftmaxNewton(forgetting=0.98, label_smoothing=0.1), "labels"),
 }

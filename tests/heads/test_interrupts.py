@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from sepsa import RLS, OnlineLBFGS, SoftmaxNewton
+from sepsa import RLS, OnlineLBFGS, SelfTuning, SoftmaxNewton
 from sepsa.paper.slimtik import SlimTik
 from sepsa.testing import difference, interrupt, modes_restored, snapshot
 
@@ -19,7 +19,7 @@ SHORT, LONG = 40, 200
 SOLVERS = {
     "RLS": RLS,
     "RLS, forgetting 0.9": lambda: RLS(forgetting=0.9),
-    "RLS, self-tuning": lambda: RLS(forgetting="auto", ridge="auto"),
+    "RLS, self-tuning": lambda: SelfTuning(),
     "SoftmaxNewton": SoftmaxNewton,
     "OnlineLBFGS": lambda: OnlineLBFGS(memory=3),  # often enough a pair is completed
     "SlimTik": SlimTik,

@@ -281,23 +281,6 @@ def with_curvature(state: CrossEntropyState) -> CrossEntropyState:
     return state._replace(A=R.mT @ R)
 
 
-def mean_loss(
-    state: CrossEntropyState, W: Tensor, Phi: Tensor, targets: Tensor, sample_weight: Tensor | None, smoothing: float
-) -> Tensor:
-    """The mean cross-entropy (0-d) of the head W at samples, each by its weight."""
-    C, n = len(state.weights), len(Phi)
-    targets = targets.detach().reshape((n, -1) if targets.is_floating_point() else (n,))
-    each = torch.ones(n, 1, device=W.device) if sample_weight is None else sample_weight.reshape(n, 1)
-    loss, total = W.new_zeros(()), W.new_zeros(())
-    step = max(CHUNK // C, 1)
-    for rows in (slice(first, first + step) for first in range(0, n, step)):
-        t = probabilities_of(targets[rows], state.weights).to(Phi.dtype)
-        t = ((1 - smoothing) * t + smoothing / C) * (state.weights * each[rows]).to(Phi.dtype)
-        loss = loss - (t * both(Phi[rows] @ W.to(Phi.dtype).T).log_softmax(1)).sum()
-        total = total + t.sum()
-    return loss / total
-
-
 def with_ridge(state: CrossEntropyState, ridge: Tensor) -> CrossEntropyState | None:
     """The state with another ridge (p,) of A, of which each coordinate has the share that it had of the old one.
 

@@ -49,11 +49,6 @@ def next_cursor(cursor: Any, count: Any, p: int) -> Any:
     return (cursor + count) % p
 
 
-def is_restored(p: int, cursors: Tensor, counts: Tensor) -> Tensor:
-    """Which coordinates (L, p) are among the `counts` (L,) that get their ridge back from the `cursors` (L,) on."""
-    return (torch.arange(p, device=cursors.device) - cursors[:, None]) % p < counts[:, None]
-
-
 def count_of(at: Coordinates) -> int:
     """How many coordinates `at` has."""
     return at.stop - at.start if isinstance(at, slice) else len(at)
