@@ -32,7 +32,9 @@ SOLVERS = {
     "OnlineLBFGS, cross-entropy": Case(lambda: OnlineLBFGS(loss="cross-entropy"), "classification", recovers=0.03),
     "SoftmaxNewton": Case(SoftmaxNewton, "classification", recovers=0.15),
     "SoftmaxNewton, auto": Case(lambda: SelfTuning.of(SoftmaxNewton), "classification", recovers=0.15, captured=False),
-    "LogisticNewton, auto": Case(lambda: SelfTuning.of(LogisticNewton), "labels", recovers=0.15, falls_to=0.75),
+    "LogisticNewton, auto": Case(
+        lambda: SelfTuning.of(LogisticNewton), "labels", recovers=0.15, falls_to=0.75, captured=False
+    ),
     "LogisticNewton": Case(LogisticNewton, "labels", recovers=0.15, falls_to=0.75),
 }
 

@@ -195,6 +195,16 @@ class LogisticNewton(NewtonHead):
             head = new.W.to(linear.weight.dtype)
         self._assign(head, _state=new, _previous=before, _updates=self._updates_now() + 1)
 
+    def _check(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> None:
+        check_rows(linear, features)
+        if is_integer(targets):
+            check_labels(linear, features, targets)
+            targets = as_numbers(targets, linear.weight, features.shape[:-1])
+        partial_targets.rows_of(linear, features, targets, sample_weight)
+
+    def _loss_at(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Tensor:
+        return self.loss(self._head()(features.detach().to(self._head().weight.dtype)), targets, sample_weight)
+
     def _learned(
         self,
         linear: nn.Linear,

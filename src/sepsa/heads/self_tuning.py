@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from sepsa.heads.backends.captured_choice import CapturedChoice, heads_of
 from sepsa.heads.base import deprecated, repeated_samples
 from sepsa.heads.base.checks import check_rows, explain_nonfinite
 from sepsa.heads.base.head import OwnsHead
+from sepsa.heads.base.newton import NewtonHead
 from sepsa.heads.base.parameters import commit, join, store
 from sepsa.heads.base.repeated_samples import SeenSamples
 from sepsa.heads.logistic import LogisticNewton
@@ -430,9 +430,13 @@ class SelfTuning(OwnsHead):
 
     def _checked(self, linear: nn.Linear, features: Tensor, targets: Tensor, weight: Tensor | None) -> bool:
         """Check samples once for all members where these are `RLS`, and return whether they are."""
-        squared = all(type(member) is RLS for member in self.members)
-        check_rows(linear, features, targets if squared else None, weight if squared else None)
-        return squared
+        if all(type(member) is RLS for member in self.members):
+            check_rows(linear, features, targets, weight)
+            return True
+        for member in self.members:
+            if isinstance(member, NewtonHead):
+                member._check(member.linear, features, targets, weight)
+        return False
 
     def _update(
         self, linear: nn.Linear, features: Tensor, targets: Tensor, weight: Tensor | None, split: Any, squared: bool
@@ -526,10 +530,14 @@ class SelfTuning(OwnsHead):
         if not squared:
             return [float(loss_of(member, features, targets, weight)) for member in self.members], 0.0
         weights, biases = heads_of(self.members)
-        x = features.detach().reshape(-1, features.shape[-1]).to(weights[0].dtype)
-        y = targets.detach().reshape(len(x), -1).to(x.dtype)
-        w = None if weight is None else weight.detach().reshape(-1).to(x.dtype)
-        if x.is_cpu and x.dtype != torch.bfloat16:
+        dtype = weights[0].dtype
+        if dtype.itemsize < 4:
+            dtype = torch.float32
+            weights, biases = ([part.to(dtype) for part in parts] for parts in (weights, biases))  # type: ignore[assignment]
+        x = features.detach().reshape(-1, features.shape[-1]).to(dtype)
+        y = targets.detach().reshape(len(x), -1).to(dtype)
+        w = None if weight is None else weight.detach().reshape(-1).to(dtype)
+        if x.is_cpu:
             x, y, w = x.numpy(), y.numpy(), None if w is None else w.numpy()  # type: ignore[assignment]
             weights, biases = ([part.numpy() for part in parts] for parts in (weights, biases))  # type: ignore[misc]
         if scored is not None:
@@ -668,17 +676,10 @@ def twin_of(linear: nn.Linear) -> nn.Linear:
 
 
 def loss_of(member: Any, features: Tensor, targets: Tensor, weight: Tensor | None) -> Tensor:
-    """The mean loss of a member at samples, each by its weight."""
-    outputs = functional.linear(features.detach().to(member.linear.weight.dtype), *member.linear.parameters())
-    if weight is None:
-        loss: Tensor = member.loss(outputs, targets)
-    elif getattr(member, "learns_partly", False):
-        loss = member.loss(outputs, targets, weight)
-    else:
-        n = weight.numel()
-        rows = targets.reshape(n, 1) if targets.shape == weight.shape else targets.reshape(n, 1, -1)
-        each: Tensor = torch.func.vmap(member.loss)(outputs.reshape(n, 1, -1), rows)
-        loss = (each * weight.reshape(-1)).sum() / weight.sum()
+    """The mean loss of a member at samples, by their weights where it is a `NewtonHead`."""
+    if isinstance(member, NewtonHead):
+        return member._loss_at(features, targets, weight)
+    loss: Tensor = member.loss(member.linear(features.detach().to(member.linear.weight.dtype)), targets)
     return loss
 
 

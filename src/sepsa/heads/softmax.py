@@ -263,11 +263,7 @@ class SoftmaxNewton(NewtonHead):
             ValueError: A shape, label or probability is wrong, or a value is not finite; nothing was learned.
         """
         linear = self._located()
-        check_rows(linear, features)
-        if is_integer(targets) and targets.dtype != torch.bool and targets.shape == features.shape[:-1]:
-            check_labels(linear, features, targets, sample_weight)
-        else:
-            check_rows(linear, features, targets, sample_weight)
+        self._check(linear, features, targets, sample_weight)
         updates, large = self._updates_now(), is_large(parameters.width(linear), features.shape[:-1].numel())
         if large and sample_weight is None and self._learn_recorded(linear, features, targets, updates):
             return
@@ -299,6 +295,23 @@ class SoftmaxNewton(NewtonHead):
                 raise self._explain(features, targets, new.W)
             head = new.W.to(linear.weight.dtype)
         self._assign(head, _state=new, _previous=before, _updates=updates + 1)
+
+    def _check(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> None:
+        check_rows(linear, features)
+        if is_integer(targets) and targets.dtype != torch.bool and targets.shape == features.shape[:-1]:
+            check_labels(linear, features, targets, sample_weight)
+        else:
+            check_rows(linear, features, targets, sample_weight)
+
+    def _loss_at(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Tensor:
+        linear = self._located()
+        logits = both(linear(features.detach().to(linear.weight.dtype))).reshape(-1, len(self._state.weights))
+        targets = targets.detach().reshape((len(logits), -1) if targets.is_floating_point() else (-1,))
+        t, C = probabilities_of(targets, self._state.weights).to(logits.dtype), logits.shape[1]
+        t = ((1 - self.label_smoothing) * t + self.label_smoothing / C) * self._state.weights.to(logits.dtype)
+        if sample_weight is not None:
+            t = t * sample_weight.reshape(-1, 1).to(logits.dtype)
+        return -(t * logits.log_softmax(1)).sum() / t.sum()
 
     def _learn_recorded(self, linear: nn.Linear, features: Tensor, targets: Tensor, updates: int) -> bool:
         """Learn a large block by a recorded CUDA graph; False: nothing was learned, another route must."""

@@ -64,6 +64,14 @@ class NewtonHead(AcceptsAuto, OwnsHead):
     def _parts(self, state: CrossEntropyState) -> Sequence[CrossEntropyState]:
         """The state as one for each curvature."""
 
+    @abstractmethod
+    def _check(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> None:
+        """Raise an error for samples whose shape, dtype, device or weights are wrong."""
+
+    @abstractmethod
+    def _loss_at(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Tensor:
+        """The mean loss (0-d) of the head at checked samples, each by its weight; NaN for targets that are wrong."""
+
     def _updates_now(self) -> int:
         """The number of updates of the output that has most."""
         if self._updates is None:

@@ -42,7 +42,7 @@ def start(heads: int) -> Score:
 def add(score: Score, errors: Sequence[float], size: float = 0.0) -> Score:
     """The score after an update with these errors (J,), at targets whose mean square is `size`."""
     count, sums, products = score
-    limit = OUTLIER * max(min(sums) / count, EXACT * size) if count else LARGEST
+    limit = min(OUTLIER * max(min(sums) / count, EXACT * size), LARGEST) if count else LARGEST
     clipped = [min(error, limit) if error < LARGEST else limit for error in errors]  # a NaN is not smaller
     return Score(
         FADING * count + 1.0,
@@ -79,7 +79,7 @@ def add_captured(score: Score, errors: Tensor, size: Tensor) -> Score:
     """`add` on a device."""
     errors = errors.nan_to_num(nan=LARGEST, posinf=LARGEST)
     usual = torch.maximum(score.sums.min() / score.count.clamp(min=0.01), EXACT * size)
-    errors = errors.minimum(torch.where(score.count > 0, OUTLIER * usual, LARGEST))
+    errors = errors.minimum(torch.where(score.count > 0, (OUTLIER * usual).clamp(max=LARGEST), LARGEST))
     products = FADING * score.products + errors[:, None] * errors
     return Score(FADING * score.count + 1.0, FADING * score.sums + errors, products)
 
