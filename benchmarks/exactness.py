@@ -194,12 +194,18 @@ def per_output(ridge: float) -> Head:
 def self_tuning(ridge: float) -> Head:
     linear = nn.Linear(FEATURES, 1, dtype=torch.float64, device=DEVICE)
     solver = SelfTuning.of(RLS, forgetting=1.0).bind(linear)
-    return Head(linear, solver, regression, _truth, lambda _: float(solver.chosen[-1].ridge))
+    return Head(linear, solver, regression, _truth)
 
 
 def softmax(ridge: float) -> Head:
     linear = nn.Linear(FEATURES, 3, dtype=torch.float64, device=DEVICE)
     return Head(linear, SoftmaxNewton(ridge=ridge).bind(linear), classes, cross_entropy, lambda r: 1.5 * r)
+
+
+def self_tuning_softmax(ridge: float) -> Head:
+    linear = nn.Linear(FEATURES, 3, dtype=torch.float64, device=DEVICE)
+    solver = SelfTuning.of(SoftmaxNewton).bind(linear)
+    return Head(linear, solver, classes, cross_entropy, lambda r: 1.5 * r)
 
 
 def logistic(ridge: float) -> Head:
@@ -263,7 +269,9 @@ def routes() -> list[Route]:
             Route("RLS, captured", rls, captured),
             Route("RLS, captured, forgetting 0.99", partial(rls, forgetting=0.99), captured),
             Route("SelfTuning.of(RLS, forgetting=1.0), captured", self_tuning, captured),
+            Route("SelfTuning.of(RLS, forgetting=1.0)", self_tuning),
             Route("SoftmaxNewton", softmax),
+            Route("SelfTuning.of(SoftmaxNewton)", self_tuning_softmax),
             Route("SoftmaxNewton, captured", softmax, captured),
             Route("LogisticNewton", logistic),
         ]
@@ -277,7 +285,9 @@ def routes() -> list[Route]:
         Route("RLS, moments of ranks", rls, moments),
         Route("PerOutput(RLS)", per_output),
         Route("SelfTuning.of(RLS, forgetting=1.0)", self_tuning),
+        Route("SelfTuning.of(RLS, forgetting=1.0), captured", self_tuning, captured),
         Route("SoftmaxNewton", softmax),
+        Route("SelfTuning.of(SoftmaxNewton)", self_tuning_softmax),
         Route("SoftmaxNewton, captured", softmax, captured),
         Route("LogisticNewton", logistic),
     ]
@@ -319,9 +329,8 @@ def run(route: Route, table: Scaling, batch: int) -> Outcome:
         except (ValueError, RuntimeError) as error:
             return Outcome(None, f"{type(error).__name__}: {error}")
     told = "; ".join(sorted({str(one.message) for one in caught}))
-    ridge = np.append(np.full(FEATURES, head.scale(table.ridge)), head.scale(min(table.ridge, 1e-4)))
-    if route.make is self_tuning:
-        ridge[-1] = min(1e-4, ridge[0])
+    given = head.solver.ridge if isinstance(head.solver, SelfTuning) else table.ridge
+    ridge = np.append(np.full(FEATURES, head.scale(given)), head.scale(min(given, 1e-4)))
     Phi = extended(np.column_stack([table.X, np.ones(len(table.X))]))
     exact = Phi.dot(head.truth(Phi, extended(Y), batch, extended(ridge), extended(prior)))
     error = float(abs(extended(predicted) - exact).max() / abs(exact).max())
