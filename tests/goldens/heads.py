@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SoftmaxNewton
+from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SoftmaxNewton
 from sepsa.heads.backends.choose import force
 from sepsa.paper.slimtik import SlimTik
 

@@ -164,7 +164,7 @@ def test_the_setting_is_told_and_goes_with_the_state():
 
 
 OLD = torch.load(Path(__file__).parent.parent / "data" / "heads-with-one-ridge.pt")
-MAKE = {"RLS": RLS, "self-tuning": lambda: SelfTuning()}
+MAKE = {"RLS": RLS}
 MAKE |= {"SoftmaxNewton": SoftmaxNewton, "OnlineLBFGS": OnlineLBFGS}
 
 

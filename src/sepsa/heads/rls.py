@@ -284,6 +284,15 @@ class RLS(AcceptsAuto, NormalPosterior):
             self._recent.note(Phi, before, steps)
         return Phi is not None
 
+    def _keeps_error(self, rows: int) -> bool:
+        """Whether `_error` will tell the error of this many rows, as a compiled update does."""
+        return self._backend.name == "numba" and self._place[2:3] == (rows,)
+
+    def _error(self) -> float:
+        """The mean squared error of the last rows before they were learned, NaN where the update did not keep it."""
+        backend: Any = self._backend
+        return float(backend.error()) if backend.name == "numba" else math.nan
+
     def _start_with(self, ridge: float) -> None:
         """Take another ridge, before the first update."""
         linear, prior, each = self._problem

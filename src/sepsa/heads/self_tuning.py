@@ -435,7 +435,7 @@ class SelfTuning(OwnsHead):
             return True
         for member in self.members:
             if isinstance(member, NewtonHead):
-                member._check(member.linear, features, targets, weight)
+                member._check(linear, features, targets, weight)
         return False
 
     def _update(
@@ -444,9 +444,12 @@ class SelfTuning(OwnsHead):
         """Score the samples, then learn them: completely, also where an interrupt comes, or not at all."""
         unmoved, unscaled = self._move(linear), self._now
         before = unscaled if unscaled.scale else self._scaled(features)
-        errors, size = self._errors(features, targets, weight, split, squared)
         n = features.numel() // linear.in_features
         held = [] if split is None else split.held_out
+        # What compiled updates compute anyway is not computed twice.
+        after = squared and weight is None and split.scored is None and not held and len(self.members) > 1
+        after = after and all(member._keeps_error(n) for member in self.members)
+        errors, size = (None, 0.0) if after else self._errors(features, targets, weight, split, squared)
         mask = None
         if held:
             mask = torch.zeros(n, dtype=torch.bool)
@@ -464,7 +467,8 @@ class SelfTuning(OwnsHead):
                 if not (again and member.steps > before.learned[k]):
                     refusals[k] = refusal(member, features, targets, weight, squared)
             if not all(refusals):
-                now, left = self._after(before, members, errors, size, refusals, len(held) < n)
+                found, scale = (own_errors(members), mean_square(targets)) if after else (errors, size)
+                now, left = self._after(before, members, found, scale, refusals, len(held) < n)
                 self.members, self._now, self._held_out = left, now, mask
                 if split is not None:
                     self._seen.accept(split)
@@ -487,7 +491,7 @@ class SelfTuning(OwnsHead):
         if errors is not None:
             errors = [scores.LARGEST if refused else error for error, refused in zip(errors, refusals, strict=True)]
             score = scores.add(now.score, errors, size)
-            best = scores.best(score, [settings_of(member)[0] for member in members], now.active)
+            best = scores.best(score, [getattr(member, "forgetting", 1.0) for member in members], now.active)
             now = changed(now._replace(score=score), best, members)
         if not self.rests or now.started == SETTLED:
             return now, members
@@ -529,17 +533,19 @@ class SelfTuning(OwnsHead):
             return None, 0.0
         if not squared:
             return [float(loss_of(member, features, targets, weight)) for member in self.members], 0.0
+        weights: Any
+        biases: Any
         weights, biases = heads_of(self.members)
         dtype = weights[0].dtype
         if dtype.itemsize < 4:
             dtype = torch.float32
-            weights, biases = ([part.to(dtype) for part in parts] for parts in (weights, biases))  # type: ignore[assignment]
+            weights, biases = ([part.to(dtype) for part in parts] for parts in (weights, biases))
         x = features.detach().reshape(-1, features.shape[-1]).to(dtype)
         y = targets.detach().reshape(len(x), -1).to(dtype)
         w = None if weight is None else weight.detach().reshape(-1).to(dtype)
         if x.is_cpu:
             x, y, w = x.numpy(), y.numpy(), None if w is None else w.numpy()  # type: ignore[assignment]
-            weights, biases = ([part.numpy() for part in parts] for parts in (weights, biases))  # type: ignore[misc]
+            weights, biases = ([part.numpy() for part in parts] for parts in (weights, biases))
         if scored is not None:
             x, y, w = x[scored], y[scored], None if w is None else w[scored]
         with np.errstate(all="ignore"):  # what is not finite the members refuse
@@ -681,6 +687,18 @@ def loss_of(member: Any, features: Tensor, targets: Tensor, weight: Tensor | Non
         return member._loss_at(features, targets, weight)
     loss: Tensor = member.loss(member.linear(features.detach().to(member.linear.weight.dtype)), targets)
     return loss
+
+
+def own_errors(members: Sequence[RLS]) -> list[float] | None:
+    """The errors of all members before their last update."""
+    errors = [member._error() for member in members]
+    return None if any(map(math.isnan, errors)) else errors
+
+
+def mean_square(targets: Tensor) -> float:
+    """The mean square of all numbers."""
+    values = targets.detach().double().reshape(-1).numpy()
+    return float(values @ values) / values.size
 
 
 def replace(heads: list[Tensor], values: list[Tensor]) -> None:

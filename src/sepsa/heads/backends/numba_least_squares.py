@@ -504,6 +504,12 @@ class NumbaBackend(TorchBackend):
             return self.learn_rows(block.Phi, block.Y, total, forgetting)
         return block.Phi if outcome == LEARNED else None
 
+    def error(self) -> float:
+        """The mean squared error of the last rows before they were learned, if they had no weights."""
+        assert self.block is not None
+        E = self.block.memory[-self.block.Y.numel() :]
+        return float(E @ E) / E.size
+
     def _block(self, n: int) -> Block:
         m, p = self.state.W.shape
         memory = self.state.T.new_empty(2 * n * (p + m))

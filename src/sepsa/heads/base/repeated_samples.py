@@ -70,15 +70,15 @@ class SeenSamples:
         fold: list[int] = []
         held_out: list[int] = []
         new: list[int] = []
-        for i, sample in enumerate(row_bytes(identity, targets)):
-            code = code_of(*sample, self.salt)
-            if first < 0:
-                first = code
+        samples = row_bytes(identity, targets)
+        codes = [code_of(*sample, self.salt) for sample in samples]
+        first = codes[0] if first < 0 else first
+        for i, code in enumerate(codes):
             if code % HELD_OUT and code != first:
                 continue
             positions = range(i * span, (i + 1) * span)
             fold.extend(positions)
-            name = hash_of(*sample)
+            name = hash_of(*samples[i])
             if name in self.hashes:
                 held_out.extend(positions)
             else:
