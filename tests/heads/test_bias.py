@@ -164,11 +164,10 @@ def test_the_setting_is_told_and_goes_with_the_state():
 
 
 OLD = torch.load(Path(__file__).parent.parent / "data" / "heads-with-one-ridge.pt")
-MAKE = {"RLS": RLS}
-MAKE |= {"SoftmaxNewton": SoftmaxNewton, "OnlineLBFGS": OnlineLBFGS}
+MAKE = {"RLS": RLS, "SoftmaxNewton": SoftmaxNewton, "OnlineLBFGS": OnlineLBFGS}
 
 
-@pytest.mark.parametrize("name", OLD)
+@pytest.mark.parametrize("name", MAKE)
 def test_states_from_before_go_on_as_they_were(name):
     """Written when the ridge held the bias too, and a state had no ridge of the bias."""
     old = OLD[name]

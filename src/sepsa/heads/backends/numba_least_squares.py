@@ -508,7 +508,7 @@ class NumbaBackend(TorchBackend):
         """The mean squared error of the last rows before they were learned, if they had no weights."""
         assert self.block is not None
         E = self.block.memory[-self.block.Y.numel() :]
-        return float(E @ E) / E.size
+        return float(E @ E / E.size)
 
     def _block(self, n: int) -> Block:
         m, p = self.state.W.shape
