@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton, distributed
+from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton, distributed
 from sepsa.observe import ranks
 from sepsa.paper.slimtik import SlimTik
 
@@ -32,7 +32,7 @@ LEAVES_WHOLE = "ignored_params" in inspect.signature(fully_shard).parameters  # 
 SOLVERS = {
     "RLS": RLS,
     "forgetting": lambda: RLS(forgetting=0.95),
-    "auto": lambda: RLS(ridge="auto", forgetting="auto"),
+    "auto": lambda: SelfTuning(),
     "PerOutput": lambda: PerOutput(RLS(forgetting=0.95)),
     "LogisticNewton": LogisticNewton,
     "SlimTik": SlimTik,

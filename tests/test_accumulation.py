@@ -139,7 +139,7 @@ def test_a_step_that_fails_is_taken_back_with_its_forgetting():
 def test_what_is_refused():
     with pytest.raises(ValueError, match="forget_per must be 'update' or 'step', got 'epoch'"):
         SepSA(network(9), torch.optim.SGD, lr=0.1, forget_per="epoch")
-    for solver in (RLS(forgetting="auto"), SlimTik(), PerOutput(SlimTik())):
+    for solver in (SlimTik(), PerOutput(SlimTik())):
         with pytest.raises(TypeError, match="needs a solver that can learn without forgetting, got"):
             SepSA(network(9), torch.optim.SGD, lr=0.1, solver=solver, forget_per="step")
         assert solver.linear is None

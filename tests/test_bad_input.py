@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 
 import sepsa
 from breaking.test_files import forged, set_entry
-from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton, cli
+from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton, cli
 from sepsa.paper.slimtik import SlimTik
 from sepsa.states.file import lock
 from third_party import LMS
@@ -517,7 +517,7 @@ def ridge_of_base():
 
 SOLVERS = {
     "RLS": RLS,
-    "auto": lambda: RLS(ridge="auto"),
+    "auto": lambda: SelfTuning.of(RLS, forgetting=1.0),
     "PerOutput": lambda: PerOutput(RLS()),
     "LogisticNewton": LogisticNewton,
     "SoftmaxNewton": SoftmaxNewton,

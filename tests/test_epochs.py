@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sepsa import RLS, SepSA
+from sepsa import RLS, SelfTuning, SepSA
 from sepsa.observe import epochs
 from sepsa.observe.epochs import Known
 
@@ -111,7 +111,7 @@ def test_losses_name_solvers_that_choose_their_ridge_in_the_first_epoch(loss, ki
     y = (y > 0).long().reshape(-1)
     y = y if loss == "cross-entropy" else nn.functional.one_hot(y, 2).float()
     optimizer = SepSA(network(2), torch.optim.Adam, lr=1e-3, solver=loss)
-    assert type(optimizer.solver).__name__ == kind
+    assert type(optimizer.solver.best).__name__ == kind
     for _ in range(3):
         pass_over(optimizer, x, y)
     assert N - BATCH <= optimizer.epoch <= 2 * N
@@ -179,7 +179,7 @@ def test_the_length_must_be_a_count(bad):
 
 
 def test_an_epoch_needs_a_solver_whose_forgetting_is_free():
-    for solver in (RLS(forgetting=0.99), RLS(ridge="auto")):
+    for solver in (RLS(forgetting=0.99), SelfTuning.of(RLS, forgetting=1.0)):
         with pytest.raises(ValueError, match="epoch sets the forgetting of a solver that has forgetting 1, got"):
             SepSA(network(), torch.optim.Adam, solver=solver, epoch=N)
     with pytest.raises(ValueError, match=r"solver must be a solver, None or one of .*'cross-entropy'.*, got 'hinge'"):

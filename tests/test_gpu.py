@@ -14,9 +14,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sepsa import RLS, OnlineLBFGS, SepSA, SoftmaxNewton, distributed
+from sepsa import RLS, OnlineLBFGS, SelfTuning, SepSA, SoftmaxNewton, distributed
 from sepsa.heads import PrecisionWarning
 from sepsa.heads.backends.choose import force
+from sepsa.testing.case import difference, snapshot
 from third_party import CapturableLMS
 
 pytestmark = [
@@ -27,18 +28,22 @@ pytestmark = [
 ]
 
 
-LEARNERS = [{}, {"forgetting": 0.9}, {"ridge": "auto"}, {"forgetting": "auto"}, {"ridge": "auto", "forgetting": "auto"}]
+LEARNERS = {
+    "RLS": RLS,
+    "RLS, forgetting 0.9": lambda: RLS(forgetting=0.9),
+    "self-tuning": SelfTuning,
+    "self-tuning, ridge": lambda: SelfTuning.of(RLS, forgetting=1.0),
+    "self-tuning, forgetting": lambda: SelfTuning.of(RLS, ridge=1.0),
+}
 
 
-@pytest.mark.parametrize(
-    ("n", "settings"), [*((16, options) for options in LEARNERS), (1, {}), (1, {"forgetting": 0.9})]
-)
-def test_a_gpu_and_a_cpu_learn_the_same(n, settings):
+@pytest.mark.parametrize(("n", "name"), [*((16, name) for name in LEARNERS), (1, "RLS"), (1, "RLS, forgetting 0.9")])
+def test_a_gpu_and_a_cpu_learn_the_same(n, name):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 2)).double()
     twin = copy.deepcopy(model).cuda()
-    one = SepSA(model, torch.optim.Adam, solver=RLS(**settings), lr=1e-2)
-    two = SepSA(twin, torch.optim.Adam, solver=RLS(**settings), lr=1e-2)
+    one = SepSA(model, torch.optim.Adam, solver=LEARNERS[name](), lr=1e-2)
+    two = SepSA(twin, torch.optim.Adam, solver=LEARNERS[name](), lr=1e-2)
     x, y = torch.randn(4 * n, 6).double(), torch.randn(4 * n, 2).double()
     for _ in range(8 if n == 1 else 3):  # from the second pass on a self-tuning head holds samples out
         for a, b in zip(x.split(n), y.split(n), strict=True):
@@ -321,7 +326,7 @@ SOLVERS = {
     "forgetting": lambda: RLS(forgetting=0.9),
     "SoftmaxNewton": SoftmaxNewton,
     "SoftmaxNewton, forgetting": lambda: SoftmaxNewton(forgetting=0.95),
-    "self-tuning": lambda: RLS(ridge="auto", forgetting="auto"),
+    "self-tuning": lambda: SelfTuning(),
     "somebody's own": CapturableLMS,
 }
 
@@ -482,10 +487,8 @@ def test_softmax_newton_on_the_device_equals_update(k, m, bias, n, features, lab
 
 # ---------------------------------------------------------------------- the self-tuning head in a graph
 
-BOTH = {"ridge": "auto", "forgetting": "auto"}
 
-
-@pytest.mark.parametrize("settings", [BOTH, {"ridge": "auto"}, {"forgetting": "auto"}])
+@pytest.mark.parametrize("settings", [{}, {"forgetting": 1.0}, {"ridge": 1.0}])
 @pytest.mark.parametrize(
     ("k", "m", "bias", "n"),
     [
@@ -504,7 +507,8 @@ def test_the_self_tuning_head_on_the_device_equals_update(k, m, bias, n, setting
     targets = features @ torch.randn(k, m, device="cuda") + 0.3 * torch.randn(100, m, device="cuda")
     targets[7] = targets[3]
     linear = nn.Linear(k, m, bias=bias, device="cuda", dtype=torch.float64)
-    one, two = RLS(**settings).bind(linear), RLS(**settings).bind(copy.deepcopy(linear))
+    one = SelfTuning.of(RLS, **settings).bind(linear)
+    two = SelfTuning.of(RLS, **settings).bind(copy.deepcopy(linear))
     held = 0
     for i in range(25):
         rows = torch.randint(100, (n,), device="cuda")
@@ -514,12 +518,10 @@ def test_the_self_tuning_head_on_the_device_equals_update(k, m, bias, n, setting
         x, y = features[rows], targets[rows]
         one.prepare_capture(raw, targets)
         if i == 12:
-            before = one.state_dict()
+            before = snapshot(one)
             one.prepare_capture(raw, targets)
             assert not one.update_captured(x * float("nan"), y, rows)
-            after = one.state_dict()
-            for key, value in before.items():
-                assert torch.equal(after[key], value) if isinstance(value, torch.Tensor) else after[key] == value, key
+            assert not difference(before, snapshot(one))
             one.prepare_capture(raw, targets)
         assert one.update_captured(x, y, rows)
         if i % 2:
@@ -529,14 +531,12 @@ def test_the_self_tuning_head_on_the_device_equals_update(k, m, bias, n, setting
         assert torch.equal(one.held_out, mask)
         held += int(mask.sum())
     assert held
-    mine, theirs = one.state_dict(), two.state_dict()
-    for key in ("M", "N", "W", "score"):
-        size = theirs[key].abs().max()
-        torch.testing.assert_close(mine[key] / size, theirs[key] / size, rtol=1e-6, atol=1e-9)
-    for key in ("active", "steps", "cursors", "first", "unrepeated", "history"):
-        assert mine[key] == theirs[key], key
-    pairs = (dict(zip(*state["seen"].tolist(), strict=True)) for state in (mine, theirs))
-    assert next(pairs) == next(pairs)
+    for mine, theirs in zip(one.members, two.members, strict=True):
+        torch.testing.assert_close(mine.linear.weight, theirs.linear.weight, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(mine.covariance(), theirs.covariance(), rtol=1e-6, atol=1e-12)
+    assert [one.steps, one.ridge, one.forgetting] == [two.steps, two.ridge, two.forgetting]
+    torch.testing.assert_close(torch.tensor(one.scores), torch.tensor(two.scores), rtol=1e-6, atol=1e-9)
+    assert one._seen.hashes.keys() == two._seen.hashes.keys()
 
 
 @pytest.mark.parametrize("n", [1, 8, 64])
@@ -545,7 +545,7 @@ def test_a_captured_step_of_the_self_tuning_head_is_the_eager_step(n, compile):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 2)).double().cuda()
     twin = copy.deepcopy(model)
-    optimizer, plain = (SepSA(net, torch.optim.Adam, solver=RLS(**BOTH), lr=1e-3, fused=True) for net in (model, twin))
+    optimizer, plain = (SepSA(net, torch.optim.Adam, solver=SelfTuning(), lr=1e-3, fused=True) for net in (model, twin))
     x, y = torch.randn(4 * n + 40, 6).double().cuda(), torch.randn(4 * n + 40, 2).double().cuda()
     order = torch.stack([torch.randperm(len(x))[:n] for _ in range(60)]).cuda()
     step = optimizer.capture(x[:n], y[:n], compile=compile)
@@ -553,9 +553,8 @@ def test_a_captured_step_of_the_self_tuning_head_is_the_eager_step(n, compile):
     step.run(x, y, order[40:])  # from the recording, or one that is made anew
     for rows in order:
         plain.learn(x[rows], y[rows])
-    mine, theirs = optimizer.solver.state_dict(), plain.solver.state_dict()
-    assert mine["history"] == theirs["history"]
-    assert mine["seen"].shape == theirs["seen"].shape
+    assert optimizer.solver.chosen[-1][1:] == plain.solver.chosen[-1][1:]
+    assert optimizer.solver._seen.hashes.keys() == plain.solver._seen.hashes.keys()
     assert optimizer.solver.samples == pytest.approx(plain.solver.samples)
     assert_alike(model, twin, tolerance=1e-6)
     assert step.skipped == 0
@@ -751,7 +750,7 @@ def test_a_ridge_is_chosen_between_recorded_blocks():
     torch.manual_seed(0)
     heads = [nn.Linear(100, 5, device="cuda") for _ in range(2)]
     heads[1].load_state_dict(heads[0].state_dict())
-    one, two = (SoftmaxNewton(ridge="auto").bind(head) for head in heads)
+    one, two = (SelfTuning.of(SoftmaxNewton).bind(head) for head in heads)
     answer = torch.randn(100, 5, device="cuda")
     for _ in range(150):
         x = torch.randn(300, 100, device="cuda")
@@ -759,6 +758,6 @@ def test_a_ridge_is_chosen_between_recorded_blocks():
         two.update(x, y)
         with force("torch"):
             one.update(x, y)
-    assert two._recorded.graphs
+    assert two.best._recorded.graphs
     assert two.chosen == one.chosen
     torch.testing.assert_close(heads[1].weight, heads[0].weight, rtol=1e-5, atol=1e-6)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from breaking.damage import same
-from sepsa import RLS, OnlineLBFGS, SepSA, SoftmaxNewton
+from sepsa import RLS, OnlineLBFGS, SelfTuning, SepSA, SoftmaxNewton
 from sepsa.interrupt import DeferredInterrupt
 from sepsa.paper.slimtik import SlimTik
 from sepsa.testing import difference, interrupt, modes_restored, snapshot
@@ -119,7 +119,7 @@ class Trained(Alone):
 SOLVERS = {
     "RLS": RLS,
     "RLS, forgetting 0.9": lambda: RLS(forgetting=0.9),
-    "RLS, self-tuning": lambda: RLS(forgetting="auto", ridge="auto"),
+    "RLS, self-tuning": SelfTuning,
     "SoftmaxNewton": SoftmaxNewton,
     "OnlineLBFGS": lambda: OnlineLBFGS(memory=3),  # often enough a pair is completed
     "SlimTik": SlimTik,

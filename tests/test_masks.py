@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from sepsa import RLS, LogisticNewton, OnlineLBFGS, SepSA, SoftmaxNewton
+from sepsa import RLS, LogisticNewton, OnlineLBFGS, SelfTuning, SepSA, SoftmaxNewton
 from sepsa.paper.slimtik import SlimTik
 
 NAN = float("nan")
@@ -30,7 +30,12 @@ def close(a, b):
         torch.testing.assert_close(p, q)
 
 
-SOLVERS = {"RLS": RLS, "auto": lambda: RLS(ridge="auto"), "SlimTik": SlimTik, "OnlineLBFGS": OnlineLBFGS}
+SOLVERS = {
+    "RLS": RLS,
+    "auto": lambda: SelfTuning.of(RLS, forgetting=1.0),
+    "SlimTik": SlimTik,
+    "OnlineLBFGS": OnlineLBFGS,
+}
 
 
 @pytest.mark.parametrize("name", SOLVERS)

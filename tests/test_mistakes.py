@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import sepsa
-from sepsa import RLS, OnlineLBFGS, SepSA, SoftmaxNewton
+from sepsa import RLS, OnlineLBFGS, SelfTuning, SepSA, SoftmaxNewton
 
 
 def network(seed=0):
@@ -81,7 +81,7 @@ def test_numpy_numbers_are_numbers(tmp_path):
 # ---------------------------------------------------------------------- detach
 
 
-@pytest.mark.parametrize("solver", [RLS, lambda: RLS(ridge="auto")])
+@pytest.mark.parametrize("solver", [RLS, lambda: SelfTuning.of(RLS, forgetting=1.0)])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of its TorchScript and its compiler
 def test_a_detached_model_is_free_of_us(solver, tmp_path):
     model = network()

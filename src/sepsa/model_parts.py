@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sepsa.distributed import is_sharded
-from sepsa.heads import RLS, Forgets, HeadSolver, LogisticNewton, SoftmaxNewton
+from sepsa.heads import RLS, Forgets, HeadSolver, LogisticNewton, SelfTuning, SoftmaxNewton
 from sepsa.joint import Base, JointOptimizer
 from sepsa.observe.observation import by_name, is_collection, observers_of
 
@@ -81,8 +81,8 @@ def check_head(name: str, head: nn.Linear) -> None:
 # Solvers by the loss that a user names, with settings that fit most networks.
 DEFAULTS: dict[str, Callable[[], HeadSolver]] = {
     "squared": RLS,
-    "cross-entropy": lambda: SoftmaxNewton(ridge="auto"),
-    "logistic": lambda: LogisticNewton(ridge="auto"),
+    "cross-entropy": lambda: SelfTuning.of(SoftmaxNewton),
+    "logistic": lambda: SelfTuning.of(LogisticNewton),
 }
 
 

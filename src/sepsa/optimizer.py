@@ -53,8 +53,8 @@ class SepSA(Optimizer, Generic[S]):
             are then dicts by name or sequences.
         solver (HeadSolver | str | Mapping[str, HeadSolver] | Sequence[HeadSolver] | None): The head's solver, which
             becomes bound to the head, or the loss to minimize with the settings of sepsa: "squared" or None for an
-            `RLS()`, "cross-entropy" for a `SoftmaxNewton(ridge="auto")`, "logistic" for a
-            `LogisticNewton(ridge="auto")`. Once the length of an epoch is known, the ridge of these is at least the
+            `RLS()`, "cross-entropy" for a `SelfTuning.of(SoftmaxNewton)`, "logistic" for a
+            `SelfTuning.of(LogisticNewton)`. Once the length of an epoch is known, the ridge of these is at least the
             weight of a third of a batch, where the body learns.
         process_group (ProcessGroup | Literal["auto"] | None): The group whose ranks learn one head from the samples of
             all. "auto" infers it from DistributedDataParallel or fully_shard; None lets each rank train its own head.
@@ -634,7 +634,8 @@ def epoch_of(told: object, is_default: bool, solvers: Mapping[str, HeadSolver]) 
     if told is None:
         return Epoch() if is_default else None
     for each in solvers.values():
-        if not isinstance(each, Forgets) or getattr(each, "forgetting", None) != 1.0:
+        own = getattr(each, "holds_out", False) or getattr(each, "forgetting", None) != 1.0
+        if own or not isinstance(each, Forgets):
             raise ValueError(
                 f"epoch sets the forgetting of a solver that has forgetting 1, got {each!r}: leave one out"
             )

@@ -16,7 +16,7 @@ import river_models
 import sepsa
 from breaking.damage import damages, same, several
 from learners import FOURIER, Estimator, Forecaster, Head, Kind, River, Training, frame
-from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SoftmaxNewton
+from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SoftmaxNewton
 from sepsa.paper.slimtik import SlimTik
 from sepsa.stream.columns.cells import Column
 from sepsa.stream.tables.cells import RowBlock
@@ -53,8 +53,8 @@ HEADS = {
     "RLS": double(RLS),
     "RLS, forgetting 0.9": double(lambda: RLS(forgetting=0.9)),
     "RLS, float32": double(lambda: RLS(dtype=torch.float32)),
-    "RLS, self-tuning": double(lambda: RLS(forgetting="auto", ridge="auto")),
-    "RLS, self-tuning ridge": double(lambda: RLS(ridge="auto")),
+    "RLS, self-tuning": double(SelfTuning),
+    "RLS, self-tuning ridge": double(lambda: SelfTuning.of(RLS, forgetting=1.0)),
     "RLS, bias_ridge": double(lambda: RLS(bias_ridge=0.5)),
     "PerOutput": double(lambda: PerOutput(RLS())),
     "SlimTik": double(SlimTik),
@@ -68,7 +68,7 @@ HEADS = {
 TRAININGS = {
     "Adam": Training(solver=RLS),
     "SGD": Training({"momentum": 0.9}, RLS, base=torch.optim.SGD),
-    "Adam, self-tuning": Training(solver=lambda: RLS(forgetting="auto", ridge="auto")),
+    "Adam, self-tuning": Training(solver=SelfTuning),
 }
 STREAMS = {
     "SepSARegressor": Estimator(sepsa.SepSARegressor, FOURIER),

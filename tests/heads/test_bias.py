@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from reference import continued, curvature, free_bias_regression, ridges, weights, with_ones
-from sepsa import RLS, OnlineLBFGS, SoftmaxNewton
+from sepsa import RLS, OnlineLBFGS, SelfTuning, SoftmaxNewton
 from sepsa.heads.backends.choose import force
 
 ROUTES = {
     "numba": lambda **options: RLS(**options),
     "torch": lambda **options: RLS(**options),
     "float32": lambda **options: RLS(dtype=torch.float32, **options),
-    "self-tuning": lambda ridge=1.0, **options: RLS(ridge=ridge, forgetting="auto", **options),
+    "self-tuning": lambda ridge=1.0, **options: SelfTuning.of(RLS, ridge=ridge, **options),
     "captured": lambda **options: RLS(**options),
 }
 
@@ -90,16 +90,15 @@ def test_the_setting_is_told_and_goes_with_the_state():
     assert torch.equal(again.ridge_left, solver.ridge_left)
     assert RLS(ridge=2.0).bind(nn.Linear(3, 1, bias=False)).ridge_left.tolist() == [2.0] * 3
     assert RLS(ridge=1e-9).bind(nn.Linear(3, 1)).ridge_left.tolist() == [1e-9] * 4
-    assert RLS(forgetting="auto", bias_ridge=0.25).bind(nn.Linear(3, 1)).ridge_left[-1] == 0.25
-    assert "bias_ridge" not in repr(RLS(forgetting="auto").bind(nn.Linear(3, 1, bias=False)))
+    assert SelfTuning.of(RLS, ridge=1.0, bias_ridge=0.25).bind(nn.Linear(3, 1)).ridge_left[-1] == 0.25
+    assert "bias_ridge" not in repr(SelfTuning.of(RLS, ridge=1.0).bind(nn.Linear(3, 1, bias=False)))
 
 
 OLD = torch.load(Path(__file__).parent.parent / "data" / "heads-with-one-ridge.pt")
-MAKE = {"RLS": RLS, "self-tuning": lambda: RLS(ridge="auto", forgetting="auto")}
-MAKE |= {"SoftmaxNewton": SoftmaxNewton, "OnlineLBFGS": OnlineLBFGS}
+MAKE = {"RLS": RLS, "SoftmaxNewton": SoftmaxNewton, "OnlineLBFGS": OnlineLBFGS}
 
 
-@pytest.mark.parametrize("name", OLD)
+@pytest.mark.parametrize("name", MAKE)
 def test_states_from_before_go_on_as_they_were(name):
     """Written when the ridge held the bias too, and a state had no ridge of the bias."""
     old = OLD[name]

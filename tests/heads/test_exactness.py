@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from sepsa import RLS
+from sepsa import RLS, SelfTuning
 from sepsa.heads import LogisticNewton, PrecisionWarning, SoftmaxNewton
 
 with pytest.MonkeyPatch.context() as patch:  # not longer: benchmarks/ranks.py would hide tests/ranks.py
@@ -86,20 +86,10 @@ def test_a_captured_step_refuses_rows_that_would_cost_digits(solver):
         assert head.steps == 0
 
 
-def test_a_self_tuning_head_warns_once_of_sums_that_lost_digits():
-    rng = torch.Generator().manual_seed(0)
-    X, y = torch.randn(64, 3, dtype=torch.float64, generator=rng), torch.randn(64, 1, generator=rng).double()
-    head = RLS(ridge="auto").bind(nn.Linear(3, 1, dtype=torch.float64))
-    head.update(X, y)
-    with pytest.warns(PrecisionWarning, match="is rounding error, because its features have large offsets"):
-        head.update(1e8 * X[:1], y[:1])
-    head.update(2e8 * X[:1], y[:1])
-
-
 def test_a_column_of_targets_with_any_stride_is_learned():
     """A column made by y[:, None] has a stride of 0 in its last dimension."""
     X, y = torch.randn(8, 3, dtype=torch.float64), np.arange(8.0)
-    head = RLS(ridge="auto").bind(nn.Linear(3, 1, dtype=torch.float64))
+    head = SelfTuning.of(RLS, forgetting=1.0).bind(nn.Linear(3, 1, dtype=torch.float64))
     head.update(X, torch.from_numpy(y[:, None]))
     assert head.steps == 1
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from reference import ridge_regression, ridges, weights, with_ones
-from sepsa import RLS, NotFinite, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton
+from sepsa import RLS, NotFinite, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton
 from sepsa.testing import difference, snapshot
 
 NAN = float("nan")
@@ -204,7 +204,7 @@ def test_what_is_refused():
         with pytest.raises(ValueError, match="sample_weight must be finite and at least 0"):
             solver.update(x, y, weight)
     with pytest.raises(TypeError, match="which holds some out"):
-        PerOutput(RLS(ridge="auto"))
+        PerOutput(SelfTuning.of(RLS, forgetting=1.0))
     with pytest.raises(TypeError, match=r"must be a head solver with checkpoint\(\) and rollback\(\), got Linear"):
         PerOutput(nn.Linear(2, 1))
     with pytest.raises(ValueError, match="owns no head"):

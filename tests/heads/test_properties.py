@@ -14,7 +14,7 @@ from torch.nn.functional import one_hot
 
 from heads.test_adversarial import BATTERY, SHORT, battery
 from heads.test_adversarial import K as BATTERY_WIDTH
-from sepsa import RLS, LogisticNewton, NotFinite, OnlineLBFGS, PerOutput, SoftmaxNewton
+from sepsa import RLS, LogisticNewton, NotFinite, OnlineLBFGS, PerOutput, SelfTuning, SoftmaxNewton
 from sepsa.heads.backends.choose import force
 from sepsa.paper.slimtik import SlimTik
 from sepsa.testing import CHECKS, Case, difference, not_finite, snapshot
@@ -27,15 +27,17 @@ SOLVERS = {
     "RLS": Case(RLS, block=1e-10),
     "RLS, forgetting 0.9": Case(lambda: RLS(forgetting=0.9)),
     "RLS, float32": Case(lambda: RLS(dtype=torch.float32), block=1e-4, too_large=1e30),
-    "RLS, self-tuning": Case(lambda: RLS(forgetting="auto", ridge="auto")),
+    "RLS, self-tuning": Case(lambda: SelfTuning()),
     "PerOutput": Case(lambda: PerOutput(RLS()), block=1e-10),
     "SlimTik": Case(SlimTik, weighted=False),
     "OnlineLBFGS": Case(OnlineLBFGS),
     "OnlineLBFGS, forgetting 0.9": Case(lambda: OnlineLBFGS(forgetting=0.9)),
     "OnlineLBFGS, cross-entropy": Case(lambda: OnlineLBFGS(loss="cross-entropy"), "classification", recovers=0.03),
     "SoftmaxNewton": Case(SoftmaxNewton, "classification", recovers=0.15),
-    "SoftmaxNewton, auto": Case(lambda: SoftmaxNewton(ridge="auto"), "classification", recovers=0.15, captured=False),
-    "LogisticNewton, auto": Case(lambda: LogisticNewton(ridge="auto"), "labels", recovers=0.15, falls_to=0.75),
+    "SoftmaxNewton, auto": Case(lambda: SelfTuning.of(SoftmaxNewton), "classification", recovers=0.15, captured=False),
+    "LogisticNewton, auto": Case(
+        lambda: SelfTuning.of(LogisticNewton), "labels", recovers=0.15, falls_to=0.75, captured=False
+    ),
     "LogisticNewton": Case(LogisticNewton, "labels", recovers=0.15, falls_to=0.75),
 }
 

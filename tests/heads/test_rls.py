@@ -21,7 +21,7 @@ from reference import (
     weights,
     with_ones,
 )
-from sepsa import RLS
+from sepsa import RLS, SelfTuning
 from sepsa.heads.backends.choose import force
 from sepsa.testing import difference, snapshot
 
@@ -33,10 +33,10 @@ def path(request):
         yield request.param
 
 
-def make(k, m, bias=True, dtype=torch.float64, seed=0, **options):
+def make(k, m, bias=True, dtype=torch.float64, seed=0, tunes=False, **options):
     torch.manual_seed(seed)
     linear = nn.Linear(k, m, bias=bias, dtype=dtype)
-    return RLS(**options).bind(linear), linear
+    return (SelfTuning() if tunes else RLS(**options)).bind(linear), linear
 
 
 def relative(a, b):
@@ -276,8 +276,8 @@ def test_with_the_noise_given_the_prior_predicts():
         ("torch", {}, 0.5),
         ("torch", {"forgetting": 0.95}, None),
         ("numba", {"forgetting": 0.95}, 0.5),
-        ("numba", {"ridge": "auto", "forgetting": "auto"}, None),
-        ("torch", {"ridge": "auto", "forgetting": "auto"}, 0.5),
+        ("numba", {"tunes": True}, None),
+        ("torch", {"tunes": True}, 0.5),
     ],
     indirect=["path"],
 )

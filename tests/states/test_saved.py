@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import lzma
 
@@ -13,14 +12,14 @@ import sepsa
 from data.make_saved import FURTHER, PREDICTIONS, SAVED, rows_of
 from learners import CASES
 from river_models import REASON
-from sepsa.stream.learner import StreamLearner
 
 DATA = SAVED.parent
 SAID = json.loads(PREDICTIONS.read_text())
 
 # What becomes of each file: "loads", or "refused: " and a pattern of the words that say what to do instead, as in
 # `FATE = dict.fromkeys(CASES, "loads") | {"regressor.pickle": "refused: use sepsa.save"}`.
-FATE = dict.fromkeys(CASES, "loads")
+OLD_SELF_TUNING = ("rls-auto.sepsa", "rls-auto-ridge.sepsa", "sepsa-auto.sepsa")
+FATE = dict.fromkeys(CASES, "loads") | dict.fromkeys(OLD_SELF_TUNING, "refused: .*start a new SelfTuning")
 
 # A loaded model has the saved numbers, and a prediction is one forward pass of them, in float32: another processor
 # rounds it in the sixth digit, and a softmax or a mixture of experts multiplies that by ten or so.
@@ -73,19 +72,3 @@ def test_a_file_of_each_format_loads_and_goes_on(path):
 def test_every_file_has_a_case_and_its_predictions():
     files = sorted(path.name.removesuffix(".xz") for path in SAVED.glob("*.xz"))
     assert files == sorted(SAID) == sorted(FATE)
-
-
-def test_classes_are_found_under_the_names_in_pickles_of_version_0_1():
-    names = {
-        "sepsa.heads._delta": ["Delta"],
-        "sepsa.stream.estimators": ["SepSAClassifier", "SepSARegressor"],
-        "sepsa.stream.batch_fit": ["Committee"],
-        "sepsa.stream.learner": ["Learner"],
-        "sepsa.stream.engine": ["Engine", "Layout"],
-        "sepsa.stream.torch_body": ["TorchEngine", "TorchLearner"],
-    }
-    found = {name: getattr(importlib.import_module(module), name) for module in names for name in names[module]}
-    assert found["Delta"] is sepsa.heads.Delta
-    assert found["SepSARegressor"] is sepsa.SepSARegressor
-    assert found["Learner"] is found["TorchLearner"] is StreamLearner
-    assert found["TorchEngine"].__module__ == "sepsa.stream.engine.torch_body"

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from sepsa.heads import RLS, HeadSolver
-from sepsa.heads.self_tuning import SelfTuningRLS
+from sepsa.heads import RLS, HeadSolver, SelfTuning
 
 # Losses of classes, and the solver whose loss they are.
 CLASSIFICATION = {
@@ -33,7 +32,8 @@ class LossProbe(TorchFunctionMode):
         if not targets.is_floating_point():
             return None
         squeezed = [output for output in outputs if widened(output, targets) is not None]
-        least_squares = isinstance(getattr(solver, "solver", solver), (RLS, SelfTuningRLS))
+        one: object = solver.best if isinstance(solver, SelfTuning) else getattr(solver, "solver", solver)
+        least_squares = isinstance(one, RLS)
         labels = least_squares and bool(((targets == 0) | (targets == 1)).all())
         if not squeezed and not labels:
             return None

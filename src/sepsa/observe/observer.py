@@ -74,7 +74,7 @@ class Observer:
 
     def attach(self) -> None:
         """Put the hooks on head and model, in place of those of another observer."""
-        self.holds_out = isinstance(self.solver, HoldsOut)
+        self.holds_out = isinstance(self.solver, HoldsOut) and getattr(self.solver, "holds_out", True)
         self.sharded = distributed.sharded_group(self.model)
         self.revertible = isinstance(self.solver, Revertible)
         self.partial_targets = isinstance(self.solver, LearnsPartly) and self.solver.learns_partly
