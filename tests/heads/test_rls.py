@@ -291,7 +291,13 @@ def test_unlearn_refuses_what_was_never_learned():
         solver.unlearn(torch.randn(4, 4, dtype=torch.float64), y[:4])
     with pytest.raises(ValueError, match="remembers 10 samples"):
         solver.unlearn(torch.zeros(11, 4, dtype=torch.float64) + 0.0, torch.zeros(11, 1, dtype=torch.float64))
+    with pytest.raises(ValueError, match="targets: removing these 3 samples would leave a sum of squared errors below"):
+        solver.unlearn(x[:3], 9 - y[:3])
+    with pytest.raises(ValueError, match="learned with these targets: unlearn samples with the targets"):
+        solver.unlearn(x, -y)  # a sum of squared errors near 0, which is less than the ridge of the weights that remain
     assert_unchanged(solver, linear, before)
+    solver.unlearn(x, y)  # everything: the prior remains
+    np.testing.assert_allclose(weights(linear), weights(make(4, 1)[1]), atol=1e-10)
 
 
 def test_merge_and_unlearn_need_a_whole_memory_and_one_prior():

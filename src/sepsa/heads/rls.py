@@ -387,8 +387,8 @@ class RLS(NormalPosterior):
             sample_weight: Weights (...), as they were learned.
 
         Raises:
-            ValueError: The result would be wrong by more than a millionth, because the samples were not learned by this
-                head or are so large that too few digits of the rest are left; nothing changed.
+            ValueError: The head's curvature or its objective shows that it never learned these samples, or they are so
+                large that the result would be wrong by more than a millionth; nothing changed.
         """
         (state, counters), linear = self._read(), self._head()
         self._remembers_all("unlearn")
@@ -398,7 +398,7 @@ class RLS(NormalPosterior):
             raise explain_nonfinite(features, targets, linear)
         steps, seen, cursor, _, _ = counters
         state = state._replace(W=follow(linear, state.W))
-        new = least_squares.unlearn(state, Phi, Y, total, seen, self._problem.ridge)
+        new = least_squares.unlearn(state, Phi, Y, total, seen, self._problem.prior, self._problem.ridge)
         self._take(new, np.array([steps, max(0.0, seen - total), cursor, 0.0, 0.0]))
 
     @torch.no_grad()
