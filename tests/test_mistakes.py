@@ -16,7 +16,6 @@ from torch.nn.functional import mse_loss, one_hot
 import sepsa
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton
 from sepsa.paper.slimtik import SlimTik
-from third_party import LMS
 
 
 def network(seed=0):
@@ -448,25 +447,3 @@ def test_buffers_of_files_are_enough():
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
     assert b"sepsa" not in file.getvalue()
-
-
-# ---------------------------------------------------------------------- the log
-
-
-def test_health_is_logged_every_so_many_steps():
-    model = network()
-    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
-    lines = []
-    handle = optimizer.log_health(lambda numbers, step: lines.append((step, numbers)), every=3)
-    for k in range(7):
-        optimizer.learn(*batch(seed=k))
-    assert [step for step, _ in lines] == [3, 6]
-    assert lines[-1][1]["2/effective_samples"] == 48
-    handle.remove()
-    for k in range(3):
-        optimizer.learn(*batch(seed=k))
-    assert len(lines) == 2
-    with pytest.raises(ValueError, match="every must be an integer of at least 1, got 0"):
-        optimizer.log_health(print, every=0)
-    with pytest.raises(TypeError, match=r"solver LMS of the head '2' has no health\(\) to log"):
-        SepSA(network(), torch.optim.SGD, solver=LMS()).log_health(print)
