@@ -201,13 +201,13 @@ class GraphStep:
             yield order
             return
         ranks = 1 if self.group is None else distributed.size_of(self.group)
-        n = ranks * (observer.captured_rows or order.shape[1])
+        n = ranks * order.shape[1] * observer.rows_per_sample
         first = min(max(0, observer.samples_per_epoch - observer.samples) // n, len(order))  # in the first epoch
         for part in (order[:first], order[first:]):
             if len(part):
                 observer.remember_one_epoch(n)
                 yield part
-                observer.count(ranks * observer.captured_rows * len(part))
+                observer.count(ranks * order.shape[1] * observer.rows_per_sample * len(part))
 
     def _run(self, inputs: Tensor, targets: Tensor, order: Tensor) -> None:
         head = self._prepare(inputs, targets)

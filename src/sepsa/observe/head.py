@@ -44,7 +44,7 @@ class TrainedHead:
     samples_per_epoch: int | None = None  # None: the solver's own setting decides what it remembers
     samples = 0  # rows that were offered to the head, on all ranks
     since_forgetting = 0  # of these, since the solver forgot
-    captured_rows = 0  # of the last captured step
+    rows_per_sample = 1  # of the last captured step
     body_steps = 0
     observed = False  # whether the head has learned since the body's last step
     warned = False
@@ -108,7 +108,7 @@ class TrainedHead:
         """Let the head learn inside a CUDA graph, without the host. Returns the mask `excluded_rows`."""
         rows = features.detach().reshape(-1, features.shape[-1])
         targets, n = observation.targets.reshape(len(rows), -1), len(rows)
-        self.captured_rows = n
+        self.rows_per_sample = 1 if observation.rows is None else max(1, n // len(observation.rows))
         count = math.ceil(self.head_fraction * n)
         drawn = None
         if count < n:
