@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from sepsa import RLS, SepSA, SoftmaxNewton
+from sepsa.model_parts import DEFAULT_RIDGE
 
 
 def network(dtype=torch.float32, bias=True, seed=0):
@@ -67,7 +68,7 @@ def test_every_base_equals_the_loop_by_hand(name):
     optimizer = SepSA(model, DENSE[name], lr=1e-2)
     train(model, optimizer, batches())
     body = list(twin[0].parameters())
-    by_hand(twin, DENSE[name](body, lr=1e-2), RLS(), batches())
+    by_hand(twin, DENSE[name](body, lr=1e-2), RLS(ridge=DEFAULT_RIDGE), batches())
     assert same(model, twin)
     assert not same(model, network(bias=name != "Muon"))
 
@@ -102,7 +103,7 @@ def test_the_body_sees_the_head_just_updated():
     with optimizer.observe(targets):
         loss = mse_loss(model(inputs), targets)
     loss.backward()
-    RLS().bind(twin[-1]).update(twin[:-1](inputs).detach(), targets)
+    RLS(ridge=DEFAULT_RIDGE).bind(twin[-1]).update(twin[:-1](inputs).detach(), targets)
     mse_loss(twin(inputs), targets).backward()
     assert torch.equal(loss, mse_loss(model(inputs), targets))
     torch.testing.assert_close(model[0].weight.grad, twin[0].weight.grad)
@@ -205,7 +206,7 @@ def test_frozen_body(by):
     if by == "requires_grad":
         model[0].requires_grad_(False)
     optimizer = SepSA(model, torch.optim.Adam, lr=1e-2)
-    solver = RLS().bind(twin[-1])
+    solver = RLS(ridge=DEFAULT_RIDGE).bind(twin[-1])
     for inputs, targets in batches():
         if by == "requires_grad":
             with optimizer.observe(targets):
@@ -283,7 +284,7 @@ def test_learning_rate_schedulers(make):
     model, twin = network(), network()
     optimizer = SepSA(model, torch.optim.Adam, lr=1e-2)
     base = torch.optim.Adam(twin[0].parameters(), lr=1e-2)
-    solver = RLS()
+    solver = RLS(ridge=DEFAULT_RIDGE)
     ours, theirs = make(optimizer), make(base)
     for k, batch in enumerate(batches()):
         train(model, optimizer, [batch])
@@ -342,7 +343,7 @@ def test_gradient_accumulation():
     model = network(torch.float64)
     optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
     twin = copy.deepcopy(model)
-    solver, base = RLS().bind(twin[-1]), torch.optim.SGD(twin[0].parameters(), lr=1e-2)
+    solver, base = RLS(ridge=DEFAULT_RIDGE).bind(twin[-1]), torch.optim.SGD(twin[0].parameters(), lr=1e-2)
     for inputs, targets in batches(dtype=torch.float64):
         for half in (slice(0, 4), slice(4, 8)):
             with optimizer.observe(targets[half]):
@@ -678,7 +679,7 @@ def test_targets_are_checked_where_they_enter():
 
 def test_it_says_what_it_is():
     text = repr(SepSA(network(), torch.optim.Adam, lr=1e-2))
-    assert text.startswith("SepSA(head='2', solver=RLS(ridge=1, forgetting=1, head=9->2, backend=")
+    assert text.startswith("SepSA(head='2', solver=RLS(ridge=10, forgetting=1, head=9->2, backend=")
     assert "base=Adam (" in text
 
 

@@ -81,7 +81,7 @@ def check_head(name: str, head: nn.Linear) -> None:
 
 
 # The ridge of the default solver, by evidence: benchmarks/defaults.py. An `RLS()` of its own has 1, the paper's.
-DEFAULT_RIDGE = 1.0
+DEFAULT_RIDGE = 10.0
 # Solvers by the loss that a user names, with settings that fit most networks.
 DEFAULTS: dict[str, Callable[[], HeadSolver]] = {
     "squared": lambda: RLS(ridge=DEFAULT_RIDGE),
@@ -139,9 +139,7 @@ def refuse_same_names(base: Any, **given: Any) -> None:
             )
 
 
-def check_forgetting(
-    forget_per: str, samples_per_epoch: int | None, solvers: dict[str, Any], is_default: bool
-) -> None:
+def check_forgetting(forget_per: str, samples_per_epoch: int | None, solvers: dict[str, Any], is_default: bool) -> None:
     """Raise an error for an unknown `forget_per`, and for solvers whose forgetting cannot be set so."""
     if forget_per not in ("update", "step"):
         raise ValueError(f"forget_per must be 'update' or 'step', got {forget_per!r}")

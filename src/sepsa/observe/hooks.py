@@ -43,6 +43,8 @@ class Hooked(Protocol):
         """Let the head learn in a compiled graph. Returns the mask of rows from which the body must not learn."""
 
 
+# The function by which torch.compile sees the calls of this thread, if any; older torch: always asked to leave them.
+_compiler_of_frames = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: False)
 # By their numbers, with which the operators find them while they are alive.
 _observers: weakref.WeakValueDictionary[int, Hooked] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
@@ -108,14 +110,19 @@ class HeadHook:
             features = args[0].detach()
             excluded = torch.ops.sepsa.learn_head_with_mask(features, module.weight, module.bias, self.number)
             return torch.where(excluded, features, args[0]), *args[1:]
-        return self.in_eager(args)
+        # torch.compiler.disable, for calls from a graph that breaks here, costs ten times the rest of this method.
+        return self.learn_now(args) if _compiler_of_frames() is None else self.in_eager(args)
 
     # Registered as a method: torch.jit.script asks a hook for its name, and compiles the source of `_scripted`.
     learn_first.__wrapped__ = _scripted  # type: ignore[attr-defined]
     __call__ = learn_first  # models that were pickled before have the object for a hook
 
     def in_eager(self, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        """Let the head learn, where the model is not compiled or breaks its graph here."""
+        """Let the head learn where a compiled model breaks its graph."""
+        return self.learn_now(args)
+
+    def learn_now(self, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Let the head learn, if it is observed. Returns what it is called with where that changes."""
         observer = self.observer()
         if observer is None or (observation := observer.observing()) is None:
             return None

@@ -154,7 +154,8 @@ class Observer(SharedHead):
 
     def check_shape(self) -> None:
         """Raise an error for a head of another shape than the solver has."""
-        shape = self.head.weight.shape
+        weight = self.head._parameters["weight"]  # four times as fast as `head.weight`
+        shape = self.shape if weight is None else weight.shape
         if shape != self.shape:
             raise ValueError(
                 f"head {self.name!r} has a weight of shape {tuple(shape)} and had {tuple(self.shape)} when this SepSA "
