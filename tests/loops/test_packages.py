@@ -81,7 +81,7 @@ def test_lightning_is_the_plain_loop(way, tmp_path):
     module = getattr(recipe, way)()
     twin = copy.deepcopy(module.network)
     lightning_trainer(tmp_path, max_epochs=2).fit(module, recipe.loader())
-    optimizer = sepsa.SepSA(twin, torch.optim.Adam, lr=1e-2, solver=sepsa.RLS())
+    optimizer = sepsa.SepSA(twin, torch.optim.Adam, lr=1e-2, samples_per_epoch=recipe.SAMPLES)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
     losses = []
     for _ in range(2):

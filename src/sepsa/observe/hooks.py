@@ -11,7 +11,7 @@ import itertools
 import warnings
 import weakref
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,31 +22,10 @@ from sepsa.states.tree import tensors_of
 
 # Activations that may follow a head, and the solver that learns logits instead.
 ACTIVATIONS = {"sigmoid": "LogisticNewton", "softmax": "SoftmaxNewton", "log_softmax": "SoftmaxNewton"}
-
-
-class Hooked(Protocol):
-    """What the hooks need of an `Observer`."""
-
-    name: str
-    model: nn.Module
-    head: nn.Linear
-    holds_out: bool
-    probe: OutputProbe | None
-
-    def observing(self) -> Observation | None:
-        """The observation in progress to which a pass in this thread belongs, if any."""
-
-    def learn(self, observation: Observation, features: Tensor) -> Tensor:
-        """Let the head learn. Returns the features that the head is called with."""
-
-    def learn_compiled(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """Let the head learn in a compiled graph. Returns the mask of rows from which the body must not learn."""
-
-
 # The function by which torch.compile sees the calls of this thread, if any; older torch: always asked to leave them.
 _compiler_of_frames = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: False)
 # By their numbers, with which the operators find them while they are alive.
-_observers: weakref.WeakValueDictionary[int, Hooked] = weakref.WeakValueDictionary()
+_observers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
 
 
@@ -86,10 +65,11 @@ def _scripted(self, input: tuple[Tensor]) -> None:  # type: ignore[no-untyped-de
 class HeadHook:
     """The forward pre-hook on the head; in a compiled model, an operator of its graph.
 
-    It refers to its observer weakly and is copied and pickled without it: a copied model has a hook that does nothing.
+    It refers to its `Observer`, whose file imports this one, weakly, and is copied and pickled without it: a copied
+    model has a hook that does nothing.
     """
 
-    def __init__(self, observer: Hooked | None = None) -> None:
+    def __init__(self, observer: Any = None) -> None:
         self.observer = (lambda: None) if observer is None else weakref.ref(observer)
         self.number = 0 if observer is None else next(_numbers)
         if observer is not None:
@@ -233,7 +213,7 @@ def hook_of(registered: Any) -> HeadHook | None:
     return hook if isinstance(hook, HeadHook) else None
 
 
-def hooks_of(module: nn.Module, observer: Hooked) -> list[HeadHook]:
+def hooks_of(module: nn.Module, observer: Any) -> list[HeadHook]:
     """The forward pre-hooks of an observer on `module`."""
     hooks = map(hook_of, module._forward_pre_hooks.values())
     return [hook for hook in hooks if hook is not None and hook.observer() is observer]
@@ -248,7 +228,7 @@ def observers_of(model: nn.Module) -> Iterator[Any]:
                 yield observer
 
 
-def remove_hooks(module: nn.Module, observer: Hooked | None, kind: type[HeadHook] = HeadHook) -> None:
+def remove_hooks(module: nn.Module, observer: Any, kind: type[HeadHook] = HeadHook) -> None:
     """Remove an observer's hooks of a kind from `module`; with None those whose observer is gone, or of copies."""
     for hooks, others in (
         (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),

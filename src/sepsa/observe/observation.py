@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,27 +13,6 @@ from sepsa.heads import HeadSolver, LearnsPartly
 from sepsa.observe.rows import weight_rows
 
 Collection: TypeAlias = Mapping[str, Tensor] | Sequence[Tensor]
-
-
-class Observes(Protocol):
-    """What an observation needs of the head that it belongs to; `Observer` is it."""
-
-    name: str
-    model: nn.Module
-    solver: HeadSolver
-    partial_targets: bool
-
-    def begin(self, observation: Observation, statistics: bool) -> None:
-        """Make this the observation in progress, with a checkpoint, that of the model's statistics on request."""
-
-    def end(self, observation: Observation, error: BaseException | None, trace: TracebackType | None) -> None:
-        """End the observation in progress; raises an error where the pass did not reach the head."""
-
-    def judge(self, observation: Observation) -> None:
-        """Warn, after the first observation, of a model that does not return its head's output."""
-
-    def rollback(self, checkpoint: Any, reached: bool) -> None:
-        """Restore the head, its counters and the statistics as they were when the observation began."""
 
 
 class Observation:
@@ -54,10 +33,11 @@ class Observation:
     frozen: Sequence[nn.Parameter] = ()
     before: Any = None  # the checkpoint of the head
 
-    def __init__(self, observer: Observes, targets: Tensor, sample_weight: Tensor | None = None) -> None:
+    def __init__(self, observer: Any, targets: Tensor, sample_weight: Tensor | None = None) -> None:
         if not isinstance(targets, Tensor):
             raise TypeError(f"targets must be a torch.Tensor, got {type(targets).__name__}")
-        self.observer, self.targets, self.sample_weight = observer, targets, sample_weight
+        self.observer = observer  # an `Observer`, whose file imports this one
+        self.targets, self.sample_weight = targets, sample_weight
 
     def __enter__(self) -> Observation:
         self.observer.begin(self, True)
@@ -74,7 +54,8 @@ class Observation:
 
     def loss(self, outputs: Tensor) -> Tensor:
         """The solver's loss: the weighted mean over samples that have a target."""
-        targets, weight, solver = self.targets, self.sample_weight, self.observer.solver
+        targets, weight = self.targets, self.sample_weight
+        solver: HeadSolver = self.observer.solver
         if self.observed is not None:
             rows, n = self.observed, len(self.observed)
             outputs = outputs.reshape(n, -1)[rows]
@@ -119,7 +100,7 @@ class Observations:
     An error inside it leaves all heads as before, those too that had learned.
     """
 
-    def __init__(self, observers: Sequence[Observes], targets: Any, sample_weight: Any = None) -> None:
+    def __init__(self, observers: Sequence[Any], targets: Any, sample_weight: Any = None) -> None:
         names = [observer.name for observer in observers]
         self.targets = by_name("targets", targets, names)
         each = is_collection(sample_weight)
