@@ -316,8 +316,9 @@ class RLS(NormalPosterior):
 
     def checkpoint(self) -> Any:
         """Return what `rollback` needs to undo the next update: references and small copies of the state."""
-        weight = self._head()._parameters["weight"]  # faster than `_read`: this runs at every step
-        if weight is None or weight.device != self._problem.prior.device:
+        linear, place = self._head(), self._place
+        weight = linear._parameters["weight"]  # this runs at every step, and `_read` costs as much as the copies
+        if not place or weight is None or weight.data_ptr() != place[0]:
             self._read()
         return self._eager().checkpoint()
 
