@@ -50,7 +50,7 @@ def check_own_state(own: object, body: list[list[list[int]]]) -> None:
 def noticed_epoch(own: dict[str, Any]) -> float:
     """The length of an epoch in a state of version 0.2, which noticed epochs and set the forgetting; 0: none."""
     epoch = own.get("epoch")
-    length = epoch.get("length") if isinstance(epoch, dict) else None
+    length: Any = epoch.get("length") if isinstance(epoch, dict) else None
     return float(length) if is_number(length) and length > 0 else 0.0
 
 
