@@ -207,7 +207,9 @@ def counts(errors: dict[str, list[float]]) -> dict[str, dict[str, int]]:
 
 def store(errors: dict[str, list[float]]) -> None:
     lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(errors[key])}" for key in sorted(errors))
-    head = json.dumps(machine() | {"default": DEFAULT, "epochs": EPOCHS, "batch": BATCH, "counts": counts(errors)}, indent=1)
+    head = json.dumps(
+        machine() | {"default": DEFAULT, "epochs": EPOCHS, "batch": BATCH, "counts": counts(errors)}, indent=1
+    )
     part = RESULT.with_suffix(".part")
     part.write_text(f'{head[:-2]},\n "errors": {{\n{lines}\n }}\n}}\n')
     part.replace(RESULT)
