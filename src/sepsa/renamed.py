@@ -26,6 +26,8 @@ MODULES = {
     "sepsa.heads._tikhonov": "sepsa.paper.slimtik",
     "sepsa.paper.slimtrain": "sepsa.paper.slimtik",
     "sepsa.stream.estimators": "sepsa.stream.sklearn",
+    "sepsa.stream.experts.engine": "sepsa.stream.engine.compiled",  # until 0.2
+    "sepsa.stream.experts.layout": "sepsa.stream.engine.layout",
     "sepsa.stream.torch_body": "sepsa.stream.engine.torch_body",
 }
 CLASSES: dict[tuple[str, str], str] = {
@@ -33,6 +35,8 @@ CLASSES: dict[tuple[str, str], str] = {
     ("sepsa.heads._softmax_newton", "State"): "CrossEntropyState",
     ("sepsa.heads._square_root", "Root"): "RootOfVersion01",
     ("sepsa.heads.slimtik", "State"): "SlimTikState",
+    ("sepsa.stream.experts.engine", "ExpertEngine"): "Engine",
+    ("sepsa.stream.experts.layout", "ExpertLayout"): "Layout",
     ("sepsa.stream.torch_body", "TorchLearner"): "sepsa.stream.learner:StreamLearner",
 }
 
