@@ -165,21 +165,18 @@ class Progress:
         """Count a part of this cost, which took these seconds."""
         self.done, self.seconds = self.done + cost, self.seconds + seconds
         left = self.seconds / self.done * (self.total - self.done)
-        if self.shown or self.seconds + left > _SLOW:
+        terminal = sys.stderr.isatty()
+        if (self.shown and terminal) or (not self.shown and self.seconds + left > _SLOW):
             self.shown = True
-            self._print(f"{100 * self.done / self.total:3.0f} %, about {left:.0f} s left")
+            self._print(f"about {left:.0f} s left", end="" if terminal else "\n")
 
     def finish(self) -> None:
         if self.shown:
             self._print(f"done in {time.monotonic() - self.start:.0f} s", end="\n")
 
-    def _print(self, state: str, end: str = "") -> None:
+    def _print(self, state: str, end: str) -> None:
         line = f"sepsa: compiling {self.what}, once on this machine: {state}"
-        if sys.stderr.isatty():
-            print(f"\r{line:<90}", end=end, file=sys.stderr, flush=True)
-        elif end or self.done == self.total or self.seconds == 0.0 or not hasattr(self, "_told"):
-            self._told = True
-            print(line, file=sys.stderr, flush=True)
+        print(f"\r{line:<90}" if sys.stderr.isatty() else line, end=end, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

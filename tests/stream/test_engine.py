@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sepsa import RLS, NotFinite, SepSA
-from sepsa.stream.engine import Engine, layout
+from sepsa.stream.engine import Engine
 from sepsa.stream.engine.options import ACTIVATIONS, OPTIMIZERS
 from sepsa.stream.learner import WARM_UP, StreamLearner
 
@@ -436,11 +436,6 @@ def test_says_that_it_compiles_where_the_cache_is_cold(tmp_path, preloaded_bin):
     ]
     assert "compiling the stream engine" in said[0]
     assert said[1] == ""
-
-
-def test_names_of_the_layout_are_those_of_the_kernels():
-    parts = Engine(2, 1)._layout.parts
-    assert all(hasattr(layout, f"L_{name}") for name in parts if not name.endswith("0"))
 
 
 def test_cached_code_is_compiled_again_when_a_module_beside_it_changes(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The compiled engine: a network that learns by SepSA, alone or as one of several experts, without torch in the loop."""
+"""The compiled engine: a network that learns by SepSA, alone or as one of several experts, without torch."""
 
 from __future__ import annotations
 
@@ -323,7 +323,8 @@ class Engine(StreamEngine):
         """The variance (outputs,) of targets about predictions.
 
         With `loss="huber"` it is that of a normal distribution with the 90 % quantile of |error| of recent rows, for
-        errors e/√(1 + φᵀBφ) made before learning; for errors e where there are experts. With `loss="squared"` it is that of ridge regression,
+        errors e/√(1 + φᵀBφ) made before learning; for errors e where there are experts. With `loss="squared"` it is
+        that of ridge regression,
 
             σ² = (Σ e²/(1 + φᵀBφ) - Σ_j ridge_j |W_j - prior_j|²) / (n - tr BΦᵀΦ),
 
@@ -445,7 +446,7 @@ class Engine(StreamEngine):
         answers = None
         if other._models:
             other._models, answers = other._models.learned(X, Y, weights)
-        done = kernels.run(kernels.learn, np.zeros(self._layout.workspace), X, Y, weights, answers, out)
+        done = kernels.run("learn", np.zeros(self._layout.workspace), X, Y, weights, answers, out)
         if done < len(X):
             raise NotFinite(
                 f"the network's output for sample {done} of this call is not finite: nothing was learned; "
@@ -491,7 +492,7 @@ class Engine(StreamEngine):
         out, kernels = np.empty((len(X), self.outputs)), self._ready()
         answers = self._models.predictions(X, self.outputs) if self._models else None
         workspace = np.zeros(self._layout.workspace)  # its own: threads may predict at the same time
-        kernels.run(kernels.predict, workspace, X, None, None, answers, out, leverage)
+        kernels.run("predict" if leverage is None else "leverage", workspace, X, None, None, answers, out, leverage)
         return out
 
 
@@ -499,23 +500,31 @@ class Kernels:
     """The compiled kernels of an engine, and the addresses that they get."""
 
     def __init__(self, engine: Engine) -> None:
-        table, step = engine._table, _experts("step")
-        what = "the stream engine with experts" if len(table) > 1 else "the stream engine"
-        needed = [step.learn, step.predict, *(each for expert in table for each in (expert.answer, expert.learn))]
-        compile_kernels([*needed, _experts("network").spread], what)
-        self.learn, self.predict = (_CALL(kernel.address) for kernel in (step.learn, step.predict))
+        self.table, self.classes = engine._table, bool(engine._layout.settings["classes"])
         self.state, self.options = engine._state, engine._options
-        self.numbers, models = engine._layout.numbers, engine._layout.models
-        calls = [(expert.answer.address, expert.learn.address) for expert in table]
-        calls += [(0, 0)] * models + [(_experts("network").spread.address, 0)]
-        self.calls = np.array(calls, dtype=np.int64)
+        self.numbers, self.models = engine._layout.numbers, engine._layout.models
+        self.calls = np.zeros((engine._layout.sizes["calls"], 2), dtype=np.int64)
         widths = self.numbers[self.numbers.size - engine._layout.after_widths :]
-        self.fixed = tuple(
-            array.ctypes.data for array in (self.state, self.numbers, widths, self.options, self.calls)
-        )
+        self.fixed = tuple(array.ctypes.data for array in (self.state, self.numbers, widths, self.options, self.calls))
+        self._compiled: dict[str, Callable[[int, int], int]] = {}
+
+    def __getitem__(self, name: str) -> Callable[[int, int], int]:
+        """The function to learn, to predict, or to predict with leverages, compiled when it is first needed."""
+        found = self._compiled.get(name)
+        if found is None:
+            step = _experts("step")
+            top = step.learn if name == "learn" else step.predict
+            rows = step.kernels(self.table, name == "learn", self.classes, name == "leverage")
+            what = "the stream engine with experts" if len(self.table) > 1 else "the stream engine"
+            compile_kernels([top, *(kernel for row in rows for kernel in row if kernel)], what)
+            rows[len(self.table) : len(self.table)] = [[None, None]] * self.models
+            for own, row in zip(self.calls, rows, strict=True):
+                own[:] = [kernel.address if kernel else known for kernel, known in zip(row, own, strict=True)]
+            found = self._compiled[name] = _CALL(top.address)
+        return found
 
     def run(
-        self, kernel: Callable[[int, int], int], workspace: Floats, X: Floats, Y: Floats | None,
+        self, name: str, workspace: Floats, X: Floats, Y: Floats | None,
         weight: Floats | None, answers: Floats | None, out: Floats, leverage: Floats | None = None,
     ) -> int:  # fmt: skip
         """Call a kernel for the rows of X; returns how many it has finished."""
@@ -524,7 +533,7 @@ class Kernels:
         addresses = (0 if array is None or not array.size else array.ctypes.data for array in given)
         start = workspace.ctypes.data
         PACK_FRAME(workspace.data, 0, start, *self.fixed, *addresses)
-        return kernel(start, len(X))
+        return self[name](start, len(X))
 
 
 class RowBuffer:
@@ -544,8 +553,15 @@ class RowBuffer:
     def run(self, kernels: Kernels, name: str) -> int:
         """Call a kernel for the row; returns 0 where it was refused."""
         PACK_FRAME(self.workspace, 0, self.start, *kernels.fixed, *self.addresses)
-        done: int = getattr(kernels, name)(self.start, 1)
-        return done
+        return kernels[name](self.start, 1)
+
+
+def compile_for_learners() -> None:
+    """Compile what the learners of numbers and of classes call by default, unless it is in the cache."""
+    for classes in (False, True):
+        kernels = Engine.for_raw_rows(1, 2, classes=classes, seed=0, experts=())._ready()
+        for name in ("learn", "leverage"):
+            kernels[name]
 
 
 _CALL = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)

@@ -1,4 +1,4 @@
-"""Saved states of the compiled engine: by the names of experts and parts, so that an engine with more experts loads them.
+"""Saved states of the compiled engine, by the names of experts and parts: an engine with more experts loads them.
 
 An expert that a state lacks begins anew, at its prior weight. Growth by inputs or outputs is here as well: it reads one
 state and writes another.
@@ -94,7 +94,11 @@ def loaded(engine: Engine, state: Any, entry: str) -> Engine:
     """An engine like this one in a saved state; a ValueError names the wrong entry."""
     if engine._models is None:
         return load_network(engine, state, entry)
-    new = schema.read(entry, of_version_0_2(state), {"inputs", "outputs", "network", "experts", "mixture", "models"})
+    new = schema.read(
+        entry,
+        of_version_0_2(state, engine._models.names),
+        {"inputs", "outputs", "network", "experts", "mixture", "models"},
+    )
     other = load_network(engine, new["network"], new.path("network"))
     for name, size in (("inputs", other.inputs), ("outputs", other.outputs)):
         new.equal(name, size)
@@ -179,8 +183,8 @@ def load_mixture(engine: Engine, state: Any, entry: str) -> None:
         engine._view("COUNTS", "mixture")[BEST] = [*names, "stack"].index(chosen)
 
 
-def of_version_0_2(state: Any) -> Any:
-    """A state of version 0.2 in the form of today: it had the parts of all experts in one dict."""
+def of_version_0_2(state: Any, models: list[str]) -> Any:
+    """A state of version 0.2 in the form of today: it had the parts of all experts in one dict, and no names."""
     if not isinstance(state, dict) or "mixture" in state or not isinstance(state.get("experts"), dict):
         return state
     old = dict(state["experts"])
@@ -211,7 +215,6 @@ def of_version_0_2(state: Any) -> Any:
             del experts["logistic"], experts["naive Bayes"]
         mixture = {name: old.pop(name) for name in ("SCALE", "ERROR", "ERROR_RUN", *BY_EXPERT)}
         mixture["COUNTS"] = counts[[0, 3, 4, 5, 6]]
-        models = [f"model {i}" for i in range(len(mixture["STACK"]) + 1 - len(names))]
         mixture["experts"] = names + models
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise ValueError(f"the experts' state is not that of version 0.2, which it looks like: {error!r}") from error
@@ -263,7 +266,11 @@ def alone_of_version_0_2(state: dict[str, Any]) -> dict[str, Any]:
     """The pickle of a network alone in the form of today; its layout knew starts and lengths by the names of parts."""
     old, vector, dtype = state["_layout"], state["_state"], state["_dtype_of_body"].dtype
     sizes = dict(
-        zip(("activation", "optimizer", "standardize", "batch", "robust", "classes"), old.numbers[8:14].tolist(), strict=True)
+        zip(
+            ("activation", "optimizer", "standardize", "batch", "robust", "classes"),
+            old.numbers[8:14].tolist(),
+            strict=True,
+        )
     )
     arrays = {name: vector[start : start + length] for name, (start, length) in old.parts.items()}
     for name in BODY_PARTS:
@@ -282,10 +289,8 @@ def with_experts_of_version_0_2(state: dict[str, Any]) -> dict[str, Any]:
         count, dtype = int(np.prod(shape)), np.dtype(dtype)
         cells = (count * dtype.itemsize + 7) // 8
         arrays[name] = state["_state"][start : start + cells].view(dtype)[:count].reshape(shape)
-    new = of_version_0_2(
-        {"network": {"settings": network["settings"], "arrays": network["network"]}, "experts": arrays}
-    )
-    new["mixture"]["experts"][-len(state["_models"]) or len(new["mixture"]["experts"]) :] = state["_models"].names
+    parts = {"settings": network["settings"], "arrays": network["network"]}
+    new = of_version_0_2({"network": parts, "experts": arrays}, state["_models"].names)
     return network | {
         "models": state["_models"], "experts": new["experts"], "mixture": new["mixture"],
         "network": new["network"]["arrays"],

@@ -18,9 +18,7 @@ PARTS = {
     "LOGIT_D": (float, ("logits",)),
 }
 WORK = {"PHI": (float, ("logits",)), "B": (float, ("logits",))}
-GROUP = Group(
-    "logistic", PARTS, WORK, {"logits": lambda d, m: d + 1, "logit_triangle": lambda d, m: d * (d + 1) // 2}
-)
+GROUP = Group("logistic", PARTS, WORK, {"logits": lambda d, m: d + 1, "logit_triangle": lambda d, m: d * (d + 1) // 2})
 parts, work = Views(GROUP, "state", PARTS), Views(GROUP, "workspace", WORK)
 
 

@@ -44,7 +44,6 @@ GROUP = Group("neighbours", PARTS, WORK, {"window": window_rows, "keys": lambda 
 window, work = Views(GROUP, "state", PARTS), Views(GROUP, "workspace", WORK)
 
 
-
 @called
 def minima(cells, out):
     """out (columns,): the least number of each column of cells (rows, columns)."""

@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 
+from sepsa.heads.math.ridge import rotation
 from sepsa.stream.engine.kernels.body import backward, forward, optimizer_step
 from sepsa.stream.engine.kernels.compilation import called, inlined, kernel
 from sepsa.stream.engine.kernels.head import answer, learn_row, leverage, restore
@@ -106,6 +107,8 @@ LARGEST_CHANGE = 1e3
 NEGLIGIBLE = 0.01  # weight of a head among those that see the body, below which it teaches the body nothing
 FARTHEST_LOSS = 2.0  # plausible errors, to which an error is clipped in the loss of a head
 
+
+restored = inlined(rotation)  # how many coordinates get their ridge back, as in every head
 
 # ---------------------------------------------------------------------- answers
 
@@ -274,7 +277,7 @@ def target(model, i, k):
 
 @inlined
 def absorb(model, h, rows, rescaled):
-    """Let head h learn the batch; returns φᵀBφ of the last row, and leaves its new outputs where the batch is one row."""
+    """Let head h learn the batch; returns φᵀBφ of the last row, and leaves the new outputs of a single row."""
     W, U, D, energy = heads.W(model, h), heads.U(model, h), heads.D(model, h), heads.ENERGY(model, h)
     e, b, answers, omegas = work.E(model), work.B(model), work.HEADS(model), work.OMEGA(model)
     phis, error, robust = work.PHI(model), parts.ERROR(model), size.robust(model)
@@ -315,14 +318,13 @@ def learn_head(model, h, rows, total, rescaled):
         numbers[H_SAMPLES] *= lam
     numbers[H_SAMPLES] += total
     spread = absorb(model, h, rows, rescaled)
-    # RLS.restored_per_update; of several heads each restores a coordinate only as often as it must, so that none loses
-    # more than half its ridge.
+    # Of several heads each restores a coordinate only as often as it must, so that none loses more than half its ridge.
     need = -p * math.log2(lam) if lam < 1.0 else 0.0
     due = lam < 1.0 and (size.heads(model) == 1 or need >= 1.0 or counts[C_STEPS] % math.floor(1.0 / need) == 0.0)
     if due:
         numbers[H_CURSOR] = restore(
             heads.U(model, h), D, heads.W(model, h), energy, heads.PRIOR(model, h), ridge_left, numbers[H_RIDGE],
-            int(numbers[H_CURSOR]), min(p, math.ceil(need)), work.UNIT(model)[:p], work.E(model), work.B(model)[:p],
+            int(numbers[H_CURSOR]), restored(p, lam), work.UNIT(model)[:p], work.E(model), work.B(model)[:p],
         )  # fmt: skip
     return spread, due
 
@@ -370,7 +372,13 @@ def learn_body(model, rows, known, real):
             trust *= huber_weight(e, error)
         pull_of_heads(model, i, rows, trust, share, known, delta)
         backward(
-            theta, widths.WIDTHS(model), work.UNITS(model, real)[i], work.SLOPES(model, real)[i], delta, gradient, i == 0
+            theta,
+            widths.WIDTHS(model),
+            work.UNITS(model, real)[i],
+            work.SLOPES(model, real)[i],
+            delta,
+            gradient,
+            i == 0,
         )
     optimizer_step(
         theta, parts.FIRST(model, real), parts.SECOND(model, real), gradient, size.optimizer(model),

@@ -10,12 +10,13 @@ import math
 
 import numpy as np
 
+from sepsa.jit import Kernel
 from sepsa.stream.engine.kernels.compilation import called, inlined, kernel
 from sepsa.stream.engine.kernels.robust import calibrate, first_scale, follow_errors, largest, plausible_error
 from sepsa.stream.engine.kernels.views import SLOTS, Group, Views, call, size
 from sepsa.stream.engine.layout import O_CALIBRATION
 from sepsa.stream.experts import network
-from sepsa.stream.experts.expert import row
+from sepsa.stream.experts.expert import Expert, row
 from sepsa.stream.experts.network import OUT, WEIGHT, X, Y
 from sepsa.stream.experts.stack import DISCOUNT, EVERY, OFTEN, remember, solve, weigh
 
@@ -47,7 +48,9 @@ WORK = {
 }
 GROUP = Group("mixture", PARTS, WORK, {})
 parts, work = Views(GROUP, "state", PARTS), Views(GROUP, "workspace", WORK)
-calls = Views(None, "calls", {"ADDRESSES": (np.int64, ("candidates", 2))})  # answer and learn; last, the leverage
+# Of the kernels `answer` and `learn` of each expert, then of those by which the step calls its own parts: `spread` and
+# `calibrate_row`, `answer_row` and `learn_row`.
+calls = Views(None, "calls", {"ADDRESSES": (np.int64, ("calls", 2))})
 models = Views(None, "models", {"ANSWERS": (float, ("batch", "models", "outputs"))})
 X_AT, Y_AT, WEIGHT_AT, MODELS_AT, OUT_AT, LEVERAGE_AT = (
     SLOTS.index(name) for name in ("x", "y", "weight", "models", "out", "leverage")
@@ -175,14 +178,43 @@ def advance(model, rows):
     model[MODELS_AT] += 8 * rows * m * size.models(model)
 
 
+@kernel(cost=3.0)
+def answer_row(model, i):
+    """Replace the network's prediction of row i, in out, by that of all experts."""
+    ask_all(model, i)
+    mix(model, i)
+    return 0
+
+
 @kernel(cost=4.0)
+def learn_row(model, i):
+    """Let the experts other than the network learn row i, after `answer_row`."""
+    bound(model, i)
+    score(model)
+    teach_all(model)
+    return 0
+
+
+@kernel(cost=1.5)
+def calibrate_row(model, i):
+    """Add row i to the losses by which scores become probabilities."""
+    omega = network.work.OMEGA(model)[i]
+    if omega > 0.0:
+        calibrate(
+            network.parts.CALIBRATION(model), OUT.ROWS(model)[i], largest(Y.ROWS(model)[i]), omega,
+            network.call.OPTIONS(model)[O_CALIBRATION], network.work.P(model),
+        )  # fmt: skip
+    return 0
+
+
+@kernel(cost=1.0)
 def learn(model, n):
     """Learn n rows in batches, in order; out takes the predictions made before.
 
     Returns how many rows were learned: fewer than n where the network's prediction is not finite, and there nothing of
     the batch changes.
     """
-    at, addresses = 0, calls.ADDRESSES(model)
+    at, addresses, experts = 0, calls.ADDRESSES(model), size.experts(model)
     while at < n:
         rows, total, weights = min(size.batch(model), n - at), 0.0, WEIGHT.ROWS(model)
         for i in range(rows):
@@ -192,35 +224,36 @@ def learn(model, n):
         if total > 0.0:
             call(addresses[0, 1], model, rows)
         for i in range(rows):
-            if size.experts(model) > 1:
-                ask_all(model, i)
-                mix(model, i)
-            omega = network.work.OMEGA(model)[i] if total > 0.0 else 0.0
-            if size.classes(model) and omega > 0.0:
-                calibrate(
-                    network.parts.CALIBRATION(model), OUT.ROWS(model)[i], largest(Y.ROWS(model)[i]), omega,
-                    network.call.OPTIONS(model)[O_CALIBRATION], network.work.P(model),
-                )  # fmt: skip
-            if size.experts(model) > 1 and weights[i] > 0.0:
-                bound(model, i)
-                score(model)
-                teach_all(model)
+            if experts > 1:
+                call(addresses[experts + 1, 0], model, i)
+            if total > 0.0 and size.classes(model):
+                call(addresses[experts, 1], model, i)
+            if experts > 1 and weights[i] > 0.0:
+                call(addresses[experts + 1, 1], model, i)
         advance(model, rows)
         at += rows
     return n
 
 
-@kernel(cost=1.0)
+@kernel(cost=0.7)
 def predict(model, n):
     """Predict n rows; where the address for leverages is not 0, they are filled."""
-    addresses = calls.ADDRESSES(model)
+    addresses, experts = calls.ADDRESSES(model), size.experts(model)
     for _ in range(n):
         call(addresses[0, 0], model, 0)
         if model[LEVERAGE_AT] != 0:
-            call(addresses[size.experts(model), 0], model, 0)
+            call(addresses[experts, 0], model, 0)
             model[LEVERAGE_AT] += 8
-        if size.experts(model) > 1:
-            ask_all(model, 0)
-            mix(model, 0)
+        if experts > 1:
+            call(addresses[experts + 1, 0], model, 0)
         advance(model, 1)
     return n
+
+
+def kernels(experts: tuple[Expert, ...], learning: bool, classes: bool, leverage: bool) -> list[list[Kernel | None]]:
+    """What a call needs, as `ADDRESSES`; None for a kernel that this call does not reach."""
+    several = len(experts) > 1
+    rows: list[list[Kernel | None]] = [[each.answer, each.learn if learning else None] for each in experts]
+    rows.append([network.spread if leverage else None, calibrate_row if learning and classes else None])
+    rows.append([answer_row if several else None, learn_row if learning and several else None])
+    return rows

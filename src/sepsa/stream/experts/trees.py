@@ -301,7 +301,7 @@ def answer(model, e):
 
 @kernel(cost=4.0)
 def learn(model, e):
-    """Note the trees' sum and leaves for the row that has just come into the window, and go on with the tree in growth."""
+    """Store the trees' sum and leaves for the row that came into the window, and go on with the tree in growth."""
     filled, n, told = window.FILLED(model), size.window(model), row.ANSWERS(model)[e]
     at, sums, leaf_of_row, leaves = (
         (filled[1] + n - 1) % n, parts.SUMS(model), parts.LEAF_OF_ROW(model), work.LEAVES(model)

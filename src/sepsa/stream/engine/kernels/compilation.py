@@ -59,4 +59,6 @@ _SIGNATURE = types.int64(types.CPointer(types.int64), types.int64)
 
 def kernel(cost: float) -> Callable[[Callable[..., Any]], Kernel]:
     """A decorator for a function (model, index) -> integer that is called by its address; `cost` as in `Kernel`."""
-    return lambda function: Kernel(function, _SIGNATURE, cost, (_FOLDER, _FOLDER.parents[1] / "experts"), OPTIONS)
+    return lambda function: Kernel(
+        function, _SIGNATURE, cost, (_FOLDER, _FOLDER.parent, _FOLDER.parents[1] / "experts"), OPTIONS
+    )
