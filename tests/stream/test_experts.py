@@ -285,6 +285,32 @@ def test_a_state_that_points_outside_is_refused(name, value):
     assert np.array_equal(engine.predict(X), before)
 
 
+def test_an_expert_that_a_state_lacks_begins_at_its_prior_weight():
+    X, y = steps(300)
+    engine = StreamLearner(4, 1, regression=True, **OPTIONS).engine
+    engine.learn(X, y[:, None])
+    state, whole = engine.state_dict(), engine.chosen["experts"]
+    mixture, at = state["mixture"], engine.expert_names.index("products")
+    del state["experts"]["products"], mixture["experts"][at]
+    for name in ("LOSS", "WEIGHT"):
+        mixture[name] = np.delete(mixture[name], at)
+    for name in ("MOMENT", "STACK"):
+        mixture[name] = np.delete(mixture[name], at - 1)
+    mixture["GRAM"] = np.delete(np.delete(mixture["GRAM"], at - 1, 0), at - 1, 1)
+    engine.load_state_dict(state)
+    weights = engine.chosen["experts"]
+    assert {name: value for name, value in weights.items() if name != "products"} == {
+        name: value for name, value in whole.items() if name != "products"
+    }
+    assert not engine._view("W", "products").any()
+    losses = engine._view("LOSS", "mixture")
+    assert losses[at] == losses[0]  # so that its weight is the network's times its prior
+    assert np.isfinite(engine.learn(X, y[:, None])).all()
+    state["experts"]["oracle"] = {}
+    with pytest.raises(ValueError, match=r"does not know, \['oracle'\]: load it with the version that saved it"):
+        engine.load_state_dict(state)
+
+
 def test_inputs_and_classes_that_come_late_enter():
     X, y = steps(900, inputs=12)
     learner = StreamLearner(3, 2, regression=False, **OPTIONS)
