@@ -97,7 +97,7 @@ class Kernel:
     @property
     def address(self) -> int:
         """Where the code lies; 0 before `compile_kernels`."""
-        return 0 if self._compiled is None else int(self._compiled.address)
+        return 0 if self._compiled is None else int(self._compiled.address or 0)
 
     def compile(self) -> None:
         """Load the code from the cache, or compile it and store it there."""
@@ -113,7 +113,7 @@ class Kernel:
 
     def folder(self) -> Path | None:
         """The folder of the cache, or None where no folder can be written."""
-        path = self._callback()._cache.cache_path
+        path = self._callback()._cache.cache_path  # type: ignore[attr-defined]
         return None if path is None else Path(path)
 
     def is_cached(self, folder: Path) -> bool:

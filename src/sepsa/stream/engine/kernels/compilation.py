@@ -44,8 +44,8 @@ class PartCompiler(Compiler):
     """Numba's compiler for such functions: half of the time that compilation takes would go into code never called."""
 
     def define_pipelines(self) -> Any:
-        self.state.library = PartLibrary(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
-        return super().define_pipelines()
+        self.state.library = PartLibrary(self.state.targetctx.codegen(), self.state.func_id.func_qualname)  # type: ignore[no-untyped-call]
+        return super().define_pipelines()  # type: ignore[no-untyped-call]
 
 
 _PART: Any = OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": PartCompiler}
@@ -54,7 +54,7 @@ called = njit(**_PART)
 compiled = cached(**OPTIONS)
 
 _FOLDER = Path(__file__).parent
-_SIGNATURE = types.int64(types.CPointer(types.int64), types.int64)
+_SIGNATURE = types.int64(types.CPointer(types.int64), types.int64)  # type: ignore[no-untyped-call]
 
 
 def kernel(cost: float) -> Callable[[Callable[..., Any]], Kernel]:

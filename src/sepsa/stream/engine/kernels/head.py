@@ -15,60 +15,34 @@ from sepsa.stream.engine.kernels.compilation import inlined
 
 
 @inlined
-def take_column(U, D, phi, start, omega, b, j, alpha):
-    """Column j of the update in `rank_one`; returns α_j."""
-    column = U[j * (j - 1) // 2 : j * (j - 1) // 2 + j]
-    f = phi[j]
-    for i in range(start, j):
-        f += column[i] * phi[i]
-    v = D[j] * f
-    s = -omega * f * (1.0 / alpha)
-    after = alpha + omega * v * f
-    D[j] *= alpha * (1.0 / after)
-    b[j] = v
-    for i in range(j):
-        u = column[i]
-        column[i] = u + s * b[i]
-        b[i] += u * v
-    return after
-
-
-@inlined
-def take_corner(U, b, j, u, s, v):
-    """The corner where columns j to j + 3, with the entries u, meet the diagonal, in the update in `rank_one`."""
-    (u10, u20, u21, u30, u31, u32), (s1, s2, s3), (v0, v1, v2, v3) = u, s, v
-    at1 = j * (j - 1) // 2 + j
-    at2, at3 = at1 + j + 1, at1 + 2 * j + 3
-    U[at1 + j] = u10 + s1 * v0
-    c = v0 + u10 * v1
-    U[at2 + j] = u20 + s2 * c
-    c += u20 * v2
-    U[at3 + j] = u30 + s3 * c
-    b[j] = c + u30 * v3
-    U[at2 + j + 1] = u21 + s2 * v1
-    c = v1 + u21 * v2
-    U[at3 + j + 1] = u31 + s3 * c
-    b[j + 1] = c + u31 * v3
-    U[at3 + j + 2] = u32 + s3 * v2
-    b[j + 2] = v2 + u32 * v3
-    b[j + 3] = v3
-
-
-@inlined
 def rank_one(U, D, phi, start, omega, b):
     """B <- B - ωBφφᵀB/(1 + ωφᵀBφ) for a φ that is zero before `start`. Leaves b = Bφ; returns 1 + ωφᵀBφ.
 
-    Four columns at a time after the first few: b passes through the registers once for all four.
+    Four columns at a time after the first few: b passes through the registers once for all four. One function, because
+    LLVM rounds otherwise where its parts are functions of their own.
     """
     p = phi.size
-    alpha = 1.0
+    alpha, inverse = 1.0, 1.0
     for j in range(start):
         b[j] = 0.0
     j = start
     while j < p and (p - j) % 4:
-        alpha = take_column(U, D, phi, start, omega, b, j, alpha)
+        column = U[j * (j - 1) // 2 : j * (j - 1) // 2 + j]
+        f = phi[j]
+        for i in range(start, j):
+            f += column[i] * phi[i]
+        v = D[j] * f
+        s = -omega * f * inverse
+        before = alpha
+        alpha += omega * v * f
+        inverse = 1.0 / alpha
+        D[j] *= before * inverse
+        b[j] = v
+        for i in range(j):
+            u = column[i]
+            column[i] = u + s * b[i]
+            b[i] += u * v
         j += 1
-    inverse = 1.0 / alpha
     while j < p:
         at0 = j * (j - 1) // 2
         at1, at2, at3 = at0 + j, at0 + 2 * j + 1, at0 + 3 * j + 3
@@ -107,7 +81,19 @@ def rank_one(U, D, phi, start, omega, b):
             c += u2 * v2
             column3[i] = u3 + s3 * c
             b[i] = c + u3 * v3
-        take_corner(U, b, j, (u10, u20, u21, u30, u31, u32), (s1, s2, s3), (v0, v1, v2, v3))
+        U[at1 + j] = u10 + s1 * v0
+        c = v0 + u10 * v1
+        U[at2 + j] = u20 + s2 * c
+        c += u20 * v2
+        U[at3 + j] = u30 + s3 * c
+        b[j] = c + u30 * v3
+        U[at2 + j + 1] = u21 + s2 * v1
+        c = v1 + u21 * v2
+        U[at3 + j + 1] = u31 + s3 * c
+        b[j + 1] = c + u31 * v3
+        U[at3 + j + 2] = u32 + s3 * v2
+        b[j + 2] = v2 + u32 * v3
+        b[j + 3] = v3
         alpha, inverse = alpha3, inverse3
         j += 4
     return alpha

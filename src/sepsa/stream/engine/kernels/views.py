@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -117,7 +117,7 @@ def _size_of_head(group: str, name: str) -> Any:
 
 def _view(group: str, slot: str, name: str, dtype: Any, shape: tuple[str | int, ...], repeated: bool) -> Any:
     def declare(model: Any, more: Any) -> Any:
-        scalar = more if dtype == BODY else from_dtype(np.dtype(dtype))  # type: ignore[no-untyped-call]
+        scalar = more if dtype == BODY else from_dtype(np.dtype(dtype))
         array = types.Array(scalar, len(shape), "C")
 
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -130,7 +130,8 @@ def _view(group: str, slot: str, name: str, dtype: Any, shape: tuple[str | int, 
                 address = builder.add(address, builder.mul(start, ir.Constant(_WORD, 8)))
             sizes = [_size(builder, layout, block, group, size) for size in shape]
             itemsize = context.get_abi_sizeof(context.get_data_type(scalar))
-            strides, step = [], ir.Constant(_WORD, itemsize)
+            strides: list[Any] = []
+            step = ir.Constant(_WORD, itemsize)
             for size in reversed(sizes):
                 strides.insert(0, step)
                 step = builder.mul(step, size)
