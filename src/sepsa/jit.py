@@ -116,8 +116,11 @@ class Kernel:
         path = self._callback()._cache.cache_path  # type: ignore[attr-defined]
         return None if path is None else Path(path)
 
-    def is_cached(self, folder: Path) -> bool:
-        """Whether the folder holds code that is newer than every module it was made of; older code is removed."""
+    def is_cached(self) -> bool:
+        """Whether the cache holds code that is newer than every module it was made of; older code is removed."""
+        folder = self.folder()
+        if folder is None:
+            return False
         source = Path(self.function.__code__.co_filename)
         changed = max(path.stat().st_mtime for each in {source.parent, *self.folders} for path in each.glob("*.py"))
         current = False
@@ -135,18 +138,18 @@ def compile_kernels(kernels: Sequence[Kernel], what: str) -> None:
     if not missing:
         return
     folder = missing[0].folder()
+    absent: list[Kernel] = []
+    progress = None
     if folder is None:
         warn_without_cache("")
-        progress = None
-    elif all(kernel.is_cached(folder) for kernel in missing):
-        progress = None
     else:
-        progress = Progress(what, sum(kernel.cost for kernel in missing))
+        absent = [kernel for kernel in missing if not kernel.is_cached()]  # all are asked, which removes old code
+        progress = Progress(what, sum(kernel.cost for kernel in absent)) if absent else None
     with locked(folder) if progress else contextlib.nullcontext():
         for kernel in missing:
             start = time.monotonic()
             kernel.compile()
-            if progress:
+            if progress and kernel in absent:
                 progress.advance(kernel.cost, time.monotonic() - start)
     if progress:
         progress.finish()

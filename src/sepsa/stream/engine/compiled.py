@@ -10,6 +10,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sepsa.heads.protocols import NotFinite
 from sepsa.jit import compile_kernels
@@ -282,7 +283,8 @@ class Engine(StreamEngine):
         U = np.eye(p)
         for j in range(1, p):
             U[:j, j] = self._view("U", 0)[j * (j - 1) // 2 : j * (j - 1) // 2 + j]
-        return (U * self._view("D", 0)) @ U.T
+        result: Floats = (U * self._view("D", 0)) @ U.T
+        return result
 
     def objective(self) -> Floats:
         """The minimum (outputs,) of Σ ω e² + ridge |W - prior|² over the samples that the first head remembers."""
@@ -335,7 +337,8 @@ class Engine(StreamEngine):
                 return (self._view("ERROR")[:, 2] / NINE_TENTHS) ** 2
             unit, error = np.sqrt(self._view("GAIN")), self._view("ERROR", "mixture")[:, 2]
             sizes = np.divide(error, unit, out=np.zeros_like(error), where=unit > 0)
-            return (sizes / NINE_TENTHS) ** 2
+            result: Floats = (sizes / NINE_TENTHS) ** 2
+            return result
         penalty, degrees = self._penalty_and_residual_degrees()
         return np.maximum(self._view("ENERGY", 0) - penalty, 0.0) / degrees
 
@@ -378,7 +381,7 @@ class Engine(StreamEngine):
         penalty = (self.head - self._view("PRIOR", 0)) ** 2 @ ridge
         return residual_degrees(penalty, self.samples, free)
 
-    def _view(self, name: str, of: int | str = "network") -> Any:
+    def _view(self, name: str, of: int | str = "network") -> NDArray[Any]:
         """A part of the state: of an expert or of the mixture by their names, or of a head by its number."""
         key = f"{name}{of}" if isinstance(of, int) else layout.part_name(of, name)
         return self._layout.part(self._state, key)

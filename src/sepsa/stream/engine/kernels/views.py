@@ -26,7 +26,7 @@ SLOTS = (
 )  # fmt: skip
 BODY = "body"  # in place of a dtype: that of the network's body
 
-Parts = Mapping[str, tuple[Any, tuple[str | int, ...]]]
+Parts = Mapping[str, tuple[Any, tuple[Any, ...]]]  # name: dtype, and a shape by names of sizes or numbers
 
 _WORD = ir.IntType(64)
 
