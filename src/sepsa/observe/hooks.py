@@ -42,7 +42,8 @@ def _learn_head_with_mask(features: Tensor, weight: Tensor, bias: Tensor | None,
     excluded = None if observer is None else observer.learn_compiled(features, weight, bias)
     if excluded is None:
         return features.new_zeros(shape, dtype=torch.bool)
-    return excluded.reshape(shape).clone()  # a graph may overwrite what an operator returned
+    mask: Tensor = excluded.reshape(shape).clone()  # a graph may overwrite what an operator returned
+    return mask
 
 
 _library = torch.library.Library("sepsa", "DEF")  # type: ignore[no-untyped-call]
