@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from sepsa.heads.math.ridge import rotation
+from sepsa.heads.math.ridge import due
 from sepsa.stream.engine.kernels.body import backward, forward, optimizer_step
 from sepsa.stream.engine.kernels.compilation import called, inlined, kernel
 from sepsa.stream.engine.kernels.head import answer, learn_row, leverage, restore
@@ -108,7 +108,7 @@ NEGLIGIBLE = 0.01  # weight of a head among those that see the body, below which
 FARTHEST_LOSS = 2.0  # plausible errors, to which an error is clipped in the loss of a head
 
 
-restored = inlined(rotation)  # how many coordinates get their ridge back, as in every head
+restored = inlined(due)  # how many coordinates get their ridge back, as in every head
 
 # ---------------------------------------------------------------------- answers
 
@@ -319,14 +319,13 @@ def learn_head(model, h, rows, total, rescaled):
     numbers[H_SAMPLES] += total
     spread = absorb(model, h, rows, rescaled)
     # Of several heads each restores a coordinate only as often as it must, so that none loses more than half its ridge.
-    need = -p * math.log2(lam) if lam < 1.0 else 0.0
-    due = lam < 1.0 and (size.heads(model) == 1 or need >= 1.0 or counts[C_STEPS] % math.floor(1.0 / need) == 0.0)
-    if due:
+    count = restored(p, lam, 0 if size.heads(model) == 1 else int(counts[C_STEPS]), 0)
+    if count > 0:
         numbers[H_CURSOR] = restore(
             heads.U(model, h), D, heads.W(model, h), energy, heads.PRIOR(model, h), ridge_left, numbers[H_RIDGE],
-            int(numbers[H_CURSOR]), restored(p, lam), work.UNIT(model)[:p], work.E(model), work.B(model)[:p],
+            int(numbers[H_CURSOR]), count, work.UNIT(model)[:p], work.E(model), work.B(model)[:p],
         )  # fmt: skip
-    return spread, due
+    return spread, count > 0
 
 
 @inlined
