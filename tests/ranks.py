@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton, distributed
+from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton, distributed
 from sepsa.paper.slimtik import SlimTik
 
 ROWS, STEPS, SAVED_AT = 24, 20, 12
@@ -31,7 +31,7 @@ LEAVES_WHOLE = "ignored_params" in inspect.signature(fully_shard).parameters  # 
 SOLVERS = {
     "RLS": RLS,
     "forgetting": lambda: RLS(forgetting=0.95),
-    "auto": lambda: RLS(ridge="auto", forgetting="auto"),
+    "auto": lambda: SelfTuning(),
     "PerOutput": lambda: PerOutput(RLS(forgetting=0.95)),
     "LogisticNewton": LogisticNewton,
     "SlimTik": SlimTik,
@@ -99,19 +99,6 @@ def solver(rank, world, folder, name):
     optimizer = build(model, SOLVERS[name]())
     ddp = DistributedDataParallel(model)
     train(ddp, optimizer, even(rank, world, batches(STEPS, labels="Softmax" in name)), loss_of(name))
-    return state(model)
-
-
-def several_optimizers():
-    """A base of one optimizer for matrices and another for the rest."""
-    matrices = (torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9}, lambda name, parameter: parameter.ndim == 2)
-    return [matrices, (torch.optim.Adam, {"lr": 1e-2}, None)]
-
-
-def joint(rank, world, folder):
-    model = network(seed=rank)
-    optimizer = SepSA(model, several_optimizers(), solver=RLS())
-    train(DistributedDataParallel(model), optimizer, even(rank, world, batches(STEPS)), mse_loss)
     return state(model)
 
 
@@ -521,7 +508,6 @@ CASES = {f"solver {name}": (solver, name) for name in SOLVERS if name != "Logist
     "masked": (masked,),
     "gaps": (gaps, "PerOutput"),
     "labels with gaps": (gaps, "LogisticNewton"),
-    "several optimizers": (joint,),
     "refused": (refused,),
     "failed": (failed, True),
     "failed, without DDP": (failed, False),

@@ -48,12 +48,6 @@ def one_process(solver, data, loss_fn=mse_loss, **options):
     return model
 
 
-def joint():
-    model = ranks.network()
-    ranks.train(model, SepSA(model, ranks.several_optimizers(), solver=RLS()), ranks.batches(ranks.STEPS), mse_loss)
-    return model
-
-
 def accumulated():
     model = ranks.network()
     optimizer = ranks.build(model, RLS())
@@ -150,7 +144,6 @@ def truths_of_any_world():
         "uneven": plain,
         "an empty rank": plain,
         "accumulated": accumulated(),
-        "several optimizers": joint(),
         "gaps": with_gaps("PerOutput"),
         "labels with gaps": with_gaps("LogisticNewton"),
         "refused": one_process(RLS(), ranks.batches(4)[1:]),

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import sepsa
-from sepsa import RLS, SepSA
+from sepsa import RLS, SelfTuning, SepSA
 from sepsa.model_parts import DEFAULT_RIDGE
 
 N, BATCH, D = 200, 20, 5
@@ -195,7 +195,7 @@ def test_the_length_must_be_a_count(bad):
 
 
 def test_an_epoch_needs_a_solver_whose_forgetting_is_free():
-    for solver in (RLS(forgetting=0.99), RLS(ridge="auto")):
+    for solver in (RLS(forgetting=0.99), SelfTuning.of(RLS, forgetting=1.0)):
         with pytest.raises(ValueError, match="samples_per_epoch sets the forgetting of a solver that has forgetting 1"):
             SepSA(network(), torch.optim.Adam, solver=solver, samples_per_epoch=N)
     with pytest.raises(ValueError, match=r"solver must be a solver, None or one of .*'cross-entropy'.*, got 'hinge'"):

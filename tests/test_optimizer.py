@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from sepsa import RLS, SepSA, SoftmaxNewton
+from sepsa import RLS, SelfTuning, SepSA, SoftmaxNewton
 from sepsa.model_parts import DEFAULT_RIDGE
 
 
@@ -739,7 +739,7 @@ def hooks(model):
     return [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()]
 
 
-@pytest.mark.parametrize("solver", [RLS, lambda: RLS(ridge="auto")])
+@pytest.mark.parametrize("solver", [RLS, lambda: SelfTuning.of(RLS, forgetting=1.0)])
 def test_hooks_of_an_older_sepsa_are_gone(solver):
     model = network()
     older = SepSA(model, torch.optim.Adam, solver=solver())
@@ -755,7 +755,7 @@ def test_hooks_of_an_older_sepsa_are_gone(solver):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")  # deprecated, and still used
-@pytest.mark.parametrize("solver", [RLS, lambda: RLS(ridge="auto")])
+@pytest.mark.parametrize("solver", [RLS, lambda: SelfTuning.of(RLS, forgetting=1.0)])
 def test_a_model_with_hooks_can_be_scripted(solver):
     model = network()
     optimizer = SepSA(model, torch.optim.Adam, solver=solver())

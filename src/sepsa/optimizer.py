@@ -31,7 +31,15 @@ from sepsa.model_parts import (
 from sepsa.observe import Observation, Observations, Observer, prediction
 from sepsa.observe.observation import Collection, is_collection
 from sepsa.observe.repeats import Repeats
-from sepsa.states.optimizer import check_base_state, check_own_state, noticed_epoch, numbered, packed, unpacked
+from sepsa.states.optimizer import (
+    check_base_state,
+    check_own_state,
+    noticed_epoch,
+    numbered,
+    packed,
+    samples_of,
+    unpacked,
+)
 from sepsa.validation import in_range
 
 S = TypeVar("S", bound=HeadSolver)
@@ -59,8 +67,8 @@ class SepSA(Optimizer, Generic[S]):
             are then dicts by name or sequences.
         solver (HeadSolver | str | Mapping[str, HeadSolver] | Sequence[HeadSolver] | None): The head's solver, which
             becomes bound to the head, or the loss to minimize with the settings of sepsa: "squared" or None for an
-            `RLS(ridge=10)`, "cross-entropy" for a `SoftmaxNewton(ridge="auto")`, "logistic" for a
-            `LogisticNewton(ridge="auto")`.
+            `RLS(ridge=10)`, "cross-entropy" for a `SelfTuning.of(SoftmaxNewton)`, "logistic" for a
+            `SelfTuning.of(LogisticNewton)`.
         samples_per_epoch: Number of samples in one pass over the data, on all ranks, where the data are passed over
             several times: from the second epoch on the head remembers about as many, so that each counts once. The
             solver must have forgetting 1. For a head that is applied to each position of a sequence, the number of
@@ -263,10 +271,7 @@ class SepSA(Optimizer, Generic[S]):
                     with observation:
                         loss = loss_of(self.model(inputs))
                     loss.backward()  # type: ignore[no-untyped-call]
-                if getattr(self.base, "evaluates_again", False):
-                    self.step(lambda: loss_of(self.model(inputs)))  # type: ignore[arg-type,return-value]
-                else:
-                    self.step()
+                self.step()
             except BaseException:
                 observation.undo()
                 self.zero_grad()
@@ -524,7 +529,7 @@ class SepSA(Optimizer, Generic[S]):
         self.head_fraction = own["head_fraction"]
         for observer in self._observers:
             observer.generator.set_state(own["generator"].cpu())
-            observer.started_together, observer.samples = False, own.get("samples", 0)
+            observer.started_together, observer.samples = False, samples_of(own)
         self._drop_noticed_epoch(own)
         self.base.load_state_dict(state_dict)
         self._adopt_base()

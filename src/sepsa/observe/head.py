@@ -57,7 +57,7 @@ class TrainedHead:
 
     def look(self) -> None:
         """Look up what the solver can do and what the model has; again after a copy."""
-        self.holds_out = isinstance(self.solver, HoldsOut)
+        self.holds_out = isinstance(self.solver, HoldsOut) and getattr(self.solver, "holds_out", True)
         self.revertible = isinstance(self.solver, Revertible)
         self.partial_targets = isinstance(self.solver, LearnsPartly) and self.solver.learns_partly
         self.normalizations = [module for module in self.model.modules() if hasattr(module, "track_running_stats")]

@@ -14,14 +14,14 @@ from sepsa.joint import JointOptimizer
 from sepsa.states.schema import Entries, brief, check_array, damaged, settings
 from sepsa.validation import in_range, is_number
 
-# Entries of torch's own optimizers and of STORM that have the parameter's shape, and those that are squares.
+# Entries of torch's own optimizers that have the parameter's shape, and those that are squares.
 _LIKE_PARAMETER = {
-    "acc_delta", "ax", "estimate", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq", "momentum_buffer",
-    "prev", "previous", "square_avg", "sum",
+    "acc_delta", "ax", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq", "momentum_buffer",
+    "prev", "square_avg", "sum",
 }  # fmt: skip
 _NOT_NEGATIVE = {"acc_delta", "exp_avg_sq", "exp_inf", "max_exp_avg_sq", "square_avg", "step", "sum"}
-# Where one of these is, the others must be.
-_TOGETHER = ({"step", "exp_avg", "exp_avg_sq"}, {"step", "square_avg"}, {"estimate", "previous"})
+# Entries of which a parameter has all or none, besides the step: of Adam, of Adamax, of RMSprop.
+_COMPLETE = ({"step", "exp_avg", "exp_avg_sq"}, {"step", "exp_avg", "exp_inf"}, {"step", "square_avg"})
 
 
 def check_own_state(own: object, body: list[list[list[int]]]) -> None:
@@ -52,6 +52,13 @@ def noticed_epoch(own: dict[str, Any]) -> float:
     epoch = own.get("epoch")
     length: Any = epoch.get("length") if isinstance(epoch, dict) else None
     return float(length) if is_number(length) and length > 0 else 0.0
+
+
+def samples_of(own: dict[str, Any]) -> int:
+    """The samples that were offered to the head, also of a state of version 0.2."""
+    epoch = own.get("epoch")
+    before = epoch.get("samples") if isinstance(epoch, dict) else 0
+    return int(own.get("samples", before if isinstance(before, int) else 0))
 
 
 def same_shapes(given: Any, body: Any) -> bool:
@@ -125,11 +132,9 @@ def check_option(name: str, value: Any, default: Any) -> None:
 def check_moments(entries: Entries, parameter: Tensor, live: dict[str, Any] | None) -> None:
     """Check that moments and counters belong to this parameter."""
     names = set(entries.values)
-    for together in _TOGETHER:
-        if "exp_inf" in names:  # Adamax has it in place of the squares
-            together = {"exp_inf" if name == "exp_avg_sq" else name for name in together}
-        if names & together and not together <= names and names & together != {"step"}:
-            raise ValueError(f"{entries.name} must hold {sorted(together)} together, got {sorted(map(str, names))}")
+    begun = [needed for needed in _COMPLETE if names & needed - {"step"}]
+    if begun and not any(needed <= names for needed in begun):
+        raise ValueError(f"{entries.name} must hold {sorted(begun[0])}, got {sorted(map(str, names))}")
     if live and set(live) != names:
         raise ValueError(f"{entries.name} must hold {sorted(live)}, got {sorted(map(str, names))}")
     for name, value in entries.values.items():

@@ -23,11 +23,11 @@ from sepsa.heads.math.ridge import (
     Coordinates,
     coordinates,
     count_of,
+    due,
     lacking,
     next_cursor,
     restored,
     ridge_rows,
-    rotation,
 )
 
 # Above this squared size the product FFᵀ rounds away the identity it is added to; `block_by_qr` squares nothing.
@@ -276,14 +276,14 @@ def block_by_qr(
 
 def gathers(p: int, n: int, lam: float) -> bool:
     """Whether an update of n rows is summed in H and leaves T as it is."""
-    count = rotation(p, lam)
+    count = due(p, lam)
     return 4 * (n + count) >= p and not (n == 1 and count < ROW_LIMIT)
 
 
 def is_block(state: LeastSquaresState, n: int, lam: float) -> bool:
     """Whether an update of n rows changes a T that has nothing to absorb, several rows at once."""
     p = len(state.T)
-    return state.H is None and not gathers(p, n, lam) and (n > 1 or rotation(p, lam) >= ROW_LIMIT)
+    return state.H is None and not gathers(p, n, lam) and (n > 1 or due(p, lam) >= ROW_LIMIT)
 
 
 def limit_of(p: int, n: int, lam: float, dtype: torch.dtype) -> float:
@@ -299,7 +299,7 @@ def attempt(
 ) -> LeastSquaresState:  # fmt: skip
     """Learn Φ, Y by the route that suits their number, for |F|² up to `limit_of`."""
     n, p = Phi.shape
-    count = rotation(p, lam)
+    count = due(p, lam)
     at = coordinates(p, count, cursor, F.device) if count else None
     if gathers(p, n, lam):
         return gather_with_ridge(state, F, E, lam, ridge, at, prior)
@@ -315,7 +315,7 @@ def advance_counters(counters: list[float], p: int, n: int, samples: float, lam:
     """The counters after an update by `attempt` whose |F|² was `size`."""
     steps, seen, cursor, pending, growth = counters
     pending, growth = (pending + 1, lam * growth + size) if gathers(p, n, lam) else (0.0, 0.0)
-    return [steps + 1, lam * seen + samples, next_cursor(cursor, rotation(p, lam), p), pending, growth]
+    return [steps + 1, lam * seen + samples, next_cursor(cursor, due(p, lam), p), pending, growth]
 
 
 def must_absorb(counters: list[float], p: int, lam: float, dtype: torch.dtype) -> bool:
@@ -353,7 +353,7 @@ def learn(
         by_attempt = False
         new = fade(state, lam)  # frees the first result, so that there are never three T in memory
         if size > PRODUCT_LIMIT or F.dtype != torch.float64:
-            count = rotation(p, lam)
+            count = due(p, lam)
             at = coordinates(p, count, cursor, F.device) if count else None
             new = block_by_qr(new, Phi, Y, ridge, at, prior)
         else:
