@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 import subprocess
 
@@ -119,12 +118,3 @@ def test_a_detached_model_loads_where_sepsa_is_not_installed(tmp_path, preloaded
     )
     done = subprocess.run([preloaded_bin / "python", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(model(torch.ones(1, 6)).tolist())
-
-
-def test_buffers_of_files_are_enough():
-    model = network()
-    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
-    optimizer.learn(*batch())
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    assert b"sepsa" not in file.getvalue()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sepsa.distributed import is_sharded
-from sepsa.heads import RLS, Forgets, HeadSolver, HoldsOut, LogisticNewton, SelfTuning, SoftmaxNewton
+from sepsa.heads import RLS, Forgets, HeadSolver, LogisticNewton, SelfTuning, SoftmaxNewton
 from sepsa.joint import Base, JointOptimizer
 from sepsa.observe import observers_of
 from sepsa.observe.observation import by_name, is_collection
@@ -149,7 +149,7 @@ def check_forgetting(forget_per: str, samples_per_epoch: int | None, solvers: di
                 f"forget_per='step' needs a solver that can learn without forgetting, got {solver!r}: "
                 "choose its forgetting, as RLS(forgetting=0.99), or leave forget_per at 'update'"
             )
-        fixed = not isinstance(solver, Forgets) or isinstance(solver, HoldsOut)
+        fixed = not isinstance(solver, Forgets) or getattr(solver, "holds_out", False)
         fixed = fixed or getattr(solver, "forgetting", None) != 1.0
         if samples_per_epoch is not None and not is_default and fixed:
             raise ValueError(

@@ -31,7 +31,15 @@ from sepsa.model_parts import (
 from sepsa.observe import Observation, Observations, Observer, prediction
 from sepsa.observe.observation import Collection, is_collection
 from sepsa.observe.repeats import Repeats
-from sepsa.states.optimizer import check_base_state, check_own_state, noticed_epoch, numbered, packed, unpacked
+from sepsa.states.optimizer import (
+    check_base_state,
+    check_own_state,
+    noticed_epoch,
+    numbered,
+    packed,
+    samples_of,
+    unpacked,
+)
 from sepsa.validation import in_range
 
 S = TypeVar("S", bound=HeadSolver)
@@ -521,7 +529,7 @@ class SepSA(Optimizer, Generic[S]):
         self.head_fraction = own["head_fraction"]
         for observer in self._observers:
             observer.generator.set_state(own["generator"].cpu())
-            observer.started_together, observer.samples = False, own.get("samples", 0)
+            observer.started_together, observer.samples = False, samples_of(own)
         self._drop_noticed_epoch(own)
         self.base.load_state_dict(state_dict)
         self._adopt_base()

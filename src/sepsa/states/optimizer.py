@@ -54,6 +54,13 @@ def noticed_epoch(own: dict[str, Any]) -> float:
     return float(length) if is_number(length) and length > 0 else 0.0
 
 
+def samples_of(own: dict[str, Any]) -> int:
+    """The samples that were offered to the head, also of a state of version 0.2."""
+    epoch = own.get("epoch")
+    before = epoch.get("samples") if isinstance(epoch, dict) else 0
+    return int(own.get("samples", before if isinstance(before, int) else 0))
+
+
 def same_shapes(given: Any, body: Any) -> bool:
     """Whether nested lists or tuples hold the same integers."""
     if isinstance(body, int):
