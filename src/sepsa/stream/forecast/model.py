@@ -25,6 +25,7 @@ BIAS_RIDGE = 1e-3
 EXOGENOUS_FORGETTING = 0.9998
 STACK_FORGETTING, STACK_RIDGE = 0.9995, 30.0
 CHOICE, SURE = 0.999, 2.0  # discount of the errors of candidates; standard errors from which heads beat naive ones
+GUARD = 20.0  # standard errors by which absolute errors may be larger where squared ones are smaller
 
 
 Term: TypeAlias = tuple[int, int, int, int, int]  # one of `arrays.Family.terms`
@@ -76,7 +77,7 @@ class ForecastModel:
             drift=np.zeros(q),
             spread2=np.zeros(q),
             angles=np.array(angles),
-            options=np.array([DISCOUNT, SHARPNESS, EXOGENOUS_FORGETTING, STACK_FORGETTING, CHOICE, SURE]),
+            options=np.array([DISCOUNT, SHARPNESS, EXOGENOUS_FORGETTING, STACK_FORGETTING, CHOICE, SURE, GUARD]),
             counts=np.zeros(arrays.COUNTS, np.int64),
             lags=np.zeros((m, 2 * n)),
             base=np.zeros((H, m)),

@@ -35,7 +35,7 @@ from sepsa.stream.forecast.kernels.arrays import (
 
 FAR = 30.0  # typical errors of step 1 beyond which a value is implausible
 LEAST = 0.01  # typical error that is presumed, in standard deviations
-USUAL = 8.0  # standard deviations up to which a jump is no new level
+USUAL = 100.0  # standard deviations up to which a jump is learned, beyond which it is a new level
 PATIENCE = 3  # implausible values in a row after which the level has changed
 LARGEST = 1e6  # to which standardized values of the first rows are bounded
 UNUSUAL = 8.0  # standard deviations to which exogenous inputs are bounded
@@ -44,7 +44,7 @@ SLOW = 1.0 / 512  # rate of the level and the spread of a series
 EXOGENOUS_RATE = 1.0 / 2048  # of the moments of exogenous inputs
 STEP = 0.02  # of the quantiles of errors, in root mean squares
 PROFILE = 0.15  # rate of the mean of each row of a season
-O_DISCOUNT, O_SHARPNESS, O_EXOGENOUS, O_STACK, O_CHOICE, O_SURE = range(6)
+O_DISCOUNT, O_SHARPNESS, O_EXOGENOUS, O_STACK, O_CHOICE, O_SURE, O_GUARD = range(7)
 
 
 @callee
@@ -277,12 +277,12 @@ def learn_stack(c, s, z, there, t, H, now, ridge):
 
 
 @callee
-def trust(c, j, h, rows, fade, least):
+def trust(c, j, h, rows, fade, least, guard):
     """How far the forecast of step h + 1 goes from the naive one towards the mean of heads and stack, in [0, 1].
 
     As far as the regression of the naive errors on such changes says, where that is significant: from `least` standard
-    errors on, fully from one more on. Not at all where absolute errors have become larger by a standard error. Errors
-    of h + 1 rows ahead overlap, so that as many count as one.
+    errors on, fully from one more on. Not at all where absolute errors have become larger by `guard` standard errors.
+    Errors of h + 1 rows ahead overlap, so that as many count as one.
     """
     S = c.periods.size
     gain, spread = c.missed[S + 4, j, h], c.missed[S + 5, j, h]
@@ -293,7 +293,7 @@ def trust(c, j, h, rows, fade, least):
     slope = together / change
     rest = max(error - slope * together, 1e-9 * error + 1e-300)
     sure = math.sqrt(slope * together / (rest * share)) - least
-    worse = gain / math.sqrt(spread * share + 1e-300) + 1.0
+    worse = gain / math.sqrt(spread * share + 1e-300) + guard
     return min(slope, 1.0) * min(max(sure, 0.0), 1.0) * min(max(worse, 0.0), 1.0)
 
 
@@ -325,7 +325,9 @@ def choose(c, s, z, t, H, now):
                 if c.missed[1 + i, j, h] < best:
                     best, naive = c.missed[1 + i, j, h], s.lags[j, now + h + 1 - back(c.periods[i], h)]
             c.mixed[at, j, h], c.naive[at, j, h] = mixed, naive
-            s.made[at, j, h] = naive + trust(c, j, h, t - h, s.options[O_CHOICE], s.options[O_SURE]) * (mixed - naive)
+            s.made[at, j, h] = naive + trust(
+                c, j, h, t - h, s.options[O_CHOICE], s.options[O_SURE], s.options[O_GUARD]
+            ) * (mixed - naive)
 
 
 @callee
