@@ -8,12 +8,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 # The demo has its own environment, with the packages that the demo needs and no others.
 DEMO := .venv-demo
-# A few fast files from every layer, for `make check`.
-FAST := tests/heads/test_checks.py tests/heads/test_per_output.py tests/heads/test_logistic.py tests/test_observe.py \
-	tests/test_several_heads.py tests/states/test_schema.py tests/stream/test_state.py tests/paper/test_networks.py \
-	tests/paper/test_records.py tests/test_project.py
+# For `make check`: a page, the goldens, which have a head solver and a stream of each kind, and fast files of every layer.
+PAGE := tests/test_docs.py::test_the_code_on_a_page_prints_what_the_page_shows[docs/how-to-choose.md]
+FAST := tests/test_goldens.py tests/heads/test_checks.py tests/heads/test_per_output.py tests/heads/test_logistic.py \
+	tests/test_observe.py tests/test_several_heads.py tests/states/test_schema.py tests/stream/test_keyed.py \
+	tests/paper/test_networks.py tests/paper/test_records.py tests/test_project.py
 
-.PHONY: demo test check lint kernels docs clean
+.PHONY: demo test check portable lint kernels docs clean
 
 demo: $(DEMO)/installed
 	$(DEMO)/bin/sepsa demo
@@ -23,7 +24,11 @@ test: $(STAMP)
 	$(BIN)/pytest -n auto --dist worksteal
 
 check: lint
-	$(BIN)/pytest -q -n auto --dist worksteal $(FAST)
+	$(BIN)/pytest -q -n auto --dist worksteal '$(PAGE)' $(FAST)
+
+# The numerical tests and the pages under other arithmetic, before a release.
+portable: $(STAMP) kernels
+	$(BIN)/python tests/portable.py
 
 # One compilation of each numba kernel for all workers of pytest, beside the linters.
 kernels: kernels-heads kernels-float32 kernels-float64 kernels-experts
@@ -43,14 +48,10 @@ docs: $(STAMP)
 	@echo "the site is in site/: open site/index.html, or $(BIN)/python -m http.server --directory site"
 
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	touch $@
+	PYTHON=$(PYTHON) .ci/install $(VENV) dev
 
 $(DEMO)/installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(DEMO)
-	$(DEMO)/bin/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[demo]'
-	touch $@
+	PYTHON=$(PYTHON) .ci/install $(DEMO) demo
 
 clean:
 	rm -rf $(VENV) $(DEMO) site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -52,7 +52,7 @@ PRINTS = {
     f"benchmarks/{name}.json"
     for name in ("prequential", "uci", "bandit", "continual", "reservoir", "networks", "language", "engines")
 }
-COMMANDS = {"sepsa bench stream": "benchmarks/stream.json", "sepsa report": "results/table3.json"}
+COMMANDS = {"sepsa report": "results/table3.json"}
 
 SCALES = {"": (1.0,), "%": (1.0, 100.0), "points": (1.0, 100.0), "ms": (1.0, 1e3), "µs": (1.0, 1e6)}
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from sepsa import SepSA
-from sepsa.bench import alternate, machine, ratio, spread
+from sepsa.bench import machine, ratio, spread
 
 __all__ = [
     "alternate",
@@ -36,6 +36,25 @@ __all__ = [
 def require_cuda() -> None:
     if not torch.cuda.is_available():
         sys.exit("this benchmark needs a CUDA device")
+
+
+def alternate(contestants: dict[str, Callable[[], object]], rounds: int, seconds: float = 0.05) -> dict[str, Any]:
+    """Seconds per call of each contestant in each of `rounds`; a round calls each one for about `seconds`."""
+    calls = {}
+    for name, run in contestants.items():
+        for _ in range(3):
+            run()
+        start = time.perf_counter()
+        run()
+        calls[name] = max(1, int(seconds / (time.perf_counter() - start)))
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, run in contestants.items():
+            start = time.perf_counter()
+            for _ in range(calls[name]):
+                run()
+            times[name].append((time.perf_counter() - start) / calls[name])
+    return times
 
 
 def alternate_on_gpu(

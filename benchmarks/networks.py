@@ -122,7 +122,7 @@ def train(item: tuple[str, str, dict[str, Any], int, bool, str, int]) -> dict[st
     optimizer, loss_fn = learner(method, model, setting, fused=device.startswith("cuda"))
     data = replace(data, train_inputs=data.train_inputs.to(device), train_targets=data.train_targets.to(device))
     test, labels = data.test_inputs.to(device), data.test_targets.argmax(1).to(device)
-    augmentation, targets = Augmentation(data, "black", seed), data.train_targets
+    augmentation, targets = Augmentation(data, seed), data.train_targets
     steps = len(targets) // BATCH
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, setting["lr"], total_steps=epochs * steps, pct_start=0.25)
     generator, accuracy, seconds = torch.Generator().manual_seed(seed), list[float](), list[float]()

@@ -42,7 +42,7 @@ def preloaded():
             file.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {client} {address} {more}"$@"\n')
             file.chmod(0o700)
         command = [sys.executable, __file__, address]
-        pipe, environment = subprocess.PIPE, os.environ | ENVIRONMENT
+        pipe, environment = subprocess.PIPE, ENVIRONMENT | os.environ
         with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment) as parent:
             assert parent.stdout.readline() == b"listening\n"
             yield Path(folder)
@@ -133,7 +133,7 @@ def run(arguments, folder, environment, streams):
             setattr(sys, f"__{name}__", None)
     os.chdir(folder)
     os.environ.clear()
-    os.environ.update(environment | ENVIRONMENT)
+    os.environ.update(ENVIRONMENT | environment)
     sys.modules["numba"].core.config.reload_config()
     sys.path[1:1] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     option, *rest = arguments

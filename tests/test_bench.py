@@ -20,12 +20,10 @@ def rows():
 
 
 @pytest.fixture
-def installed(monkeypatch):
-    """The contestants that the test extras bring; the others come with the extra `bench`."""
+def installed():
+    """The contestants that the test extras bring: River needs a newer Python than the oldest."""
     brought = ("numba", *["river"][:THERE], "torch", "sklearn")
-    mine = [c for c in bench.CONTESTANTS if c.package in brought]
-    monkeypatch.setattr(bench, "CONTESTANTS", tuple(mine))
-    return mine
+    return [c for c in bench.CONTESTANTS if c.package in brought]
 
 
 @pytest.mark.parametrize(
@@ -53,27 +51,16 @@ def test_every_contestant_learns_the_stream(rows, installed):
 
 
 def test_results_have_times_errors_and_ratios(rows, installed, tmp_path):
-    items = list(bench.compare(*rows, rounds=2))
+    items = list(bench.compare(*rows, 2, installed))
     assert items[:3] == [-1, 0, 1]
     results = dict(items[3:])
     assert set(results) == {c.name for c in installed}
     assert results[bench.OURS]["times_ours"]["median"] == 1.0
     assert all(len(result["rounds"]) == 2 for result in results.values())
-    bench.write(tmp_path / "stream.json", results, rate=1e9)
-    assert bench.draw(tmp_path / "stream.json") == tmp_path / "stream.png"
-    written = json.loads((tmp_path / "stream.json").read_text())
-    assert written["limit"]["microseconds"] == pytest.approx(4.309 + 4.5 / 2)
-    assert (tmp_path / "stream.png").stat().st_size > 10_000
+    bench.write(tmp_path / "stream.json", results)
+    assert json.loads((tmp_path / "stream.json").read_text())["contestants"] == results
 
 
-def test_a_contestant_that_is_not_installed_stays_away(rows, monkeypatch):
-    absent = bench.Contestant("nobody", "no_such_package", bench.padasip_rls)
-    monkeypatch.setattr(bench, "CONTESTANTS", (bench.CONTESTANTS[0], absent))
-    assert [item[0] for item in bench.compare(*rows, rounds=1) if isinstance(item, tuple)] == [bench.OURS]
-
-
-def test_turns_are_taken_by_all():
-    calls = []
-    times = bench.alternate({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=3, seconds=0.0)
-    assert calls[-6:] == ["a", "b"] * 3
-    assert bench.ratio(times, "a", "a") == {"median": 1.0, "q25": 1.0, "q75": 1.0}
+def test_a_contestant_that_is_not_installed_stays_away(rows):
+    contestants = [bench.CONTESTANTS[0], bench.Contestant("nobody", "no_such_package", bench.sklearn_interface)]
+    assert [item[0] for item in bench.compare(*rows, 1, contestants) if isinstance(item, tuple)] == [bench.OURS]

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from sepsa import __version__ as version
 from sepsa import cli
-from sepsa.paper import demo, records
+from sepsa.paper import records
 from sepsa.paper.experiments import EXPERIMENTS
 
 
@@ -19,13 +19,6 @@ def sepsa(*arguments):
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
-
-
-def test_the_demo_writes_a_figure(tmp_path, monkeypatch):
-    monkeypatch.setattr(demo, "LEARNING_RATES", (1e-3,))
-    result = sepsa("demo", "--seeds", 1, "--out", tmp_path / "figure.png")
-    assert result.exit_code == 0
-    assert (tmp_path / "figure.png").stat().st_size > 10_000
 
 
 def test_a_small_version_runs_once_and_says_that_it_is_one(tmp_path, monkeypatch):
@@ -154,18 +147,6 @@ def test_what_is_wrong_is_one_line(arguments, code, words, tmp_path, monkeypatch
     assert words in result.stderr
     assert len(result.stderr.strip().split("\n")) == 1
     assert isinstance(result.exception, SystemExit)
-
-
-def test_bench_without_its_file_is_one_line(tmp_path, monkeypatch):
-    def refused(*arguments, **options):
-        raise OSError("no network")
-
-    monkeypatch.setenv("SEPSA_DATA", str(tmp_path))
-    monkeypatch.setattr("pooch.retrieve", refused)
-    result = sepsa("bench", "stream")
-    assert result.exit_code == 1
-    assert "is missing" in result.stderr
-    assert "Traceback" not in result.output
 
 
 def test_the_version():

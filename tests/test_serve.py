@@ -35,8 +35,8 @@ def served(path, programs):
     )  # fmt: skip
     try:
         headers = {"Authorization": f"Bearer {TOKEN}"}
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, headers=headers) as client:
-            for _ in range(600):
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600, headers=headers) as client:
+            for _ in range(6000):
                 try:
                     client.get("/openapi.json")
                     break
@@ -73,7 +73,7 @@ def test_a_served_learner_loses_nothing(tmp_path, preloaded_bin):
         assert "y must be a finite number" in refused.json()["detail"]
         before = client.post("/predict", json={"x": {"a": 3.0, "b": 0.0}}).json()
         server.send_signal(signal.SIGTERM)
-        assert server.wait(60) in (0, -signal.SIGTERM)  # uvicorn ends by the signal once all is shut down
+        assert server.wait(600) in (0, -signal.SIGTERM)  # uvicorn ends by the signal once all is shut down
     assert inspect(path).position == (320, {})
     with served(path, preloaded_bin) as (server, client):
         assert client.post("/predict", json={"x": {"a": 3.0, "b": 0.0}}).json() == before

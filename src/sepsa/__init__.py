@@ -6,34 +6,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from sepsa import checkpoint as checkpoint
-from sepsa import renamed
 from sepsa._version import __version__
 from sepsa.checkpoint import load as load
 from sepsa.checkpoint import save as save
 from sepsa.features import FourierFeatures
-from sepsa.heads import RLS, HeadSolver, LogisticNewton, NotFinite, OnlineLBFGS, PerOutput, SoftmaxNewton
+from sepsa.heads import RLS, HeadSolver, LogisticNewton, NotFinite, OnlineLBFGS, PerOutput, SelfTuning, SoftmaxNewton
 from sepsa.joint import muon
 from sepsa.observe import observe
 from sepsa.optimizer import SepSA
-from sepsa.storm import STORM
 
 __all__ = [
     "RLS",
-    "STORM",
     "FourierFeatures",
     "HeadSolver",
     "LogisticNewton",
     "NotFinite",
     "OnlineLBFGS",
     "PerOutput",
+    "SelfTuning",
     "SepSA",
     "SoftmaxNewton",
     "__version__",
     "muon",
     "observe",
 ]
-
-renamed.install()
 
 if TYPE_CHECKING:
     from sepsa.stream.forecast import SepSAForecaster as SepSAForecaster
@@ -49,6 +45,8 @@ _STREAM = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "STORM":
+        raise AttributeError("sepsa.STORM is gone since 0.3, it gained nothing beside a head: use torch.optim.Adam")
     if name not in _STREAM:
         raise AttributeError(f"module 'sepsa' has no attribute {name!r}")
     try:

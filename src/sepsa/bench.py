@@ -14,9 +14,8 @@ import json
 import platform
 import subprocess
 import time
-import timeit
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -24,32 +23,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
-from torch.nn.functional import mse_loss
 
 from sepsa.states.output import replace
 
 Array = NDArray[Any]
 LearnStream = Callable[[], Array]  # learns the stream once; returns predictions (n,) made before learning each sample
-
-
-def alternate(contestants: dict[str, Callable[[], object]], rounds: int, seconds: float = 0.05) -> dict[str, Any]:
-    """Seconds per call of each contestant in each of `rounds`; a round calls each one for about `seconds`."""
-    calls = {}
-    for name, run in contestants.items():
-        for _ in range(3):
-            run()
-        start = time.perf_counter()
-        run()
-        calls[name] = max(1, int(seconds / (time.perf_counter() - start)))
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(rounds):
-        for name, run in contestants.items():
-            start = time.perf_counter()
-            for _ in range(calls[name]):
-                run()
-            times[name].append((time.perf_counter() - start) / calls[name])
-    return times
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -172,124 +150,6 @@ def river_model(X: Array, Y: Array, name: str) -> LearnStream:
     return river_stream(getattr(linear_model, name)(), X, Y)
 
 
-def network(d: int, m: int) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(d, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, m))
-
-
-def torch_stream(X: Array, Y: Array, separable: bool) -> LearnStream:
-    """The network in eager PyTorch, by Adam or by SepSA: one pass through the body for prediction and step together.
-
-    Adam's output in training is the prediction. SepSA's head learns before its output in training, so the head alone
-    predicts first; `benchmarks/step_cost.py` times the step without a prediction.
-    """
-    from sepsa.optimizer import SepSA
-
-    model = network(X.shape[1], Y.shape[1])
-    options: dict[str, Any] = {"lr": LR, "weight_decay": DECAY}
-    sepsa = SepSA(model, torch.optim.Adam, **options) if separable else None
-    optimizer = sepsa or torch.optim.Adam(model.parameters(), **options)
-    body, head = model[:-1], model[-1]
-    samples = _rows(X, Y)
-
-    def run() -> Array:
-        before = []
-        for x, y in samples:
-            features = body(x)
-            if sepsa is None:
-                outputs = prediction = head(features)
-            else:
-                with torch.no_grad():
-                    prediction = head(features)
-                with sepsa.observe(y):
-                    outputs = head(features)
-            mse_loss(outputs, y).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            optimizer.zero_grad()
-            before.append(float(prediction[0, 0].detach()))
-        return np.array(before)
-
-    return run
-
-
-def _rows(X: Array, Y: Array) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    x, y = torch.tensor(X, dtype=torch.float32), torch.tensor(Y, dtype=torch.float32)
-    return list(zip(torch.split(x, 1), torch.split(y, 1), strict=True))
-
-
-def sklearn_mlp(X: Array, Y: Array) -> LearnStream:
-    from sklearn.neural_network import MLPRegressor
-
-    model = MLPRegressor(hidden_layer_sizes=(HIDDEN,), learning_rate_init=LR, alpha=DECAY, random_state=0)
-    samples = [(X[i : i + 1], Y[i : i + 1]) for i in range(len(X))]
-    return predict_then_learn(
-        samples, lambda x: model.predict(x)[0, 0] if hasattr(model, "coefs_") else 0.0, model.partial_fit
-    )
-
-
-def vowpal_wabbit(X: Array, Y: Array) -> LearnStream:
-    from vowpalwabbit import Workspace
-
-    workspace = Workspace(f"--nn {HIDDEN} --quiet")
-    rows = [" ".join(f"{name}:{value}" for name, value in zip("abcdefgh", row, strict=True)) for row in X.tolist()]
-    lines = [f"{y} | {row}" for row, y in zip(rows, Y[:, 0].tolist(), strict=True)]
-
-    def run() -> Array:
-        before = []
-        for line in lines:
-            example = workspace.example(line)
-            before.append(workspace.predict(example))
-            workspace.learn(example)
-            workspace.finish_example(example)
-        return np.array(before)
-
-    return run
-
-
-def padasip_rls(X: Array, Y: Array) -> LearnStream:
-    from padasip.filters import FilterRLS
-
-    model = FilterRLS(X.shape[1], mu=1.0, w="zeros")
-    samples = list(zip(X, Y[:, 0], strict=True))
-    return predict_then_learn(samples, model.predict, lambda x, y: model.adapt(y, x))
-
-
-def jax_scan(X: Array, Y: Array) -> LearnStream:
-    """SepSA's iteration as one jitted scan in float32, with its gradient written out."""
-    import jax
-    from jax import numpy as jnp
-
-    d, m, p = X.shape[1], Y.shape[1], HIDDEN + 1
-
-    def step(state: Any, sample: Any) -> Any:
-        theta, first, second, power1, power2, B, W = state
-        x, y = sample
-        x = jnp.append(x, 1.0)
-        h = jnp.maximum(theta @ x, 0.0)
-        phi = jnp.append(h, 1.0)
-        before = W @ phi
-        u = B @ phi
-        g = 1.0 + phi @ u
-        B = B - jnp.outer(u, u / g)
-        W = W + jnp.outer((y - before) / g, u)
-        e = (2.0 / m) * (W @ phi - y)
-        gradient = jnp.outer(jnp.where(h > 0, e @ W[:, :-1], 0.0), x) + DECAY * theta
-        power1, power2 = 0.9 * power1, 0.999 * power2
-        first = 0.9 * first + 0.1 * gradient
-        second = 0.999 * second + 0.001 * gradient * gradient
-        theta = theta - (LR / (1 - power1)) * first / (jnp.sqrt(second / (1 - power2)) + 1e-8)
-        return (theta, first, second, power1, power2, B, W), before[0]
-
-    scan = jax.jit(lambda state, X, Y: jax.lax.scan(step, state, (X, Y)))
-    bound = np.sqrt(6 / d)
-    theta = jnp.array(np.random.default_rng(0).uniform(-bound, bound, (HIDDEN, d + 1)), dtype=jnp.float32)
-    zeros, one = jnp.zeros_like(theta), jnp.float32(1)
-    state = (theta, zeros, zeros, one, one, jnp.eye(p, dtype=jnp.float32), jnp.zeros((m, p), dtype=jnp.float32))
-    x, y = jnp.array(X, dtype=jnp.float32), jnp.array(Y, dtype=jnp.float32)
-    scan(state, x, y)[1].block_until_ready()  # compiles
-    return lambda: np.asarray(scan(state, x, y)[1])
-
-
 CONTESTANTS = (
     Contestant("sepsa engine", "numba", partial(engine, dtype=np.float32)),
     Contestant("sepsa engine, float64", "numba", partial(engine, dtype=np.float64)),
@@ -298,14 +158,7 @@ CONTESTANTS = (
     Contestant("sepsa in scikit-learn", "sklearn", sklearn_interface),
     Contestant("sepsa in River", "river", river_interface),
     Contestant("sepsa network alone in River", "river", partial(river_interface, body="fourier")),
-    Contestant("PyTorch SepSA, eager", "torch", partial(torch_stream, separable=True)),
-    Contestant("PyTorch Adam, eager", "torch", partial(torch_stream, separable=False)),
-    Contestant("JAX scan of the same step", "jax", jax_scan),
     Contestant("River LinearRegression", "river", partial(river_model, name="LinearRegression")),
-    Contestant("River BayesianLinearRegression", "river", partial(river_model, name="BayesianLinearRegression")),
-    Contestant("scikit-learn MLPRegressor", "sklearn", sklearn_mlp),
-    Contestant("Vowpal Wabbit --nn 50", "vowpalwabbit", vowpal_wabbit),
-    Contestant("padasip RLS", "padasip", padasip_rls),
 )
 OURS = CONTESTANTS[0].name
 
@@ -318,9 +171,11 @@ def stream() -> tuple[Array, Array]:
     return energy.train_inputs.double().numpy(), energy.train_targets.double().numpy()
 
 
-def compare(X: Array, Y: Array, rounds: int) -> Iterator[tuple[str, dict[str, Any]] | int]:
+def compare(
+    X: Array, Y: Array, rounds: int, contestants: Sequence[Contestant] = CONTESTANTS
+) -> Iterator[tuple[str, dict[str, Any]] | int]:
     """Yield the number of each round when it is done, then each installed contestant with its times and error."""
-    installed = [c for c in CONTESTANTS if importlib.util.find_spec(c.package)]
+    installed = [c for c in contestants if importlib.util.find_spec(c.package)]
     times: dict[str, list[float]] = {c.name: [] for c in installed}
     errors: dict[str, float] = {}
     for number in range(-1, rounds):  # round -1 warms up
@@ -346,57 +201,6 @@ def compare(X: Array, Y: Array, rounds: int) -> Iterator[tuple[str, dict[str, An
         yield name, result
 
 
-def multiply_adds(d: int, h: int, m: int) -> dict[str, int]:
-    """The fewest multiply-adds of one sample, for a network d -> h -> m with Adam: a float64 head, a float32 body."""
-    p = h + 1
-    return {
-        "head_float64": 3 * p * p // 2 + 4 * m * p,  # rank one on half a matrix; three responses and W's update
-        "body_float32": 2 * d * h + 8 * (d + 1) * h + m * h,  # forward and gradient, Adam, the head's gradient
-    }
-
-
-def attainable(n: int = 512) -> float:
-    """Float64 multiply-adds per second of one core, measured with a matrix product."""
-    from sepsa.paper.runner import one_thread
-
-    a = torch.ones(n, n, dtype=torch.float64)
-    with one_thread():
-        return n**3 / min(timeit.repeat(lambda: a @ a, number=1, repeat=10))
-
-
-def draw(source: Path) -> Path:
-    """Draw the microseconds per sample with quartiles from what `write` wrote, into a .png beside it."""
-    from matplotlib import pyplot as plt
-
-    measured = json.loads(source.read_text(encoding="utf-8"))
-    results = measured["contestants"]
-    names = sorted(results, key=lambda name: -results[name]["microseconds"]["median"])
-    fig, ax = plt.subplots(figsize=(8, 0.42 * len(names) + 1.6), layout="constrained")
-    for ours, color, label in ((True, "#D55E00", "sepsa"), (False, "0.7", "others")):
-        some = [i for i, name in enumerate(names) if ("sepsa" in name.lower()) == ours]
-        ax.barh(some, [results[names[i]]["microseconds"]["median"] for i in some], color=color, label=label)
-    for i, name in enumerate(names):
-        us, error = results[name]["microseconds"], results[name]["mean_absolute_error"]
-        ax.plot([us["q25"], us["q75"]], [i, i], color="k", lw=1)
-        ax.text(
-            max(us["median"], us["q75"]) * 1.1, i, f"{us['median']:.1f} µs, error {error:.2f}", va="center", fontsize=8
-        )
-    ax.set_yticks(range(len(names)), names)
-    ax.set(xscale="log", xlim=(1, 25 * max(result["microseconds"]["median"] for result in results.values())))
-    ax.set_xlabel("µs to predict one row, then learn it; error: mean absolute, of these predictions")
-    ax.set_title(f"Energy, row by row, on {measured['threads']} cores: {measured['processor']}", fontsize=10)
-    ax.legend(loc="upper right", frameon=False)
-    ax.spines[["top", "right"]].set_visible(False)
-    out = source.with_suffix(".png")
-    fig.savefig(out, dpi=150)
-    plt.close(fig)
-    return out
-
-
-def write(out: Path, results: dict[str, dict[str, Any]], rate: float) -> None:
-    """Write the results, and the time that one sample takes at `rate` float64 multiply-adds per second."""
-    needed = multiply_adds(8, HIDDEN, 2)
-    head, body = needed["head_float64"] / rate, needed["body_float32"] / (2 * rate)
-    limit = {"multiply_adds": needed, "float64_multiply_adds_per_second": rate, "microseconds": 1e6 * (head + body)}
-    content = machine() | {"limit": limit, "contestants": results}
-    replace(out, [(json.dumps(content, indent=1) + "\n").encode()])
+def write(out: Path, results: dict[str, dict[str, Any]]) -> None:
+    """Write the results, with the machine on which they were measured."""
+    replace(out, [(json.dumps(machine() | {"contestants": results}, indent=1) + "\n").encode()])

@@ -26,6 +26,12 @@ try:
 except ModuleNotFoundError as error:  # the core is torch and numpy alone
     sys.exit(NEEDS_EXTRA.format(missing=error.name, extra="paper"))
 
+
+def setting(text: str, default: object, **options: Any) -> Any:
+    """An option of the model: a checkpoint knows its value, so None is one that was not given."""
+    return typer.Option(help=f"{text} (default {default})", show_default=False, **options)
+
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 Separator = Annotated[str, typer.Option(help="Between cells; found by itself if it is , ; | or a tab.")]
 PredictionsFile = Annotated[
@@ -38,6 +44,12 @@ Probabilities = Annotated[
     bool, typer.Option("--probabilities", help="Also the probability of each class, as a JSON object.")
 ]
 DecimalMark = Annotated[str, typer.Option(help="The decimal mark, . or ,")]
+Follow = Annotated[bool, typer.Option("--follow", help="Wait for rows that are appended to the file.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be used.")]
+Quarantine = Annotated[Path | None, typer.Option(help="A .csv for rows that cannot be used.")]
+Checkpoint = Annotated[Path | None, typer.Option(help="Where the model is saved, and resumed from if it is there.")]
+Every = Annotated[int, typer.Option(min=1, help="Rows between two checkpoints.")]
+Keep = Annotated[int, typer.Option(min=1, help="How many checkpoints stay, the older as .1, .2, ...")]
 
 STDIN = Path("-")
 EXIT_CODES = (
@@ -197,45 +209,30 @@ def stream(
     drop: Annotated[str, typer.Option(help="Columns to leave out, with commas between.")] = "",
     categorical: Annotated[str, typer.Option(help="Columns of numbers that are names, such as postal codes.")] = "",
     categories: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Texts of a column with an input each; the others share 16. (default 32)", show_default=False
-        ),
+        int | None, setting("Texts of a column with an input of their own; all others share 16.", 32, min=1)
     ] = None,
     forgetting: Annotated[
-        str | None,
-        typer.Option(
-            help="1: all rows count alike; 0.999 follows drift; auto weights such heads by error. (default auto)",
-            show_default=False,
-        ),
+        str | None, setting("1: all rows count alike; 0.999 follows drift; auto weights such heads by error.", "auto")
     ] = None,
-    ridge: Annotated[
-        str | None, typer.Option(help="How strongly the head is held at its start. (default 10)", show_default=False)
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Same rows and same seed, same numbers. (default 0)", show_default=False)
-    ] = None,
+    ridge: Annotated[str | None, setting("How strongly the head is held at its start.", 10)] = None,
+    seed: Annotated[int | None, setting("Same rows and same seed, same numbers.", 0, min=0)] = None,
     body: Annotated[
         str | None,
-        typer.Option(
-            help="experts: trees, neighbours and others beside the network; fourier: the network alone, faster. "
-            "(default experts)",
-            show_default=False,
+        setting(
+            "experts: trees, neighbours and others beside the network; fourier: the network alone, faster.", "experts"
         ),
     ] = None,
     sep: Separator = "",
     decimal: DecimalMark = ".",
-    follow: Annotated[bool, typer.Option("--follow", help="Wait for rows that are appended to the file.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be used.")] = False,
+    follow: Follow = False,
+    strict: Strict = False,
     predictions: PredictionsFile = None,
     intervals: Intervals = None,
     probabilities: Probabilities = False,
-    quarantine: Annotated[Path | None, typer.Option(help="A .csv for rows that cannot be used.")] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="Where the model is saved, and resumed from if it is there.")
-    ] = None,
-    every: Annotated[int, typer.Option(min=1, help="Rows between two checkpoints.")] = 10_000,
-    keep: Annotated[int, typer.Option(min=1, help="How many checkpoints stay, the older as .1, .2, ...")] = 1,
+    quarantine: Quarantine = None,
+    checkpoint: Checkpoint = None,
+    every: Every = 10_000,
+    keep: Keep = 1,
     force: Annotated[bool, typer.Option("--force", help="Save a model with NaN or Inf over one without.")] = False,
     report: Annotated[Path | None, typer.Option(help="An .html page on what happened.")] = None,
 ) -> None:
@@ -264,7 +261,7 @@ def forecast(
     time: Annotated[
         str | None, typer.Option(help="The column of times: dates or seconds; rows left out are gaps.")
     ] = None,
-    horizon: Annotated[int | None, typer.Option(min=1, help="Rows ahead. (default 24)", show_default=False)] = None,
+    horizon: Annotated[int | None, setting("Rows ahead.", 24, min=1)] = None,
     inputs: Annotated[str, typer.Option(help="Columns that help to forecast, with commas between.")] = "",
     seasons: Annotated[str, typer.Option(help="Periods in rows, with commas between; else found by itself.")] = "",
     lags: Annotated[int | None, typer.Option(min=1, help="Past rows that are inputs.", show_default=False)] = None,
@@ -281,15 +278,13 @@ def forecast(
     date_format: Annotated[str | None, typer.Option(help="The format of --time, such as %d.%m.%Y %H:%M.")] = None,
     sep: Separator = "",
     decimal: DecimalMark = ".",
-    follow: Annotated[bool, typer.Option("--follow", help="Wait for rows that are appended to the file.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be used.")] = False,
+    follow: Follow = False,
+    strict: Strict = False,
     predictions: Annotated[Path | None, typer.Option(help="A .csv for the forecasts made after each row.")] = None,
-    quarantine: Annotated[Path | None, typer.Option(help="A .csv for rows that cannot be used.")] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="Where the model is saved, and resumed from if it is there.")
-    ] = None,
-    every: Annotated[int, typer.Option(min=1, help="Rows between two checkpoints.")] = 10_000,
-    keep: Annotated[int, typer.Option(min=1, help="How many checkpoints stay, the older as .1, .2, ...")] = 1,
+    quarantine: Quarantine = None,
+    checkpoint: Checkpoint = None,
+    every: Every = 10_000,
+    keep: Keep = 1,
     report: Annotated[Path | None, typer.Option(help="An .html page with the forecasts as fan charts.")] = None,
 ) -> None:
     """Forecast columns of a table, learning each row as it comes; prints the forecast after the last row."""
@@ -339,15 +334,15 @@ def inspect(
     with extras("stream"):
         from sepsa.stream.tables import command, inspection, output
 
-    def tell() -> int:
+    def show() -> int:
         output.check_stdout("open it, or redirect it to a file")
-        told = inspection.inspect(model)
-        width = max(map(len, told))
-        lines = [f"{name:<{width}}  {plain(value)}\n" for name, value in told.items()]
-        output.print_text(json.dumps(told, default=str) + "\n" if as_json else "".join(lines))
+        contents = inspection.inspect(model)
+        width = max(map(len, contents))
+        lines = [f"{name:<{width}}  {plain(value)}\n" for name, value in contents.items()]
+        output.print_text(json.dumps(contents, default=str) + "\n" if as_json else "".join(lines))
         return command.FINISHED
 
-    raise typer.Exit(command.exit_code(tell))
+    raise typer.Exit(command.exit_code(show))
 
 
 def plain(value: Any) -> str:
@@ -390,13 +385,22 @@ def decimal_mark(given: str, sep: str) -> str:
     return given
 
 
+@app.command("compile")
+def compile_engine() -> None:
+    """Compile the stream learners now, so that their first row is fast: when a container is built, or before tests."""
+    with extras(), system_errors():
+        from sepsa.stream.engine.compiled import compile_for_learners
+
+        compile_for_learners()
+
+
 @app.command()
 def bench(
-    what: Annotated[str, typer.Argument(help="stream: the price of one sample, beside whichever peers are installed.")],
+    what: Annotated[str, typer.Argument(help="stream: the price of one sample, beside a linear model of River.")],
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, in each of which every contestant runs once.")] = 15,
-    out: Annotated[Path | None, typer.Option(help="A .json for the raw numbers; a .png is drawn beside it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A .json for the raw numbers.")] = None,
 ) -> None:
-    """Measure the compiled engine and its peers on the same stream, alternating in one process."""
+    """Measure the learners of sepsa and a linear model of River on the same stream, alternating in one process."""
     if what != "stream":
         raise refuse(f"bench must be one of stream, got {what!r}")
     if out is not None:
@@ -410,7 +414,6 @@ def bench(
 
         console = Console()
         X, Y = benchmark.stream()
-        rate = benchmark.attainable()
         comparison = benchmark.compare(X, Y, rounds)
         for _ in track(range(rounds + 1), "rounds", console=console, transient=True):
             next(comparison)
@@ -427,8 +430,8 @@ def bench(
         )
     console.print(table)
     if out is not None:
-        benchmark.write(out, results, rate)
-        console.print(f"written to {out} and {benchmark.draw(out)}", highlight=False)
+        benchmark.write(out, results)
+        console.print(f"written to {out}", highlight=False)
 
 
 def chosen(option: str, given: str, valid: Sequence[str], short: Callable[[str], str]) -> list[str] | None:

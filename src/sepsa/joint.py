@@ -24,12 +24,6 @@ class JointOptimizer(Optimizer):
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        for optimizer in optimizers:
-            if getattr(optimizer, "evaluates_again", False):
-                raise ValueError(
-                    f"base {type(optimizer).__name__} evaluates the loss again with the parameters of the step before, "
-                    "so it cannot be one of several optimizers: let it move the whole body"
-                )
         shared = set.intersection(*(set(optimizer.defaults) for optimizer in optimizers))
         defaults = {name: value for name, value in optimizers[-1].defaults.items() if name in shared}
         super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], defaults)

@@ -1,7 +1,6 @@
-"""Predictions of the stream engine, of the scikit-learn and River interfaces and of `sepsa stream`, on made-up data.
+"""Streams on made-up data: answers after a few rows, and bits after many, of every public interface.
 
-`compute` names each result. Numbers depend on the processor and on the versions of numba and torch, so they are
-compared between two versions of this library on one machine. It runs with one thread.
+`answers` are compared with the record (tests/test_goldens.py), `states` between two trees on one machine (compare.py).
 """
 
 from __future__ import annotations
@@ -20,20 +19,41 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from sepsa import SepSAClassifier, SepSARegressor, cli
+from sepsa import SepSAClassifier, SepSAForecaster, SepSARegressor, cli
 
 Results = dict[str, NDArray[Any]]
+FEW = 60  # rows before the answers
+BODIES: dict[str, dict[str, Any]] = {
+    "linear": {"body": "fourier", "hidden_layer_sizes": (), "forgetting": 1.0},
+    "network": {"body": "fourier", "hidden_layer_sizes": (8,), "forgetting": 0.99},
+}
 
 
-def compute() -> Results:
-    """All results, by name."""
-    torch.set_num_threads(1)
+def states() -> Results:
+    """All results after many rows, by name."""
     results: Results = {}
-    for part in (engine, learner, sklearn_regressor, sklearn_classifier, sklearn_batch, torch_body, river, tables):
+    for part in (sklearn_regressor, sklearn_classifier, sklearn_batch, torch_body, forecaster, river, tables):
         for name, value in part():
             assert name not in results, name
             results[name] = np.asarray(value)
     return results
+
+
+def answers() -> dict[str, dict[str, list[float]]]:
+    """Predictions of a few rows, each made before the row is learned, and the mean loss of the last half of them."""
+    rng = np.random.default_rng(8)
+    X = rng.normal(size=(FEW, 3))
+    y = X @ [1.0, -2.0, 0.5] + np.sin(X[:, 0]) + 0.1 * rng.normal(size=FEW)
+    labels = np.where(y > 0, "up", "down")
+    result = {}
+    for name, options in BODIES.items():
+        told = SepSARegressor(random_state=0, **options).prequential(X, y)
+        loss = np.mean((told - y)[FEW // 2 :] ** 2)
+        result[f"regressor, {name}"] = {"losses": [float(loss)], "predictions": told[-8:].tolist()}
+        told = SepSAClassifier(random_state=0, **options).prequential(X, labels, method="predict_proba")
+        loss = -np.mean(np.log(np.where(labels == "up", told[:, 1], told[:, 0])[FEW // 2 :]))
+        result[f"classifier, {name}"] = {"losses": [float(loss)], "predictions": told[-8:, 0].tolist()}
+    return result
 
 
 def numeric_rows(n: int, inputs: int = 4, outputs: int = 1, seed: int = 0) -> tuple[Any, Any]:
@@ -47,66 +67,6 @@ def numeric_rows(n: int, inputs: int = 4, outputs: int = 1, seed: int = 0) -> tu
     return X, Y
 
 
-def arrays_of(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Every array and number of a nested state, by its path."""
-    if isinstance(state, dict):
-        for key, value in state.items():
-            yield from arrays_of(value, f"{name}/{key}")
-    elif isinstance(state, (list, tuple)):
-        for i, value in enumerate(state):
-            yield from arrays_of(value, f"{name}/{i}")
-    else:
-        yield name, np.array(str(state)) if state is None or isinstance(state, str) else np.asarray(state)
-
-
-def engine() -> Iterator[tuple[str, Any]]:
-    from sepsa.stream.engine import Engine
-
-    rng = np.random.default_rng(1)
-    X, Y = rng.normal(size=(120, 3)), rng.normal(size=(120, 2))
-    weight = rng.uniform(0.2, 3.0, 120)
-    cases: dict[str, dict[str, Any]] = {
-        "plain": {},
-        "double": {"dtype": np.float64, "activation": "tanh", "optimizer": "nag", "forgetting": 0.99, "batch": 7},
-        "several heads": {"ridge": "auto", "forgetting": "auto", "loss": "huber", "skip": True},
-        "deep": {"hidden": (9, 5), "activation": "sigmoid", "optimizer": "rmsprop", "weight_decay": 0.01, "skip": True},
-        "gelu": {"activation": "gelu", "optimizer": "sgd", "standardize": True, "forgetting": 0.9, "batch": 3},
-        "fourier": {"activation": "fourier", "optimizer": "momentum", "loss": "huber", "standardize": True},
-        "linear": {"hidden": (), "loss": "huber", "forgetting": "auto"},
-    }
-    for name, options in cases.items():
-        made = Engine(3, 2, options.pop("hidden", (8,)), **options)
-        yield f"engine, {name}: first", made.learn(X[:60], Y[:60], weight[:60])
-        made.resize(4, 3)
-        wider, targets = np.c_[X[60:], X[60:, :1] ** 2], np.c_[Y[60:], X[60:, 1] > 0]
-        yield f"engine, {name}: resized", made.learn(np.ascontiguousarray(wider), np.ascontiguousarray(targets))
-        yield f"engine, {name}: leverage", made.predict_with_leverage(np.ascontiguousarray(wider[:9]))[1]
-        yield f"engine, {name}: noise", made.noise_variance()
-        yield f"engine, {name}: chosen", json.dumps(made.chosen)
-        for path, value in arrays_of(made.state_dict()):
-            yield f"engine, {name}: state{path}", value
-
-
-def learner() -> Iterator[tuple[str, Any]]:
-    from sepsa.stream.learner import Learner
-
-    X, Y = numeric_rows(600, outputs=2)
-    for missing in ("auto", "zero", "mean"):
-        made = Learner(
-            4, 2, regression=True, missing=missing, hidden=(8,), activation="fourier", loss="huber",
-            forgetting="auto", skip=True, lr=3e-3,
-        )  # fmt: skip
-        yield f"learner, {missing}: before", made.learn(X[:300], Y[:300], np.linspace(0.5, 2.0, 300))
-        made.add_inputs(np.array([0.5]), np.array([2.0]))
-        made.add_outputs(1)
-        wider = np.c_[X[300:], np.sin(X[300:, 0])]
-        yield f"learner, {missing}: after", made.learn(wider, np.c_[Y[300:], np.ones(300)])
-        row = wider[:1].copy()
-        row[np.isnan(row)] = 0.0
-        made.learn_row(row[0].tolist(), [1.0, 2.0, 3.0], 1.5)
-        yield f"learner, {missing}: one row", made.predict_row(row[0].tolist())
-
-
 def sklearn_regressor() -> Iterator[tuple[str, Any]]:
     X, Y = numeric_rows(700, outputs=2, seed=2)
     cases: dict[str, dict[str, Any]] = {
@@ -114,9 +74,13 @@ def sklearn_regressor() -> Iterator[tuple[str, Any]]:
         "squared": {"loss": "squared", "batch_size": 8, "hidden_layer_sizes": (12, 6), "activation": "tanh"},
         "ridges": {"ridge": "auto", "optimizer": "adam", "hidden_layer_sizes": 16},
         "linear": {"hidden_layer_sizes": (), "forgetting": 0.999},
+        "deep": {"hidden_layer_sizes": (9, 5), "activation": "sigmoid", "optimizer": "rmsprop", "weight_decay": 0.01},
+        "gelu": {"activation": "gelu", "optimizer": "sgd", "batch_size": 3},
+        "experts": {"body": "experts"},
     }
     for name, options in cases.items():
-        model = SepSARegressor(random_state=0, body="fourier", **options)
+        options = {"body": "fourier", "random_state": 0} | options
+        model = SepSARegressor(**options)
         targets = Y if name == "default" else Y[:, 0]
         yield f"regressor, {name}: prequential", model.prequential(X[:500], targets[:500])
         model.partial_fit(X[500:600], targets[500:600], np.linspace(0.0, 2.0, 100))
@@ -124,7 +88,7 @@ def sklearn_regressor() -> Iterator[tuple[str, Any]]:
         yield f"regressor, {name}: mean", mean
         yield f"regressor, {name}: std", std
         yield f"regressor, {name}: outliers", model.outliers_
-        other = SepSARegressor(random_state=0, body="fourier", **options)
+        other = SepSARegressor(**options)
         other.load_state_dict(model.state_dict())
         again = pickle.loads(pickle.dumps(model))
         yield f"regressor, {name}: loaded", other.partial_fit(X[600:], targets[600:]).predict(X[:50])
@@ -190,6 +154,15 @@ def torch_body() -> Iterator[tuple[str, Any]]:
     classifier, labels = SepSAClassifier(**options), labels_of(X, 200)
     yield "torch body: classes", classifier.prequential(X[:150], labels[:150], method="predict_proba")
     yield "torch body: a new class", classifier.prequential(X[150:], labels[150:], method="predict_proba")
+
+
+def forecaster() -> Iterator[tuple[str, Any]]:
+    rng = np.random.default_rng(9)
+    rows = np.sin(np.arange(400) / 4)[:, None] + 0.1 * rng.normal(size=(400, 2))
+    rows[rng.random(rows.shape) < 0.02] = np.nan
+    model = SepSAForecaster(horizon=4)
+    yield "forecaster: prequential", np.stack(model.prequential(rows, coverage=0.9))
+    yield "forecaster: next", json.dumps(model.forecast())
 
 
 def dicts(X: Any) -> Iterator[dict[str, float]]:

@@ -13,14 +13,6 @@ from sepsa.paper import convergence
 from sepsa.paper.convergence import APART, OVERLAPPING, Realization
 
 
-def test_the_optimum_is_one():
-    x, body, head = convergence.optimum(APART)
-    y = head(body(x)).detach()
-    with torch.no_grad():
-        body.places += 1e-3
-    assert convergence.half_square(head(body(x)), y) > 1e-8
-
-
 def test_the_gap_is_the_risk_less_that_of_the_noise():
     x, body, head = convergence.optimum(APART)
     y = head(body(x)).detach()
@@ -89,29 +81,3 @@ def test_the_file_holds_what_the_report_draws(tmp_path, monkeypatch):
     before = file.stat().st_mtime_ns
     convergence.run(tmp_path, 1, True, console)
     assert file.stat().st_mtime_ns == before
-
-
-def test_stopped_on_the_way_it_goes_on_from_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(convergence, "QUICK_STEPS", 30)
-    monkeypatch.setattr(convergence, "QUICK_SEEDS", 2)
-    monkeypatch.setattr(convergence, "cost", lambda seconds: {"p": [], "q": []})
-    console = Console(quiet=True)
-    convergence.run(tmp_path / "whole", 1, True, console)
-    follow, walked = convergence.follow, []
-
-    def stopped(walk):
-        if len(walked) == 2:
-            raise KeyboardInterrupt
-        walked.append(walk)
-        return follow(walk)
-
-    monkeypatch.setattr(convergence, "follow", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        convergence.run(tmp_path / "parts", 1, True, console)
-    assert not (tmp_path / "parts" / "convergence.json").exists()
-    monkeypatch.setattr(convergence, "follow", lambda walk: walked.append(walk) or follow(walk))
-    convergence.run(tmp_path / "parts", 1, True, console)
-    assert len(walked) == len(set(walked)) == 4
-    whole, parts = (tmp_path / name / "convergence.json" for name in ("whole", "parts"))
-    assert whole.read_bytes() == parts.read_bytes()
-    assert [file.name for file in (tmp_path / "parts").iterdir()] == ["convergence.json"]

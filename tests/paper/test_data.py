@@ -6,25 +6,18 @@ published files themselves look for them in ../shared/data. No test reaches beyo
 
 from __future__ import annotations
 
-import gc
 import gzip
 import hashlib
 import http.server
 import io
-import shutil
-import subprocess
 import sys
 import tarfile
-import tempfile
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from sepsa.paper import data
 from sepsa.paper.data import load
@@ -110,8 +103,7 @@ def small():
 @pytest.fixture
 def published(small, monkeypatch):
     """The small data sets, with `data` made to take them for the published ones."""
-    monkeypatch.setattr(data, "_ENERGY_MEANS", tuple(small.table.mean(0)))
-    monkeypatch.setattr(data, "_ENERGY_ORDER", tuple(np.arange(768) @ small.table / 768))
+    monkeypatch.setattr(data, "_ENERGY_MD5", md5(np.round(100 * small.table).astype("<i8").tobytes()))
     sums = {name: (md5(small.files["mnist"][f"MNIST/raw/{name}.gz"]), md5(raw)) for name, raw in small.unpacked.items()}
     monkeypatch.setattr(data, "_MNIST_MD5", sums)
     monkeypatch.setattr(data, "_CIFAR10_IMAGES", 20)
@@ -211,18 +203,6 @@ def test_energy_in_small(published, tmp_path):
     check_split(dataset, published.table[:, :8], published.table[:, 8:], 491, 123, 154)
 
 
-@pytest.mark.parametrize("form", ["byte order mark", "carriage returns", "blank line"])
-def test_energy_takes_other_ways_to_write_the_csv(published, tmp_path, form):
-    content = published.files["energy"][ONE_FILE["energy"]]
-    forms = {
-        "byte order mark": b"\xef\xbb\xbf" + content,
-        "carriage returns": content.replace(b"\n", b"\r\n"),
-        "blank line": content + b"\n",
-    }
-    write(tmp_path / ONE_FILE["energy"], forms[form])
-    assert load("energy", tmp_path).train_inputs.shape == (491, 8)
-
-
 @pytest.mark.parametrize("packed", [True, False])
 def test_mnist_in_small(published, tmp_path, packed):
     for name, raw in published.unpacked.items():
@@ -246,17 +226,6 @@ def test_cifar10_in_small(published, tmp_path):
         assert getattr(dataset, f"{part}_targets").argmax(1).tolist() == rows[:, 0].tolist()
 
 
-@given(hnp.arrays(np.uint8, hnp.array_shapes(min_dims=1, max_dims=4, max_side=5)))
-def test_idx_gives_back_any_array(array):
-    np.testing.assert_array_equal(data._idx(idx(array)), array)
-
-
-@given(st.binary(max_size=300))
-def test_no_stray_bytes_are_taken_for_energy(content):
-    with pytest.raises(ValueError, match=r"it|mean"):
-        data._energy_table(content)
-
-
 # ---------------------------------------------------------------------- which folder
 
 
@@ -268,17 +237,6 @@ def test_the_environment_names_the_folder_and_the_argument_goes_before_it(publis
     assert load("energy", tmp_path / "good").n_outputs == 2
     with pytest.raises(FileNotFoundError, match="empty"):
         load("energy")
-
-
-def test_the_users_cache_folder_is_the_last_resort(published, pooch, tmp_path, monkeypatch):
-    published.lay_out("energy", tmp_path / "sepsa")
-    monkeypatch.setattr(pooch, "os_cache", lambda project: tmp_path / project)
-    assert load("energy").n_outputs == 2
-
-
-def test_an_unknown_name():
-    with pytest.raises(ValueError, match="name must be one of 'energy', 'diabetes', 'mnist', 'cifar10', got 'iris'"):
-        load("iris")
 
 
 # ---------------------------------------------------------------------- wrong files
@@ -313,23 +271,6 @@ def refusal(name, folder):
     return str(caught.value)
 
 
-def test_a_truncated_unpacked_mnist_file_is_refused(published, tmp_path):
-    published.lay_out("mnist", tmp_path)
-    path = tmp_path / "MNIST/raw/t10k-labels-idx1-ubyte"
-    path.write_bytes(published.unpacked[path.name][:-1])
-    assert f"{path} is damaged" in refusal("mnist", tmp_path)
-
-
-def test_a_sound_gzip_of_other_bytes_is_refused(published, tmp_path):
-    published.lay_out("mnist", tmp_path)
-    path = tmp_path / ONE_FILE["mnist"]
-    other = idx(published.images[12][::-1])
-    path.write_bytes(gzip.compress(other))
-    message = refusal("mnist", tmp_path)
-    assert str(path) in message
-    assert md5(other) in message
-
-
 def test_energy_says_what_is_wrong(published, tmp_path):
     path = tmp_path / ONE_FILE["energy"]
 
@@ -346,9 +287,9 @@ def test_energy_says_what_is_wrong(published, tmp_path):
     assert "NaN or Inf" in message(nan)
     shifted = table.copy()
     shifted[3, 8] += 0.01
-    assert "the mean of Y1 must be" in message(shifted)
+    assert "its numbers must have the md5" in message(shifted)
     swapped = table[[1, 0, *range(2, 768)]]
-    assert "row number times value" in message(swapped)
+    assert "its numbers must have the md5" in message(swapped)
 
 
 def test_cifar10_says_what_is_wrong(published, tmp_path):
@@ -365,13 +306,6 @@ def test_cifar10_says_what_is_wrong(published, tmp_path):
     assert "labels must be 0 to 9, got 10" in message(rows)
     rows[7, 0] = 9
     assert "class 3 must have 2 images, got 1" in message(rows)
-
-
-def test_one_cifar10_file_twice_is_refused(published, tmp_path):
-    published.lay_out("cifar10", tmp_path)
-    place = tmp_path / "cifar-10-batches-bin"
-    shutil.copyfile(place / "data_batch_1.bin", place / "data_batch_2.bin")
-    assert "data_batch_1.bin to data_batch_5.bin" in refusal("cifar10", tmp_path)
 
 
 # ---------------------------------------------------------------------- missing files
@@ -409,37 +343,6 @@ def test_a_missing_file_without_a_network(published, pooch, tmp_path, monkeypatc
     assert files_under(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", ONE_FILE)
-def test_a_missing_file_without_pooch(tmp_path, name):
-    message = missing(name, tmp_path)
-    assert "(pooch is not installed: pip install 'sepsa[paper]')" in message
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_cannot_be_made(pooch, tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    assert "(Not a directory)" in missing("mnist", tmp_path / "file") or sys.platform == "win32"
-
-
-def test_no_folder_and_no_pooch_is_one_line():
-    with pytest.raises(ModuleNotFoundError, match=r"^pooch is not installed: pip install 'sepsa\[paper\]'$"):
-        load("mnist")
-
-
-def test_without_scikit_learn_is_one_line(monkeypatch):
-    class Absent:
-        @staticmethod
-        def find_spec(name, path=None, target=None):
-            if name == "sklearn":
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-    for module in [name for name in sys.modules if name.partition(".")[0] == "sklearn"]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setattr(sys, "meta_path", [Absent, *sys.meta_path])
-    with pytest.raises(ModuleNotFoundError, match=r"^sklearn is not installed: pip install 'sepsa\[paper\]'$"):
-        load("diabetes")
-
-
 # ---------------------------------------------------------------------- downloads, from a server on this machine
 
 
@@ -462,20 +365,6 @@ def test_a_download_of_wrong_bytes_leaves_nothing(server, tmp_path, name):
     assert files_under(tmp_path) == []
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_page_that_is_gone(server, tmp_path):
-    server.clear()
-    assert "(HTTPError)" in missing("cifar10", tmp_path)
-    gc.collect()  # pooch leaves the refused connection open, and a later test would get the blame
-
-
-def test_a_server_that_is_gone(published, pooch, tmp_path, monkeypatch):
-    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as httpd:
-        port = httpd.server_port
-    monkeypatch.setattr(data, "_MNIST_URL", f"http://127.0.0.1:{port}/")
-    assert "(ConnectionError)" in missing("mnist", tmp_path)
-
-
 def test_an_incomplete_cifar10_is_replaced_whole(server, published, tmp_path):
     """Files of two copies would make no set: the same image could be in both."""
     published.lay_out("cifar10", tmp_path)
@@ -494,21 +383,6 @@ def test_a_download_cut_short_leaves_nothing_under_a_true_name(published, pooch,
     for name in ONE_FILE:
         with pytest.raises(KeyboardInterrupt):
             load(name, tmp_path)
-    assert files_under(tmp_path) == []
-
-
-def test_an_unpacking_cut_short_leaves_nothing_under_a_true_name(server, tmp_path, monkeypatch):
-    copied = []
-
-    def copyfileobj(source, target):
-        target.write(source.read(100))
-        copied.append(target)
-        if len(copied) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(data.shutil, "copyfileobj", copyfileobj)
-    with pytest.raises(KeyboardInterrupt):
-        load("cifar10", tmp_path)
     assert files_under(tmp_path) == []
 
 
@@ -533,20 +407,3 @@ def test_mnist_as_published():
     assert dataset.train_inputs.std().item() == pytest.approx(1, abs=1e-3)
     assert dataset.train_targets.argmax(1)[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
     assert dataset.test_targets.argmax(1)[:10].tolist() == [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
-
-
-@beside
-@pytest.mark.long  # most of it unpacks 60,000 JPEG files
-def test_cifar10_as_published():
-    pytest.importorskip("PIL", reason="Pillow unpacks the copy beside the repository")
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, SHARED / "prepare.py", folder], check=True, capture_output=True)
-        dataset = load("cifar10", Path(folder))
-    check_classes(dataset)
-    assert dataset.train_inputs.shape == (50_000, 3, 32, 32)
-    assert dataset.test_inputs.shape == (10_000, 3, 32, 32)
-    assert dataset.train_targets.sum(0).tolist() == [5_000] * 10
-    assert dataset.test_targets.sum(0).tolist() == [1_000] * 10
-    # prepare.py tells the mean and the deviation of the pixels.
-    assert dataset.train_inputs.mean().item() == pytest.approx((120.69 / 255 - 0.5) / 0.5, abs=2e-3)
-    assert dataset.train_inputs.std().item() == pytest.approx(63.86 / 255 / 0.5, abs=2e-3)

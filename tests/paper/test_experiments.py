@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
-from sepsa.paper import experiments, networks, training
+from sepsa.paper import training
 from sepsa.paper.data import Dataset, load
 from sepsa.paper.experiments import plan
-from sepsa.paper.methods import CROSS_ENTROPY, PAPER, SELF_TUNING, STANDARDIZED, TUNED, Trainer
+from sepsa.paper.methods import CROSS_ENTROPY, PAPER, SELF_TUNING, STANDARDIZED, TUNED
 from sepsa.paper.training import train
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -95,31 +94,6 @@ def test_the_table_has_the_papers_seeds_and_more_rows():
     assert Counter(r.mode for r in runs) == {"online": len(runs) // 2, "mini-batch": len(runs) // 2}
 
 
-def test_no_two_runs_are_the_same():
-    runs = [run for name in experiments.EXPERIMENTS for run in plan(name)]
-    assert len(set(runs)) == len(runs)
-
-
-def test_seeds_are_a_number_or_the_seeds_themselves():
-    assert [r.seed for r in plan("fig4", methods=["SGD"], seeds=2)][:2] == [233, 234]
-    assert {r.seed for r in plan("table3", ["mnist"], ["slimTrain"], seeds=5)} == {699, 822, 644, 179, 538}
-    assert {r.seed for r in plan("table3", ["mnist"], seeds=[7, 8])} == {7, 8}
-
-
-def test_quick_is_smaller_everywhere():
-    for name in experiments.EXPERIMENTS:
-        small, whole = plan(name, quick=True), plan(name)
-        assert sum(r.epochs for r in small) < sum(r.epochs for r in whole) or name == "fig1"
-        assert all(r.quick for r in small)
-        assert not any(r.quick for r in whole)
-
-
-def test_methods_are_left_out_where_they_do_not_apply():
-    assert plan("table3", ["energy"], [CROSS_ENTROPY]) == []
-    assert plan("fig3", ["energy"]) == []
-    assert {r.dataset for r in plan("fig1", methods=[STANDARDIZED])} == {"energy", "diabetes"}
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -166,17 +140,6 @@ def test_a_run_is_decided_by_its_specification_alone(diabetes, method):
     assert replace(first, seconds=0) != replace(train(replace(run, seed=4), diabetes), seconds=0)
 
 
-def test_all_methods_start_alike_and_see_the_same_order(diabetes, monkeypatch):
-    seen = {}
-    for method in ("SepSA", "Adam", "slimTrain"):
-        orders = seen[method] = []
-        monkeypatch.setattr(training, "advance", lambda learner, x, y, order, to=orders: to.append(order))
-        start = train(one("fig1", "diabetes", method), diabetes).test_curve[0]
-        assert start == train(one("fig1", "diabetes", "SGD"), diabetes).test_curve[0]
-    for orders in zip(*seen.values(), strict=True):
-        assert all(torch.equal(orders[0], other) for other in orders)
-
-
 @pytest.mark.parametrize("mode", ["online", "mini-batch"])
 def test_every_epoch_shows_every_row_once_in_a_new_order(diabetes, monkeypatch, mode):
     orders = []
@@ -216,23 +179,6 @@ def test_curves_and_table_are_one_training(diabetes):
     assert (curve.train, curve.test) == (table.train, table.test)
 
 
-def test_evaluation_takes_no_part_in_the_training_time(diabetes, monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr(training.time, "perf_counter", lambda: clock[0])
-    advance, evaluate = training.advance, training.evaluate
-
-    def slow(function, seconds):
-        def call(*arguments):
-            clock[0] += seconds
-            return function(*arguments)
-
-        return call
-
-    monkeypatch.setattr(training, "advance", slow(advance, 1.0))
-    monkeypatch.setattr(training, "evaluate", slow(evaluate, 100.0))
-    assert train(one("fig2", "diabetes", "SGD", epochs=3), diabetes).seconds == 6.0  # a ragged batch in each
-
-
 @pytest.mark.parametrize("experiment", ["fig1", "fig2"])
 def test_a_diverged_run_is_null_from_there_on(diabetes, experiment):
     outcome = train(one(experiment, "diabetes", "NAG", lr=1e-2), diabetes)
@@ -254,15 +200,6 @@ def test_a_head_that_meets_numbers_beyond_it_ends_the_run_and_nothing_else(diabe
     assert outcome.test is None
 
 
-def test_other_errors_are_not_taken_for_divergence(diabetes, monkeypatch):
-    def broken(*arguments):
-        raise ValueError("targets must have shape (1, 1)")
-
-    monkeypatch.setattr(training, "advance", broken)
-    with pytest.raises(ValueError, match="targets must have shape"):
-        train(one("fig1", "diabetes", "SepSA"), diabetes)
-
-
 # ---------------------------------------------------------------------- images
 
 
@@ -273,31 +210,6 @@ def test_images_are_learned_and_measured_in_percent(method):
     outcome = train(run, dataset)
     assert outcome.test > 60
     assert 0 <= outcome.train <= 100
-
-
-def test_evaluation_leaves_batch_normalization_at_rest():
-    dataset = images()
-    torch.manual_seed(0)
-    model = networks.for_dataset(dataset)
-    learner = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.0))
-    state = {key: value.clone() for key, value in model.state_dict().items()}
-    accuracy = training.evaluate(learner, dataset.test_inputs, dataset.test_targets, "classification")
-    assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
-    with torch.no_grad():
-        right = sum(
-            int(model.eval()(x[None]).argmax() == y.argmax())
-            for x, y in zip(dataset.test_inputs, dataset.test_targets, strict=True)
-        )
-    assert accuracy == pytest.approx(100 * right / len(dataset.test_inputs))
-
-
-def test_every_row_is_evaluated_beyond_one_forward_pass():
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(2345, 3, generator=generator), torch.randn(2345, 2, generator=generator)
-    model = nn.Sequential(nn.Linear(3, 2))
-    learner = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.0))
-    expected = (model(x).double() - y).square().mean().item()
-    assert training.evaluate(learner, x, y, "regression") == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -317,12 +229,6 @@ def test_the_settings_that_differ_from_case_to_case(diabetes, dataset, mode, bod
     slimtrain = training._build(one("table3", dataset, "slimTrain", mode=mode), data, torch.device("cpu"))
     assert type(slimtrain.optimizer.base) is torch.optim.Adam
     assert slimtrain.optimizer.solver.memory == memory
-
-
-def test_cross_entropy_starts_from_pytorchs_own_weights():
-    run = one("table3", "mnist", CROSS_ENTROPY, mode="mini-batch")
-    learner = training._build(run, images(), torch.device("cpu"))
-    assert not torch.equal(learner.model[-1].bias, torch.full((10,), 0.01))
 
 
 def test_quick_takes_few_images_from_all_over_the_set(monkeypatch):

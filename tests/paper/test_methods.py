@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import mse_loss
 
 from sepsa import SepSA, SoftmaxNewton
 from sepsa.paper import methods
@@ -109,14 +109,6 @@ def test_standardized_targets_equal_a_training_on_targets_standardized_by_hand()
     assert mse_loss(learner.predict(x), y) < 0.5 * y.var()
 
 
-def test_cross_entropy_is_that_of_the_labels():
-    x, y = samples(classes=2)
-    model = network()
-    learner = build(CROSS_ENTROPY, model, 1e-3)
-    expected = cross_entropy(model(x), y.argmax(1)).item()
-    assert learner.learn(x, y).item() == pytest.approx(expected, rel=1e-6)
-
-
 def test_sepsa_with_cross_entropy_follows_the_loss_of_its_head():
     x, y = samples(classes=2)
     learner = build(NEWTON, network(), 1e-3, ridge=7.0)
@@ -127,21 +119,6 @@ def test_sepsa_with_cross_entropy_follows_the_loss_of_its_head():
     assert loss.item() < 0.69
     assert methods.head_settings(NEWTON, "mnist", "online") == (1000.0, 1.0)
     assert not methods.applies(NEWTON, "regression")
-
-
-def test_a_learner_knows_when_it_is_not_finite():
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    learner = build("SepSA", model, 1e-3)
-    assert learner.is_finite()
-    model[1].running_var[0] = torch.inf
-    assert not learner.is_finite()
-
-
-def test_slugs_are_distinct_and_fit_for_files():
-    slugs = [methods.slug(name) for name in NAMES]
-    assert len(set(slugs)) == len(NAMES)
-    assert all(set(slug) <= set("abcdefghijklmnopqrstuvwxyz-") for slug in slugs)
-    assert methods.slug(CROSS_ENTROPY) == "adam-cross-entropy"
 
 
 def test_wrong_arguments_are_named():

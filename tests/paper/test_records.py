@@ -1,10 +1,9 @@
-"""Results in files: complete, sorted, replaced whole, joined."""
+"""Results in files: complete, sorted, replaced whole."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import threading
 from dataclasses import asdict, replace
 
@@ -76,13 +75,6 @@ def test_one_file_per_experiment_data_set_and_method_with_one_run_in_each_line(t
     assert all(json.loads(line.strip().rstrip(",")) for line in lines if '"spec"' in line)
 
 
-def test_the_order_of_arrival_leaves_no_trace(tmp_path):
-    runs = [replace(RUN, seed=seed, lr=lr) for seed in range(4) for lr in (1e-3, 1.0)]
-    put(tmp_path / "a", *runs)
-    put(tmp_path / "b", *reversed(runs))
-    assert records.path(tmp_path / "a", RUN).read_bytes() == records.path(tmp_path / "b", RUN).read_bytes()
-
-
 def test_what_is_there_with_the_same_specification_is_not_missing(tmp_path):
     runs = plan("fig2", ["diabetes"], ["SepSA", "Adam"], 3)
     put(tmp_path, *runs[::2])
@@ -92,38 +84,6 @@ def test_what_is_there_with_the_same_specification_is_not_missing(tmp_path):
     put(tmp_path, *changed)  # takes the place of the others
     assert records.missing(tmp_path, changed) == []
     assert records.missing(tmp_path, runs) == runs
-
-
-def test_equality_leaves_times_and_versions_out():
-    one = entry()
-    assert records.same(one, entry() | {"seconds": 99.0, "versions": {}})
-    assert not records.same(one, entry() | {"final": {"train": 2500.12, "test": 3000.01}})
-    assert not records.same(one, entry() | {"device": "cuda"})
-
-
-@pytest.mark.parametrize("where", ["fsync", "replace"])
-def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, where):
-    put(tmp_path, RUN)
-    before = records.path(tmp_path, RUN).read_bytes()
-
-    def fail(*arguments):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, where, fail)
-    with pytest.raises(KeyboardInterrupt):
-        put(tmp_path, replace(RUN, seed=1))
-    monkeypatch.undo()
-    assert records.path(tmp_path, RUN).read_bytes() == before
-    assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == [records.path(tmp_path, RUN).name]
-
-
-def test_what_a_killed_writer_left_is_in_nobodys_way(tmp_path):
-    file = records.path(tmp_path, RUN)
-    file.parent.mkdir(parents=True)
-    file.with_name(f"{file.name}.0123456789abcdef.tmp").write_text('{"half')
-    assert records.files(tmp_path) == []
-    put(tmp_path, RUN)
-    assert len(records.read(file)["runs"]) == 1
 
 
 def test_two_writers_into_one_file(tmp_path):
@@ -136,19 +96,6 @@ def test_two_writers_into_one_file(tmp_path):
     for writer in writers:
         writer.join()
     assert [run["seed"] for run in records.read(records.path(tmp_path, RUN))["runs"]] == list(range(40))
-
-
-def test_results_of_two_machines_join(tmp_path):
-    here, there = tmp_path / "here", tmp_path / "there"
-    put(here, RUN, replace(RUN, seed=1))
-    put(there, replace(RUN, seed=1), replace(RUN, seed=2), replace(RUN, method="Adam"))
-    assert records.merge(here, there) == 2
-    assert records.merge(here, there) == 0
-    assert [run["seed"] for run in records.read(records.path(here, RUN))["runs"]] == [1, 2, 233]
-    assert len(records.files(here)) == 2
-    put(there, replace(RUN, epochs=7))
-    with pytest.raises(ValueError, match=r"disagree on the run with lr 0\.001 and seed 233"):
-        records.merge(here, there)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"runs": []}', "\udcff"])

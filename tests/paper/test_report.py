@@ -1,4 +1,4 @@
-"""The report, from records made up here: what it counts, what it draws, and the page in a real browser."""
+"""The report, from records made up here: what it counts, what it draws and what it says."""
 
 from __future__ import annotations
 
@@ -7,27 +7,22 @@ import math
 import re
 import shutil
 import statistics
-import subprocess
 from collections import defaultdict
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
-from PIL import Image
 
 from sepsa.paper import captions, formatting, records, report, table3
 from sepsa.paper.data import metric
-from sepsa.paper.experiments import EXPERIMENTS, FIGURES, TABLES, plan
+from sepsa.paper.experiments import EXPERIMENTS, FIGURES, plan
 from sepsa.paper.methods import NAMES as METHOD_NAMES
 from sepsa.paper.methods import slug
 from sepsa.paper.training import Outcome
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ASKED_FOR = {
     *("mode", "dataset", "method", "metric", "train_mean", "train_std", "test_mean", "test_std"),
     *("seconds_mean", "seeds", "paper_train_mean", "paper_test_mean"),
 }
-VOID = {"meta", "link", "img", "br", "hr", "input"}
 PAGE = "# Reproduction\n\nbefore\n\n<!-- table3 begin -->\nold\n<!-- table3 end -->\n\nafter\n"
 
 
@@ -51,7 +46,7 @@ def made_up(run):
 
 
 def made_up_run():
-    return table3.RecordedRun(1e-3, 1, {}, "cpu", {}, 1.0, 50.0, 50.0, False, {}, None)
+    return table3.RecordedRun(1e-3, {}, 1.0, 50.0, 50.0, False, {}, None)
 
 
 def lay_out(results, runs, outcome=made_up, note=None):
@@ -93,35 +88,8 @@ def whole(tmp_path_factory):
     return results, out, docs
 
 
-class Page(HTMLParser):
-    """The tags of a page, and whether they close as they opened."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.seen, self.ids, self.links, self.loads = [], [], [], [], []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        self.seen.append((tag, given))
-        if tag not in VOID:
-            self.open.append(tag)
-        if "id" in given:
-            self.ids.append(given["id"])
-        if tag == "a":
-            self.links.append(given["href"])
-        self.loads += [given[key] for key in ("src", "srcset", "data", "poster") if key in given]
-        if tag == "link":
-            self.loads.append(given["href"])
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
 def page(out):
-    return Page((out / "report.html").read_text(encoding="utf-8"))
+    return (out / "report.html").read_text(encoding="utf-8")
 
 
 # ---------------------------------------------------------------------- Table III
@@ -162,25 +130,18 @@ def test_diverged_runs_are_counted_and_left_out(tmp_path):
             assert row["seconds_mean"] == 3.0
         else:
             assert (row["diverged"], row["train_mean"], row["test_std"]) == (4, None, None)
-    text = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert "1 of 4 diverged, left out" in text
+    text = page(tmp_path / "out")
+    assert "(1 of 4 diverged, left out)" in text
     assert "all diverged" in text
 
 
-@pytest.mark.parametrize(
-    ("difference", "metric", "kind", "text"),
-    [
-        (0.4, "mse", "near", "0.4 σ"),
-        (-1.0, "accuracy", "near", "1.0 σ"),
-        (1.5, "mse", "mid worse", "1.5 σ worse"),
-        (1.5, "accuracy", "mid better", "1.5 σ better"),
-        (-3.21, "mse", "far better", "3.2 σ better"),
-        (-250.4, "accuracy", "far worse", "250 σ worse"),
-    ],
-)
-def test_verdicts_know_which_way_is_better(difference, metric, kind, text):
-    verdict = formatting.judge(difference, metric)
-    assert (verdict.kind, verdict.text) == (kind, text)
+def test_verdicts_know_which_way_is_better():
+    assert formatting.judge(0.4, "mse") == "≈ 0.4 σ"
+    assert formatting.judge(1.5, "mse") == "▽ 1.5 σ worse"
+    assert formatting.judge(1.5, "accuracy") == "△ 1.5 σ better"
+    assert formatting.judge(-3.21, "mse") == "▲ 3.2 σ better"
+    assert formatting.judge(-250.4, "accuracy") == "▼ 250 σ worse"
+    assert formatting.judge(None, "mse") == "–"
 
 
 def test_numbers_are_printed_as_the_paper_prints_them():
@@ -201,26 +162,18 @@ def test_everything_is_there(whole):
     assert names == {*FIGURES, "convergence"} >= {"fig1", "fig2", "fig3", "fig4"}
     wanted = {f"{name}.{suffix}" for name in names for suffix in ("svg", "png")}
     assert {path.name for path in (out / "figures").iterdir()} == wanted
-    images = [given for tag, given in page(out).seen if tag == "img"]
-    assert len(images) == len(names)
-    assert all(len(given["alt"]) > 60 for given in images)
-    assert any("Diverged: NAG at 0.01, 0.1, 1, 10, 100" in given["alt"] for given in images)
+    captions = re.findall(r'<img src="data:image/svg[^"]*" alt="([^"]*)"', page(out))
+    assert len(captions) == len(names)
+    assert any("Diverged: NAG in 5 panels" in alt for alt in captions)
 
 
-def test_links_lead_somewhere_and_nothing_is_loaded(whole):
-    found = page(whole[1])
-    assert len(found.ids) == len(set(found.ids))
-    assert all(link.startswith("#") for link in found.links)
-    assert {link[1:] for link in found.links} <= set(found.ids)
-    behind = {name for name in found.ids if name.startswith("runs-")}
-    assert behind <= {link[1:] for link in found.links}
-    assert len(behind) == len({(r.experiment, r.mode, r.dataset, r.method) for name in TABLES for r in plan(name)})
-    assert len(behind) >= 56 + 32  # Table III, and the images
-    assert all(load.startswith("data:") for load in found.loads)
-    text = (whole[1] / "report.html").read_text(encoding="utf-8")
-    assert not re.search(r"https?://|@import|url\(", text)
-    assert '<html lang="en">' in text
-    assert all("scope" in given for tag, given in found.seen if tag == "th")
+def test_the_page_links_to_records_and_loads_nothing(whole):
+    text = page(whole[1])
+    links = [whole[1] / link for link in re.findall(r'<a href="([^"]*)"', text)]
+    assert len(links) == len(set(links)) >= 24 + 6
+    assert all(link.is_file() for link in links)
+    assert {link.parent.name for link in links} == {"table3", "augmented", "variants"}
+    assert not re.search(r"https?://|@import|url\(|<script", text)
 
 
 def test_the_same_records_give_the_same_bytes(whole, tmp_path):
@@ -289,9 +242,7 @@ def test_what_no_experiment_meets_is_left_without_an_explanation():
 def test_nothing_run_yet_says_how_to_run_it(tmp_path):
     report.write(tmp_path, tmp_path / "out")
     assert json.loads((tmp_path / "table3.json").read_text(encoding="utf-8")) == []
-    found = page(tmp_path / "out")
-    assert {link[1:] for link in found.links} <= set(found.ids)
-    text = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    text = page(tmp_path / "out")
     for name in (*EXPERIMENTS, "convergence"):
         assert f"sepsa reproduce {name}<" in text
 
@@ -302,7 +253,7 @@ def test_what_is_missing_can_be_run_as_it_is_told(whole, tmp_path):
     (results / "fig1" / "energy-online-nag.json").unlink()
     for file in (results / "fig1").glob("mnist*"):
         file.unlink()
-    told = {gap.command: gap.what for gap in report.missing(results, table3.read(results))}
+    told = {command: what for what, command in report.missing(results, table3.read(results)).items()}
     assert told["sepsa reproduce fig1 --datasets energy --methods nag"] == "Fig. 1, Energy: 3 runs of NAG"
     assert told["sepsa reproduce fig1 --datasets mnist"] == "Fig. 1, MNIST: 18 runs of all methods"
     assert "sepsa reproduce fig2" in told
@@ -315,13 +266,12 @@ def test_quick_runs_are_called_so_and_notes_are_told(tmp_path):
     runs = plan("table3", ["energy"], ["SepSA"], quick=True)
     lay_out(tmp_path, runs, note="<b>a copy</b> & no original")
     report.write(tmp_path, tmp_path / "out")
-    text = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert f"quick runs</strong> ({len(runs)} of {len(runs)})" in text
+    text = page(tmp_path / "out")
+    assert f"{len(runs)} of {len(runs)} runs are quick ones" in text
     assert text.count("<li>&lt;b&gt;a copy&lt;/b&gt; &amp; no original</li>") == 1
     ran = {run.method for run in plan("table3", ["energy"], quick=True)} - {"SepSA"}
     others = ",".join(slug(name) for name in table3.METHODS if name in ran)
     assert f"sepsa reproduce table3 --datasets energy --methods {others} --quick" in text
-    page(tmp_path / "out")
 
 
 def test_several_seeds_in_a_figure_are_told_as_such(tmp_path):
@@ -331,18 +281,6 @@ def test_several_seeds_in_a_figure_are_told_as_such(tmp_path):
     assert "median of up to 3 runs" in figures["fig2"].caption
     assert "Diverged: NAG in 2 panels" in figures["fig2"].caption
     assert "SepSA ends ahead in 6 of 6 panels" in figures["fig2"].caption
-
-
-def test_errors_that_stay_finite_but_leave_the_panel_are_told(tmp_path):
-    def outcome(run):
-        high = run.method == "Adam" and run.lr >= 10
-        curve = [1e12, 1e11] if high else [500.0, 5.0]
-        return Outcome(train=curve[-1], test=1.0, x=[1, 2], train_curve=curve, test_curve=curve)
-
-    lay_out(tmp_path, plan("fig4", None, ["SepSA", "Adam"]), outcome)
-    caption = captions.draw(table3.read(tmp_path), tmp_path / "convergence.json")["fig4"].caption
-    assert "SepSA's largest training error over 7 learning rates is 5 (at" in caption
-    assert "Diverged: none. Ended above the panels: Adam at 10, 100." in caption
 
 
 def test_no_results_is_one_line(tmp_path):
@@ -363,58 +301,3 @@ def test_foreign_records_are_refused_by_name(tmp_path, key, value, message):
     file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | {key: value}), encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         report.write(tmp_path, tmp_path / "out")
-
-
-# ---------------------------------------------------------------------- in a browser
-
-LOOK = """<script>
-addEventListener("load", () => {
-  const broken = [...document.images].filter(image => !image.complete || image.naturalWidth < 500);
-  for (const image of broken) console.error("no figure: " + image.alt.slice(0, 40));
-  const first = document.querySelector('td a[href^="#runs-"]');
-  addEventListener("hashchange", () => {
-    if (!document.getElementById(first.hash.slice(1)).open) console.error("the runs stay closed");
-    if (document.documentElement.scrollWidth > innerWidth) console.error("wider than the window");
-    scrollTo(0, 0);
-    console.info(`looked at ${document.images.length} figures`);
-  });
-  first.click();
-});
-</script></body>"""
-
-
-def browse(text, folder, width=1280):
-    """What the page says on its console in a real browser, and what it looks like there."""
-    (folder / "page.html").write_text(text.replace("</body>", LOOK), encoding="utf-8")
-    shot = folder / "page.png"
-    options = (
-        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-        f"--disable-component-update --disable-sync --hide-scrollbars --window-size={width},9000 "
-        "--virtual-time-budget=10000 --enable-logging=stderr --v=0"
-    ).split()
-    command = [CHROMIUM, *options, f"--user-data-dir={folder / 'profile'}", f"--screenshot={shot}"]
-    done = subprocess.run(
-        [*command, (folder / "page.html").as_uri()], capture_output=True, text=True, timeout=180, check=True
-    )
-    return [line.partition("CONSOLE")[2] for line in done.stderr.splitlines() if "CONSOLE" in line], shot
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-@pytest.mark.parametrize("width", [1280, 600])
-def test_the_page_in_a_browser(whole, tmp_path, width):
-    said, shot = browse((whole[1] / "report.html").read_text(encoding="utf-8"), tmp_path, width)
-    assert len(said) == 1, said
-    assert f"looked at {len(report.FIGURE_TITLES)} figures" in said[0]
-    with Image.open(shot) as image:
-        assert image.width == width
-        colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 24)}
-    assert len(colours) > 500
-    if width == 1280:
-        assert (0xD5, 0x5E, 0x00) in colours  # SepSA's line
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_the_browser_would_see_a_missing_figure(whole, tmp_path):
-    text = (whole[1] / "report.html").read_text(encoding="utf-8")
-    said, _ = browse(text.replace("data:image/svg+xml;base64,PD94", "data:image/svg+xml;base64,AAAA", 1), tmp_path)
-    assert sum("no figure" in line for line in said) == 1

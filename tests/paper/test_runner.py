@@ -1,4 +1,4 @@
-"""Many runs: in one process or several, killed, interrupted, and foreseen."""
+"""Many runs: in one process or several, killed and interrupted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,7 +65,7 @@ def assert_same(one, other):
         assert len(one[name]) == len(other[name])
         for a, b in zip(one[name], other[name], strict=True):
             differs = {key: (value, b.get(key)) for key, value in a.items() if value != b.get(key)}
-            assert records.same(a, b), (name, a["seed"], differs)
+            assert set(differs) <= {"seconds", "versions"}, (name, a["seed"], differs)
 
 
 def recorded(results):
@@ -104,12 +103,10 @@ def gone(pid):
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_each_item_is_done_once_on_one_thread(jobs):
-    begun = []
     before = torch.get_num_threads()
     items = [f"({i}, __import__('torch').get_num_threads())" for i in range(7)]
-    results = list(runner.each(eval, items, jobs, begun.append))
+    results = list(runner.each(eval, items, jobs))
     assert sorted((i, result) for i, result, _ in results) == [(i, (i, 1)) for i in range(7)]
-    assert sorted(begun) == list(range(7))
     assert all(seconds >= 0 for _, _, seconds in results)
     assert torch.get_num_threads() == before
 
@@ -117,9 +114,9 @@ def test_each_item_is_done_once_on_one_thread(jobs):
 @pytest.mark.parametrize(
     ("item", "error", "words"),
     [
-        ("{}['key']", RuntimeError, "KeyError: 'key'"),
+        ("{}['key']", KeyError, "key"),
         ("open('absent.csv')", FileNotFoundError, "absent.csv"),
-        ("__import__('os')._exit(3)", RuntimeError, "died without an error"),
+        ("__import__('os')._exit(3)", RuntimeError, "a worker process died"),
     ],
 )
 def test_an_error_in_another_process_is_an_error_here(item, error, words):
@@ -155,16 +152,6 @@ def test_an_interrupt_ends_all(tmp_path, monkeypatch):
     assert runner.reproduce(runs, tmp_path, console=QUIET) == len(runs) - 3
     assert runner.reproduce(runs, tmp_path, console=QUIET) == 0
     assert recorded(tmp_path) == len(runs)
-
-
-def test_the_number_of_jobs_and_the_order_change_no_bit(tmp_path, reproduce):
-    runs = plan("fig2", ["diabetes"], ["SepSA", "slimTrain", "NAG"], quick=True)
-    what = ("fig2", "--datasets", "diabetes", "--methods", "sepsa,slimtrain,nag", "--quick", "--jobs", "1")
-    # In a process of its own: what other tests did to torch in this one may change a bit on some processors.
-    reproduce(tmp_path / "one", *what)
-    shuffled = random.Random(0).sample(runs, len(runs))
-    runner.reproduce(shuffled, tmp_path / "two", jobs=2, console=QUIET)
-    assert_same(tmp_path / "one", tmp_path / "two")
 
 
 # ---------------------------------------------------------------------- violence
@@ -207,62 +194,9 @@ def test_ctrl_c_leaves_whole_files_and_says_how_to_go_on(tmp_path):
     wait_until(lambda: recorded(tmp_path) > 0)
     workers = children(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    said, _ = process.communicate(timeout=30)
+    said, _ = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "the same command goes on from there" in " ".join(said.split())
     wait_until(lambda: all(gone(pid) for pid in workers))
     assert 0 < recorded(tmp_path) < 60
     assert not [file for file in tmp_path.rglob("*") if file.suffix == ".new"]
-
-
-# ---------------------------------------------------------------------- foresight
-
-
-def test_the_forecast_follows_what_was_measured():
-    now = [0.0]
-    runs = plan("table3", ["diabetes"], ["SepSA", "Adam"], 5)
-    forecast = runner.Forecast(runs, jobs=1, now=lambda: now[0])
-    truth = {
-        ("online", "SepSA"): 3.0,
-        ("online", "Adam"): 2.0,
-        ("mini-batch", "SepSA"): 7.0,
-        ("mini-batch", "Adam"): 5.0,
-    }
-    cost = [truth[run.mode, run.method] for run in runs]
-    shares = []
-    for i, seconds in enumerate(cost):
-        forecast.begin(i)
-        now[0] += seconds
-        forecast.end(i, seconds)
-        shares.append(forecast.share())
-        if all(any(runs[j].mode == m and runs[j].method == k for j in range(i + 1)) for m, k in truth):
-            assert forecast.remaining() == pytest.approx(sum(cost[i + 1 :]))
-    assert shares[-1] == 1.0
-    assert forecast.remaining() == 0.0
-
-
-def test_a_kind_not_seen_yet_is_guessed_in_proportion():
-    runs = plan("fig2", ["diabetes", "energy"], ["Adam"])
-    forecast = runner.Forecast(runs, jobs=2)
-    first = forecast.remaining()
-    forecast.begin(0)
-    forecast.end(0, 10 * runner.guess(runs[0]))
-    assert forecast.remaining() == pytest.approx(10 * (first - runner.guess(runs[0]) / 2))
-
-
-def test_a_run_in_hand_counts_less_and_less():
-    now = [0.0]
-    forecast = runner.Forecast([replace(plan("fig4", seeds=1)[0])], now=lambda: now[0])
-    forecast.begin(0)
-    whole = forecast.remaining()
-    now[0] = whole / 2
-    assert forecast.remaining() == pytest.approx(whole / 2)
-    now[0] = 10 * whole
-    assert forecast.remaining() == 0.0
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"), [(4.2, "4 s"), (89, "89 s"), (100, "2 min"), (3600, "60 min"), (12000, "3 h 20 min")]
-)
-def test_times_are_said_in_words(seconds, said):
-    assert runner.duration(seconds) == said

@@ -29,12 +29,12 @@ def learn(step_id: str, up: Any, start: Any) -> Any:
             self.learner = copy.deepcopy(start) if state is None else from_bytes(state)
 
         def on_batch(self, values: list[tuple[dict[Any, Any], Any]]) -> tuple[list[tuple[Any, Any]], bool]:
-            told = []
+            pairs = []
             for x, y in values:
-                told.append((self.learner.predict_one(x), y))
+                pairs.append((self.learner.predict_one(x), y))
                 if y is not None:
                     self.learner.learn_one(x, y)
-            return told, self.RETAIN
+            return pairs, self.RETAIN
 
         def snapshot(self) -> bytes:
             return to_bytes(self.learner)

@@ -66,8 +66,8 @@ def learn_by_key(stream: Any, key: str, features: Sequence[str], target: str, or
 
         rows = pandas.concat(list(frames)).sort_values(order, kind="stable")
         learner = from_bytes(bytes(state.get[0])) if state.exists else copy.deepcopy(start)
-        told = learner.prequential(rows[inputs].to_numpy("float64"), rows[target].to_numpy("float64"))
+        predictions = learner.prequential(rows[inputs].to_numpy("float64"), rows[target].to_numpy("float64"))
         state.update((to_bytes(learner),))
-        yield pandas.DataFrame({key: rows[key], order: rows[order], "prediction": told, target: rows[target]})
+        yield pandas.DataFrame({key: rows[key], order: rows[order], "prediction": predictions, target: rows[target]})
 
     return chosen.groupBy(key).applyInPandasWithState(learn, output, "learner binary", "append", "NoTimeout")

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from sepsa.paper.data import Dataset, black
 
-Padding = Literal["black", "zero", "reflect"]
+Padding = Literal["black"]
 MARGIN = 4  # pixels, as usual for CIFAR-10
 _CHUNK = 5_000  # images cropped at once, to bound the memory of the index arrays
 _DRAW_STREAM = 2_000_000_011  # added to the seed, so that crops do not repeat the random numbers of weights and order
@@ -20,16 +20,13 @@ class Augmentation:
     """Pads each image by 4 pixels, crops it at a random place and flips it with probability a half.
 
     An epoch sees every image once, so augmenting the set before each epoch augments each image when it is used. The
-    border is "black", as if images were padded before they are standardized, "zero", as if after, or "reflect".
+    border is black, as if images were padded before they are standardized.
     """
 
-    def __init__(self, dataset: Dataset, padding: Padding, seed: int) -> None:
+    def __init__(self, dataset: Dataset, seed: int) -> None:
         images = dataset.train_inputs
-        mode, value = ("reflect", None) if padding == "reflect" else ("constant", 0.0)
-        if padding == "black":
-            value = black(dataset.name)
         self.size = images.shape[-1]
-        self.padded = pad(images, (MARGIN,) * 4, mode=mode, value=value)
+        self.padded = pad(images, (MARGIN,) * 4, value=black(dataset.name))
         self.drawn = torch.empty_like(images)
         # On the CPU, so that the draws are the same on every device.
         self.generator = torch.Generator().manual_seed(seed + _DRAW_STREAM)

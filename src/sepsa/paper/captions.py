@@ -18,7 +18,7 @@ from sepsa.paper.data import NAMES, TITLES, metric
 from sepsa.paper.experiments import EXPERIMENTS, FIGURES
 from sepsa.paper.figures import Curve, Panels
 from sepsa.paper.formatting import interval, plural
-from sepsa.paper.table3 import METHODS, Record
+from sepsa.paper.table3 import Record
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,9 @@ def _draw(records: Sequence[Record], name: str) -> CaptionedFigure | None:
     ]
     if not rows:
         return None
-    return _sweep(rows[0].panels) if experiment.sweep else _grid(rows, experiment.learning_rates)
+    caption = _caption(rows)
+    alt = f"A grid of learning curves, a row per data set and split, a column per learning rate. {caption}"
+    return CaptionedFigure(figures.curve_grid(rows, experiment.learning_rates), caption, alt)
 
 
 def _panels(records: Iterable[Record], experiment: str, dataset: str, split: str, rates: Sequence[float]) -> Panels:
@@ -72,58 +74,21 @@ def _panels(records: Iterable[Record], experiment: str, dataset: str, split: str
     return {lr: found[lr] for lr in rates if lr in found}
 
 
-def _grid(rows: Sequence[figures.PanelRow], rates: Sequence[float]) -> CaptionedFigure:
-    winners, lost = list[str](), list[str]()
-    diverged: Counter[str] = Counter()
-    for row in rows:
-        for lr, methods in row.panels.items():
-            ends = {name: figures.last(curves, row.metric) for name, curves in methods.items()}
-            best = (min if row.metric == "mse" else max)(ends, key=lambda name: ends[name])
-            winners.append(best if math.isfinite(ends[best]) else "nobody")
-            if winners[-1] != "SepSA":
-                lost.append(f"{winners[-1]} ({' '.join(row.label.split()[:2])}, {lr:g})")
-            diverged.update(_diverged(methods))
-    ahead = f"SepSA ends ahead in {winners.count('SepSA')} of {len(winners)} panels"
-    ahead += f"; elsewhere {', '.join(lost)}." if lost else "."
+def _caption(rows: Sequence[figures.PanelRow]) -> str:
+    """What the lines are, in how many panels SepSA ends ahead, and which methods diverge."""
+    ahead, diverged = 0, Counter[str]()
+    panels = [(row.metric, methods) for row in rows for methods in row.panels.values()]
+    for error, methods in panels:
+        ends = {name: figures.last(curves, error) for name, curves in methods.items()}
+        best = (min if error == "mse" else max)(ends, key=lambda name: ends[name])
+        ahead += best == "SepSA" and math.isfinite(ends[best])
+        diverged.update(name for name, curves in methods.items() if any(curve.diverged for curve in curves))
+    most = max(len(runs) for _, methods in panels for runs in methods.values())
+    lines = "A line is one run." if most == 1 else f"A line is the median of up to {most} runs, the shade their range."
     counts = ", ".join(f"{name} in {plural(n, 'panel')}" for name, n in diverged.items())
-    sentences = [_lines_are(row.panels for row in rows), ahead, f"Diverged: {counts or 'none'}."]
     if any(figures.near_perfect(row) for row in rows):
-        sentences.insert(1, "On an axis that nears 100 % equal steps are equal ratios of the errors left.")
-    caption = " ".join(sentences)
-    alt = f"A grid of learning curves, a row per data set and split, a column per learning rate. {caption}"
-    return CaptionedFigure(figures.curve_grid(rows, rates), caption, alt)
-
-
-def _lines_are(rows: Iterable[Panels]) -> str:
-    most = max(len(runs) for panels in rows for methods in panels.values() for runs in methods.values())
-    return "A line is one run." if most == 1 else f"A line is the median of up to {most} runs, the shade their range."
-
-
-def _diverged(methods: Mapping[str, Sequence[Curve]]) -> list[str]:
-    return [name for name, curves in methods.items() if any(curve.diverged for curve in curves)]
-
-
-def _sweep(panels: Panels) -> CaptionedFigure:
-    ends = {lr: {name: figures.last(runs, "mse") for name, runs in methods.items()} for lr, methods in panels.items()}
-    sentences = []
-    ours = {lr: ends[lr]["SepSA"] for lr in ends if "SepSA" in ends[lr]}
-    if ours:
-        worst = max(ours, key=lambda lr: ours[lr])
-        error = f"{ours[worst]:.3g}" if math.isfinite(ours[worst]) else "diverged"
-        sentences.append(f"SepSA's largest training error over {len(ours)} learning rates is {error} (at {worst:g}).")
-    diverged = _where({lr: _diverged(methods) for lr, methods in panels.items()})
-    top = figures.top(panels)
-    above = _where({lr: [name for name, end in ends[lr].items() if top < end < math.inf] for lr in ends})
-    sentences += [f"Diverged: {diverged or 'none'}."] + ([f"Ended above the panels: {above}."] if above else [])
-    caption = " ".join([_lines_are([panels]), *sentences])
-    alt = f"Training error at the end over the learning rate, and a panel of curves per learning rate. {caption}"
-    return CaptionedFigure(figures.rate_sweep(panels, "epoch", "training error, MSE"), caption, alt)
-
-
-def _where(names: Mapping[float, Sequence[str]]) -> str:
-    """The learning rates of each method, in words."""
-    rates = {method: [lr for lr in names if method in names[lr]] for method in METHODS}
-    return "; ".join(f"{method} at {', '.join(f'{lr:g}' for lr in at)}" for method, at in rates.items() if at)
+        lines += " On an axis that nears 100 % equal steps are equal ratios of the errors left."
+    return f"{lines} SepSA ends ahead in {ahead} of {len(panels)} panels. Diverged: {counts or 'none'}."
 
 
 def _convergence(raw: Mapping[str, Any]) -> CaptionedFigure:

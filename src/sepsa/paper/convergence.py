@@ -199,16 +199,10 @@ def run(results: Path, jobs: int, quick: bool, console: Console) -> None:
         console.print(f"{file} is there already", highlight=False)
         return
     realizations = [Realization(spacing, steps, seed) for spacing in (APART, OVERLAPPING) for seed in range(seeds)]
-    part = results / "convergence.part.json"  # finished realizations, from which an interrupted run resumes
     found: dict[Realization, Curves] = {}
-    if part.exists():
-        found = {Realization(*fields): curves for fields, curves in json.loads(part.read_text(encoding="utf-8"))}
-    missing = [realization for realization in realizations if realization not in found]
-    work = runner.each(follow, missing, jobs)
-    with closing(work):
-        for i, curves, _ in track(work, "convergence", total=len(missing), console=console):
-            found[missing[i]] = curves
-            records.write(part, json.dumps(list(found.items())))
+    with closing(runner.each(follow, realizations, jobs)) as work:
+        for i, curves, _ in track(work, "convergence", total=len(realizations), console=console):
+            found[realizations[i]] = curves
 
     def summarized(spacing: float) -> dict[str, Any]:
         norms, gaps = (np.array([found[r][i] for r in realizations if r.spacing == spacing]) for i in (0, 1))
@@ -224,7 +218,6 @@ def run(results: Path, jobs: int, quick: bool, console: Console) -> None:
         "versions": records.versions(),
     }
     records.write_json(file, content)
-    part.unlink(missing_ok=True)
     for name, at in (("apart", content), ("overlapping", content["overlapping"])):
         for what, (middle, low, high) in at["slope"].items():
             rate = f"k^{middle:.2f} ({low:.2f} to {high:.2f})"

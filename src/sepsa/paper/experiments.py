@@ -46,8 +46,8 @@ class Experiment:
     """The runs of one experiment, and how the report shows their results.
 
     `methods` lists the methods of each data set; data sets that it lacks are not run. An experiment with `splits` is a
-    figure: its runs record learning curves, drawn for these splits, as one panel per learning rate or, with `sweep`, as
-    the final error over the learning rate. The others are tables.
+    figure: its runs record learning curves, drawn for these splits, with a panel for each learning rate. The others
+    are tables.
 
     `compared` says which row of the paper's Table III stands beside ours: that of the "same method", that of the method
     that ours is a "variant" of, or none. `title` heads the section of the report and `text` introduces it.
@@ -60,7 +60,6 @@ class Experiment:
     modes: tuple[Mode, ...] = MODES
     learning_rates: tuple[float, ...] = (1e-3,)
     splits: tuple[str, ...] = ()
-    sweep: bool = False
     crops_and_flips: bool = False
     schedule: Schedule = "constant"
     compared: Literal["same method", "variant"] | None = None
@@ -99,7 +98,6 @@ EXPERIMENTS = {
         modes=("mini-batch",),
         learning_rates=WIDE_LEARNING_RATES,
         splits=("train",),
-        sweep=True,
     ),
     "table3": Experiment(
         heading="Table III",

@@ -73,7 +73,7 @@ class ConvergenceCurves:
 
 def curve_grid(rows: Sequence[PanelRow], rates: Sequence[float]) -> Figure:
     """A row per data set and split, a column per learning rate; diverged methods are marked and named."""
-    figure = Figure(figsize=(12.0, 0.7 + 3.0 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(max(12.0, 3.0 * len(rates)), 0.7 + 3.0 * len(rows)), layout="constrained")
     axes = figure.subplots(len(rows), len(rates), squeeze=False)
     for row, line in zip(rows, axes, strict=True):
         limits = _limits(row.metric, _all(row.panels))
@@ -84,28 +84,6 @@ def curve_grid(rows: Sequence[PanelRow], rates: Sequence[float]) -> Figure:
                 axis.tick_params(labelleft=False)
         line[0].set_ylabel(row.label)
     _legend(figure, axes.flat)
-    return figure
-
-
-def rate_sweep(panels: Panels, xlabel: str, label: str) -> Figure:
-    """The final error over the learning rate, a line per method, then a panel of curves per learning rate."""
-    rates, columns = sorted(panels), 3
-    lines = -(-(len(rates) + 2) // columns)  # the first panel takes two places
-    figure = Figure(figsize=(12.0, 0.7 + 3.0 * lines), layout="constrained")
-    grid = figure.add_gridspec(lines, columns)
-    limits = _limits("mse", _all(panels))
-    summary = figure.add_subplot(grid[0, :2])
-    _last_over_rate(summary, panels, limits)
-    summary.set_ylabel(label)
-    axes = [figure.add_subplot(grid[divmod(place, columns)]) for place in range(2, len(rates) + 2)]
-    for place, (axis, lr) in enumerate(zip(axes, rates, strict=True), start=2):
-        _panel(axis, panels[lr], "mse", limits, f"learning rate {lr:g}")
-        axis.set_xlabel(xlabel)
-        if place % columns:
-            axis.tick_params(labelleft=False)
-        else:
-            axis.set_ylabel(label)
-    _legend(figure, axes)
     return figure
 
 
@@ -152,11 +130,6 @@ def convergence(problems: Mapping[str, ConvergenceCurves], cost: Mapping[str, tu
     return figure
 
 
-def top(panels: Panels) -> float:
-    """The upper edge of the panels that these errors are drawn in."""
-    return _limits("mse", _all(panels))[1]
-
-
 def near_perfect(row: PanelRow) -> bool:
     """Whether the axis of the row shows the remaining errors instead of the accuracies."""
     return row.metric == "accuracy" and _limits(row.metric, _all(row.panels))[1] > _NEAR_PERFECT
@@ -191,7 +164,8 @@ def _panel(
 ) -> None:
     """Draw the methods of one panel, with a cross where a diverging run leaves it and a note that names the method."""
     _scale(axis, metric, limits)
-    _head(axis, heading)
+    if heading:
+        axis.set_title(heading, fontsize=11.5, fontweight="bold", pad=19)
     axis.grid(which="major", alpha=0.3)
     if not methods:
         axis.text(0.5, 0.5, "not run yet", transform=axis.transAxes, ha="center", va="center", color=GUIDE)
@@ -233,11 +207,6 @@ def _exit(curve: Curve, limits: tuple[float, float]) -> float:
 def _mark(axis: Axes, place: float, edge: float, name: str, marker: str) -> None:
     style = {"color": STYLES[name]["color"], "markersize": 7, "markeredgewidth": 2, "zorder": 6}
     axis.plot([place], [edge], marker=marker, linestyle="", clip_on=False, **style)
-
-
-def _head(axis: Axes, heading: str) -> None:
-    if heading:
-        axis.set_title(heading, fontsize=11.5, fontweight="bold", pad=19)
 
 
 def _note(axis: Axes, text: str) -> None:
@@ -294,24 +263,6 @@ def _limits(metric: Metric, curves: Sequence[Curve]) -> tuple[float, float]:
     top = min(float(np.quantile(values, 0.99)) * 1.4, 30 * start)
     low = float(values.min()) / 1.3
     return (low, top) if 0 < low < top else (top / 1e4, top)
-
-
-def _last_over_rate(axis: Axes, panels: Panels, limits: tuple[float, float]) -> None:
-    """Draw a line per method; methods that diverged or ended above the panel are marked on the upper edge."""
-    names = [name for name in STYLES if any(name in methods for methods in panels.values())]
-    for place, name in enumerate(names):
-        rates = [lr for lr in sorted(panels) if name in panels[lr]]
-        ends = [last(panels[lr][name], "mse") for lr in rates]
-        axis.plot(rates, np.where(np.isfinite(ends), ends, np.nan), marker="o", markersize=4, **STYLES[name])
-        shift = 10 ** (0.11 * (place - (len(names) - 1) / 2))
-        for lr, end in zip(rates, ends, strict=True):
-            if end > limits[1]:
-                _mark(axis, lr * shift, limits[1], name, "x" if end == np.inf else "^")
-    axis.set(xscale="log", xlabel="learning rate", xlim=(min(panels) / 3, max(panels) * 3))
-    _log_limits(axis, limits)
-    _head(axis, "at the end, over all learning rates")
-    _note(axis, "× diverged; ▲ ended above the panel")
-    axis.grid(which="major", alpha=0.3)
 
 
 def _legend(figure: Figure, axes: Iterable[Axes]) -> None:

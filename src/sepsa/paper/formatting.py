@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 _PLUS_MINUS = "±\N{NO-BREAK SPACE}"  # a narrow cell breaks before it
 
@@ -55,25 +54,13 @@ def against(ours: float | None, reference: float | None, metric: str) -> str:
     return f"× {ours / reference:.2f}" if metric == "mse" else f"{ours - reference:+.2f} points".replace("-", "−")
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """How far our mean is from the paper's, in the paper's standard deviations."""
-
-    kind: str
-    mark: str
-    text: str
-    spoken: str
-
-
-def judge(difference: float | None, metric: str) -> Verdict | None:
-    """The verdict on a difference in standard deviations; None where nothing was compared."""
+def judge(difference: float | None, metric: str) -> str:
+    """A mark and the difference in the paper's standard deviations, such as "▲ 3.2 σ better"; – where there is none."""
     if difference is None:
-        return None
+        return "–"
     size = f"{abs(difference):.1f} σ" if abs(difference) < 100 else f"{abs(difference):.0f} σ"
     if abs(difference) <= 1:
-        return Verdict("near", "≈", size, "within one of the paper's standard deviations")
+        return f"≈ {size}"
     better = (difference < 0) == (metric == "mse")
-    word = "better" if better else "worse"
-    if abs(difference) <= 2:
-        return Verdict(f"mid {word}", "△" if better else "▽", f"{size} {word}", "within two standard deviations")
-    return Verdict(f"far {word}", "▲" if better else "▼", f"{size} {word}", "beyond two standard deviations")
+    marks = "▽△" if abs(difference) <= 2 else "▼▲"
+    return f"{marks[better]} {size} {'better' if better else 'worse'}"

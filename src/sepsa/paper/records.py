@@ -69,12 +69,6 @@ def versions() -> dict[str, str]:
     }
 
 
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two entries agree in everything except the training time and the versions of the packages."""
-    ignored = {"seconds": None, "versions": None}
-    return one | ignored == other | ignored
-
-
 def read(file: Path) -> dict[str, Any]:
     """The content of a results file; raises ValueError if it is not one."""
     try:
@@ -117,33 +111,6 @@ def add(results: Path, run: RunSpec, entry: dict[str, Any]) -> None:
     content = {key: getattr(run, key) for key in _KEYS[:4]} | {"metric": metric(run.dataset), "runs": []}
     with _locked(file.parent):
         _store(file, read(file) if file.exists() else content, [entry])
-
-
-def merge(into: Path, other: Path) -> int:
-    """Add the results of another machine to those in `into`, and return how many runs were added.
-
-    Of a run in both, that of `into` stays; if their specifications differ, this is an error.
-    """
-    added = 0
-    for theirs in files(other):
-        content, mine = read(theirs), into / theirs.relative_to(other)
-        with _locked(mine.parent):
-            present = read(mine) if mine.exists() else content | {"runs": []}
-            specs = {(entry["lr"], entry["seed"]): entry["spec"] for entry in present["runs"]}
-            fresh = []
-            for entry in content["runs"]:
-                spec = specs.get((entry["lr"], entry["seed"]))
-                if spec is None:
-                    fresh.append(entry)
-                elif spec != entry["spec"]:
-                    raise ValueError(
-                        f"{theirs} and {mine} disagree on the run with lr {entry['lr']:g} and seed {entry['seed']}: "
-                        f"{entry['spec']} and {spec}; remove the one that is out of date"
-                    )
-            if fresh:
-                added += len(fresh)
-                _store(mine, present, fresh)
-    return added
 
 
 def _store(file: Path, content: dict[str, Any], entries: list[dict[str, Any]]) -> None:

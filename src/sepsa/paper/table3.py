@@ -71,10 +71,7 @@ class RecordedRun:
     """One training run; numbers that are not finite are None."""
 
     lr: float
-    seed: int
     spec: Mapping[str, Any]
-    device: str
-    versions: Mapping[str, str]
     seconds: float
     train: float | None
     test: float | None
@@ -119,7 +116,7 @@ def _record(path: Path) -> Record:
 
 def _run(raw: Mapping[str, Any]) -> RecordedRun:
     final: dict[str, Any] = {key: _finite(raw["final"][key]) for key in ("train", "test")}
-    common = {key: raw[key] for key in ("lr", "seed", "spec", "device", "versions", "seconds", "diverged", "curve")}
+    common = {key: raw[key] for key in ("lr", "spec", "seconds", "diverged", "curve")}
     return RecordedRun(**common, **final, note=raw.get("note") or raw["spec"].get("note"))
 
 

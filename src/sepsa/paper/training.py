@@ -64,7 +64,7 @@ def train(run: RunSpec, dataset: Dataset, device: torch.device | str = "cpu") ->
     inputs, targets = dataset.train_inputs, dataset.train_targets
     if run.smoothing:
         targets = (1 - run.smoothing) * targets + run.smoothing / targets.shape[1]
-    augmentation = None if run.padding is None else Augmentation(dataset, run.padding, run.seed)
+    augmentation = None if run.padding is None else Augmentation(dataset, run.seed)
     outcome = Outcome(note=dataset.note)
 
     def score(inputs: Tensor, targets: Tensor) -> float | None:

@@ -25,7 +25,7 @@ from sepsa.stream.columns.frame import FrameEncoder, all_numbers, check_numbers,
 from sepsa.stream.committee import Committee
 from sepsa.stream.engine.bodies import NAMED, body_of, engine_type
 from sepsa.stream.engine.protocol import Floats, StreamEngine
-from sepsa.stream.growth import NewInput, grow_along
+from sepsa.stream.growth import NewInput, learn_rows
 from sepsa.stream.learner import StreamLearner
 from sepsa.stream.rows import row_parts
 from sepsa.validation import at_least, one_of
@@ -94,8 +94,8 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
             weight_decay: The body's weight decay.
             ridge: The head's ridge; 10 has the weight of ten rows of unit features. "auto": `partial_fit` also tries 1
                 and 100.
-            forgetting: The head's forgetting factor in (0, 1]; below 1 it follows drift. "auto": several heads in
-                `partial_fit`, 0.98 per mini-batch in `fit`.
+            forgetting: The head's forgetting factor in (0, 1]; below 1 it follows drift. It acts once a row in
+                `partial_fit`, once a mini-batch in `fit`. "auto": several heads in `partial_fit`, 0.98 in `fit`.
             loss: "huber" bounds the influence of a row in `partial_fit`; "squared" does not, and `fit` never does.
             batch_size: Rows per step. "auto": 1 in `partial_fit`, mini-batches in `fit`.
             max_iter: The largest number of passes of `fit`; large tables get fewer.
@@ -183,25 +183,15 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
 
     def _learn(self, rows: Rows, Y: Floats, weight: Floats) -> Floats:
         """Learn rows in order; returns the predictions made before."""
-        X, new_inputs = rows
 
         def new_learner(inputs: int, outputs: int) -> StreamLearner:
             return self._new_learner(inputs, outputs, check_random_state(self.random_state).randint(2**31 - 1))
 
-        learner: Any = None  # an error leaves the old one as it was
-        if hasattr(self, "_learner"):
-            learner = self._learner.copy()
-        elif not new_inputs:
-            learner = new_learner(X.shape[1], Y.shape[1])
-        new_outputs = Y.shape[1] - (0 if learner is None else learner.engine.outputs)
-        before = np.empty(Y.shape)
-        stages = grow_along(learner, new_learner, len(Y), new_inputs, [0] * new_outputs)
-        for start, stop, learner in stages:
-            inputs, targets, weights, out = (part[start:stop] for part in (X, Y, weight, before))
-            for some, part in row_parts(inputs, learner.engine.batch_size):
-                known = np.ascontiguousarray(part[:, : learner.engine.inputs])
-                out[some] = learner.learn(known, targets[some], weights[some])
-        self._learner = learner
+        learner = getattr(self, "_learner", None)
+        if learner is None and not rows.new_inputs:
+            learner = new_learner(rows.X.shape[1], Y.shape[1])
+        new_outputs = [0] * (Y.shape[1] - (0 if learner is None else learner.engine.outputs))
+        self._learner, before = learn_rows(learner, new_learner, rows.X, Y, weight, rows.new_inputs, new_outputs)
         return before
 
     def _encode(self, X: Any, reset: bool, learn: bool = True) -> Rows | None:

@@ -7,13 +7,17 @@ gives what its rows would give one by one. `Engine.resize` explains why that is 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.learner import StreamLearner
+from sepsa.stream.rows import row_parts
+
+Label = TypeVar("Label", bound=Hashable)
+Names = dict[Hashable, int]  # each name of an input or an output, with its column number
 
 
 class NewInput(NamedTuple):
@@ -54,6 +58,41 @@ def grow_along(
             learner = new_learner(inputs, outputs)
         grow(learner, new_inputs[learner.engine.inputs - known_inputs : inputs], outputs)
         yield start, stop, learner
+
+
+def learn_rows(
+    learner: Any,
+    new_learner: Callable[[int, int], StreamLearner],
+    X: Any,
+    Y: Floats,
+    weight: Floats,
+    new_inputs: Sequence[NewInput] = (),
+    output_rows: Sequence[int] = (),
+) -> tuple[Any, Floats]:
+    """A learner that has learned the rows of X, dense or CSR, and Y in order, and the predictions made before each.
+
+    The given learner, or committee, does not change. A prediction is 0 for an output that was not there yet.
+    """
+    learner = None if learner is None else learner.copy()
+    before = np.zeros(Y.shape)
+    for start, stop, grown in grow_along(learner, new_learner, len(Y), new_inputs, output_rows):
+        learner, inputs, outputs = grown, grown.engine.inputs, grown.engine.outputs
+        targets, weights, out = Y[start:stop, :outputs], weight[start:stop], before[start:stop, :outputs]
+        for some, part in row_parts(X[start:stop], grown.engine.batch_size):
+            known = np.ascontiguousarray(part[:, :inputs])
+            out[some] = grown.learn(known, np.ascontiguousarray(targets[some]), weights[some])
+    return learner, before
+
+
+def class_codes(
+    known: dict[Label, int], labels: Sequence[Label], most: int | None = None
+) -> tuple[dict[Label, int], NDArray[np.intp]]:
+    """All classes, new ones last in order of appearance, and the class (n,) of each label; -1 beyond `most` classes."""
+    names = dict(known)
+    for label in labels:
+        if label not in names and (most is None or len(names) < most):
+            names[label] = len(names)
+    return names, np.array([names.get(label, -1) for label in labels], np.intp)
 
 
 def first_rows(codes: NDArray[np.intp], count: int) -> NDArray[np.intp]:

@@ -262,7 +262,8 @@ class StreamLearner:
     def _learn_first_row(self, x: Sequence[float], y: Sequence[float], weight: float) -> bool:
         """Learn one of the first rows without copying the engine; returns whether that was done.
 
-        That is not where the scales are due. The row is kept at a place that counts once the engine has learned it.
+        It is not done at the rows after which the scales are fitted. The row is stored behind the counted ones, and
+        counts once the engine has learned it.
         """
         n = self.rows
         if n & (n + 1) == 0 or self.engine.steps != n:

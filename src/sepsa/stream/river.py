@@ -35,11 +35,10 @@ from sepsa.stream.calibration import probabilities
 from sepsa.stream.engine.bodies import NAMED
 from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.growth import NewInput, grow_along, indicators
+from sepsa.stream.growth import Names, NewInput, class_codes, indicators, learn_rows
 from sepsa.stream.learner import WARM_UP, StreamLearner
 from sepsa.stream.river_input import (
     Frame,
-    Names,
     Series,
     in_columns,
     position,
@@ -92,8 +91,8 @@ class StreamModel(Saves, base.Estimator):
             lr: The body's learning rate.
             weight_decay: The body's weight decay.
             ridge: The head's ridge; 10 has the weight of ten samples of unit features. "auto" also tries 1 and 100.
-            forgetting: The head's forgetting factor in (0, 1]; below 1 it follows drift. "auto" mixes heads with and
-                without forgetting by their recent errors.
+            forgetting: The head's forgetting factor in (0, 1], which acts once a sample; below 1 it follows drift.
+                "auto" mixes heads with and without forgetting by their recent errors.
             loss: "huber" bounds the influence of a sample; "squared" does not.
             missing: What a missing feature means: its "mean", the number "zero", or "auto" to decide for each feature.
             max_features: The number of features with inputs of their own; the cost grows with its square.
@@ -253,10 +252,7 @@ class StreamModel(Saves, base.Estimator):
         features = self._features | {feature.name: d + j for j, feature in enumerate(new)}
         table = in_columns(names, X, features)
         output_rows = [0] * (len(outputs) - m) if self._regression else (Y[:, m:] > 0).argmax(0).tolist()
-        learner = old = None if self._learner is None else self._learner.copy()
-        for start, stop, learner in grow_along(old, self._new_learner, len(X), new, output_rows):
-            rows = np.ascontiguousarray(table[start:stop, : learner.engine.inputs])
-            learner.learn(rows, np.ascontiguousarray(Y[start:stop, : learner.engine.outputs]), w[start:stop])
+        learner, _ = learn_rows(self._learner, self._new_learner, table, Y, w, new, output_rows)
         self.__dict__.update(_learner=learner, _features=features, _outputs=outputs, _pending_features=pending)
 
     def _new_features(self, names: Sequence[Hashable], X: Floats) -> tuple[list[NewInput], dict[Hashable, list[float]]]:
@@ -634,12 +630,11 @@ class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
         return probabilities(scores, self._learner.engine.calibration_losses())
 
     def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
-        outputs = dict(self._outputs)
         for y in targets:
             if y is None or not isinstance(y, Hashable) or y != y:
                 raise ValueError(f"y must be a class label, something hashable, got {y!r}: leave the sample out")
-            outputs.setdefault(y, len(outputs))
-        return outputs, indicators(np.array([outputs[y] for y in targets], np.intp), len(outputs))
+        outputs, codes = class_codes(self._outputs, targets)
+        return outputs, indicators(codes, len(outputs))
 
 
 def is_shared(name: Hashable) -> bool:

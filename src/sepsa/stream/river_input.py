@@ -11,11 +11,11 @@ import numpy as np
 from river.utils import dataframe
 
 from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.growth import Names
 from sepsa.stream.learner import StreamLearner
 
 Frame = Any  # a frame or series of any library that River takes: pandas, polars, ...
 Series = Any
-Names = dict[Hashable, int]  # each name with its column number
 
 
 def in_columns(names: Sequence[Hashable], X: Floats, features: Names) -> Floats:

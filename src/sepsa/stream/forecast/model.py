@@ -103,7 +103,7 @@ class ForecastModel:
         L, G, H, k = len(s.forgetting), len(terms), s.horizon, series.shape[1]
         d = len(terms[0])
         p = d + 1 + 2 * HARMONICS * len(s.seasons) + s.exogenous
-        restored = max(1, *(ridge_rule.rotation(p, forgetting) for forgetting in s.forgetting))
+        restored = max(1, *(ridge_rule.due(p, forgetting) for forgetting in s.forgetting))
         ridge = np.full(p, s.ridge)
         ridge[d] = min(BIAS_RIDGE, s.ridge)
         return arrays.Family(

@@ -121,15 +121,12 @@ class CsvReader(TextReader):
         if len(places):
             try:
                 columns = self._columns(data, len(places))
-            except pa.ArrowInvalid:  # Arrow divides the bytes into other records than the lexer: parse each by itself
-                kept, parts = [], []
-                for i in places:
-                    try:
-                        parts.append(self._columns(batch.record(i) + b"\n", 1))
-                        kept.append(i)
-                    except pa.ArrowInvalid:  # noqa: PERF203
-                        bad.append(BadRow(int(batch.lines[i]), "the line cannot be read", batch.text(i)))
-                places, columns = np.array(kept, np.intp), joined(parts)
+            except pa.ArrowInvalid:  # Arrow divides some record into others than the lexer
+                read = np.array([self._is_read(batch.record(i)) for i in places])
+                bad += [BadRow(int(batch.lines[i]), "the line cannot be read", batch.text(i)) for i in places[~read]]
+                places = places[read]
+                if len(places):
+                    columns = self._columns(b"".join(batch.record(i) + b"\n" for i in places), len(places))
         position = self.records.position()
         return RowBlock(columns, batch.lines[places], lambda i: batch.text(int(places[i])), sorted(bad), position)
 
@@ -145,6 +142,14 @@ class CsvReader(TextReader):
         if batch.fields[i] != len(self.names):
             return f"the line has {batch.fields[i]} cells where the header has {len(self.names)}"
         return "the line is not in UTF-8"
+
+    def _is_read(self, record: bytes) -> bool:
+        """Whether Arrow takes a record for one row."""
+        try:
+            self._columns(record + b"\n", 1)
+        except pa.ArrowInvalid:
+            return False
+        return True
 
     def _columns(self, data: bytes, rows: int) -> dict[str, Column]:
         assert self.names is not None
@@ -346,25 +351,6 @@ def check_names(names: list[str], table: str) -> list[str]:
             raise TableError(f"{table} has two columns {name[:100]!r}: rename one of them")
         seen.add(name)
     return names
-
-
-def joined(parts: list[dict[str, Column]]) -> dict[str, Column]:
-    """The columns of blocks of one row each, concatenated."""
-    out: dict[str, Column] = {}
-    for name in parts[0] if parts else ():
-        texts: dict[str, int] = {}
-        codes = [
-            -1 if c.codes is None or c.codes[0] < 0 else texts.setdefault(c.texts[c.codes[0]], len(texts))
-            for c in (part[name] for part in parts)
-        ]
-        times = np.array([math.nan if part[name].times is None else part[name].times[0] for part in parts])  # type: ignore[index]
-        out[name] = Column(
-            np.concatenate([part[name].numbers for part in parts]),
-            np.array(codes, np.int32) if texts else None,
-            list(texts),
-            None if np.isnan(times).all() else times,
-        )
-    return out
 
 
 def as_float(value: Any) -> float:

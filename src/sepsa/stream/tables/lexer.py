@@ -14,6 +14,21 @@ BLANK, HAS_NUL, OPEN_QUOTE = 1, 2, 4  # flags of a record
 
 
 @cached()
+def line_end(data, at):
+    """The place behind the line break after a place, which ends with LF, CRLF or CR; the size if there is none."""
+    while at < data.size:
+        c = data[at]
+        at += 1
+        if c == LF:
+            break
+        if c == CR:
+            if at < data.size and data[at] == LF:
+                at += 1
+            break
+    return at
+
+
+@cached()
 def lex(data, separator, quote, at_end, limit, ends, fields, lines, flags):
     """Write the end (after its line break), the fields, lines and flags of each complete record; returns their number.
 
@@ -63,18 +78,8 @@ def lex(data, separator, quote, at_end, limit, ends, fields, lines, flags):
                     flag |= HAS_NUL
         too_long = at - start > limit
         if not complete and quoted and (at_end or too_long):
-            flag, width, broken, at = OPEN_QUOTE, 1, 0, start
-            while at < n:
-                c = data[at]
-                at += 1
-                if c == LF:
-                    complete = True
-                    break
-                if c == CR:
-                    if at < n and data[at] == LF:
-                        at += 1
-                    complete = True
-                    break
+            flag, width, broken, at = OPEN_QUOTE, 1, 0, line_end(data, start)
+            complete = at > 0 and (data[at - 1] == LF or data[at - 1] == CR)
         if not complete and not at_end:
             break
         length = at - start

@@ -19,7 +19,7 @@ from sepsa.stream.columns.cells import Column
 from sepsa.stream.columns.inputs import Inputs
 from sepsa.stream.engine.bodies import NAMED
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.growth import first_rows, grow_along, indicators
+from sepsa.stream.growth import class_codes, first_rows, grow_along, indicators
 from sepsa.stream.learner import StreamLearner
 from sepsa.stream.tables.cells import BadRow, RowBlock
 from sepsa.stream.tables.trace import ErrorTrace
@@ -182,12 +182,11 @@ class TableModel:
             return np.zeros(rows, np.intp)
         assert target.codes is not None
         present, first = np.unique(target.codes, return_index=True)
+        present = present[np.argsort(first)]
         places = np.full(len(target.texts), -1)
-        for code in present[np.argsort(first)]:
-            label = target.texts[code]
-            if label not in self.classes and len(self.classes) < MOST_CLASSES:
-                self.classes[label] = len(self.classes)
-            places[code] = self.classes.get(label, -1)
+        self.classes, places[present] = class_codes(
+            self.classes, [target.texts[code] for code in present], MOST_CLASSES
+        )
         return places[target.codes]
 
     def _usable(

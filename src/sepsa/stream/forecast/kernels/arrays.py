@@ -30,7 +30,7 @@ SMALLEST = 1e-9  # scale of a series in units of its mean
 # What calls `gains` is part of its caller, so that LLVM optimizes that code once more and not once for each level.
 part = njit(inline="always", **OPTIONS)
 callee = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)  # wrappers take half of the compilation
-due = njit(ridge_rule.rotation)
+due = njit(ridge_rule.due)
 
 
 class Family(NamedTuple):
@@ -161,7 +161,7 @@ def gains(U, D, left, ridge, turn, lam, x, k, R, unit):
     for n in range(p):
         D[n] /= lam
         left[n] *= lam
-    count = due(p, lam)
+    count = due(p, lam, turn[1])
     turn[0], turn[1] = (first + count) % p, turn[1] + 1
     for i in range(-1, count):
         if i < 0:
