@@ -24,7 +24,7 @@ from sepsa.heads.base.delta import Delta
 from sepsa.heads.base.delta import learn as learn_delta
 from sepsa.heads.base.delta import since as delta_since
 from sepsa.heads.base.deprecated import AcceptsAuto
-from sepsa.heads.base.parameters import bias_words, commit, follow, ridges, samples, start, store
+from sepsa.heads.base.parameters import bias_words, commit, follow, ridges, rows, samples, start, store
 from sepsa.heads.base.posterior import NormalPosterior
 from sepsa.heads.base.rls_state import RLSSettings, read_root, write_root
 from sepsa.heads.math import least_squares
@@ -292,6 +292,15 @@ class RLS(AcceptsAuto, NormalPosterior):
         """The mean squared error of the last rows before they were learned, NaN where the update did not keep it."""
         backend: Any = self._backend
         return float(backend.error()) if backend.name == "numba" else math.nan
+
+    def _leverage(self, features: Tensor) -> Tensor:
+        """φᵀBφ (n,) of rows (n, in_features); inside a CUDA graph, too."""
+        captured = self._captured
+        if captured is not None and self._backend is captured:
+            state: LeastSquaresState = captured.state
+        else:
+            state = self._read()[0]
+        return least_squares.leverage(state, rows(self._problem.linear, features, state.T.dtype))
 
     def _start_with(self, ridge: float) -> None:
         """Take another ridge, before the first update."""

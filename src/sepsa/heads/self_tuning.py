@@ -235,7 +235,7 @@ class SelfTuning(OwnsHead):
             store(member.linear, heads[k])
             members.append(member)
         now = read_progress(saved, [member.steps for member in members])
-        seen = repeated_samples.read(saved.entries("seen", {"salt", "first", "unrepeated", "hashes"}))
+        seen = repeated_samples.read(saved.entries("seen", {"salt", "first", "unrepeated", "hashes", "learned"}))
         self._assign(members=members, _now=now, _seen=seen, _captured=None, _held_out=None)
 
     def _from_version_01(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -471,7 +471,7 @@ class SelfTuning(OwnsHead):
                 now, left = self._after(before, members, found, scale, refusals, len(held) < n)
                 self.members, self._now, self._held_out = left, now, mask
                 if split is not None:
-                    self._seen.accept(split)
+                    self._seen.accept(split, now.steps)
                 copy_head(left[now.active].linear, linear)
 
         commit(write)
@@ -550,8 +550,22 @@ class SelfTuning(OwnsHead):
             x, y, w = x[scored], y[scored], None if w is None else w[scored]
         with np.errstate(all="ignore"):  # what is not finite the members refuse
             errors = scores.squared_errors(weights, biases, x, y)
+            if split is not None and split.held_out:
+                self._unlearn(errors, features, weight, split)
             mean = errors.mean(0) if w is None else (errors * w[:, None]).sum(0) / w.sum().clip(min=1e-30)
             return mean.tolist(), float((y * y).mean())
+
+    def _unlearn(self, errors: Any, features: Tensor, weight: Tensor | None, split: Any) -> None:
+        """Make the errors (n, J) at held-out rows those of members that had never learned them."""
+        held = split.held_out
+        x = features.detach().reshape(-1, features.shape[-1])[held]
+        leverage = torch.stack([member._leverage(x) for member in self.members], 1).double().cpu().numpy()
+        omega = np.ones(len(x)) if weight is None else weight.detach().reshape(-1)[held].double().cpu().numpy()
+        ages = self._now.steps - np.array(split.learned)
+        memory = np.array([member.forgetting for member in self.members])
+        share = scores.share_left(leverage, memory, ages[:, None], omega[:, None])
+        at = np.searchsorted(split.scored or held, held)
+        errors[at] /= torch.from_numpy(share**2).to(errors) if isinstance(errors, Tensor) else share**2
 
     # ------------------------------------------------------------------ the scale of relative ridges
 

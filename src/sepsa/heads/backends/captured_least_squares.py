@@ -44,13 +44,17 @@ class CapturedState(HeadMemory):
         self._fading: dict[float, Tensor] = {}
         self._unfinished: Callable[[], None] | None = None  # updates T by a block of which only W has learned
 
+    @property
+    def state(self) -> LeastSquaresState:
+        """The tensors as a state, without waiting for the device."""
+        return LeastSquaresState(self.T, self.W, None, self.energy, self.ridge_left)
+
     def read(self) -> tuple[LeastSquaresState, Counters]:
         """The state and its counters, as the device has them."""
         self.finish()
         self.warn_of_refusals()
         steps, samples, cursor = self.tally.tolist()
-        state = LeastSquaresState(self.T, self.W, None, self.energy, self.ridge_left)
-        return state, np.array([steps, samples, cursor % len(self.T), 0.0, 0.0])
+        return self.state, np.array([steps, samples, cursor % len(self.T), 0.0, 0.0])
 
     def load(self, state: LeastSquaresState, counters: Counters) -> None:
         """Continue from this state, which may have something gathered in H."""
@@ -89,7 +93,7 @@ class CapturedState(HeadMemory):
         if keep is not None:
             Phi, Y = Phi * keep[:, None], torch.where(keep[:, None] | ~Y.isfinite(), Y, 0)
         at = coordinates(p, count, self.tally[2].long(), x.device) if count else None
-        faded = fade(LeastSquaresState(self.T, self.W, None, self.energy, self.ridge_left), lam)
+        faded = fade(self.state, lam)
         F, E = whiten(faded, Phi, Y)
         new = learn_rows(faded, F, E, self.ridge, at, self.prior)
         head, size = new.W.to(self.weight.dtype), F.square().sum()
