@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.heads.backends.memory import HeadMemory
+from sepsa.heads.base.parameters import heads_of
+from sepsa.heads.base.parameters import rows as joined
 from sepsa.heads.base.repeated_samples import DatasetIndex, SeenSamples, key_of, place_of
 from sepsa.heads.math import score as scores
 from sepsa.heads.math.score import Score, squared_errors
@@ -89,7 +91,8 @@ class CapturedChoice(HeadMemory):
         y = targets.detach().reshape(len(x), -1)
         scored, held_out, learned = self.index.split(rows)
         keep, count, step = ~held_out, scored.sum().clamp(min=1), self.numbers[1]
-        leverages = self._on_streams(lambda member: member._leverage(x))
+        Phi = joined(self.linear, x, self.score.sums.dtype)
+        leverages = self._on_streams(lambda member: member._leverage(Phi))
         weights, biases = heads_of(self.members)
         each = squared_errors(weights, biases, x.to(self.weight.dtype), y.to(self.weight.dtype))
         self._join()
@@ -135,10 +138,3 @@ class CapturedChoice(HeadMemory):
         """Wait for the work of all members."""
         for stream in self.streams:
             torch.cuda.current_stream(self.weight.device).wait_stream(stream)
-
-
-def heads_of(members: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
-    """The weights and the biases of the members' heads, where these have biases."""
-    weights = [member.linear._parameters["weight"].detach() for member in members]
-    biases = [member.linear._parameters["bias"] for member in members]
-    return weights, [] if biases[0] is None else [bias.detach() for bias in biases]

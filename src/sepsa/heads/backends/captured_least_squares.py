@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sepsa.heads.backends.choose import Case, Counters, Problem, choose
+from sepsa.heads.backends.choose import Counters, Problem, UpdateSize, choose
 from sepsa.heads.backends.memory import HeadMemory
 from sepsa.heads.base.parameters import rows, store
 from sepsa.heads.math.least_squares import (
@@ -79,7 +79,7 @@ class CapturedState(HeadMemory):
 
     def _learn(self, x: Tensor, y: Tensor, lam: float, keep: Tensor | None = None) -> Tensor:
         (m, p), n, count = self.W.shape, len(x), due(len(self.T), lam)
-        case = Case(x.device.type, self.Z.dtype, p, m, n, count, contiguous=self.weight.is_contiguous())
+        case = UpdateSize(x.device.type, self.Z.dtype, p, m, n, count, contiguous=self.weight.is_contiguous())
         chosen = choose("captured least squares", case)
         finite: Tensor
         if chosen.backend == "triton":

@@ -27,11 +27,12 @@ LIMIT = 2**17
 
 def row_bytes(inputs: Tensor, targets: Tensor) -> list[tuple[bytes, bytes]]:
     """The bytes of every sample: its row of the inputs and its rows of the targets."""
-    n, parts = len(inputs), []
+    n, parts = inputs.shape[0], []
     for x in (inputs, targets):
-        x = x.detach().cpu()
         x = x.view(torch.int16) if x.dtype == torch.bfloat16 else x  # which NumPy has not
-        parts.append([row.tobytes() for row in x.numpy().reshape(n, -1)])
+        whole = x.numpy(force=True).tobytes()
+        size = len(whole) // n
+        parts.append([whole[i : i + size] for i in range(0, n * size, size)])
     return list(zip(*parts, strict=True))
 
 
@@ -67,7 +68,7 @@ class SeenSamples:
 
     def split(self, identity: Tensor, targets: Tensor, n: int) -> BatchSplit:
         """Split n rows of samples, each recognized by a row of `identity` (b, ...), b a divisor of n."""
-        span, first = n // len(identity), self.first
+        span, first = n // identity.shape[0], self.first
         fold: list[int] = []
         held_out: list[int] = []
         learned: list[int] = []

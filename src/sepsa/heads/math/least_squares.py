@@ -66,15 +66,6 @@ class LeastSquaresState(NamedTuple):
         return LeastSquaresState._make(None if part is None else change(part) for part in self)
 
 
-class RootOfVersion01:
-    """The state's class in pickles of version 0.1, which had two fields more."""
-
-    def __new__(  # type: ignore[misc]
-        cls, T: Tensor, W: Tensor, H: Tensor | None, energy: Tensor, left: Tensor, *_: object
-    ) -> LeastSquaresState:
-        return LeastSquaresState(T, W, H, energy, left)
-
-
 def start(prior: Tensor, ridge: Tensor) -> LeastSquaresState:
     """The state before any data: A = diag ridge (p,), and W the prior (m, p)."""
     T, energy = torch.diag(1 / ridge.sqrt()), prior.new_zeros(len(prior))
