@@ -118,21 +118,3 @@ def test_a_detached_model_loads_where_sepsa_is_not_installed(tmp_path, preloaded
     )
     done = subprocess.run([preloaded_bin / "python", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(model(torch.ones(1, 6)).tolist())
-
-
-# ---------------------------------------------------------------------- the log
-
-
-def test_health_is_logged_every_so_many_steps():
-    model = network()
-    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
-    lines = []
-    handle = optimizer.log_health(lambda numbers, step: lines.append((step, numbers)), every=3)
-    for k in range(7):
-        optimizer.learn(*batch(seed=k))
-    assert [step for step, _ in lines] == [3, 6]
-    assert lines[-1][1]["2/effective_samples"] == 48
-    handle.remove()
-    for k in range(3):
-        optimizer.learn(*batch(seed=k))
-    assert len(lines) == 2

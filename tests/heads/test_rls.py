@@ -230,6 +230,17 @@ def test_unlearn_refuses_what_was_never_learned():
     solver.update(x, y)
     with pytest.raises(ValueError, match="remembers 10 samples"):
         solver.unlearn(torch.zeros(11, 4, dtype=torch.float64), torch.zeros(11, 1, dtype=torch.float64))
+    solver, linear = make(4, 1)
+    prior = weights(linear).copy()
+    solver.update(x, y)
+    before = snapshot(solver)
+    with pytest.raises(ValueError, match="targets: removing these 3 samples would leave a sum of squared errors below"):
+        solver.unlearn(x[:3], 9 - y[:3])
+    with pytest.raises(ValueError, match="learned with these targets: unlearn samples with the targets"):
+        solver.unlearn(x, -y)  # a sum of squared errors near 0, which is less than the ridge of the weights that remain
+    assert not difference(before, snapshot(solver))
+    solver.unlearn(x, y)  # everything: the prior remains
+    np.testing.assert_allclose(weights(linear), prior, atol=1e-10)
     with pytest.raises(ValueError, match="exact only at forgetting 1"):
         make(3, 1, forgetting=0.9)[0].unlearn(torch.zeros(1, 3), torch.zeros(1, 1))
 

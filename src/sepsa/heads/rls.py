@@ -352,7 +352,9 @@ class RLS(AcceptsAuto, NormalPosterior):
 
     def checkpoint(self) -> Any:
         """Return what `rollback` needs to undo the next update: references and small copies of the state."""
-        if self._problem.prior.device != self._head().weight.device:
+        linear, place = self._head(), self._place
+        weight = linear._parameters["weight"]  # this runs at every step, and `_read` costs as much as the copies
+        if not place or weight is None or weight.data_ptr() != place[0]:
             self._read()
         return self._eager().checkpoint()
 
@@ -425,8 +427,8 @@ class RLS(AcceptsAuto, NormalPosterior):
             sample_weight: Weights (...), as they were learned.
 
         Raises:
-            ValueError: The result would be wrong by more than a millionth, because the samples were not learned by this
-                head or are so large that too few digits of the rest are left; nothing changed.
+            ValueError: The head's curvature or its objective shows that it never learned these samples, or they are so
+                large that the result would be wrong by more than a millionth; nothing changed.
         """
         (state, counters), linear = self._read(), self._head()
         self._remembers_all("unlearn")
@@ -436,7 +438,7 @@ class RLS(AcceptsAuto, NormalPosterior):
             raise explain_nonfinite(features, targets, linear)
         steps, seen, cursor, _, _ = counters
         state = state._replace(W=follow(linear, state.W))
-        new = least_squares.unlearn(state, Phi, Y, total, seen, self._problem.ridge)
+        new = least_squares.unlearn(state, Phi, Y, total, seen, self._problem.prior, self._problem.ridge)
         self._take(new, np.array([steps, max(0.0, seen - total), cursor, 0.0, 0.0]))
 
     @torch.no_grad()

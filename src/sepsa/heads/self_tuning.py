@@ -109,6 +109,8 @@ class SelfTuning(OwnsHead):
         1.0
     """
 
+    # Until version 0.2 these tuned themselves where `ridge="auto"` was given.
+    reads_states_of = ("sepsa.SelfTuningRLS", "sepsa.SoftmaxNewton", "sepsa.LogisticNewton")
     _held_out: Tensor | None = None
     _captured: Any = None  # the choice on a device
 

@@ -370,7 +370,7 @@ def learn(
 
 
 def unlearn(
-    state: LeastSquaresState, Phi: Tensor, Y: Tensor, samples: float, seen: float, ridge: Tensor
+    state: LeastSquaresState, Phi: Tensor, Y: Tensor, samples: float, seen: float, prior: Tensor, ridge: Tensor
 ) -> LeastSquaresState:
     """The state without rows of weight `samples` in all, of `seen` that were learned; H = I.
 
@@ -387,18 +387,27 @@ def unlearn(
     tolerance = math.sqrt(eps)
     if int(info) or not smallest >= -tolerance or samples > (1 + tolerance) * seen:
         raise ValueError(
-            f"features: removing these {len(Phi)} samples would leave less curvature than the prior has "
-            f"(smallest relative eigenvalue {smallest:.3g}; the head remembers {seen:g} samples): "
-            "unlearn only what this head learned, with the same features and weights"
+            f"features: removing these {len(Phi)} samples would leave less curvature than the prior has (the head "
+            f"remembers {seen:g} samples): unlearn only what this head learned, with the same features and weights"
         )
     remains = float(torch.linalg.eigvalsh(H)[0])
     size = float((Phi.square() / ridge).sum())
     if max(10 * len(T), math.sqrt(size)) * eps > UNLEARN_TOLERANCE * remains:
         raise ValueError(
-            f"features: these samples make up all but {remains:.3g} of the curvature in some direction, and too few "
-            "digits of the rest are left to remove them exactly: rescale the features, or train a new head on the rest"
+            "features: these samples are so large beside the ridge and the other samples that too few digits of the "
+            "rest are left to remove them exactly: rescale the features, or train a new head on the rest"
         )
     T = torch.linalg.solve_triangular(C, T, upper=False).contiguous()
     step = (T @ (Phi.T @ E)).T @ T
-    energy = (state.energy - (E * (E + Phi @ step.T)).sum(0)).clamp(min=0)
-    return LeastSquaresState(T, W - step, None, energy, state.ridge_left)
+    before = E + Phi @ step.T  # the errors of a head that never saw these rows
+    energy, W = state.energy - (E * before).sum(0), W - step
+    # The objective is at least its ridge term. Its rounding: that of E, 10p eps |Y|, times that of `before`.
+    least = (ridge * (W - prior).square()).sum(1)
+    rounding = (10 * len(T) * eps * Y.square().sum(0).sqrt()) ** 2 * (1 / tolerance + 1 / remains)
+    if bool((energy < least - tolerance * (state.energy + least + before.square().sum(0)) - rounding).any()):
+        raise ValueError(
+            f"targets: removing these {len(Phi)} samples would leave a sum of squared errors below 0, so they were not "
+            "learned with these targets: unlearn samples with the targets and weights of their update"
+        )
+    energy = energy.clamp(min=0)
+    return LeastSquaresState(T, W, None, energy, state.ridge_left)
