@@ -24,7 +24,7 @@ from measure import alternate, machine, ratio, spread, training_step
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from sepsa import RLS, SepSA, SoftmaxNewton
+from sepsa import RLS, SelfTuning, SepSA, SoftmaxNewton
 from sepsa.capture import PlainStep, Step, capture, first_order_step
 from sepsa.paper.data import load
 from sepsa.paper.networks import cnn, initialize
@@ -36,7 +36,7 @@ SOLVERS = {
     "SepSA, forgetting 0.999": lambda: RLS(forgetting=0.999),
     "SepSA, SoftmaxNewton": SoftmaxNewton,
     "SepSA, SoftmaxNewton, forgetting 0.999": lambda: SoftmaxNewton(forgetting=0.999),
-    "SepSA, self-tuning": lambda: RLS(ridge="auto", forgetting="auto"),
+    "SepSA, self-tuning": lambda: SelfTuning(),
 }
 CHANNELS_LAST = ", channels last"
 CONTESTANTS = [

@@ -1,301 +1,307 @@
-"""SepSA with nothing set but the rate, beside its base alone: ten problems, most of them with many epochs.
+"""The ridge of SepSA's default solver: chosen on one half of a set of problems and reported on the other.
 
-    python benchmarks/defaults.py --search --jobs 2   # four rates of each method, by a fifth of the training samples
-    python benchmarks/defaults.py --jobs 2            # 5 seeds at the rates found, on the test samples
-    python benchmarks/defaults.py --table
+    SEPSA_DATA=... python benchmarks/defaults.py --jobs 16        # what defaults.json does not hold yet
+    python benchmarks/defaults.py --choose                        # the candidates on the half "choice"
+    python benchmarks/defaults.py --table                         # the default beside Adam, every cell of both halves
 
-They write defaults.json after every run, and do not run again what it holds. Five problems ("choice") are those on
-which the defaults of SepSA were chosen, the other five are reported. Both methods have the same network, batches of
-32 (64 for images and text) and AdamW; SepSA has `solver="cross-entropy"` for classes and the default solver for
-numbers. UCI's tables are read from SEPSA_DATA/uci, images from SEPSA_DATA or downloaded; inputs and targets are
-standardized by the training samples. Frozen digits have 256 random rectified features that do not learn.
+A cell is a problem, a body and a way to train: "pass", one pass with single samples, or "epochs", 20 epochs in batches
+of 32 with `samples_per_epoch` given. Both methods train the same network on the squared error, classes as one-hot
+targets, at rates of 1e-3 and 1e-2. Candidates are absolute ridges, and ridges relative to the mean squared norm of the
+features in the first batch; the ridge of the bias is never more than 1e-4. Every number is the mean squared error on
+test samples, one for each seed, which divides the samples, initializes the network and shuffles. At most 1,000 samples
+are for training. UCI's tables are read from SEPSA_DATA/uci (concrete, energy, kin8nm, power-plant, wine-quality-red and
+yacht, .npz each); the others come with scikit-learn and with Python. Problems marked * have noisy targets: the best
+model known to us leaves a tenth of their variance or more.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import statistics
 import sysconfig
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from measure import machine
 from sklearn import datasets as tables
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.nn.functional import mse_loss
 
-from sepsa import SepSA
-from sepsa.paper import runner
+from sepsa import RLS, SepSA
 
 RESULT = Path(__file__).with_suffix(".json")
-SEEDS, SEARCH_SEED, TEST, CHUNK = range(5), 100, 0.2, 64
-BASE, OURS = "AdamW", "SepSA over AdamW"
-PACKAGES = ("asyncio", "email", "encodings", "idlelib", "json", "multiprocessing", "test", "tkinter", "unittest", "xml")
+SEEDS, MOST, BATCH, EPOCHS = 8, 1000, 32, 20
+RATES = (1e-3, 1e-2)
+WAYS = ("pass", "epochs")
+CANDIDATES = ("ridge 1", "ridge 3", "ridge 10", "ridge 30", "relative 1", "relative 3", "relative 10")
+BASE, DEFAULT = "Adam", "ridge 10"  # the default is the candidate with the smallest mean difference on "choice"
 
-Data = tuple[Tensor, Tensor, Tensor, Tensor]  # training inputs and targets, test inputs and targets
-
-
-class Problem(NamedTuple):
-    half: str
-    load: Callable[[int], Data]  # of a seed, which divides the samples where no division is given
-    network: Callable[[int, int], nn.Module]  # of the numbers of inputs and outputs
-    epochs: int
-    batch: int = 32
-    rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3, 1e-2)
+Table = tuple[Any, Any]  # inputs (n, d) and targets: numbers (n,) or classes (n,)
+Cell = tuple[str, str, str]  # problem, body, way
 
 
-# ---------------------------------------------------------------------- data
+# ---------------------------------------------------------------------- problems
 
 
-def divided(X: Any, y: Any, seed: int, share: float = TEST) -> Data:
-    """Training and test samples, standardized by the former; integers are class labels."""
-    X, y = torch.as_tensor(np.asarray(X), dtype=torch.float32), torch.as_tensor(np.asarray(y))
+def uci(name: str) -> Table:
+    with np.load(Path(os.environ["SEPSA_DATA"]) / "uci" / f"{name}.npz") as given:
+        return given["X"], given["y"].astype(float)
+
+
+def digits(classes: range) -> Table:
+    X, y = tables.load_digits(return_X_y=True)
+    chosen = np.isin(y, list(classes))
+    return X[chosen], y[chosen] - classes[0]
+
+
+def source_code(*packages: str) -> Table:
+    """Pieces of 64 bytes of Python's standard library, as counts of hashed trigrams; the class is the package."""
+    folder, X, y = Path(sysconfig.get_path("stdlib")), [], []
+    for label, package in enumerate(packages):
+        raw = b"\n".join(path.read_bytes() for path in sorted((folder / package).glob("*.py")))
+        for place in range(0, min(len(raw), 400 * 64) - 64, 64):
+            row = np.zeros(128)
+            for k in range(place, place + 62):
+                row[zlib.crc32(raw[k : k + 3]) % 128] += 1
+            X.append(row)
+            y.append(label)
+    return np.array(X), np.array(y)
+
+
+def bundled(load: Callable[..., Any]) -> Table:
+    X, y = load(return_X_y=True)
+    return X, y
+
+
+HALVES: dict[str, dict[str, Callable[[], Table]]] = {
+    "choice": {
+        "diabetes *": partial(bundled, tables.load_diabetes),
+        "wine quality *": partial(uci, "wine-quality-red"),
+        "friedman2, noise 200 *": partial(tables.make_friedman2, 1250, noise=200.0, random_state=0),
+        "concrete": partial(uci, "concrete"),
+        "yacht": partial(uci, "yacht"),
+        "digits 0 to 4": partial(digits, range(5)),
+        "text of four packages *": partial(source_code, "asyncio", "email", "json", "unittest"),
+    },
+    "report": {
+        "friedman1, noise 4 *": partial(tables.make_friedman1, 1250, noise=4.0, random_state=0),
+        "friedman3, noise 0.3 *": partial(tables.make_friedman3, 1250, noise=0.3, random_state=0),
+        "kin8nm": partial(uci, "kin8nm"),
+        "power plant": partial(uci, "power-plant"),
+        "energy": partial(uci, "energy"),
+        "digits 5 to 9": partial(digits, range(5, 10)),
+        "text of four other packages *": partial(source_code, "http", "logging", "multiprocessing", "xml/dom"),
+    },
+}
+PROBLEMS = {name: load for half in HALVES.values() for name, load in half.items()}
+BODIES: dict[str, tuple[type[nn.Module], tuple[int, ...]]] = {
+    "ReLU 64": (nn.ReLU, (64,)),
+    "ReLU 64-64": (nn.ReLU, (64, 64)),
+    "tanh 50": (nn.Tanh, (50,)),
+    "tanh 50-50": (nn.Tanh, (50, 50)),
+}
+
+
+def divided(table: Table, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Training and test samples, a fifth, standardized by the former; classes become one-hot targets."""
+    X, y = torch.as_tensor(np.asarray(table[0]), dtype=torch.float32), torch.as_tensor(np.asarray(table[1]))
     order = torch.randperm(len(X), generator=torch.Generator().manual_seed(seed))
-    test, train = order[: int(share * len(X))], order[int(share * len(X)) :]
+    size = len(X) // 5
+    test, train = order[:size][:MOST], order[size:][:MOST]
     X = (X - X[train].mean(0)) / X[train].std(0).clamp(min=1e-2)
     if y.is_floating_point():
-        y = y.float().reshape(len(y), -1)[:, :1]
+        y = y.float().reshape(len(y), 1)
         y = (y - y[train].mean(0)) / y[train].std(0)
+    else:
+        y = nn.functional.one_hot(y.long()).float()
     return X[train], y[train], X[test], y[test]
 
 
-def uci(name: str) -> Callable[[int], Data]:
-    def load(seed: int) -> Data:
-        with np.load(Path(os.environ["SEPSA_DATA"]) / "uci" / f"{name}.npz") as given:
-            return divided(given["X"], given["y"], seed)
-
-    return load
-
-
-def bundled(load: Callable[..., Any]) -> Callable[[int], Data]:
-    return lambda seed: divided(*load(return_X_y=True), seed)
-
-
-def images(name: str) -> Callable[[int], Data]:
-    def load(seed: int) -> Data:
-        data = runner.dataset(name)
-        return data.train_inputs, data.train_targets.argmax(1), data.test_inputs, data.test_targets.argmax(1)
-
-    return load
-
-
-def source(seed: int) -> Data:
-    """Pieces of Python's standard library as bytes, to be told apart by their packages, 600 of each."""
-    folder, chance = Path(sysconfig.get_path("stdlib")), np.random.default_rng(seed)
-    X, y = [], []
-    for label, package in enumerate(PACKAGES):
-        raw = b"\n".join(path.read_bytes() for path in sorted((folder / package).rglob("*.py")))
-        places = chance.choice(len(raw) // CHUNK, min(600, len(raw) // CHUNK), replace=False)
-        X += [np.frombuffer(raw, np.uint8, CHUNK, place * CHUNK) % 128 for place in places]
-        y += [label] * len(places)
-    order = chance.permutation(len(X))
-    inputs, labels = torch.tensor(np.array(X)[order]).long(), torch.tensor(np.array(y)[order])
-    test = int(TEST * len(inputs))
-    return inputs[test:], labels[test:], inputs[:test], labels[:test]
-
-
-# ---------------------------------------------------------------------- networks
-
-
-def dense(inputs: int, outputs: int, width: int = 50) -> nn.Module:
-    layers = nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs)
-    return nn.Sequential(*layers)
-
-
-def frozen(inputs: int, outputs: int) -> nn.Module:
-    features = nn.Sequential(nn.Linear(inputs, 256), nn.ReLU()).requires_grad_(False)
-    return nn.Sequential(features, nn.Linear(256, outputs))
-
-
-def convolutions(inputs: int, outputs: int) -> nn.Module:
-    return nn.Sequential(
-        *(nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU()),
-        *(nn.Flatten(), nn.Linear(32 * 64, 128), nn.ReLU(), nn.Linear(128, outputs)),
-    )
-
-
-class Transformer(nn.Module):
-    """Two layers of width 64 over tokens, the mean of which goes to the head."""
-
-    def __init__(self, embedding: nn.Module, length: int, outputs: int) -> None:
-        super().__init__()
-        self.embedding, self.places = embedding, nn.Parameter(0.02 * torch.randn(1, length, 64))
-        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True, norm_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(64), enable_nested_tensor=False)
-        self.head = nn.Linear(64, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layers(self.embedding(x) + self.places).mean(1))
-
-
-class Patches(nn.Module):
-    """The sixteen 2 x 2 patches of an 8 x 8 image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Linear(4, 64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        patches = x.reshape(-1, 4, 2, 4, 2).transpose(2, 3).reshape(-1, 16, 4)
-        return self.embedding(patches)
-
-
-def of_bytes(_: int, outputs: int) -> nn.Module:
-    return Transformer(nn.Embedding(128, 64), CHUNK, outputs)
-
-
-def of_patches(_: int, outputs: int) -> nn.Module:
-    return Transformer(Patches(), 16, outputs)
-
-
-def of_pixels(inputs: int, outputs: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), *dense(784, outputs, 128))
-
-
-PROBLEMS = {
-    "Diabetes": Problem("choice", bundled(tables.load_diabetes), dense, 20),
-    "UCI concrete": Problem("choice", uci("concrete"), dense, 20),
-    "breast cancer": Problem("choice", bundled(tables.load_breast_cancer), dense, 20),
-    "frozen digits": Problem("choice", bundled(tables.load_digits), frozen, 5, rates=(3e-3, 1e-2, 3e-2, 1e-1)),
-    "packages by a transformer": Problem("choice", source, of_bytes, 10, 64),
-    "UCI kin8nm": Problem("report", uci("kin8nm"), dense, 20),
-    "UCI energy": Problem("report", uci("energy"), dense, 20),
-    "digits by a transformer": Problem("report", bundled(tables.load_digits), of_patches, 20, 64),
-    "MNIST": Problem("report", images("mnist"), of_pixels, 3, 64),
-    "CIFAR-10": Problem("report", images("cifar10"), convolutions, 3, 64),
-}
+def network(body: str, inputs: int, outputs: int) -> nn.Sequential:
+    activation, widths = BODIES[body]
+    layers: list[nn.Module] = []
+    for k, width in enumerate(widths):
+        layers += [nn.Linear((inputs, *widths)[k], width), activation()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
 
 
 # ---------------------------------------------------------------------- training
 
 
-def train(item: tuple[str, str, float, int, bool]) -> dict[str, float]:
-    """Train one network: loss and error on the test samples, in a search on a fifth of the training samples."""
-    name, method, rate, seed, search = item
-    torch.set_num_threads(1)
-    problem = PROBLEMS[name]
-    x, y, test_x, test_y = problem.load(seed)
-    if search:
-        size = len(x) // 5
-        x, y, test_x, test_y = x[size:], y[size:], x[:size], y[:size]
-    numbers = y.is_floating_point()
-    loss_fn = functional.mse_loss if numbers else functional.cross_entropy
+def solver_of(method: str, model: nn.Sequential, first: Tensor) -> RLS:
+    kind, _, factor = method.partition(" ")
+    ridge = float(factor)
+    if kind == "relative":
+        with torch.no_grad():
+            ridge *= float(model[:-1](first).square().sum(1).mean())
+    return RLS(ridge=max(ridge, 1e-3))
+
+
+def train(cell: Cell, method: str, rate: float, seed: int) -> float:
+    """The mean squared error on the test samples."""
+    problem, body, way = cell
+    x, y, test_x, test_y = divided(PROBLEMS[problem](), seed)
     torch.manual_seed(seed)
-    model = problem.network(x[0].numel(), 1 if numbers else int(y.max()) + 1)
+    model = network(body, x.shape[1], y.shape[1])
+    batch, epochs = (1, 1) if way == "pass" else (BATCH, EPOCHS)
+    orders = [torch.randperm(len(x)).split(batch) for _ in range(epochs)]
     if method == BASE:
-        optimizer: Any = torch.optim.AdamW(model.parameters(), lr=rate)
+        base = torch.optim.Adam(model.parameters(), lr=rate)
     else:
-        solver = None if numbers else "cross-entropy"
-        optimizer = SepSA(model, torch.optim.AdamW, solver=solver, lr=rate)
-    for _ in range(problem.epochs):
-        for rows in torch.randperm(len(x)).split(problem.batch):
-            if isinstance(optimizer, SepSA):
-                optimizer.learn(x[rows], y[rows])
+        told: Any = {} if way == "pass" else {"samples_per_epoch": len(x)}
+        solver = solver_of(method, model, x[orders[0][0]])
+        optimizer = SepSA(model, torch.optim.Adam, solver=solver, lr=rate, **told)
+    for order in orders:
+        for rows in order:
+            if method == BASE:
+                mse_loss(model(x[rows]), y[rows]).backward()
+                base.step()
+                base.zero_grad()
             else:
-                loss_fn(model(x[rows]), y[rows]).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+                optimizer.learn(x[rows], y[rows])
     with torch.no_grad():
-        model.eval()
-        outputs = torch.cat([model(part) for part in test_x.split(1000)])
-    result = {"loss": round(float(loss_fn(outputs, test_y)), 5)}
-    if not numbers:
-        result["error"] = round(float((outputs.argmax(1) != test_y).float().mean()), 5)
-    return result
+        return round(float(mse_loss(model(test_x), test_y)), 5)
 
 
-def known() -> list[dict[str, Any]]:
-    return json.loads(RESULT.read_text())["runs"] if RESULT.exists() else []
+def train_all(item: tuple[Cell, str, float, Sequence[int]]) -> list[float]:
+    torch.set_num_threads(1)
+    cell, method, rate, seeds = item
+    return [train(cell, method, rate, seed) for seed in seeds]
 
 
-def store(*entries: dict[str, Any]) -> None:
-    """Put runs into the file, with the means of those that are complete."""
-    with RESULT.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        runs = [*known(), *entries]
-        lines = ",\n".join("  " + json.dumps(run) for run in runs)
-        head = json.dumps(machine() | {"means": means(runs)}, indent=1)
-        part = RESULT.with_suffix(".part")
-        part.write_text(f'{head[:-2]},\n "runs": [\n{lines}\n ]\n}}\n')
-        part.replace(RESULT)
-    RESULT.with_suffix(".lock").unlink(missing_ok=True)
+# ---------------------------------------------------------------------- results
 
 
-def means(runs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Means over seeds by problem; the noise is twice the standard error of the differences of equal seeds."""
-    found: dict[str, dict[str, float]] = {}
-    for name in PROBLEMS:
-        each = {
-            method: sorted(
-                (r for r in runs if not r["search"] and (r["problem"], r["method"]) == (name, method)),
-                key=lambda run: run["seed"],
-            )
-            for method in (BASE, OURS)
-        }
-        if any(len(of_method) != len(SEEDS) for of_method in each.values()):
-            continue
-        differences = [ours["loss"] - base["loss"] for base, ours in zip(each[BASE], each[OURS], strict=True)]
-        row: dict[str, float] = {"epochs": PROBLEMS[name].epochs}
-        row |= {f"{method}, loss": statistics.fmean(r["loss"] for r in each[method]) for method in each}
-        row["difference"] = statistics.fmean(differences)
-        row["noise"] = 2 * statistics.stdev(differences) / len(SEEDS) ** 0.5
-        if "error" in each[BASE][0]:
-            row |= {f"{m}, error, %": 100 * statistics.fmean(r["error"] for r in each[m]) for m in each}
-        found[name] = row
+def known() -> dict[str, list[float]]:
+    """Errors by seed, under "problem | body | way | method | rate"."""
+    return json.loads(RESULT.read_text())["errors"] if RESULT.exists() else {}
+
+
+def key_of(cell: Cell, method: str, rate: float) -> str:
+    return " | ".join((*cell, method, f"{rate:g}"))
+
+
+def counts(errors: dict[str, list[float]]) -> dict[str, dict[str, int]]:
+    """How often the default is ahead of Adam and behind it, beyond the noise, by half and way."""
+    found: dict[str, dict[str, int]] = {}
+    for half, way in product(HALVES, WAYS):
+        row = found[f"{half}, {way}"] = {"cells": 0, "ahead": 0, "behind": 0}
+        for cell in cells(half):
+            base, ours = at_best_rate(errors, cell, BASE), at_best_rate(errors, cell, DEFAULT)
+            if cell[2] == way and base and ours and len(base) > 1:
+                mean, noise = difference(ours, base)
+                row["cells"] += 1
+                row["ahead"] += mean < -noise
+                row["behind"] += mean > noise
     return found
 
 
-def best(problem: str, method: str) -> float:
-    """The rate of the search with the smallest loss."""
-    tried = [run for run in known() if run["search"] and (run["problem"], run["method"]) == (problem, method)]
-    if not tried:
-        raise SystemExit(f"{problem}, {method}: no rate was searched for yet: run with --search first")
-    rate: float = min(tried, key=lambda run: run["loss"])["lr"]
-    return rate
+def store(errors: dict[str, list[float]]) -> None:
+    lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(errors[key])}" for key in sorted(errors))
+    head = json.dumps(
+        machine() | {"default": DEFAULT, "epochs": EPOCHS, "batch": BATCH, "counts": counts(errors)}, indent=1
+    )
+    part = RESULT.with_suffix(".part")
+    part.write_text(f'{head[:-2]},\n "errors": {{\n{lines}\n }}\n}}\n')
+    part.replace(RESULT)
 
 
-def print_table() -> None:
-    print("| | problem | epochs | AdamW, loss | SepSA, loss | difference | noise | AdamW, error | SepSA, error |")
-    print("|---|---|--:|--:|--:|--:|--:|--:|--:|")
-    for name, row in means(known()).items():
-        cells = [f"{row[key]:.4f}" for key in (f"{BASE}, loss", f"{OURS}, loss", "difference", "noise")]
-        errors = [row.get(f"{method}, error, %") for method in (BASE, OURS)]
-        cells += ["" if error is None else f"{error:.2f} %" for error in errors]
-        print(f"| {PROBLEMS[name].half} | {name} | {PROBLEMS[name].epochs} | " + " | ".join(cells) + " |")
+def cells(half: str) -> list[Cell]:
+    return list(product(HALVES[half], BODIES, WAYS))
+
+
+def at_best_rate(errors: dict[str, list[float]], cell: Cell, method: str) -> list[float] | None:
+    """The errors at the rate with the smaller mean; None where a run is missing."""
+    found = [errors.get(key_of(cell, method, rate)) for rate in RATES]
+    return min((e for e in found if e), key=statistics.fmean) if all(found) else None
+
+
+def difference(ours: list[float], base: list[float]) -> tuple[float, float]:
+    """The mean difference relative to the base's mean error, and twice its standard error, over equal seeds."""
+    scale = statistics.fmean(base)
+    each = [(a - b) / scale for a, b in zip(ours, base, strict=False)]
+    return statistics.fmean(each), 2 * statistics.stdev(each) / len(each) ** 0.5
+
+
+def print_choice(errors: dict[str, list[float]]) -> None:
+    """Means over the cells of the half "choice", of differences at the best rate of each, and cells behind Adam."""
+    print("| candidate | way | mean difference | noisy | clean | behind beyond noise | worst | worst at 1e-3 |")
+    print("|---|---|--:|--:|--:|--:|--:|--:|")
+    for method, way in product(CANDIDATES, WAYS):
+        rows = []
+        for cell in cells("choice"):
+            base, ours = at_best_rate(errors, cell, BASE), at_best_rate(errors, cell, method)
+            if cell[2] == way and base and ours:
+                plain = [errors[key_of(cell, m, RATES[0])] for m in (method, BASE)]
+                rows.append((cell, *difference(ours, base), difference(*plain)[0]))
+        if rows:
+            noisy = statistics.fmean([d for cell, d, *_ in rows if "*" in cell[0]] or [np.nan])
+            clean = statistics.fmean([d for cell, d, *_ in rows if "*" not in cell[0]] or [np.nan])
+            behind = sum(d > noise for _, d, noise, _ in rows)
+            mean, worst = statistics.fmean(d for _, d, *_ in rows), max(d for _, d, *_ in rows)
+            numbers = f"{mean:+.3f} | {noisy:+.3f} | {clean:+.3f} | {behind} of {len(rows)} | {worst:+.3f}"
+            print(f"| {method} | {way} | {numbers} | {max(row[-1] for row in rows):+.3f} |")
+
+
+def print_table(errors: dict[str, list[float]], method: str) -> None:
+    """Every cell: the error of both at the best rate of each, and the difference relative to Adam's with its noise."""
+    print("| half | problem | body | way | Adam | SepSA | difference | noise | |")
+    print("|---|---|---|---|--:|--:|--:|--:|---|")
+    for half in HALVES:
+        behind = total = 0
+        for cell in cells(half):
+            base, ours = at_best_rate(errors, cell, BASE), at_best_rate(errors, cell, method)
+            if base and ours:
+                mean, noise = difference(ours, base)
+                verdict = "behind" if mean > noise else "ahead" if mean < -noise else ""
+                behind, total = behind + (mean > noise), total + 1
+                numbers = f"{statistics.fmean(base):.4f} | {statistics.fmean(ours):.4f} | {mean:+.3f} | {noise:.3f}"
+                print(f"| {half} | {' | '.join(cell)} | {numbers} | {verdict} |")
+        print(f"\n{half}: behind beyond noise on {behind} of {total} cells\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--search", action="store_true")
+    parser.add_argument("--choose", action="store_true")
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--method", default=DEFAULT, help="the candidate that --table shows")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--half", choices=("choice", "report"))
-    parser.add_argument("--only", default="", help="problems whose name holds this")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--half", choices=tuple(HALVES))
+    parser.add_argument("--only", default="", help="cells whose name holds this")
     options = parser.parse_args()
-    if options.table:
-        print_table()
+    errors = known()
+    if options.choose or options.table:
+        if options.choose:
+            print_choice(errors)
+        else:
+            print_table(errors, options.method)
         return
-    done = {(r["problem"], r["method"], r["lr"], r["seed"], r["search"]) for r in known()}
-    wanted = [
-        (name, method, rate, seed, options.search)
-        for name, problem in PROBLEMS.items()
-        if options.only in name and options.half in (None, problem.half)
-        for method in (BASE, OURS)
-        for rate in (problem.rates if options.search else (best(name, method),))
-        for seed in ((SEARCH_SEED,) if options.search else SEEDS)
+    items = [
+        (cell, method, rate, range(len(errors.get(key_of(cell, method, rate), [])), options.seeds))
+        for half in ([options.half] if options.half else HALVES)
+        for cell in cells(half)
+        for method in (BASE, *CANDIDATES)
+        for rate in RATES
+        if options.only in " | ".join(cell)
     ]
-    items = [item for item in wanted if item not in done]
-    keys = ("problem", "method", "lr", "seed", "search")
-    for i, result, _ in runner.each(train, items, options.jobs):
-        entry = dict(zip(keys, items[i], strict=True)) | result
-        print(entry, flush=True)
-        store(entry)
+    with ProcessPoolExecutor(options.jobs) as pool:
+        runs = {pool.submit(train_all, item): item for item in items if len(item[3])}
+        for number, run in enumerate(as_completed(runs), 1):
+            key = key_of(*runs[run][:3])
+            errors[key] = [*errors.get(key, []), *run.result()]
+            print(f"{number} of {len(runs)}: {key}: {statistics.fmean(errors[key]):.4f}", flush=True)
+            if number % 20 == 0 or number == len(runs):
+                store(errors)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from measure import machine
 from mpmath import mp, mpf
 from torch import Tensor, nn
 
-from sepsa import RLS
+from sepsa import RLS, SelfTuning
 from sepsa.distributed import as_samples, triangular
 from sepsa.heads import LogisticNewton, PerOutput, SoftmaxNewton
 from sepsa.heads.backends import choose
@@ -193,13 +193,19 @@ def per_output(ridge: float) -> Head:
 
 def self_tuning(ridge: float) -> Head:
     linear = nn.Linear(FEATURES, 1, dtype=torch.float64, device=DEVICE)
-    solver = RLS(ridge="auto").bind(linear)
-    return Head(linear, solver, regression, _truth, lambda _: float(solver.chosen[-1].ridge))
+    solver = SelfTuning.of(RLS, forgetting=1.0).bind(linear)
+    return Head(linear, solver, regression, _truth)
 
 
 def softmax(ridge: float) -> Head:
     linear = nn.Linear(FEATURES, 3, dtype=torch.float64, device=DEVICE)
     return Head(linear, SoftmaxNewton(ridge=ridge).bind(linear), classes, cross_entropy, lambda r: 1.5 * r)
+
+
+def self_tuning_softmax(ridge: float) -> Head:
+    linear = nn.Linear(FEATURES, 3, dtype=torch.float64, device=DEVICE)
+    solver = SelfTuning.of(SoftmaxNewton).bind(linear)
+    return Head(linear, solver, classes, cross_entropy, lambda r: 1.5 * r)
 
 
 def logistic(ridge: float) -> Head:
@@ -262,8 +268,10 @@ def routes() -> list[Route]:
             Route("RLS, in place", rls, within=in_place),
             Route("RLS, captured", rls, captured),
             Route("RLS, captured, forgetting 0.99", partial(rls, forgetting=0.99), captured),
-            Route("RLS(ridge='auto'), captured", self_tuning, captured),
+            Route("SelfTuning.of(RLS, forgetting=1.0), captured", self_tuning, captured),
+            Route("SelfTuning.of(RLS, forgetting=1.0)", self_tuning),
             Route("SoftmaxNewton", softmax),
+            Route("SelfTuning.of(SoftmaxNewton)", self_tuning_softmax),
             Route("SoftmaxNewton, captured", softmax, captured),
             Route("LogisticNewton", logistic),
         ]
@@ -276,8 +284,10 @@ def routes() -> list[Route]:
         Route("RLS, merged deltas", rls, merged),
         Route("RLS, moments of ranks", rls, moments),
         Route("PerOutput(RLS)", per_output),
-        Route("RLS(ridge='auto')", self_tuning),
+        Route("SelfTuning.of(RLS, forgetting=1.0)", self_tuning),
+        Route("SelfTuning.of(RLS, forgetting=1.0), captured", self_tuning, captured),
         Route("SoftmaxNewton", softmax),
+        Route("SelfTuning.of(SoftmaxNewton)", self_tuning_softmax),
         Route("SoftmaxNewton, captured", softmax, captured),
         Route("LogisticNewton", logistic),
     ]
@@ -319,9 +329,8 @@ def run(route: Route, table: Scaling, batch: int) -> Outcome:
         except (ValueError, RuntimeError) as error:
             return Outcome(None, f"{type(error).__name__}: {error}")
     told = "; ".join(sorted({str(one.message) for one in caught}))
-    ridge = np.append(np.full(FEATURES, head.scale(table.ridge)), head.scale(min(table.ridge, 1e-4)))
-    if route.make is self_tuning:
-        ridge[-1] = min(1e-4, ridge[0])
+    given = head.solver.ridge if isinstance(head.solver, SelfTuning) else table.ridge
+    ridge = np.append(np.full(FEATURES, head.scale(given)), head.scale(min(given, 1e-4)))
     Phi = extended(np.column_stack([table.X, np.ones(len(table.X))]))
     exact = Phi.dot(head.truth(Phi, extended(Y), batch, extended(ridge), extended(prior)))
     error = float(abs(extended(predicted) - exact).max() / abs(exact).max())

@@ -9,7 +9,7 @@
 
 They write language.json after every run, and do not run again what it holds. 6 layers of width 384, 256 characters,
 batches of 64 sequences, bf16, a cosine rate after 100 steps of warm-up, 1,500 steps. Only the rate is set: SepSA uses
-`SoftmaxNewton(ridge="auto")`. Every method has the same batches for a seed. `seconds` count the steps alone, without
+`SelfTuning.of(SoftmaxNewton)`. Every method has the same batches for a seed. `seconds` count the steps alone, without
 evaluations; with `--jobs N`, which shares the GPU between N processes, they say nothing.
 """
 
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sepsa
-from sepsa import SepSA, SoftmaxNewton
+from sepsa import SelfTuning, SepSA, SoftmaxNewton
 from sepsa.joint import JointOptimizer
 from sepsa.paper import runner
 
@@ -113,7 +113,7 @@ class GPT(nn.Module):
 
 
 def automatic() -> SoftmaxNewton:
-    return SoftmaxNewton(ridge="auto")
+    return SelfTuning.of(SoftmaxNewton)
 
 
 def learner(method: str, model: GPT, lr: float, solver: SoftmaxNewton | None = None) -> torch.optim.Optimizer:

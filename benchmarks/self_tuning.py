@@ -1,4 +1,4 @@
-"""What RLS(ridge="auto", forgetting="auto") reaches with one and the same setting, and what its step costs.
+"""What SelfTuning() reaches with one and the same setting, and what its step costs.
 
     python benchmarks/self_tuning.py [quality] [stream] [cost]
 
@@ -20,7 +20,7 @@ import torch
 from measure import alternate, ratio, spread, training_step, write
 from torch import Tensor, nn
 
-from sepsa import RLS, SepSA
+from sepsa import RLS, SelfTuning, SepSA
 from sepsa.paper.data import load
 from sepsa.paper.experiments import REGRESSION_SEEDS, Mode, RunSpec
 from sepsa.paper.methods import SELF_TUNING
@@ -63,7 +63,7 @@ def stream() -> dict[str, Any]:
         x, before_after = torch.randn(JUMP + AFTER, FEATURES), torch.randn(2, FEATURES, 1)
         y = torch.cat([x[:JUMP] @ before_after[0], x[JUMP:] @ before_after[1]])
         y += NOISE * torch.randn_like(y)
-        auto.append(errors(RLS(ridge="auto", forgetting="auto"), x, y))
+        auto.append(errors(SelfTuning(), x, y))
         remembering.append(errors(RLS(), x[:JUMP], y[:JUMP]))
     error, one = np.mean(auto, 0), np.mean(remembering, 0)
     stationary = float(error[1000:JUMP].mean() / one[1000:].mean())
@@ -97,7 +97,7 @@ def cost() -> dict[str, Any]:
     result = {}
     for name, (make, x, y, batch, rounds) in cases.items():
         contestants = {
-            "auto": stepper(make, RLS(ridge="auto", forgetting="auto"), x, y, batch),
+            "auto": stepper(make, SelfTuning(), x, y, batch),
             "fixed": stepper(make, RLS(), x, y, batch),
         }
         times = alternate(contestants, rounds)

@@ -28,14 +28,14 @@ from measure import alternate, alternate_on_gpu, median_and_quartiles, ratio, re
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa import RLS, OnlineLBFGS, SepSA, SoftmaxNewton
+from sepsa import RLS, OnlineLBFGS, SelfTuning, SepSA, SoftmaxNewton
 from sepsa.paper.networks import cnn, fnn, initialize
 from sepsa.paper.slimtik import SlimTik
 
 SOLVERS: dict[str, Callable[[], Any]] = {
     "RLS": RLS,
     "RLS, forgetting 0.99": lambda: RLS(forgetting=0.99),
-    "RLS, self-tuning": lambda: RLS(forgetting="auto", ridge="auto"),
+    "RLS, self-tuning": lambda: SelfTuning(),
     "SlimTik": SlimTik,
     "SoftmaxNewton": SoftmaxNewton,
     "OnlineLBFGS": OnlineLBFGS,

@@ -17,13 +17,13 @@ import torch
 from measure import write
 from torch import nn
 
-from sepsa import RLS, OnlineLBFGS, SepSA
+from sepsa import RLS, OnlineLBFGS, SelfTuning, SepSA
 
 SEEDS, EPOCHS, BATCH = 5, 5, 32
 OFFSETS = (0, 1_000, 100_000)
 SOLVERS: dict[str, Callable[[], Any]] = {
     "RLS": RLS,
-    "RLS, self-tuning": lambda: RLS(ridge="auto", forgetting="auto"),
+    "RLS, self-tuning": lambda: SelfTuning(),
     "OnlineLBFGS": OnlineLBFGS,
     'RLS, bias_ridge="ridge"': lambda: RLS(bias_ridge="ridge"),
 }

@@ -18,10 +18,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import sepsa
 
+SAMPLES = 256  # in an epoch
+
 
 def loader(batch: int = 16) -> DataLoader:
     g = torch.Generator().manual_seed(0)
-    inputs = torch.randn(256, 6, generator=g)
+    inputs = torch.randn(SAMPLES, 6, generator=g)
     return DataLoader(TensorDataset(inputs, (inputs[:, :1] * inputs[:, 1:2]).sin()), batch)
 
 
@@ -32,7 +34,7 @@ class Run:
         torch.manual_seed(0)
         self.accelerator = Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=2)
         model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))
-        optimizer = sepsa.SepSA(model, torch.optim.Adam, lr=1e-2)
+        optimizer = sepsa.SepSA(model, torch.optim.Adam, lr=1e-2, samples_per_epoch=SAMPLES)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 8, 0.9)
         self.model, self.optimizer, self.loader, self.scheduler = self.accelerator.prepare(
             model, optimizer, loader(), scheduler

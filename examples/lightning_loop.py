@@ -21,6 +21,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # warnings of other packages at import
     import lightning
 
+SAMPLES = 256  # in an epoch
+
 
 def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))
@@ -28,7 +30,7 @@ def network() -> nn.Sequential:
 
 def loader(batch: int = 16) -> DataLoader:
     g = torch.Generator().manual_seed(0)
-    inputs = torch.randn(256, 6, generator=g)
+    inputs = torch.randn(SAMPLES, 6, generator=g)
     return DataLoader(TensorDataset(inputs, (inputs[:, :1] * inputs[:, 1:2]).sin()), batch)
 
 
@@ -48,7 +50,8 @@ class Automatic(lightning.LightningModule):
         return loss
 
     def configure_optimizers(self) -> dict[str, object]:
-        optimizer = sepsa.SepSA(self.network, torch.optim.Adam, lr=1e-2, solver=self.solver or sepsa.RLS())
+        told = None if self.solver else SAMPLES  # a solver of your own may have a forgetting of its own
+        optimizer = sepsa.SepSA(self.network, torch.optim.Adam, lr=1e-2, solver=self.solver, samples_per_epoch=told)
         return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)}
 
 
@@ -74,7 +77,7 @@ def fabric_loop(epochs: int = 4) -> list[float]:
     """Train in your own loop: Fabric returns model and optimizer wrapped."""
     fabric = lightning.Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
     model = network()
-    optimizer = sepsa.SepSA(model, torch.optim.Adam, lr=1e-2)
+    optimizer = sepsa.SepSA(model, torch.optim.Adam, lr=1e-2, samples_per_epoch=SAMPLES)
     model, optimizer = fabric.setup(model, optimizer)
     losses = []
     for _ in range(epochs):

@@ -27,8 +27,6 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-2, total_steps=80)
     scaler = torch.amp.GradScaler("cpu")
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    log: list[dict[str, float]] = []
-    optimizer.log_health(lambda numbers, step: log.append(numbers), every=20)
     for step in range(80):
         rows = torch.randint(512, (MICRO, 16))
         for micro in rows:
@@ -43,7 +41,7 @@ def main() -> None:
         optimizer.zero_grad()
         average.update_parameters(model)
         if step % 20 == 19:
-            samples = log[-1]["2/effective_samples"]
+            samples = optimizer.solver.health()["effective_samples"]
             print(f"step {step + 1}: loss {MICRO * loss.item():.4f}, the head remembers {samples:.0f} samples")
     with torch.no_grad():
         print(f"averaged weights: mean squared error {mse_loss(average(inputs), targets).item():.4f}")

@@ -22,8 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton, distributed
-from sepsa.observe import ranks
+from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton, distributed
 from sepsa.paper.slimtik import SlimTik
 
 ROWS, STEPS, SAVED_AT = 24, 20, 12
@@ -32,7 +31,7 @@ LEAVES_WHOLE = "ignored_params" in inspect.signature(fully_shard).parameters  # 
 SOLVERS = {
     "RLS": RLS,
     "forgetting": lambda: RLS(forgetting=0.95),
-    "auto": lambda: RLS(ridge="auto", forgetting="auto"),
+    "auto": lambda: SelfTuning(),
     "PerOutput": lambda: PerOutput(RLS(forgetting=0.95)),
     "LogisticNewton": LogisticNewton,
     "SlimTik": SlimTik,
@@ -244,6 +243,36 @@ def failed(rank, world, folder, wrapped):
     return {"said": said, "steps": optimizer.solver.steps, **state(model)}
 
 
+def epochs(rank, world, folder):
+    """An epoch has the samples of all ranks: half of the batches, which then come again."""
+    model = network(seed=rank)
+    optimizer = build(model, RLS(), samples_per_epoch=ROWS * STEPS // 2)
+    ddp = DistributedDataParallel(model)
+    for x, y in batches(STEPS):
+        rows = uneven(rank, world, False)
+        train(ddp, optimizer, [(x[rows], y[rows])], lambda out, y: mse_loss(out, y) * len(y) * world / ROWS)
+    return {"samples": optimizer.solver.samples, "forgetting": optimizer.solver.forgetting, **state(model)}
+
+
+def torn(rank, world, folder):
+    """The second head fails on one rank, after the first has learned on all: no head has learned on any."""
+    torch.manual_seed(0)
+    model = TwoHeads().double()
+    optimizer = build(model, [RLS(), RLS()], head=["one", "other"], process_group=dist.group.WORLD)
+    (x, y), (_, bad) = even(rank, world, batches(4))[:2]
+    optimizer.learn(x, (y, -y))
+    before, same = state(model), []
+    for fails, how in ((1, "shape"), (0, "infinite"), (1, "between")):
+        model.fails = how == "between" and rank == fails
+        bad = {"shape": y[:, :2], "infinite": y * torch.inf}.get(how, y) if rank == fails else y
+        try:
+            optimizer.learn(x, (y, bad))
+        except (KeyError, RuntimeError, ValueError):
+            whole = all(torch.equal(value, before[name]) for name, value in state(model).items())
+            same.append((whole, *(solver.steps for solver in optimizer.solvers.values())))
+    return {"same": same}
+
+
 class Unloadable(RLS):
     """A solver whose load fails on the last rank."""
 
@@ -304,10 +333,14 @@ class TwoHeads(nn.Module):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.Tanh())
         self.one, self.other = nn.Linear(9, 3), nn.Linear(9, 3)
+        self.fails = False  # between its heads
 
     def forward(self, x):
         features = self.body(x)
-        return self.one(features), self.other(features)
+        one = self.one(features)
+        if self.fails:
+            raise KeyError("between the heads")
+        return one, self.other(features)
 
 
 def joined_heads(rank, world, folder):
@@ -432,7 +465,7 @@ def captured(rank, world, folder):
     group = dist.group.WORLD
     distributed.broadcast_first(group, (*model.parameters(), *model.buffers()))
     (observer,) = optimizer._observers
-    ranks.start_together(observer, group)
+    observer.start_together(group)
     agreed = []
     for x, y in even(rank, world, batches(STEPS)):
         optimizer.solver.prepare_capture()
@@ -478,6 +511,8 @@ CASES = {f"solver {name}": (solver, name) for name in SOLVERS if name != "Logist
     "refused": (refused,),
     "failed": (failed, True),
     "failed, without DDP": (failed, False),
+    "epochs": (epochs,),
+    "torn": (torn,),
     "kinds": (kinds,),
     "alone": (alone,),
     "joined": (joined,),

@@ -81,6 +81,34 @@ def rls_step(B: Matrix, alpha: Matrix, h: Matrix, y: Matrix) -> tuple[Matrix, Ma
     return B, alpha - np.outer(B @ h, h @ alpha - y)
 
 
+def best_head(errors: list[list[float]], memory: list[float], sizes: list[float]) -> int | None:
+    """Which of several heads is best after updates in which they made these errors, by all of them at once.
+
+    An error is clipped at 4 times the smallest mean error of the updates before, or at 4e-6 of the targets' mean square
+    `sizes`, and fades by 0.98 an update. Of the heads whose mean error exceeds the smallest by at most half of the
+    standard error of the difference, that with the longest memory wins, and of those the best. None after one update.
+    """
+    clipped: list[Matrix] = []
+    for row, size in zip(errors, sizes, strict=True):
+        if clipped:
+            ages = 0.98 ** np.arange(len(clipped))[::-1]
+            means = ages @ np.array(clipped) / ages.sum()
+            clipped.append(np.minimum(row, 4 * max(means.min(), 1e-6 * size)))
+        else:
+            clipped.append(np.array(row))
+    ages = 0.98 ** np.arange(len(clipped))[::-1]
+    n, table = ages.sum(), np.array(clipped)
+    if n <= 1:
+        return None
+    means = ages @ table / n
+    differences = table - table[:, [means.argmin()]]
+    mean = ages @ differences / n
+    variance = ages @ (differences - mean) ** 2 / n
+    equal = [j for j in range(len(means)) if mean[j] <= 0.5 * np.sqrt(variance[j] / (n - 1))]
+    longest = max(memory[j] for j in equal)
+    return min((j for j in equal if memory[j] == longest), key=lambda j: means[j])
+
+
 class Adam:
     """Adam with L2 weight decay, for arrays updated in place."""
 

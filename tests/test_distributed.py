@@ -41,9 +41,9 @@ def run(*command):
     assert process.returncode == 0, said
 
 
-def one_process(solver, data, loss_fn=mse_loss):
+def one_process(solver, data, loss_fn=mse_loss, **options):
     model = ranks.network()
-    optimizer = ranks.build(model, solver)
+    optimizer = ranks.build(model, solver, **options)
     ranks.train(model, optimizer, data, loss_fn)
     return model
 
@@ -149,6 +149,7 @@ def truths_of_any_world():
         "refused": one_process(RLS(), ranks.batches(4)[1:]),
         "failed": one_process(RLS(), ranks.batches(4)[1:]),
         "captured": plain,
+        "epochs": one_process(RLS(), ranks.batches(ranks.STEPS), samples_per_epoch=ranks.ROWS * ranks.STEPS // 2),
     }
 
 
@@ -242,6 +243,9 @@ def test_two_and_three_ranks_learn_as_one_process(results):
         for case in ("failed", "failed, without DDP"):
             check_failed([result[case] for result in found])
         check_kinds([result["kinds"] for result in found])
+        for result in found:
+            assert result["epochs"]["forgetting"] == 0.9  # 24 samples of all ranks, of 240
+            assert result["torn"]["same"] == [(True, 1, 1)] * 3
         check_alone([result["alone"] for result in found])
         check_joins(found)
         check_captured([result["captured"] for result in found])

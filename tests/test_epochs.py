@@ -1,4 +1,4 @@
-"""What SepSA does when data are passed over several times: the length of an epoch, told or noticed."""
+"""What SepSA does when data are passed over several times: the number of samples in an epoch is told, never guessed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from sepsa import RLS, SepSA
-from sepsa.observe import epochs
-from sepsa.observe.epochs import Known
+import sepsa
+from sepsa import RLS, SelfTuning, SepSA
+from sepsa.model_parts import DEFAULT_RIDGE
 
 N, BATCH, D = 200, 20, 5
 
@@ -33,133 +33,149 @@ def pass_over(optimizer, x, y, generator=None):
         optimizer.learn(x[rows], y[rows])
 
 
-@pytest.mark.parametrize("shuffled", [False, True])
-def test_an_epoch_is_noticed_when_the_first_samples_come_again(shuffled):
-    x, y = data()
-    optimizer = SepSA(network(), torch.optim.Adam, lr=1e-3)
-    generator = torch.Generator().manual_seed(1) if shuffled else None
-    pass_over(optimizer, x, y, generator)
-    assert optimizer.epoch is None
-    assert (optimizer.solver.forgetting, optimizer.solver.ridge) == (1.0, 1.0)
-    pass_over(optimizer, x, y, generator)
-    assert N - BATCH <= optimizer.epoch <= 2 * N
-    assert optimizer.solver.forgetting == epochs.forgetting(optimizer.epoch, BATCH, 8)
-    assert optimizer.solver.ridge == epochs.ridge(BATCH)
+def first_batch_twice(step, generator):
+    return torch.Generator().manual_seed(1 if step == 1 else 99 + step)
+
+
+def every_batch_twice(step, generator):
+    return torch.Generator().manual_seed(step // 2)
+
+
+STREAMS = {"first batch twice": first_batch_twice, "every batch twice": every_batch_twice, "four binary inputs": None}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_the_default_equals_its_solver_whatever_repeats(name):
+    """Streams in which samples come again without being epochs: nothing may be concluded from that."""
+
+    def fixed():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)).double()
+        model[0].requires_grad_(False)
+        return model
+
+    truth, default, given = fixed(), fixed(), fixed()
+    nn.init.normal_(truth[2].weight)
+    base = [(torch.optim.SGD, {"lr": 0.1}, None)]
+    optimizers = SepSA(default, base), SepSA(given, base, solver=RLS(ridge=DEFAULT_RIDGE))
+    for step in range(100):
+        make = STREAMS[name]
+        generator = make(step, None) if make is not None else torch.Generator().manual_seed(step)
+        x = torch.randn(32, 4, generator=generator).double()
+        x = x if make is not None else (x > 0).double()
+        with torch.no_grad():
+            y = truth(x) + 0.1 * torch.randn(32, 1, generator=generator)
+        for optimizer in optimizers:
+            optimizer.learn(x, y)
+    # Both do the same arithmetic: equal to the last bits.
+    torch.testing.assert_close(default[2].weight, given[2].weight, rtol=0, atol=1e-12)
+    assert optimizers[0].solver.samples == optimizers[1].solver.samples == 3200
 
 
 def test_the_first_epoch_is_learned_as_if_there_were_no_other():
     x, y = data()
-    plain = SepSA(network(), torch.optim.Adam, lr=1e-3, solver=RLS())
-    for told in (None, N):
-        optimizer = SepSA(network(), torch.optim.Adam, lr=1e-3, epoch=told)
-        pass_over(optimizer, x, y)
-        if told is None:
-            pass_over(plain, x, y)
-        torch.testing.assert_close(optimizer.head.weight, plain.head.weight, rtol=0, atol=0)
+    plain = SepSA(network(), torch.optim.Adam, lr=1e-3)
+    told = SepSA(network(), torch.optim.Adam, lr=1e-3, samples_per_epoch=N)
+    pass_over(plain, x, y)
+    pass_over(told, x, y)
+    torch.testing.assert_close(told.head.weight, plain.head.weight, rtol=0, atol=0)
 
 
-def test_from_the_second_epoch_on_the_head_remembers_about_one():
+@pytest.mark.parametrize("solver", [None, "given", "cross-entropy", "logistic"])
+def test_from_the_second_epoch_on_the_head_remembers_about_one(solver):
     x, y = data()
-    optimizer = SepSA(network(), torch.optim.Adam, lr=1e-3, epoch=N)
+    if solver in ("cross-entropy", "logistic"):
+        y = (y > 0).long().reshape(-1)
+        y = y if solver == "cross-entropy" else nn.functional.one_hot(y, 2).float()
+    given = RLS(ridge=3.0) if solver == "given" else solver
+    outputs = 1 if solver in (None, "given") else 2
+    optimizer = SepSA(network(outputs), torch.optim.Adam, solver=given, lr=1e-3, samples_per_epoch=N)
     for _ in range(20):
         pass_over(optimizer, x, y)
-    assert optimizer.solver.samples == pytest.approx(N, rel=0.15)
+    assert optimizer.samples_per_epoch == N
+    assert optimizer.solver.forgetting == 1 - BATCH / N
+    if outputs == 1:
+        assert optimizer.solver.samples == pytest.approx(N, rel=0.15)
+        assert optimizer.solver.ridge == (3.0 if solver == "given" else DEFAULT_RIDGE)
 
 
-def test_a_solver_that_is_given_keeps_its_settings_unless_an_epoch_is_told():
-    x, y = data()
-    given = SepSA(network(), torch.optim.Adam, lr=1e-3, solver=RLS())
-    told = SepSA(network(), torch.optim.Adam, lr=1e-3, solver=RLS(), epoch=N)
-    for _ in range(3):
-        pass_over(given, x, y)
-        pass_over(told, x, y)
-    assert (given.epoch, given.solver.forgetting) == (None, 1.0)
-    assert (told.solver.forgetting, told.solver.ridge) == (1 - BATCH / N, 1.0)
-
-
-def test_samples_that_do_not_come_again_change_nothing():
-    optimizer = SepSA(network(), torch.optim.Adam, lr=1e-3)
-    for seed in range(6):
-        pass_over(optimizer, *data(seed))
-    assert optimizer.epoch is None
-    assert optimizer.solver.forgetting == 1.0
-
-
-def test_some_repeated_rows_are_not_an_epoch():
-    """The rarest of the first rows decides, so that a stream of few kinds of rows is not taken for a small table."""
-    x, y = data()
-    optimizer = SepSA(network(), torch.optim.Adam, lr=1e-3)
-    for seed in range(6):
-        fresh = data(seed + 1)
-        pass_over(optimizer, torch.cat([x[:10], fresh[0]]), torch.cat([y[:10], fresh[1]]))
-    assert optimizer.epoch is None
-
-
-def test_the_ridge_of_a_network_that_does_not_learn_stays():
+@pytest.mark.parametrize("way", ["observe", "sepsa.observe", "compiled", "head_fraction", "missing targets"])
+def test_the_memory_is_the_same_however_the_head_learns(way):
     x, y = data()
     model = network()
-    model[0].requires_grad_(False)
-    optimizer = SepSA(model, [(torch.optim.Adam, {}, None)], epoch=N)
-    for _ in range(2):
-        pass_over(optimizer, x, y)
-    assert optimizer.solver.ridge == 1.0
-
-
-@pytest.mark.parametrize(("loss", "kind"), [("cross-entropy", "SoftmaxNewton"), ("logistic", "LogisticNewton")])
-def test_losses_name_solvers_that_choose_their_ridge_in_the_first_epoch(loss, kind):
-    x, y = data()
-    y = (y > 0).long().reshape(-1)
-    y = y if loss == "cross-entropy" else nn.functional.one_hot(y, 2).float()
-    optimizer = SepSA(network(2), torch.optim.Adam, lr=1e-3, solver=loss)
-    assert type(optimizer.solver).__name__ == kind
+    optimizer = SepSA(model, torch.optim.SGD, lr=0.0, samples_per_epoch=N)
+    call = torch.compile(model, backend="eager") if way == "compiled" else model
+    optimizer.head_fraction = 0.5 if way == "head_fraction" else 1.0
+    if way == "missing targets":
+        y = y.clone()
+        y[::2] = torch.nan
+    for rows in [*torch.arange(N).split(BATCH)] * 3:
+        with sepsa.observe(model, y[rows]) if way == "sepsa.observe" else optimizer.observe(y[rows]) as observation:
+            observation.loss(call(x[rows])).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    twin = SepSA(network(), torch.optim.SGD, lr=0.0, samples_per_epoch=N)
     for _ in range(3):
-        pass_over(optimizer, x, y)
-    assert N - BATCH <= optimizer.epoch <= 2 * N
-    assert optimizer.solver.ridge >= epochs.ridge(BATCH)
-    assert optimizer.solver.chosen[-1].ridge == optimizer.solver.ridge
+        pass_over(twin, *data())
+    half = 0.5 if way in ("head_fraction", "missing targets") else 1.0
+    assert optimizer.solver.forgetting == twin.solver.forgetting == 1 - BATCH / N
+    assert optimizer.solver.samples == pytest.approx(half * twin.solver.samples, rel=1e-12)
+
+
+def test_epoch_is_the_deprecated_spelling():
+    with pytest.warns(DeprecationWarning, match="write samples_per_epoch=N"):
+        optimizer = SepSA(network(), torch.optim.Adam, lr=1e-3, epoch=N)
+    assert optimizer.samples_per_epoch == N
 
 
 @pytest.mark.parametrize("when", [5, 15, 25])
-def test_a_saved_optimizer_notices_what_the_running_one_does(when):
+def test_a_saved_optimizer_goes_on_as_the_running_one(when):
     x, y = data()
-    optimizer = SepSA(network(), torch.optim.Adam, lr=1e-3)
+    optimizer = SepSA(network(), torch.optim.Adam, lr=1e-3, samples_per_epoch=N)
     batches = [(x[rows], y[rows]) for _ in range(4) for rows in torch.arange(N).split(BATCH)]
     for batch in batches[:when]:
         optimizer.learn(*batch)
-    again = SepSA(copy.deepcopy(optimizer.model), torch.optim.Adam, lr=1e-3)
+    again = SepSA(copy.deepcopy(optimizer.model), torch.optim.Adam, lr=1e-3, samples_per_epoch=N)
     again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for batch in batches[when:]:
         optimizer.learn(*batch)
         again.learn(*batch)
-    assert optimizer.epoch == again.epoch == N
     torch.testing.assert_close(again.head.weight, optimizer.head.weight, rtol=0, atol=0)
 
 
-def test_a_state_without_an_epoch_is_loaded_and_a_damaged_one_refused():
+def test_a_state_that_noticed_epochs_loads_without_what_it_noticed():
+    state = SepSA(network(), torch.optim.Adam, lr=1e-3).state_dict()
+    del state["sepsa"]["samples"]
+    SepSA(network(), torch.optim.Adam, lr=1e-3).load_state_dict(state)  # of a version before epochs
+    watched = [[0.5, 7, k, N + k, 1] for k in range(16)]
+    noticed = {"length": float(N), "samples": 900, "batch": 20, "column": 0, "watched": watched, "followed": 1}
+    state["sepsa"]["epoch"], state["sepsa"]["head"]["forgetting"] = noticed, 0.9
     optimizer = SepSA(network(), torch.optim.Adam, lr=1e-3)
-    pass_over(optimizer, *data())
-    state = optimizer.state_dict()
-    older = copy.deepcopy(state)
-    del older["sepsa"]["epoch"]
-    optimizer.load_state_dict(older)
-    state["sepsa"]["epoch"]["watched"][3][-1] = -1
-    with pytest.raises(ValueError, match=r"\['watched'\]\[3\]\[4\] must be an integer of at least 0, got -1"):
+    with pytest.warns(UserWarning, match=r"pass SepSA\(..., samples_per_epoch=200\) to let the head go on"):
         optimizer.load_state_dict(state)
+    assert optimizer.solver.forgetting == 1.0
+    told = SepSA(network(), torch.optim.Adam, lr=1e-3, samples_per_epoch=N)
+    told.load_state_dict(state)
+    assert told.solver.forgetting == 0.9
+    state["sepsa"]["samples"] = -1
+    with pytest.raises(ValueError, match=r"\['samples'\] must be a number of samples, got -1"):
+        told.load_state_dict(state)
 
 
-def test_a_batch_that_failed_is_not_counted_as_a_repeat():
+def test_a_batch_that_failed_is_not_counted():
     x, y = data()
-    optimizer = SepSA(network(), torch.optim.Adam, lr=1e-3)
+    optimizer = SepSA(network(), torch.optim.Adam, lr=1e-3, samples_per_epoch=BATCH)
+    optimizer.learn(x[:BATCH], y[:BATCH])
     for _ in range(5):
         with pytest.raises(ZeroDivisionError):
             optimizer.learn(x[:BATCH], y[:BATCH], lambda outputs, targets: 1 / 0)
-    assert optimizer._observer.epoch.known() == Known()
+    assert (optimizer.state_dict()["sepsa"]["samples"], optimizer.solver.forgetting) == (BATCH, 1.0)
 
 
 def test_micro_batches_forget_as_the_batch_that_they_make_up():
     x, y = data()
-    whole = SepSA(network(), torch.optim.SGD, lr=0.0, epoch=N)
-    parts = SepSA(network(), torch.optim.SGD, lr=0.0, epoch=N, forget_per="step")
+    whole = SepSA(network(), torch.optim.SGD, lr=0.0, samples_per_epoch=N)
+    parts = SepSA(network(), torch.optim.SGD, lr=0.0, samples_per_epoch=N, forget_per="step")
     for _ in range(3):
         for rows in torch.arange(N).split(BATCH):
             whole.learn(x[rows], y[rows])
@@ -174,29 +190,41 @@ def test_micro_batches_forget_as_the_batch_that_they_make_up():
 
 @pytest.mark.parametrize("bad", [0, -5])
 def test_the_length_must_be_a_count(bad):
-    with pytest.raises(ValueError, match="epoch must be an integer of at least 1"):
-        SepSA(network(), torch.optim.Adam, epoch=bad)
+    with pytest.raises(ValueError, match="samples_per_epoch must be an integer of at least 1"):
+        SepSA(network(), torch.optim.Adam, samples_per_epoch=bad)
 
 
 def test_an_epoch_needs_a_solver_whose_forgetting_is_free():
-    for solver in (RLS(forgetting=0.99), RLS(ridge="auto")):
-        with pytest.raises(ValueError, match="epoch sets the forgetting of a solver that has forgetting 1, got"):
-            SepSA(network(), torch.optim.Adam, solver=solver, epoch=N)
+    for solver in (RLS(forgetting=0.99), SelfTuning.of(RLS, forgetting=1.0)):
+        with pytest.raises(ValueError, match="samples_per_epoch sets the forgetting of a solver that has forgetting 1"):
+            SepSA(network(), torch.optim.Adam, solver=solver, samples_per_epoch=N)
     with pytest.raises(ValueError, match=r"solver must be a solver, None or one of .*'cross-entropy'.*, got 'hinge'"):
         SepSA(network(), torch.optim.Adam, solver="hinge")
 
 
-def test_one_sample_at_a_time_and_inputs_of_any_kind_are_watched():
-    x, y = data(n=40)
+@pytest.mark.parametrize("size", [1, BATCH])
+def test_repeated_samples_are_warned_of_once_and_change_nothing(size):
+    x, y = data(n=5 * BATCH)
+    optimizer, twin = (SepSA(network(), torch.optim.Adam, lr=1e-3, solver=s) for s in (None, RLS(ridge=DEFAULT_RIDGE)))
+    generator = torch.Generator().manual_seed(0)
+    with warnings.catch_warnings(record=True) as recorded:
+        warnings.simplefilter("always")
+        for _ in range(12):
+            for rows in torch.randperm(len(x), generator=generator).split(size):
+                optimizer.learn(x[rows], y[rows])
+                twin.learn(x[rows], y[rows])
+        warned = [str(one.message) for one in recorded]
+    assert warned == ["samples repeat: pass samples_per_epoch=..., see docs/overfitting.md"]
+    torch.testing.assert_close(optimizer.head.weight, twin.head.weight, rtol=0, atol=0)
+
+
+def test_fresh_samples_are_not_warned_of():
     optimizer = SepSA(network(), torch.optim.Adam, lr=1e-3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        for seed in range(6):
+            pass_over(optimizer, *data(seed))
+        x, y = data()
+        low = SepSA(network().bfloat16(), torch.optim.Adam, lr=1e-3)  # numpy has no such numbers
         for _ in range(3):
-            for row in range(len(x)):
-                optimizer.learn(x[row : row + 1], y[row : row + 1])
-    assert optimizer.epoch == 40
-    assert optimizer.solver.forgetting == 1 - 1 / 64  # 8 samples a feature at least
-    low = SepSA(network().bfloat16(), torch.optim.Adam, lr=1e-3)
-    for _ in range(2):
-        pass_over(low, x.bfloat16(), y.bfloat16())
-    assert low.epoch is None
+            pass_over(low, x.bfloat16(), y.bfloat16())

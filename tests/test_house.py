@@ -44,8 +44,8 @@ def test_import_needs_torch_and_numpy_alone(said):
 
 def test_the_public_names():
     assert set(sepsa.__all__) == {
-        *("FourierFeatures", "HeadSolver", "NotFinite", "OnlineLBFGS", "RLS", "SepSA", "SoftmaxNewton"),
-        *("LogisticNewton", "PerOutput", "__version__", "muon", "observe"),
+        *("FourierFeatures", "HeadSolver", "NotFinite", "OnlineLBFGS", "RLS", "SelfTuning", "SepSA"),
+        *("LogisticNewton", "PerOutput", "SoftmaxNewton", "__version__", "muon", "observe"),
     }
     assert all(hasattr(sepsa, name) for name in sepsa.__all__)
 

@@ -15,6 +15,7 @@ import sepsa
 from sepsa import RLS, SepSA
 from sepsa.capture import unwrapped_step
 from sepsa.joint import JointOptimizer
+from sepsa.model_parts import DEFAULT_RIDGE
 
 needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no torch.optim.Muon")
 
@@ -56,7 +57,7 @@ def same(a, b):
 
 def test_each_optimizer_moves_its_parameters_as_it_does_alone():
     model, optimizer = build()
-    twin, solver = network(), RLS()
+    twin, solver = network(), RLS(ridge=DEFAULT_RIDGE)
     body, head = twin[:-1], twin[-1]
     matrices = [twin[0].weight, twin[3].weight]
     alone = [

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from sepsa import RLS, LogisticNewton, OnlineLBFGS, SepSA, SoftmaxNewton
+from sepsa import RLS, LogisticNewton, OnlineLBFGS, SelfTuning, SepSA, SoftmaxNewton
 from sepsa.paper.slimtik import SlimTik
 
 NAN = float("nan")
@@ -30,7 +30,12 @@ def close(a, b):
         torch.testing.assert_close(p, q)
 
 
-SOLVERS = {"RLS": RLS, "auto": lambda: RLS(ridge="auto"), "SlimTik": SlimTik, "OnlineLBFGS": OnlineLBFGS}
+SOLVERS = {
+    "RLS": RLS,
+    "auto": lambda: SelfTuning.of(RLS, forgetting=1.0),
+    "SlimTik": SlimTik,
+    "OnlineLBFGS": OnlineLBFGS,
+}
 
 
 @pytest.mark.parametrize("name", SOLVERS)
@@ -61,6 +66,20 @@ def test_a_loss_of_ones_own_gets_nan_but_the_body_does_not():
     keep = observation.observed
     other.learn(inputs[keep], targets[keep], lambda o, t: mse_loss(o, t) * 6 / 8)  # the mean was over 8
     close(model, twin)
+
+
+def test_held_out_and_missing_samples_are_both_kept_from_the_body():
+    model = network()
+    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2, solver=SOLVERS["auto"]())
+    inputs, targets = batch(40)
+    targets[3] = NAN
+    for _ in range(3):  # from the second pass on samples are held out
+        with optimizer.observe(targets):
+            mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert optimizer.solver.held_out.any()
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
 CLASSIFIERS = {
@@ -135,33 +154,18 @@ def test_tokens_with_shifted_labels_and_padding():
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 def test_nothing_observed_is_nothing_learned(fraction):
+    """Rows are drawn among those that have a target, and the loss is the mean over these."""
     model = network()
     before = copy.deepcopy(model)
     optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
     optimizer.head_fraction = fraction
-    assert optimizer.learn(batch()[0], torch.full((8, 2), NAN)) == 0
+    inputs, targets = batch()
+    assert optimizer.learn(inputs, targets * NAN) == 0
     close(model, before)
     assert optimizer.solver.steps == 0
-
-
-def test_a_share_of_what_was_observed():
-    optimizer = SepSA(network(), torch.optim.SGD, lr=1e-2)
-    optimizer.head_fraction = 0.5
-    inputs, targets = batch()
     targets[:2] = NAN
-    optimizer.learn(inputs, targets)
-    assert optimizer.solver.samples == 3
-
-
-def test_a_missing_target_that_is_not_drawn_is_left_out_of_the_loss():
-    """Rows are drawn among those that have a target, and the loss is the mean over these."""
-    for seed in range(4):
-        torch.manual_seed(seed)
-        optimizer = SepSA(network(), torch.optim.SGD, lr=1e-2)
-        optimizer.head_fraction = 0.1
-        inputs, targets = batch()
-        targets[3] = NAN
-        assert optimizer.learn(inputs, targets).isfinite()
+    assert optimizer.learn(inputs, targets).isfinite()
+    assert optimizer.solver.samples == 6 * fraction
 
 
 @pytest.mark.parametrize("missing", [0, 3])
@@ -215,27 +219,6 @@ def test_learn_weighs_samples_in_the_head_and_in_the_loss():
         other.zero_grad()
         torch.testing.assert_close(loss, truth.detach())
     close(model, twin)
-
-
-@pytest.mark.parametrize("labels", [True, False])
-def test_weights_beside_masks_and_class_indices(labels):
-    model = network(3)
-    optimizer = SepSA(model, torch.optim.SGD, lr=0.0, solver=SoftmaxNewton() if labels else RLS())
-    inputs, targets = batch(outputs=3)
-    weight = torch.rand(8).double() + 0.1
-    if labels:
-        targets = targets.argmax(1)
-        targets[3] = -100
-    else:
-        targets[3] = NAN
-    loss = optimizer.learn(inputs, targets, sample_weight=weight)
-    keep = torch.arange(8) != 3
-    outputs = model(inputs)[keep]
-    if labels:
-        truth = (weight[keep] * cross_entropy(outputs, targets[keep], reduction="none")).sum() / weight[keep].sum()
-    else:
-        truth = weighted_mse(weight[keep])(outputs, targets[keep])
-    torch.testing.assert_close(loss, truth.detach())
 
 
 def test_weights_of_zero_are_nothing_to_follow():

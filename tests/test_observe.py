@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import sepsa
-from sepsa import RLS, NotFinite, SepSA
+from sepsa import RLS, NotFinite, SelfTuning, SepSA
 from third_party import LMS, RevertibleLMS
 
 
@@ -224,7 +224,7 @@ def test_an_error_after_the_body_has_moved_takes_nothing_back():
     ],
 )
 @pytest.mark.parametrize("where", ["features", "targets", "sample_weight"])
-@pytest.mark.parametrize("solver", [RLS, lambda: RLS(ridge="auto")])
+@pytest.mark.parametrize("solver", [RLS, lambda: SelfTuning.of(RLS, forgetting=1.0)])
 def test_tensors_that_are_not_dense_get_our_words(make, words, where, solver):
     model = nn.Sequential(nn.Identity(), nn.Linear(6, 2))
     optimizer = SepSA(model, torch.optim.SGD, solver=solver(), lr=1e-2)
@@ -249,7 +249,7 @@ def in_a_thread(f):
         return pool.submit(f).result()
 
 
-@pytest.mark.parametrize("solver", [RLS, lambda: RLS(ridge="auto")])
+@pytest.mark.parametrize("solver", [RLS, lambda: SelfTuning.of(RLS, forgetting=1.0)])
 def test_a_pass_in_another_thread_neither_learns_nor_counts(solver):
     (model, optimizer), (twin, plain) = (
         (m, SepSA(m, torch.optim.SGD, lr=0.1, solver=solver())) for m in (network(), network())

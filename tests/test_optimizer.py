@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from sepsa import RLS, SepSA, SoftmaxNewton
+from sepsa import RLS, SelfTuning, SepSA, SoftmaxNewton
+from sepsa.model_parts import DEFAULT_RIDGE
 
 
 def network(dtype=torch.float32, bias=True, seed=0):
@@ -67,7 +68,7 @@ def test_every_base_equals_the_loop_by_hand(name):
     optimizer = SepSA(model, DENSE[name], lr=1e-2)
     train(model, optimizer, batches())
     body = list(twin[0].parameters())
-    by_hand(twin, DENSE[name](body, lr=1e-2), RLS(), batches())
+    by_hand(twin, DENSE[name](body, lr=1e-2), RLS(ridge=DEFAULT_RIDGE), batches())
     assert same(model, twin)
     assert not same(model, network(bias=name != "Muon"))
 
@@ -102,7 +103,7 @@ def test_the_body_sees_the_head_just_updated():
     with optimizer.observe(targets):
         loss = mse_loss(model(inputs), targets)
     loss.backward()
-    RLS().bind(twin[-1]).update(twin[:-1](inputs).detach(), targets)
+    RLS(ridge=DEFAULT_RIDGE).bind(twin[-1]).update(twin[:-1](inputs).detach(), targets)
     mse_loss(twin(inputs), targets).backward()
     assert torch.equal(loss, mse_loss(model(inputs), targets))
     torch.testing.assert_close(model[0].weight.grad, twin[0].weight.grad)
@@ -140,7 +141,7 @@ def test_observe_that_misses_the_head_or_meets_it_twice():
         model[0](inputs)
     with pytest.raises(RuntimeError, match="reached the head '2' twice"), optimizer.observe(targets):
         _ = model(inputs), model(inputs)
-    assert optimizer.solver.steps == 1
+    assert optimizer.solver.steps == 0  # all or nothing
     nested = optimizer.observe(targets), optimizer.observe(targets)
     with pytest.raises(RuntimeError, match="observe is already active"), nested[0], nested[1]:
         pass
@@ -184,17 +185,17 @@ def test_a_named_head_that_is_not_the_last_module():
     train(model, optimizer, batches())
     assert optimizer.solver.steps == 12
     by_module = SepSA(Named(), torch.optim.Adam, head=None)
-    assert by_module.head_name == "body"  # None is the last registered, as documented
+    assert list(by_module.heads) == ["body"]  # None is the last registered, as documented
 
 
 def test_a_nested_head():
     model = nn.Sequential(nn.Linear(6, 9), nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(9, 2))))
     optimizer = SepSA(model, torch.optim.Adam, lr=1e-2)
-    assert optimizer.head_name == "1.1.0"
+    assert list(optimizer.heads) == ["1.1.0"]
     train(model, optimizer, batches())
-    assert SepSA(Nested(), torch.optim.Adam, head="decoder.out").head_name == "decoder.out"
+    assert list(SepSA(Nested(), torch.optim.Adam, head="decoder.out").heads) == ["decoder.out"]
     nested = Nested()
-    assert SepSA(nested, torch.optim.Adam, head=nested.decoder["out"]).head_name == "decoder.out"
+    assert list(SepSA(nested, torch.optim.Adam, head=nested.decoder["out"]).heads) == ["decoder.out"]
 
 
 @pytest.mark.parametrize("by", ["requires_grad", "detached"])
@@ -205,7 +206,7 @@ def test_frozen_body(by):
     if by == "requires_grad":
         model[0].requires_grad_(False)
     optimizer = SepSA(model, torch.optim.Adam, lr=1e-2)
-    solver = RLS().bind(twin[-1])
+    solver = RLS(ridge=DEFAULT_RIDGE).bind(twin[-1])
     for inputs, targets in batches():
         if by == "requires_grad":
             with optimizer.observe(targets):
@@ -283,7 +284,7 @@ def test_learning_rate_schedulers(make):
     model, twin = network(), network()
     optimizer = SepSA(model, torch.optim.Adam, lr=1e-2)
     base = torch.optim.Adam(twin[0].parameters(), lr=1e-2)
-    solver = RLS()
+    solver = RLS(ridge=DEFAULT_RIDGE)
     ours, theirs = make(optimizer), make(base)
     for k, batch in enumerate(batches()):
         train(model, optimizer, [batch])
@@ -342,7 +343,7 @@ def test_gradient_accumulation():
     model = network(torch.float64)
     optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
     twin = copy.deepcopy(model)
-    solver, base = RLS().bind(twin[-1]), torch.optim.SGD(twin[0].parameters(), lr=1e-2)
+    solver, base = RLS(ridge=DEFAULT_RIDGE).bind(twin[-1]), torch.optim.SGD(twin[0].parameters(), lr=1e-2)
     for inputs, targets in batches(dtype=torch.float64):
         for half in (slice(0, 4), slice(4, 8)):
             with optimizer.observe(targets[half]):
@@ -678,5 +679,89 @@ def test_targets_are_checked_where_they_enter():
 
 def test_it_says_what_it_is():
     text = repr(SepSA(network(), torch.optim.Adam, lr=1e-2))
-    assert text.startswith("SepSA(head='2', solver=RLS(ridge=1, forgetting=1, head=9->2, backend=")
+    assert text.startswith("SepSA(head='2', solver=RLS(ridge=10, forgetting=1, head=9->2, backend=")
     assert "base=Adam (" in text
+
+
+# ---------------------------------------------------------------------- mistakes that get a cure
+
+
+@pytest.mark.parametrize(
+    ("solver", "words"),
+    [
+        (5, r"solver must be a head solver such as RLS\(\), None or one of .*, got 5: a solver of your own needs"),
+        (RLS, r"solver must be an instance, got the class RLS: write solver=RLS\(\)"),
+        (nn.Linear(2, 2), "solver must be a head solver"),
+    ],
+)
+def test_what_is_no_solver_is_refused(solver, words):
+    with pytest.raises(TypeError, match=words):
+        SepSA(network(), torch.optim.Adam, solver=solver)
+
+
+class WithHead(torch.optim.SGD):
+    """A base with an option that is also an argument of SepSA."""
+
+    def __init__(self, params, lr=1e-2, head=0, epoch=0):
+        super().__init__(params, lr)
+        self.head, self.epoch = head, epoch
+
+
+def test_options_of_the_base_do_not_collide_with_arguments():
+    with pytest.raises(TypeError, match=r"head is an argument of SepSA and an option of WithHead: build the base"):
+        SepSA(network(), WithHead, head="2")
+    optimizer = SepSA(network(), WithHead, epoch=3)  # which is no argument of SepSA
+    assert (optimizer.base.epoch, optimizer.samples_per_epoch) == (3, None)
+    model = network()
+    assert SepSA(model, WithHead(model[0].parameters(), head=7), head="2").base.head == 7
+
+
+def test_a_head_that_was_changed_or_replaced_is_named():
+    inputs, targets = batches()[0]
+    model = network()
+    optimizer = SepSA(model, torch.optim.Adam)
+    before = model[2].weight
+    model[2].weight = nn.Parameter(torch.zeros(3, 9, dtype=before.dtype))
+    with pytest.raises(ValueError, match=r"head '2' has a weight of shape \(3, 9\) and had \(2, 9\).*make a new SepSA"):
+        optimizer.learn(inputs, targets)
+    model[2].weight = before
+    optimizer.learn(inputs, targets)
+    model[2] = copy.deepcopy(model[2])
+    with pytest.raises(RuntimeError, match="the model no longer has the head '2' of this SepSA, which was replaced"):
+        optimizer.learn(inputs, targets)
+    later = network()
+    still = SepSA(network(), torch.optim.Adam)
+    with pytest.raises(RuntimeError, match=r"optimizer\.model, not a later one or a copy"), still.observe(targets):
+        later(inputs)
+
+
+def hooks(model):
+    return [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()]
+
+
+@pytest.mark.parametrize("solver", [RLS, lambda: SelfTuning.of(RLS, forgetting=1.0)])
+def test_hooks_of_an_older_sepsa_are_gone(solver):
+    model = network()
+    older = SepSA(model, torch.optim.Adam, solver=solver())
+    assert sum(hooks(model)) == 1
+    newer = SepSA(model, torch.optim.Adam, solver=solver())
+    newer.learn(*batches()[0])
+    assert sum(hooks(model)) == 1
+    with pytest.raises(RuntimeError, match="this SepSA no longer trains the head '2': a later SepSA took it over"):
+        older.learn(*batches()[0])
+    del older, newer
+    SepSA(model, torch.optim.Adam, head="0")  # the hook of an optimizer that no longer exists goes too
+    assert hooks(model) == [0, 1, 0, 0]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # deprecated, and still used
+@pytest.mark.parametrize("solver", [RLS, lambda: SelfTuning.of(RLS, forgetting=1.0)])
+def test_a_model_with_hooks_can_be_scripted(solver):
+    model = network()
+    optimizer = SepSA(model, torch.optim.Adam, solver=solver())
+    optimizer.learn(*batches()[0])
+    scripted = torch.jit.script(model)
+    x = batches()[1][0]
+    torch.testing.assert_close(scripted(x), model(x), rtol=0, atol=0)
+    optimizer.learn(*batches()[1])
+    assert optimizer.solver.steps == 2

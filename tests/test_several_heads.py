@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 import sepsa
 from sepsa import RLS, NotFinite, SepSA, SoftmaxNewton
+from sepsa.model_parts import DEFAULT_RIDGE
 
 NAN = float("nan")
 
@@ -94,7 +95,7 @@ def test_outputs_that_are_observed_in_part_have_heads_of_their_own():
 
     model, twin = Two(), Two()
     optimizer = SepSA(model, torch.optim.SGD, head=["a", "b"], lr=0.0)
-    alone = [RLS().bind(head) for head in (twin.a, twin.b)]
+    alone = [RLS(ridge=DEFAULT_RIDGE).bind(head) for head in (twin.a, twin.b)]
     for k in range(6):
         x, y, _ = batch(seed=k)
         y = torch.cat([y, -y], 1)

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from sepsa import RLS
+from sepsa import RLS, SelfTuning
 
 
 def heads():
     for dtype in (torch.float32, torch.float64):
         features, targets = torch.randn(8, 3, dtype=dtype), torch.randn(8, 2, dtype=dtype)
-        for solver in (RLS(), RLS(ridge="auto", forgetting="auto")):
+        for solver in (RLS(), SelfTuning()):
             solver.bind(nn.Linear(3, 2, dtype=dtype))
             for _ in range(5):
                 solver.update(features, targets)

@@ -10,7 +10,7 @@ from sepsa._version import __version__
 from sepsa.checkpoint import load as load
 from sepsa.checkpoint import save as save
 from sepsa.features import FourierFeatures
-from sepsa.heads import RLS, HeadSolver, LogisticNewton, NotFinite, OnlineLBFGS, PerOutput, SoftmaxNewton
+from sepsa.heads import RLS, HeadSolver, LogisticNewton, NotFinite, OnlineLBFGS, PerOutput, SelfTuning, SoftmaxNewton
 from sepsa.joint import muon
 from sepsa.observe import observe
 from sepsa.optimizer import SepSA
@@ -23,6 +23,7 @@ __all__ = [
     "NotFinite",
     "OnlineLBFGS",
     "PerOutput",
+    "SelfTuning",
     "SepSA",
     "SoftmaxNewton",
     "__version__",

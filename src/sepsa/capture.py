@@ -24,8 +24,7 @@ from torch.optim import Optimizer
 from sepsa import distributed
 from sepsa.heads import Capturable, CapturableByRow
 from sepsa.joint import JointOptimizer
-from sepsa.observe import Observation, Observer, ranks
-from sepsa.observe.observation import observers_of
+from sepsa.observe import Observation, Observer, observers_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 WARM_UP = 3  # steps before a graph is recorded, the number that torch recommends
@@ -155,7 +154,7 @@ class GraphStep:
         self.compile, self.group = compile, group
         if group is not None and observer is not None:
             distributed.broadcast_first(group, (*model.parameters(), *model.buffers()))
-            ranks.start_together(observer, group)
+            observer.start_together(group)
         self.model, self.optimizer, self.loss_fn, self.observer = model, optimizer, loss_fn, observer
         self.solver = None if observer is None else cast(Capturable, observer.solver)
         self.inputs, self.targets = torch.zeros_like(inputs), torch.zeros_like(targets)
@@ -192,9 +191,25 @@ class GraphStep:
     def run(self, inputs: Tensor, targets: Tensor, order: Tensor) -> None:
         if order.ndim != 2 or order.dtype != torch.long:
             raise ValueError(f"order must be (steps, batch) of torch.long, got {tuple(order.shape)} of {order.dtype}")
-        if self.observer is not None and self.observer.epoch is not None:
-            self.observer.epoch.samples += order.numel()
-            self.observer.follow_epoch(order.shape[1])
+        for part in self._within_epochs(order):
+            self._run(inputs, targets, part)
+
+    def _within_epochs(self, order: Tensor) -> Iterator[Tensor]:
+        """The batches of an order in parts, in which the head forgets alike."""
+        observer = self.observer
+        if observer is None or observer.samples_per_epoch is None:
+            yield order
+            return
+        ranks = 1 if self.group is None else distributed.size_of(self.group)
+        n = ranks * order.shape[1] * observer.rows_per_sample
+        first = min(max(0, observer.samples_per_epoch - observer.samples) // n, len(order))  # in the first epoch
+        for part in (order[:first], order[first:]):
+            if len(part):
+                observer.remember_one_epoch(n)
+                yield part
+                observer.count(ranks * order.shape[1] * observer.rows_per_sample * len(part))
+
+    def _run(self, inputs: Tensor, targets: Tensor, order: Tensor) -> None:
         head = self._prepare(inputs, targets)
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             rate.fill_(float(group["lr"]))

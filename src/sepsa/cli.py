@@ -374,6 +374,15 @@ def decimal_mark(given: str, sep: str) -> str:
     return given
 
 
+@app.command("compile")
+def compile_engine() -> None:
+    """Compile the stream learners now, so that their first row is fast: when a container is built, or before tests."""
+    with extras(), system_errors():
+        from sepsa.stream.engine.compiled import compile_for_learners
+
+        compile_for_learners()
+
+
 @app.command()
 def bench(
     what: Annotated[str, typer.Argument(help="stream: the price of one sample, beside a linear model of River.")],

@@ -27,7 +27,7 @@ from sepsa.states.tree import tensors_of
 
 Headers: TypeAlias = list[list[int]]
 # The entries of a rank's header, integers that it sends before its rows; from _WIDTH on, all ranks must agree.
-_ROWS, _FAILED, _WEIGHTED, _WIDTH = range(4)
+_ROWS, _FAILED, _WEIGHTED, _OFFERED, _WIDTH = range(5)
 # Values of the entry _FAILED; 0 for a rank that has not failed.
 REFUSED, NOT_REACHED = 1, 2
 _FAILURES = {REFUSED: "refused its samples", NOT_REACHED: "failed before its samples reached the head"}
@@ -187,10 +187,12 @@ def share_start(group: Any, head: nn.Linear, solver: Any) -> None:
     broadcast_first(group, (parameter for parameter in head._parameters.values() if parameter is not None))
 
 
-def share_headers(group: Any, rows: Samples | None, error: Exception | None, failure: int) -> tuple[Headers, str]:
+def share_headers(
+    group: Any, rows: Samples | None, error: Exception | None, failure: int, offered: int = 0
+) -> tuple[Headers, str]:
     """The headers of all ranks and, if a rank failed, its number and the reason. `failure` is that of this rank."""
     try:
-        header = _header(rows, failure)
+        header = _header(rows, failure, offered)
     except ValueError as unknown:
         header, error = _header(None, REFUSED), unknown
     headers: Headers = gather_equal(group, header.to(_device(group))[None]).tolist()
@@ -201,21 +203,24 @@ def share_headers(group: Any, rows: Samples | None, error: Exception | None, fai
     return headers, f"rank {failed} {_FAILURES[headers[failed][_FAILED]]}, so no rank has learned: {reason}"
 
 
-def gather(group: Any, rows: Samples | None, error: Exception | None, moments: bool) -> tuple[Samples | None, slice]:
-    """The rows of all ranks in the order of ranks, and the position of this rank's among them; None if there are none.
+def gather(
+    group: Any, rows: Samples | None, error: Exception | None, moments: bool, offered: int
+) -> tuple[Samples | None, slice, int]:
+    """The rows of all ranks in the order of ranks, None if there are none; the position of this rank's among them; and
+    the number of rows from which those of all ranks were drawn, of which this rank had `offered`.
 
     `rows` is None where this rank's rows raised `error`: it is raised here, and a RuntimeError on the other ranks.
     `moments` says that second moments are enough.
     """
     rank, device = dist.get_rank(group), _device(group)
-    headers, failure = share_headers(group, rows, error, REFUSED)
+    headers, failure = share_headers(group, rows, error, REFUSED, offered)
     if failure:
         raise error if error is not None else RuntimeError(failure)
     assert rows is not None
     counts = [header[_ROWS] for header in headers]
-    most = max(counts)
+    most, offered = max(counts), sum(header[_OFFERED] for header in headers)
     if most == 0:
-        return None, slice(0)
+        return None, slice(0), offered
     filled = [header for header in headers if header[_ROWS]]
     for header in filled[1:]:
         if header[_WIDTH:] != filled[0][_WIDTH:]:
@@ -228,7 +233,7 @@ def gather(group: Any, rows: Samples | None, error: Exception | None, moments: b
     if any(header[_WEIGHTED] for header in filled):
         rows = rows._replace(sample_weight=_float64_weight(rows))
     if moments and rows.identity is None and moments_are_fewer(counts, rows):
-        return gather_moments(group, rows, counts), slice(0)  # the reduced rows belong to no rank
+        return gather_moments(group, rows, counts), slice(0), offered  # the reduced rows belong to no rank
     own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
     parts = [part for part in rows if part is not None]
     flat = torch.cat([_bytes(part) for part in parts], 1)
@@ -240,7 +245,7 @@ def gather(group: Any, rows: Samples | None, error: Exception | None, moments: b
     found = [
         None if part is None else next(columns).clone().view(part.dtype).reshape(-1, *part.shape[1:]) for part in rows
     ]
-    return Samples(*found), own  # type: ignore[arg-type]
+    return Samples(*found), own, offered  # type: ignore[arg-type]
 
 
 def capture_group(model: nn.Module, setting: Any, sharded: Any) -> Any:
@@ -402,17 +407,17 @@ def _float64_weight(rows: Samples) -> Tensor:
     return torch.ones(len(rows.features), dtype=torch.float64, device=rows.features.device)
 
 
-def _header(rows: Samples | None, failure: int) -> Tensor:
+def _header(rows: Samples | None, failure: int, offered: int = 0) -> Tensor:
     """What this rank has, None after a failure; -1 as a width: class indices, or no inputs; as a dtype: none."""
     if rows is None:
-        return torch.tensor([0, failure, 0, 0, 0, 0, 0, 0, 0])
+        return torch.tensor([0, failure] + [0] * 8)
     x, y, w, z = rows
     for part in (x, y, z):
         if part is not None and part.dtype not in _DTYPES:
             raise ValueError(f"samples of {part.dtype} cannot be sent to other ranks: cast them, as by .float()")
     widths = [x.shape[1], -1 if y.ndim == 1 else y.shape[1], -1 if z is None else _width(z)]
     dtypes = [-1 if part is None else _DTYPES.index(part.dtype) for part in (x, y, z)]
-    return torch.tensor([len(x), 0, int(w is not None), *widths, *dtypes])
+    return torch.tensor([len(x), 0, int(w is not None), offered, *widths, *dtypes])
 
 
 def _kind(header: list[int]) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from numba import njit
+from numba.core.ccallback import CFunc
 
 _warned: list[str] = []
 _announced: set[Any] = set()
@@ -69,3 +72,128 @@ def announce_compilation(kernel: Any, what: str) -> None:
         return  # `warn_without_cache` has said so
     if not current_indices(kernel):
         print(f"sepsa: compiling {what}, once on this machine, some seconds", file=sys.stderr, flush=True)
+
+
+# ---------------------------------------------------------------------- kernels that are called by their address
+
+_SLOW = 3.0  # seconds; a compilation that takes longer is announced with its progress
+
+
+class Kernel:
+    """A function that numba compiles when it is first needed, for calls by its address.
+
+    Unlike a function that another one calls by its name, it is no part of the code that calls it: it is optimized once,
+    and a change of it compiles nothing else. `cost` is the time that it takes to compile relative to other kernels, and
+    `folders` hold the modules of functions that it calls.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], signature: Any, cost: float, folders: Sequence[Path], options: Any
+    ) -> None:
+        self.function, self.signature, self.cost, self.folders = function, signature, cost, folders
+        self.options = {"nopython": True} | options
+        self._compiled: CFunc | None = None
+
+    @property
+    def address(self) -> int:
+        """Where the code lies; 0 before `compile_kernels`."""
+        return 0 if self._compiled is None else int(self._compiled.address or 0)
+
+    def compile(self) -> None:
+        """Load the code from the cache, or compile it and store it there."""
+        compiled = self._callback()
+        compiled.compile()
+        self._compiled = compiled
+
+    def _callback(self) -> CFunc:
+        compiled = CFunc(self.function, (self.signature.args, self.signature.return_type), {}, dict(self.options))
+        with contextlib.suppress(RuntimeError):  # no folder can be written
+            compiled.enable_caching()
+        return compiled
+
+    def folder(self) -> Path | None:
+        """The folder of the cache, or None where no folder can be written."""
+        path = self._callback()._cache.cache_path  # type: ignore[attr-defined]
+        return None if path is None else Path(path)
+
+    def is_cached(self) -> bool:
+        """Whether the cache holds code that is newer than every module it was made of; older code is removed."""
+        folder = self.folder()
+        if folder is None:
+            return False
+        source = Path(self.function.__code__.co_filename)
+        changed = max(path.stat().st_mtime for each in {source.parent, *self.folders} for path in each.glob("*.py"))
+        current = False
+        for index in folder.glob(f"{source.stem}.{self.function.__name__}-*.nbi"):
+            if index.stat().st_mtime >= changed:
+                current = True
+            else:
+                index.unlink(missing_ok=True)
+        return current
+
+
+def compile_kernels(kernels: Sequence[Kernel], what: str) -> None:
+    """Make every kernel ready to be called; where that takes seconds a line on standard error says how many remain."""
+    missing = [kernel for kernel in kernels if not kernel.address]
+    if not missing:
+        return
+    folder = missing[0].folder()
+    absent: list[Kernel] = []
+    progress = None
+    if folder is None:
+        warn_without_cache("")
+    else:
+        absent = [kernel for kernel in missing if not kernel.is_cached()]  # all are asked, which removes old code
+        progress = Progress(what, sum(kernel.cost for kernel in absent)) if absent else None
+    with locked(folder) if progress else contextlib.nullcontext():
+        for kernel in missing:
+            start = time.monotonic()
+            kernel.compile()
+            if progress and kernel in absent:
+                progress.advance(kernel.cost, time.monotonic() - start)
+    if progress:
+        progress.finish()
+
+
+class Progress:
+    """A line on standard error with the seconds that a compilation still takes, judged by the parts that are done."""
+
+    def __init__(self, what: str, total: float) -> None:
+        self.what, self.total = what, total
+        self.done = self.seconds = 0.0
+        self.start = time.monotonic()
+        self.shown = False
+
+    def advance(self, cost: float, seconds: float) -> None:
+        """Count a part of this cost, which took these seconds."""
+        self.done, self.seconds = self.done + cost, self.seconds + seconds
+        left = self.seconds / self.done * (self.total - self.done)
+        terminal = sys.stderr.isatty()
+        if (self.shown and terminal) or (not self.shown and self.seconds + left > _SLOW):
+            self.shown = True
+            self._print(f"about {left:.0f} s left", end="" if terminal else "\n")
+
+    def finish(self) -> None:
+        if self.shown:
+            self._print(f"done in {time.monotonic() - self.start:.0f} s", end="\n")
+
+    def _print(self, state: str, end: str) -> None:
+        line = f"sepsa: compiling {self.what}, once on this machine: {state}"
+        print(f"\r{line:<90}" if sys.stderr.isatty() else line, end=end, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def locked(folder: Path | None) -> Iterator[None]:
+    """Hold the lock of a cache folder: a second process waits, and then finds the code that the first one compiled."""
+    try:
+        import fcntl
+    except ImportError:  # on Windows two processes may both compile
+        yield
+        return
+    if folder is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "sepsa.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

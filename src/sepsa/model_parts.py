@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sepsa.distributed import is_sharded
-from sepsa.heads import RLS, Forgets, HeadSolver, LogisticNewton, SoftmaxNewton
+from sepsa.heads import RLS, Forgets, HeadSolver, LogisticNewton, SelfTuning, SoftmaxNewton
 from sepsa.joint import Base, JointOptimizer
-from sepsa.observe.observation import by_name, is_collection, observers_of
+from sepsa.observe import observers_of
+from sepsa.observe.observation import by_name, is_collection
+from sepsa.validation import at_least
 
 
 def find_heads(model: nn.Module, head: Any) -> dict[str, nn.Linear]:
@@ -78,35 +80,67 @@ def check_head(name: str, head: nn.Linear) -> None:
             )
 
 
+# The ridge of the default solver, by evidence: benchmarks/defaults.py. An `RLS()` of its own has 1, the paper's.
+DEFAULT_RIDGE = 10.0
 # Solvers by the loss that a user names, with settings that fit most networks.
 DEFAULTS: dict[str, Callable[[], HeadSolver]] = {
-    "squared": RLS,
-    "cross-entropy": lambda: SoftmaxNewton(ridge="auto"),
-    "logistic": lambda: LogisticNewton(ridge="auto"),
+    "squared": lambda: RLS(ridge=DEFAULT_RIDGE),
+    "cross-entropy": lambda: SelfTuning.of(SoftmaxNewton),
+    "logistic": lambda: SelfTuning.of(LogisticNewton),
 }
 
 
 def solvers_for(names: list[str], given: Any, several: bool) -> dict[str, HeadSolver]:
-    """The solvers by the heads' names: an RLS for each head without one."""
-    if isinstance(given, str):
-        if given not in DEFAULTS:
+    """The solvers by the heads' names: a default one for each head without one."""
+    if given is None or isinstance(given, str):
+        if given is not None and given not in DEFAULTS:
             raise ValueError(f"solver must be a solver, None or one of {sorted(DEFAULTS)}, got {given!r}")
-        return {name: DEFAULTS[given]() for name in names}
+        return {name: DEFAULTS[given or "squared"]() for name in names}
     if not several:
-        return {names[0]: RLS() if given is None else given}
-    if given is None:
-        return {name: RLS() for name in names}
+        return {names[0]: checked_solver(given)}
     if is_collection(given):
         found = by_name("solver", given, names)
-        return {name: found.get(name) or RLS() for name in names}
+        return {name: checked_solver(found.get(name) or DEFAULTS["squared"]()) for name in names}
     raise TypeError(
         f"solver must be a dict or a sequence with one solver for each of the heads {names}, "
         f"got one {type(given).__name__}: a solver owns one head"
     )
 
 
-def check_forgetting(forget_per: str, solvers: dict[str, HeadSolver]) -> None:
-    """Raise an error for an unknown `forget_per`, and for solvers that always forget."""
+def checked_solver(given: Any) -> HeadSolver:
+    """The solver, or an error for what is none."""
+    if isinstance(given, type):
+        raise TypeError(f"solver must be an instance, got the class {given.__name__}: write solver={given.__name__}()")
+    if not isinstance(given, HeadSolver):
+        raise TypeError(
+            f"solver must be a head solver such as RLS(), None or one of {sorted(DEFAULTS)}, got {given!r}: a solver "
+            "of your own needs the methods of sepsa.heads.HeadSolver"
+        )
+    return given
+
+
+def epoch_of(base: Base, options: dict[str, Any], told: int | None) -> int | None:
+    """The checked `samples_per_epoch`, which may be spelled `epoch` among the base's options; it is taken from them."""
+    if "epoch" in options and not (isinstance(base, type) and "epoch" in inspect.signature(base).parameters):
+        warnings.warn("SepSA(..., epoch=N) is deprecated: write samples_per_epoch=N", DeprecationWarning, stacklevel=3)
+        epoch = options.pop("epoch")
+        told = epoch if told is None else told
+    return None if told is None else at_least("samples_per_epoch", told, 1)
+
+
+def refuse_same_names(base: Any, **given: Any) -> None:
+    """Raise an error for a given argument of SepSA that is also an option of the class `base`."""
+    options = inspect.signature(base).parameters if isinstance(base, type) else {}
+    for name, value in given.items():
+        if value and name in options:
+            raise TypeError(
+                f"{name} is an argument of SepSA and an option of {base.__name__}: build the base yourself, as by "
+                f"SepSA(model, base={base.__name__}(parameters of the body, {name}=...))"
+            )
+
+
+def check_forgetting(forget_per: str, samples_per_epoch: int | None, solvers: dict[str, Any], is_default: bool) -> None:
+    """Raise an error for an unknown `forget_per`, and for solvers whose forgetting cannot be set so."""
     if forget_per not in ("update", "step"):
         raise ValueError(f"forget_per must be 'update' or 'step', got {forget_per!r}")
     for solver in solvers.values():
@@ -114,6 +148,13 @@ def check_forgetting(forget_per: str, solvers: dict[str, HeadSolver]) -> None:
             raise TypeError(
                 f"forget_per='step' needs a solver that can learn without forgetting, got {solver!r}: "
                 "choose its forgetting, as RLS(forgetting=0.99), or leave forget_per at 'update'"
+            )
+        fixed = not isinstance(solver, Forgets) or getattr(solver, "holds_out", False)
+        fixed = fixed or getattr(solver, "forgetting", None) != 1.0
+        if samples_per_epoch is not None and not is_default and fixed:
+            raise ValueError(
+                f"samples_per_epoch sets the forgetting of a solver that has forgetting 1, got {solver!r}: "
+                "leave one out"
             )
 
 

@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from sepsa.capture import PlainStep, Step, capture, check_devices
 from sepsa.distributed import join_ranks
-from sepsa.heads import RLS, Forgets, HeadSolver
+from sepsa.heads import RLS, HeadSolver
 from sepsa.heads.protocols import Posterior
 from sepsa.interrupt import DeferredInterrupt
 from sepsa.joint import Base
-from sepsa.model_parts import build_base, check_forgetting, find_heads, refuse_head_parameters, solvers_for
-from sepsa.observe import Observation, Observations, Observer, epochs, prediction, ranks
-from sepsa.observe.epochs import Epoch, Known
+from sepsa.model_parts import (
+    build_base,
+    check_forgetting,
+    epoch_of,
+    find_heads,
+    refuse_head_parameters,
+    refuse_same_names,
+    solvers_for,
+)
+from sepsa.observe import Observation, Observations, Observer, prediction
 from sepsa.observe.observation import Collection, is_collection
-from sepsa.states.optimizer import check_base_state, check_own_state
-from sepsa.states.schema import brief, damaged
-from sepsa.validation import at_least, in_range
+from sepsa.observe.repeats import Repeats
+from sepsa.states.optimizer import (
+    check_base_state,
+    check_own_state,
+    noticed_epoch,
+    numbered,
+    packed,
+    samples_of,
+    unpacked,
+)
+from sepsa.validation import in_range
 
 S = TypeVar("S", bound=HeadSolver)
 
@@ -53,17 +67,18 @@ class SepSA(Optimizer, Generic[S]):
             are then dicts by name or sequences.
         solver (HeadSolver | str | Mapping[str, HeadSolver] | Sequence[HeadSolver] | None): The head's solver, which
             becomes bound to the head, or the loss to minimize with the settings of sepsa: "squared" or None for an
-            `RLS()`, "cross-entropy" for a `SoftmaxNewton(ridge="auto")`, "logistic" for a
-            `LogisticNewton(ridge="auto")`. Once the length of an epoch is known, the ridge of these is at least the
-            weight of a third of a batch, where the body learns.
-        process_group (ProcessGroup | Literal["auto"] | None): The group whose ranks learn one head from the samples of
-            all. "auto" infers it from DistributedDataParallel or fully_shard; None lets each rank train its own head.
+            `RLS(ridge=10)`, "cross-entropy" for a `SelfTuning.of(SoftmaxNewton)`, "logistic" for a
+            `SelfTuning.of(LogisticNewton)`.
+        samples_per_epoch: Number of samples in one pass over the data, on all ranks, where the data are passed over
+            several times: from the second epoch on the head remembers about as many, so that each counts once. The
+            solver must have forgetting 1. For a head that is applied to each position of a sequence, the number of
+            positions in one pass. None: the solver's `forgetting` decides.
         forget_per: "update": a solver with forgetting below 1 forgets with every batch. "step": only with the first
             batch after each step of the body, so that accumulated micro-batches equal the batch that they make up.
-        epoch: Number of samples in one pass over the data, where the data are passed over several times: the head then
-            remembers about as many, so that each counts once. None: where `solver` is None or a loss it is noticed, on
-            a CPU and in a model that is not compiled, when the first samples come again.
-        **base_options: Arguments of the base class, such as `lr`.
+        process_group (ProcessGroup | Literal["auto"] | None): The group whose ranks learn one head from the samples of
+            all. "auto" infers it from DistributedDataParallel or fully_shard; None lets each rank train its own head.
+        **base_options: Arguments of the base class, such as `lr`. Pass an instance as `base` for options that have the
+            name of an argument above.
 
     Attributes:
         base: The body's optimizer.
@@ -102,9 +117,9 @@ class SepSA(Optimizer, Generic[S]):
         *,
         head: nn.Linear | str | None = None,
         solver: Literal["squared"] | None = None,
-        process_group: Any = "auto",
+        samples_per_epoch: int | None = None,
         forget_per: Literal["update", "step"] = "update",
-        epoch: int | None = None,
+        process_group: Any = "auto",
         **base_options: Any,
     ) -> None: ...
     @overload
@@ -115,37 +130,13 @@ class SepSA(Optimizer, Generic[S]):
         *,
         head: nn.Linear | str | None = None,
         solver: S,
-        process_group: Any = "auto",
+        samples_per_epoch: int | None = None,
         forget_per: Literal["update", "step"] = "update",
-        epoch: int | None = None,
+        process_group: Any = "auto",
         **base_options: Any,
     ) -> None: ...
     @overload
-    def __init__(
-        self: SepSA[Any],
-        model: nn.Module,
-        base: Base,
-        *,
-        head: nn.Linear | str | None = None,
-        solver: Literal["cross-entropy", "logistic"],
-        process_group: Any = "auto",
-        forget_per: Literal["update", "step"] = "update",
-        epoch: int | None = None,
-        **base_options: Any,
-    ) -> None: ...
-    @overload
-    def __init__(
-        self: SepSA[Any],
-        model: nn.Module,
-        base: Base,
-        *,
-        head: Sequence[nn.Linear | str],
-        solver: Mapping[str, HeadSolver] | Sequence[HeadSolver] | None = None,
-        process_group: Any = "auto",
-        forget_per: Literal["update", "step"] = "update",
-        epoch: int | None = None,
-        **base_options: Any,
-    ) -> None: ...
+    def __init__(self: SepSA[Any], model: nn.Module, base: Base, *, solver: Any = None, **options: Any) -> None: ...
     def __init__(
         self,
         model: nn.Module,
@@ -153,32 +144,31 @@ class SepSA(Optimizer, Generic[S]):
         *,
         head: Any = None,
         solver: Any = None,
-        process_group: Any = "auto",
+        samples_per_epoch: int | None = None,
         forget_per: Literal["update", "step"] = "update",
-        epoch: int | None = None,
+        process_group: Any = "auto",
         **base_options: Any,
     ) -> None:
+        samples_per_epoch = epoch_of(base, base_options, samples_per_epoch)
         heads = find_heads(model, head)
-        given: object = base
+        given: Any = base
         if isinstance(given, SepSA) or (isinstance(given, type) and issubclass(given, SepSA)):
             raise ValueError("base must be the body's own optimizer, got a SepSA")
+        refuse_same_names(base, head=head, solver=solver, samples_per_epoch=samples_per_epoch)
+        refuse_same_names(base, forget_per=forget_per != "update", process_group=process_group != "auto")
         self.base = build_base(model, heads, base, base_options)
         self.model = model
         self._several = is_collection(head)
         solvers = solvers_for(list(heads), solver, self._several)
-        check_forgetting(forget_per, solvers)
+        is_default = solver is None or isinstance(solver, str)
+        check_forgetting(forget_per, samples_per_epoch, solvers, is_default)
         for name, linear in heads.items():
             solvers[name].bind(linear)
-        is_named = solver is None or isinstance(solver, str)
-        self._observers = [
-            Observer(
-                model, name, heads[name], solvers[name], process_group, epoch_of(epoch, is_named, solvers), is_named
-            )
-            for name in heads
-        ]
+        self._observers = [Observer(model, name, heads[name], solvers[name], process_group) for name in heads]
         for observer in self._observers:
-            observer.forget_per_step = forget_per == "step"
+            observer.forget_per_step, observer.samples_per_epoch = forget_per == "step", samples_per_epoch
         self._dtype = self._observers[0].head.weight.dtype
+        self._repeats = Repeats() if is_default and samples_per_epoch is None else None
         super().__init__(self.base.param_groups, self.base.defaults)
         self._adopt_base()
 
@@ -200,11 +190,6 @@ class SepSA(Optimizer, Generic[S]):
         return self._observer.head
 
     @property
-    def head_name(self) -> str:
-        """The head's name in the model; with several heads use `heads`."""
-        return self._observer.name
-
-    @property
     def solver(self) -> S:
         """The head's solver; with several heads use `solvers`."""
         return cast(S, self._observer.solver)
@@ -218,10 +203,9 @@ class SepSA(Optimizer, Generic[S]):
     # ------------------------------------------------------------------ learning
 
     @property
-    def epoch(self) -> float | None:
-        """The number of samples in one pass over the data, as told or noticed; None: not known."""
-        known = self._observers[0].epoch
-        return None if known is None else known.length
+    def samples_per_epoch(self) -> int | None:
+        """The number of samples in one pass over the data, as given; None: samples do not come again."""
+        return self._observers[0].samples_per_epoch
 
     @property
     def head_fraction(self) -> float:
@@ -262,8 +246,8 @@ class SepSA(Optimizer, Generic[S]):
     ) -> Tensor:
         """Run one training iteration: the head learns, then the body steps.
 
-        Ctrl-C takes effect after the iteration, a second Ctrl-C at once. If an error is raised before the body has
-        moved, the head (if its solver is `Revertible`) and the running statistics of normalization layers are restored.
+        Ctrl-C takes effect after the iteration, a second Ctrl-C at once. An error that is raised before the body has
+        moved leaves all heads, the running statistics of normalization layers and gradients as before the call.
 
         Args:
             inputs: What the model is called with.
@@ -277,10 +261,7 @@ class SepSA(Optimizer, Generic[S]):
         """
         with DeferredInterrupt():
             observation = self.observe(targets, sample_weight)
-            if isinstance(inputs, Tensor):
-                for one in observation.each.values() if isinstance(observation, Observations) else (observation,):
-                    one.inputs = (inputs,)
-            before = [observer.checkpoint() for observer in self._observers]
+            accumulated = self._gradients()
 
             def loss_of(outputs: Any) -> Tensor:
                 return observation.loss(outputs) if loss_fn is None else loss_fn(outputs, targets)
@@ -292,12 +273,21 @@ class SepSA(Optimizer, Generic[S]):
                     loss.backward()  # type: ignore[no-untyped-call]
                 self.step()
             except BaseException:
-                for observer, checkpoint in zip(self._observers, before, strict=True):
-                    observer.rollback(checkpoint, observation.learned)
+                observation.undo()
                 self.zero_grad()
+                for parameter, gradient in accumulated:
+                    parameter.grad = gradient
                 raise
             self.zero_grad()
-            return loss.detach()
+        if self._repeats is not None and self._repeats.found(inputs, targets):
+            self._repeats = None
+            warnings.warn("samples repeat: pass samples_per_epoch=..., see docs/overfitting.md", stacklevel=2)
+        return loss.detach()
+
+    def _gradients(self) -> list[tuple[Tensor, Tensor]]:
+        """Copies of the gradients that earlier backward passes have left."""
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        return [(p, p.grad.detach().clone()) for p in parameters if p.grad is not None]
 
     @overload
     def predict(self, inputs: Any, return_std: Literal[False] = False) -> Any: ...
@@ -329,25 +319,6 @@ class SepSA(Optimizer, Generic[S]):
             return prediction.predict_with_std(self.model, self._observers, inputs, self._several)
         return prediction.predict(self.model, self._observers, inputs)
 
-    def log_health(self, write: Callable[[dict[str, float], int], Any], every: int = 100) -> RemovableHandle:
-        """Log the heads' `health()` regularly.
-
-        Any logger works: `lightning_logger.log_metrics`, `wandb.log`, or for TensorBoard `lambda numbers, step:
-        [writer.add_scalar(name, value, step) for name, value in numbers.items()]`.
-
-        Args:
-            write: Called with a dict of numbers, named "head/number", and the step.
-            every: Number of steps between two calls.
-
-        Returns:
-            A handle whose `remove()` ends the logging.
-        """
-        every = at_least("every", every, 1)
-        for name, solver in self.solvers.items():
-            if not hasattr(solver, "health"):
-                raise TypeError(f"solver {type(solver).__name__} of the head {name!r} has no health() to log")
-        return self.register_step_post_hook(HealthLog(write, every))
-
     @contextlib.contextmanager
     def join(
         self,
@@ -376,7 +347,7 @@ class SepSA(Optimizer, Generic[S]):
 
         def take_part() -> None:
             for observer in self._observers:
-                ranks.learn_without_batch(observer, ddp)
+                observer.learn_without_batch(ddp)
 
         for observer in self._observers:
             observer.joined = ddp
@@ -395,7 +366,7 @@ class SepSA(Optimizer, Generic[S]):
                 observer.joined = None
 
     def detach(self) -> contextlib.AbstractContextManager[Any]:
-        """Remove the hooks from the model, for torch.jit.script or to pickle the whole model.
+        """Remove the hooks from the model, as to pickle the whole model without sepsa.
 
         Returns:
             A context manager that attaches the hooks again when it ends; without `with` they stay removed.
@@ -419,7 +390,8 @@ class SepSA(Optimizer, Generic[S]):
         Returns:
             The result of the base optimizer: the closure's loss, or None.
         """
-        if self._observers[0].head.weight.dtype is not self._dtype:
+        weight = self._observers[0].head._parameters["weight"]  # four times as fast as `head.weight`
+        if weight is not None and weight.dtype is not self._dtype:
             self._follow_dtype()
         for before in self._optimizer_step_pre_hooks.values():
             before(self, (closure,), {})
@@ -500,10 +472,8 @@ class SepSA(Optimizer, Generic[S]):
             "head_fraction": self.head_fraction,
             "generator": self._observers[0].generator.get_state(),
             "body": self._body_shapes(),
+            "samples": self._observers[0].samples,
         }
-        first = self._observers[0].epoch
-        if first is not None and not first.told:
-            own["epoch"] = epochs.written(first.known())
         if self._several:
             own["heads"] = {observer.name: observer.solver.state_dict() for observer in self._observers}
         else:
@@ -552,7 +522,6 @@ class SepSA(Optimizer, Generic[S]):
         heads = own.get("heads") or {self._observers[0].name: own["head"]}
         if self._several != ("heads" in own) or set(heads) != set(self.heads):
             raise ValueError(f"state_dict belongs to the heads {sorted(heads)}, this SepSA has {sorted(self.heads)}")
-        known = epochs.read("state_dict['sepsa']['epoch']", own["epoch"]) if "epoch" in own else Known()
         if under:
             state_dict = numbered(state_dict)
         check_base_state(state_dict, self.base)
@@ -560,9 +529,8 @@ class SepSA(Optimizer, Generic[S]):
         self.head_fraction = own["head_fraction"]
         for observer in self._observers:
             observer.generator.set_state(own["generator"].cpu())
-            observer.started_together = False
-            if observer.epoch is not None and not observer.epoch.told:
-                observer.epoch.load(known)
+            observer.started_together, observer.samples = False, samples_of(own)
+        self._drop_noticed_epoch(own)
         self.base.load_state_dict(state_dict)
         self._adopt_base()
         for after in self._optimizer_load_state_dict_post_hooks.values():
@@ -580,6 +548,18 @@ class SepSA(Optimizer, Generic[S]):
             for solver, before in loaded:
                 solver.load_state_dict(before)
             raise
+
+    def _drop_noticed_epoch(self, own: dict[str, Any]) -> None:
+        """Remember everything again after a state of version 0.2 that noticed epochs, unless their length is given."""
+        length = noticed_epoch(own)
+        if length and self.samples_per_epoch is None:
+            for solver in self.solvers.values():
+                cast(Any, solver).forgetting = 1.0
+            warnings.warn(
+                f"the saved optimizer had noticed epochs of {length:.0f} samples, and this version notices none: pass "
+                f"SepSA(..., samples_per_epoch={length:.0f}) to let the head go on remembering one epoch",
+                stacklevel=3,
+            )
 
     def _body_shapes(self) -> list[list[list[int]]]:
         return [[list(p.shape) for p in group["params"]] for group in self.base.param_groups]
@@ -608,61 +588,4 @@ class SepSA(Optimizer, Generic[S]):
     def __repr__(self) -> str:
         if self._several:
             return f"SepSA(solvers={self.solvers!r}, base={self.base!r})"
-        return f"SepSA(head={self.head_name!r}, solver={self.solver!r}, base={self.base!r})"
-
-
-class HealthLog:
-    """A step post-hook that writes the heads' health."""
-
-    def __init__(self, write: Callable[[dict[str, float], int], Any], every: int) -> None:
-        self.write, self.every, self.step = write, every, 0
-
-    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self.step += 1
-        if self.step % self.every:
-            return
-        assert isinstance(optimizer, SepSA)
-        numbers: dict[str, float] = {}
-        for name, solver in optimizer.solvers.items():
-            numbers |= {f"{name}/{key}": float(value) for key, value in cast(Any, solver).health().items()}
-        self.write(numbers, self.step)
-
-
-def epoch_of(told: object, is_default: bool, solvers: Mapping[str, HeadSolver]) -> Epoch | None:
-    """What is known about an epoch at the start: its length if told; None where the solvers' own settings decide."""
-    if told is None:
-        return Epoch() if is_default else None
-    for each in solvers.values():
-        if not isinstance(each, Forgets) or getattr(each, "forgetting", None) != 1.0:
-            raise ValueError(
-                f"epoch sets the forgetting of a solver that has forgetting 1, got {each!r}: leave one out"
-            )
-    return Epoch(float(at_least("epoch", told, 1)))
-
-
-def packed(own: dict[str, Any]) -> bytes:
-    """SepSA's own state as bytes, which torch.distributed.checkpoint neither splits nor casts."""
-    file = io.BytesIO()
-    torch.save(own, file)
-    return file.getvalue()
-
-
-def unpacked(name: str, own: object) -> Any:
-    """SepSA's own state from the entry of this name; an error where it is not what `packed` returned."""
-    try:
-        return torch.load(io.BytesIO(own), weights_only=True)  # type: ignore[arg-type]
-    except Exception as error:
-        raise damaged(name, "the bytes that state_dict() wrote", f"{brief(own)} ({type(error).__name__})") from None
-
-
-def numbered(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """The state with parameters by number, where torch.distributed.checkpoint wrote their names."""
-    groups: Any = state_dict.get("param_groups")
-    is_list = isinstance(groups, list)
-    if not is_list or not all(isinstance(g, dict) and isinstance(g.get("params"), list) for g in groups):
-        raise damaged("state_dict['param_groups']", "a list of groups with their params", brief(groups))
-    names = [name for group in state_dict["param_groups"] for name in group["params"]]
-    place = {name: k for k, name in enumerate(names)}
-    groups = [group | {"params": [place[name] for name in group["params"]]} for group in state_dict["param_groups"]]
-    state = {place.get(name, name): entry for name, entry in state_dict["state"].items()}
-    return state_dict | {"param_groups": groups, "state": state}
+        return f"SepSA(head={self._observer.name!r}, solver={self.solver!r}, base={self.base!r})"

@@ -13,11 +13,12 @@ import pytest
 from river_models import THERE
 
 VICTIM = Path(__file__).with_name("victim.py")
-KINDS = ["torch", "sklearn", *["river"][:THERE], "command", "keyed"]
+KINDS = ["torch", "sklearn", "command", *(["river", "keyed"] if THERE else [])]
 
 
 def kill(kinds, folder, kills, seed, rows):
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    paths = os.pathsep.join([str(VICTIM.parents[1]), *sys.path])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "PYTHONPATH": paths}
     done = subprocess.run(
         [sys.executable, str(VICTIM), ",".join(kinds), str(folder), str(kills), str(seed), str(rows)],
         env=environment, capture_output=True, text=True, timeout=3000,

@@ -98,7 +98,6 @@ SOLVERS: dict[str, tuple[Callable[[], Any], str]] = {
     "RLS": (lambda: RLS(), "numbers"),
     "RLS, forgetting": (lambda: RLS(ridge=0.5, forgetting=0.98), "numbers"),
     "RLS, float32": (lambda: RLS(dtype=torch.float32, forgetting=0.99), "numbers"),
-    "RLS, auto": (lambda: RLS(ridge="auto", forgetting="auto"), "numbers"),
     "SoftmaxNewton": (lambda: SoftmaxNewton(), "labels"),
     "SoftmaxNewton, forgetting": (lambda: SoftmaxNewton(forgetting=0.98, label_smoothing=0.1), "labels"),
 }

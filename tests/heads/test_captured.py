@@ -11,10 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from sepsa import RLS, SepSA
+from sepsa import RLS, SelfTuning, SepSA
 from sepsa.observe import Observation
-
-BOTH = {"ridge": "auto", "forgetting": "auto"}
 
 
 def drifting(N, k, m, steps, n, seed=0):
@@ -34,25 +32,24 @@ def drifting(N, k, m, steps, n, seed=0):
     return raw, targets, batches
 
 
-def assert_same_state(one, two, tolerance=1e-9):
-    a, b = one.state_dict(), two.state_dict()
-    for key, value in a.items():
-        if key == "seen":
-            assert dict(zip(*value.tolist(), strict=True)) == dict(zip(*b[key].tolist(), strict=True))
-        elif isinstance(value, torch.Tensor):
-            torch.testing.assert_close(value, b[key], rtol=tolerance, atol=tolerance, msg=lambda m, k=key: f"{k}: {m}")
-        elif key in ("scale", "samples"):
-            assert value == pytest.approx(b[key]), key
-        else:
-            assert value == b[key], key
+def numbers(state):
+    """All numbers of a saved state, in one order; hashes are compared as sets."""
+    if isinstance(state, torch.Tensor):
+        return state.double().sort().values if state.dtype == torch.int64 else state.double().reshape(-1)
+    if isinstance(state, dict):
+        return torch.cat([numbers(state[key]) for key in sorted(state) if key != "history"])
+    if isinstance(state, (list, tuple)):
+        return torch.cat([torch.zeros(0).double(), *map(numbers, state)])
+    return torch.tensor([] if state is None or isinstance(state, str) else [float(state)], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("settings", [BOTH, {"ridge": "auto"}, {"forgetting": "auto"}], ids=["both", "ridge", "forget"])
+@pytest.mark.parametrize("settings", [{}, {"forgetting": 1.0}, {"ridge": 1.0}], ids=["both", "ridge", "forget"])
 @pytest.mark.parametrize(("n", "bias"), [(1, True), (8, False), (70, True)])
 def test_a_captured_self_tuning_head_holds_out_scores_and_chooses_as_the_eager_one(settings, n, bias):
     raw, targets, batches = drifting(60, 9, 2, 24, n)
     linear = nn.Linear(9, 2, bias=bias).double()
-    one, two = RLS(**settings).bind(linear), RLS(**settings).bind(copy.deepcopy(linear))
+    one = SelfTuning.of(RLS, **settings).bind(linear)
+    two = SelfTuning.of(RLS, **settings).bind(copy.deepcopy(linear))
     held = 0
     for i, (x, y, rows) in enumerate(batches):
         one.prepare_capture(raw, targets)
@@ -68,14 +65,15 @@ def test_a_captured_self_tuning_head_holds_out_scores_and_chooses_as_the_eager_o
             for solver in (one, two):
                 solver.update(x, y, identity=raw[rows])
     assert held
-    assert_same_state(one, two)
-    assert one.chosen == two.chosen
     torch.testing.assert_close(one.covariance(), two.covariance(), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(one.linear.weight, two.linear.weight, rtol=1e-9, atol=1e-9)
+    assert [one.steps, one._now.active] == [two.steps, two._now.active]
+    torch.testing.assert_close(torch.tensor(one.scores), torch.tensor(two.scores), rtol=1e-6, atol=1e-9)
 
 
 def test_rows_that_are_not_finite_change_nothing_in_a_captured_self_tuning_head():
     raw, targets, batches = drifting(60, 9, 2, 6, 8)
-    solver = RLS(**BOTH).bind(nn.Linear(9, 2))
+    solver = SelfTuning().bind(nn.Linear(9, 2))
     for x, y, rows in batches:
         solver.prepare_capture(raw, targets)
         solver.update_captured(x, y, rows)
@@ -83,27 +81,27 @@ def test_rows_that_are_not_finite_change_nothing_in_a_captured_self_tuning_head(
     solver.prepare_capture(raw, targets)
     assert not solver.update_captured(x * float("nan"), y, rows)
     assert not solver.update_captured(x, y / 0, rows)
-    after = solver.state_dict()
-    for key, value in before.items():
-        assert torch.equal(after[key], value) if isinstance(value, torch.Tensor) else after[key] == value, key
+    torch.testing.assert_close(numbers(solver.state_dict()), numbers(before), rtol=0, atol=0)
 
 
 def test_a_data_set_that_was_written_to_is_hashed_anew():
     raw, targets, batches = drifting(60, 9, 2, 12, 8)
     linear = nn.Linear(9, 2)
-    one, two = RLS(**BOTH).bind(linear), RLS(**BOTH).bind(copy.deepcopy(linear))
+    one, two = SelfTuning().bind(linear), SelfTuning().bind(copy.deepcopy(linear))
     for i, (x, y, rows) in enumerate(batches):
         if i == 6:
             raw.copy_(raw.flip(0))
         one.prepare_capture(raw, targets)
         one.update_captured(x, y, rows)
         two.update(x, y, identity=raw[rows])
-    assert_same_state(one, two, tolerance=1e-6)
+    assert one.steps == two.steps
+    assert one._seen.hashes.keys() == two._seen.hashes.keys()
+    torch.testing.assert_close(one.linear.weight, two.linear.weight, rtol=1e-5, atol=1e-6)  # float32
 
 
 def test_update_captured_needs_prepare_capture():
     with pytest.raises(RuntimeError, match="needs prepare_capture"):
-        RLS(**BOTH).bind(nn.Linear(9, 2)).update_captured(torch.zeros(1, 9), torch.zeros(1, 2))
+        SelfTuning().bind(nn.Linear(9, 2)).update_captured(torch.zeros(1, 9), torch.zeros(1, 2))
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -112,7 +110,7 @@ def test_a_model_around_a_captured_self_tuning_head_is_one_graph(compiled):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 2)).double()
     twin = copy.deepcopy(model)
-    optimizer, plain = (SepSA(net, torch.optim.SGD, solver=RLS(**BOTH), lr=1e-2) for net in (model, twin))
+    optimizer, plain = (SepSA(net, torch.optim.SGD, solver=SelfTuning(), lr=1e-2) for net in (model, twin))
     x, y = torch.randn(40, 6).double(), torch.randn(40, 2).double()
 
     def loss_of(inputs, targets):

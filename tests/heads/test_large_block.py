@@ -7,7 +7,7 @@ import torch
 
 from sepsa.heads.backends.large_block import learn_block, learn_ridge
 from sepsa.heads.math import least_squares
-from sepsa.heads.math.ridge import coordinates, rotation
+from sepsa.heads.math.ridge import coordinates, due
 
 
 def a_state(p, m, size, seed=0):
@@ -65,7 +65,7 @@ def test_a_block_in_place_is_the_block_of_torch(lam):
     assert least_squares.is_block(state, len(Phi), lam)
     F, E = least_squares.whiten(state, Phi, Y)
     theirs = least_squares.attempt(state, Phi, Y, F, E, lam, ridge, prior, cursor=3)
-    count = rotation(p, lam)
+    count = due(p, lam)
     at = coordinates(p, count, torch.tensor(3), Phi.device) if count else None
     mine = learn_block(state, Phi, F, E, lam, learn_ridge(state, lam, ridge, prior, at) if count else None, None)
     torch.testing.assert_close(mine.T.T @ mine.T, theirs.T.T @ theirs.T, rtol=1e-10, atol=1e-12)

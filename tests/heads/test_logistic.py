@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -12,9 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-import sepsa
-from reference import weights, with_ones
-from sepsa import LogisticNewton, NotFinite, SepSA, SoftmaxNewton
+from reference import weights
+from sepsa import LogisticNewton, NotFinite, SoftmaxNewton
 
 NAN = float("nan")
 
@@ -79,38 +76,6 @@ def test_each_output_is_a_softmax_newton_of_one_output(k, m, bias, sizes, ridge,
         torch.testing.assert_close(std[:, j : j + 1], expected.std)
 
 
-def optimum(x, y, ridge, prior):
-    """The least sum of binary cross-entropies + ridge/2 of what is not the bias, by Newton's method in NumPy."""
-    Phi, best = with_ones(x, True), []
-    R = np.diag(np.append(np.full(x.shape[1], ridge), 1e-4))
-    for t, start in zip(y.T, prior, strict=True):
-        seen, w = ~np.isnan(t), start.copy()
-        for _ in range(50):
-            P = 1 / (1 + np.exp(-Phi[seen] @ w))
-            gradient = Phi[seen].T @ (P - t[seen]) + R @ (w - start)
-            w = w - np.linalg.solve((Phi[seen] * (P * (1 - P))[:, None]).T @ Phi[seen] + R, gradient)
-        best.append(w)
-    return np.array(best)
-
-
-def test_a_stream_with_gaps_brings_it_to_the_optimum():
-    x, y = samples(3000, 5, 4)
-    y[torch.rand(y.shape, generator=torch.Generator().manual_seed(1)) < 0.3] = NAN
-    seen = y[~y.isnan().all(1)]
-    solver, linear = make(5, 4)
-    prior = weights(linear)
-    kept = x[~y.isnan().all(1)]
-    truth = torch.as_tensor(optimum(kept.numpy(), seen.numpy(), 1.0, prior))
-    least = solver.loss(torch.cat([kept, torch.ones(len(kept), 1)], 1) @ truth.T, seen)
-    before = solver.loss(linear(kept), seen) - least
-    for _ in range(3):
-        for rows in torch.arange(len(kept)).split(32):
-            solver.update(kept[rows], seen[rows])
-    assert solver.loss(linear(kept), seen) - least < 0.01 * before
-    expected = (torch.cat([kept, torch.ones(len(kept), 1)], 1) @ truth.T).sigmoid()
-    assert (solver.predict_proba(kept) - expected).abs().mean() < 0.02
-
-
 def test_targets_of_any_kind():
     x, y = samples(24, 4, 3)
     gaps = y.clone()
@@ -153,59 +118,6 @@ def test_the_loss_is_torchs_on_what_was_observed():
     torch.testing.assert_close(loss, (omega * each[seen]).sum() / omega.sum())
     (gradient,) = torch.autograd.grad(loss, outputs)
     assert (gradient[~seen] == 0).all()
-
-
-@pytest.mark.parametrize("kind", ["float", "labels"])
-def test_a_network_with_gaps_in_sepsa(kind):
-    torch.manual_seed(0)
-    outputs = 3 if kind == "float" else 1
-    model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, outputs))
-    optimizer = SepSA(model, torch.optim.Adam, lr=0.01, solver=LogisticNewton())
-    x = torch.randn(400, 6)
-    y = (torch.sin(2 * x[:, :outputs]) + x[:, 3 : 3 + outputs] > 0).float()
-    y[:100, 0] = NAN
-    y[50:60] = NAN  # samples without any label
-    targets = y if kind == "float" else torch.where(y.isnan(), -100, y).long()[:, 0]
-    for _ in range(10):
-        for rows in torch.arange(400).split(40):
-            optimizer.learn(x[rows], targets[rows])
-    keep = ~y.isnan()
-    with torch.no_grad():
-        last = binary_cross_entropy_with_logits(model(x)[keep], y[keep])
-    assert last < 0.4  # log 2 is that of a coin
-    assert optimizer.solver.samples == pytest.approx(10 * float(keep.sum()) / outputs)
-
-
-def test_checkpoints_and_the_look_of_it(tmp_path):
-    solver, linear = make(pos_weight=torch.tensor([1.0, 2.0, 3.0]), ridge=2.0, bias_ridge="ridge")
-    assert repr(solver) == (
-        "LogisticNewton(ridge=2, forgetting=1, bias_ridge='ridge', pos_weight=[1.0, 2.0, 3.0], head=4->3)"
-    )
-    x, y = samples(30, 4, 3)
-    solver.update(x, y)
-    sepsa.save(solver, tmp_path / "head.sepsa")
-    other = LogisticNewton().bind(copy.deepcopy(linear))
-    sepsa.load(tmp_path / "head.sepsa", into=other)
-    assert repr(other) == repr(solver)
-    for one in (solver, other):
-        one.update(x, y)
-    assert torch.equal(linear.weight, other.linear.weight)
-    state = solver.state_dict()
-    for key, value, words in (
-        ("shares", -state["shares"], "must be positive"),
-        ("counters", state["counters"] - 5, r"\[updates, samples"),
-        ("T", 9 * torch.eye(5).double().repeat(3, 1, 1), "inverse curvature of at least the ridge"),
-        ("ridges", [2.0, -1.0], "bias_ridge must be"),
-        ("pos_weight", [1.0], "pos_weight must have 3 numbers"),
-        ("pos_weight", 1.0, "pos_weight must be numbers"),
-        ("forgetting", 2.0, "forgetting must be"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            solver.load_state_dict(state | {key: value})
-    with pytest.raises(TypeError, match=r"pos_weight must be numbers, one an output, or None, got 3\.0"):
-        LogisticNewton(pos_weight=3.0)
-    with pytest.raises(ValueError, match="pos_weight must have 2 numbers, one an output of this head, got 1"):
-        LogisticNewton(pos_weight=[1.0]).bind(nn.Linear(3, 2))
 
 
 def test_what_is_refused():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import math
 import warnings
 
 import pytest
@@ -12,28 +14,43 @@ from torch.nn.functional import one_hot
 
 from heads.test_adversarial import BATTERY, SHORT, battery
 from heads.test_adversarial import K as BATTERY_WIDTH
-from sepsa import RLS, LogisticNewton, NotFinite, OnlineLBFGS, PerOutput
-from sepsa.heads.softmax import SoftmaxNewton
+from sepsa import RLS, LogisticNewton, NotFinite, OnlineLBFGS, PerOutput, SelfTuning, SoftmaxNewton
+from sepsa.heads.backends.choose import force
 from sepsa.paper.slimtik import SlimTik
 from sepsa.testing import CHECKS, Case, difference, not_finite, snapshot
 
 K, M = 6, 3
+NAN, INF = math.nan, math.inf
 
 
 SOLVERS = {
     "RLS": Case(RLS, block=1e-10),
     "RLS, forgetting 0.9": Case(lambda: RLS(forgetting=0.9)),
     "RLS, float32": Case(lambda: RLS(dtype=torch.float32), block=1e-4, too_large=1e30),
-    "RLS, self-tuning": Case(lambda: RLS(forgetting="auto", ridge="auto")),
+    "RLS, self-tuning": Case(lambda: SelfTuning()),
     "PerOutput": Case(lambda: PerOutput(RLS()), block=1e-10),
     "SlimTik": Case(SlimTik, weighted=False),
     "OnlineLBFGS": Case(OnlineLBFGS),
     "OnlineLBFGS, forgetting 0.9": Case(lambda: OnlineLBFGS(forgetting=0.9)),
     "OnlineLBFGS, cross-entropy": Case(lambda: OnlineLBFGS(loss="cross-entropy"), "classification", recovers=0.03),
     "SoftmaxNewton": Case(SoftmaxNewton, "classification", recovers=0.15),
-    "SoftmaxNewton, auto": Case(lambda: SoftmaxNewton(ridge="auto"), "classification", recovers=0.15, captured=False),
-    "LogisticNewton, auto": Case(lambda: LogisticNewton(ridge="auto"), "labels", recovers=0.15, falls_to=0.75),
+    "SoftmaxNewton, auto": Case(lambda: SelfTuning.of(SoftmaxNewton), "classification", recovers=0.15, captured=False),
+    "LogisticNewton, auto": Case(
+        lambda: SelfTuning.of(LogisticNewton), "labels", recovers=0.15, falls_to=0.75, captured=False
+    ),
     "LogisticNewton": Case(LogisticNewton, "labels", recovers=0.15, falls_to=0.75),
+}
+
+
+# With settings that a state carries, and by torch's operators where a small head would run compiled.
+VARIANTS = {
+    "RLS by torch": Case(lambda: RLS(forgetting=0.9, ridge=2.0)),
+    "RLS by torch, forgetting 1": Case(RLS, block=1e-10),
+    "OnlineLBFGS": Case(lambda: OnlineLBFGS(memory=3, forgetting=0.9, bias_ridge=0.5)),
+    "SoftmaxNewton": Case(
+        lambda: SoftmaxNewton(forgetting=0.9, label_smoothing=0.1, class_weight=[1.0, 2.0, 3.0]), "classification"
+    ),
+    "LogisticNewton": Case(lambda: LogisticNewton(ridge=2.0, bias_ridge="ridge", pos_weight=[1.0, 2.0, 3.0]), "labels"),
 }
 
 
@@ -42,9 +59,30 @@ def row(request):
     return SOLVERS[request.param]
 
 
+@pytest.fixture(params=VARIANTS)
+def variant(request):
+    with force("torch" if "torch" in request.param else None):
+        yield VARIANTS[request.param]
+
+
 @pytest.mark.parametrize("check", CHECKS)
 def test_it_keeps_what_every_solver_promises(row, check):
     CHECKS[check](row)
+
+
+@pytest.mark.parametrize("check", ["block", "bad input", "too large", "copies", "wrong states", "rollback", "captured"])
+def test_it_does_so_with_other_settings(variant, check):
+    CHECKS[check](variant)
+
+
+def test_a_state_brings_its_settings(variant):
+    solver, linear = variant.start()
+    for x, y in variant.stream(5):
+        solver.update(x, y)
+    other = type(solver)().bind(copy.deepcopy(linear))
+    other.load_state_dict(solver.state_dict())
+    assert repr(other) == repr(solver)
+    assert not difference(snapshot(solver), snapshot(other))
 
 
 @pytest.mark.parametrize("batch", [1, 8])
@@ -114,8 +152,8 @@ def test_a_head_without_numbers_is_told_so(row):
         solver.update(torch.ones(2, K, device="meta"), torch.ones(2, M, device="meta"))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_weights_that_a_half_precision_head_cannot_hold_are_refused(row, dtype):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_weights_that_a_head_cannot_hold_are_refused(row, dtype):
     if row.task != "regression":
         pytest.skip("its targets are probabilities, which ask for no large weights")
     solver, _ = row.start(dtype=dtype)
@@ -125,6 +163,99 @@ def test_weights_that_a_half_precision_head_cannot_hold_are_refused(row, dtype):
     with pytest.raises(NotFinite, match="nothing was learned"):
         solver.update(x, scale * y)
     assert not difference(before, snapshot(solver))
+
+
+# ---------------------------------------------------------------------- samples, and the head's memory
+
+
+def test_weights_count_samples_and_a_vector_is_a_sample(row):
+    """A weight of two is the sample twice, a weight of none is no sample, in one update."""
+    (one, head), (other, twin), (third, _) = (row.start() for _ in range(3))
+    # A self-tuning head scores samples, and not their copies; every row bounds the step of a quasi-Newton classifier.
+    counts = row.weighted and not hasattr(one, "held_out")
+    counts = counts and not (isinstance(one, OnlineLBFGS) and row.task == "classification")
+    times = torch.tensor([2, 1, 0, 1, 2, 0])
+    for x, y in row.stream(5, n=6):
+        if counts:
+            one.update(x, y, times.double())
+            other.update(x.repeat_interleave(times, 0), y.repeat_interleave(times, 0))
+        third.update(x[0], y[0])
+    torch.testing.assert_close(head.weight, twin.weight, rtol=1e-5, atol=1e-6)  # some compute in float32
+    assert third.steps == 5
+    assert third.predict(x[0]).shape == (M,)
+
+
+@pytest.mark.parametrize("name", ["RLS", "OnlineLBFGS", "SoftmaxNewton", "LogisticNewton", "PerOutput"])
+def test_a_coarse_head_keeps_what_rounding_loses_and_what_somebody_sets(name):
+    row = SOLVERS[name]
+    (coarse, head), (fine, exact) = row.start(dtype=torch.bfloat16), row.start()
+    exact.load_state_dict(head.state_dict())
+    fine = row.make().bind(exact)
+    for x, y in row.stream(200, n=4):
+        coarse.update(x, y)
+        fine.update(x, y)
+    # A bfloat16 number has a relative error of 2^-9; without what it loses, 200 updates would be off by ten times that.
+    torch.testing.assert_close(head.weight.double(), exact.weight, rtol=0.01, atol=0.01)
+    with torch.no_grad():
+        for parameter in exact.parameters():
+            parameter.zero_()
+    fine.update(1e-6 * x[:1], y[:1])
+    assert exact.weight.abs().max() < 0.1 < head.weight.abs().max()
+
+
+def test_the_state_follows_the_head(row):
+    (solver, linear), (other, _) = row.start(dtype=torch.float32), row.start(dtype=torch.float32)
+    batches = list(row.stream(6))
+    for i, (x, y) in enumerate(batches):
+        if i == 3:
+            linear.double()
+            linear.float()  # another memory, the same numbers
+        version = linear.weight._version
+        solver.update(x, y)
+        other.update(x, y)
+        assert linear.weight._version > version  # autograd refuses a backward through the weights of before
+    assert not difference(snapshot(solver), snapshot(other))
+    if not isinstance(solver, (PerOutput, SlimTik)):  # views of the head, and a state that stays on the CPU
+        tensors = [value for value in solver.to("meta").state_dict().values() if isinstance(value, Tensor)]
+        large = {tensor.device.type for tensor in tensors if tensor.is_floating_point() and tensor.numel() > 100}
+        assert large <= {"meta"}
+
+
+# ---------------------------------------------------------------------- settings and saved entries that are wrong
+
+SETTINGS = [
+    *((make, {"ridge": 0.0}, r"ridge must be in \(0, inf\), got 0") for make in (RLS, SoftmaxNewton, OnlineLBFGS)),
+    *((make, {"forgetting": 1.2}, r"forgetting must be in \(0, 1\], got 1.2") for make in (RLS, SoftmaxNewton)),
+    (OnlineLBFGS, {"forgetting": 1.2}, r"forgetting must be in \(0, 1\], got 1.2"),
+    (RLS, {"ridge": NAN}, "ridge must be in"),
+    (RLS, {"ridge": INF}, "ridge must be in"),
+    (RLS, {"ridge": "1"}, "ridge must be a number"),
+    (RLS, {"bias_ridge": 0.0}, r"bias_ridge must be in \(0, inf\), got 0"),
+    (RLS, {"bias_ridge": "auto"}, r"bias_ridge must be a number in \(0, inf\) or 'ridge', got 'auto'"),
+    (RLS, {"bias_ridge": True}, "bias_ridge must be a number"),
+    (RLS, {"forgetting": 0.0}, "forgetting must be in"),
+    (RLS, {"forgetting": True}, "forgetting must be a number"),
+    (RLS, {"dtype": torch.float16}, "dtype must be torch.float64 or torch.float32, got torch.float16"),
+    (OnlineLBFGS, {"dtype": torch.float16}, "dtype must be torch.float32 or torch.float64"),
+    (OnlineLBFGS, {"loss": "hinge"}, "loss must be one of 'squared', 'cross-entropy', got 'hinge'"),
+    (OnlineLBFGS, {"memory": 0}, "memory must be an integer of at least 1, got 0"),
+    (OnlineLBFGS, {"memory": 2.5}, "memory must be an integer"),
+    (SoftmaxNewton, {"label_smoothing": 1.0}, r"label_smoothing must be in \[0, 1\), got 1"),
+    (SoftmaxNewton, {"label_smoothing": "much"}, "label_smoothing must be a number"),
+    (SoftmaxNewton, {"class_weight": [1.0, 0.0, 1.0]}, r"class_weight must be in \(0, inf\), got 0"),
+    (SoftmaxNewton, {"class_weight": [1.0, 2.0]}, "class_weight must have 3 numbers, one a class of this head, got 2"),
+    (LogisticNewton, {"pos_weight": 3.0}, r"pos_weight must be numbers, one an output, or None, got 3\.0"),
+    (LogisticNewton, {"pos_weight": [1.0]}, "pos_weight must have 3 numbers, one an output of this head, got 1"),
+]
+
+
+@pytest.mark.parametrize(("make", "options", "words"), SETTINGS, ids=lambda value: getattr(value, "__name__", ""))
+def test_wrong_settings_are_named(make, options, words):
+    with pytest.raises((ValueError, TypeError), match=words):
+        make(**options).bind(nn.Linear(K, M))
+
+
+# Of heads with 6 inputs and 3 outputs after five batches of 16 samples; numbers in place of a tensor fill it.
 
 
 # ---------------------------------------------------------------------- what several solvers offer, with one meaning

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
-import pickle
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from reference import (
-    continued,
     curvature,
     objective,
     ridge_left,
@@ -24,8 +21,9 @@ from reference import (
     weights,
     with_ones,
 )
-from sepsa import RLS
+from sepsa import RLS, SelfTuning
 from sepsa.heads.backends.choose import force
+from sepsa.testing import difference, snapshot
 
 
 @pytest.fixture(params=["numba", "torch"], autouse=True)
@@ -35,10 +33,10 @@ def path(request):
         yield request.param
 
 
-def make(k, m, bias=True, dtype=torch.float64, seed=0, **options):
+def make(k, m, bias=True, dtype=torch.float64, seed=0, tunes=False, **options):
     torch.manual_seed(seed)
     linear = nn.Linear(k, m, bias=bias, dtype=dtype)
-    return RLS(**options).bind(linear), linear
+    return (SelfTuning() if tunes else RLS(**options)).bind(linear), linear
 
 
 def relative(a, b):
@@ -129,44 +127,6 @@ def test_one_sample_is_equations_17_and_18():
         assert relative(solver.covariance(), B) <= 1e-12
 
 
-@pytest.mark.parametrize("n", [1, 2, 5, 30])
-def test_an_update_of_any_size_gives_the_ridge_back_in_rotation(n):
-    """A <- λA + diag q + ΦᵀΦ, where q is what the next three of seven coordinates lack of their ridge."""
-    solver, linear = make(6, 2, ridge=3.0, forgetting=0.8, bias_ridge=0.5)
-    assert solver.restored_per_update(n) == 3
-    prior, ridge = weights(linear), ridges(7, 3.0, True, 0.5)
-    rng = np.random.default_rng(1)
-    batches = [(rng.normal(size=(n, 6)), rng.normal(size=(n, 2))) for _ in range(50)]
-    for x, y in batches:
-        solver.update(torch.as_tensor(x), torch.as_tensor(y))
-    rows = [(with_ones(x, True), y) for x, y in batches]
-    A, W = continued(np.diag(ridge), prior, ridge, ridge, prior, 0, 0.8, rows)
-    assert relative(torch.linalg.inv(solver.covariance()), A) <= 1e-10
-    assert relative(weights(linear), W) <= 1e-8
-
-
-def test_recovers_the_truth():
-    true = torch.randn(3, 7, dtype=torch.float64)
-    solver, linear = make(6, 3, ridge=1e-8)
-    features = torch.randn(200, 6, dtype=torch.float64)
-    solver.update(features, features @ true[:, :6].T + true[:, 6])
-    torch.testing.assert_close(torch.as_tensor(weights(linear)), true, rtol=1e-7, atol=1e-7)
-
-
-def test_sequences_and_single_vectors_are_rows():
-    a, la = make(4, 2)
-    b, lb = make(4, 2)
-    x, y = torch.randn(3, 5, 4), torch.randn(3, 5, 2)
-    a.update(x, y)
-    b.update(x.reshape(15, 4), y.reshape(15, 2))
-    assert torch.equal(la.weight, lb.weight)
-    a.update(x[0, 0], y[0, 0])
-    b.update(x[0, :1], y[0, :1])
-    assert torch.equal(la.weight, lb.weight)
-    assert a.predict(x).shape == (3, 5, 2)
-    assert a.predict(x[0, 0]).shape == (2,)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("head", [torch.bfloat16, torch.float32, torch.float64])
 def test_features_and_heads_of_any_floating_dtype(dtype, head):
@@ -183,26 +143,18 @@ def test_features_and_heads_of_any_floating_dtype(dtype, head):
     np.testing.assert_allclose(weights(linear), truth, rtol=eps, atol=eps)
 
 
-def test_float32_arithmetic_is_an_option():
-    solver, linear = make(8, 2, dtype=torch.float32)
-    quick = RLS(dtype=torch.float32).bind(copy.deepcopy(linear))
-    x, y = torch.randn(300, 8), torch.randn(300, 2)
-    for i in range(0, 300, 3):
-        solver.update(x[i : i + 3], y[i : i + 3])
-        quick.update(x[i : i + 3], y[i : i + 3])
-    assert quick.covariance().dtype == torch.float32
-    torch.testing.assert_close(quick.linear.weight, linear.weight, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("scale", [1.0, 1e3, 1e4])
 def test_float32_arithmetic_stands_large_features(scale):
+    """Relative to a head in float64; a route that squares such rows loses all digits, so the bounds are wide."""
     torch.manual_seed(0)
-    solver = RLS(dtype=torch.float32).bind(nn.Linear(50, 2))
-    for _ in range(100):
-        features = scale * torch.relu(torch.randn(32, 8) @ torch.randn(8, 50))
-        solver.update(features, torch.randn(32, 2))
-    assert torch.isfinite(solver.covariance()).all()
-    assert torch.isfinite(solver.linear.weight).all()
+    linear = nn.Linear(50, 2)
+    narrow, wide = RLS(dtype=torch.float32).bind(linear), RLS().bind(copy.deepcopy(linear))
+    for _ in range(30):
+        features, targets = scale * torch.relu(torch.randn(32, 8) @ torch.randn(8, 50)), torch.randn(32, 2)
+        narrow.update(features, targets)
+        wide.update(features, targets)
+    assert relative(narrow.covariance(), wide.covariance()) <= 1e-3
+    assert relative(narrow.predict(features), wide.predict(features)) <= 0.05
 
 
 def test_weights_that_somebody_else_set_are_respected():
@@ -216,22 +168,6 @@ def test_weights_that_somebody_else_set_are_respected():
 
 
 # ---------------------------------------------------------------------- merge, unlearn, predict
-
-
-@settings(max_examples=30, deadline=None)
-@given(problem=problems, cut=st.integers(0, 6))
-def test_merge_is_the_head_that_saw_both(problem, cut):
-    both, linear, _, X, Y, omega = draw(**problem)
-    left, left_linear, *_ = draw(**problem)
-    right, *_ = draw(**problem)
-    for i, (x, y, w) in enumerate(zip(X, Y, omega, strict=True)):
-        learn(both, x, y, w)
-        learn(left if i < cut else right, x, y, w)
-    left.merge(right)
-    assert relative(weights(left_linear), weights(linear)) <= 1e-8
-    assert relative(left.covariance(), both.covariance()) <= 1e-8
-    np.testing.assert_allclose(left.objective(), both.objective(), rtol=1e-6, atol=1e-7)
-    assert left.samples == pytest.approx(both.samples)
 
 
 @settings(max_examples=30, deadline=None)
@@ -269,48 +205,44 @@ def test_unlearn_and_merge_are_exact_or_refused_at_any_scale(verb, scale):
     else:
         learn(other, large, z, np.ones(3))
         learn(truth, np.vstack([small, large]), np.vstack([y, z]), np.ones(23))
-    before = snapshot(one, one.linear)
+    before = snapshot(one)
     try:
         one.unlearn(torch.as_tensor(large), torch.as_tensor(z)) if verb == "unlearn" else one.merge(other)
     except ValueError:
         assert scale > 1e3
-        assert_unchanged(one, one.linear, before)
+        assert not difference(before, snapshot(one))
         return
     assert relative(weights(one.linear), weights(truth.linear)) <= 1e-6
     assert relative(one.covariance(), truth.covariance()) <= 1e-6
 
 
 def test_unlearn_refuses_what_was_never_learned():
-    solver, linear = make(4, 1)
+    solver, _ = make(4, 1)
     x, y = torch.randn(10, 4, dtype=torch.float64), torch.randn(10, 1, dtype=torch.float64)
     solver.update(x, y)
-    before = snapshot(solver, linear)
+    before = snapshot(solver)
     with pytest.raises(ValueError, match="less curvature than the prior"):
         solver.unlearn(3 * x, y)
     with pytest.raises(ValueError, match="less curvature than the prior"):
         solver.unlearn(torch.randn(4, 4, dtype=torch.float64), y[:4])
+    assert not difference(before, snapshot(solver))
+    solver, _ = make(4, 1, bias=False)  # rows of zeros leave the curvature as it is
+    solver.update(x, y)
     with pytest.raises(ValueError, match="remembers 10 samples"):
-        solver.unlearn(torch.zeros(11, 4, dtype=torch.float64) + 0.0, torch.zeros(11, 1, dtype=torch.float64))
-    assert_unchanged(solver, linear, before)
-
-
-def test_merge_and_unlearn_need_a_whole_memory_and_one_prior():
-    a, _ = make(3, 1, forgetting=0.9)
-    b, _ = make(3, 1)
-    with pytest.raises(ValueError, match=r"exact only at forgetting 1, got 0\.9"):
-        a.merge(b)
-    with pytest.raises(ValueError, match=r"exact only at forgetting 1, got 0\.9"):
-        b.merge(a)
+        solver.unlearn(torch.zeros(11, 4, dtype=torch.float64), torch.zeros(11, 1, dtype=torch.float64))
+    solver, linear = make(4, 1)
+    prior = weights(linear).copy()
+    solver.update(x, y)
+    before = snapshot(solver)
+    with pytest.raises(ValueError, match="targets: removing these 3 samples would leave a sum of squared errors below"):
+        solver.unlearn(x[:3], 9 - y[:3])
+    with pytest.raises(ValueError, match="learned with these targets: unlearn samples with the targets"):
+        solver.unlearn(x, -y)  # a sum of squared errors near 0, which is less than the ridge of the weights that remain
+    assert not difference(before, snapshot(solver))
+    solver.unlearn(x, y)  # everything: the prior remains
+    np.testing.assert_allclose(weights(linear), prior, atol=1e-10)
     with pytest.raises(ValueError, match="exact only at forgetting 1"):
-        a.unlearn(torch.zeros(1, 3), torch.zeros(1, 1))
-    with pytest.raises(ValueError, match="same prior"):
-        b.merge(make(3, 1, seed=5)[0])
-    with pytest.raises(ValueError, match=r"same prior, ridge 1 \(0\.0001 for the bias\)"):
-        b.merge(make(3, 1, ridge=2.0)[0])
-    with pytest.raises(ValueError, match="got ridge 1 and its own"):
-        b.merge(make(3, 1, bias_ridge="ridge")[0])
-    with pytest.raises(ValueError, match=r"shape \(1, 4\), got \(1, 5\)"):
-        b.merge(make(4, 1)[0])
+        make(3, 1, forgetting=0.9)[0].unlearn(torch.zeros(1, 3), torch.zeros(1, 1))
 
 
 def test_predictive_deviation_is_calibrated():
@@ -355,17 +287,18 @@ def test_with_the_noise_given_the_prior_predicts():
         ("torch", {}, 0.5),
         ("torch", {"forgetting": 0.95}, None),
         ("numba", {"forgetting": 0.95}, 0.5),
-        ("numba", {"ridge": "auto", "forgetting": "auto"}, None),
-        ("torch", {"ridge": "auto", "forgetting": "auto"}, 0.5),
+        ("numba", {"tunes": True}, None),
+        ("torch", {"tunes": True}, 0.5),
     ],
     indirect=["path"],
 )
 def test_samples_have_the_mean_and_covariance_of_the_weights(path, options, noise):
     solver, linear = make(4, 2, **options)
-    for x, y in stream(k=4, m=2):
-        solver.update(x, y * torch.tensor([1.0, 5.0]))
+    g = torch.Generator().manual_seed(9)
+    for n in (1, 7, 3) * 7:
+        x = torch.randn(n, 4, generator=g).cumsum(1) * 3  # correlated, so that TᵀT and TTᵀ are far apart
+        solver.update(x, torch.randn(n, 2, generator=g) * torch.tensor([1.0, 5.0]))
     at = torch.randn(3, 4, dtype=torch.float64)
-    g = torch.Generator().manual_seed(0)
     drawn = torch.stack([solver.sample(at, noise=noise, generator=g) for _ in range(1000)])  # (draws, rows, outputs)
     Phi = torch.tensor(with_ones(at.numpy(), bias=True))
     variance = solver.objective() / solver.samples if noise is None else torch.full((2,), noise**2)
@@ -390,193 +323,6 @@ def test_a_sample_is_as_random_as_its_generator():
 
 
 # ---------------------------------------------------------------------- state
-
-
-def snapshot(solver, linear):
-    return copy.deepcopy(solver.state_dict()), weights(linear)
-
-
-def assert_unchanged(solver, linear, before):
-    state, W = before
-    now = solver.state_dict()
-    assert now.keys() == state.keys()
-    for key, value in state.items():
-        assert torch.equal(now[key], value) if isinstance(value, torch.Tensor) else now[key] == value, key
-    assert np.array_equal(weights(linear), W)
-
-
-def stream(n_batches=20, k=4, m=2, seed=9):
-    g = torch.Generator().manual_seed(seed)
-    for i in range(n_batches):
-        n = (1, 7, 3)[i % 3]
-        yield torch.randn(n, k, generator=g), torch.randn(n, m, generator=g)
-
-
-@pytest.mark.parametrize("forgetting", [1.0, 0.9])
-@pytest.mark.parametrize("how", ["state_dict", "torch.save", "deepcopy", "pickle"])
-def test_a_copied_state_continues_bit_for_bit(how, forgetting):
-    solver, linear = make(4, 2, dtype=torch.float32, forgetting=forgetting)
-    batches = list(stream())
-    for x, y in batches[:10]:
-        solver.update(x, y)
-    if how == "deepcopy":
-        twin = copy.deepcopy(solver)
-    elif how == "pickle":
-        twin = pickle.loads(pickle.dumps(solver))
-    else:
-        state = solver.state_dict()
-        if how == "torch.save":
-            file = io.BytesIO()
-            torch.save(state, file)
-            file.seek(0)
-            state = torch.load(file, weights_only=True)
-        twin = RLS().bind(copy.deepcopy(linear))
-        twin.load_state_dict(state)
-    for x, y in batches[10:]:
-        solver.update(x, y)
-        twin.update(x, y)
-    assert twin.linear is not linear
-    assert_unchanged(twin, twin.linear, snapshot(solver, linear))
-
-
-def test_looking_changes_nothing():
-    solver, linear = make(4, 2, dtype=torch.float32)
-    for x, y in stream():
-        solver.update(x, y)
-        before = snapshot(solver, linear)
-        solver.predict(x, return_std=True)
-        solver.sample(x)
-        solver.covariance()
-        repr(solver)
-        assert_unchanged(solver, linear, before)
-
-
-def test_the_curvature_follows_the_head():
-    solver, linear = make(4, 2, dtype=torch.float32)
-    batches = list(stream())
-    for x, y in batches[:5]:
-        solver.update(x, y)
-    twin, twin_linear = copy.deepcopy((solver, linear))
-    assert twin.linear is twin_linear
-    twin_linear.double()
-    twin_linear.float()  # another memory, the same numbers
-    assert twin.to("cpu") is twin
-    for x, y in batches[5:]:
-        solver.update(x, y)
-        twin.update(x, y)
-    assert_unchanged(twin, twin_linear, snapshot(solver, linear))
-
-
-# ---------------------------------------------------------------------- bad input
-
-x, y = torch.zeros(3, 4), torch.zeros(3, 2)
-nan, inf = float("nan"), float("inf")
-
-
-@pytest.mark.parametrize(
-    ("features", "targets", "weight", "error", "words"),
-    [
-        (x.index_fill(0, torch.tensor([1]), nan), y, None, ValueError, "features must be finite, got nan"),
-        (x.index_fill(0, torch.tensor([1]), inf), y, None, ValueError, "features must be finite, got inf"),
-        (x, y.index_fill(1, torch.tensor([0]), nan), None, ValueError, r"targets must be finite, got nan \(3 of 6"),
-        (x, y.index_fill(1, torch.tensor([0]), -inf), None, ValueError, "targets must be finite, got -inf"),
-        (x[0] * nan, y[0], None, ValueError, "features must be finite"),
-        (x.double() + 1e200, y, None, ValueError, r"small enough to square, got 1e\+200"),
-        (torch.zeros(3, 5), y, None, ValueError, r"shape \(..., 4\), the head's in_features, got \(3, 5\)"),
-        (torch.zeros(()), y, None, ValueError, r"shape \(..., 4\)"),
-        (torch.zeros(0, 4), torch.zeros(0, 2), None, ValueError, "at least one sample"),
-        (x, torch.zeros(3, 3), None, ValueError, r"targets must have shape \(3, 2\) .* got \(3, 3\)"),
-        (x, torch.zeros(2, 2), None, ValueError, r"targets must have shape \(3, 2\)"),
-        (x, torch.zeros(3), None, ValueError, r"unsqueeze\(-1\)"),
-        (x, torch.zeros(3, dtype=torch.long), None, TypeError, r"one_hot\(targets, 2\).float\(\)"),
-        (x, y.long(), None, TypeError, r"targets must be floating point, got torch.int64: call targets.float\(\)"),
-        (x.long(), y, None, TypeError, "features must be floating point, got torch.int64"),
-        (x + 0j, y, None, TypeError, "features must be floating point, got torch.complex64"),
-        (x.numpy(), y, None, TypeError, r"features must be a torch.Tensor, got ndarray"),
-        (x, y.tolist(), None, TypeError, "targets must be a torch.Tensor, got list"),
-        (x, y, torch.ones(2), ValueError, r"sample_weight must have shape \(3,\)"),
-        (x, y, torch.tensor([1.0, -1, 1]), ValueError, "sample_weight must be finite and at least 0, got -1"),
-        (x, y, torch.tensor([1.0, nan, 1]), ValueError, "sample_weight must be finite and at least 0, got nan"),
-        (x.to("meta"), y, None, ValueError, "features must be on cpu, where the head is, got meta"),
-    ],
-)
-@pytest.mark.parametrize("forgetting", [1.0, 0.9])
-def test_bad_samples_change_nothing(features, targets, weight, error, words, forgetting):
-    solver, linear = make(4, 2, dtype=torch.float32, forgetting=forgetting)
-    for a, b in stream():
-        solver.update(a, b)
-    before = snapshot(solver, linear)
-    with pytest.raises(error, match=words):
-        solver.update(features, targets, weight)
-    if forgetting == 1.0:
-        with pytest.raises(error, match=words):
-            solver.unlearn(features, targets, weight)
-    assert_unchanged(solver, linear, before)
-
-
-@pytest.mark.parametrize("part", ["weight", "bias"])
-def test_a_head_that_somebody_broke_is_named(part):
-    solver, linear = make(4, 2)
-    getattr(linear, part).data.fill_(nan)
-    with pytest.raises(ValueError, match=f"the head's {part} must be finite, got nan"):
-        solver.update(x, y)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"ridge": 0.0}, ValueError, r"ridge must be in \(0, inf\), got 0"),
-        ({"ridge": nan}, ValueError, "ridge must be in"),
-        ({"ridge": inf}, ValueError, "ridge must be in"),
-        ({"ridge": "1"}, TypeError, "ridge must be a number"),
-        ({"bias_ridge": 0.0}, ValueError, r"bias_ridge must be in \(0, inf\), got 0"),
-        ({"bias_ridge": "auto"}, ValueError, r"bias_ridge must be a number in \(0, inf\) or 'ridge', got 'auto'"),
-        ({"bias_ridge": True}, TypeError, "bias_ridge must be a number"),
-        ({"forgetting": 1.2}, ValueError, r"forgetting must be in \(0, 1\], got 1.2"),
-        ({"forgetting": 0.0}, ValueError, "forgetting must be in"),
-        ({"forgetting": True}, TypeError, "forgetting must be a number"),
-        ({"dtype": torch.float16}, ValueError, "dtype must be torch.float64 or torch.float32, got torch.float16"),
-    ],
-)
-def test_bad_hyperparameters(options, error, words):
-    with pytest.raises(error, match=words):
-        RLS(**options)
-
-
-def test_bad_heads():
-    with pytest.raises(TypeError, match=r"head must be an nn\.Linear, got Conv2d"):
-        RLS().bind(nn.Conv2d(1, 1, 1))
-    with pytest.raises(ValueError, match="LazyLinear"):
-        RLS().bind(nn.LazyLinear(2))
-    with pytest.raises(ValueError, match="parametrization"):
-        RLS().bind(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))
-    with pytest.raises(RuntimeError, match="is not bound to a head"):
-        RLS().update(x, y)
-    solver, linear = make(4, 2)
-    assert solver.bind(linear) is solver
-    with pytest.raises(ValueError, match="already bound to another"):
-        solver.bind(nn.Linear(4, 2))
-
-
-def test_a_checkpoint_of_another_shape_is_refused_whole():
-    solver, linear = make(4, 2, dtype=torch.float32)
-    for a, b in stream():
-        solver.update(a, b)
-    before = snapshot(solver, linear)
-    state = solver.state_dict()
-    for bad, words in [
-        (make(5, 2)[0].state_dict(), "another size"),
-        (make(4, 3)[0].state_dict(), "another size"),
-        (make(4, 2, bias=False)[0].state_dict(), "another size"),
-        ({k: v for k, v in state.items() if k != "prior"}, r"missing \['prior'\]"),
-        (state | {"surprise": 1}, r"unexpected \['surprise'\]"),
-        (state | {"prior": state["prior"] * nan}, "the checkpoint is damaged"),
-        (state | {"prior": 1.0}, "got float"),
-        (state | {"forgetting": 2.0}, r"forgetting must be in \(0, 1\]"),
-    ]:
-        with pytest.raises(ValueError, match=words):
-            solver.load_state_dict(bad)
-    assert_unchanged(solver, linear, before)
 
 
 def test_a_state_loads_after_forgetting_was_set_to_one():

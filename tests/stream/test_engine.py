@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,7 +20,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sepsa import RLS, NotFinite, SepSA
-from sepsa.stream.engine import Engine, layout
+from sepsa.jit import Progress, locked
+from sepsa.stream.engine import Engine
 from sepsa.stream.engine.options import ACTIVATIONS, OPTIMIZERS
 from sepsa.stream.learner import WARM_UP, StreamLearner
 
@@ -438,11 +440,6 @@ def test_says_that_it_compiles_where_the_cache_is_cold(tmp_path, preloaded_bin):
     assert said[1] == ""
 
 
-def test_names_of_the_layout_are_those_of_the_kernels():
-    parts = Engine(2, 1)._layout.parts
-    assert all(hasattr(layout, f"L_{name}") for name in parts if not name.endswith("0"))
-
-
 def test_cached_code_is_compiled_again_when_a_module_beside_it_changes(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     kernel = (
@@ -455,3 +452,32 @@ def test_cached_code_is_compiled_again_when_a_module_beside_it_changes(tmp_path,
         for name in ("inlined_part", "cached_kernel"):
             monkeypatch.delitem(sys.modules, name, raising=False)
         assert importlib.import_module("cached_kernel").call() == number
+
+
+def test_a_second_process_waits_for_the_one_that_compiles(tmp_path):
+    waited = threading.Event()
+
+    def second():
+        with locked(tmp_path):
+            waited.set()
+
+    with locked(tmp_path):
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert not waited.wait(0.2)
+    thread.join()
+    assert waited.is_set()
+
+
+def test_the_remaining_time_is_that_of_the_parts_not_compiled(capsys):
+    progress = Progress("a test", 10.0)
+    progress.advance(1.0, 2.0)
+    progress.advance(9.0, 18.0)
+    progress.finish()
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "sepsa: compiling a test, once on this machine: about 18 s left"
+    assert said[-1].endswith("done in 0 s")
+    quick = Progress("a test", 10.0)
+    quick.advance(5.0, 1.0)
+    quick.finish()
+    assert capsys.readouterr().err == ""

@@ -428,41 +428,32 @@ def test_a_failed_growth_leaves_the_classes_as_they_were(options):
     assert model.classes_.tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"ridge": 0.0}, "ridge must be in"),
-        ({"forgetting": 1.2}, "forgetting must be in"),
-        ({"learning_rate": -1.0}, "learning_rate must be in"),
-        ({"weight_decay": -1.0}, "weight_decay must be in"),
-        ({"optimizer": "lbfgs"}, "optimizer must be one of"),
-        ({"activation": "cubic"}, "activation must be one of"),
-        ({"hidden_layer_sizes": (5, 0)}, "hidden_layer_sizes must be an integer of at least 1"),
-        ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
-        ({"module": nn.Conv1d(1, 1, 1)}, "."),
-        ({"module": nn.Unflatten(1, (2, 2))}, "module must map"),
-    ],
-)
+WRONG = [
+    ({"ridge": 0.0}, "ridge must be in"),
+    ({"forgetting": 1.2}, "forgetting must be in"),
+    ({"learning_rate": -1.0}, "learning_rate must be in"),
+    ({"weight_decay": -1.0}, "weight_decay must be in"),
+    ({"optimizer": "lbfgs"}, "optimizer must be one of"),
+    ({"activation": "cubic"}, "activation must be one of"),
+    ({"hidden_layer_sizes": (5, 0)}, "hidden_layer_sizes must be an integer of at least 1"),
+    ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
+    ({"module": nn.Conv1d(1, 1, 1)}, "."),
+    ({"module": nn.Unflatten(1, (2, 2))}, "module must map"),
+    ({"module": "resnet"}, r"module must be a torch.nn.Module, got str"),
+    ({"max_iter": 0}, "max_iter must be an integer of at least 1"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), WRONG)
 def test_a_wrong_argument_is_named(options, words):
     X, y = regression(20)
     model = SepSARegressor(**options)
-    for learn in (model.fit, model.partial_fit):
-        with pytest.raises((ValueError, RuntimeError), match=words):
+    for learn in (model.fit, *([] if "max_iter" in options else [model.partial_fit])):
+        with pytest.raises((ValueError, RuntimeError, TypeError), match=words):
             learn(X, y)
         assert not hasattr(model, "n_features_in_")
-
-
-@pytest.mark.parametrize("options", [{"max_iter": 0}, {"batch_size": 0}])
-def test_wrong_numbers_of_passes_are_named(options):
-    with pytest.raises(ValueError, match=f"{next(iter(options))} must be an integer of at least 1"):
-        SepSARegressor(**options).fit(*regression(20))
-
-
-def test_a_module_must_be_one():
-    with pytest.raises(TypeError, match=r"module must be a torch.nn.Module, got str"):
-        SepSARegressor(module="resnet").fit(*regression(20))
     with pytest.raises(ValueError, match="method must be"):
-        SepSAClassifier().prequential(*classification(20), method="decision_function")
+        SepSAClassifier().prequential(X, y > 100, method="decision_function")
 
 
 # ---------------------------------------------------------------------- a torch body
@@ -540,17 +531,12 @@ def test_a_body_without_parameters():
 # ---------------------------------------------------------------------- in scikit-learn's company
 
 
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_a_saved_model_goes_on_as_the_first_would(model, tmp_path):
-    X, y = good(model)
-    X, y = X[:150], y[:150]
-    model = clone(model).partial_fit(X[:100], y[:100])
+def test_joblib_saves_a_model_and_maps_its_arrays(tmp_path):
+    X, y = regression(150)
+    model = SepSARegressor(random_state=0).partial_fit(X[:100], y[:100])
     joblib.dump(model, tmp_path / "model")
-    copies = [pickle.loads(pickle.dumps(model)), joblib.load(tmp_path / "model", mmap_mode="r")]
-    model.partial_fit(X[100:], y[100:])
-    for copy in copies:
-        assert held(copy.partial_fit(X[100:], y[100:])) == held(model)
-        np.testing.assert_array_equal(copy.predict(X), model.predict(X))
+    copy = joblib.load(tmp_path / "model", mmap_mode="r")
+    assert held(copy.partial_fit(X[100:], y[100:])) == held(model.partial_fit(X[100:], y[100:]))
 
 
 def test_frames_pipelines_and_searches():
@@ -567,10 +553,6 @@ def test_frames_pipelines_and_searches():
         cv=2,
     )
     assert search.fit(frame, target).best_score_ > 0.2
-    frame = load_iris(as_frame=True)
-    assert (
-        SepSAClassifier(random_state=0)
-        .fit(frame.data, frame.target_names[frame.target])
-        .score(frame.data, frame.target_names[frame.target])
-        > 0.9
-    )
+    iris = load_iris(as_frame=True)
+    labels = iris.target_names[iris.target]
+    assert SepSAClassifier(random_state=0).fit(iris.data, labels).score(iris.data, labels) > 0.9

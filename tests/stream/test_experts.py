@@ -20,8 +20,8 @@ from sepsa import SepSAClassifier, SepSARegressor
 from sepsa.river import SepSAClassifier as RiverClassifier
 from sepsa.river import SepSARegressor as RiverRegressor
 from sepsa.stream.engine.kernels import head
+from sepsa.stream.engine.kernels.compilation import compiled
 from sepsa.stream.experts import bayes, logistic, neighbours, products, stack, trees
-from sepsa.stream.experts.compilation import compiled
 from sepsa.stream.learner import StreamLearner
 
 OPTIONS = {"hidden": (64,), "activation": "fourier", "optimizer": "auto", "lr": 3e-3, "ridge": 10.0, "skip": True}
@@ -57,9 +57,11 @@ def test_neighbours_equal_the_slow_reference(seed, n, d, m):
     rng = np.random.default_rng(seed)
     X, Y, omega = rng.normal(size=(n, d)), rng.normal(size=(n, m)), rng.uniform(0.1, 5, n)
     X, Y, omega = (a.astype(np.float32) for a in (X, Y, omega))
-    z, out, integers = X.mean(0).astype(float), np.empty(m), np.empty(200 + n, np.int32)
+    z, out = X.mean(0).astype(float), np.empty(m)
+    sizes = neighbours.LANES, neighbours.TOPS, neighbours.NEIGHBOURS, n + neighbours.LANES
+    integers = [np.empty(size, np.int32) for size in sizes]
     low, high = X.min(0).astype(float), X.max(0).astype(float)
-    nearest(X.T.copy(), Y, omega, n, z, low, high, np.empty(n, np.float32), integers, out)
+    nearest(X.T.copy(), Y, omega, n, z, low, high, np.empty(n, np.float32), *integers, out)
     slow = nearest_targets(X, Y, omega, z, high - low, neighbours.NEIGHBOURS)
     np.testing.assert_allclose(out, slow, rtol=1e-3, atol=1e-4)
 
@@ -102,7 +104,7 @@ def test_a_tree_is_grown_as_by_the_slow_reference(seed, n, d, m):
     splits = trees.TREES + 1, trees.SPLITS
     inputs, thresholds = np.zeros(splits, np.uint32), np.full(splits, trees.NOWHERE, np.float32)
     values = np.zeros((trees.TREES + 1, trees.LEAVES, m))
-    cells = np.zeros(trees.LEAVES // 2 * chosen.size * trees.BINS, np.int64)
+    cells = np.zeros((trees.LEAVES // 2, chosen.size, trees.BINS), np.int64)
     nodes, leaf_of_row = np.full(n, trees.LATE, np.uint8), np.zeros((trees.TREES, n), np.uint8)
     packed, bins = np.zeros(n, np.int64), np.zeros((chosen.size, n), np.uint8)
     cuts, leaf_counts = np.zeros(trees.SPLITS, np.uint8), np.zeros(trees.LEAVES)
@@ -216,11 +218,13 @@ def test_errors_are_kept_for_each_key():
     X, y = np.hstack([np.eye(5)[key], rng.normal(size=(1500, 1))]), levels[np.arange(1500), key]
     model = SepSARegressor(random_state=0, body="experts")
     off = np.abs(model.prequential(X, y) - y)[300:].mean()
-    assert np.count_nonzero(model._learner.engine._part("KEYED")) >= 5
+    assert np.count_nonzero(model._learner.engine._view("KEYED", "last errors")) >= 5
     last = np.array([y[:i][key[:i] == key[i]][-1] for i in range(300, 1500)])
     assert off < 1.25 * np.abs(y[300:] - last).mean()
     smooth = SepSARegressor(random_state=0, body="experts").partial_fit(X[:, 5:], y)
-    assert np.count_nonzero(smooth._learner.engine._part("KEYED")) <= 2  # the second row has one of two values
+    assert (
+        np.count_nonzero(smooth._learner.engine._view("KEYED", "last errors")) <= 2
+    )  # the second row has one of two values
 
 
 def test_linear_logits_are_learned_by_the_logistic_expert():
@@ -275,10 +279,36 @@ def test_a_state_that_points_outside_is_refused(name, value):
     engine = StreamLearner(4, 1, regression=True, **OPTIONS).engine
     engine.learn(X, y[:, None])
     before, state = engine.predict(X), engine.state_dict()
-    state["experts"][name].flat[0] = value
+    state["experts"]["trees"][name].flat[0] = value
     with pytest.raises(ValueError, match=name):
         engine.load_state_dict(state)
     assert np.array_equal(engine.predict(X), before)
+
+
+def test_an_expert_that_a_state_lacks_begins_at_its_prior_weight():
+    X, y = steps(300)
+    engine = StreamLearner(4, 1, regression=True, **OPTIONS).engine
+    engine.learn(X, y[:, None])
+    state, whole = engine.state_dict(), engine.chosen["experts"]
+    mixture, at = state["mixture"], engine.expert_names.index("products")
+    del state["experts"]["products"], mixture["experts"][at]
+    for name in ("LOSS", "WEIGHT"):
+        mixture[name] = np.delete(mixture[name], at)
+    for name in ("MOMENT", "STACK"):
+        mixture[name] = np.delete(mixture[name], at - 1)
+    mixture["GRAM"] = np.delete(np.delete(mixture["GRAM"], at - 1, 0), at - 1, 1)
+    engine.load_state_dict(state)
+    weights = engine.chosen["experts"]
+    assert {name: value for name, value in weights.items() if name != "products"} == {
+        name: value for name, value in whole.items() if name != "products"
+    }
+    assert not engine._view("W", "products").any()
+    losses = engine._view("LOSS", "mixture")
+    assert losses[at] == losses[0]  # so that its weight is the network's times its prior
+    assert np.isfinite(engine.learn(X, y[:, None])).all()
+    state["experts"]["oracle"] = {}
+    with pytest.raises(ValueError, match=r"does not know, \['oracle'\]: load it with the version that saved it"):
+        engine.load_state_dict(state)
 
 
 def test_inputs_and_classes_that_come_late_enter():

@@ -15,8 +15,6 @@ from sklearn.base import clone
 from sklearn.datasets import make_classification
 from sklearn.linear_model import SGDClassifier
 from sklearn.metrics import log_loss
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer
 from torch import nn
 
 from sepsa import SepSAClassifier, SepSARegressor
@@ -124,39 +122,9 @@ def test_an_unknown_category_has_no_indicator_until_it_is_learned():
     assert np.abs(model.predict(new) - y - 50).mean() < 5
     assert np.abs(model.predict(X) - before).mean() < 25  # the other cities keep most of what they had
     assert model._encoder.inputs.texts["city"]["Cairo"] == "city=Cairo"
-
-
-@pytest.mark.parametrize("how", ["fit", "partial_fit"])
-@pytest.mark.parametrize("kind", [SepSARegressor, SepSAClassifier])
-def test_the_encoder_is_part_of_the_state(kind, how):
-    X, y = table(200)
-    y = y if kind is SepSARegressor else np.where(y > 2, "high", "low")
-    model = getattr(kind(random_state=0, max_iter=2), how)(X[:100], y[:100])
-    copies = [pickle.loads(pickle.dumps(model)), kind.from_bytes(model.to_bytes())]
-    new = X[100:].assign(city=lambda frame: frame["city"].replace("Rome", "Bern"))
-    model.partial_fit(new, y[100:])
-    for copy in copies:
-        copy.partial_fit(new, y[100:])
-        np.testing.assert_array_equal(copy.predict(new), model.predict(new))
-        assert copy._encoder.state_dict() == model._encoder.state_dict()
-        assert copy.n_features_in_ == 5
     assert clone(model)._encoder is None
     numbers = X[["size"]].to_numpy()
-    assert model.fit(numbers, y).predict(numbers).shape == (200,)  # a new start, without an encoder
-
-
-def test_a_damaged_encoder_is_refused():
-    X, y = table(50)
-    model = SepSARegressor(random_state=0).partial_fit(X, y)
-    for entry, value in (("columns", ["a"] * 5), ("kinds", ["words"] * 5), ("columns", list("abcde"))):
-        state = model.state_dict()
-        state["encoder"][entry] = value
-        with pytest.raises(ValueError, match=r"state_dict\['(encoder'\]\['" + entry + "|feature_names)"):
-            SepSARegressor(random_state=0).load_state_dict(state)
-    state = model.state_dict()
-    state["encoder"]["inputs"]["names"].append("more")
-    with pytest.raises(ValueError, match="encoder"):
-        SepSARegressor(random_state=0).load_state_dict(state)
+    assert model.fit(numbers, y).predict(numbers).shape == (300,)  # a new start, without an encoder
 
 
 def test_a_failure_leaves_the_encoder_as_it_was():
@@ -195,20 +163,6 @@ def test_columns_without_names_are_found_by_position():
     np.testing.assert_array_equal(copy.predict(X), model.predict(X))
     with pytest.raises(ValueError, match="X has 4 features, but SepSARegressor is expecting 5"):
         model.predict(X[[0, 1, 2, 3]])
-
-
-def test_a_pipeline_needs_no_transformer_for_text():
-    X, y = table(200)
-    pipeline = make_pipeline(FunctionTransformer(), SepSARegressor(random_state=0, max_iter=5)).fit(X, y)
-    assert pipeline.score(X, y) > 0.8
-
-
-def test_many_texts_share_inputs_and_are_warned_of():
-    rng = np.random.default_rng(0)
-    X = pd.DataFrame({"id": [f"row {i}" for i in range(200)], "x": rng.normal(size=200)})
-    with pytest.warns(UserWarning, match=r"column 'id' looks like an identifier, 33 different texts in 33 rows: drop"):
-        model = SepSARegressor(random_state=0).partial_fit(X, X["x"])
-    assert len(model._encoder.inputs.names) == 32 + 16 + 1
 
 
 # ---------------------------------------------------------------------- sparse matrices
@@ -324,10 +278,8 @@ def test_several_labels_are_predicted_before_they_are_learned():
 def test_a_saved_model_of_several_labels_goes_on():
     X, Y = labelled(200)
     model = SepSAClassifier(random_state=0, max_iter=2).fit(X[:100], Y[:100])
-    copies = [pickle.loads(pickle.dumps(model)), SepSAClassifier.from_bytes(model.to_bytes())]
-    model.partial_fit(X[100:], Y[100:])
-    for copy in copies:
-        np.testing.assert_array_equal(copy.partial_fit(X[100:], Y[100:]).predict_proba(X), model.predict_proba(X))
+    copy = SepSAClassifier.from_bytes(model.to_bytes()).partial_fit(X[100:], Y[100:])
+    np.testing.assert_array_equal(copy.predict_proba(X), model.partial_fit(X[100:], Y[100:]).predict_proba(X))
     sparse = SepSAClassifier(random_state=0, max_iter=2).fit(X, scipy.sparse.csr_array(Y))
     np.testing.assert_array_equal(sparse.predict(X), clone(model).fit(X, Y).predict(X))
 
@@ -392,10 +344,8 @@ def test_verbose_prints_passes_and_changes_nothing(capsys):
     assert capsys.readouterr().out.startswith("-- Pass 1 of 1: ")
 
 
-@pytest.mark.parametrize("kind", ["array", "frame"])
-def test_partial_fit_goes_on_where_fit_ended(kind):
+def test_partial_fit_goes_on_where_fit_ended():
     X, y = table(600)
-    X = X if kind == "frame" else X[["size", "open"]].to_numpy(float)
     model = SepSARegressor(random_state=0, max_iter=20).fit(X[:300], y[:300])
     fitted = pickle.loads(pickle.dumps(model))
     before = np.abs(fitted.predict(X[300:]) - y[300:] - 20).mean()
@@ -478,22 +428,31 @@ def test_missing_texts_and_categories_have_no_indicator():
     assert empty.partial_fit(X, y)._encoder.kinds["city"] == "texts"
 
 
-def test_cells_that_cannot_be_encoded_are_named():
+def both(*cells):
+    return pd.Series(list(cells) * (20 // len(cells)), dtype=object)
+
+
+CELLS = "must hold numbers, dates or texts, got"
+UNUSABLE = {
+    rf"X\['city'\] {CELLS} list": lambda X: X.assign(city=both([1, 2])),
+    rf"X\['city'\] {CELLS} dict": lambda X: X.assign(city=both({"a": 1})),
+    rf"X\['city'\] {CELLS} bytes": lambda X: X.assign(city=both(b"x")),
+    rf"X\['city'\] {CELLS} complex": lambda X: X.assign(city=both(1j)),
+    r"X\['city'\] must hold numbers or dates, got both": lambda X: X.assign(city=both(1, datetime.date(2026, 1, 1))),
+    r"X\['size'\] must be finite, got -inf": lambda X: X.assign(size=-np.inf),
+    r"two columns 'city'|'city' 2 times": lambda X: pd.concat([X, X[["city"]]], axis=1),
+    "minimum of 1 is required": lambda X: X[:0],
+    "inconsistent numbers of samples": lambda X: X[1:],
+}
+
+
+@pytest.mark.parametrize("words", UNUSABLE)
+def test_cells_that_cannot_be_encoded_are_named(words):
     X, y = table(20)
-    model = SepSARegressor()
-    for cell, word in (([1, 2], "list"), ({"a": 1}, "dict"), (b"x", "bytes"), (1j, "complex")):
-        with pytest.raises(ValueError, match=rf"X\['city'\] must hold numbers, dates or texts, got {word}"):
-            model.partial_fit(X.assign(city=pd.Series([cell] * 20, dtype=object)), y)
-    with pytest.raises(ValueError, match=r"X\['city'\] must hold numbers or dates, got both"):
-        model.fit(X.assign(city=pd.Series([1, datetime.date(2026, 1, 1)] * 10, dtype=object)), y)
-    with pytest.raises(ValueError, match=r"X\['size'\] must be finite, got -inf"):
-        model.fit(X.assign(size=-np.inf), y)
-    with pytest.raises(ValueError, match=r"two columns 'city'|'city' 2 times"):
-        model.fit(pd.concat([X, X[["city"]]], axis=1), y)
-    with pytest.raises(ValueError, match="minimum of 1 is required"):
-        model.fit(X[:0], y[:0])
-    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
-        model.fit(X, y[1:])
+    model, bad = SepSARegressor(), UNUSABLE[words](X)
+    for learn in (model.fit, model.partial_fit):
+        with pytest.raises(ValueError, match=words):
+            learn(bad, y[: len(bad)] if len(bad) != 19 else y)
     with pytest.raises(ValueError, match="X must hold numbers alone where module is given"):
         SepSARegressor(module=nn.Linear(5, 3)).fit(X, y)
     assert not hasattr(model, "n_features_in_")

@@ -16,10 +16,12 @@ import torch
 import river_models
 from reference import RobustHeads, quantile_step
 from sepsa import FourierFeatures, SepSAClassifier, SepSARegressor
+from sepsa.jit import compile_kernels
 from sepsa.stream.engine import Engine
 from sepsa.stream.engine.kernels.body import cosines
-from sepsa.stream.engine.kernels.compilation import compiled
-from sepsa.stream.engine.kernels.robust import follow_quantile, rescale_input
+from sepsa.stream.engine.kernels.compilation import compiled, kernel
+from sepsa.stream.engine.kernels.robust import follow_quantile
+from sepsa.stream.experts import network
 from sepsa.stream.learner import WARM_UP, StreamLearner
 
 DEFAULT = {
@@ -78,13 +80,29 @@ def test_a_followed_quantile_has_its_share_above(tau):
         assert np.mean(half) == pytest.approx(1 - tau, abs=0.01)
 
 
+@kernel(cost=1.0)
+def up(model, row):
+    network.rescale_input(model, 1, 4.0)
+    return 0
+
+
+@kernel(cost=1.0)
+def down(model, row):
+    network.rescale_input(model, 1, 0.25)
+    return 0
+
+
 @pytest.mark.parametrize("g", [4.0, 0.25])
 def test_an_input_rescaled_changes_no_prediction_of_a_linear_head(g):
     X, y = np.random.default_rng(0).standard_normal((2, 200, 3))
     engine = Engine(3, 3, (), loss="huber", forgetting="auto", dtype=np.float64)
     engine.learn(X, y)
     before = engine.predict_with_leverage(X)
-    rescale_input.py_func(engine._state, engine._layout.numbers, 1, g)
+    kernel = up if g > 1 else down
+    compile_kernels([kernel], "a kernel of this test")
+    kernels = engine._ready()
+    kernels._compiled["rescale"] = type(kernels["learn"])(kernel.address)
+    kernels.run("rescale", np.zeros(engine._layout.workspace), X[:1], None, None, None, y[:1])
     assert engine.scaling()[1].tolist() == [1.0, 1 / g, 1.0]
     for one, other in zip(engine.predict_with_leverage(X), before, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9)

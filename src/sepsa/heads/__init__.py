@@ -20,6 +20,7 @@ from sepsa.heads.protocols import (
     Revertible,
 )
 from sepsa.heads.rls import RLS
+from sepsa.heads.self_tuning import SelfTuning
 from sepsa.heads.softmax import SoftmaxNewton
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "PerOutput",
     "PrecisionWarning",
     "Revertible",
+    "SelfTuning",
     "SoftmaxNewton",
     "check_rows",
     "commit",

@@ -33,7 +33,6 @@ class LogisticNewton(NewtonHead):
 
     Args:
         ridge: Strength of the pull towards the initial weights; 1 has the weight of a few samples of unit features.
-            "auto" chooses one ridge for all outputs, as in `SoftmaxNewton`.
         forgetting: Factor in (0, 1] on the curvature of earlier samples, once per update; 1 adds no forgetting.
         bias_ridge: Ridge of the bias. None: 1e-4 (1e-3 in float32) or `ridge`, whichever is smaller; "ridge": `ridge`.
         pos_weight: One positive factor per output on the loss of its positive samples, as in
@@ -66,7 +65,7 @@ class LogisticNewton(NewtonHead):
     def __init__(
         self,
         *,
-        ridge: float | Literal["auto"] = 1.0,
+        ridge: float = 1.0,
         forgetting: float = 1.0,
         bias_ridge: float | Literal["ridge"] | None = None,
         pos_weight: Sequence[float] | Tensor | None = None,
@@ -186,27 +185,25 @@ class LogisticNewton(NewtonHead):
             omega = (torch.ones_like(y) if observed is None else observed.to(y)) if weight is None else weight.to(y)
             Phi = parameters.rows(linear, x, before.dtype)
 
-            def advance(state: CrossEntropyState, W: Tensor) -> tuple[CrossEntropyState, bool]:
-                new, *flags = self._learned(linear, state, W, Phi, y, omega)
-                finite, too_large = bool(flags[0].all()), bool(flags[1].any())
-                if too_large:
-                    new, *flags = self._learned(linear, state, W, Phi, y, omega, by_qr=True)
-                    finite = bool(flags[0].all())
-                if observed is not None:
-                    new = kept(new, state._replace(W=W), observed.any(0))
-                return new, finite
-
-            def loss(W: Tensor) -> float:
-                each = functional.binary_cross_entropy_with_logits(
-                    Phi @ W.T, y, pos_weight=self._state.weights[:, 1], reduction="none"
-                )
-                return float((omega * each).sum() / omega.sum())
-
-            new, ridge, choice, finite = self._advanced(linear, before, advance, loss, features)
-            if not finite:
+            new, finite, too_large = self._learned(linear, self._state, before, Phi, y, omega)
+            if bool(too_large.any()):
+                new, finite, _ = self._learned(linear, self._state, before, Phi, y, omega, by_qr=True)
+            if observed is not None:
+                new = kept(new, self._state._replace(W=before), observed.any(0))
+            if not bool(finite.all()):
                 raise self._explain(features, targets, y, new.W)
             head = new.W.to(linear.weight.dtype)
-        self._assign(head, _state=new, _previous=before, _choice=choice, _updates=self._updates_now() + 1, ridge=ridge)
+        self._assign(head, _state=new, _previous=before, _updates=self._updates_now() + 1)
+
+    def _check(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> None:
+        check_rows(linear, features)
+        if is_integer(targets):
+            check_labels(linear, features, targets)
+            targets = as_numbers(targets, linear.weight, features.shape[:-1])
+        partial_targets.rows_of(linear, features, targets, sample_weight)
+
+    def _loss_at(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Tensor:
+        return self.loss(self._head()(features.detach().to(self._head().weight.dtype)), targets, sample_weight)
 
     def _learned(
         self,

@@ -23,17 +23,17 @@ from sepsa.heads.base.checks import check_outputs, check_rows, explain_nonfinite
 from sepsa.heads.base.delta import Delta
 from sepsa.heads.base.delta import learn as learn_delta
 from sepsa.heads.base.delta import since as delta_since
+from sepsa.heads.base.deprecated import AcceptsAuto
 from sepsa.heads.base.parameters import bias_words, commit, follow, ridges, samples, start, store
 from sepsa.heads.base.posterior import NormalPosterior
 from sepsa.heads.base.rls_state import RLSSettings, read_root, write_root
 from sepsa.heads.math import least_squares
 from sepsa.heads.math.least_squares import GROWTH, PENDING, SAMPLES, STEPS, LeastSquaresState
-from sepsa.heads.math.ridge import rotation
-from sepsa.heads.self_tuning import SelfTuningRLS
+from sepsa.heads.math.ridge import due
 from sepsa.validation import in_range
 
 
-class RLS(NormalPosterior):
+class RLS(AcceptsAuto, NormalPosterior):
     """Train a linear head by recursive least squares: an exact Newton step on the squared loss per update.
 
     Choose it for regression where a p x p matrix fits in memory, p the number of features and the bias. After any
@@ -48,10 +48,9 @@ class RLS(NormalPosterior):
     curvature stays positive definite.
 
     Args:
-        ridge: Strength of the pull towards the initial weights; 1 has the weight of one sample of unit features. "auto"
-            makes a `SelfTuningRLS`, which chooses by its errors.
+        ridge: Strength of the pull towards the initial weights; 1 has the weight of one sample of unit features.
         forgetting: Factor in (0, 1] on the weight of earlier samples, once per update; below 1 the head follows changes
-            of the data and of the body. "auto" makes a `SelfTuningRLS`.
+            of the data and of the body.
         bias_ridge: Ridge of the bias. None: 1e-4 (1e-3 in float32) or `ridge`, whichever is smaller, so that targets
             may have an offset; "ridge": `ridge`.
         dtype: Dtype of the arithmetic. None: float64, or float32 on MPS. Features and targets may have any floating
@@ -61,8 +60,8 @@ class RLS(NormalPosterior):
         linear: The `nn.Linear` that the solver is bound to, or None.
 
     See also:
-        `SoftmaxNewton` and `LogisticNewton` for classification; `PerOutput` for targets that are partly missing;
-        `OnlineLBFGS` where p x p is too large.
+        `SelfTuning`, which chooses ridge and forgetting; `SoftmaxNewton` and `LogisticNewton` for classification;
+        `PerOutput` for targets that are partly missing; `OnlineLBFGS` where p x p is too large.
 
     Examples:
         >>> import torch
@@ -82,21 +81,16 @@ class RLS(NormalPosterior):
     learns_moments = True  # rows with equal second moments are equal to it: see sepsa.distributed
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
 
-    def __new__(cls, **settings: Any) -> Any:
-        if "auto" in (settings.get("ridge"), settings.get("forgetting")):
-            return SelfTuningRLS(**({"ridge": 1.0, "forgetting": 1.0} | settings))
-        return object.__new__(cls)
-
     def __init__(
         self,
         *,
-        ridge: float | Literal["auto"] = 1.0,
-        forgetting: float | Literal["auto"] = 1.0,
+        ridge: float = 1.0,
+        forgetting: float = 1.0,
         bias_ridge: float | Literal["ridge"] | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         self.ridge = checks.ridge_setting(ridge)
-        self.forgetting = in_range("forgetting", cast(float, forgetting), 0.0, 1.0)
+        self.forgetting = in_range("forgetting", forgetting, 0.0, 1.0)
         self.bias_ridge, self.dtype = checks.bias_setting(bias_ridge), checks.optional_dtype(dtype)
 
     # ------------------------------------------------------------------ state
@@ -260,7 +254,7 @@ class RLS(NormalPosterior):
         Returns:
             The number of coordinates.
         """
-        return rotation(len(self._problem.ridge), self.forgetting)
+        return due(len(self._problem.ridge), self.forgetting)
 
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
         """Learn samples as one block.
@@ -277,14 +271,37 @@ class RLS(NormalPosterior):
         """
         linear = self._head()
         check_rows(linear, features, targets, sample_weight)
-        backend = self._backend_for(features.numel() // linear.in_features)
+        if not self._learn(features, targets, sample_weight):
+            raise explain_nonfinite(features, targets, linear)
+
+    def _learn(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> bool:
+        """Learn samples that are checked already; False, and nothing changes, where a value is not finite."""
+        backend = self._backend_for(features.numel() // self._problem.linear.in_features)
         steps = int(backend.counters[STEPS])
         before = backend.read()[0].W.clone() if steps % health.EVERY == 0 else None
         Phi = backend.learn(features, targets, sample_weight, self.forgetting if self.forgets else 1.0)
-        if Phi is None:
-            raise explain_nonfinite(features, targets, linear)
-        if before is not None:
+        if Phi is not None and before is not None:
             self._recent.note(Phi, before, steps)
+        return Phi is not None
+
+    def _keeps_error(self, rows: int) -> bool:
+        """Whether `_error` will tell the error of this many rows, as a compiled update does."""
+        return self._backend.name == "numba" and self._place[2:3] == (rows,)
+
+    def _error(self) -> float:
+        """The mean squared error of the last rows before they were learned, NaN where the update did not keep it."""
+        backend: Any = self._backend
+        return float(backend.error()) if backend.name == "numba" else math.nan
+
+    def _start_with(self, ridge: float) -> None:
+        """Take another ridge, before the first update."""
+        linear, prior, each = self._problem
+        each.copy_(ridges(linear, ridge, self.bias_ridge, prior))  # in place: a recording knows it
+        self.ridge = ridge
+        if self._backend is self._captured:
+            self._backend.load(least_squares.start(prior, each), np.zeros(5))
+        else:
+            self._continue(self._problem, least_squares.start(prior, each), np.zeros(5))
 
     @torch.no_grad()
     def raise_ridge(self, ridge: float) -> None:
@@ -316,7 +333,10 @@ class RLS(NormalPosterior):
 
     def checkpoint(self) -> Any:
         """Return what `rollback` needs to undo the next update: references and small copies of the state."""
-        self._read()
+        linear, place = self._head(), self._place
+        weight = linear._parameters["weight"]  # this runs at every step, and `_read` costs as much as the copies
+        if not place or weight is None or weight.data_ptr() != place[0]:
+            self._read()
         return self._eager().checkpoint()
 
     def rollback(self, checkpoint: Any) -> None:
@@ -355,19 +375,20 @@ class RLS(NormalPosterior):
         return *captured.place, self.forgetting
 
     @torch.no_grad()
-    def update_captured(self, features: Tensor, targets: Tensor) -> Tensor:
+    def update_captured(self, features: Tensor, targets: Tensor, keep: Tensor | None = None) -> Tensor:
         """Learn samples inside a CUDA graph, without synchronizing with the host.
 
         Args:
             features: Inputs of the head (..., in_features).
             targets: Targets (..., out_features).
+            keep: A mask (n,) of the samples to learn; None: all. Without any of them nothing changes.
 
         Returns:
             A boolean scalar on the device: False where a value was not finite, so that nothing was learned.
         """
         if self._captured is None or self._backend is not self._captured:
             raise RuntimeError("update_captured needs prepare_capture() first")
-        return self._captured.update(features, targets, self.forgetting)
+        return self._captured.update(features, targets, self.forgetting, keep)
 
     @torch.no_grad()
     def finish_captured(self) -> None:
@@ -387,8 +408,8 @@ class RLS(NormalPosterior):
             sample_weight: Weights (...), as they were learned.
 
         Raises:
-            ValueError: The result would be wrong by more than a millionth, because the samples were not learned by this
-                head or are so large that too few digits of the rest are left; nothing changed.
+            ValueError: The head's curvature or its objective shows that it never learned these samples, or they are so
+                large that the result would be wrong by more than a millionth; nothing changed.
         """
         (state, counters), linear = self._read(), self._head()
         self._remembers_all("unlearn")
@@ -398,7 +419,7 @@ class RLS(NormalPosterior):
             raise explain_nonfinite(features, targets, linear)
         steps, seen, cursor, _, _ = counters
         state = state._replace(W=follow(linear, state.W))
-        new = least_squares.unlearn(state, Phi, Y, total, seen, self._problem.ridge)
+        new = least_squares.unlearn(state, Phi, Y, total, seen, self._problem.prior, self._problem.ridge)
         self._take(new, np.array([steps, max(0.0, seen - total), cursor, 0.0, 0.0]))
 
     @torch.no_grad()

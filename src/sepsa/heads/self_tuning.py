@@ -1,82 +1,106 @@
-"""Self-tuning recursive least squares: candidates over (λ, ridge), of which the best at new samples is active.
-
-This file holds the state; the mathematics is in `candidates`, and `repeated_samples` finds samples that came before.
-"""
+"""Self-tuning heads: several plain heads learn the same samples, and the best at new samples sets the weights."""
 
 from __future__ import annotations
 
+import copy
 import math
-import warnings
 import zlib
-from collections.abc import Hashable
-from typing import Any, Literal
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from sepsa.heads.backends.captured_candidates import CapturedCandidates
-from sepsa.heads.backends.choose import Case, choose
-from sepsa.heads.base import health
-from sepsa.heads.base.checks import (
-    bias_setting,
-    check_outputs,
-    check_rows,
-    explain_nonfinite,
-    optional_dtype,
-    ridge_setting,
-)
-from sepsa.heads.base.parameters import bias_words, commit, follow, join, samples, store
-from sepsa.heads.base.posterior import NormalPosterior
-from sepsa.heads.base.repeated_samples import UNREPEATED, BatchSplit, split_batch
-from sepsa.heads.base.rls_state import Tuned, read_candidates, write_candidates
-from sepsa.heads.math import candidates
-from sepsa.heads.math.candidates import Candidates, Choice, Grid, Updated, basis_of
-from sepsa.heads.math.ridge import next_cursor, rotation
-from sepsa.heads.protocols import PrecisionWarning
-from sepsa.validation import in_range
+from sepsa.heads.backends.captured_choice import CapturedChoice, heads_of
+from sepsa.heads.base import deprecated, repeated_samples
+from sepsa.heads.base.checks import check_rows, explain_nonfinite
+from sepsa.heads.base.head import OwnsHead
+from sepsa.heads.base.newton import NewtonHead
+from sepsa.heads.base.parameters import commit, join, store
+from sepsa.heads.base.repeated_samples import SeenSamples
+from sepsa.heads.logistic import LogisticNewton
+from sepsa.heads.math import score as scores
+from sepsa.heads.math.score import Score
+from sepsa.heads.protocols import HeadSolver, HoldsOut, NotFinite, Revertible
+from sepsa.heads.rls import RLS
+from sepsa.heads.softmax import SoftmaxNewton
+from sepsa.states import schema
 
-# The grid, by evidence: benchmarks/self_tuning.py. A ridge is relative to the squared size of the first features.
+# (forgetting, ridge) of the members for least squares, by evidence: benchmarks/self_tuning.py; the first but one is
+# active before any has made a different error. A ridge is relative to the squared size of the first features.
 GRID = ((1.0, 0.1), (1.0, 3.0), (1.0, 1000.0), (0.98, 0.1), (0.98, 1000.0), (0.9, 0.1))
-START = (1.0, 3.0)  # the candidate that is active before any has made a different error
-# How many hashes of held-out samples, a tenth of the data set, and how many changes of the choice are remembered.
-_SEEN_LIMIT = 2**17
+START = (1.0, 3.0)
+# Ridges of the members for cross-entropy.
+RIDGES, START_RIDGE = (0.01, 0.3, 10.0, 300.0, 1e4), 10.0
+# Where comparisons end: the first has this many updates and samples at least, later ones, after 64, 128, 256, ...
+# updates, have `LATER` updates, between the present ridge and those that are smaller and larger by `NEIGHBOUR`.
+FIRST, FIRST_SAMPLES, LATER, AGAIN, NEIGHBOUR = 32, 512, 8, 64, 5.0
+LEAST, MOST = 1e-4, 1e6  # relative ridges beyond which no member goes
+RESTS, SETTLED = -1, -2  # no comparison runs; none will run any more
 _HISTORY_LIMIT = 1000
-# Above this share of rounding errors in the predictions the head warns.
-_LARGEST_SHARE = {torch.float64: 1e-7, torch.float32: 1e-3}
+_KEYS = {"members", "heads", "sums", "products", "count", "active", "steps", "scale", "started", "history", "seen"}
+# Attributes of the member that sets the head's weights.
+_OF_THE_BEST = ("backend", "class_shares", "class_weight", "covariance", "health", "objective", "pos_weight",
+                "predict", "predict_proba", "ridge_left", "samples", "sample")  # fmt: skip
 
 
-class SelfTuningRLS(NormalPosterior):
-    """Recursive least squares that chooses its forgetting, its ridge, or both; `RLS(forgetting="auto")` makes it.
+class Choice(NamedTuple):
+    """From this update on, a member with these settings sets the head's weights."""
 
-    Choose it where you do not know how fast the body or the data change, or how noisy the targets are. Each candidate
-    equals the `RLS` of its settings. The candidate with the smallest recent error on samples before it learns them sets
-    the head's weights; where errors differ only by chance, the one that remembers most. An update costs one Cholesky
-    factorization of the curvature per candidate.
+    step: int
+    forgetting: float
+    ridge: float
 
-    Candidate ridges are relative to the mean square of the features in the first update, rounded to a power of ten.
-    Samples that are learned again, as in a second epoch, no longer give an honest error. So a tenth of the samples,
-    chosen by a hash, becomes a validation set when they repeat, and neither head nor body learns from them any more. A
-    sample that never repeats exactly, as with data augmentation, always counts as new, and so do samples of data sets
-    beyond 1.3 million rows.
+
+class Progress(NamedTuple):
+    """What an update replaces beside the members."""
+
+    score: Score
+    active: int  # the member that sets the head's weights
+    learned: tuple[int, ...]  # how many updates each member has learned
+    steps: int = 0  # the updates
+    scale: float = 0.0  # of the ridges; 0 before the first update
+    started: int = 0  # the update before which the running comparison started, or `RESTS` or `SETTLED`
+    history: tuple[Choice, ...] = ()
+
+
+class SelfTuning(OwnsHead):
+    """Train a head by several solvers at once, of which the best at new samples sets the weights.
+
+    Choose it where you do not know how fast the body or the data change, or how noisy the targets are. Each member is a
+    solver of its own on a copy of the head, so an update costs that of all members. The error of a member at samples
+    before it learns them is its score, of which older updates fade. The member with the smallest score sets the head's
+    weights; where scores differ only by chance, the one that remembers most.
+
+    `SelfTuning()` compares six `RLS`, and `SelfTuning.of` heads of another kind or with settings given. Their ridges
+    are relative to the mean square of the features in the first update, rounded to a power of ten. Samples that are
+    learned again, as in a second epoch, no longer give an honest error. So a tenth of the samples, chosen by a hash,
+    becomes a validation set when they repeat, and neither head nor body learns from them any more. A sample that never
+    repeats exactly, as with data augmentation, always counts as new, and so do samples of data sets beyond 1.3 million
+    rows. Members for cross-entropy are compared only now and then, and hold out nothing: see `SelfTuning.of`.
+
+    `covariance`, `health`, `predict`, `sample`, `predict_proba` and the like are those of the active member.
 
     Args:
-        ridge: A number, or "auto" to choose it.
-        forgetting: A number in (0, 1], or "auto" to choose it.
-        bias_ridge: As for `RLS`; the same for all candidates.
-        dtype: As for `RLS`.
+        members: Solvers that are not bound to a head, of one loss; they are copied. None: six `RLS`, of forgetting 1,
+            0.98 and 0.9 and relative ridges from 0.1 to 1,000.
+        relative: Whether the members' ridges are relative to the features. None: where `members` is None.
+        rests: Whether a comparison ends after 32 updates, so that the best member goes on alone and is later compared
+            with neighbours of its ridge.
 
     Attributes:
+        members: The solvers, bound to copies of the head after `bind`.
         linear: The `nn.Linear` that the solver is bound to, or None.
 
     See also:
-        `RLS`, which costs less and keeps more digits where the settings are known.
+        `RLS`, `SoftmaxNewton` and `LogisticNewton`, which cost less where the settings are known.
 
     Examples:
         >>> import torch
-        >>> from sepsa import RLS
+        >>> from sepsa import SelfTuning
         >>> _ = torch.manual_seed(0)
-        >>> head = RLS(forgetting="auto", ridge="auto").bind(torch.nn.Linear(2, 1))
+        >>> head = SelfTuning().bind(torch.nn.Linear(2, 1))
         >>> for step in range(100):
         ...     features = torch.randn(8, 2)
         ...     head.update(features, features.sum(1, keepdim=True))
@@ -84,70 +108,164 @@ class SelfTuningRLS(NormalPosterior):
         1.0
     """
 
-    _replaced = ("_state", "_held_out")
-    _warned = False  # of rounding errors
+    # Until version 0.2 these tuned themselves where `ridge="auto"` was given.
+    reads_states_of = ("sepsa.SelfTuningRLS", "sepsa.SoftmaxNewton", "sepsa.LogisticNewton")
+    _held_out: Tensor | None = None
+    _captured: CapturedChoice | None = None
 
     def __init__(
-        self,
-        *,
-        ridge: float | Literal["auto"] = "auto",
-        forgetting: float | Literal["auto"] = "auto",
-        bias_ridge: float | Literal["ridge"] | None = None,
-        dtype: torch.dtype | None = None,
+        self, members: Sequence[HeadSolver] | None = None, *, relative: bool | None = None, rests: bool = False
     ) -> None:
-        self._grid = grid_of(GRID, ridge, forgetting)._replace(bias_ridge=bias_setting(bias_ridge))
-        self._settings: dict[str, Any] = {"ridge": ridge, "forgetting": forgetting, "bias_ridge": bias_ridge}
-        self.dtype = optional_dtype(dtype)
-        self._held_out: Tensor | None = None
+        given = members_of(RLS) if members is None else list(members)
+        if not given:
+            raise ValueError("members must be one head solver or more, got none")
+        for member in given:
+            if not isinstance(member, HeadSolver) or not isinstance(member, Revertible) or isinstance(member, HoldsOut):
+                raise TypeError(f"members must be plain head solvers with checkpoint() and rollback(), got {member!r}")
+            if getattr(member, "linear", None) is not None:
+                raise ValueError(f"members must be new solvers that own no head, got {member!r}: they are copied")
+        self._given: list[Any] = given
+        self.relative = members is None if relative is None else relative
+        self.rests = rests
+        self.members: list[Any] = given
+
+    @classmethod
+    def of(cls, kind: type, **settings: Any) -> SelfTuning:
+        """Return a self-tuning head of one kind of solver, which chooses the settings that are not given.
+
+        Args:
+            kind: `RLS`, for which ridge and forgetting are chosen; or `SoftmaxNewton` or `LogisticNewton`, for which
+                the ridge is, at about the cost of one head: five ridges in the first 32 updates, later the present one
+                and two neighbours for 8 updates after 64, 128, 256, ... updates. Choose those where samples do not
+                repeat: over many epochs of a small data set no sample is new, and the chosen ridge is too small.
+            **settings: Settings of all members, such as `forgetting=0.99`.
+
+        Returns:
+            A `SelfTuning`.
+        """
+        return cls(members_of(kind, **settings), relative="ridge" not in settings, rests=kind is not RLS)
 
     # ------------------------------------------------------------------ state
 
     def _start(self, linear: nn.Linear) -> None:
-        dtype = self.dtype or (torch.float32 if linear.weight.device.type == "mps" else torch.float64)
-        if linear._parameters["bias"] is None:
-            self._grid = self._grid._replace(bias_ridge="ridge")
-        self._prior = prior = join(linear).to(dtype)
-        self._basis = basis_of(prior)
-        self._seen: dict[int, int] = {}  # the hash of a sample that may be held out: the update that learned it
+        self.members = [copy.deepcopy(member).bind(twin_of(linear)) for member in self._given]
+        W = join(linear)
         # Another seed holds out another tenth.
-        self._salt = 0 if prior.is_meta else zlib.crc32(prior.cpu().numpy().tobytes())
-        self._recent = health.Recent(prior)
-        start = self._grid.settings.index(START) if START in self._grid.settings else 0
-        scale = 0.0 if self._settings["ridge"] == "auto" else 1.0
-        self._state = candidates.start(self._grid, prior, scale, start, UNREPEATED)
-        self._captured: CapturedCandidates | None = None
-        self._on_device = False  # whether the captured state is ahead of this one
+        self._seen = SeenSamples(0 if W.is_meta else zlib.crc32(W.cpu().double().numpy().tobytes()))
+        settings = [settings_of(member) for member in self._given]
+        wanted = [pair == START or (self.rests and pair[1] == START_RIDGE) for pair in settings]
+        active = wanted.index(True) if any(wanted) else 0
+        history = (Choice(0, *settings[active]),)
+        scale = 0.0 if self.relative else 1.0
+        J = len(self.members)
+        self._now = Progress(scores.start(J), active, (0,) * J, scale=scale, history=history)
+
+    def _ready(self) -> nn.Linear:
+        """The head, with the members where it is and as far moved as it was."""
+        linear = self._head()
+        self._read()
+        weight, last = linear.weight, self.members[-1].linear.weight
+        if last.device != weight.device or last.dtype != weight.dtype:
+            for member in self.members:
+                member.linear.to(weight.device, weight.dtype)
+        return linear
+
+    def _read(self) -> None:
+        """Take over what captured updates have learned."""
+        if self._captured is not None and self._captured.ahead:
+            score, active, steps = self._captured.read(self._seen)
+            learned = tuple(member.steps for member in self.members)
+            self._now = changed(self._now._replace(score=score, steps=steps, learned=learned), active, self.members)
+
+    @property
+    def best(self) -> Any:
+        """The member that sets the head's weights."""
+        self._read()
+        return self.members[self._now.active] if self.linear is not None else self.members[0]
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _OF_THE_BEST or "members" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if self.linear is not None:
+            self._move(self._ready())
+        return getattr(self.best, name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the candidates, their scores and the hashes of samples, without the head's weights."""
-        return write_candidates(self._read(), Tuned(self._grid, self._prior, self._salt, self._seen))
+        """Return the states of the members, their scores and the hashes of samples, without the head's weights."""
+        self._ready()
+        now = self._now
+        return {
+            "members": [member.state_dict() for member in self.members],
+            "heads": torch.stack([join(member.linear) for member in self.members]),
+            "sums": torch.tensor(now.score.sums, dtype=torch.float64),
+            "products": torch.tensor(now.score.products, dtype=torch.float64),
+            "count": now.score.count,
+            "active": now.active,
+            "steps": now.steps,
+            "scale": now.scale,
+            "started": now.started,
+            "history": [list(change) for change in now.history],
+            "seen": self._seen.state_dict(),
+        }
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved state, with its settings.
 
         Args:
-            state_dict: The result of `state_dict` of a solver with the same candidates, whose head has the same shape.
+            state_dict: The result of `state_dict` of a solver with the same members, whose head has the same shape.
 
         Raises:
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
-        state = self._read()
-        new, tuned = read_candidates(state_dict, state, Tuned(self._grid, self._prior, self._salt, self._seen))
-        if new.steps:
-            compiled = self._compiled()
-            factor = None if compiled is None else compiled.factored(tuned.grid, new)
-            if factor is None:
-                factor, _ = candidates.factors(tuned.grid, new.M, new.N, new.scale)
-            new = new._replace(factor=factor)
-        attributes: dict[str, Any] = {
-            "_grid": tuned.grid,
-            "_prior": tuned.prior,
-            "_salt": tuned.salt,
-            "_seen": tuned.seen,
+        linear = self._ready()
+        if isinstance(state_dict, dict) and "choice" in state_dict and self.rests:
+            state_dict = self._from_version_01(state_dict)
+        if isinstance(state_dict, dict) and {"M", "N", "grid"} <= set(state_dict):
+            raise ValueError(
+                'state_dict was saved by RLS(ridge="auto") of version 0.2, whose sums a SelfTuning cannot continue: '
+                "load the model's weights alone and start a new SelfTuning() on them"
+            )
+        saved = schema.read("state_dict", state_dict, _KEYS, "SelfTuning")
+        states = saved.items("members", None if self.rests else len(self._given))
+        J, like = len(states), join(linear)
+        heads = saved.tensor("heads", (J, *like.shape), like.dtype, like.device)
+        members = []
+        for k in range(J):
+            member = copy.deepcopy(self._given[0 if self.rests else k]).bind(twin_of(linear))
+            member.load_state_dict(states[k])
+            store(member.linear, heads[k])
+            members.append(member)
+        now = read_progress(saved, [member.steps for member in members])
+        seen = repeated_samples.read(saved.entries("seen", {"salt", "first", "unrepeated", "hashes"}))
+        self._assign(members=members, _now=now, _seen=seen, _captured=None, _held_out=None)
+
+    def _from_version_01(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The state of a `SoftmaxNewton(ridge="auto")` of version 0.2 as that of its active ridge, which goes on."""
+        choice = schema.Entries("state_dict", state).entries(
+            "choice", {"scale", "started", "ridges", "losses", "others", "active", "history"}
+        )
+        member = {name: value for name, value in state.items() if name != "choice"}
+        steps = int(torch.as_tensor(member["counters"]).reshape(-1, 3)[:, 0].max())
+        return {
+            "members": [member],
+            "heads": join(self._head())[None],
+            "sums": torch.zeros(1, dtype=torch.float64),
+            "products": torch.zeros(1, 1, dtype=torch.float64),
+            "count": 0.0,
+            "active": 0,
+            "steps": steps,
+            "scale": choice["scale"],
+            "started": SETTLED if choice["started"] == SETTLED else RESTS,
+            "history": [[step, 1.0, ridge] for step, ridge in choice["history"]] or [[0, 1.0, START_RIDGE]],
+            "seen": self._seen.state_dict(),
         }
-        recent = health.Recent(tuned.prior)
-        self._assign(**attributes, _state=new, _basis=basis_of(tuned.prior), _captured=None, _recent=recent)
+
+    def checkpoint(self) -> Any:
+        """Return what `rollback` restores."""
+        linear = self._ready()
+        states = [(member, member.checkpoint()) for member in self.members]
+        return states, self._now, self._held_out, self._seen.checkpoint(), join(linear)
 
     def rollback(self, checkpoint: Any) -> None:
         """Restore the state and the head's weights as they were at a checkpoint.
@@ -155,15 +273,19 @@ class SelfTuningRLS(NormalPosterior):
         Args:
             checkpoint: The result of `checkpoint`.
         """
-        super().rollback(checkpoint)
-        for sample in list(self._seen)[self._state.seen :]:
-            self._seen.pop(sample, None)
+        linear = self._ready()
+        states, now, held_out, seen, head = checkpoint
 
-    @property
-    def backend(self) -> str:
-        """The backend of an update: "numba", compiled loops, or "torch"."""
-        prior = self._prior
-        return choose("candidates", Case(prior.device.type, prior.dtype, prior.shape[1])).backend
+        def write() -> None:
+            for member, state in states:
+                member.rollback(state)
+            self.members = [member for member, _ in states]
+            self._unscale(now)
+            self._now, self._held_out = now, held_out
+            self._seen.rollback(seen)
+            store(linear, head)
+
+        commit(write)
 
     def __getstate__(self) -> dict[str, Any]:
         if self.linear is not None:
@@ -171,61 +293,56 @@ class SelfTuningRLS(NormalPosterior):
         return self.__dict__ | {"_captured": None}  # CUDA graphs write to the original's memory
 
     def __repr__(self) -> str:
-        ridge, forgetting = (
-            '"auto"' if value == "auto" else f"{value:g}"
-            for value in (self._settings["ridge"], self._settings["forgetting"])
-        )
-        words = bias_words(self._settings["bias_ridge"]) + self._shape_words()
-        return f"RLS(ridge={ridge}, forgetting={forgetting}{words})"
-
-    def _ready(self) -> nn.Linear:
-        self._read()
-        return self._head()
-
-    def _read(self) -> Candidates:
-        """The current state, read back from captured updates, on the device of the head."""
-        device = self._head().weight.device
-        if self._on_device:
-            assert self._captured is not None
-            self._state, self._seen = self._captured.read(self._state), self._captured.read_seen(self._seen)
-            self._on_device = False
-            self._warn_of_rounding(now=True)
-        if self._prior.device != device:
-            self._prior, self._basis = self._prior.to(device), self._basis.to(device)
-            self._state = candidates.placed(self._state, device)
-        return self._state
+        kinds = ", ".join(dict.fromkeys(type(member).__name__ for member in self._given))
+        return f"SelfTuning({len(self._given)} of {kinds}{self._shape_words()})"
 
     # ------------------------------------------------------------------ the choice
 
     @property
-    def members(self) -> list[tuple[float, float]]:
-        """The candidates: (forgetting, ridge) of each."""
-        scale = self._read().scale or 1.0
-        return [(lam, r * scale) for lam, r in self._grid.settings]
-
-    @property
     def chosen(self) -> list[Choice]:
-        """The last 1,000 changes of the active candidate as (update, forgetting, ridge); the last one is active."""
-        members = self.members
-        return [Choice(step, *members[member]) for step, member in self._state.history]
+        """The last 1,000 changes of the active member as (update, forgetting, ridge); the last one is active.
 
-    @property
-    def scores(self) -> dict[tuple[float, float], float]:
-        """The recent mean squared error of each (forgetting, ridge) on samples before they were learned, outliers
-        clipped.
+        After captured steps the update is that at which the state was read.
         """
-        score = self._read().score
-        return dict(zip(self.members, (score[:-1, -1] / score[-1, -1]).tolist(), strict=True))
+        self._read()
+        return list(self._now.history)
 
     @property
-    def forgetting(self) -> float:
-        """The forgetting of the active candidate."""
-        return self._grid.settings[self._read().active][0]
+    def scores(self) -> list[float]:
+        """The recent mean error of each member at samples before they were learned, outliers clipped."""
+        self._read()
+        score = self._now.score
+        return [value / max(score.count, 1e-9) for value in score.sums]
 
     @property
     def ridge(self) -> float:
-        """The ridge of the active candidate."""
-        return self.members[self._state.active][1]
+        """The ridge of the active member."""
+        return float(self.best.ridge)
+
+    @property
+    def forgetting(self) -> float:
+        """The forgetting of the active member; setting it sets that of all members."""
+        return float(self.best.forgetting)
+
+    @forgetting.setter
+    def forgetting(self, value: float) -> None:
+        for member in self.members:
+            member.forgetting = value
+
+    @property
+    def forgets(self) -> bool:
+        """Whether the next update forgets; see `sepsa.heads.Forgets`."""
+        return all(getattr(member, "forgets", True) for member in self.members)
+
+    @forgets.setter
+    def forgets(self, value: bool) -> None:
+        for member in self.members:
+            member.forgets = value
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether samples that repeat are held out: not where comparisons end."""
+        return not self.rests
 
     @property
     def held_out(self) -> Tensor | None:
@@ -233,68 +350,48 @@ class SelfTuningRLS(NormalPosterior):
         return self._held_out
 
     @property
+    def learns_partly(self) -> bool:
+        """Whether the members take samples of which some outputs are not observed."""
+        return all(getattr(member, "learns_partly", False) for member in self._given)
+
+    @property
     def steps(self) -> int:
         """The number of updates that the head has learned."""
-        return self._read().steps
-
-    @property
-    def samples(self) -> float:
-        """The number of samples that the active candidate remembers."""
-        state = self._read()
-        return state.samples[self._grid.lambda_index[state.active]]
+        self._read()
+        return self._now.steps
 
     @torch.no_grad()
-    def weights(self) -> Tensor:
-        """Return the weights W (candidates, m, p) of all candidates."""
-        return self._read().W.clone()
+    def raise_ridge(self, ridge: float) -> None:
+        """Make the ridge of the active member larger, let it go on alone, and compare no more.
 
-    @torch.no_grad()
-    def covariance(self) -> Tensor:
-        """Return B (p, p) of the active candidate, as `RLS.covariance` does."""
-        T = candidates.square_root(self._grid, self._read())
-        B = T.T @ T
-        return (B + B.T) / 2
+        Args:
+            ridge: The new ridge, at least the present one.
 
-    @torch.no_grad()
-    def objective(self) -> Tensor:
-        """Return the minimum (m,) of the active candidate's objective, one number per output."""
-        return candidates.minimum(self._grid, self._read())
-
-    @property
-    def ridge_left(self) -> Tensor:
-        """The ridge (p,) of each coordinate of the active candidate at present."""
-        state = self._read()
-        return candidates.active_ridge(self._grid, state) * state.N[self._grid.lambda_index[state.active], 0]
-
-    def _weights(self) -> Tensor:
-        state = self._read()
-        return state.W[state.active]
-
-    def _spread(self) -> tuple[Tensor, Tensor, float]:
-        return candidates.square_root(self._grid, self._read()), self.objective(), self.samples
-
-    @torch.no_grad()
-    def health(self) -> dict[str, float]:
-        """Return the numbers of `RLS.health` for the active candidate."""
-        state = self._read()
-        W, T = state.W[state.active], candidates.square_root(self._grid, state)
-        return health.report(T, W, self.ridge_left, self.samples, state.steps, self._recent)
+        Raises:
+            ValueError: It is smaller than the present ridge.
+        """
+        self._move(self._ready())
+        alone = copy.copy(self.best)
+        alone.raise_ridge(ridge)
+        now = alone_with(self._now, SETTLED)
+        history = (*now.history, Choice(now.steps, *settings_of(alone)))[-_HISTORY_LIMIT:]
+        self._assign(members=[alone], _now=now._replace(history=history), _captured=None)
 
     # ------------------------------------------------------------------ learning
 
-    @staticmethod
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean squared error, the loss that the head minimizes, for the body to follow.
+    def loss(self, outputs: Tensor, targets: Tensor, *weight: Tensor | None) -> Tensor:
+        """Return the loss that the members minimize, for the body to follow.
 
         Args:
             outputs: Outputs (..., out_features).
-            targets: Targets of the same shape.
+            targets: Targets as the members take them.
+            *weight: Weights, where the members' loss takes them.
 
         Returns:
             A scalar.
         """
-        check_outputs(outputs, targets)
-        return functional.mse_loss(outputs, targets)
+        loss: Tensor = self.best.loss(outputs, targets, *weight)
+        return loss
 
     @torch.no_grad()
     def update(
@@ -305,12 +402,12 @@ class SelfTuningRLS(NormalPosterior):
         *,
         identity: Tensor | None = None,
     ) -> None:
-        """Score every candidate on samples as one block, then learn them.
+        """Score every member on samples as one block, then let it learn them.
 
         Args:
             features: Inputs of the head (..., in_features).
-            targets: Targets (..., out_features).
-            sample_weight: Factor (...) on each sample's squared error.
+            targets: Targets as the members take them.
+            sample_weight: Factor (...) on each sample's loss.
             identity: Inputs (b, ...) by which samples are recognized when they repeat, b a divisor of the number of
                 samples; None for the features. `SepSA` passes the model's inputs.
 
@@ -318,111 +415,165 @@ class SelfTuningRLS(NormalPosterior):
             NotFinite: A value is NaN, infinite or too large; nothing was learned.
             ValueError: A shape is wrong; nothing was learned.
         """
-        self._read()
-        linear = self._head()
-        check_rows(linear, features, targets, sample_weight)
-        n = features.numel() // linear.in_features
-        if identity is None:
-            identity = features.reshape(n, -1)
-        elif not identity.ndim or not len(identity) or n % len(identity):
-            raise ValueError(
-                f"identity must have one row a sample, or a divisor of {n} rows, got shape {tuple(identity.shape)}"
-            )
-        state = self._state
-        codes = state.steps, state.first, state.unrepeated, self._salt
-        split = split_batch(self._seen, *codes, identity, targets, n)
-        with torch.autocast(self._prior.device.type, enabled=False):
-            if not self._learn(linear, features, targets, sample_weight, split):
-                raise explain_nonfinite(features, targets, linear)
+        linear = self._ready()
+        squared = self._checked(linear, features, targets, sample_weight)
+        split = None
+        if self.holds_out:
+            n = features.numel() // linear.in_features
+            if identity is None:
+                identity = features.reshape(n, -1)
+            elif not identity.ndim or not len(identity) or n % len(identity):
+                raise ValueError(
+                    f"identity must have one row a sample, or a divisor of {n} rows, got shape {tuple(identity.shape)}"
+                )
+            split = self._seen.split(identity, targets, n)
+        with torch.autocast(linear.weight.device.type, enabled=False):
+            self._update(linear, features, targets, sample_weight, split, squared)
 
-    def _learn(
-        self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None, split: BatchSplit
-    ) -> bool:
-        """Learn the batch and store the head; False, and nothing changes, where a number is not finite."""
-        before = state = self._state
-        Phi, Y, total = samples(linear, features, targets, sample_weight, self._prior.dtype)
-        n, p = Phi.shape
-        delta = follow(linear, state.W[state.active]) - state.W[state.active]
-        size, target_size, move = torch.stack(
-            [Phi[:, : linear.in_features].square().sum(), Y.square().sum(), delta.square().sum()]
-        ).tolist()
-        if not math.isfinite(size + target_size + move):
-            return False
-        if move:
-            state = state._replace(**candidates.moved(state.statistics, delta)._asdict())
-        scale = state.scale or candidates.power_of_ten(math.sqrt(size / (n * linear.in_features))) ** 2
-        state = state._replace(scale=scale)
-        updated = self._updated(state, Phi, Y, split, linear.weight.dtype)
-        if not updated.valid:
-            return False
-        active, learns = int(updated.active), len(split.held_out) < n
-        new = state._replace(**updated.statistics._asdict())
-        new = new._replace(active=active, first=split.first_code, unrepeated=split.unrepeated)
-        hashes: list[int] = []
-        if learns:
-            if split.held_out:
-                lost = len(split.held_out) if sample_weight is None else sample_weight.reshape(-1)[split.held_out].sum()
-                total -= float(lost)
-            hashes = split.new_hashes[: max(0, _SEEN_LIMIT - state.seen)]
-            lambdas = self._grid.lambdas
-            new = new._replace(
-                steps=state.steps + 1,
-                samples=tuple(lam * old + total for lam, old in zip(lambdas, state.samples, strict=True)),
-                cursors=tuple(
-                    next_cursor(old, rotation(p, lam), p) for lam, old in zip(lambdas, state.cursors, strict=True)
-                ),
-                seen=len(self._seen.keys() | set(hashes)),
-            )
-        if new.history[-1][1] != active:
-            new = new._replace(history=(*new.history, (new.steps, active))[-_HISTORY_LIMIT:])
-        held_out = split.held_out_mask(n, features.device)
+    def _checked(self, linear: nn.Linear, features: Tensor, targets: Tensor, weight: Tensor | None) -> bool:
+        """Check samples once for all members where these are `RLS`, and return whether they are."""
+        if all(type(member) is RLS for member in self.members):
+            check_rows(linear, features, targets, weight)
+            return True
+        for member in self.members:
+            if isinstance(member, NewtonHead):
+                member._check(linear, features, targets, weight)
+        return False
+
+    def _update(
+        self, linear: nn.Linear, features: Tensor, targets: Tensor, weight: Tensor | None, split: Any, squared: bool
+    ) -> None:
+        """Score the samples, then learn them: completely, also where an interrupt comes, or not at all."""
+        unmoved, unscaled = self._move(linear), self._now
+        before = unscaled if unscaled.scale else self._scaled(features)
+        n = features.numel() // linear.in_features
+        held = [] if split is None else split.held_out
+        # What compiled updates compute anyway is not computed twice.
+        after = squared and weight is None and split.scored is None and not held and len(self.members) > 1
+        after = after and all(member._keeps_error(n) for member in self.members)
+        errors, size = (None, 0.0) if after else self._errors(features, targets, weight, split, squared)
+        mask = None
+        if held:
+            mask = torch.zeros(n, dtype=torch.bool)
+            mask[held] = True
+            kept, mask = (~mask).nonzero()[:, 0].to(linear.weight.device), mask.to(linear.weight.device)
+            features, targets = features.reshape(n, -1)[kept], targets.reshape(n, -1)[kept]
+            weight = None if weight is None else weight.reshape(-1)[kept]
+        members, interrupted = self.members, False
+        refusals: list[Any] = [None] * len(members)
 
         def write() -> None:
-            self._seen.update(dict.fromkeys(hashes, new.steps))
-            self._state, self._held_out = new, held_out
-            store(linear, updated.head)
+            nonlocal interrupted
+            again, interrupted = interrupted, True
+            for k, member in enumerate(members if len(held) < n else ()):
+                if not (again and member.steps > before.learned[k]):
+                    refusals[k] = refusal(member, features, targets, weight, squared)
+            if not all(refusals):
+                found, scale = (own_errors(members), mean_square(targets)) if after else (errors, size)
+                now, left = self._after(before, members, found, scale, refusals, len(held) < n)
+                self.members, self._now, self._held_out = left, now, mask
+                if split is not None:
+                    self._seen.accept(split)
+                copy_head(left[now.active].linear, linear)
 
         commit(write)
-        self._warn_of_rounding()
-        if learns and before.steps % health.EVERY == 0:
-            self._recent.note(Phi, before.W[before.active], before.steps)
-        return True
+        if all(refusals):
+            self._unscale(unscaled)
+            for heads, old in unmoved:
+                replace(heads, old)
+            raise refusals[0] if not squared else explain_nonfinite(features, targets, linear)
 
-    def _warn_of_rounding(self, now: bool = False) -> None:
-        """Warn once if the sums that candidates share have lost digits; checked at the first updates and at every
-        eighth.
-        """
-        steps = self._state.steps
-        if self._warned or not steps or not (now or steps <= health.EVERY or steps % health.EVERY == 0):
-            return
-        share = float(candidates.rounding(self._grid, self._state))
-        if share > _LARGEST_SHARE[self._prior.dtype]:
-            self._warned = True
-            warnings.warn(
-                f"about {share:.0e} of this head's predictions is rounding error, because its features have large "
-                "offsets or nearly agree: standardize them, or give RLS a ridge and a forgetting, with which it keeps "
-                "all digits",
-                PrecisionWarning,
-                stacklevel=3,
-            )
+    def _after(
+        self, now: Progress, members: list[Any], errors: Any, size: float, refusals: list[Any], learns: bool
+    ) -> tuple[Progress, list[Any]]:
+        """The progress after an update, and the members that go on."""
+        if learns:
+            learned = tuple(count + (not refused) for count, refused in zip(now.learned, refusals, strict=True))
+            now = now._replace(steps=now.steps + 1, learned=learned)
+        if errors is not None:
+            errors = [scores.LARGEST if refused else error for error, refused in zip(errors, refusals, strict=True)]
+            score = scores.add(now.score, errors, size)
+            best = scores.best(score, [getattr(member, "forgetting", 1.0) for member in members], now.active)
+            now = changed(now._replace(score=score), best, members)
+        if not self.rests or now.started == SETTLED:
+            return now, members
+        if now.started == RESTS:
+            return self._started(now, members[0])
+        alone = members[now.active]
+        long = now.steps - now.started >= (LATER if now.started else FIRST)
+        if long and (now.started or alone.samples >= FIRST_SAMPLES):
+            return alone_with(now, RESTS), [alone]
+        return now, members
 
-    def _updated(self, state: Candidates, Phi: Tensor, Y: Tensor, split: BatchSplit, dtype: torch.dtype) -> Updated:
-        """The candidates after an update, by compiled loops where they apply and by torch elsewhere."""
-        compiled = self._compiled()
-        new = None if compiled is None else compiled.updated(self._grid, state, self._basis, Phi, Y, split, dtype)
-        if new is None:
-            grid, masks = candidates.tensors_like(self._grid, state.N), split.masks(len(Phi), Phi.device)
-            numbers = state.scale, state.active, torch.tensor(state.cursors, device=Phi.device)
-            new = candidates.updated(grid, state.statistics, self._basis, Phi, Y, *numbers, masks, dtype, wait=True)
-        return new
+    def _started(self, now: Progress, alone: Any) -> tuple[Progress, list[Any]]:
+        """A comparison of the only member with neighbours of its ridge, where it is due."""
+        if now.steps < AGAIN or now.steps & (now.steps - 1):
+            return now, [alone]
+        ridges = [r for r in (alone.ridge / NEIGHBOUR, alone.ridge * NEIGHBOUR) if LEAST <= r / now.scale <= MOST]
+        others = [alone._with_ridge(ridge, twin_of(alone.linear)) for ridge in ridges]
+        members = [alone, *(other for other in others if other is not None)]
+        learned = now.learned * len(members)
+        return now._replace(score=scores.start(len(members)), learned=learned, started=now.steps), members
 
-    def _compiled(self) -> Any:
-        """The module of compiled loops; None where torch computes updates."""
-        if self.backend == "torch":
-            return None
-        from sepsa.heads.backends import numba_candidates
+    def _move(self, linear: nn.Linear) -> list[tuple[list[Tensor], list[Tensor]]]:
+        """Move every member as far as the head was moved from outside. Returns where members were before."""
+        before, mine = [], self.members[self._now.active].linear
+        for name, value in linear._parameters.items():
+            own = mine._parameters[name]
+            if value is not None and own is not None and (value.is_cuda or not torch.equal(value, own)):
+                heads = [member.linear._parameters[name].detach() for member in self.members]
+                before.append((heads, [head.clone() for head in heads]))
+                replace(heads, [head + (value.detach() - own.detach()) for head in heads])
+        return before
 
-        return numba_candidates
+    def _errors(
+        self, features: Tensor, targets: Tensor, weight: Tensor | None, split: Any, squared: bool
+    ) -> tuple[list[float] | None, float]:
+        """The loss of every member at the rows to score, None without any, and the mean square of their targets."""
+        scored = None if split is None else split.scored
+        if len(self.members) == 1 or (scored is not None and not scored):
+            return None, 0.0
+        if not squared:
+            return [float(loss_of(member, features, targets, weight)) for member in self.members], 0.0
+        weights: Any
+        biases: Any
+        weights, biases = heads_of(self.members)
+        dtype = weights[0].dtype
+        if dtype.itemsize < 4:
+            dtype = torch.float32
+            weights, biases = ([part.to(dtype) for part in parts] for parts in (weights, biases))
+        x = features.detach().reshape(-1, features.shape[-1]).to(dtype)
+        y = targets.detach().reshape(len(x), -1).to(dtype)
+        w = None if weight is None else weight.detach().reshape(-1).to(dtype)
+        if x.is_cpu:
+            x, y, w = x.numpy(), y.numpy(), None if w is None else w.numpy()  # type: ignore[assignment]
+            weights, biases = ([part.numpy() for part in parts] for parts in (weights, biases))
+        if scored is not None:
+            x, y, w = x[scored], y[scored], None if w is None else w[scored]
+        with np.errstate(all="ignore"):  # what is not finite the members refuse
+            errors = scores.squared_errors(weights, biases, x, y)
+            mean = errors.mean(0) if w is None else (errors * w[:, None]).sum(0) / w.sum().clip(min=1e-30)
+            return mean.tolist(), float((y * y).mean())
+
+    # ------------------------------------------------------------------ the scale of relative ridges
+
+    def _scaled(self, features: Tensor) -> Progress:
+        """Give relative ridges the scale of the first features, unless these are not finite."""
+        size = float(features.detach().double().square().mean())
+        if math.isfinite(size):
+            scale = 10.0 ** (2 * round(math.log10(math.sqrt(size)))) if size > 0 else 1.0
+            for member, given in zip(self.members, self._given, strict=True):
+                member._start_with(given.ridge * scale)
+            history = (Choice(0, *settings_of(self.members[self._now.active])),)
+            self._now = self._now._replace(scale=scale, history=history)
+        return self._now
+
+    def _unscale(self, now: Progress) -> None:
+        """Take the scale away again after a first update that learned nothing."""
+        if not now.scale:
+            for member, given in zip(self.members, self._given, strict=True):
+                member._start_with(given.ridge)
+            self._now = now
 
     # ------------------------------------------------------------------ learning inside a CUDA graph
 
@@ -437,20 +588,26 @@ class SelfTuningRLS(NormalPosterior):
         Returns:
             The addresses on which a recording depends.
         """
+        if any(type(member) is not RLS for member in self.members):
+            kind = type(self.members[0]).__name__
+            raise ValueError(
+                f"a SelfTuning of {kind} compares ridges on the host, which a captured step cannot: learn some batches "
+                f"without a graph first, then take {kind}(ridge={self.ridge:g}), the ridge that this head has chosen"
+            )
         linear, captured = self._head(), self._captured
         if captured is None or not captured.lies_in(linear):
-            limits = _SEEN_LIMIT, _HISTORY_LIMIT
-            captured = CapturedCandidates(linear, self._grid, self._read(), self._basis, *limits)
-        captured.finish()
+            self._ready()
+            captured = CapturedChoice(linear, self.members)
         if inputs is not None and targets is not None:
             if not captured.indexes(inputs, targets):
                 self._read()
-            captured.use(inputs, targets, self._salt, self._seen, self._on_device)
-        if not self._on_device:
-            captured.load(self._read())
-        captured.follow()
-        self._captured, self._on_device = captured, True
-        return *captured.place, None if captured.index is None else captured.index.codes.data_ptr()
+            captured.use(inputs, targets, self._seen)
+        if not captured.ahead:
+            captured.load(self._now.score, self._now.active, self._now.steps, self._seen)
+        captured.move()
+        addresses = tuple(member.prepare_capture() for member in self.members)
+        self._captured = captured
+        return *captured.place, addresses
 
     @torch.no_grad()
     def update_captured(self, features: Tensor, targets: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -466,29 +623,128 @@ class SelfTuningRLS(NormalPosterior):
         Returns:
             A boolean scalar on the device: False where a value was not finite, so that nothing was learned.
         """
-        if self._captured is None or not self._on_device:
+        captured = self._captured
+        if captured is None or not captured.ahead:
             raise RuntimeError("update_captured needs prepare_capture() first")
+        if not self._now.scale:  # in the first update, which is not recorded yet
+            self._scaled(features)
         if rows is None:
-            self._seen = self._captured.read_seen(self._seen)
-            rows = self._captured.use_batch(features, targets, self._salt, self._seen)
-        valid, self._held_out = self._captured.update(features, targets, rows)
+            captured.index_batch(features, targets, self._seen)
+            rows = torch.arange(features.numel() // features.shape[-1], device=features.device)
+        valid, self._held_out = captured.update(features, targets, rows)
         return valid
 
     @torch.no_grad()
     def finish_captured(self) -> None:
-        """Write the candidates' state after the last `update_captured`; no forward or backward pass reads it."""
+        """Compute the members' curvatures after the last `update_captured`; no forward or backward pass reads them."""
         if self._captured is not None:
             self._captured.finish()
 
 
-def grid_of(settings: tuple[tuple[float, float], ...], ridge: float | str, forgetting: float | str) -> Grid:
-    """The grid of candidates, in which a setting that is not "auto" has one value."""
-    if forgetting != "auto":
-        in_range("forgetting", forgetting, 0.0, 1.0)  # type: ignore[arg-type]
-    if ridge != "auto":
-        ridge_setting(ridge)
-    if forgetting == ridge == "auto":
-        return Grid(settings)
-    forgettings = [lam for lam, _ in settings] if isinstance(forgetting, str) else [float(forgetting)]
-    ridges = [r for _, r in settings] if isinstance(ridge, str) else [float(ridge)]
-    return Grid(tuple(dict.fromkeys((lam, r) for lam in forgettings for r in ridges)))
+def members_of(kind: type, **settings: Any) -> list[Any]:
+    """The members for one kind of solver, where settings that are given have one value."""
+    make: Any = kind
+    if kind not in (RLS, SoftmaxNewton, LogisticNewton):
+        raise TypeError(f"kind must be RLS, SoftmaxNewton or LogisticNewton, got {kind!r}: pass members instead")
+    if kind is not RLS:
+        return [make(**({"ridge": ridge} | settings)) for ridge in (RIDGES[:1] if "ridge" in settings else RIDGES)]
+    rest = {name: value for name, value in settings.items() if name not in ("ridge", "forgetting")}
+    forgettings = [settings["forgetting"]] if "forgetting" in settings else [lam for lam, _ in GRID]
+    ridges = [settings["ridge"]] if "ridge" in settings else [ridge for _, ridge in GRID]
+    whole = len(forgettings) == len(ridges) > 1
+    pairs = GRID if whole else [(lam, ridge) for lam in forgettings for ridge in ridges]
+    return [make(ridge=ridge, forgetting=lam, **rest) for lam, ridge in dict.fromkeys(pairs)]
+
+
+def settings_of(member: Any) -> tuple[float, float]:
+    """The forgetting and the ridge of a solver."""
+    return getattr(member, "forgetting", 1.0), getattr(member, "ridge", 0.0)
+
+
+def refusal(
+    member: Any, features: Tensor, targets: Tensor, weight: Tensor | None, checked: bool
+) -> NotFinite | bool | None:
+    """Let a solver learn samples, `checked` or not; an error or True for numbers that are not finite."""
+    if checked:
+        return not member._learn(features, targets, weight)
+    try:
+        member.update(features, targets, weight)
+    except NotFinite as error:
+        return error
+    return None
+
+
+def twin_of(linear: nn.Linear) -> nn.Linear:
+    """A head with copies of the weights, and without hooks."""
+    twin = nn.Linear(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
+    for name, value in linear._parameters.items():
+        if value is not None:
+            twin._parameters[name] = nn.Parameter(value.detach().clone(memory_format=torch.contiguous_format))
+    return twin
+
+
+def loss_of(member: Any, features: Tensor, targets: Tensor, weight: Tensor | None) -> Tensor:
+    """The mean loss of a member at samples, by their weights where it is a `NewtonHead`."""
+    if isinstance(member, NewtonHead):
+        return member._loss_at(features, targets, weight)
+    loss: Tensor = member.loss(member.linear(features.detach().to(member.linear.weight.dtype)), targets)
+    return loss
+
+
+def own_errors(members: Sequence[RLS]) -> list[float] | None:
+    """The errors of all members before their last update."""
+    errors = [member._error() for member in members]
+    return None if any(map(math.isnan, errors)) else errors
+
+
+def mean_square(targets: Tensor) -> float:
+    """The mean square of all numbers."""
+    values = targets.detach().double().reshape(-1).numpy()
+    return float(values @ values) / values.size
+
+
+def replace(heads: list[Tensor], values: list[Tensor]) -> None:
+    """Give heads other weights, all of them or none."""
+    commit(lambda: torch._foreach_copy_(heads, values))
+
+
+def copy_head(source: nn.Linear, target: nn.Linear) -> None:
+    """Copy the weights of one head into another."""
+    for name, value in source._parameters.items():
+        own = target._parameters[name]
+        if value is not None and own is not None:
+            own.detach().copy_(value.detach())
+
+
+def alone_with(now: Progress, started: int) -> Progress:
+    """The progress where the active member goes on alone: `RESTS` or `SETTLED`."""
+    return now._replace(
+        score=scores.start(1), active=0, learned=now.learned[now.active : now.active + 1], started=started
+    )
+
+
+def changed(now: Progress, active: int, members: Sequence[Any]) -> Progress:
+    """The progress with this active member, which `history` notes where it is another."""
+    if active == now.active:
+        return now
+    change = Choice(now.steps, *settings_of(members[active]))
+    return now._replace(active=active, history=(*now.history, change)[-_HISTORY_LIMIT:])
+
+
+def read_progress(saved: schema.Entries, learned: list[int]) -> Progress:
+    """The progress in a saved state, whose members have learned so many updates."""
+    J = len(learned)
+    sums, products = (
+        saved.tensor(name, (J,) * k, torch.float64).tolist() for name, k in (("sums", 1), ("products", 2))
+    )
+    score = Score(saved.number("count", 0.0), sums, products)
+    history = saved.items("history")
+    changes = tuple(
+        Choice(one.integer(0), one.number(1, 0.0, 1.0), one.number(2, 0.0))
+        for one in (history.items(k, 3) for k in range(len(history)))
+    )
+    numbers = saved.integer("steps"), saved.number("scale", 0.0), saved.integer("started", SETTLED)
+    return Progress(score, saved.integer("active", 0, J - 1), tuple(learned), *numbers, changes)
+
+
+deprecated.makers.append(SelfTuning.of)

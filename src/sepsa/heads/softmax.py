@@ -13,7 +13,7 @@ from torch.nn import functional
 from sepsa.heads.backends.captured_cross_entropy import CapturedSoftmax
 from sepsa.heads.backends.choose import Case, choose
 from sepsa.heads.backends.recorded_cross_entropy import Kind, RecordedBlocks, block_rows, product_precision
-from sepsa.heads.base import parameters, ridge_choice
+from sepsa.heads.base import parameters
 from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, explain_nonfinite, is_integer
 from sepsa.heads.base.newton import NewtonHead
 from sepsa.heads.math.cross_entropy import (
@@ -28,7 +28,6 @@ from sepsa.heads.math.cross_entropy import (
     is_large,
     learned,
     look_large,
-    mean_loss,
     probabilities_of,
     start,
     with_curvature,
@@ -53,14 +52,8 @@ class SoftmaxNewton(NewtonHead):
     over recent samples, where `prior` is the head's weights at `bind`. The curvature remembers about an eighth of the
     samples seen, fewer with `forgetting` below 1; the ridge is never forgotten.
 
-    With `ridge="auto"` the head compares ridges by their losses at samples that they have not learned yet: five in the
-    first 32 updates, which cost five times as much, later the present one and two neighbours for 8 updates after 64,
-    128, 256, ... updates. Choose it where the ridge is unknown and samples do not repeat: a stream, one pass, a text.
-    Over many epochs of a small data set no sample is new, and the chosen ridge is too small.
-
     Args:
         ridge: Strength of the pull towards the initial weights; 1 has the weight of a few samples of unit features.
-            "auto" chooses it; the attribute `ridge` is then the present choice.
         forgetting: Factor in (0, 1] on the curvature of earlier samples, once per update; 1 adds no forgetting.
         bias_ridge: Ridge of the bias. None: 1e-4 (1e-3 in float32) or `ridge`, whichever is smaller; "ridge": `ridge`.
         label_smoothing: Weight in [0, 1) of the uniform distribution in the targets, as in `torch.nn.CrossEntropyLoss`.
@@ -70,7 +63,8 @@ class SoftmaxNewton(NewtonHead):
         linear: The `nn.Linear` that the solver is bound to, or None.
 
     See also:
-        `LogisticNewton` for labels that do not exclude each other; `OnlineLBFGS` where p x p is too large.
+        `SelfTuning.of(SoftmaxNewton)`, which chooses the ridge; `LogisticNewton` for labels that do not exclude each
+        other; `OnlineLBFGS` where p x p is too large.
 
     Examples:
         >>> import torch
@@ -92,7 +86,7 @@ class SoftmaxNewton(NewtonHead):
     def __init__(
         self,
         *,
-        ridge: float | Literal["auto"] = 1.0,
+        ridge: float = 1.0,
         forgetting: float = 1.0,
         bias_ridge: float | Literal["ridge"] | None = None,
         label_smoothing: float = 0.0,
@@ -269,11 +263,7 @@ class SoftmaxNewton(NewtonHead):
             ValueError: A shape, label or probability is wrong, or a value is not finite; nothing was learned.
         """
         linear = self._located()
-        check_rows(linear, features)
-        if is_integer(targets) and targets.dtype != torch.bool and targets.shape == features.shape[:-1]:
-            check_labels(linear, features, targets, sample_weight)
-        else:
-            check_rows(linear, features, targets, sample_weight)
+        self._check(linear, features, targets, sample_weight)
         updates, large = self._updates_now(), is_large(parameters.width(linear), features.shape[:-1].numel())
         if large and sample_weight is None and self._learn_recorded(linear, features, targets, updates):
             return
@@ -300,22 +290,35 @@ class SoftmaxNewton(NewtonHead):
                     finite = bool(flags[0])
                 return new, finite
 
-            def loss(W: Tensor) -> float:
-                return float(mean_loss(self._state, W, Phi, targets, sample_weight, self.label_smoothing))
-
-            new, ridge, choice, finite = self._advanced(linear, before, advance, loss, features)
+            new, finite = advance(self._state, before)
             if not finite:
                 raise self._explain(features, targets, new.W)
             head = new.W.to(linear.weight.dtype)
-        self._assign(head, _state=new, _previous=before, _choice=choice, _updates=updates + 1, ridge=ridge)
+        self._assign(head, _state=new, _previous=before, _updates=updates + 1)
+
+    def _check(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> None:
+        check_rows(linear, features)
+        if is_integer(targets) and targets.dtype != torch.bool and targets.shape == features.shape[:-1]:
+            check_labels(linear, features, targets, sample_weight)
+        else:
+            check_rows(linear, features, targets, sample_weight)
+
+    def _loss_at(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Tensor:
+        linear = self._located()
+        logits = both(linear(features.detach().to(linear.weight.dtype))).reshape(-1, len(self._state.weights))
+        targets = targets.detach().reshape((len(logits), -1) if targets.is_floating_point() else (-1,))
+        t, C = probabilities_of(targets, self._state.weights).to(logits.dtype), logits.shape[1]
+        t = ((1 - self.label_smoothing) * t + self.label_smoothing / C) * self._state.weights.to(logits.dtype)
+        if sample_weight is not None:
+            t = t * sample_weight.reshape(-1, 1).to(logits.dtype)
+        return -(t * logits.log_softmax(1)).sum() / t.sum()
 
     def _learn_recorded(self, linear: nn.Linear, features: Tensor, targets: Tensor, updates: int) -> bool:
         """Learn a large block by a recorded CUDA graph; False: nothing was learned, another route must."""
-        state, choice = self._state, self._choice
-        compares = choice is not None and (bool(choice.ridges) or ridge_choice.is_due(updates, choice))
+        state = self._state
         n, (K, p) = features.shape[:-1].numel(), state.W.shape
         case = Case(linear.weight.device.type, state.W.dtype, p, K, n, contiguous=linear.weight.is_contiguous())
-        if state.A is None or compares or choose("cross-entropy", case).backend != "graph":
+        if state.A is None or choose("cross-entropy", case).backend != "graph":
             return False
         recorded = self._recorded
         if recorded is None or not recorded.lies_in(linear):
@@ -335,11 +338,6 @@ class SoftmaxNewton(NewtonHead):
         Returns:
             The addresses and the settings, which a recording depends on.
         """
-        if self._choice is not None:
-            raise ValueError(
-                'ridge="auto" compares ridges on the host, which a captured step cannot: learn some batches without a '
-                f"graph first, then take SoftmaxNewton(ridge={self.ridge:g}), the ridge that this head has chosen"
-            )
         self.finish_captured()
         linear, state, captured = super()._ready(), self._state, self._captured
         if captured is None or not captured.lies_in(linear):

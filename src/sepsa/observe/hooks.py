@@ -10,22 +10,22 @@ from __future__ import annotations
 import itertools
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sepsa.observe.losses import LossProbe
+from sepsa.observe.observation import Observation
 from sepsa.states.tree import tensors_of
-
-if TYPE_CHECKING:
-    from sepsa.observe.observation import Observation
-    from sepsa.observe.observer import Observer
 
 # Activations that may follow a head, and the solver that learns logits instead.
 ACTIVATIONS = {"sigmoid": "LogisticNewton", "softmax": "SoftmaxNewton", "log_softmax": "SoftmaxNewton"}
+# The function by which torch.compile sees the calls of this thread, if any; older torch: always asked to leave them.
+_compiler_of_frames = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: False)
 # By their numbers, with which the operators find them while they are alive.
-_observers: weakref.WeakValueDictionary[int, Observer] = weakref.WeakValueDictionary()
+_observers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
 
 
@@ -42,7 +42,8 @@ def _learn_head_with_mask(features: Tensor, weight: Tensor, bias: Tensor | None,
     excluded = None if observer is None else observer.learn_compiled(features, weight, bias)
     if excluded is None:
         return features.new_zeros(shape, dtype=torch.bool)
-    return excluded.reshape(shape).clone()  # a graph may overwrite what an operator returned
+    mask: Tensor = excluded.reshape(shape).clone()  # a graph may overwrite what an operator returned
+    return mask
 
 
 _library = torch.library.Library("sepsa", "DEF")  # type: ignore[no-untyped-call]
@@ -57,13 +58,19 @@ _library.impl(  # type: ignore[no-untyped-call]
 )
 
 
+def _scripted(self, input: tuple[Tensor]) -> None:  # type: ignore[no-untyped-def]
+    """The hook of a head that torch.jit.script compiled: there a head does not learn."""
+    return
+
+
 class HeadHook:
     """The forward pre-hook on the head; in a compiled model, an operator of its graph.
 
-    It refers to its observer weakly and is copied and pickled without it: a copied model has a hook that does nothing.
+    It refers to its `Observer`, whose file imports this one, weakly, and is copied and pickled without it: a copied
+    model has a hook that does nothing.
     """
 
-    def __init__(self, observer: Observer | None = None) -> None:
+    def __init__(self, observer: Any = None) -> None:
         self.observer = (lambda: None) if observer is None else weakref.ref(observer)
         self.number = 0 if observer is None else next(_numbers)
         if observer is not None:
@@ -72,7 +79,8 @@ class HeadHook:
         # A solver that holds out samples must see the model's inputs: there a compiled model breaks its graph.
         self.in_graph = not self.holds_out
 
-    def __call__(self, module: nn.Linear, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    def learn_first(self, module: nn.Linear, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Let the head learn before it computes its output, if it is observed."""
         if self.in_graph and torch.compiler.is_compiling():
             # An observation freezes the head where the body learns, so a head that is not frozen is not observed.
             if not self.number or module.weight.requires_grad:
@@ -83,10 +91,19 @@ class HeadHook:
             features = args[0].detach()
             excluded = torch.ops.sepsa.learn_head_with_mask(features, module.weight, module.bias, self.number)
             return torch.where(excluded, features, args[0]), *args[1:]
-        return self.in_eager(args)
+        # torch.compiler.disable, for calls from a graph that breaks here, costs ten times the rest of this method.
+        return self.learn_now(args) if _compiler_of_frames() is None else self.in_eager(args)
+
+    # Registered as a method: torch.jit.script asks a hook for its name, and compiles the source of `_scripted`.
+    learn_first.__wrapped__ = _scripted  # type: ignore[attr-defined]
+    __call__ = learn_first  # models that were pickled before have the object for a hook
 
     def in_eager(self, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        """Let the head learn, where the model is not compiled or breaks its graph here."""
+        """Let the head learn where a compiled model breaks its graph."""
+        return self.learn_now(args)
+
+    def learn_now(self, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Let the head learn, if it is observed. Returns what it is called with where that changes."""
         observer = self.observer()
         if observer is None or (observation := observer.observing()) is None:
             return None
@@ -100,7 +117,7 @@ class HeadHook:
 
 
 class InputHook(HeadHook):
-    """The forward pre-hook on the model, for a solver that identifies samples by the model's inputs."""
+    """The forward pre-hook on an observed model, for a solver that identifies samples by the model's inputs."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # type: ignore[override]
         if not self.in_graph:
@@ -120,7 +137,7 @@ class InputHook(HeadHook):
 
 
 class OutputHook(HeadHook):
-    """The forward hook on head and model until the first observation is over, for an `OutputProbe`."""
+    """The forward hook on head and model in the first observation, for an `OutputProbe`."""
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:  # type: ignore[override]
         if torch.compiler.is_compiling():
@@ -154,59 +171,72 @@ class OutputProbe:
             self.losses.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self.losses = None
 
-    def judge(self, observation: Observation) -> None:
-        """Warn if the model's output differs from its head's, and remove the output hooks."""
-        observer, observed = observation.observer, observation.observed
-        observer.probe = None
-        for module in (observer.head, observer.model):
-            remove_hooks(module, observer, OutputHook)
+    def judge(self, name: str, observed: Tensor | None) -> None:
+        """Warn if the model's output differs from that of its head, of which the rows `observed` have a target."""
         head = self.head
         if head is None or not self.model:
             return
         given = [head.reshape(-1)]
         if observed is not None:  # a model may return the observed rows alone
             given.append(head.reshape(len(observed), -1)[observed].reshape(-1))
-        if not any(
+        if any(
             output.numel() == rows.numel() and torch.equal(output.reshape(-1), rows.to(output))
             for output in self.model
             for rows in given
         ):
-            for follows, solver in ACTIVATIONS.items():
-                values = getattr(head.detach(), follows)(*() if follows == "sigmoid" else (-1,)).reshape(-1)
-                if any(y.numel() == len(values) and torch.allclose(y.reshape(-1), values.to(y)) for y in self.model):
-                    warnings.warn(
-                        f"the model returns the {follows} of its head {observer.name!r}, but the head learns to output "
-                        f"the targets itself: remove the {follows} from the model and use "
-                        f"solver={solver}(), whose loss takes logits",
-                        stacklevel=3,
-                    )
-                    return
-            shapes = ", ".join(str(tuple(output.shape)) for output in self.model)
-            warnings.warn(
-                f"the model's output {shapes} differs from the output of its head {observer.name!r}, "
-                f"{tuple(head.shape)}: a layer follows the head (a sigmoid, a scaling, pooling), or this is not the "
-                "head. The head learns to output the targets itself: pass targets for its own output, or choose "
-                "another nn.Linear by SepSA(model, base, head=...)",
-                stacklevel=3,
-            )
+            return
+        for follows, solver in ACTIVATIONS.items():
+            values = getattr(head.detach(), follows)(*() if follows == "sigmoid" else (-1,)).reshape(-1)
+            if any(y.numel() == len(values) and torch.allclose(y.reshape(-1), values.to(y)) for y in self.model):
+                warnings.warn(
+                    f"the model returns the {follows} of its head {name!r}, but the head learns to output "
+                    f"the targets itself: remove the {follows} from the model and use "
+                    f"solver={solver}(), whose loss takes logits",
+                    stacklevel=5,
+                )
+                return
+        shapes = ", ".join(str(tuple(output.shape)) for output in self.model)
+        warnings.warn(
+            f"the model's output {shapes} differs from the output of its head {name!r}, "
+            f"{tuple(head.shape)}: a layer follows the head (a sigmoid, a scaling, pooling), or this is not the "
+            "head. The head learns to output the targets itself: pass targets for its own output, or choose "
+            "another nn.Linear by SepSA(model, base, head=...)",
+            stacklevel=5,
+        )
 
     def __reduce__(self) -> tuple[type[OutputProbe], tuple[()]]:
         return OutputProbe, ()
 
 
-def hooks_of(module: nn.Module, observer: Observer) -> list[HeadHook]:
+def hook_of(registered: Any) -> HeadHook | None:
+    """The hook that was registered as itself or as its bound method; None: a hook of somebody else."""
+    hook = getattr(registered, "__self__", registered)
+    return hook if isinstance(hook, HeadHook) else None
+
+
+def hooks_of(module: nn.Module, observer: Any) -> list[HeadHook]:
     """The forward pre-hooks of an observer on `module`."""
-    hooks = module._forward_pre_hooks.values()
-    return [hook for hook in hooks if isinstance(hook, HeadHook) and hook.observer() is observer]
+    hooks = map(hook_of, module._forward_pre_hooks.values())
+    return [hook for hook in hooks if hook is not None and hook.observer() is observer]
 
 
-def remove_hooks(module: nn.Module, observer: Observer | None, kind: type[HeadHook] = HeadHook) -> None:
-    """Remove an observer's hooks of a kind from `module`; with None those of copies, which have no observer."""
+def observers_of(model: nn.Module) -> Iterator[Any]:
+    """Yield the observers of the heads in `model`."""
+    for module in model.modules():
+        for registered in module._forward_pre_hooks.values():
+            hook = hook_of(registered)
+            if type(hook) is HeadHook and (observer := hook.observer()) is not None:
+                yield observer
+
+
+def remove_hooks(module: nn.Module, observer: Any, kind: type[HeadHook] = HeadHook) -> None:
+    """Remove an observer's hooks of a kind from `module`; with None those whose observer is gone, or of copies."""
     for hooks, others in (
         (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),
         (module._forward_hooks, (module._forward_hooks_with_kwargs, module._forward_hooks_always_called)),
     ):
-        for key, hook in list(hooks.items()):
+        for key, registered in list(hooks.items()):
+            hook = hook_of(registered)
             if isinstance(hook, kind) and hook.observer() is observer:
                 del hooks[key]
                 for other in others:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from sepsa.heads import RLS, HeadSolver
-from sepsa.heads.self_tuning import SelfTuningRLS
+from sepsa.heads import HeadSolver
 
 # Losses of classes, and the solver whose loss they are.
 CLASSIFICATION = {
@@ -33,8 +32,7 @@ class LossProbe(TorchFunctionMode):
         if not targets.is_floating_point():
             return None
         squeezed = [output for output in outputs if widened(output, targets) is not None]
-        least_squares = isinstance(getattr(solver, "solver", solver), (RLS, SelfTuningRLS))
-        labels = least_squares and bool(((targets == 0) | (targets == 1)).all())
+        labels = bool(((targets == 0) | (targets == 1)).all()) and is_squared(solver)
         if not squeezed and not labels:
             return None
         probe = cls(targets, squeezed, outputs if labels else [])
@@ -62,6 +60,15 @@ class LossProbe(TorchFunctionMode):
                     "the loss targets.view_as(outputs)"
                 )
         return result
+
+
+def is_squared(solver: HeadSolver) -> bool:
+    """Whether the solver's loss is the mean squared error: that of 1 and 3 for targets of 0 and 1 is 5/2."""
+    try:
+        loss = solver.loss(torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0, 1.0]]))
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return bool(torch.isclose(loss, torch.tensor(2.5)))
 
 
 def widened(outputs: Tensor, targets: Tensor) -> tuple[int, ...] | None:

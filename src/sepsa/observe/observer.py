@@ -1,4 +1,4 @@
-"""One head, its solver and the observation in progress, shared by the hook on the head and the optimizer.
+"""A head with the observation in progress, shared by the hook on the head and the optimizer.
 
 The observation in progress is kept here, where the hook on the head finds it, and not on the optimizer: wrappers copy
 an optimizer (Lightning) or hide it (accelerate), and the head must learn there too.
@@ -7,117 +7,106 @@ an optimizer (Lightning) or hide it (accelerate), and the head must learn there 
 from __future__ import annotations
 
 import contextlib
-import math
-import warnings
 from collections.abc import Iterator
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from types import TracebackType
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
 from sepsa import distributed
-from sepsa.distributed import Samples
-from sepsa.heads import Capturable, CapturableByRow, Forgets, HeadSolver, HoldsOut, LearnsPartly, Revertible
-from sepsa.heads.base.checks import check_rows, check_weight
-from sepsa.observe import epochs, ranks
-from sepsa.observe.epochs import Epoch, Known
-from sepsa.observe.hooks import HeadHook, InputHook, OutputHook, OutputProbe, hooks_of, remove_hooks
-from sepsa.observe.rows import are_labels, check_dense, may_be_missing, observed_rows, weight_rows
-
-if TYPE_CHECKING:
-    from sepsa.observe.observation import Observation
-
-
-class StepCheckpoint(NamedTuple):
-    """What `Observer.rollback` restores."""
-
-    state: Any  # the solver's
-    statistics: list[tuple[Tensor, Tensor]]  # buffers of normalization layers, and copies of them
-    body_steps: int
-    forgot: bool
-    epoch: Known | None
+from sepsa.heads import HeadSolver
+from sepsa.observe.hooks import (
+    HeadHook,
+    InputHook,
+    OutputHook,
+    OutputProbe,
+    hook_of,
+    hooks_of,
+    observers_of,
+    remove_hooks,
+)
+from sepsa.observe.observation import Collection, Observation, Observations
+from sepsa.observe.ranks import SharedHead
 
 
-class Observer:
+@overload
+def observe(model: nn.Module, targets: Tensor, sample_weight: Tensor | None = None) -> Observation: ...
+@overload
+def observe(
+    model: nn.Module, targets: Collection, sample_weight: Tensor | Collection | None = None
+) -> Observations: ...
+def observe(model: nn.Module, targets: Any, sample_weight: Any = None) -> Observation | Observations:
+    """Return a context in which the heads of a model learn in its forward pass, as `SepSA.observe` does.
+
+    Choose it where the optimizer is not at hand, or is wrapped by a framework: the heads are found in the model.
+
+    Args:
+        model: The model of a SepSA, or a module around it.
+        targets: As for `SepSA.observe`.
+        sample_weight: As for `SepSA.observe`.
+
+    Returns:
+        A context manager for one forward pass through the model.
+
+    Examples:
+        >>> import sepsa, torch
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = sepsa.SepSA(model, base=torch.optim.SGD)
+        >>> with sepsa.observe(model, torch.ones(5, 1)):
+        ...     outputs = model(torch.ones(5, 2))
+        >>> optimizer.solver.samples
+        5.0
+    """
+    observers = list(observers_of(model))
+    if not observers:
+        raise ValueError(
+            f"no SepSA trains a head of this {type(model).__name__}: make SepSA(model, base) first, keep a reference "
+            "to it, and pass that model or one around it"
+        )
+    if len(observers) == 1 and isinstance(targets, Tensor):
+        return Observation(observers[0], targets, sample_weight)
+    return Observations(observers, targets, sample_weight)
+
+
+class HeadNotReached(RuntimeError):
+    """The forward inside `observe` did not reach the head."""
+
+
+class Observer(SharedHead):
     """One head, its solver and the observation in progress, shared by the hook on the head and the optimizer."""
 
-    forget_per_step = False  # False: the solver forgets in every update
-    forgot = False  # whether the solver has forgotten since the body's last step
-    expects_missing = False  # whether the last batch had samples without a target
-    since_forgetting = 0  # samples that the solver has learned since it forgot
+    current: Observation | None = None
 
     def __init__(
-        self,
-        model: nn.Module,
-        name: str,
-        head: nn.Linear,
-        solver: HeadSolver,
-        process_group: Any = "auto",
-        epoch: Epoch | None = None,
-        is_default: bool = False,
+        self, model: nn.Module, name: str, head: nn.Linear, solver: HeadSolver, process_group: Any = "auto"
     ) -> None:
-        self.model, self.name, self.head, self.solver = model, name, head, solver
+        super().__init__(model, name, head, solver)
         self.process_group = process_group
-        self.epoch = epoch  # None: the solver's own setting decides what it remembers
-        self.is_default = is_default  # whether the solver is the default one, whose ridge follows the epoch too
-        self.started_together = False  # whether all ranks have had one start
-        self.joined: Any = None  # the DistributedDataParallel whose ranks may run out of batches
-        self.head_fraction = 1.0
-        self.generator = torch.Generator().manual_seed(torch.initial_seed())
-        self.current: Observation | None = None
-        self.body_steps = 0
-        self.observed = False  # whether the head has learned since the body's last step
-        self.warned = self.warned_alone = False
-        self.probe: OutputProbe | None = OutputProbe()
+        self.probe: OutputProbe | None = None if model is head else OutputProbe()
         self.attach()
 
-    def attach(self) -> None:
-        """Put the hooks on head and model, in place of those of another observer."""
-        self.holds_out = isinstance(self.solver, HoldsOut)
-        self.sharded = distributed.sharded_group(self.model)
-        self.revertible = isinstance(self.solver, Revertible)
-        self.partial_targets = isinstance(self.solver, LearnsPartly) and self.solver.learns_partly
-        self.normalizations = [module for module in self.model.modules() if hasattr(module, "track_running_stats")]
-        for hook in list(self.head._forward_pre_hooks.values()):
-            if isinstance(hook, HeadHook):  # of an earlier observer, or copied with the model
-                for module in (self.head, self.model):
-                    remove_hooks(module, hook.observer())
-        for kind, name in ((HeadHook, "in_eager"), (InputHook, "note")):
-            if not hasattr(
-                getattr(kind, name), "_torchdynamo_disable"
-            ):  # done here because it takes a second, which import would pay
-                setattr(kind, name, torch.compiler.disable(getattr(kind, name)))  # type: ignore[no-untyped-call]
-        head = {id(parameter) for parameter in self.head.parameters()}
-        self.body = [parameter for parameter in self.model.parameters() if id(parameter) not in head]
-        self.head.register_forward_pre_hook(HeadHook(self))
-        if self.model is not self.head:
-            if self.holds_out:
-                self.hear_inputs()
-            if self.probe is not None:
-                self.head.register_forward_hook(OutputHook(self))
-                self.model.register_forward_hook(OutputHook(self))
+    # ------------------------------------------------------------------ hooks
 
-    def hear_inputs(self) -> None:
-        """Put the hook for inputs on the model, unless it is there."""
-        if not any(isinstance(hook, InputHook) for hook in hooks_of(self.model, self)):
-            self.model.register_forward_pre_hook(InputHook(self), with_kwargs=True)
+    def attach(self) -> None:
+        """Put the hook on the head, in place of those of an earlier observer."""
+        self.look()
+        for kind, name in ((HeadHook, "in_eager"), (InputHook, "note")):
+            if not hasattr(getattr(kind, name), "_torchdynamo_disable"):
+                # Done here because it takes a second, which import would pay.
+                setattr(kind, name, torch.compiler.disable(getattr(kind, name)))  # type: ignore[no-untyped-call]
+        for module in self.model.modules():
+            remove_hooks(module, None)  # of observers that are gone, or copied with the model
+        for registered in list(self.head._forward_pre_hooks.values()):
+            earlier = hook_of(registered)
+            for module in self.model.modules() if earlier is not None else ():
+                remove_hooks(module, earlier.observer())  # type: ignore[union-attr]
+        self.head.register_forward_pre_hook(HeadHook(self).learn_first)
 
     def detach(self) -> None:
         for module in (self.head, self.model):
             remove_hooks(module, self)
-
-    @property
-    def attached(self) -> bool:
-        """Whether the hook on the head is this observer's."""
-        return bool(hooks_of(self.head, self))
-
-    def observing(self) -> Observation | None:
-        """The observation in progress to which a pass in this thread belongs, if any."""
-        observation = self.current
-        if observation is None or observation.learning or observation.thread != get_ident():
-            return None
-        return observation
 
     @contextlib.contextmanager
     def one_graph(self) -> Iterator[None]:
@@ -134,6 +123,93 @@ class Observer:
             for hook in hooks:
                 hook.in_graph = not hook.holds_out
 
+    # ------------------------------------------------------------------ the observation in progress
+
+    def begin(self, observation: Observation, statistics: bool) -> None:
+        """Make this the observation in progress, with a checkpoint, that of the model's statistics on request."""
+        observation.thread = get_ident()
+        if self.current is not None:
+            if self.current.thread != observation.thread:
+                raise RuntimeError(
+                    f"observe or predict is active in another thread, and one thread at a time can use the head "
+                    f"{self.name!r}: hold a lock around observe, backward and step, or give each thread a model"
+                )
+            raise RuntimeError("observe is already active: use one observe for each forward pass")
+        self.check_shape()
+        if not observation.captured:
+            observation.ranks = distributed.is_initialized()
+            observation.before = self.checkpoint(statistics)
+        # Among ranks not yet: whether a DistributedDataParallel waits for the head's gradient is known in its forward.
+        if not observation.ranks:
+            for parameter in self.body:  # `any` of a generator takes four times as long
+                if parameter.requires_grad:
+                    observation.freeze(self.head)
+                    break
+        if self.holds_out and self.model is not self.head:
+            self.model.register_forward_pre_hook(InputHook(self), with_kwargs=True)
+        if self.probe is not None:
+            for module in (self.head, self.model):
+                module.register_forward_hook(OutputHook(self))
+        self.current = observation
+
+    def check_shape(self) -> None:
+        """Raise an error for a head of another shape than the solver has."""
+        weight = self.head._parameters["weight"]  # four times as fast as `head.weight`
+        shape = self.shape if weight is None else weight.shape
+        if shape != self.shape:
+            raise ValueError(
+                f"head {self.name!r} has a weight of shape {tuple(shape)} and had {tuple(self.shape)} when this SepSA "
+                "was made: make a new SepSA, with a new solver, after changing a head"
+            )
+
+    def end(self, observation: Observation, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End the observation in progress; raises an error where the pass did not reach the head."""
+        missed = self._missed() if error is None and not observation.learned else error
+        try:
+            if observation.ranks and not observation.reached and isinstance(missed, Exception):
+                self.report_failure(missed, None if isinstance(missed, HeadNotReached) else trace)
+        finally:
+            self.current = None
+            observation.thaw()
+            if self.holds_out:
+                remove_hooks(self.model, self, InputHook)
+            if self.probe is not None:
+                self.probe.stop()
+                for module in (self.head, self.model):
+                    remove_hooks(module, self, OutputHook)
+        if error is None and missed is not None:
+            raise missed
+
+    def judge(self, observation: Observation) -> None:
+        """Warn, after the first observation, of a model that does not return its head's output."""
+        probe, self.probe = self.probe, None
+        if probe is not None:
+            probe.judge(self.name, observation.observed)
+
+    def _missed(self) -> HeadNotReached:
+        if not hooks_of(self.head, self):
+            return HeadNotReached(
+                f"this SepSA no longer trains the head {self.name!r}: a later SepSA took it over, or detach() was "
+                "called; observe with the later one, or make another"
+            )
+        if all(module is not self.head for module in self.model.modules()):
+            return HeadNotReached(
+                f"the model no longer has the head {self.name!r} of this SepSA, which was replaced: nothing was "
+                "learned; make a new SepSA after changing the model"
+            )
+        return HeadNotReached(
+            f"the forward inside observe never reached the head {self.name!r}: nothing was learned; run the model "
+            "of this SepSA (optimizer.model, not a later one or a copy) inside the context and in its thread, or name "
+            "the right head in SepSA(model, base, head=...)"
+        )
+
+    def observing(self) -> Observation | None:
+        """The observation in progress to which a pass in this thread belongs, if any."""
+        observation = self.current
+        if observation is None or observation.learning or observation.thread != get_ident():
+            return None
+        return observation
+
     def learn(self, observation: Observation, features: Tensor) -> Tensor:
         """Let the head learn. Returns the features that the head is called with."""
         if observation.learned:
@@ -142,15 +218,13 @@ class Observer:
                 "use one observe for each pass through the model"
             )
         observation.reached = observation.learning = True  # so that the solver may call its head
-        if self.epoch is not None:
-            self.note_samples(observation, features.numel() // features.shape[-1])
         try:
             if observation.captured:
-                excluded = self._learn_captured(observation, features)
-            elif observation.ranks and self.process_group is not None and (group := ranks.group_of(self)) is not None:
-                excluded = ranks.learn_together(self, group, observation, features)
+                excluded = self.learn_captured(observation, features)
+            elif observation.ranks and self.process_group is not None and (group := self.group()) is not None:
+                excluded = self.learn_together(group, observation, features)
             else:
-                excluded = self._learn_alone(observation, features)
+                excluded = self.learn_alone(observation, features)
         finally:
             observation.learning = False
         observation.learned = self.observed = True
@@ -170,202 +244,16 @@ class Observer:
         if observation is None:
             return None
         frozen, observation.frozen = observation.frozen, ()
-        self.learn(observation, features)
-        observation.frozen = frozen
+        try:
+            self.learn(observation, features)
+        finally:
+            observation.frozen = frozen
         for copy, parameter in ((weight, self.head.weight), (bias, self.head.bias)):
             if copy is not None and copy.data_ptr() != parameter.data_ptr():
                 copy.copy_(parameter.detach())
         return observation.excluded
 
-    def _learn_alone(self, observation: Observation, features: Tensor) -> Tensor | None:
-        """Let the head learn this process's rows that have a target. Returns the mask `excluded_rows`."""
-        targets, weight = observation.targets, observation.sample_weight
-        try:
-            # Reading targets on a GPU makes the host wait for the forward pass. So there the solver, which checks its
-            # result, finds the first batch with missing targets, unless rows are drawn and it may not see them.
-            look = may_be_missing(targets) if targets.is_cpu else self.expects_missing or self.head_fraction < 1.0
-            if look:
-                observation.observed = observed_rows(features, targets, self.partial_targets)
-                self.expects_missing = observation.observed is not None
-            return self._learn_observed(observation, features)
-        except Exception as error:
-            check_dense("features", features)
-            check_dense("targets", targets)
-            if weight is not None:
-                check_dense("sample_weight", weight)
-            if observation.observed is not None or not isinstance(error, ValueError):
-                raise
-            observation.observed = observed_rows(features, targets, self.partial_targets)
-            if observation.observed is None:
-                raise
-        self.expects_missing = True
-        return self._learn_observed(observation, features)
-
-    def _learn_observed(self, observation: Observation, features: Tensor) -> Tensor | None:
-        """Let the head learn `head_fraction` of the observed rows. Returns the mask `excluded_rows`."""
-        if observation.observed is None and self.head_fraction == 1.0:
-            identity = observation.identity(features.numel() // features.shape[-1]) if self.holds_out else None
-            self.update(features, observation.targets, observation.sample_weight, identity)
-            return self.held_out if self.holds_out else None
-        self.check_samples(observation, features, per_output_weight=self.partial_targets)
-        samples, rows = self.draw(observation, features)
-        if not len(rows):
-            return self.excluded_rows(observation, features, None)
-        self.update(*samples)
-        return self.excluded_rows(observation, features, self.held_out, rows)
-
-    def _learn_captured(self, observation: Observation, features: Tensor) -> Tensor | None:
-        """Let the head learn inside a CUDA graph, without the host. Returns the mask `excluded_rows`."""
-        rows = features.detach().reshape(-1, features.shape[-1])
-        targets, n = observation.targets.reshape(len(rows), -1), len(rows)
-        count = math.ceil(self.head_fraction * n)
-        drawn = None
-        if count < n:
-            drawn = torch.rand(n, device=rows.device).topk(count).indices
-            rows, targets = rows[drawn], targets[drawn]
-        if observation.group is not None:
-            rows, targets = (distributed.gather_equal(observation.group, part) for part in (rows, targets))
-        if not self.holds_out or observation.rows is None:
-            observation.finite = cast(Capturable, self.solver).update_captured(rows, targets)
-            return None
-        names = observation.rows
-        if len(names) != n:
-            raise ValueError(
-                f"a captured solver that holds out samples needs one row of features for each, got {n} for "
-                f"{len(names)} samples: use optimizer.learn without a graph"
-            )
-        names = names if drawn is None else names[drawn]
-        observation.finite = cast(CapturableByRow, self.solver).update_captured(rows, targets, names)
-        return self.excluded_rows(observation, features, self.held_out, drawn)
-
-    def update(self, features: Tensor, targets: Tensor, weight: Tensor | None, identity: Tensor | None) -> None:
-        """Let the solver learn these samples; with `forget_per_step` it forgets once for each step of the body."""
-        options = {"identity": identity} if self.holds_out else {}
-        if not self.forget_per_step:
-            self.solver.update(features, targets, weight, **options)
-            return
-        solver = cast(Forgets, self.solver)
-        try:
-            solver.forgets = not self.forgot
-            self.solver.update(features, targets, weight, **options)
-        finally:
-            solver.forgets = True
-        self.forgot = True
-
-    def note_samples(self, observation: Observation, n: int) -> None:
-        """Take note of n samples, and let the solver remember one epoch where its length is known."""
-        assert self.epoch is not None
-        if observation.ranks:
-            if self.epoch.told:
-                raise ValueError(
-                    "epoch is for one process: among ranks use a solver with its own forgetting, as "
-                    "RLS(forgetting=1 - batch / samples) with the samples of all ranks"
-                )
-            return
-        if observation.captured:
-            return  # `follow_epoch` was called before the graph
-        watched = self.epoch.watches
-        self.epoch.note(observation.identity(n) if watched else None, observation.targets, n)
-        if watched and not self.epoch.watches and not self.holds_out:
-            remove_hooks(self.model, self, InputHook)
-        self.follow_epoch(n)
-
-    def follow_epoch(self, n: int) -> None:
-        """From the second epoch on, let the solver forget so much before it learns n samples that it remembers one."""
-        since, self.since_forgetting = self.since_forgetting, n + self.since_forgetting * self.forgot
-        epoch, solver = self.epoch, cast(Any, self.solver)
-        if epoch is None or epoch.length is None or epoch.samples <= epoch.length or self.forgot:
-            return
-        n = max(n, since) if self.forget_per_step else n
-        solver.forgetting = epochs.forgetting(epoch.length, n, self.head.in_features)
-        if self.is_default and not epoch.followed and any(parameter.requires_grad for parameter in self.body):
-            epoch.followed = 1
-            solver.raise_ridge(max(epochs.ridge(max(n, epoch.batch)), solver.ridge))
-
-    def check_samples(self, observation: Observation, features: Tensor, per_output_weight: bool) -> None:
-        """Raise an error for samples that cannot be indexed by rows; the solver checks integer targets."""
-        targets = observation.targets
-        integers = not targets.is_floating_point() and (self.partial_targets or are_labels(features, targets))
-        check_rows(self.head, features, None if integers else targets)
-        if not per_output_weight:
-            check_weight(self.head, features, observation.sample_weight)
-
-    def draw(self, observation: Observation, features: Tensor) -> tuple[Samples, Tensor]:
-        """Draw `head_fraction` of the observed rows at random. Returns the samples and the indices of their rows."""
-        targets, sample_weight = observation.targets, observation.sample_weight
-        flat = features.reshape(-1, features.shape[-1])
-        n = len(flat)
-        if observation.observed is None:
-            rows = torch.randperm(n, generator=self.generator)
-        else:
-            rows = observation.observed.nonzero()[:, 0].cpu()
-            if self.head_fraction < 1.0:
-                rows = rows[torch.randperm(len(rows), generator=self.generator)]
-        rows = rows[: math.ceil(self.head_fraction * len(rows))].to(flat.device)
-        weight = None if sample_weight is None else weight_rows(sample_weight, n)[rows]
-        targets = targets.reshape(-1) if are_labels(features, targets) else targets.reshape(n, -1)
-        identity = observation.identity(n) if self.holds_out else None
-        if identity is not None:
-            identity = identity[rows // (n // len(identity))]
-        return Samples(flat[rows], targets[rows], weight, identity), rows
-
-    @property
-    def held_out(self) -> Tensor | None:
-        """The solver's mask of the samples that it held out of the last update; None: no sample."""
-        return cast(HoldsOut, self.solver).held_out if self.holds_out else None
-
-    def excluded_rows(
-        self, observation: Observation, features: Tensor, held: Tensor | None, rows: Tensor | None = None
-    ) -> Tensor | None:
-        """A mask (n,) of the rows from which the body must not learn: held out, or without a target. None: no row.
-
-        `held` says for each of `rows`, or of all, whether the solver held it out.
-        """
-        if held is not None and rows is not None:
-            held = held.new_zeros(features.numel() // features.shape[-1]).index_put((rows,), held)
-        if observation.observed is None:
-            return held
-        return ~observation.observed if held is None else held | ~observation.observed
-
-    def body_moved(self) -> None:
-        """Count a step of the body; warn once if the head has a gradient but has not learned since the last step."""
-        self.body_steps += 1
-        if not self.observed and not self.warned:
-            weight = self.head._parameters["weight"]
-            if weight is not None and weight.grad is not None:
-                self.warned = True
-                warnings.warn(
-                    f"the head {self.name!r} has learned nothing since the last step, so it did not change: run the "
-                    "model inside `with optimizer.observe(targets):`, or inside `with sepsa.observe(model, targets):` "
-                    "where the optimizer is wrapped",
-                    stacklevel=3,
-                )
-        self.observed = self.forgot = False
-
-    def checkpoint(self) -> StepCheckpoint:
-        """The state that a forward pass in training mode changes, for `rollback`."""
-        statistics = [
-            (buffer, buffer.clone())
-            for module in self.normalizations
-            if module.training
-            for buffer in module._buffers.values()
-            if buffer is not None
-        ]
-        state = cast(Revertible, self.solver).checkpoint() if self.revertible else None
-        epoch = None if self.epoch is None else self.epoch.known()
-        return StepCheckpoint(state, statistics, self.body_steps, self.forgot, epoch)
-
-    def rollback(self, checkpoint: StepCheckpoint, learned: bool) -> None:
-        """Restore `checkpoint` after a step that failed before the body moved; `learned`: after the head's update."""
-        if self.body_steps != checkpoint.body_steps:
-            return
-        if self.revertible and learned:
-            cast(Revertible, self.solver).rollback(checkpoint.state)
-            self.forgot = checkpoint.forgot
-            if self.epoch is not None and checkpoint.epoch is not None:
-                self.epoch.load(checkpoint.epoch)
-        for buffer, before in checkpoint.statistics:
-            buffer.copy_(before)
+    # ------------------------------------------------------------------ copies
 
     def __getstate__(self) -> dict[str, Any]:
         own = {"generator": self.generator.get_state(), "current": None, "sharded": None, "joined": None}

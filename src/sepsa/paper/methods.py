@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim import Optimizer
 
 from sepsa.capture import PlainStep, Step, capture, first_order_step
-from sepsa.heads import RLS, Capturable, HeadSolver, SoftmaxNewton
+from sepsa.heads import RLS, Capturable, HeadSolver, SelfTuning, SoftmaxNewton
 from sepsa.optimizer import SepSA
 from sepsa.paper.slimtik import PublishedSlimTik, SlimTik
 
@@ -178,7 +178,7 @@ def build(
         optimizer = separable(model, RLS(ridge=ridge, forgetting=forgetting, bias_ridge="ridge"), body, lr, decay)
         return Trainer(model, optimizer, halving=halving and name != TUNED)
     if name == SELF_TUNING:
-        return Trainer(model, separable(model, RLS(ridge="auto", forgetting="auto", bias_ridge="ridge"), body, lr))
+        return Trainer(model, separable(model, SelfTuning.of(RLS, bias_ridge="ridge"), body, lr))
     if name == NEWTON:
         solver = SoftmaxNewton(ridge=ridge, forgetting=forgetting, bias_ridge="ridge")
         return Trainer(model, separable(model, solver, "Adam", lr), solver.loss, halving=halving)

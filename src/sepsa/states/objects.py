@@ -369,8 +369,11 @@ def build(kind: str, configuration: Any, state: Any, name: str, size: int) -> An
 
 
 def check_kind(kind: str, given: Any, name: str) -> None:
-    """Raise an error for an object of another class than the one that was saved."""
-    if not has_state(given) or class_name(given) != kind:
+    """Raise an error for an object of another class than the one that was saved.
+
+    A class that reads the states of earlier classes names these in `reads_states_of`.
+    """
+    if not has_state(given) or kind not in (class_name(given), *getattr(given, "reads_states_of", ())):
         raise CheckpointError(f"{name} holds a {kind}, and into is a {type(given).__name__}")
 
 

@@ -1,7 +1,8 @@
-"""Checks of the saved state of a base optimizer and of SepSA's own part of it, before anything is changed."""
+"""The saved state of a base optimizer and SepSA's own part of it, checked before anything is changed."""
 
 from __future__ import annotations
 
+import io
 import math
 from typing import Any
 
@@ -39,8 +40,25 @@ def check_own_state(own: object, body: list[list[list[int]]]) -> None:
         torch.Generator().set_state(generator.cpu())
     except (RuntimeError, TypeError) as error:
         raise damaged(f"{name}['generator']", "the state of a generator", error) from None
+    samples = own.get("samples", 0)
+    if type(samples) is not int or samples < 0:
+        raise damaged(f"{name}['samples']", "a number of samples", brief(samples))
     if not same_shapes(own["body"], body):
         raise ValueError(f"state_dict belongs to a body with parameter shapes {own['body']}, this one has {body}")
+
+
+def noticed_epoch(own: dict[str, Any]) -> float:
+    """The length of an epoch in a state of version 0.2, which noticed epochs and set the forgetting; 0: none."""
+    epoch = own.get("epoch")
+    length: Any = epoch.get("length") if isinstance(epoch, dict) else None
+    return float(length) if is_number(length) and length > 0 else 0.0
+
+
+def samples_of(own: dict[str, Any]) -> int:
+    """The samples that were offered to the head, also of a state of version 0.2."""
+    epoch = own.get("epoch")
+    before = epoch.get("samples") if isinstance(epoch, dict) else 0
+    return int(own.get("samples", before if isinstance(before, int) else 0))
 
 
 def same_shapes(given: Any, body: Any) -> bool:
@@ -134,3 +152,31 @@ def check_moments(entries: Entries, parameter: Tensor, live: dict[str, Any] | No
 def negative(value: Any) -> bool:
     """Whether this is a number below 0 or an infinite one."""
     return is_number(value) and (value < 0 or math.isinf(value))
+
+
+def packed(own: dict[str, Any]) -> bytes:
+    """SepSA's own state as bytes, which torch.distributed.checkpoint neither splits nor casts."""
+    file = io.BytesIO()
+    torch.save(own, file)
+    return file.getvalue()
+
+
+def unpacked(name: str, own: object) -> Any:
+    """SepSA's own state from the entry of this name; an error where it is not what `packed` returned."""
+    try:
+        return torch.load(io.BytesIO(own), weights_only=True)  # type: ignore[arg-type]
+    except Exception as error:
+        raise damaged(name, "the bytes that state_dict() wrote", f"{brief(own)} ({type(error).__name__})") from None
+
+
+def numbered(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """The state with parameters by number, where torch.distributed.checkpoint wrote their names."""
+    groups: Any = state_dict.get("param_groups")
+    is_list = isinstance(groups, list)
+    if not is_list or not all(isinstance(g, dict) and isinstance(g.get("params"), list) for g in groups):
+        raise damaged("state_dict['param_groups']", "a list of groups with their params", brief(groups))
+    names = [name for group in state_dict["param_groups"] for name in group["params"]]
+    place = {name: k for k, name in enumerate(names)}
+    groups = [group | {"params": [place[name] for name in group["params"]]} for group in state_dict["param_groups"]]
+    state = {place.get(name, name): entry for name, entry in state_dict["state"].items()}
+    return state_dict | {"param_groups": groups, "state": state}

@@ -94,8 +94,8 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
             weight_decay: The body's weight decay.
             ridge: The head's ridge; 10 has the weight of ten rows of unit features. "auto": `partial_fit` also tries 1
                 and 100.
-            forgetting: The head's forgetting factor in (0, 1]; below 1 it follows drift. "auto": several heads in
-                `partial_fit`, 0.98 per mini-batch in `fit`.
+            forgetting: The head's forgetting factor in (0, 1]; below 1 it follows drift. It acts once a row in
+                `partial_fit`, once a mini-batch in `fit`. "auto": several heads in `partial_fit`, 0.98 in `fit`.
             loss: "huber" bounds the influence of a row in `partial_fit`; "squared" does not, and `fit` never does.
             batch_size: Rows per step. "auto": 1 in `partial_fit`, mini-batches in `fit`.
             max_iter: The largest number of passes of `fit`; large tables get fewer.

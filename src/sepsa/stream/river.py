@@ -91,8 +91,8 @@ class StreamModel(Saves, base.Estimator):
             lr: The body's learning rate.
             weight_decay: The body's weight decay.
             ridge: The head's ridge; 10 has the weight of ten samples of unit features. "auto" also tries 1 and 100.
-            forgetting: The head's forgetting factor in (0, 1]; below 1 it follows drift. "auto" mixes heads with and
-                without forgetting by their recent errors.
+            forgetting: The head's forgetting factor in (0, 1], which acts once a sample; below 1 it follows drift.
+                "auto" mixes heads with and without forgetting by their recent errors.
             loss: "huber" bounds the influence of a sample; "squared" does not.
             missing: What a missing feature means: its "mean", the number "zero", or "auto" to decide for each feature.
             max_features: The number of features with inputs of their own; the cost grows with its square.

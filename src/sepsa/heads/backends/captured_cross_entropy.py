@@ -12,7 +12,7 @@ from sepsa.heads.backends.memory import HeadMemory
 from sepsa.heads.base import parameters
 from sepsa.heads.math.cross_entropy import CrossEntropyState, UpdateSettings, learned, root, with_root
 from sepsa.heads.math.least_squares import andrews
-from sepsa.heads.math.ridge import rotation
+from sepsa.heads.math.ridge import due
 
 
 class CapturedSoftmax(HeadMemory):
@@ -38,7 +38,7 @@ class CapturedSoftmax(HeadMemory):
         self.finish()
         x, now = features.detach().reshape(-1, self.k), self.now
         (K, p), n = now.W.shape, len(x)
-        c = rotation(p, settings.forgetting, at_least=n)
+        c = due(p, settings.forgetting, at_least=n)
         case = Case(x.device.type, now.W.dtype, p, K, n, c, contiguous=self.weight.is_contiguous())
         chosen = choose("captured cross-entropy", case)
         finite: Tensor

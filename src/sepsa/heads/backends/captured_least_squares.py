@@ -22,7 +22,7 @@ from sepsa.heads.math.least_squares import (
     learn_rows,
     whiten,
 )
-from sepsa.heads.math.ridge import coordinates, rotation
+from sepsa.heads.math.ridge import coordinates, due
 
 
 class CapturedState(HeadMemory):
@@ -59,11 +59,22 @@ class CapturedState(HeadMemory):
             getattr(self, name).copy_(getattr(state, name))
         self.tally.copy_(torch.as_tensor(counters[[STEPS, SAMPLES, CURSOR]]))
 
-    def update(self, features: Tensor, targets: Tensor, lam: float) -> Tensor:
-        """Learn rows; returns whether they were finite (0-d). The update of T may be left to `finish`."""
+    def update(self, features: Tensor, targets: Tensor, lam: float, keep: Tensor | None = None) -> Tensor:
+        """Learn rows, those in `keep` (n,) if given; returns whether they were finite (0-d).
+
+        The update of T may be left to `finish`.
+        """
         self.finish()
         x, y = features.detach().reshape(-1, self.k), targets.detach().reshape(-1, len(self.W))
-        (m, p), n, count = self.W.shape, len(x), rotation(len(self.T), lam)
+        if keep is None:
+            return self._learn(x, y, lam)
+        some = keep.any()
+        finite = self._learn(x, torch.where(some, y, torch.nan), lam, keep)  # what is not finite changes nothing
+        self.tally[1].sub_(torch.where(finite, (~keep).sum(), 0))
+        return finite | ~some
+
+    def _learn(self, x: Tensor, y: Tensor, lam: float, keep: Tensor | None = None) -> Tensor:
+        (m, p), n, count = self.W.shape, len(x), due(len(self.T), lam)
         case = Case(x.device.type, self.Z.dtype, p, m, n, count, contiguous=self.weight.is_contiguous())
         chosen = choose("captured least squares", case)
         finite: Tensor
@@ -72,9 +83,11 @@ class CapturedState(HeadMemory):
             if n == 1:
                 finite = kernels.rank_one(self, x, y, *settings)
             else:
-                self._unfinished, finite = kernels.block(self, x, y, *settings)
+                self._unfinished, finite = kernels.block(self, x, y, *settings, keep)
             return finite
         Phi, Y = rows(self.linear, x, self.Z.dtype), y.to(self.Z.dtype)
+        if keep is not None:
+            Phi, Y = Phi * keep[:, None], torch.where(keep[:, None] | ~Y.isfinite(), Y, 0)
         at = coordinates(p, count, self.tally[2].long(), x.device) if count else None
         faded = fade(LeastSquaresState(self.T, self.W, None, self.energy, self.ridge_left), lam)
         F, E = whiten(faded, Phi, Y)

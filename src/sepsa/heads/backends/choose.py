@@ -75,7 +75,6 @@ class Case(NamedTuple):
     outputs: int = 1
     rows: int = 1
     restored: int = 0  # coordinates that get their ridge back
-    candidates: int = 1
     head_dtype: torch.dtype = torch.float32
     contiguous: bool = True  # the head's weight
 
@@ -128,11 +127,6 @@ TABLE: dict[str, tuple[BackendRow, ...]] = {
         ),
         BackendRow("torch", "torch_least_squares:TorchBackend", _always),
     ),
-    # Above 96 columns LAPACK's Cholesky factors cost less than compiled loops without a call.
-    "candidates": (
-        BackendRow("numba", "numba_candidates", _compiles, lambda c: c.width <= 96),
-        BackendRow("torch", "", _always),
-    ),
     # Large blocks of samples; smaller ones, and those that a graph refuses, are torch's.
     "cross-entropy": (
         BackendRow("graph", "recorded_cross_entropy:RecordedBlocks", _on_cuda),
@@ -164,22 +158,6 @@ TABLE: dict[str, tuple[BackendRow, ...]] = {
                 and c.width + c.outputs <= 1024
                 and c.rows <= 64
                 and c.rows + c.restored <= min(128, c.width - 1)
-            ),
-        ),
-        BackendRow("torch", "", _always),
-    ),
-    # One program eliminates p rows; beyond 256 torch's batched factors are faster.
-    "captured candidates": (
-        BackendRow(
-            "triton",
-            "triton.candidates",
-            lambda c: (
-                _has_kernels(c)
-                and c.dtype == torch.float64
-                and c.width <= 256
-                and c.rows <= 64
-                and c.outputs <= 64
-                and c.candidates <= 15
             ),
         ),
         BackendRow("torch", "", _always),

@@ -34,7 +34,7 @@ from sepsa.heads.backends.torch_least_squares import TorchBackend
 from sepsa.heads.base.parameters import follow, store
 from sepsa.heads.math import least_squares
 from sepsa.heads.math.least_squares import CURSOR, GROWTH, PENDING, LeastSquaresState
-from sepsa.heads.math.ridge import coordinates, next_cursor, rotation
+from sepsa.heads.math.ridge import coordinates, due, next_cursor
 from sepsa.interrupt import DeferredInterrupt
 
 # A number of rows is recorded at its third update, and tried again _RETRY updates after one that left another kind of
@@ -68,7 +68,7 @@ class RecordedUpdate:
         self.norms = torch.empty(3, dtype=dtype).pin_memory()  # of F, E and W, for the host
         self.limit = math.sqrt(least_squares.limit_of(p, n, lam, dtype))
         settings = lam, backend.ridge, backend.prior
-        count = rotation(p, lam)
+        count = due(p, lam)
         in_place = p > choose.RECORDED_COPIES
         stream, aside = streams(device)
 

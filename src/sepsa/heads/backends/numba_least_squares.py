@@ -36,7 +36,7 @@ from sepsa.heads.math.least_squares import (
     STEPS,
     LeastSquaresState,
 )
-from sepsa.heads.math.ridge import rotation
+from sepsa.heads.math.ridge import due, next_cursor
 from sepsa.jit import announce_compilation, cached
 
 # Not "nnan" and "ninf": the kernels look for NaN and Inf.
@@ -207,10 +207,7 @@ def whiten(T, W, Phi, Y, F, E):
     return size, error
 
 
-@_inner
-def restored_coordinate(cursor, i, p):
-    """The i-th of the coordinates that an update restores, by the rule of `math.ridge`."""
-    return (cursor + i) % p
+restored_coordinate = _inner(next_cursor)  # the i-th of the coordinates that an update restores
 
 
 @_inner
@@ -501,11 +498,17 @@ class NumbaBackend(TorchBackend):
         else:
             total = self._fill(block, features, targets, sample_weight)
         self.version.zero_()
-        count = 0 if forgetting == 1.0 else rotation(block.Phi.shape[1], forgetting)
+        count = due(block.Phi.shape[1], forgetting)
         outcome = update(self.memory, block.memory, self.weight, self.bias, x, y, forgetting, total, count)
         if outcome == TOO_LARGE:
             return self.learn_rows(block.Phi, block.Y, total, forgetting)
         return block.Phi if outcome == LEARNED else None
+
+    def error(self) -> float:
+        """The mean squared error of the last rows before they were learned, if they had no weights."""
+        assert self.block is not None
+        E = self.block.memory[-self.block.Y.numel() :]
+        return float(E @ E / E.size)
 
     def _block(self, n: int) -> Block:
         m, p = self.state.W.shape

@@ -2,46 +2,45 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads.base import parameters, ridge_choice
+from sepsa.heads.base import parameters
 from sepsa.heads.base.checks import bias_setting, check_rows, explain_nonfinite, ridge_setting
+from sepsa.heads.base.deprecated import AcceptsAuto
 from sepsa.heads.base.head import OwnsHead
-from sepsa.heads.base.ridge_choice import RidgeChoice
 from sepsa.heads.base.state_checks import check_root, read_ridges, read_solver
-from sepsa.heads.math.candidates import Choice, power_of_ten
 from sepsa.heads.math.cross_entropy import CrossEntropyState, with_ridge, with_root
 from sepsa.heads.protocols import PrecisionWarning
 from sepsa.states import schema
 from sepsa.states.schema import Entries
 from sepsa.validation import in_range
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _SMALL_RIDGE = 1e-12
 KEYS = CrossEntropyState._fields[:-3]  # weights and ridge follow from the settings, T from A
 
 
-class NewtonHead(OwnsHead):
+class NewtonHead(AcceptsAuto, OwnsHead):
     """Base of `SoftmaxNewton` and `LogisticNewton`; not a head by itself."""
 
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
     settings: ClassVar[tuple[str, ...]]  # arguments that a state keeps, beside the ridges
     _state: CrossEntropyState
-    _replaced = ("_state", "_previous", "_choice", "_updates", "ridge")
-    _choice: RidgeChoice | None  # None: the ridge is given
+    _replaced = ("_state", "_previous", "_updates", "ridge")
     _updates: int | None = None  # the state's, where the host knows them without waiting for the device
 
-    def __init__(
-        self, ridge: float | Literal["auto"], forgetting: float, bias_ridge: float | Literal["ridge"] | None
-    ) -> None:
-        self._choice = RidgeChoice() if ridge == "auto" else None
-        ridge = self.ridge = ridge_choice.START if ridge == "auto" else ridge_setting(ridge)
+    def __init__(self, ridge: float, forgetting: float, bias_ridge: float | Literal["ridge"] | None) -> None:
+        ridge = self.ridge = ridge_setting(ridge)
         if ridge < _SMALL_RIDGE:
             warnings.warn(
                 f"ridge={ridge:g} is below {_SMALL_RIDGE:g}, where rounding errors decide how a {type(self).__name__} "
@@ -65,6 +64,14 @@ class NewtonHead(OwnsHead):
     def _parts(self, state: CrossEntropyState) -> Sequence[CrossEntropyState]:
         """The state as one for each curvature."""
 
+    @abstractmethod
+    def _check(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> None:
+        """Raise an error for samples whose shape, dtype, device or weights are wrong."""
+
+    @abstractmethod
+    def _loss_at(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Tensor:
+        """The mean loss (0-d) of the head at checked samples, each by its weight; NaN for targets that are wrong."""
+
     def _updates_now(self) -> int:
         """The number of updates of the output that has most."""
         if self._updates is None:
@@ -76,55 +83,40 @@ class NewtonHead(OwnsHead):
         linear = self._head()
         device = linear.weight.device
         if self._state.T.device != device:
-            choice = None if self._choice is None else ridge_choice.mapped(self._choice, lambda other: other.to(device))
-            self._assign(_state=self._state.to(device), _previous=None, _choice=choice)
+            self._assign(_state=self._state.to(device), _previous=None)
         return linear
 
     def _ready(self) -> nn.Linear:
         """The head, with the state where it is and T computed."""
         linear = self._located()
-        others = () if self._choice is None else self._choice.others
-        if any(state is not None and state.A is not None for state in (self._state, *others)):
-            choice = None if self._choice is None else ridge_choice.mapped(self._choice, with_root)
-            self._assign(_state=with_root(self._state), _choice=choice)
+        if self._state.A is not None:
+            self._assign(_state=with_root(self._state))
         return linear
 
-    @property
-    def chosen(self) -> list[Choice]:
-        """Which ridge was active from which update on, ending with the present one: the last 1,000 changes."""
-        history = () if self._choice is None else self._choice.history
-        return [Choice(step, self.forgetting, ridge) for step, ridge in history or ((0, self.ridge),)]
+    def _start_with(self, ridge: float) -> None:
+        """Take another ridge, before the first update."""
+        self.ridge = ridge
+        self._start(self._head())
 
-    def _advanced(
-        self,
-        linear: nn.Linear,
-        W: Tensor,
-        advance: ridge_choice.Advance,
-        loss: Callable[[Tensor], float],
-        features: Tensor,
-    ) -> tuple[CrossEntropyState, float, RidgeChoice | None, bool]:
-        """An update from the weights W: the new state, its ridge, the choice of a ridge, and whether all is finite."""
-        if self._choice is None:
-            new, finite = advance(self._state, W)
-            return new, self.ridge, None, finite
+    def _with_ridge(self, ridge: float, linear: nn.Linear) -> Self | None:
+        """A solver that has learned the same with another ridge, on a head with the same weights.
 
-        def ridges_of(ridge: float) -> Tensor:
-            return self._ridges(linear, W, ridge)
-
-        def scale() -> float:
-            size = math.sqrt(float(features.detach().to(W.dtype).square().mean()))
-            return power_of_ten(size) ** 2 if 0 < size < math.inf else 0.0
-
-        return ridge_choice.learned(
-            self._choice, self._state, self.ridge, self._updates_now(), W, advance, loss, ridges_of, scale
-        )
+        None where that would lose digits.
+        """
+        old = self._ready()
+        state = with_ridge(self._state, self._ridges(old, self._state.W, ridge))
+        if state is None:
+            return None
+        other = copy.copy(self)
+        other.linear, other.ridge, other._state = linear, ridge, state.map(Tensor.clone)  # recordings write into W
+        return other
 
     @torch.no_grad()
     def raise_ridge(self, ridge: float) -> None:
         """Make the ridge larger, and let it stay from now on.
 
         Args:
-            ridge: The new ridge, at least the present one; the present one ends a choice by "auto".
+            ridge: The new ridge, at least the present one.
 
         Raises:
             ValueError: It is smaller than the present ridge.
@@ -134,15 +126,12 @@ class NewtonHead(OwnsHead):
             raise ValueError(f"ridge must be at least the present one, {self.ridge:g}, got {ridge:g}")
         larger = with_ridge(self._state, self._ridges(linear, self._state.W, ridge))
         if larger is not None:  # else the ridge is too small to be seen in the curvature, and stays
-            choice = self._choice and ridge_choice.settled(self._choice, float(ridge), self._updates_now())
-            self._assign(_state=larger, _choice=choice, ridge=float(ridge))
+            self._assign(_state=larger, ridge=float(ridge))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the settings, without the head's weights, which are in the `nn.Linear`."""
         self._ready()
-        state: dict[str, Any] = tensors_of(self._state)
-        if self._choice is not None:
-            state["choice"] = ridge_choice.written(self._choice, tensors_of)
+        state: dict[str, Any] = {key: getattr(self._state, key).clone() for key in KEYS}
         for name in self.settings:
             value = getattr(self, name)
             state[name] = list(value) if isinstance(value, list) else value
@@ -159,29 +148,21 @@ class NewtonHead(OwnsHead):
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
         linear, old = self._ready(), self._state
-        more = {"choice"} if self._choice is not None else set()
-        saved = read_solver(type(self).__name__, state_dict, {*KEYS, *self.settings, *more})
+        saved = read_solver(type(self).__name__, state_dict, {*KEYS, *self.settings})
         ridge, bias_ridge = read_ridges(saved.path("ridges"), saved["ridges"])
         kind: Any = type(self)
         with schema.settings("state_dict"):
             fresh = kind(ridge=ridge, bias_ridge=bias_ridge, **{name: saved[name] for name in self.settings})
             derived = fresh._derived(linear, old.W)
-
-        def read_state(entries: Entries, ridge: float) -> CrossEntropyState:
-            tensors = {
-                key: entries.tensor(key, tuple(was.shape), was.dtype, linear.weight.device)
-                for key, was in ((key, getattr(old, key)) for key in KEYS)
-            }
-            state = CrossEntropyState(**tensors, **derived | {"ridge": fresh._ridges(linear, old.W, ridge)})
-            for part in self._parts(state):
-                check_consistent(entries, part)
-            return state
-
-        state, choice = read_state(saved, ridge), None
-        if self._choice is not None:
-            choice = ridge_choice.read(saved, KEYS, ridge, read_state)
+        tensors = {
+            key: saved.tensor(key, tuple(was.shape), was.dtype, linear.weight.device)
+            for key, was in ((key, getattr(old, key)) for key in KEYS)
+        }
+        state = CrossEntropyState(**tensors, **derived)
+        for part in self._parts(state):
+            check_consistent(saved, part)
         settings = {name: getattr(fresh, name) for name in (*self.settings, "ridge", "bias_ridge")}
-        self._assign(**settings, _state=state, _previous=None, _choice=choice, _updates=None)
+        self._assign(**settings, _state=state, _previous=None, _updates=None)
 
     def _last_step(self) -> float:
         """The norm of the weights' change in the last update, for `health`."""
@@ -190,8 +171,7 @@ class NewtonHead(OwnsHead):
     def _words(self, more: str) -> str:
         """`__repr__` with what is particular to the kind of head."""
         more = parameters.bias_words(self.bias_ridge) + more + self._shape_words()
-        ridge = f"{self.ridge:g}" if self._choice is None else '"auto"'
-        return f"{type(self).__name__}(ridge={ridge}, forgetting={self.forgetting:g}{more})"
+        return f"{type(self).__name__}(ridge={self.ridge:g}, forgetting={self.forgetting:g}{more})"
 
     def _logits(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Φ (n, p) of features (..., in_features), and the logits (..., out_features)."""
@@ -202,11 +182,6 @@ class NewtonHead(OwnsHead):
             raise explain_nonfinite(features, None, linear)
         shape = (*features.shape[:-1], linear.out_features)
         return Phi, (Phi @ parameters.follow(linear, self._state.W).T).reshape(shape).to(linear.weight.dtype)
-
-
-def tensors_of(state: CrossEntropyState) -> dict[str, Tensor]:
-    """Copies of the tensors that a saved state has."""
-    return {key: getattr(state, key).clone() for key in KEYS}
 
 
 def check_consistent(saved: Entries, state: CrossEntropyState) -> None:

@@ -1,104 +1,182 @@
-"""Which samples of an update were learned before: of those, a tenth, selected by a hash, is held out for validation."""
+"""Which samples of an update were learned before: of those, a tenth, selected by a hash, is held out for validation.
+
+A head's error at a sample that it has not learned is unbiased. From the second epoch on no sample is new: heads have
+learned all of them, and so has the body that made the features, which favours heads that overfit. So a fixed tenth of
+all samples, selected by a hash of the raw row, is learned the first time it comes and never again, neither by the heads
+nor by the body, and only this tenth is scored while samples repeat.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import zlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sepsa.heads.math.candidates import RowMasks
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from sepsa.states.schema import Entries
 
 # One sample in this number is held out once samples repeat.
 HELD_OUT = 10
 # All samples are scored again after this number of new ones in a row among those that would be held out.
 UNREPEATED = 50
+# How many hashes of held-out samples, a tenth of the data set, are remembered.
+LIMIT = 2**17
 
 
-def row_bytes(inputs: Tensor, targets: Tensor) -> list[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+def row_bytes(inputs: Tensor, targets: Tensor) -> list[tuple[bytes, bytes]]:
     """The bytes of every sample: its row of the inputs and its rows of the targets."""
-    n = len(inputs)
-    parts = [
-        x.detach().cpu().reshape(n, -1).clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy()
-        for x in (inputs, targets)
-    ]
+    n, parts = len(inputs), []
+    for x in (inputs, targets):
+        x = x.detach().cpu()
+        x = x.view(torch.int16) if x.dtype == torch.bfloat16 else x  # which NumPy has not
+        parts.append([row.tobytes() for row in x.numpy().reshape(n, -1)])
     return list(zip(*parts, strict=True))
 
 
-def code_of(inputs: NDArray[np.uint8], outputs: NDArray[np.uint8], salt: int) -> int:
+def code_of(inputs: bytes, outputs: bytes, salt: int) -> int:
     """The code that decides whether a sample is held out when it repeats; another salt selects another tenth."""
-    return zlib.crc32(outputs.data, zlib.crc32(inputs.data, salt))
+    return zlib.crc32(outputs, zlib.crc32(inputs, salt))
 
 
-def hash_of(inputs: NDArray[np.uint8], outputs: NDArray[np.uint8]) -> int:
+def hash_of(inputs: bytes, outputs: bytes) -> int:
     """The hash that identifies a sample."""
-    row = inputs.tobytes() + outputs.tobytes()
-    return int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), "little", signed=True)
+    return int.from_bytes(hashlib.blake2b(inputs + outputs, digest_size=8).digest(), "little", signed=True)
 
 
 class BatchSplit(NamedTuple):
-    """Which rows of an update are scored and which are held out, as positions."""
+    """Which rows of an update are scored and which are held out, as positions, and what is known after it."""
 
     scored: list[int] | None  # None: all of them
     held_out: list[int]
-    ages: list[int]  # updates since each held-out row was learned
     new_hashes: list[int]  # to remember
-    first_code: int
+    first: int
     unrepeated: int
 
-    def held_out_mask(self, n: int, device: torch.device) -> Tensor | None:
-        """Which of n rows are held out, as booleans; None where none is."""
-        return mask(self.held_out, n, device) if self.held_out else None
 
-    def masks(self, n: int, device: torch.device) -> RowMasks:
-        """The split of n rows as tensors."""
-        rows = range(n) if self.scored is None else self.scored
-        learns, scored = len(self.held_out) < n, mask(rows, n, device) if rows else None
-        if not self.held_out:
-            return RowMasks(learns, scored)
-        positions, ages = torch.tensor([self.held_out, self.ages], device=device)
-        return RowMasks(learns, scored, self.held_out_mask(n, device), positions, ages)
+class SeenSamples:
+    """The samples of the tenth that a head has learned."""
+
+    def __init__(self, salt: int) -> None:
+        self.salt = salt
+        self.first = -1  # the code of the first sample of all, which is in the tenth, so that there is one
+        self.unrepeated = UNREPEATED  # new samples of the tenth since one of them repeated
+        self.hashes: dict[int, None] = {}  # in the order in which they came
+
+    def split(self, identity: Tensor, targets: Tensor, n: int) -> BatchSplit:
+        """Split n rows of samples, each recognized by a row of `identity` (b, ...), b a divisor of n."""
+        span, first = n // len(identity), self.first
+        fold: list[int] = []
+        held_out: list[int] = []
+        new: list[int] = []
+        samples = row_bytes(identity, targets)
+        codes = [code_of(*sample, self.salt) for sample in samples]
+        first = codes[0] if first < 0 else first
+        for i, code in enumerate(codes):
+            if code % HELD_OUT and code != first:
+                continue
+            positions = range(i * span, (i + 1) * span)
+            fold.extend(positions)
+            name = hash_of(*samples[i])
+            if name in self.hashes:
+                held_out.extend(positions)
+            else:
+                new.append(name)
+        unrepeated = 0 if held_out else self.unrepeated + len(new)
+        return BatchSplit(fold if unrepeated < UNREPEATED else None, held_out, new, first, unrepeated)
+
+    def accept(self, split: BatchSplit) -> None:
+        """Remember the samples of an update; safe to run twice."""
+        self.first, self.unrepeated = split.first, split.unrepeated
+        self.hashes.update(dict.fromkeys(split.new_hashes[: max(0, LIMIT - len(self.hashes))]))
+
+    def checkpoint(self) -> tuple[int, int, int]:
+        """What `rollback` needs."""
+        return self.first, self.unrepeated, len(self.hashes)
+
+    def rollback(self, checkpoint: tuple[int, int, int]) -> None:
+        """Forget the samples that came after a checkpoint."""
+        self.first, self.unrepeated, count = checkpoint
+        for name in list(self.hashes)[count:]:
+            self.hashes.pop(name, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a saved state has."""
+        hashes = torch.tensor(list(self.hashes), dtype=torch.int64)
+        return {"salt": self.salt, "first": self.first, "unrepeated": self.unrepeated, "hashes": hashes}
 
 
-def mask(positions: list[int] | range, n: int, device: torch.device) -> Tensor:
-    """These positions among n as booleans."""
-    chosen = set(positions)
-    return torch.tensor([row in chosen for row in range(n)], device=device)
+def read(saved: Entries) -> SeenSamples:
+    """The samples that `SeenSamples.state_dict` saved."""
+    seen = SeenSamples(saved.integer("salt", 0, 2**32 - 1))
+    seen.first = saved.integer("first", -1, 2**32 - 1)
+    seen.unrepeated = saved.integer("unrepeated", 0)
+    seen.hashes = dict.fromkeys(saved.tensor("hashes", (None,), torch.int64).tolist())
+    return seen
 
 
-def split_batch(
-    seen: dict[int, int], steps: int, first: int, unrepeated: int, salt: int, identity: Tensor, targets: Tensor, n: int
-) -> BatchSplit:
-    """Split n samples by `seen`, the update that learned each hash, which is not changed.
+# ---------------------------------------------------------------------- inside a CUDA graph
 
-    `first` is the code of the first sample of all, -1 before it, and `unrepeated` counts the new samples of the tenth
-    since one of them repeated.
-    """
-    span = n // len(identity)
-    fold: list[int] = []
-    held_out: list[int] = []
-    ages: list[int] = []
-    new: list[int] = []
-    for i, sample in enumerate(row_bytes(identity, targets)):
-        code = code_of(*sample, salt)
-        if first < 0:
-            first = code  # the first sample of all is in the tenth, so that there is one
-        if code % HELD_OUT and code != first:
-            continue
-        positions = range(i * span, (i + 1) * span)
-        fold.extend(positions)
-        name = hash_of(*sample)
-        if (learned := seen.get(name)) is None:
-            unrepeated += 1
-            new.append(name)
-        else:
-            unrepeated = 0
-            held_out.extend(positions)
-            ages.extend([steps - learned] * span)
-    return BatchSplit(None if unrepeated >= UNREPEATED else fold, held_out, ages, new, first, unrepeated)
+
+class DatasetIndex:
+    """What the host finds by hashing the rows of a data set, on the device, where samples are known by their rows."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor, seen: SeenSamples) -> None:
+        device, self.key = inputs.device, key_of(inputs, targets)
+        samples = row_bytes(inputs, targets)
+        self.hashes = [hash_of(*sample) for sample in samples]
+        self.rows: dict[int, int] = {}  # of each hash, the first
+        for row, name in enumerate(self.hashes):
+            self.rows.setdefault(name, row)
+        self.codes = torch.tensor([code_of(*sample, seen.salt) for sample in samples]).to(device)
+        self.first_rows = torch.tensor([self.rows[name] for name in self.hashes]).to(device)
+        self.learned = torch.zeros_like(self.codes)  # 0 or 1
+        self.numbers = torch.zeros(2, dtype=torch.int64, device=device)  # `first` and `unrepeated` of `SeenSamples`
+
+    def refill(self, inputs: Tensor, targets: Tensor, seen: SeenSamples) -> None:
+        """Index other rows in the same memory."""
+        other = DatasetIndex(inputs, targets, seen)
+        self.key, self.hashes, self.rows = other.key, other.hashes, other.rows
+        self.codes.copy_(other.codes)
+        self.first_rows.copy_(other.first_rows)
+
+    def load(self, seen: SeenSamples) -> None:
+        """Copy from the host which samples were learned."""
+        self.learned.copy_(torch.tensor([name in seen.hashes for name in self.hashes]))
+        self.numbers.copy_(torch.tensor([seen.first, seen.unrepeated]))
+
+    def read(self, seen: SeenSamples) -> None:
+        """Copy to the host which samples were learned."""
+        learned = self.learned.tolist()
+        names = [name for name, row in self.rows.items() if learned[row] and name not in seen.hashes]
+        first, unrepeated = self.numbers.tolist()
+        seen.accept(BatchSplit(None, [], names, first, unrepeated))
+
+    def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of these rows (n,) are scored, and which are held out."""
+        code, names = self.codes[rows], self.first_rows[rows]
+        known = self.learned[names] > 0
+        first = torch.where(self.numbers[0] < 0, code[0], self.numbers[0])
+        fold = (code % HELD_OUT == 0) | (code == first)
+        held_out, new = fold & known, fold & ~known
+        unrepeated = torch.where(held_out.any(), 0, self.numbers[1] + new.sum())
+        self._next = names, new, torch.stack([first, unrepeated])
+        return fold | (unrepeated >= UNREPEATED), held_out
+
+    def accept(self, valid: Tensor) -> None:
+        """Remember the samples of the last `split`, where `valid` (0-d) says so."""
+        names, new, numbers = self._next
+        self.learned.scatter_reduce_(0, names, (new & valid).long(), "amax")
+        self.numbers.copy_(torch.where(valid, numbers, self.numbers))
+
+
+def key_of(inputs: Tensor, targets: Tensor) -> tuple[Any, ...]:
+    """A key that changes when a data set is at another address or was written to."""
+    versions = (0 if x.is_inference() else x._version for x in (inputs, targets))
+    return *place_of(inputs, targets), *versions
+
+
+def place_of(inputs: Tensor, targets: Tensor) -> tuple[Any, ...]:
+    """Where a data set lies."""
+    return tuple((x.data_ptr(), tuple(x.shape), x.dtype) for x in (inputs, targets))

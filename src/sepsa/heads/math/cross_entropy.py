@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from sepsa.heads.math.least_squares import PRODUCT_LIMIT, add_by_qr, andrews, root_of
-from sepsa.heads.math.ridge import coordinates, lacking, next_cursor, rotation
+from sepsa.heads.math.ridge import coordinates, due, lacking, next_cursor
 
 FADE = 7.0  # how many old samples a new one replaces in the curvature; benchmarks/softmax_newton.py compares
 # The least squared pivot of a curvature of unit diagonal that is formed as sums of samples of this dtype.
@@ -133,7 +133,7 @@ def learned(
 def restored(state: CrossEntropyState, lam: Tensor, forgetting: float, n: int) -> tuple[Tensor, Tensor, Tensor]:
     """The coordinates (c,) that get their ridge back in an update of n samples, how much each, and what λ has left."""
     p = state.W.shape[1]
-    at = coordinates(p, rotation(p, forgetting, at_least=n), state.counters[2].long(), state.W.device)
+    at = coordinates(p, due(p, forgetting, at_least=n), state.counters[2].long(), state.W.device)
     assert isinstance(at, Tensor)  # because the cursor is one
     left = lam * state.ridge_left
     return at, lacking(left, state.ridge, at), left
@@ -279,23 +279,6 @@ def with_curvature(state: CrossEntropyState) -> CrossEntropyState:
         return state
     R = torch.linalg.inv(state.T).mT
     return state._replace(A=R.mT @ R)
-
-
-def mean_loss(
-    state: CrossEntropyState, W: Tensor, Phi: Tensor, targets: Tensor, sample_weight: Tensor | None, smoothing: float
-) -> Tensor:
-    """The mean cross-entropy (0-d) of the head W at samples, each by its weight."""
-    C, n = len(state.weights), len(Phi)
-    targets = targets.detach().reshape((n, -1) if targets.is_floating_point() else (n,))
-    each = torch.ones(n, 1, device=W.device) if sample_weight is None else sample_weight.reshape(n, 1)
-    loss, total = W.new_zeros(()), W.new_zeros(())
-    step = max(CHUNK // C, 1)
-    for rows in (slice(first, first + step) for first in range(0, n, step)):
-        t = probabilities_of(targets[rows], state.weights).to(Phi.dtype)
-        t = ((1 - smoothing) * t + smoothing / C) * (state.weights * each[rows]).to(Phi.dtype)
-        loss = loss - (t * both(Phi[rows] @ W.to(Phi.dtype).T).log_softmax(1)).sum()
-        total = total + t.sum()
-    return loss / total
 
 
 def with_ridge(state: CrossEntropyState, ridge: Tensor) -> CrossEntropyState | None:

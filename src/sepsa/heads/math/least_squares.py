@@ -23,11 +23,11 @@ from sepsa.heads.math.ridge import (
     Coordinates,
     coordinates,
     count_of,
+    due,
     lacking,
     next_cursor,
     restored,
     ridge_rows,
-    rotation,
 )
 
 # Above this squared size the product FFᵀ rounds away the identity it is added to; `block_by_qr` squares nothing.
@@ -276,14 +276,14 @@ def block_by_qr(
 
 def gathers(p: int, n: int, lam: float) -> bool:
     """Whether an update of n rows is summed in H and leaves T as it is."""
-    count = rotation(p, lam)
+    count = due(p, lam)
     return 4 * (n + count) >= p and not (n == 1 and count < ROW_LIMIT)
 
 
 def is_block(state: LeastSquaresState, n: int, lam: float) -> bool:
     """Whether an update of n rows changes a T that has nothing to absorb, several rows at once."""
     p = len(state.T)
-    return state.H is None and not gathers(p, n, lam) and (n > 1 or rotation(p, lam) >= ROW_LIMIT)
+    return state.H is None and not gathers(p, n, lam) and (n > 1 or due(p, lam) >= ROW_LIMIT)
 
 
 def limit_of(p: int, n: int, lam: float, dtype: torch.dtype) -> float:
@@ -299,7 +299,7 @@ def attempt(
 ) -> LeastSquaresState:  # fmt: skip
     """Learn Φ, Y by the route that suits their number, for |F|² up to `limit_of`."""
     n, p = Phi.shape
-    count = rotation(p, lam)
+    count = due(p, lam)
     at = coordinates(p, count, cursor, F.device) if count else None
     if gathers(p, n, lam):
         return gather_with_ridge(state, F, E, lam, ridge, at, prior)
@@ -315,7 +315,7 @@ def advance_counters(counters: list[float], p: int, n: int, samples: float, lam:
     """The counters after an update by `attempt` whose |F|² was `size`."""
     steps, seen, cursor, pending, growth = counters
     pending, growth = (pending + 1, lam * growth + size) if gathers(p, n, lam) else (0.0, 0.0)
-    return [steps + 1, lam * seen + samples, next_cursor(cursor, rotation(p, lam), p), pending, growth]
+    return [steps + 1, lam * seen + samples, next_cursor(cursor, due(p, lam), p), pending, growth]
 
 
 def must_absorb(counters: list[float], p: int, lam: float, dtype: torch.dtype) -> bool:
@@ -353,7 +353,7 @@ def learn(
         by_attempt = False
         new = fade(state, lam)  # frees the first result, so that there are never three T in memory
         if size > PRODUCT_LIMIT or F.dtype != torch.float64:
-            count = rotation(p, lam)
+            count = due(p, lam)
             at = coordinates(p, count, cursor, F.device) if count else None
             new = block_by_qr(new, Phi, Y, ridge, at, prior)
         else:
@@ -371,7 +371,7 @@ def learn(
 
 
 def unlearn(
-    state: LeastSquaresState, Phi: Tensor, Y: Tensor, samples: float, seen: float, ridge: Tensor
+    state: LeastSquaresState, Phi: Tensor, Y: Tensor, samples: float, seen: float, prior: Tensor, ridge: Tensor
 ) -> LeastSquaresState:
     """The state without rows of weight `samples` in all, of `seen` that were learned; H = I.
 
@@ -388,18 +388,27 @@ def unlearn(
     tolerance = math.sqrt(eps)
     if int(info) or not smallest >= -tolerance or samples > (1 + tolerance) * seen:
         raise ValueError(
-            f"features: removing these {len(Phi)} samples would leave less curvature than the prior has "
-            f"(smallest relative eigenvalue {smallest:.3g}; the head remembers {seen:g} samples): "
-            "unlearn only what this head learned, with the same features and weights"
+            f"features: removing these {len(Phi)} samples would leave less curvature than the prior has (the head "
+            f"remembers {seen:g} samples): unlearn only what this head learned, with the same features and weights"
         )
     remains = float(torch.linalg.eigvalsh(H)[0])
     size = float((Phi.square() / ridge).sum())
     if max(10 * len(T), math.sqrt(size)) * eps > UNLEARN_TOLERANCE * remains:
         raise ValueError(
-            f"features: these samples make up all but {remains:.3g} of the curvature in some direction, and too few "
-            "digits of the rest are left to remove them exactly: rescale the features, or train a new head on the rest"
+            "features: these samples are so large beside the ridge and the other samples that too few digits of the "
+            "rest are left to remove them exactly: rescale the features, or train a new head on the rest"
         )
     T = torch.linalg.solve_triangular(C, T, upper=False).contiguous()
     step = (T @ (Phi.T @ E)).T @ T
-    energy = (state.energy - (E * (E + Phi @ step.T)).sum(0)).clamp(min=0)
-    return LeastSquaresState(T, W - step, None, energy, state.ridge_left)
+    before = E + Phi @ step.T  # the errors of a head that never saw these rows
+    energy, W = state.energy - (E * before).sum(0), W - step
+    # The objective is at least its ridge term. Its rounding: that of E, 10p eps |Y|, times that of `before`.
+    least = (ridge * (W - prior).square()).sum(1)
+    rounding = (10 * len(T) * eps * Y.square().sum(0).sqrt()) ** 2 * (1 / tolerance + 1 / remains)
+    if bool((energy < least - tolerance * (state.energy + least + before.square().sum(0)) - rounding).any()):
+        raise ValueError(
+            f"targets: removing these {len(Phi)} samples would leave a sum of squared errors below 0, so they were not "
+            "learned with these targets: unlearn samples with the targets and weights of their update"
+        )
+    energy = energy.clamp(min=0)
+    return LeastSquaresState(T, W, None, energy, state.ridge_left)

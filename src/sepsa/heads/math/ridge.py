@@ -23,10 +23,18 @@ _BIAS_RIDGE = {torch.float64: 1e-4, torch.float32: 1e-3}
 Coordinates: TypeAlias = Tensor | slice
 
 
-def rotation(p: int, forgetting: float, at_least: int = 0) -> int:
-    """How many of p coordinates an update restores, so that none ever falls below half of its ridge."""
-    needed = 0 if forgetting == 1.0 else math.ceil(-p * math.log2(forgetting))
-    return min(p, max(needed, at_least))
+def due(p: int, forgetting: float, step: int = 0, at_least: int = 0) -> int:
+    """How many of p coordinates update number `step` restores, so that none ever falls below half of its ridge.
+
+    Forgetting halves a ridge in -1/log2(λ) updates, so in that many each coordinate must have its turn. Where that is
+    less than one coordinate an update, one gets its turn every so many updates, and without a `step` in each of them.
+    Kernels compile this function too.
+    """
+    count = 0
+    if forgetting < 1.0:
+        need = -p * math.log2(forgetting)
+        count = math.ceil(need) if need >= 1.0 or step % math.floor(1.0 / need) == 0 else 0
+    return min(p, max(count, at_least))
 
 
 def coordinates(p: int, count: int, cursor: int | Tensor, device: torch.device) -> Coordinates:
@@ -37,13 +45,8 @@ def coordinates(p: int, count: int, cursor: int | Tensor, device: torch.device) 
 
 
 def next_cursor(cursor: Any, count: Any, p: int) -> Any:
-    """The first coordinate that the next update restores: numbers or tensors."""
+    """The coordinate `count` after `cursor`, of p in rotation; numbers or tensors, and compiled in kernels."""
     return (cursor + count) % p
-
-
-def is_restored(p: int, cursors: Tensor, counts: Tensor) -> Tensor:
-    """Which coordinates (L, p) are among the `counts` (L,) that get their ridge back from the `cursors` (L,) on."""
-    return (torch.arange(p, device=cursors.device) - cursors[:, None]) % p < counts[:, None]
 
 
 def count_of(at: Coordinates) -> int:

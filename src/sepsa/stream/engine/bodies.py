@@ -11,7 +11,7 @@ from sepsa.stream.engine.protocol import StreamEngine
 BODIES: dict[str | None, str] = {
     None: "sepsa.stream.engine.compiled:Engine",
     "fourier": "sepsa.stream.engine.compiled:Engine",
-    "experts": "sepsa.stream.experts.engine:ExpertEngine",
+    "experts": "sepsa.stream.engine.compiled:Engine",
 }
 NAMED = ("auto", "fourier", "experts")  # what an estimator's `body` may be
 TORCH = "sepsa.stream.engine.torch_body:TorchEngine"  # for an nn.Module

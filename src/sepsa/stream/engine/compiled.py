@@ -1,21 +1,25 @@
-"""The compiled engine: SepSA for multilayer perceptrons, without torch in the loop."""
+"""The compiled engine: a network that learns by SepSA, alone or as one of several experts, without torch."""
 
 from __future__ import annotations
 
+import ctypes
 import math
 import struct
-from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sepsa.heads.protocols import NotFinite
-from sepsa.jit import announce_compilation
+from sepsa.jit import compile_kernels
 from sepsa.states import schema
 from sepsa.states.plain import generator_state, read_generator
-from sepsa.stream.engine import kernels, layout
+from sepsa.stream.engine import layout, saved
+from sepsa.stream.engine.bodies import body_of
 from sepsa.stream.engine.kernels.body import FOURIER
+from sepsa.stream.engine.kernels.views import SLOTS, PartsOf
 from sepsa.stream.engine.layout import Layout
 from sepsa.stream.engine.options import ACTIVATIONS, LOSSES, OPTIMIZERS, candidate_heads, head_and_optimizer
 from sepsa.stream.engine.protocol import FitPlan, Floats, StreamEngine, residual_degrees
@@ -23,12 +27,10 @@ from sepsa.validation import at_least, in_range, not_negative, one_of
 
 NINE_TENTHS = 1.6448536269514722  # standard deviations within which nine tenths of a normal distribution lie
 NORMAL_QUANTILES: Floats = np.array([0.6744897501960817, 1.2815515655446004, NINE_TENTHS])
-BODY_PARTS = ("THETA", "FIRST", "SECOND")  # in the body's dtype
-POSITIVE = ("D", "RIDGE")
-NOT_NEGATIVE = ("SECOND", "ENERGY", "SCALE", "TYPICAL", "USUAL", "LATE", "GAIN", "ERROR", "NUMBERS", "COUNTS")
 DISCOUNT = 0.99  # per row, of the losses by which heads are weighted
 POWER = 0.5  # of the likelihood in a head's weight: below 1 because errors of neighbouring rows are alike
 BANDWIDTH = 1.4  # of Fourier features, over standardized inputs
+PACK_FRAME = struct.Struct(f"{len(SLOTS)}q").pack_into
 
 
 class Engine(StreamEngine):
@@ -51,6 +53,12 @@ class Engine(StreamEngine):
     (`set_scaling`), and each output's squared error has a weight of its own in the body's loss (`set_output_weights`);
     a scale or weight of zero belongs to an input or target that has been constant so far, and is set by the first value
     that differs.
+
+    With `experts`, a sequence of models that may be empty, the network is one expert of several: neighbours, trees,
+    products, the last target, the mean, these models (`sepsa.stream.experts`). Choose them for targets that a small
+    smooth network fits badly: thresholds, many clusters, products of inputs, targets that persist, also those of a key
+    that indicators among the inputs give, logits that are linear. The network learns as it does alone; predictions are
+    a mixture of all, weighted by recent errors, and of a least-squares stack of them.
     """
 
     def __init__(
@@ -72,14 +80,14 @@ class Engine(StreamEngine):
         standardize: bool = False,
         dtype: type[np.floating[Any]] = np.float32,
         seed: int | None = 0,
+        experts: Sequence[Any] | None = None,
         **optimizer_options: float,
     ) -> None:
         if dtype not in (np.float32, np.float64):
             raise ValueError(f"dtype must be numpy.float32 or numpy.float64, got {dtype!r}")
-        self._dtype_of_body = np.empty(0, dtype)  # an empty array, by which the kernels know the dtype
+        self._dtype = np.dtype(dtype)
         self._heads: list[list[Any]] = [list(head) for head in candidate_heads(ridge, forgetting, hidden, skip)]
-        subsets = tuple(subset for subset, _, _ in self._heads)
-        self._layout = Layout(inputs, outputs, tuple(hidden), subsets, self._dtype_of_body.itemsize)
+        self._models = None if experts is None else _experts("models").ModelExperts(experts, classes)
         self._rng = np.random.default_rng(seed)
         code, defaults = OPTIMIZERS[one_of("optimizer", optimizer, OPTIMIZERS)]
         unknown = sorted(set(optimizer_options) - set(defaults))
@@ -96,33 +104,53 @@ class Engine(StreamEngine):
                 max(keeps for _, _, keeps in self._heads),
             ]
         )
-        L = self._layout.numbers
-        L[layout.L_ACTIVATION] = ACTIVATIONS[one_of("activation", activation, ACTIVATIONS)]
-        L[layout.L_OPTIMIZER] = code
-        L[layout.L_STANDARDIZE] = standardize
-        L[layout.L_BATCH] = at_least("batch", batch, 1)
-        L[layout.L_ROBUST] = LOSSES[one_of("loss", loss, LOSSES)]
-        L[layout.L_CLASSES] = classes
-        schema.check_memory("a network of this size", 8 * self._layout.size)
-        self._state = np.zeros(self._layout.size)
-        self._workspace = np.zeros(self._layout.workspace(batch))
-        self._buffers: list[RowBuffer] = []
-        for h, (_, strength, keeps) in enumerate(self._heads):
-            self._view("D", h)[:] = 1 / strength
-            self._view("RIDGE", h)[:] = strength
-            numbers = self._view("NUMBERS", h)
-            numbers[layout.H_FORGETTING], numbers[layout.H_RIDGE] = keeps, strength
-            numbers[layout.H_WEIGHT] = 1 / len(self._heads)
-        self._view("RANGE").reshape(-1, 2)[:] = 1.0, 0.0  # low above high: no target yet
-        self._view("COUNTS")[[layout.C_BETA1_POWER, layout.C_BETA2_POWER]] = 1.0
-        self._view("GAIN")[:] = 0.0 if standardize else 1.0
-        self._view("SCALE")[:] = 0.0 if standardize else 1.0
+        settings = {
+            "activation": ACTIVATIONS[one_of("activation", activation, ACTIVATIONS)],
+            "optimizer": code,
+            "standardize": int(standardize),
+            "batch": at_least("batch", batch, 1),
+            "robust": LOSSES[one_of("loss", loss, LOSSES)],
+            "classes": int(classes),
+        }
+        self._allocate(inputs, outputs, tuple(hidden), settings)
+        self._start()
         for weight, bias in self.layers():
             weight[:] = self._start_weights(weight.shape, weight.shape[1])
             if self._fourier:
                 bias[:] = self._rng.uniform(0.0, 2 * math.pi, bias.shape)
             else:
                 bias[:] = self._rng.normal(0.0, 0.5, bias.shape)  # spreads the kinks over the data
+
+    def _allocate(self, inputs: int, outputs: int, hidden: tuple[int, ...], settings: dict[str, int]) -> None:
+        """Make a state of zeros for a network of this form, and for its experts."""
+        self._table = _experts().table(self._models is not None, bool(settings["classes"]), self._dtype.itemsize == 8)
+        subsets = tuple(subset for subset, _, _ in self._heads)
+        models = 0 if self._models is None else len(self._models)
+        self._layout = Layout(
+            _experts().groups(self._table), inputs, outputs, hidden, subsets, self._dtype.itemsize, len(self._table),
+            models, settings,
+        )  # fmt: skip
+        schema.check_memory("a network of this size", 8 * self._layout.size)
+        self._state = np.zeros(self._layout.size)
+        self._buffers: list[RowBuffer] = []
+        self._kernels: Kernels | None = None
+
+    def _start(self) -> None:
+        """Write what the parts hold before any row."""
+        for h, (_, strength, keeps) in enumerate(self._heads):
+            self._view("D", h)[:] = 1 / strength
+            self._view("RIDGE", h)[:] = strength
+            numbers = self._view("NUMBERS", h)
+            numbers[layout.H_FORGETTING], numbers[layout.H_RIDGE] = keeps, strength
+            numbers[layout.H_WEIGHT] = 1 / len(self._heads)
+        self._view("RANGE")[:] = 1.0, 0.0  # low above high: no target yet
+        self._view("COUNTS")[[layout.C_BETA1_POWER, layout.C_BETA2_POWER]] = 1.0
+        standardize = self._layout.settings["standardize"]
+        self._view("GAIN")[:] = self._view("SCALE")[:] = 0.0 if standardize else 1.0
+        for expert in self._table:
+            expert.start(self.parts_of(expert.name), 0, 0)
+        if len(self._table) > 1:
+            self._view("WEIGHT", "mixture")[0] = 1.0
 
     @classmethod
     def options(cls, parameters: Mapping[str, Any], for_fit: bool) -> dict[str, Any]:
@@ -136,6 +164,8 @@ class Engine(StreamEngine):
         default = "gelu" if for_fit else "fourier"
         if isinstance(sizes, str) and sizes == "auto":
             sizes = (50, 50) if for_fit else (64,)
+        if not for_fit and body_of(parameters["body"], sizes, parameters["experts"]) == "experts":
+            options |= {"body": "experts", "experts": parameters["experts"]}
         return options | {
             "batch": 1 if batch == "auto" else at_least("batch_size", batch, 1),
             "loss": "squared" if for_fit else parameters["loss"],
@@ -159,11 +189,11 @@ class Engine(StreamEngine):
     @property
     def robust(self) -> bool:  # type: ignore[override]
         """Whether the loss is "huber"."""
-        return bool(self._layout.numbers[layout.L_ROBUST])
+        return bool(self._layout.settings["robust"])
 
     @property
     def _fourier(self) -> bool:
-        return bool(self._layout.numbers[layout.L_ACTIVATION] == FOURIER)
+        return self._layout.settings["activation"] == FOURIER
 
     def _start_weights(self, shape: int | tuple[int, ...], inputs: int) -> Floats:
         """Random weights for units with these inputs: normal for Fourier features, else Kaiming uniform."""
@@ -184,7 +214,7 @@ class Engine(StreamEngine):
 
     @property
     def batch_size(self) -> int:  # type: ignore[override]
-        return int(self._layout.numbers[layout.L_BATCH])
+        return self._layout.settings["batch"]
 
     @property
     def samples(self) -> float:
@@ -192,7 +222,7 @@ class Engine(StreamEngine):
 
     @property
     def steps(self) -> int:
-        return int(self._state[self._layout.parts["COUNTS"][0] + layout.C_STEPS])
+        return int(self._view("COUNTS")[layout.C_STEPS])
 
     @property
     def outliers(self) -> int:
@@ -202,13 +232,29 @@ class Engine(StreamEngine):
     def chosen(self) -> dict[str, Any]:
         """The head with the largest weight in predictions: its features, ridge and forgetting.
 
-        `weights` are those of all heads; `since` is the step at which this one became the first.
+        `weights` are those of all heads; `since` is the step at which this one became the first. Where there are
+        experts, `experts` has the weight of each and of the stack, and `stack` those inside the stack.
         """
         counts = self._view("COUNTS")
         subset, ridge, forgetting = self._heads[int(counts[layout.C_BEST])]
         weights = [float(self._view("NUMBERS", h)[layout.H_WEIGHT]) for h in range(len(self._heads))]
         since = int(counts[layout.C_SINCE])
-        return {"features": subset, "ridge": ridge, "forgetting": forgetting, "since": since, "weights": weights}
+        chosen = {"features": subset, "ridge": ridge, "forgetting": forgetting, "since": since, "weights": weights}
+        if self._models is None:
+            return chosen
+        counts, names, step = self._view("COUNTS", "mixture"), [*self.expert_names, "stack"], _experts("step")
+        return chosen | {
+            "expert": names[int(counts[step.C_BEST])],
+            "expert_since": int(counts[step.C_SINCE]),
+            "experts": dict(zip(names, self._view("WEIGHT", "mixture").tolist(), strict=True)),
+            "stack": dict(zip(names[1:-1], self._view("STACK", "mixture").tolist(), strict=True)),
+        }
+
+    @property
+    def expert_names(self) -> list[str]:
+        """The names of the experts in the order of their answers, the network's first."""
+        models = [] if self._models is None else self._models.names
+        return [*(expert.name for expert in self._table), *models]
 
     def layers(self) -> list[tuple[Floats, Floats]]:
         """Weight (width, inputs) and bias (width,) of each hidden layer, as views in torch's shapes."""
@@ -224,7 +270,7 @@ class Engine(StreamEngine):
     @property
     def head(self) -> Floats:
         """W (outputs, features) of the first head, the bias its last column, as a view."""
-        return self._view("W", 0).reshape(self.outputs, -1)
+        return self._view("W", 0)
 
     def set_head(self, weights: Floats) -> None:
         """Set the head and with it the prior that the ridge pulls to."""
@@ -237,7 +283,8 @@ class Engine(StreamEngine):
         U = np.eye(p)
         for j in range(1, p):
             U[:j, j] = self._view("U", 0)[j * (j - 1) // 2 : j * (j - 1) // 2 + j]
-        return (U * self._view("D", 0)) @ U.T
+        result: Floats = (U * self._view("D", 0)) @ U.T
+        return result
 
     def objective(self) -> Floats:
         """The minimum (outputs,) of Σ ω e² + ridge |W - prior|² over the samples that the first head remembers."""
@@ -249,6 +296,8 @@ class Engine(StreamEngine):
 
     def set_scaling(self, mean: Floats, scale: Floats, first: int = 0) -> None:
         self._view("MEAN")[first:], self._view("SCALE")[first:] = mean, scale
+        if self._models is not None:
+            self._view("SCALE", "mixture")[first:] = scale
 
     def set_typical_inputs(self, distances: Floats | float, first: int = 0) -> None:
         self._view("TYPICAL")[first:] = self._view("USUAL")[first:] = distances
@@ -265,26 +314,31 @@ class Engine(StreamEngine):
         return float(self._options[layout.O_LR]), forgetting, self.batch_size
 
     def set_schedule(self, lr: float, forgetting: float, batch: int) -> None:
-        self._options, numbers = self._options.copy(), self._layout.numbers.copy()  # a copy of the engine shares them
+        self._options, layout_of_copies = self._options.copy(), self._layout  # a copy of the engine shares them
         self._options[layout.O_LR] = lr
         self._view("NUMBERS", 0)[layout.H_FORGETTING] = forgetting
-        numbers[layout.L_BATCH] = batch
-        self._layout = copy(self._layout)
-        self._layout.numbers = numbers
-        self._workspace = np.zeros(self._layout.workspace(batch))
+        state = self._state
+        self._allocate(self.inputs, self.outputs, layout_of_copies.hidden, layout_of_copies.settings | {"batch": batch})
+        self._state = state  # the batch changes the workspace alone
 
     def noise_variance(self) -> Floats:
         """The variance (outputs,) of targets about predictions.
 
         With `loss="huber"` it is that of a normal distribution with the 90 % quantile of |error| of recent rows, for
-        errors e/√(1 + φᵀBφ) made before learning. With `loss="squared"` it is that of ridge regression,
+        errors e/√(1 + φᵀBφ) made before learning; for errors e where there are experts. With `loss="squared"` it is
+        that of ridge regression,
 
             σ² = (Σ e²/(1 + φᵀBφ) - Σ_j ridge_j |W_j - prior_j|²) / (n - tr BΦᵀΦ),
 
         since the errors e made before learning sum to the objective at its minimum, and BΦᵀΦ = I - B ridge.
         """
         if self.robust:
-            return (self._view("ERROR").reshape(-1, 3)[:, 2] / NINE_TENTHS) ** 2
+            if self._models is None:
+                return (self._view("ERROR")[:, 2] / NINE_TENTHS) ** 2
+            unit, error = np.sqrt(self._view("GAIN")), self._view("ERROR", "mixture")[:, 2]
+            sizes = np.divide(error, unit, out=np.zeros_like(error), where=unit > 0)
+            result: Floats = (sizes / NINE_TENTHS) ** 2
+            return result
         penalty, degrees = self._penalty_and_residual_degrees()
         return np.maximum(self._view("ENERGY", 0) - penalty, 0.0) / degrees
 
@@ -299,12 +353,15 @@ class Engine(StreamEngine):
         self._set_error_quantiles(np.sqrt(noise)[:, None] * NORMAL_QUANTILES)
 
     def _set_error_quantiles(self, quantiles: Floats) -> None:
-        self._view("ERROR")[:] = quantiles.ravel()
+        self._view("ERROR")[:] = quantiles
         self._view("ERROR_RUN")[:] = 0.0
 
     def set_plausible_targets(self, errors: Floats, low: Floats, high: Floats) -> None:
         self._set_error_quantiles(errors)
-        self._view("RANGE").reshape(-1, 2)[:] = np.stack([low, high], 1)
+        self._view("RANGE")[:] = np.stack([low, high], 1)
+        if self._models is not None:
+            self._view("ERROR", "mixture")[:] = errors * np.sqrt(self._view("GAIN"))[:, None]
+            self._view("ERROR_RUN", "mixture")[:] = 0.0
 
     def set_typical_weight(self, weight: float) -> None:
         self._view("COUNTS")[layout.C_WEIGHT] = weight
@@ -321,169 +378,100 @@ class Engine(StreamEngine):
         ridge, D = self._view("RIDGE", 0), self._view("D", 0)
         column, row = np.tril_indices(p, -1)  # U's columns lie one after the other
         free = p - float(D @ ridge + (self._view("U", 0) ** 2 * ridge[row]) @ D[column])
-        penalty = (self.head - self._view("PRIOR", 0).reshape(self.head.shape)) ** 2 @ ridge
+        penalty = (self.head - self._view("PRIOR", 0)) ** 2 @ ridge
         return residual_degrees(penalty, self.samples, free)
 
-    def _view(self, name: str, head: int | None = None) -> Floats:
-        """A part of the state by its name in `Layout`; with `head` a part of that head."""
-        start, length = self._layout.parts[name if head is None else f"{name}{head}"]
-        part = self._state[start : start + length]
-        return part.view(self._dtype_of_body.dtype)[: self._layout.body] if name in BODY_PARTS else part
+    def _view(self, name: str, of: int | str = "network") -> NDArray[Any]:
+        """A part of the state: of an expert or of the mixture by their names, or of a head by its number."""
+        key = f"{name}{of}" if isinstance(of, int) else layout.part_name(of, name)
+        return self._layout.part(self._state, key)
+
+    def parts_of(self, expert: str) -> PartsOf:
+        """The parts of an expert, as its own functions see them."""
+        return PartsOf(self.inputs, {name: self._view(name, expert) for name in self._layout.names_of(expert)})
 
     def copy(self) -> Engine:
-        other = object.__new__(Engine)
+        other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other._state, other._workspace, other._buffers = self._state.copy(), np.zeros_like(self._workspace), []
+        other._state, other._buffers, other._kernels = self._state.copy(), [], None
         return other
 
+    # ------------------------------------------------------------------ saving and growth
+
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_buffers": []}
+        return saved.pickled(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _buffers=[])  # engines of version 0.1 had none
-
-    # ------------------------------------------------------------------ saving
-
-    def _settings(self) -> dict[str, Any]:
-        """The network's form and the options of learning, which a state that is loaded must share."""
-        L = self._layout.numbers
-        return {
-            "hidden": list(self._layout.hidden),
-            "heads": self._heads,
-            "loss": "huber" if self.robust else "squared",
-            "classes": bool(L[layout.L_CLASSES]),
-            "dtype": self._dtype_of_body.dtype.name,
-            "activation": next(name for name, code in ACTIVATIONS.items() if code == L[layout.L_ACTIVATION]),
-            "optimizer": int(L[layout.L_OPTIMIZER]),
-            "standardize": bool(L[layout.L_STANDARDIZE]),
-            "batch": self.batch_size,
-            "options": self._options.tolist(),
-        }
+        saved.unpickle(self, state)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "settings": self._settings(),
-            "inputs": self.inputs,
-            "outputs": self.outputs,
-            "arrays": {name: self._view(name).copy() for name in self._layout.parts},
-            "generator": generator_state(self._rng),
-        }
+        return saved.state_dict(self)
 
     def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
-        new = schema.read(entry, state_dict, {"settings", "inputs", "outputs", "arrays", "generator"})
-        settings = self._settings()
-        saved = new.entries("settings", set(settings))
-        for name, wanted in settings.items():
-            saved.equal(name, wanted)
-        other = self.copy()
-        other._allocate(new.integer("inputs", 1), new.integer("outputs", 1))
-        arrays = new.entries("arrays", set(other._layout.parts))
-        for name in other._layout.parts:
-            view = other._view(name)
-            part = name.rstrip("0123456789")
-            low = 0.0 if part in NOT_NEGATIVE else np.finfo(float).tiny if part in POSITIVE else -math.inf
-            view[:] = arrays.array(name, view.shape, view.dtype, low=low)
-        for h, p in enumerate(other._layout.head_features):
-            if other._view("NUMBERS", h)[layout.H_CURSOR] >= p:
-                raise ValueError(f"{arrays.path(f'NUMBERS{h}')} must point at one of {p} features")
-        if other._view("COUNTS")[layout.C_BEST] >= len(self._heads):
-            raise ValueError(f"{arrays.path('COUNTS')} must point at one of {len(self._heads)} heads")
-        other._rng = read_generator(new.path("generator"), new["generator"])
-        self.__dict__.update(other.__dict__)
-
-    def _allocate(self, inputs: int, outputs: int) -> None:
-        """Replace the state by zeros for these numbers of inputs and outputs."""
-        old = self._layout
-        self._layout = Layout(inputs, outputs, old.hidden, old.subsets, old.itemsize)
-        self._layout.numbers[layout.L_SETTINGS] = old.numbers[layout.L_SETTINGS]
-        schema.check_memory("a network of this size", 8 * self._layout.size)
-        self._state = np.zeros(self._layout.size)
-        self._workspace = np.zeros(self._layout.workspace(self.batch_size))
-
-    # ------------------------------------------------------------------ growth
+        self.__dict__.update(saved.loaded(self, state_dict, entry).__dict__)
 
     def resize(self, inputs: int, outputs: int) -> None:
         """Add inputs or outputs as if they had been there, at zero, from the start.
 
-        That is exact: an input at zero never moved the body or the head, and the head that fits a target of zero
-        from a prior of zero is zero.
+        That is exact for the network: an input at zero never moved the body or the head, and the head that fits a
+        target of zero from a prior of zero is zero. Of the experts, the tree in growth is begun anew, and where the
+        window becomes shorter its latest rows are kept.
         """
-        old = self._layout
-        parts = {name: self._view(name) for name in old.parts}
-        grown = self.copy()
-        grown._rng = read_generator("generator", generator_state(self._rng))  # copies share one until it is drawn from
-        grown._allocate(inputs, outputs)
-        new, view = grown._layout, grown._view
-        more = inputs - old.inputs
-        for h, (before, p) in enumerate(zip(old.head_features, new.head_features, strict=True)):
-            keep = np.r_[0 : before - 1, p - 1]  # new inputs come last but one, before the bias
-            ridge = self._heads[h][1]
-            for name, start in (("D", 1 / ridge), ("RIDGE", ridge)):
-                view(name, h)[:] = start
-                view(name, h)[keep] = parts[f"{name}{h}"]
-            for name in ("W", "PRIOR"):
-                rows = view(name, h).reshape(outputs, -1)
-                rows[: old.outputs, keep] = parts[f"{name}{h}"].reshape(old.outputs, -1)
-            U, old_U = view("U", h), parts[f"U{h}"]
-            for j, column in enumerate(keep):
-                U[column * (column - 1) // 2 + keep[:j]] = old_U[j * (j - 1) // 2 : j * (j - 1) // 2 + j]
-            view("ENERGY", h)[: old.outputs] = parts[f"ENERGY{h}"]
-            view("NUMBERS", h)[:] = parts[f"NUMBERS{h}"]
-        cut = old.inputs * old.hidden[0] if old.hidden else 0  # the first layer's weights, input by input
-        added = more * old.hidden[0] if old.hidden else 0
-        for name in BODY_PARTS:
-            view(name)[:cut], view(name)[cut + added :] = parts[name][:cut], parts[name][cut:]
-        view("THETA")[cut : cut + added] = grown._start_weights(added, inputs)
-        view("RANGE").reshape(-1, 2)[:] = 1.0, 0.0
-        for name in (
-            "MEAN", "SCALE", "TYPICAL", "TYPICAL_RUN", "USUAL", "LATE", "GAIN", "ERROR", "ERROR_RUN", "RANGE",
-            "CALIBRATION", "COUNTS"
-        ):  # fmt: skip
-            view(name)[: parts[name].size] = parts[name]
-        if not new.numbers[layout.L_STANDARDIZE]:
-            view("SCALE")[:] = view("GAIN")[:] = 1.0
-        self.__dict__.update(grown.__dict__)
+        self.__dict__.update(saved.grown(self, inputs, outputs).__dict__)
+
+    def resized(self, inputs: int, outputs: int) -> Engine:
+        """A copy with a state of zeros for these numbers of inputs and outputs."""
+        other = self.copy()
+        # Copies share one generator until it is drawn from.
+        other._rng = read_generator("generator", generator_state(self._rng))
+        other._allocate(inputs, outputs, self._layout.hidden, self._layout.settings)
+        return other
 
     # ------------------------------------------------------------------ learning
+
+    def _ready(self) -> Kernels:
+        """The kernels, compiled, with the addresses of what does not change from call to call."""
+        kernels = self._kernels
+        if kernels is None or kernels.state is not self._state or kernels.options is not self._options:
+            kernels = self._kernels = Kernels(self)
+        return kernels
 
     def learn(self, X: Floats, Y: Floats, sample_weight: Floats | None = None) -> Floats:
         """Learn the rows of X (n, inputs) and Y (n, outputs) in order; returns the predictions made before.
 
-        The arrays are C-contiguous float64 and finite, which the interfaces check. Where the body has diverged
-        `NotFinite` is raised and nothing changes.
+        The arrays are float64 and finite, which the interfaces check. Where the network has diverged `NotFinite` is
+        raised and nothing changes.
         """
-        announce_compilation(kernels.learn, "the stream engine")
         weights = np.ones(len(X)) if sample_weight is None else sample_weight
-        out = np.empty((len(X), self.outputs))
-        several = len(X) > self.batch_size
-        state = self._state.copy() if several else self._state  # a single step is refused before any change
-        done = kernels.learn(
-            state, self._layout.numbers, self._options, self._dtype_of_body, X, Y, weights, out, self._workspace
-        )
+        several = len(X) > self.batch_size or bool(self._models)
+        other = self.copy() if several else self  # a single step is refused before any change
+        out, kernels = np.empty((len(X), self.outputs)), other._ready()
+        answers = None
+        if other._models:
+            other._models, answers = other._models.learned(X, Y, weights)
+        done = kernels.run("learn", np.zeros(self._layout.workspace), X, Y, weights, answers, out)
         if done < len(X):
             raise NotFinite(
                 f"the network's output for sample {done} of this call is not finite: nothing was learned; "
                 "lower lr, or rescale the inputs"
             )
-        self._state = state
+        if several:
+            self.__dict__.update(_state=other._state, _models=other._models, _kernels=kernels)
         return out
 
     def learn_row(self, x: Sequence[float], y: Iterable[float], weight: float) -> None:
         """Learn one row of a positive weight, without allocating arrays."""
-        buffers = self._buffers
-        row = buffers.pop() if buffers else RowBuffer(self)
+        if self._models:
+            super().learn_row(x, y, weight)
+            return
+        row = self._buffers.pop() if self._buffers else RowBuffer(self)
         row.write(row.values, 0, *x, *y, weight)
-        if not kernels.learn.overloads:
-            announce_compilation(kernels.learn, "the stream engine")
-        if not kernels.learn(
-            self._state, self._layout.numbers, self._options, self._dtype_of_body,
-            row.x, row.y, row.weight, row.out, self._workspace,
-        ):  # fmt: skip
+        if not row.run(self._ready(), "learn"):
             self.learn(row.x, row.y, row.weight)  # raises NotFinite
-        buffers.append(row)
+        self._buffers.append(row)
 
     def predict(self, X: Floats) -> Floats:
-        return self._predict(X, np.empty(0))
+        return self._predict(X, None)
 
     def predict_with_leverage(self, X: Floats) -> tuple[Floats, Floats]:
         leverage = np.empty(len(X))
@@ -491,27 +479,64 @@ class Engine(StreamEngine):
 
     def predict_row(self, x: Sequence[float]) -> list[float]:
         """The prediction for one row, without allocating arrays; threads may call it at the same time."""
-        buffers = self._buffers
+        if self._models:
+            return super().predict_row(x)
         try:
-            row = buffers.pop()
+            row = self._buffers.pop()
         except IndexError:
             row = RowBuffer(self)
         row.write_x(row.values, 0, *x)
-        if not kernels.predict.overloads:
-            announce_compilation(kernels.predict, "the stream engine")
-        kernels.predict(
-            self._state, self._layout.numbers, self._dtype_of_body, row.x, row.out, row.leverage, row.workspace
-        )
+        row.run(self._ready(), "predict")
         out: list[float] = row.out.ravel().tolist()
-        buffers.append(row)
+        self._buffers.append(row)
         return out
 
-    def _predict(self, X: Floats, leverage: Floats) -> Floats:
-        announce_compilation(kernels.predict, "the stream engine")
-        out = np.empty((len(X), self.outputs))
-        workspace = np.empty_like(self._workspace)  # its own: threads may predict at the same time
-        kernels.predict(self._state, self._layout.numbers, self._dtype_of_body, X, out, leverage, workspace)
+    def _predict(self, X: Floats, leverage: Floats | None) -> Floats:
+        out, kernels = np.empty((len(X), self.outputs)), self._ready()
+        answers = self._models.predictions(X, self.outputs) if self._models else None
+        workspace = np.zeros(self._layout.workspace)  # its own: threads may predict at the same time
+        kernels.run("predict" if leverage is None else "leverage", workspace, X, None, None, answers, out, leverage)
         return out
+
+
+class Kernels:
+    """The compiled kernels of an engine, and the addresses that they get."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.table, self.classes = engine._table, bool(engine._layout.settings["classes"])
+        self.state, self.options = engine._state, engine._options
+        self.numbers, self.models = engine._layout.numbers, engine._layout.models
+        self.calls = np.zeros((engine._layout.sizes["calls"], 2), dtype=np.int64)
+        widths = self.numbers[self.numbers.size - engine._layout.after_widths :]
+        self.fixed = tuple(array.ctypes.data for array in (self.state, self.numbers, widths, self.options, self.calls))
+        self._compiled: dict[str, Callable[[int, int], int]] = {}
+
+    def __getitem__(self, name: str) -> Callable[[int, int], int]:
+        """The function to learn, to predict, or to predict with leverages, compiled when it is first needed."""
+        found = self._compiled.get(name)
+        if found is None:
+            step = _experts("step")
+            top = step.learn if name == "learn" else step.predict
+            rows = step.kernels(self.table, name == "learn", self.classes, name == "leverage")
+            what = "the stream engine with experts" if len(self.table) > 1 else "the stream engine"
+            compile_kernels([top, *(kernel for row in rows for kernel in row if kernel)], what)
+            rows[len(self.table) : len(self.table)] = [[None, None]] * self.models
+            for own, row in zip(self.calls, rows, strict=True):
+                own[:] = [kernel.address if kernel else known for kernel, known in zip(row, own, strict=True)]
+            found = self._compiled[name] = _CALL(top.address)
+        return found
+
+    def run(
+        self, name: str, workspace: Floats, X: Floats, Y: Floats | None,
+        weight: Floats | None, answers: Floats | None, out: Floats, leverage: Floats | None = None,
+    ) -> int:  # fmt: skip
+        """Call a kernel for the rows of X; returns how many it has finished."""
+        given = [None if array is None else np.ascontiguousarray(array) for array in (X, Y, weight, answers)]
+        given += [out, leverage]
+        addresses = (0 if array is None or not array.size else array.ctypes.data for array in given)
+        start = workspace.ctypes.data
+        PACK_FRAME(workspace.data, 0, start, *self.fixed, *addresses)
+        return self[name](start, len(X))
 
 
 class RowBuffer:
@@ -522,9 +547,32 @@ class RowBuffer:
         values = np.zeros(inputs + outputs + 1)
         self.values = values.data  # x, then y, then the weight
         self.x, self.y = values[:inputs].reshape(1, inputs), values[inputs:-1].reshape(1, outputs)
-        self.weight, self.out, self.leverage = values[-1:], np.zeros((1, outputs)), np.empty(0)
-        self.workspace = np.empty_like(engine._workspace)
+        self.weight, self.out = values[-1:], np.zeros((1, outputs))
+        workspace = np.zeros(engine._layout.workspace)
+        self.workspace, self.start = workspace.data, workspace.ctypes.data
+        self.addresses = self.x.ctypes.data, self.y.ctypes.data, self.weight.ctypes.data, 0, self.out.ctypes.data, 0
         self.write, self.write_x = struct.Struct(f"{values.size}d").pack_into, struct.Struct(f"{inputs}d").pack_into
+
+    def run(self, kernels: Kernels, name: str) -> int:
+        """Call a kernel for the row; returns 0 where it was refused."""
+        PACK_FRAME(self.workspace, 0, self.start, *kernels.fixed, *self.addresses)
+        return kernels[name](self.start, 1)
+
+
+def compile_for_learners() -> None:
+    """Compile what the learners of numbers and of classes call by default, unless it is in the cache."""
+    for classes in (False, True):
+        kernels = Engine.for_raw_rows(1, 2, classes=classes, seed=0, experts=())._ready()
+        for name in ("learn", "leverage"):
+            kernels[name]
+
+
+_CALL = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
+
+
+def _experts(module: str = "") -> Any:
+    """The package of experts or one of its modules, which stand on this one and are imported when they are needed."""
+    return resolve_name("sepsa.stream.experts" + (f".{module}" if module else ""))
 
 
 def widths(sizes: int | Sequence[int]) -> Sequence[int]:

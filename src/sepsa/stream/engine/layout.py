@@ -1,30 +1,29 @@
-"""Where each part of an engine's state lies in its one vector, for Python and for the kernels.
-
-S is the state, a float64 vector; L, the layout, an integer vector of sizes, settings and positions in S. The constants
-below are positions in L (`L_`), in the options (`O_`), in the counts of S (`C_`) and in the numbers of a head (`H_`).
-"""
+"""Where each part of an engine's memory lies in its state and in its workspace, for Python and for the kernels."""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from sepsa.stream.engine.kernels.views import BODY, SLOTS, Group, Parts, positions, repeated_names
 from sepsa.validation import at_least
 
 # The part of φ = [hidden units, inputs, 1] that a head sees: its end, from some hidden unit on, or hidden units and 1.
 END, HIDDEN = range(2)
 
-# L holds sizes and settings, then the start in S of each part, then the width of each hidden layer, then for each head
-# its subset of φ, the number of hidden units it sees, its number p of features and the start of its parts in S.
-(
-    L_DEPTH, L_INPUTS, L_OUTPUTS, L_HEADS, L_BODY, L_ACTIVATIONS, L_WIDEST, L_FEATURES, L_ACTIVATION, L_OPTIMIZER,
-    L_STANDARDIZE, L_BATCH, L_ROBUST, L_CLASSES, L_THETA, L_FIRST, L_SECOND, L_MEAN, L_SCALE, L_TYPICAL, L_TYPICAL_RUN,
-    L_USUAL, L_LATE, L_GAIN, L_ERROR, L_ERROR_RUN, L_RANGE, L_CALIBRATION, L_COUNTS, L_SIZES,
-) = range(30)  # fmt: skip
-L_SETTINGS = [L_ACTIVATION, L_OPTIMIZER, L_STANDARDIZE, L_BATCH, L_ROBUST, L_CLASSES]
+# Sizes that follow from the network's form, then settings of the engine.
+SIZES = (
+    "inputs", "outputs", "depth", "hidden", "heads", "parameters", "units", "deltas", "features", "stride", "experts",
+    "stacked", "candidates", "built_in", "models", "calls", "batch", "activation", "optimizer",
+    "standardize", "robust", "classes",
+)  # fmt: skip
 
 O_LR, O_DECAY, O_MOMENTUM, O_BETA2, O_EPS, O_NESTEROV, O_DISCOUNT, O_POWER, O_CALIBRATION = range(9)
 
-# The powers are β1^steps and β2^steps.
+# Counts of the network; the powers are β1^steps and β2^steps.
 C_STEPS, C_BETA1_POWER, C_BETA2_POWER, C_OUTLIERS, C_WEIGHT, C_EVIDENCE, C_BEST, C_SINCE = range(8)
 COUNTS = 8
 
@@ -36,59 +35,93 @@ NUMBERS = 6
 TEMPERATURES = 17  # inverse ones, from 1/2 in steps of √2, those of `calibration.INVERSE_TEMPERATURES`
 
 
+def part_name(group: str, name: str) -> str:
+    """The name of a part among all parts; those of the network have no prefix."""
+    return name if group == "network" else f"{group}/{name}"
+
+
 class Layout:
-    """Where each part of an engine's state lies in its one vector."""
+    """Where each part of an engine's memory lies. `groups` says what its experts store, the heads first among them."""
 
     def __init__(
-        self, inputs: int, outputs: int, hidden: tuple[int, ...], subsets: tuple[str, ...], itemsize: int
-    ) -> None:
+        self, groups: tuple[Group, ...], inputs: int, outputs: int, hidden: tuple[int, ...], subsets: tuple[str, ...],
+        itemsize: int, built_in: int, models: int, settings: Mapping[str, int],
+    ) -> None:  # fmt: skip
+        self.groups, self.settings, self.built_in, self.models = groups, dict(settings), built_in, models
+        experts = built_in + models
         self.inputs, self.outputs = at_least("inputs", inputs, 1), at_least("outputs", outputs, 1)
-        self.subsets = subsets
+        self.subsets, self.itemsize = subsets, itemsize
         self.hidden = tuple(at_least("hidden", width, 1) for width in hidden)
-        d, m, last = inputs, outputs, hidden[-1] if hidden else 0
-        self.features = last + d + 1
+        d, last = inputs, hidden[-1] if hidden else 0
         units = [0 if subset == "inputs" else last for subset in subsets]
         self.head_features = [
             n + 1 + (0 if subset == "hidden" else d) for n, subset in zip(units, subsets, strict=True)
         ]
         widths = (inputs, *hidden)
-        q = sum((below + 1) * width for below, width in zip(widths, hidden, strict=False))
-        slots = (q * itemsize + 7) // 8  # of float64, for arrays in the body's dtype
-        lengths = {
-            "THETA": slots, "FIRST": slots, "SECOND": slots, "MEAN": d, "SCALE": d, "TYPICAL": d, "TYPICAL_RUN": d,
-            "USUAL": d, "LATE": d, "GAIN": m, "ERROR": 3 * m, "ERROR_RUN": 3 * m, "RANGE": 2 * m,
-            "CALIBRATION": TEMPERATURES, "COUNTS": COUNTS,
+        self.body = sum((below + 1) * width for below, width in zip(widths, hidden, strict=False))
+        self.sizes: dict[str, int] = {
+            "inputs": d, "outputs": outputs, "depth": len(hidden), "hidden": last, "heads": len(subsets),
+            "parameters": self.body, "units": d + sum(hidden), "deltas": 2 * max(hidden, default=0),
+            "features": last + d + 1, "stride": 2 * last + d + 2, "experts": experts, "stacked": experts - 1,
+            "candidates": experts + 1, "built_in": built_in, "models": models, "calls": experts + 2, **settings,
         }  # fmt: skip
-        shared = list(lengths)
-        for h, p in enumerate(self.head_features):
-            own = {
-                "NUMBERS": NUMBERS, "W": m * p, "U": p * (p - 1) // 2, "D": p, "RIDGE": p, "PRIOR": m * p,
-                "ENERGY": m,
-            }  # fmt: skip
-            lengths |= {f"{name}{h}": length for name, length in own.items()}
-        self.parts: dict[str, tuple[int, int]] = {}
-        self.size = 0
-        for name, length in lengths.items():
-            self.parts[name] = (self.size, length)
-            self.size += length
-        self.body, self.itemsize = q, itemsize
-        sizes = {
-            "DEPTH": len(hidden), "INPUTS": d, "OUTPUTS": m, "HEADS": len(subsets), "BODY": q,
-            "ACTIVATIONS": d + sum(hidden), "WIDEST": max(hidden, default=0), "FEATURES": self.features,
-        }  # fmt: skip
-        heads = [
-            (HIDDEN if subset == "hidden" else END, units[h], p, self.parts[f"NUMBERS{h}"][0])
-            for h, (subset, p) in enumerate(zip(subsets, self.head_features, strict=True))
-        ]
-        self.numbers = np.zeros(L_SIZES + len(hidden) + 4 * len(heads), dtype=np.int64)
-        for name, value in (sizes | {name: self.parts[name][0] for name in shared}).items():
-            self.numbers[globals()[f"L_{name}"]] = value
-        self.numbers[L_SIZES:] = [*hidden, *(number for head in heads for number in head)]
+        for group in groups:
+            if not group.repeated:
+                self.sizes |= {name: size(d, outputs) for name, size in group.sizes.items()}
+        self.parts: dict[str, tuple[int, Any, tuple[int, ...]]] = {}  # of the state: start, dtype and shape
+        self._place(units)
 
-    def workspace(self, batch: int) -> int:
-        """Its size: unit row, b, residuals, φ, outputs of heads; gradient, deltas, activations, slopes of the body."""
-        last = self.hidden[-1] if self.hidden else 0
-        row = self.features + last + 1 + len(self.subsets) * self.outputs + 1
-        high = 2 * self.features + 3 * self.outputs + batch * row
-        low = self.body + 2 * max(self.hidden, default=0) + 2 * batch * (self.inputs + sum(self.hidden))
-        return high + (low * self.itemsize + 7) // 8
+    def _place(self, units: list[int]) -> None:
+        """Choose where the parts start, and write the layout for the kernels."""
+        starts: dict[Any, int] = {}
+        self.size, self.workspace = 0, len(SLOTS)
+        blocks: list[int] = []
+        for group in self.groups:
+            if group.repeated:
+                continue
+            for name in group.state:
+                starts[group.name, name] = self.size
+                self.size = self._add(group, name, self.sizes, part_name(group.name, name))
+            for name in group.work:
+                starts[group.name, name] = self.workspace
+                self.workspace += self._cells(*self._form(name, group.work, self.sizes))
+        (heads,) = (group for group in self.groups if group.repeated)
+        for h, (subset, p) in enumerate(zip(self.subsets, self.head_features, strict=True)):
+            own = {"subset": HIDDEN if subset == "hidden" else END, "units": units[h], "p": p}
+            own["triangle"] = p * (p - 1) // 2
+            for name in heads.state:
+                own[name] = self.size
+                self.size = self._add(heads, name, self.sizes | own, f"{name}{h}")
+            blocks += [own[name] for name in repeated_names(heads)]
+        end = positions["end"]
+        self.numbers = np.zeros(end + len(self.hidden) + len(blocks), dtype=np.int64)
+        for key, position in positions.items():
+            if key in starts or key in self.sizes:
+                self.numbers[position] = starts[key] if key in starts else self.sizes[key]
+        self.numbers[end:] = [*self.hidden, *blocks]
+        self.after_widths = len(self.hidden) + len(blocks)
+
+    def _form(self, name: str, parts: Parts, sizes: Mapping[str, int]) -> tuple[Any, tuple[int, ...]]:
+        dtype, shape = parts[name]
+        real = np.float32 if self.itemsize == 4 else np.float64
+        form = tuple(size if isinstance(size, int) else sizes[size] for size in shape)
+        return np.dtype(real if dtype == BODY else dtype), form
+
+    def _cells(self, dtype: Any, shape: tuple[int, ...]) -> int:
+        return (int(np.prod(shape)) * int(dtype.itemsize) + 7) // 8
+
+    def _add(self, group: Group, name: str, sizes: Mapping[str, int], key: str) -> int:
+        dtype, shape = self._form(name, group.state, sizes)
+        self.parts[key] = (self.size, dtype, shape)
+        return self.size + self._cells(dtype, shape)
+
+    def names_of(self, group: str) -> list[str]:
+        """The names of the parts of a group in the state."""
+        return [name for each in self.groups if each.name == group for name in each.state]
+
+    def part(self, state: NDArray[np.float64], name: str) -> NDArray[Any]:
+        """A part of a state as a view of its dtype and shape."""
+        start, dtype, shape = self.parts[name]
+        count = int(np.prod(shape))
+        part: NDArray[Any] = state[start : start + self._cells(dtype, shape)].view(dtype)[:count].reshape(shape)
+        return part

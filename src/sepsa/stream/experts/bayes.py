@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import math
 
-from sepsa.stream.experts.compilation import called
+from sepsa.stream.engine.kernels.compilation import called, kernel
+from sepsa.stream.engine.kernels.views import Group, Views
+from sepsa.stream.experts.expert import Expert, row
 from sepsa.stream.experts.logistic import softmax
 
 FORGETTING = 0.998
 SHRINK = 0.5  # rows at zero that the mean of a class starts with
+
+PARTS = {
+    "CLASS_MEANS": (float, ("outputs", "inputs")),
+    "CLASS_COUNTS": (float, ("outputs",)),
+    "CLASS_SPREAD": (float, ("inputs",)),
+    "CLASSED": (float, (1,)),  # the discounted number of rows of any class
+}
+GROUP = Group("naive Bayes", PARTS, {}, {})
+parts = Views(GROUP, "state", PARTS)
 
 
 @called
@@ -40,3 +51,26 @@ def learn_class(means, counts, spread, label, z, omega):
         off = z[j] - mean[j]
         mean[j] += share * off
         spread[j] = FORGETTING * spread[j] + share * before * off * off
+
+
+@kernel(cost=0.8)
+def answer(model, e):
+    posterior(
+        parts.CLASS_MEANS(model), parts.CLASS_COUNTS(model), parts.CLASS_SPREAD(model), parts.CLASSED(model)[0],
+        row.Z(model), row.ANSWERS(model)[e],
+    )  # fmt: skip
+    return 0
+
+
+@kernel(cost=0.7)
+def learn(model, e):
+    share = row.SHARE(model)[0]
+    parts.CLASSED(model)[0] = FORGETTING * parts.CLASSED(model)[0] + share
+    learn_class(
+        parts.CLASS_MEANS(model), parts.CLASS_COUNTS(model), parts.CLASS_SPREAD(model), int(row.LABEL(model)[0]),
+        row.Z(model), share,
+    )  # fmt: skip
+    return 0
+
+
+EXPERT = Expert(GROUP, answer, learn, for_classes=True)

@@ -4,12 +4,44 @@ from __future__ import annotations
 
 import numpy as np
 
-from sepsa.stream.experts.compilation import called
+from sepsa.stream.engine.kernels.compilation import called, kernel
+from sepsa.stream.engine.kernels.views import Group, Views, size
+from sepsa.stream.experts.expert import Expert, row
 
 NEIGHBOURS = 12
 LANES, TOPS = 64, 8  # of the selection: columns of distances, and of their minima
 PLACES = 1024  # a power of two, at least the rows of the window
 NONE = np.int32(2**31 - 1)
+SOFTENING = 16.0  # the mean squared distance of the neighbours over what is added to each of them
+CELLS = 16 * PLACES  # of the window at most: it is shorter where there are more than 16 inputs
+LEAST_ROWS = 64
+
+
+def window_rows(inputs: int, outputs: int) -> int:
+    """The rows of the window."""
+    return max(LEAST_ROWS, min(PLACES, CELLS // inputs))
+
+
+# The window, which the trees share: inputs, targets and weights of its rows; how many there are, and the place of the
+# next; the range of each input, and 1 for an input that has had two values at most.
+PARTS = {
+    "ROWS": (np.float32, ("inputs", "window")),
+    "TARGETS": (np.float32, ("window", "outputs")),
+    "WEIGHTS": (np.float32, ("window",)),
+    "FILLED": (np.int64, (2,)),
+    "LOW": (float, ("inputs",)),
+    "HIGH": (float, ("inputs",)),
+    "BINARY": (float, ("inputs",)),
+}
+WORK = {
+    "DISTANCES": (np.float32, ("window",)),
+    "LANES": (np.int32, (LANES,)),
+    "TOPS": (np.int32, (TOPS,)),
+    "FOUND": (np.int32, (NEIGHBOURS,)),
+    "KEYS": (np.int32, ("keys",)),
+}
+GROUP = Group("neighbours", PARTS, WORK, {"window": window_rows, "keys": lambda d, m: window_rows(d, m) + LANES})
+window, work = Views(GROUP, "state", PARTS), Views(GROUP, "workspace", WORK)
 
 
 @called
@@ -64,12 +96,12 @@ def gain_of(low, high):
 
 
 @called
-def neighbours(X, Y, weights, rows, z, low, high, distances, integers, out):
+def neighbours(X, Y, weights, rows, z, low, high, distances, lanes, tops, places, keys, out):
     """out (m,): the mean target of the window rows nearest to z (d,), `NEIGHBOURS` of them.
 
     X (d, window) holds the inputs of the window, Y (window, m) its targets; `rows` of them are filled. A neighbour of
     weight ω at distance r counts ω/(r² + s), where s is a sixteenth of the mean r² of the neighbours. `distances`
-    (window,) and `integers` are workspaces.
+    (window,), `lanes`, `tops`, `places` and `keys` are workspaces.
     """
     for i in range(rows):
         distances[i] = 0.0
@@ -82,12 +114,10 @@ def neighbours(X, Y, weights, rows, z, low, high, distances, integers, out):
             off_a, off_b = gain_a * a[i] - value_a, gain_b * b[i] - value_b
             distances[i] += off_a * off_a + off_b * off_b
     padded, found = (rows + LANES - 1) // LANES * LANES, min(NEIGHBOURS, rows)
-    lanes, tops = integers[:LANES], integers[LANES : LANES + TOPS]
-    places, keys = integers[LANES + TOPS : LANES + TOPS + found], integers[LANES + TOPS + NEIGHBOURS :]
-    nearest(distances, rows, keys[:padded], lanes, tops, places)
+    nearest(distances, rows, keys[:padded], lanes, tops, places[:found])
     softening, total = 1e-12, 1e-300
     for i in range(found):
-        softening += distances[places[i]] / (16.0 * found)
+        softening += distances[places[i]] / (SOFTENING * found)
     for k in range(out.size):
         out[k] = 0.0
     for i in range(found):
@@ -97,3 +127,47 @@ def neighbours(X, Y, weights, rows, z, low, high, distances, integers, out):
             out[k] += weight * Y[places[i], k]
     for k in range(out.size):
         out[k] /= total
+
+
+@kernel(cost=2.0)
+def answer(model, e):
+    neighbours(
+        window.ROWS(model), window.TARGETS(model), window.WEIGHTS(model), window.FILLED(model)[0], row.Z(model),
+        window.LOW(model), window.HIGH(model), work.DISTANCES(model), work.LANES(model), work.TOPS(model),
+        work.FOUND(model), work.KEYS(model), row.ANSWERS(model)[e],
+    )  # fmt: skip
+    return 0
+
+
+@kernel(cost=0.8)
+def learn(model, e):
+    """Put the row into the window, in the place of the oldest once it is full."""
+    z, y, filled, n = row.Z(model), row.Y(model), window.FILLED(model), size.window(model)
+    X, Y, low, high, binary = (
+        window.ROWS(model), window.TARGETS(model), window.LOW(model), window.HIGH(model), window.BINARY(model)
+    )  # fmt: skip
+    at, first = filled[1], filled[0] == 0
+    for j in range(z.size):
+        X[j, at] = z[j]
+        if low[j] < high[j] and z[j] != low[j] and z[j] != high[j]:
+            binary[j] = 0.0
+        low[j], high[j] = z[j] if first else min(low[j], z[j]), z[j] if first else max(high[j], z[j])
+    for k in range(y.size):
+        Y[at, k] = y[k]
+    window.WEIGHTS(model)[at] = row.SHARE(model)[0]
+    filled[0], filled[1] = min(filled[0] + 1, n), (at + 1) % n
+    return 0
+
+
+def start(part, inputs, outputs):
+    part("BINARY")[inputs:] = 1.0
+
+
+def wrong(part):
+    rows, following = part("FILLED")
+    window = part("WEIGHTS").size
+    fits = 0 <= rows <= window and 0 <= following < window
+    return None if fits else ("FILLED", f"two places among {window} rows")
+
+
+EXPERT = Expert(GROUP, answer, learn, start, wrong)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 
-from sepsa.stream.experts.compilation import called
+from sepsa.stream.engine.kernels.compilation import called
 
 FORGETTING = 0.999
 RIDGE = 5.0
 DISCOUNT = 0.99
 POWER = 2.0
-CAUTION = 200.0  # rows: losses of n rows count as those of n²/(n + CAUTION), because few rows tell experts apart badly
+CAUTION = 200.0  # rows: losses of n rows count as those of n²/(n + CAUTION): few rows say little about experts
 EVERY = 4  # rows of which one solves for the weights of the stack, once there are `OFTEN`
 OFTEN = 256
 PRIOR = 2.0  # the logarithm of the network's weight before any row over that of another candidate

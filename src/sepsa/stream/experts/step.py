@@ -1,335 +1,259 @@
-"""The compiled step of the network and its experts: one call learns rows, so that an interrupt finds all or nothing.
+"""The step of the engine: standardize, ask all experts, mix their answers, bound the row, teach all experts.
 
-Experts see z, the standardized inputs of the network's first rows, clipped at ±`CLIP` and 0 where missing, and targets
-in units of their deviation.
+One call learns all rows, so that an interrupt finds all of them learned or none. The network learns in batches; the
+other experts answer and learn row by row.
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from sepsa.stream.engine import kernels
-from sepsa.stream.engine.kernels.head import rank_one
-from sepsa.stream.engine.kernels.robust import (
-    ROUNDING,
-    STEP,
-    follow_quantile,
-    plausible_error,
-    plausible_weight,
-)
-from sepsa.stream.engine.kernels.step import calibrate
-from sepsa.stream.engine.layout import TEMPERATURES
-from sepsa.stream.experts import layout as lay
-from sepsa.stream.experts.bayes import FORGETTING, learn_class, posterior
-from sepsa.stream.experts.compilation import borrowed, called, compiled
-from sepsa.stream.experts.logistic import learn_logistic, probabilities
-from sepsa.stream.experts.neighbours import neighbours
-from sepsa.stream.experts.products import expand
+from sepsa.jit import Kernel
+from sepsa.stream.engine.kernels.compilation import called, inlined, kernel
+from sepsa.stream.engine.kernels.robust import calibrate, first_scale, follow_errors, largest, plausible_error
+from sepsa.stream.engine.kernels.views import SLOTS, Group, Views, call, size
+from sepsa.stream.engine.layout import O_CALIBRATION
+from sepsa.stream.experts import network
+from sepsa.stream.experts.expert import Expert, row
+from sepsa.stream.experts.network import OUT, WEIGHT, X, Y
 from sepsa.stream.experts.stack import DISCOUNT, EVERY, OFTEN, remember, solve, weigh
-from sepsa.stream.experts.trees import BINS, LATE, LEAST, LEAVES, SPLITS, TREES, add_trees, grow
 
-CLIP = 8.0
-FAR = 1e6  # deviations, to which a target is clipped
+CLIP = 8.0  # standardized inputs, for the experts other than the network
+FARTHEST = 1e6  # deviations, to which a target and the answers of models are clipped
+HEAVIEST = 10.0  # share of a row, in typical rows
+HEAVIEST_SQUARED = 1e6  # the same for the squared loss, in first rows
 
+# Rows learned, their discounted number, the weight of the first row, the expert with the largest weight and the row
+# since which it is.
+C_ROWS, C_EVIDENCE, C_FIRST_WEIGHT, C_BEST, C_SINCE = range(5)
 
-@called
-def numbers(E, M, part, count):
-    """A part (count,) of float64."""
-    return E[M[part] : M[part] + count]
-
-
-@called
-def window_views(E, M):
-    """The window: inputs (d, window), targets and sums of trees (window, m), weights and nodes (window,)."""
-    d, m, n = M[lay.X_INPUTS], M[lay.X_OUTPUTS], M[lay.X_WINDOW]
-    X = E[M[lay.P_ROWS] : M[lay.P_ROWS] + (d * n + 1) // 2].view(np.float32)[: d * n].reshape(d, n)
-    Y = E[M[lay.P_TARGETS] : M[lay.P_TARGETS] + (n * m + 1) // 2].view(np.float32)[: n * m].reshape(n, m)
-    F = E[M[lay.P_SUMS] : M[lay.P_SUMS] + (n * m + 1) // 2].view(np.float32)[: n * m].reshape(n, m)
-    weights = E[M[lay.P_WEIGHTS] : M[lay.P_WEIGHTS] + (n + 1) // 2].view(np.float32)[:n]
-    nodes = E[M[lay.P_NODES] : M[lay.P_NODES] + (n + 7) // 8].view(np.uint8)[:n]
-    return X, Y, F, weights, nodes
-
-
-@called
-def tree_views(E, M):
-    """Inputs and thresholds of splits (trees + 1, SPLITS) and values of leaves (trees + 1, LEAVES, m)."""
-    m, count = M[lay.X_OUTPUTS], (TREES + 1) * SPLITS
-    inputs = E[M[lay.P_SPLIT_INPUTS] : M[lay.P_SPLIT_INPUTS] + (count + 1) // 2].view(np.uint32)
-    thresholds = E[M[lay.P_SPLIT_THRESHOLDS] : M[lay.P_SPLIT_THRESHOLDS] + (count + 1) // 2].view(np.float32)
-    values = numbers(E, M, lay.P_VALUES, (TREES + 1) * LEAVES * m).reshape(TREES + 1, LEAVES, m)
-    return (
-        inputs[:count].reshape(TREES + 1, SPLITS),
-        thresholds[:count].reshape(TREES + 1, SPLITS),
-        values,
-    )
-
-
-@called
-def workspaces(M, work):
-    """z and x (d,), φ and b of the products, answers (experts + 2, m), y (m,), the stack's factor, and the rest."""
-    d, m, p, J = M[lay.X_INPUTS], M[lay.X_OUTPUTS], M[lay.X_FEATURES], M[lay.X_EXPERTS]
-    at = 2 * d + 2 * p
-    answers, at = work[at : at + (J + 2) * m].reshape(J + 2, m), at + (J + 2) * m
-    y, at = work[at : at + m], at + m
-    factor, at = work[at : at + J * J].reshape(J, J), at + J * J
-    return (
-        work[:d],
-        work[d : 2 * d],
-        work[2 * d : 2 * d + p],
-        work[2 * d + p : 2 * d + 2 * p],
-        answers,
-        y,
-        factor,
-        work[at:],
-    )
+PARTS = {
+    "COUNTS": (float, (5,)),
+    "SCALE": (float, ("inputs",)),  # the network's, before changes of the inputs' scales
+    "ERROR": (float, ("outputs", 3)),
+    "ERROR_RUN": (float, ("outputs", 3)),
+    "GRAM": (float, ("stacked", "stacked")),
+    "MOMENT": (float, ("stacked",)),
+    "STACK": (float, ("stacked",)),
+    "LOSS": (float, ("candidates",)),
+    "WEIGHT": (float, ("candidates",)),
+}
+WORK = {
+    "ASKED": (float, (1,)),  # the row before which the answers were given
+    "ASKED_X": (float, ("inputs",)),
+    "UNIT": (float, ("outputs",)),
+    "FACTOR": (float, ("experts", "experts")),
+}
+GROUP = Group("mixture", PARTS, WORK, {})
+parts, work = Views(GROUP, "state", PARTS), Views(GROUP, "workspace", WORK)
+# Of the kernels `answer` and `learn` of each expert, then of those by which the step calls its own parts: `spread` and
+# `calibrate_row`, `answer_row` and `learn_row`.
+calls = Views(None, "calls", {"ADDRESSES": (np.int64, ("calls", 2))})
+models = Views(None, "models", {"ANSWERS": (float, ("batch", "models", "outputs"))})
+X_AT, Y_AT, WEIGHT_AT, MODELS_AT, OUT_AT, LEVERAGE_AT = (
+    SLOTS.index(name) for name in ("x", "y", "weight", "models", "out", "leverage")
+)
 
 
-@called
-def errors_of_key(E, M, z):
-    """The running mean (m,) of the network's errors in rows whose inputs of two values were those of z.
-
-    Such inputs are the indicators of a key; without any, all rows have the same errors.
-    """
-    d, m = M[lay.X_INPUTS], M[lay.X_OUTPUTS]
-    low, high = numbers(E, M, lay.P_LOW, d), numbers(E, M, lay.P_HIGH, d)
-    binary, key = numbers(E, M, lay.P_BINARY, d), 0
-    for j in range(d):
-        if binary[j] == 1.0 and low[j] < high[j] and z[j] == high[j]:
-            key = (31 * key + j + 1) % 65521
-    return numbers(E, M, lay.P_KEYED, lay.SLOTS * m).reshape(lay.SLOTS, m)[key % lay.SLOTS]
-
-
-@called
-def logistic_views(E, M, work):
-    """φ and b (d + 1,) in the workspace, and W (m, d + 1), U and D of the logistic expert."""
-    m, q = M[lay.X_OUTPUTS], M[lay.X_INPUTS] + 1
-    at = work.size - 2 * q
-    W, U = numbers(E, M, lay.P_LOGIT_W, m * q).reshape(m, q), numbers(E, M, lay.P_LOGIT_U, q * (q - 1) // 2)
-    return work[at : at + q], work[at + q :], W, U, numbers(E, M, lay.P_LOGIT_D, q)
-
-
-@called
-def class_views(E, M):
-    """Means (m, d), discounted counts (m,) and squares (d,) of the classes."""
-    d, m = M[lay.X_INPUTS], M[lay.X_OUTPUTS]
-    means = numbers(E, M, lay.P_CLASS_MEANS, m * d).reshape(m, d)
-    return means, numbers(E, M, lay.P_CLASS_COUNTS, m), numbers(E, M, lay.P_CLASS_SPREAD, d)
-
-
-@called
-def look_up(E, M, x, work):
-    """Fill z, and the answers of the neighbours and trees, in the workspace, unless they are those of this row."""
-    d, n = M[lay.X_INPUTS], M[lay.X_WINDOW]
-    z, last, _, _, answers, _, _, rest = workspaces(M, work)
-    counts, centre = numbers(E, M, lay.P_COUNTS, 8), numbers(E, M, lay.P_CENTRE, d)
-    same = rest[0] == counts[lay.C_ROWS] + 1.0
-    for j in range(d):
-        same = same and last[j] == x[j]
-    if same:
-        return
-    scale = numbers(E, M, lay.P_SCALE, d)
-    for j in range(d):
+@inlined
+def standardize(model, i):
+    """Fill Z by row i, and the units of the outputs; returns whether the answers to this row are there already."""
+    x, z, asked, unit = X.ROWS(model)[i], row.Z(model), work.ASKED_X(model), work.UNIT(model)
+    mean, scale, gain = network.parts.MEAN(model), parts.SCALE(model), network.parts.GAIN(model)
+    rows = parts.COUNTS(model)[C_ROWS] + 1.0
+    same = work.ASKED(model)[0] == rows
+    for k in range(unit.size):
+        same = same and unit[k] == math.sqrt(gain[k])
+        unit[k] = math.sqrt(gain[k])
+    for j in range(x.size):
+        same = same and asked[j] == x[j]
         # Rounded as in the window, so that a threshold of a tree divides rows alike.
-        z[j] = np.float32(min(max((x[j] - centre[j]) * scale[j], -CLIP), CLIP)) if x[j] == x[j] else 0.0
-    X, Y, _, weights, _ = window_views(E, M)
-    near = rest[1 + TREES :].view(np.float32)
-    neighbours(
-        X, Y, weights, int(counts[lay.C_FILLED]), z, numbers(E, M, lay.P_LOW, d), numbers(E, M, lay.P_HIGH, d),
-        near[:n], near[n:].view(np.int32), answers[lay.NEAR],
-    )  # fmt: skip
-    inputs, thresholds, values = tree_views(E, M)
-    add_trees(inputs, thresholds, values, z, rest[1 : 1 + TREES].view(np.int64), answers[lay.TREE])
-    for j in range(d):
-        last[j] = x[j]
-    rest[0] = counts[lay.C_ROWS] + 1.0
+        z[j] = np.float32(min(max((x[j] - mean[j]) * scale[j], -CLIP), CLIP)) if x[j] == x[j] else 0.0
+        asked[j] = x[j]
+    work.ASKED(model)[0] = rows
+    return same
 
 
 @called
-def answer(E, M, x, network, extra, out, work):
-    """Answers (experts + 1, m) for a row x (d,), in the workspace, and their weighted sum in out (m,).
+def ask_all(model, i):
+    """Fill the answers (experts, m) to row i in units of the outputs; the network's prediction is in out."""
+    same = standardize(model, i)
+    answers, out, unit = row.ANSWERS(model), OUT.ROWS(model)[i], work.UNIT(model)
+    for k in range(out.size):
+        answers[0, k] = min(max(out[k] * unit[k], -FARTHEST), FARTHEST)
+    addresses, built_in = calls.ADDRESSES(model), size.built_in(model)
+    for e in range(1, 1 if same else built_in):
+        call(addresses[e, 0], model, e)
+    told = models.ANSWERS(model)[i]
+    for e in range(built_in, size.experts(model)):
+        for k in range(out.size):
+            answers[e, k] = min(max(told[e - built_in, k] * unit[k], -FARTHEST), FARTHEST)
 
-    `network` (m,) is the network's answer, which may lie in out, and `extra` (more, m) are those of the user's experts.
-    """
-    m, p, J = M[lay.X_OUTPUTS], M[lay.X_FEATURES], M[lay.X_EXPERTS]
-    look_up(E, M, x, work)
-    z, _, products, _, answers, _, _, _ = workspaces(M, work)
-    unit = numbers(E, M, lay.P_UNIT, m)
-    expand(z, products)
-    W = numbers(E, M, lay.P_W, m * p).reshape(m, p)
-    simple, errors = numbers(E, M, lay.P_SIMPLE, 2 * m).reshape(2, m), errors_of_key(E, M, z)
-    if M[lay.X_CLASSES]:
-        phi, _, W_logit, _, _ = logistic_views(E, M, work)
-        phi[0] = 1.0
-        for j in range(z.size):
-            phi[j + 1] = z[j]
-        probabilities(W_logit, phi, answers[lay.LOGISTIC])
-        means, of_class, spread = class_views(E, M)
-        posterior(means, of_class, spread, numbers(E, M, lay.P_COUNTS, 8)[lay.C_CLASSED], z, answers[lay.BAYES])
-    stack, shares = numbers(E, M, lay.P_STACK, J - 1), numbers(E, M, lay.P_WEIGHT, J + 1)
-    for k in range(m):
-        a = min(max(network[k] * unit[k], -FAR), FAR)
-        total, row = 0.0, W[k]
-        for j in range(p):
-            total += row[j] * products[j]
-        answers[lay.NETWORK, k], answers[lay.PRODUCTS, k] = a, min(max(total, -FAR), FAR)
-        answers[lay.LAST, k], answers[lay.MEAN, k] = simple[0, k], simple[1, k]
-        answers[lay.ERRORS, k] = a + errors[k]
-        for e in range(extra.shape[0]):
-            answers[J - extra.shape[0] + e, k] = min(max(extra[e, k] * unit[k], -FAR), FAR)
-        stacked = a
-        for e in range(J - 1):
-            stacked += stack[e] * (answers[e + 1, k] - a)
-        answers[J, k] = stacked
+
+@called
+def mix(model, i):
+    """Replace the network's prediction in out by the mixture of the experts and of their stack."""
+    answers, out, unit = row.ANSWERS(model), OUT.ROWS(model)[i], work.UNIT(model)
+    stack, shares, experts = parts.STACK(model), parts.WEIGHT(model), size.experts(model)
+    for k in range(out.size):
+        first = answers[0, k]
+        stacked = first
+        for e in range(experts - 1):
+            stacked += stack[e] * (answers[e + 1, k] - first)
+        answers[experts, k] = stacked
         mixed = 0.0
-        for e in range(J + 1):
+        for e in range(experts + 1):
             mixed += shares[e] * answers[e, k]
-        out[k] = mixed / unit[k] if unit[k] > 0.0 else network[k]
+        if unit[k] > 0.0:
+            out[k] = mixed / unit[k]
 
 
 @called
-def learn_row(E, M, x, target, weight, out, work):
-    """Learn a row of a positive weight, whose answers lie in the workspace and whose prediction was out (m,)."""
-    d, m, p, J = M[lay.X_INPUTS], M[lay.X_OUTPUTS], M[lay.X_FEATURES], M[lay.X_EXPERTS]
-    z, _, phi, b, answers, y, factor, rest = workspaces(M, work)
-    counts, unit = numbers(E, M, lay.P_COUNTS, 8), numbers(E, M, lay.P_UNIT, m)
-    centre, scale = numbers(E, M, lay.P_CENTRE, d), numbers(E, M, lay.P_SCALE, d)
-    error = numbers(E, M, lay.P_ERROR, 3 * m).reshape(m, 3)
-    error_run = numbers(E, M, lay.P_ERROR_RUN, 3 * m).reshape(m, 3)
-    robust, classes = M[lay.X_ROBUST], M[lay.X_CLASSES]
-    for j in range(d):
-        if scale[j] == 0.0 and x[j] == x[j] and abs(x[j] - centre[j]) > ROUNDING * abs(x[j]):
-            scale[j] = 1.0 / min(max(abs(x[j] - centre[j]), 1e-100), 1e100)
-            z[j] = 1.0 if x[j] > centre[j] else -1.0
-    share = 1.0
-    if robust:
-        omega = plausible_weight(weight, counts[lay.C_WEIGHT])
-        share = min(omega / counts[lay.C_WEIGHT], 10.0) if counts[lay.C_WEIGHT] > 0.0 else 1.0
-        counts[lay.C_WEIGHT] += 0.01 * (omega - counts[lay.C_WEIGHT]) if counts[lay.C_WEIGHT] > 0.0 else omega
-    else:
-        counts[lay.C_WEIGHT] = counts[lay.C_WEIGHT] if counts[lay.C_WEIGHT] > 0.0 else weight
-        share = min(weight / counts[lay.C_WEIGHT], 1e6)
-    trust, label = 1.0, 0
-    for k in range(m):
-        if unit[k] == 0.0 and target[k] != 0.0:
-            unit[k] = 1.0 / min(max(abs(target[k]), 1e-100), 1e100)
-        y[k] = min(max(target[k] * unit[k], -FAR), FAR)
-        if robust and not classes:
-            predicted = min(max(out[k] * unit[k], -FAR), FAR)
-            off, limit = y[k] - predicted, 2.0 * plausible_error(error, k)
-            for t in range(3):
-                error[k, t], error_run[k, t] = follow_quantile(
-                    abs(off), error[k, t], error_run[k, t], (0.5, 0.8, 0.9)[t], 2.0 * STEP if t == 2 else STEP
-                )
+def bound(model, i):
+    """Fill the targets in units, within plausible errors of the prediction, the share of the row and its class."""
+    x, target, z, y = X.ROWS(model)[i], Y.ROWS(model)[i], row.Z(model), row.Y(model)
+    out, unit, counts = OUT.ROWS(model)[i], work.UNIT(model), parts.COUNTS(model)
+    mean, scale = network.parts.MEAN(model), parts.SCALE(model)
+    for j in range(x.size):
+        if scale[j] == 0.0:
+            scale[j] = first_scale(x[j], mean[j])
+            if scale[j] > 0.0:
+                z[j] = 1.0 if x[j] > mean[j] else -1.0
+    share, trust, weight = min(network.work.SHARE(model)[i], HEAVIEST), 1.0, WEIGHT.ROWS(model)[i]
+    if not size.robust(model):
+        counts[C_FIRST_WEIGHT] = counts[C_FIRST_WEIGHT] if counts[C_FIRST_WEIGHT] > 0.0 else weight
+        share = min(weight / counts[C_FIRST_WEIGHT], HEAVIEST_SQUARED)
+    error, error_run = parts.ERROR(model), parts.ERROR_RUN(model)
+    for k in range(y.size):
+        y[k] = min(max(target[k] * unit[k], -FARTHEST), FARTHEST)
+        if size.robust(model) and not size.classes(model):
+            predicted = min(max(out[k] * unit[k], -FARTHEST), FARTHEST)
+            off, limit = y[k] - predicted, network.FARTHEST_LOSS * plausible_error(error, k)
+            follow_errors(error, error_run, k, abs(off), 1.0)
             if abs(off) > limit:
                 trust = min(trust, limit / abs(off))
                 y[k] = predicted + min(max(off, -limit), limit)
-    if classes:
-        for k in range(m):
-            if y[k] > y[label]:
-                label = k
-        calibrate(numbers(E, M, lay.P_CALIBRATION, TEMPERATURES), out, label, share, 1.0, answers[J + 1])
-    counts[lay.C_ROWS] += 1.0
-    counts[lay.C_EVIDENCE] = DISCOUNT * counts[lay.C_EVIDENCE] + share
-    losses, weights = numbers(E, M, lay.P_LOSS, J + 1), numbers(E, M, lay.P_WEIGHT, J + 1)
-    for e in range(J + 1):
-        loss = 0.0
-        for k in range(m):
-            off = min(abs(answers[e, k] - y[k]), FAR)
-            loss += off * off
-        losses[e] = DISCOUNT * losses[e] + share * loss
-    best = weigh(losses, counts[lay.C_EVIDENCE], weights)
-    if best != counts[lay.C_BEST]:
-        counts[lay.C_BEST], counts[lay.C_SINCE] = best, counts[lay.C_ROWS]
-    gram = numbers(E, M, lay.P_GRAM, (J - 1) * (J - 1)).reshape(J - 1, J - 1)
-    moment, stack = numbers(E, M, lay.P_MOMENT, J - 1), numbers(E, M, lay.P_STACK, J - 1)
-    remember(gram, moment, answers, y, share)
-    if counts[lay.C_ROWS] <= OFTEN or counts[lay.C_ROWS] % EVERY == 0.0:
-        solve(gram, moment, factor, stack)
-    W, D = numbers(E, M, lay.P_W, m * p).reshape(m, p), numbers(E, M, lay.P_D, p)
-    expand(z, phi)
-    g = rank_one(numbers(E, M, lay.P_U, p * (p - 1) // 2), D, phi, 0, share * trust, b)
-    simple, errors = numbers(E, M, lay.P_SIMPLE, 2 * m).reshape(2, m), errors_of_key(E, M, z)
-    for k in range(m):
-        row, step = W[k], share * trust * (y[k] - answers[lay.PRODUCTS, k]) / g
-        for j in range(p):
-            row[j] += step * b[j]
-        off = y[k] - answers[lay.NETWORK, k]
-        simple[0, k] = y[k]
-        simple[1, k] += (y[k] - simple[1, k]) / counts[lay.C_ROWS]
-        errors[k] += 0.5 * (off - errors[k])
-    if classes:
-        phi, b, W, U, D = logistic_views(E, M, work)
-        learn_logistic(U, D, W, phi, answers[lay.LOGISTIC], y, share * trust, b)
-        counts[lay.C_CLASSED] = FORGETTING * counts[lay.C_CLASSED] + share
-        means, of_class, spread = class_views(E, M)
-        learn_class(means, of_class, spread, label, z, share)
-    enter(E, M, z, y, share, answers[lay.TREE], rest[1 : 1 + TREES].view(np.int64))
+    row.SHARE(model)[0], row.TRUST(model)[0], row.LABEL(model)[0] = share, share * trust, largest(y)
 
 
 @called
-def enter(E, M, z, y, share, sums, leaves):
-    """Put a row into the window, in the place of the oldest once it is full, and go on with the tree in growth.
+def score(model):
+    """Add the row to the experts' losses, by which they are weighted, and to the normal equations of the stack."""
+    answers, y, share, counts = row.ANSWERS(model), row.Y(model), row.SHARE(model)[0], parts.COUNTS(model)
+    losses, gram, moment = parts.LOSS(model), parts.GRAM(model), parts.MOMENT(model)
+    counts[C_ROWS] += 1.0
+    counts[C_EVIDENCE] = DISCOUNT * counts[C_EVIDENCE] + share
+    for e in range(losses.size):
+        loss = 0.0
+        for k in range(y.size):
+            off = min(abs(answers[e, k] - y[k]), FARTHEST)
+            loss += off * off
+        losses[e] = DISCOUNT * losses[e] + share * loss
+    best = weigh(losses, counts[C_EVIDENCE], parts.WEIGHT(model))
+    if best != counts[C_BEST]:
+        counts[C_BEST], counts[C_SINCE] = best, counts[C_ROWS]
+    remember(gram, moment, answers, y, share)
+    if counts[C_ROWS] <= OFTEN or counts[C_ROWS] % EVERY == 0.0:
+        solve(gram, moment, work.FACTOR(model), parts.STACK(model))
 
-    `sums` (m,) and `leaves` (trees,) are what the trees told of it.
-    """
-    d, m, n, chosen = M[lay.X_INPUTS], M[lay.X_OUTPUTS], M[lay.X_WINDOW], M[lay.X_TREE_INPUTS]
-    counts = numbers(E, M, lay.P_COUNTS, 8)
-    low, high = numbers(E, M, lay.P_LOW, d), numbers(E, M, lay.P_HIGH, d)
-    X, Y, F, weights, nodes = window_views(E, M)
-    at = int(counts[lay.C_NEXT])
-    binary, first = numbers(E, M, lay.P_BINARY, d), counts[lay.C_FILLED] == 0.0
-    for j in range(d):
-        X[j, at] = z[j]
-        if low[j] < high[j] and z[j] != low[j] and z[j] != high[j]:
-            binary[j] = 0.0
-        low[j], high[j] = z[j] if first else min(low[j], z[j]), z[j] if first else max(high[j], z[j])
-    for k in range(m):
-        Y[at, k], F[at, k] = y[k], sums[k]
-    leaf_of_row = E[M[lay.P_LEAF_OF_ROW] : M[lay.P_LEAF_OF_ROW] + (TREES * n + 7) // 8].view(np.uint8)
-    for t in range(TREES):
-        leaf_of_row[t * n + at] = leaves[t]
-    weights[at], nodes[at] = share, LATE
-    counts[lay.C_NEXT], counts[lay.C_FILLED] = (at + 1) % n, min(counts[lay.C_FILLED] + 1.0, n)
-    if counts[lay.C_FILLED] >= 2.0 * LEAST:
-        inputs, thresholds, values = tree_views(E, M)
-        bins = E[M[lay.P_BINS] : M[lay.P_BINS] + (n * chosen + 7) // 8].view(np.uint8)[: n * chosen]
-        edges = numbers(E, M, lay.P_EDGES, (chosen * (BINS - 1) + 1) // 2).view(np.float32)
-        grow(
-            X, Y, F, weights, int(counts[lay.C_FILLED]), numbers(E, M, lay.P_GROWTH, 6),
-            numbers(E, M, lay.P_CHOSEN, chosen).view(np.int64),
-            edges[: chosen * (BINS - 1)].reshape(chosen, BINS - 1),
-            numbers(E, M, lay.P_DIRECTION, m), inputs, thresholds, values,
-            numbers(E, M, lay.P_CUTS, (SPLITS + 7) // 8).view(np.uint8), numbers(E, M, lay.P_LEAF_COUNTS, LEAVES),
-            numbers(E, M, lay.P_HISTOGRAMS, LEAVES // 2 * chosen * BINS).view(np.int64), nodes,
-            leaf_of_row[: TREES * n].reshape(TREES, n), numbers(E, M, lay.P_PACKED, n).view(np.int64),
-            bins.reshape(chosen, n),
+
+@inlined
+def teach_all(model):
+    """Let the experts other than the network learn the row."""
+    addresses = calls.ADDRESSES(model)
+    for e in range(1, size.built_in(model)):
+        call(addresses[e, 1], model, e)
+
+
+@inlined
+def advance(model, rows):
+    """Go on by this many rows."""
+    d, m = size.inputs(model), size.outputs(model)
+    model[X_AT] += 8 * rows * d
+    model[Y_AT] += 8 * rows * m
+    model[OUT_AT] += 8 * rows * m
+    model[WEIGHT_AT] += 8 * rows
+    model[MODELS_AT] += 8 * rows * m * size.models(model)
+
+
+@kernel(cost=3.0)
+def answer_row(model, i):
+    """Replace the network's prediction of row i, in out, by that of all experts."""
+    ask_all(model, i)
+    mix(model, i)
+    return 0
+
+
+@kernel(cost=4.0)
+def learn_row(model, i):
+    """Let the experts other than the network learn row i, after `answer_row`."""
+    bound(model, i)
+    score(model)
+    teach_all(model)
+    return 0
+
+
+@kernel(cost=1.5)
+def calibrate_row(model, i):
+    """Add row i to the losses by which scores become probabilities."""
+    omega = network.work.OMEGA(model)[i]
+    if omega > 0.0:
+        calibrate(
+            network.parts.CALIBRATION(model), OUT.ROWS(model)[i], largest(Y.ROWS(model)[i]), omega,
+            network.call.OPTIONS(model)[O_CALIBRATION], network.work.P(model),
         )  # fmt: skip
+    return 0
 
 
-@compiled
-def learn(S, L, opt, body_dtype, X, Y, weights, out, workspace, E, M, extra, work):
-    """Learn rows as `kernels.learn` does, then the experts, row by row; `extra` (n, more, m) are the user's experts'.
+@kernel(cost=1.0)
+def learn(model, n):
+    """Learn n rows in batches, in order; out takes the predictions made before.
 
-    out (n, m) takes the mixtures' predictions made before. Returns how many rows were learned: fewer than n where the
-    network's prediction is not finite.
+    Returns how many rows were learned: fewer than n where the network's prediction is not finite, and there nothing of
+    the batch changes.
     """
-    S, L, X, Y, out, workspace = borrowed(S), borrowed(L), borrowed(X), borrowed(Y), borrowed(out), borrowed(workspace)
-    E, M, extra, work = borrowed(E), borrowed(M), borrowed(extra), borrowed(work)
-    done = kernels.learn(S, L, opt, body_dtype, X, Y, weights, out, workspace)
-    if done < X.shape[0]:
-        return done
-    for i in range(X.shape[0]):
-        answer(E, M, X[i], out[i], extra[i], out[i], work)
-        if weights[i] > 0.0:
-            learn_row(E, M, X[i], Y[i], weights[i], out[i], work)
-    return done
+    at, addresses, experts = 0, calls.ADDRESSES(model), size.experts(model)
+    while at < n:
+        rows, total, weights = min(size.batch(model), n - at), 0.0, WEIGHT.ROWS(model)
+        for i in range(rows):
+            if call(addresses[0, 0], model, i) == 0:
+                return at
+            total += weights[i]
+        if total > 0.0:
+            call(addresses[0, 1], model, rows)
+        for i in range(rows):
+            if experts > 1:
+                call(addresses[experts + 1, 0], model, i)
+            if total > 0.0 and size.classes(model):
+                call(addresses[experts, 1], model, i)
+            if experts > 1 and weights[i] > 0.0:
+                call(addresses[experts + 1, 1], model, i)
+        advance(model, rows)
+        at += rows
+    return n
 
 
-@compiled
-def predict(S, L, body_dtype, X, out, leverage, workspace, E, M, extra, work):
-    """out (n, m): the mixtures' predictions; leverage (n,), if not empty: the network's φᵀBφ."""
-    S, L, X, out, workspace = borrowed(S), borrowed(L), borrowed(X), borrowed(out), borrowed(workspace)
-    E, M, extra, work = borrowed(E), borrowed(M), borrowed(extra), borrowed(work)
-    kernels.predict(S, L, body_dtype, X, out, leverage, workspace)
-    for i in range(X.shape[0]):
-        answer(E, M, X[i], out[i], extra[i], out[i], work)
+@kernel(cost=0.7)
+def predict(model, n):
+    """Predict n rows; where the address for leverages is not 0, they are filled."""
+    addresses, experts = calls.ADDRESSES(model), size.experts(model)
+    for _ in range(n):
+        call(addresses[0, 0], model, 0)
+        if model[LEVERAGE_AT] != 0:
+            call(addresses[experts, 0], model, 0)
+            model[LEVERAGE_AT] += 8
+        if experts > 1:
+            call(addresses[experts + 1, 0], model, 0)
+        advance(model, 1)
+    return n
+
+
+def kernels(experts: tuple[Expert, ...], learning: bool, classes: bool, leverage: bool) -> list[list[Kernel | None]]:
+    """What a call needs, as `ADDRESSES`; None for a kernel that this call does not reach."""
+    several = len(experts) > 1
+    rows: list[list[Kernel | None]] = [[each.answer, each.learn if learning else None] for each in experts]
+    rows.append([network.spread if leverage else None, calibrate_row if learning and classes else None])
+    rows.append([answer_row if several else None, learn_row if learning and several else None])
+    return rows

@@ -15,7 +15,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from sepsa.stream.experts.compilation import called
+from sepsa.stream.engine.kernels.compilation import called, kernel
+from sepsa.stream.engine.kernels.views import Group, Views, size
+from sepsa.stream.experts.expert import Expert, row
+from sepsa.stream.experts.neighbours import window
 
 TREES = 20
 DEPTH = 5
@@ -38,6 +41,27 @@ LARGEST_WEIGHT, LARGEST_RESIDUAL = 2.0**12, 2.0**28  # of a row; 1024 of them do
 # Positions in the numbers of the growth: the tree, the level (-1: none has begun), the next row of the pass, the state
 # of the random generator, and the units of weights and of residuals in the histograms.
 G_TREE, G_LEVEL, G_CURSOR, G_RANDOM, G_WEIGHT, G_RESIDUAL = range(6)
+
+PARTS = {
+    "GROWTH": (float, (6,)),
+    "CHOSEN": (np.int64, ("tree_inputs",)),
+    "EDGES": (np.float32, ("tree_inputs", BINS - 1)),
+    "DIRECTION": (float, ("outputs",)),
+    "SPLIT_INPUTS": (np.uint32, (TREES + 1, SPLITS)),
+    "SPLIT_THRESHOLDS": (np.float32, (TREES + 1, SPLITS)),
+    "VALUES": (float, (TREES + 1, LEAVES, "outputs")),
+    "CUTS": (np.uint8, (SPLITS,)),
+    "LEAF_COUNTS": (float, (LEAVES,)),
+    "HISTOGRAMS": (np.int64, (LEAVES // 2, "tree_inputs", BINS)),
+    "SUMS": (np.float32, ("window", "outputs")),
+    "PACKED": (np.int64, ("window",)),
+    "NODES": (np.uint8, ("window",)),
+    "LEAF_OF_ROW": (np.uint8, (TREES, "window")),
+    "BINS": (np.uint8, ("tree_inputs", "window")),
+}
+WORK = {"LEAVES": (np.int64, (TREES,))}
+GROUP = Group("trees", PARTS, WORK, {"tree_inputs": lambda d, m: min(d, INPUTS)})
+parts, work = Views(GROUP, "state", PARTS), Views(GROUP, "workspace", WORK)
 
 
 @called
@@ -217,7 +241,7 @@ def finish(X, F, rows, t, inputs, thresholds, values, leaf_counts, nodes, leaves
 
 @called
 def grow(
-    X, Y, F, weights, rows, growth, chosen, edges, direction, inputs, thresholds, values, cuts, leaf_counts, cells,
+    X, Y, F, weights, rows, growth, chosen, edges, direction, inputs, thresholds, values, cuts, leaf_counts, histograms,
     nodes, leaves, packed, bins,
 ):  # fmt: skip
     """Visit about `VISITS` rows of the window for the tree in growth, and put it in its place once it is complete.
@@ -226,7 +250,7 @@ def grow(
     the other trees. `nodes` (window,) is `LATE` for a row that entered after the tree was begun.
     """
     trees, m, width = values.shape[0] - 1, direction.size, chosen.size
-    left = VISITS
+    left, cells = VISITS, histograms.reshape(histograms.size)
     while left > 0:
         level, cursor, t = int(growth[G_LEVEL]), int(growth[G_CURSOR]), int(growth[G_TREE])
         if level < 0:
@@ -259,9 +283,73 @@ def grow(
             growth[G_CURSOR] = 0.0
             growth[G_LEVEL] = level + 1.0
             if level < DEPTH:
-                histograms = cells.reshape(LEAVES // 2, width, BINS)
                 best_splits(histograms, level, growth, chosen, edges, inputs[trees], thresholds[trees], cuts)
             else:
                 finish(X, F, rows, t, inputs, thresholds, values, leaf_counts, nodes, leaves[t])
                 growth[G_LEVEL] = -1.0
                 growth[G_TREE] = (t + 1) % trees
+
+
+@kernel(cost=0.6)
+def answer(model, e):
+    add_trees(
+        parts.SPLIT_INPUTS(model), parts.SPLIT_THRESHOLDS(model), parts.VALUES(model), row.Z(model),
+        work.LEAVES(model), row.ANSWERS(model)[e],
+    )  # fmt: skip
+    return 0
+
+
+@kernel(cost=4.0)
+def learn(model, e):
+    """Store the trees' sum and leaves for the row that came into the window, and go on with the tree in growth."""
+    filled, n, told = window.FILLED(model), size.window(model), row.ANSWERS(model)[e]
+    at, sums, leaf_of_row, leaves = (
+        (filled[1] + n - 1) % n, parts.SUMS(model), parts.LEAF_OF_ROW(model), work.LEAVES(model)
+    )  # fmt: skip
+    for k in range(told.size):
+        sums[at, k] = told[k]
+    for t in range(TREES):
+        leaf_of_row[t, at] = leaves[t]
+    parts.NODES(model)[at] = LATE
+    if filled[0] >= 2 * LEAST:
+        grow(
+            window.ROWS(model), window.TARGETS(model), sums, window.WEIGHTS(model), filled[0], parts.GROWTH(model),
+            parts.CHOSEN(model), parts.EDGES(model), parts.DIRECTION(model), parts.SPLIT_INPUTS(model),
+            parts.SPLIT_THRESHOLDS(model), parts.VALUES(model), parts.CUTS(model), parts.LEAF_COUNTS(model),
+            parts.HISTOGRAMS(model), parts.NODES(model), leaf_of_row, parts.PACKED(model), parts.BINS(model),
+        )  # fmt: skip
+    return 0
+
+
+def start(part, inputs, outputs):
+    if not inputs:
+        part("SPLIT_THRESHOLDS")[:] = NOWHERE
+        part("GROWTH")[G_RANDOM] = 1.0
+    part("NODES")[:] = LATE  # a tree in growth begins anew
+    part("GROWTH")[[G_LEVEL, G_CURSOR]] = -1.0, 0.0
+
+
+def wrong(part):
+    chosen, window = part("BINS").shape
+    limits = {
+        "SPLIT_INPUTS": part.inputs - 1,
+        "CHOSEN": part.inputs - 1,
+        "CUTS": BINS * chosen - 1,
+        "LEAF_OF_ROW": LEAVES - 1,
+        "BINS": BINS - 1,
+    }
+    for name, most in limits.items():
+        if part(name).min() < 0 or part(name).max() > most:
+            return name, f"integers from 0 to {most}"
+    growth, nodes = part("GROWTH"), part("NODES")
+    steps, most = growth[: G_RANDOM + 1], [TREES - 1, DEPTH, window, 2**32 - 1]
+    if (steps < [0, -1, 0, 0]).any() or (steps > most).any() or (steps != np.floor(steps)).any():
+        return "GROWTH", f"integers up to {most}"
+    level, cursor = int(growth[G_LEVEL]), growth[G_CURSOR]
+    bits = np.where(np.arange(window) < cursor, level, max(level - 1, 0))
+    if level >= 0 and ((nodes != LATE) & (nodes >> bits > 0)).any():
+        return "NODES", f"nodes of level {level}"
+    return None
+
+
+EXPERT = Expert(GROUP, answer, learn, start, wrong)

@@ -1,4 +1,1 @@
-"""The compiled kernels: `learn` and `predict` of a multilayer perceptron with recursive-least-squares heads."""
-
-from sepsa.stream.engine.kernels.step import learn as learn
-from sepsa.stream.engine.kernels.step import predict as predict
+"""The mathematics of the network and of its robustness, compiled, and the views by which kernels see their memory."""

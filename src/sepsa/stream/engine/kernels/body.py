@@ -19,6 +19,7 @@ from sepsa.stream.engine.layout import (
 IDENTITY, RELU, TANH, SIGMOID, GELU, FOURIER = range(6)
 SGD, RMSPROP, ADAM = range(3)
 FAR = 16.0  # typical distances of an input from its mean, at which it is clipped
+NEAR = 6.0  # standardized distance within which no input is clipped
 
 
 @inlined
@@ -105,13 +106,19 @@ def activate(code, a, slope):
 
 
 @inlined
+def clip_bound(typical):
+    """The standardized distance from the mean at which an input with this typical distance is clipped."""
+    return max(NEAR, FAR * typical)
+
+
+@inlined
 def standardized(x, mean, scale, typical, robust):
     """(x - mean) · scale, at most `FAR` typical distances from zero where `robust`; 0 where x is missing."""
     if scale == 0.0 or x != x:
         return 0.0
     z = (x - mean) * scale
     if robust:
-        bound = max(6.0, FAR * typical)
+        bound = clip_bound(typical)
         z = min(max(z, -bound), bound)
     return z
 
@@ -168,9 +175,12 @@ def backward(theta, sizes, activation, slope, delta, gradient, first):
     The `first` sample of a batch overwrites it.
     """
     top, at = activation.size, theta.size  # the ends of the layers in activation and in theta
+    inputs = activation.size
+    for layer in range(sizes.size):
+        inputs -= sizes[layer]
     for layer in range(sizes.size - 1, -1, -1):
         h = sizes[layer]
-        width = sizes[layer - 1] if layer else activation.size - sizes.sum()
+        width = sizes[layer - 1] if layer else inputs
         top -= h
         at -= (width + 1) * h
         slopes_here, z = slope[top : top + h], activation[top - width : top]

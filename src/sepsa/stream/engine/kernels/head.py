@@ -1,30 +1,25 @@
-"""The heads in the kernels: Bierman's update of UDUᵀ, the ridge's restoration, and the mixture of several heads."""
+"""A head in the kernels: Bierman's update of UDUᵀ, and the ridge's restoration.
+
+Symbols are those of `sepsa.heads.rls`: φ (p,) the features the head sees, W (m, p) the head, B = A⁻¹ the inverse
+curvature, λ the forgetting. B is stored as UDUᵀ, U unit upper triangular with its columns one after the other, D
+diagonal. A row that stands for ω samples costs one pass over U (Bierman), 3p²/2 multiply-adds, and leaves D positive:
+
+    f = Uᵀφ,  v = Df,  α_j = α_{j-1} + ω v_j f_j,  α_{-1} = 1
+    D_j <- D_j α_{j-1}/α_j,   U_ij <- U_ij - ω (f_j/α_{j-1}) b_i,   b_i <- b_i + U_ij v_j  for i < j,   b_j = v_j
+    W <- W + ω (y - Wφ) bᵀ/α_{p-1},   since b ends as Bφ and α as 1 + ωφᵀBφ                               (17), (18)
+"""
 
 from __future__ import annotations
 
-import math
-
 from sepsa.stream.engine.kernels.compilation import inlined
-from sepsa.stream.engine.layout import (
-    C_BEST,
-    C_SINCE,
-    C_STEPS,
-    H_LOSS,
-    H_WEIGHT,
-    HIDDEN,
-    L_DEPTH,
-    L_HEADS,
-    L_OUTPUTS,
-    L_SIZES,
-    NUMBERS,
-)
 
 
 @inlined
 def rank_one(U, D, phi, start, omega, b):
     """B <- B - ωBφφᵀB/(1 + ωφᵀBφ) for a φ that is zero before `start`. Leaves b = Bφ; returns 1 + ωφᵀBφ.
 
-    Four columns at a time after the first few: b passes through the registers once for all four.
+    Four columns at a time after the first few: b passes through the registers once for all four. One function, because
+    LLVM rounds otherwise where its parts are functions of their own.
     """
     p = phi.size
     alpha, inverse = 1.0, 1.0
@@ -133,90 +128,23 @@ def restore(U, D, W, energy, prior, ridge_left, ridge, cursor, count, unit, e, b
 
 
 @inlined
-def head_at(L, h):
-    """The position in L of head h: its subset of φ, the number of hidden units, p, and the start of its parts in S."""
-    return L_SIZES + L[L_DEPTH] + 4 * h
-
-
-@inlined
-def head_weights(S, L, h):
-    """W (m, p) of head h."""
-    at, m = head_at(L, h), L[L_OUTPUTS]
-    p = L[at + 2]
-    start = L[at + 3] + NUMBERS
-    return S[start : start + m * p].reshape(m, p)
-
-
-@inlined
-def head_numbers(S, L, h):
-    """The numbers of head h, at the positions H_FORGETTING to H_WEIGHT."""
-    start = L[head_at(L, h) + 3]
-    return S[start : start + NUMBERS]
-
-
-@inlined
-def head_views(S, L, h):
-    """The further parts of head h: U, D, the remaining ridge, prior, energy."""
-    at, m = head_at(L, h), L[L_OUTPUTS]
-    p = L[at + 2]
-    start, u = L[at + 3] + NUMBERS + m * p, p * (p - 1) // 2
-    return (
-        S[start : start + u],
-        S[start + u : start + u + p],
-        S[start + u + p : start + u + 2 * p],
-        S[start + u + 2 * p : start + u + 2 * p + m * p].reshape(m, p),
-        S[start + u + 2 * p + m * p : start + u + 2 * p + m * p + m],
-    )
-
-
-@inlined
-def seen_by(phi, L, h, hidden, d):
-    """The part of φ that head h sees."""
-    at = head_at(L, h)
-    if L[at] == HIDDEN:
-        return phi[hidden + d + 1 : 2 * hidden + d + 2]
-    return phi[hidden - L[at + 1] : hidden + d + 1]
-
-
-@inlined
-def answer(W, seen, out, at):
-    """out[at :] <- Wφ for the part of φ that a head sees. Rows are slices, which LLVM vectorizes."""
+def answer(W, seen, out):
+    """out (m,) <- Wφ for the part of φ that a head sees. Rows are slices, which LLVM vectorizes."""
     for k in range(W.shape[0]):
         row, total = W[k], 0.0
         for j in range(seen.size):
             total += row[j] * seen[j]
-        out[at + k] = total
+        out[k] = total
 
 
 @inlined
-def mix(S, L, answers, at, out):
-    """out (m,) = Σ_h π_h answers_h, for answers (heads, m) from `at` on."""
-    m = out.size
-    for k in range(m):
-        out[k] = 0.0
-    for h in range(L[L_HEADS]):
-        weight = S[L[head_at(L, h) + 3] + H_WEIGHT]
-        for k in range(m):
-            out[k] += weight * answers[at + h * m + k]
-
-
-@inlined
-def weigh_heads(S, L, power, evidence, counts):
-    """π_h ∝ (loss_h)^(-power · evidence/2): the posterior of heads under normal errors of unknown variance."""
-    heads = L[L_HEADS]
-    least = math.inf
-    for h in range(heads):
-        least = min(least, S[L[head_at(L, h) + 3] + H_LOSS])
-    total, best, top = 0.0, 0, 0.0
-    for h in range(heads):
-        at = L[head_at(L, h) + 3]
-        ratio = (S[at + H_LOSS] + 1e-300) / (least + 1e-300)
-        weight = math.exp(-0.5 * power * evidence * math.log(ratio))
-        S[at + H_WEIGHT] = weight
-        total += weight
-        if weight > top:
-            best, top = h, weight
-    for h in range(heads):
-        S[L[head_at(L, h) + 3] + H_WEIGHT] /= total
-    if best != counts[C_BEST]:
-        counts[C_BEST], counts[C_SINCE] = best, counts[C_STEPS]
+def leverage(U, D, seen):
+    """φᵀBφ for the part of φ that a head sees."""
+    total = 0.0
+    for j in range(D.size):
+        column = U[j * (j - 1) // 2 : j * (j - 1) // 2 + j]
+        f = seen[j]
+        for k in range(j):
+            f += column[k] * seen[k]
+        total += D[j] * f * f
+    return total

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import math
 
-from sepsa.stream.engine.kernels.body import FAR
+from sepsa.stream.engine.kernels.body import clip_bound
 from sepsa.stream.engine.kernels.compilation import inlined
-from sepsa.stream.engine.kernels.head import head_at, head_views, head_weights
-from sepsa.stream.engine.layout import H_RIDGE, HIDDEN, L_HEADS, L_INPUTS, L_OUTPUTS, L_SCALE, L_TYPICAL
 
 ROUNDING = 1e-12  # the relative distance from a constant within which a value equals it
 STEP = 0.05  # of the logarithm of a quantile
+LIKELY_RUN = 4.16  # -log of the probability of a run, 1/64, above which the quantile moves faster
+FASTEST = 12.0, 5.0  # bounds of the logarithms of the factor by which it does, and of one move of the quantile
+LEAST_QUANTILE = 1e-300
 IMPLAUSIBLE = 4.5  # in units of the median error: 3 standard deviations of a normal distribution
-PATIENCE = 64.0  # rows with an input at 4 times its former typical distance, after which its scale is changed
+FOURTH = 0.25  # of the 80 % quantile: the least unit of errors where most targets are predicted exactly
+VERY_FAR = 4.0  # limits of an error, beyond which its weight falls as the square of its size
+LARGEST_TYPICAL = 4.0  # distance of an input at its first value
 HEAVY = 10.0  # in units of the typical weight
+FOLLOW_WEIGHT = 0.01  # share of a row in the typical weight
 HUGE = 1e100  # so that squares, and their weighted sums, stay finite
+QUANTILES = (0.5, 0.8, 0.9)  # of the sizes of errors; the last makes the intervals of predictions and moves faster
+
+
+@inlined
+def first_scale(x, mean):
+    """The scale of an input that was constant so far, by a value x; 0 where that equals the constant or is missing."""
+    off = abs(x - mean)
+    return 1.0 / min(max(off, 1.0 / HUGE), HUGE) if off > ROUNDING * abs(x) else 0.0
 
 
 @inlined
@@ -26,10 +38,8 @@ def scale_constant_inputs(mean, scale, gain, x, y):
     rescaled = False
     for j in range(x.size):
         if scale[j] == 0.0:
-            off = abs(x[j] - mean[j])
-            if off > ROUNDING * abs(x[j]):
-                scale[j] = 1.0 / min(max(off, 1.0 / HUGE), HUGE)
-                rescaled = True
+            scale[j] = first_scale(x[j], mean[j])
+            rescaled = rescaled or scale[j] > 0.0
     for k in range(y.size):
         if gain[k] == 0.0 and y[k] != 0.0:
             gain[k] = 1.0 / min(max(y[k] * y[k], 1.0 / HUGE), HUGE)
@@ -52,10 +62,10 @@ def follow_quantile(value, quantile, run, tau, step):
     else:
         run, chance = min(run, 0.0) - 1.0, math.log(tau)
         move = -step * (1.0 - tau)
-    unlikely = -abs(run) * chance - 4.16
+    unlikely = -abs(run) * chance - LIKELY_RUN
     if unlikely > 0.0:
-        move *= math.exp(min(unlikely / 3.0, 12.0))
-    return min(max(quantile * math.exp(min(max(move, -5.0), 5.0)), 1e-300), HUGE), run
+        move *= math.exp(min(unlikely / 3.0, FASTEST[0]))
+    return min(max(quantile * math.exp(min(max(move, -FASTEST[1]), FASTEST[1])), LEAST_QUANTILE), HUGE), run
 
 
 @inlined
@@ -64,7 +74,7 @@ def plausible_error(error, k):
 
     By the median alone, every error would be implausible where most targets are predicted exactly.
     """
-    size = max(error[k, 0], 0.25 * error[k, 1])
+    size = max(error[k, 0], FOURTH * error[k, 1])
     return IMPLAUSIBLE * size if size > 0.0 else math.inf
 
 
@@ -79,7 +89,7 @@ def huber_weight(e, error):
         size, limit = abs(e[k]), plausible_error(error, k)
         if size > limit:
             ratio = limit / size
-            weight = min(weight, ratio * min(1.0, 4.0 * ratio))
+            weight = min(weight, ratio * min(1.0, VERY_FAR * ratio))
     return weight
 
 
@@ -103,55 +113,14 @@ def follow_inputs(x, mean, scale, typical, typical_run):
         if scale[j] > 0.0 and x[j] == x[j]:
             z = abs(x[j] - mean[j]) * scale[j]
             if z > 0.0:
-                bound = max(6.0, FAR * typical[j])
+                bound = clip_bound(typical[j])
                 if z > bound:
                     weight = min(weight, (bound / z) ** 2)
                 if typical[j] == 0.0:
-                    typical[j] = min(z, 4.0)
+                    typical[j] = min(z, LARGEST_TYPICAL)
                 else:
                     typical[j], typical_run[j] = follow_quantile(z, typical[j], typical_run[j], 0.5, STEP)
     return weight
-
-
-@inlined
-def rescale_input(S, L, j, g):
-    """Divide the scale of input j by g: φ_j <- φ_j/g, with W_j <- gW_j and B <- SBS, S = diag(1, .., g, .., 1).
-
-    With B = UDUᵀ that is U <- SUS⁻¹ and D <- DS², so that the head stays exact. The body's weights do not change. An
-    input that was too small to inform the head starts from the prior again.
-    """
-    d, m = L[L_INPUTS], L[L_OUTPUTS]
-    S[L[L_SCALE] + j] /= g
-    S[L[L_TYPICAL] + j] /= g
-    for h in range(L[L_HEADS]):
-        at = head_at(L, h)
-        if L[at] == HIDDEN:
-            continue
-        p, ridge, W = L[at + 2], S[L[at + 3] + H_RIDGE], head_weights(S, L, h)
-        U, D, ridge_left, prior, _ = head_views(S, L, h)
-        r = p - 1 - d + j
-        anew = g < 1.0 and D[r] * ridge_left[r] > 0.5
-        for i in range(r):
-            U[r * (r - 1) // 2 + i] = 0.0 if anew else U[r * (r - 1) // 2 + i] / g
-        for c in range(r + 1, p):
-            U[c * (c - 1) // 2 + r] = 0.0 if anew else U[c * (c - 1) // 2 + r] * g
-        D[r] = 1.0 / ridge if anew else D[r] * g * g
-        ridge_left[r] = ridge if anew else ridge_left[r] / (g * g)
-        for k in range(m):
-            W[k, r] = 0.0 if anew else W[k, r] * g
-            prior[k, r] = 0.0 if anew else prior[k, r] * g
-
-
-@inlined
-def rescale_changed_inputs(S, L, typical, usual, late):
-    """Rescale inputs whose typical distance has changed: after `PATIENCE` rows, or at once where it is extreme."""
-    for j in range(typical.size):
-        if typical[j] > 0.0:
-            change = typical[j] / (usual[j] if usual[j] > 0.0 else 0.7)
-            late[j] = late[j] + 1.0 if change > 4.0 or change < 0.25 else 0.0
-            if late[j] > PATIENCE or (late[j] > 0.0 and (change > 12.0 or change < 1.0 / 64.0)):
-                rescale_input(S, L, j, min(max(change, 1e-3), 1e3))
-                late[j] = 0.0
 
 
 @inlined
@@ -162,3 +131,57 @@ def clip_to_range(out, bounds):
         if high >= low:
             margin = 0.5 * (high - low)
             out[k] = min(max(out[k], low - margin), high + margin)
+
+
+@inlined
+def follow_errors(error, error_run, k, size, widen):
+    """Update the quantiles of |error| of output k by an error of this size, which for intervals is divided by `widen`.
+
+    The weights of rows depend on the first two, the intervals on the last.
+    """
+    for t in range(3):
+        shown = size / widen if t == 2 else size
+        step = 2.0 * STEP if t == 2 else STEP
+        error[k, t], error_run[k, t] = follow_quantile(shown, error[k, t], error_run[k, t], QUANTILES[t], step)
+
+
+@inlined
+def calibrate(losses, scores, label, weight, discount, p):
+    """Add the log-loss of softmax(βp) at each inverse temperature, p the point of the simplex nearest to the scores.
+
+    β doubles every second step, so two exponentials a class and their squares are enough.
+    """
+    n = scores.size
+    for k in range(n):
+        p[k] = scores[k]
+    for i in range(1, n):  # in descending order, by insertion
+        value, j = p[i], i
+        while j > 0 and p[j - 1] < value:
+            p[j] = p[j - 1]
+            j -= 1
+        p[j] = value
+    tau, total = -math.inf, 0.0
+    for k in range(n):
+        total += p[k]
+        tau = max(tau, (total - 1.0) / (k + 1))
+    top = max(p[0] - tau, 0.0)
+    for k in range(n):
+        p[k] = max(scores[k] - tau, 0.0) - top
+    mine = p[label]
+    beta = 0.5
+    for t in range(losses.size):
+        total = 0.0
+        for k in range(n):
+            total += math.exp(beta * p[k])
+        losses[t] = discount * losses[t] + weight * (math.log(total) - beta * mine)
+        beta *= math.sqrt(2.0)
+
+
+@inlined
+def largest(values):
+    """The place of the first largest value: the class of a row of indicators."""
+    best = 0
+    for k in range(values.size):
+        if values[k] > values[best]:
+            best = k
+    return best

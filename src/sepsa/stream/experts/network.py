@@ -1,0 +1,478 @@
+"""The network: a multilayer perceptron with recursive-least-squares heads, the first expert.
+
+It learns rows in batches and owns what all experts share: the scales of the inputs and outputs, the typical weight of a
+row, and the losses by which scores become probabilities. The body may be float32; `real`, a number, says which dtype.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sepsa.heads.math.ridge import due
+from sepsa.stream.engine.kernels.body import backward, forward, optimizer_step
+from sepsa.stream.engine.kernels.compilation import called, inlined, kernel
+from sepsa.stream.engine.kernels.head import answer, learn_row, leverage, restore
+from sepsa.stream.engine.kernels.robust import (
+    FOLLOW_WEIGHT,
+    HUGE,
+    clip_to_range,
+    follow_errors,
+    follow_inputs,
+    huber_weight,
+    plausible_error,
+    plausible_weight,
+    scale_constant_inputs,
+)
+from sepsa.stream.engine.kernels.views import BODY, Group, Views, size
+from sepsa.stream.engine.layout import (
+    C_BEST,
+    C_EVIDENCE,
+    C_OUTLIERS,
+    C_SINCE,
+    C_STEPS,
+    C_WEIGHT,
+    COUNTS,
+    H_CURSOR,
+    H_FORGETTING,
+    H_LOSS,
+    H_RIDGE,
+    H_SAMPLES,
+    H_WEIGHT,
+    HIDDEN,
+    NUMBERS,
+    O_DISCOUNT,
+    O_POWER,
+    TEMPERATURES,
+)
+from sepsa.stream.experts.expert import Expert
+
+PARTS = {
+    "THETA": (BODY, ("parameters",)),
+    "FIRST": (BODY, ("parameters",)),
+    "SECOND": (BODY, ("parameters",)),
+    "MEAN": (float, ("inputs",)),
+    "SCALE": (float, ("inputs",)),
+    "TYPICAL": (float, ("inputs",)),
+    "TYPICAL_RUN": (float, ("inputs",)),
+    "USUAL": (float, ("inputs",)),
+    "LATE": (float, ("inputs",)),
+    "GAIN": (float, ("outputs",)),
+    "ERROR": (float, ("outputs", 3)),
+    "ERROR_RUN": (float, ("outputs", 3)),
+    "RANGE": (float, ("outputs", 2)),
+    "CALIBRATION": (float, (TEMPERATURES,)),
+    "COUNTS": (float, (COUNTS,)),
+}
+WORK = {
+    "UNIT": (float, ("features",)),  # zero before and after a call
+    "B": (float, ("features",)),
+    "E": (float, ("outputs",)),
+    "P": (float, ("outputs",)),
+    "PHI": (float, ("batch", "stride")),
+    "HEADS": (float, ("batch", "heads", "outputs")),  # the outputs of each head
+    "OMEGA": (float, ("batch",)),
+    "SHARE": (float, ("batch",)),  # of a typical row in what the experts learn
+    "GRADIENT": (BODY, ("parameters",)),
+    "DELTA": (BODY, ("deltas",)),
+    "UNITS": (BODY, ("batch", "units")),
+    "SLOPES": (BODY, ("batch", "units")),
+}
+HEAD_PARTS = {
+    "NUMBERS": (float, (NUMBERS,)),
+    "W": (float, ("outputs", "p")),
+    "U": (float, ("triangle",)),
+    "D": (float, ("p",)),
+    "RIDGE": (float, ("p",)),
+    "PRIOR": (float, ("outputs", "p")),
+    "ENERGY": (float, ("outputs",)),
+}
+GROUP = Group("network", PARTS, WORK, {})
+HEADS = Group("heads", HEAD_PARTS, {}, {"subset": None, "units": None, "p": None, "triangle": None}, repeated=True)
+parts, work, heads = Views(GROUP, "state", PARTS), Views(GROUP, "workspace", WORK), Views(HEADS, "state", HEAD_PARTS)
+call = Views(None, "options", {"OPTIONS": (float, (9,))})
+widths = Views(None, "widths", {"WIDTHS": (np.int64, ("depth",))})
+X = Views(None, "x", {"ROWS": (float, ("batch", "inputs"))})
+Y = Views(None, "y", {"ROWS": (float, ("batch", "outputs"))})
+OUT = Views(None, "out", {"ROWS": (float, ("batch", "outputs"))})
+WEIGHT = Views(None, "weight", {"ROWS": (float, ("batch",))})
+LEVERAGE = Views(None, "leverage", {"ROWS": (float, ("batch",))})
+
+PATIENCE = 64.0  # rows with an input at 4 times its former typical distance, after which its scale is changed
+CHANGED = 4.0  # factor of a typical distance by which it has changed, up or down
+EXTREME = 12.0, 1.0 / 64.0  # factors at which the scale is changed at once
+TYPICAL = 0.7  # distance of an input that was constant in the first rows: about that of a normal distribution
+LARGEST_CHANGE = 1e3
+NEGLIGIBLE = 0.01  # weight of a head among those that see the body, below which it teaches the body nothing
+FARTHEST_LOSS = 2.0  # plausible errors, to which an error is clipped in the loss of a head
+
+
+restored = inlined(due)  # how many coordinates get their ridge back, as in every head
+
+# ---------------------------------------------------------------------- answers
+
+
+@inlined
+def seen_by(model, phi, h):
+    """The part of φ that head h sees."""
+    hidden, d = size.hidden(model), size.inputs(model)
+    if heads.subset(model, h) == HIDDEN:
+        return phi[hidden + d + 1 : 2 * hidden + d + 2]
+    return phi[hidden - heads.units(model, h) : hidden + d + 1]
+
+
+@called
+def pass_forward(model, i, real):
+    """Compute the units, slopes and φ of row i of the batch."""
+    forward(
+        parts.THETA(model, real), widths.WIDTHS(model), size.activation(model), parts.MEAN(model), parts.SCALE(model),
+        parts.TYPICAL(model), size.robust(model), X.ROWS(model)[i], work.UNITS(model, real)[i],
+        work.SLOPES(model, real)[i], work.PHI(model)[i],
+    )  # fmt: skip
+    return 0
+
+
+@inlined
+def ask_heads(model, i, real):
+    """Predict row i of the batch by the mixture of the heads; returns whether all is finite."""
+    pass_forward(model, i, real)
+    phi, out, answers = work.PHI(model)[i], OUT.ROWS(model)[i], work.HEADS(model)[i]
+    for h in range(size.heads(model)):
+        answer(heads.W(model, h), seen_by(model, phi, h), answers[h])
+    for k in range(out.size):
+        out[k] = 0.0
+    for h in range(size.heads(model)):
+        weight = heads.NUMBERS(model, h)[H_WEIGHT]
+        for k in range(out.size):
+            out[k] += weight * answers[h, k]
+    magnitude = 0.0
+    for j in range(size.features(model)):
+        magnitude += phi[j] * phi[j]
+    for k in range(out.size):
+        magnitude += out[k] * out[k]
+    if size.robust(model):
+        clip_to_range(out, parts.RANGE(model))
+    return 1 if math.isfinite(magnitude) else 0
+
+
+# ---------------------------------------------------------------------- the weights of rows and the scales
+
+
+@called
+def weigh_rows(model, rows, real):
+    """Fill the weights of the batch's rows; returns whether an input that was constant so far got a scale."""
+    x, y, weights, omega, share = X.ROWS(model), Y.ROWS(model), WEIGHT.ROWS(model), work.OMEGA(model), work.SHARE(model)
+    mean, scale, typical, counts = parts.MEAN(model), parts.SCALE(model), parts.TYPICAL(model), parts.COUNTS(model)
+    rescaled = False
+    if size.standardize(model):
+        gain = parts.GAIN(model)
+        for i in range(rows):
+            if weights[i] > 0.0 and scale_constant_inputs(mean, scale, gain, x[i], y[i]):
+                rescaled = True
+        if rescaled:
+            for i in range(rows):
+                pass_forward(model, i, real)
+    typical_run = parts.TYPICAL_RUN(model)
+    for i in range(rows):
+        omega[i] = weights[i]
+        if size.robust(model):
+            omega[i] = plausible_weight(weights[i], counts[C_WEIGHT])
+            if omega[i] > 0.0:
+                omega[i] *= follow_inputs(x[i], mean, scale, typical, typical_run)
+        share[i] = omega[i] / counts[C_WEIGHT] if counts[C_WEIGHT] > 0.0 else 1.0
+    return rescaled
+
+
+@called
+def rescale_input(model, j, g):
+    """Divide the scale of input j by g: φ_j <- φ_j/g, with W_j <- gW_j and B <- SBS, S = diag(1, .., g, .., 1).
+
+    With B = UDUᵀ that is U <- SUS⁻¹ and D <- DS², so that the head stays exact. The body's weights do not change. An
+    input that was too small to inform the head starts from the prior again.
+    """
+    d, m = size.inputs(model), size.outputs(model)
+    parts.SCALE(model)[j] /= g
+    parts.TYPICAL(model)[j] /= g
+    for h in range(size.heads(model)):
+        if heads.subset(model, h) == HIDDEN:
+            continue
+        p, ridge, W = heads.p(model, h), heads.NUMBERS(model, h)[H_RIDGE], heads.W(model, h)
+        U, D, ridge_left, prior = heads.U(model, h), heads.D(model, h), heads.RIDGE(model, h), heads.PRIOR(model, h)
+        r = p - 1 - d + j
+        anew = g < 1.0 and D[r] * ridge_left[r] > 0.5
+        for i in range(r):
+            U[r * (r - 1) // 2 + i] = 0.0 if anew else U[r * (r - 1) // 2 + i] / g
+        for c in range(r + 1, p):
+            U[c * (c - 1) // 2 + r] = 0.0 if anew else U[c * (c - 1) // 2 + r] * g
+        D[r] = 1.0 / ridge if anew else D[r] * g * g
+        ridge_left[r] = ridge if anew else ridge_left[r] / (g * g)
+        for k in range(m):
+            W[k, r] = 0.0 if anew else W[k, r] * g
+            prior[k, r] = 0.0 if anew else prior[k, r] * g
+
+
+@inlined
+def rescale_changed_inputs(model):
+    """Rescale inputs whose typical distance has changed: after `PATIENCE` rows, or at once where it is extreme."""
+    typical, usual, late = parts.TYPICAL(model), parts.USUAL(model), parts.LATE(model)
+    for j in range(typical.size):
+        if typical[j] > 0.0:
+            change = typical[j] / (usual[j] if usual[j] > 0.0 else TYPICAL)
+            late[j] = late[j] + 1.0 if change > CHANGED or change < 1.0 / CHANGED else 0.0
+            if late[j] > PATIENCE or (late[j] > 0.0 and (change > EXTREME[0] or change < EXTREME[1])):
+                rescale_input(model, j, min(max(change, 1.0 / LARGEST_CHANGE), LARGEST_CHANGE))
+                late[j] = 0.0
+
+
+# ---------------------------------------------------------------------- learning
+
+
+@called
+def score_heads(model, rows):
+    """Add the errors of the batch to each head's discounted loss, and weigh the heads by their losses.
+
+    π_h ∝ (loss_h)^(-power · evidence/2): the posterior of heads under normal errors of unknown variance.
+    """
+    options, counts, count = call.OPTIONS(model), parts.COUNTS(model), size.heads(model)
+    y, answers, omega = Y.ROWS(model), work.HEADS(model), work.OMEGA(model)
+    gain, error, robust = parts.GAIN(model), parts.ERROR(model), size.robust(model)
+    counts[C_EVIDENCE] *= options[O_DISCOUNT]
+    for h in range(count):
+        heads.NUMBERS(model, h)[H_LOSS] *= options[O_DISCOUNT]
+    for i in range(rows):
+        share = omega[i] / counts[C_WEIGHT] if counts[C_WEIGHT] > 0.0 else 1.0
+        counts[C_EVIDENCE] += share
+        for h in range(count):
+            loss = 0.0
+            for k in range(gain.size):
+                off = abs(answers[i, h, k] - y[i, k])
+                if robust:
+                    off = min(off, FARTHEST_LOSS * plausible_error(error, k), HUGE)
+                loss += gain[k] * off * off
+            heads.NUMBERS(model, h)[H_LOSS] += share * loss
+    least = math.inf
+    for h in range(count):
+        least = min(least, heads.NUMBERS(model, h)[H_LOSS])
+    total, best, top = 0.0, 0, 0.0
+    for h in range(count):
+        numbers = heads.NUMBERS(model, h)
+        ratio = (numbers[H_LOSS] + 1e-300) / (least + 1e-300)
+        numbers[H_WEIGHT] = math.exp(-0.5 * options[O_POWER] * counts[C_EVIDENCE] * math.log(ratio))
+        total += numbers[H_WEIGHT]
+        if numbers[H_WEIGHT] > top:
+            best, top = h, numbers[H_WEIGHT]
+    for h in range(count):
+        heads.NUMBERS(model, h)[H_WEIGHT] /= total
+    if best != counts[C_BEST]:
+        counts[C_BEST], counts[C_SINCE] = best, counts[C_STEPS]
+
+
+@inlined
+def target(model, i, k):
+    """Target k of row i of the batch, within ±`HUGE` where the engine is robust."""
+    y = Y.ROWS(model)[i, k]
+    return min(max(y, -HUGE), HUGE) if size.robust(model) else y
+
+
+@inlined
+def absorb(model, h, rows, rescaled):
+    """Let head h learn the batch; returns φᵀBφ of the last row, and leaves the new outputs of a single row."""
+    W, U, D, energy = heads.W(model, h), heads.U(model, h), heads.D(model, h), heads.ENERGY(model, h)
+    e, b, answers, omegas = work.E(model), work.B(model), work.HEADS(model), work.OMEGA(model)
+    phis, error, robust = work.PHI(model), parts.ERROR(model), size.robust(model)
+    spread = 0.0
+    for i in range(rows):
+        if omegas[i] > 0.0:
+            seen = seen_by(model, phis[i], h)
+            if i or rescaled:
+                answer(W, seen, e)
+            else:  # the head has not changed since the prediction
+                for k in range(e.size):
+                    e[k] = answers[0, h, k]
+            for k in range(e.size):
+                e[k] = target(model, i, k) - e[k]
+            omega = omegas[i] * huber_weight(e, error) if robust else omegas[i]
+            if omega > 0.0:
+                alpha = learn_row(U, D, W, energy, seen, np.int64(0), e, omega, b[: D.size])
+                spread = (alpha - 1.0) / omega
+                if rows == 1:  # the head's output after the update, whose error is e/α
+                    for k in range(e.size):
+                        answers[0, h, k] += e[k] - e[k] / alpha
+    return spread
+
+
+@inlined
+def learn_head(model, h, rows, total, rescaled):
+    """Let head h forget, learn the batch and restore its ridge; returns φᵀBφ, and whether a ridge was restored."""
+    numbers, D, ridge_left, energy = (
+        heads.NUMBERS(model, h), heads.D(model, h), heads.RIDGE(model, h), heads.ENERGY(model, h)
+    )  # fmt: skip
+    lam, p, counts = numbers[H_FORGETTING], heads.p(model, h), parts.COUNTS(model)
+    if lam < 1.0:
+        for j in range(p):
+            D[j] /= lam
+            ridge_left[j] *= lam
+        for k in range(energy.size):
+            energy[k] *= lam
+        numbers[H_SAMPLES] *= lam
+    numbers[H_SAMPLES] += total
+    spread = absorb(model, h, rows, rescaled)
+    # Of several heads each restores a coordinate only as often as it must, so that none loses more than half its ridge.
+    count = restored(p, lam, 0 if size.heads(model) == 1 else int(counts[C_STEPS]), 0)
+    if count > 0:
+        numbers[H_CURSOR] = restore(
+            heads.U(model, h), D, heads.W(model, h), energy, heads.PRIOR(model, h), ridge_left, numbers[H_RIDGE],
+            int(numbers[H_CURSOR]), count, work.UNIT(model)[:p], work.E(model), work.B(model)[:p],
+        )  # fmt: skip
+    return spread, count > 0
+
+
+@inlined
+def pull_of_heads(model, i, rows, trust, share, known, delta):
+    """delta: the derivative of the loss of row i by the last layer, over the heads that see it."""
+    answers, y, gain, error = work.HEADS(model), Y.ROWS(model), parts.GAIN(model), parts.ERROR(model)
+    hidden, m, robust = size.hidden(model), size.outputs(model), size.robust(model)
+    for j in range(hidden):
+        delta[j] = 0.0
+    for h in range(size.heads(model)):
+        units, part = heads.units(model, h), heads.NUMBERS(model, h)[H_WEIGHT] / share if share > 0.0 else 1.0
+        if units == 0 or part < NEGLIGIBLE:
+            continue
+        W = heads.W(model, h)
+        if not known:
+            answer(W, seen_by(model, work.PHI(model)[i], h), answers[0, h])
+        for k in range(m):
+            off = answers[0, h, k] - y[i, k]
+            if robust:
+                limit = plausible_error(error, k)
+                off = min(max(off, -limit), limit)
+            pull = part * 2.0 * trust * gain[k] * off / (rows * m)
+            weights_of_output, into = W[k], delta[hidden - units : hidden]
+            for j in range(units):
+                into[j] += pull * weights_of_output[j]
+
+
+@called
+def learn_body(model, rows, known, real):
+    """One step of the body's optimizer on the batch; `known` says that the heads' new outputs are in the workspace."""
+    theta, gradient = parts.THETA(model, real), work.GRADIENT(model, real)
+    delta, omegas = work.DELTA(model, real), work.OMEGA(model)
+    e, error, out = work.E(model), parts.ERROR(model), OUT.ROWS(model)
+    share = 0.0
+    for h in range(size.heads(model)):
+        if heads.units(model, h) > 0:
+            share += heads.NUMBERS(model, h)[H_WEIGHT]
+    for i in range(rows):
+        trust = omegas[i]
+        if size.robust(model):
+            for k in range(e.size):
+                e[k] = target(model, i, k) - out[i, k]
+            trust *= huber_weight(e, error)
+        pull_of_heads(model, i, rows, trust, share, known, delta)
+        backward(
+            theta,
+            widths.WIDTHS(model),
+            work.UNITS(model, real)[i],
+            work.SLOPES(model, real)[i],
+            delta,
+            gradient,
+            i == 0,
+        )
+    optimizer_step(
+        theta, parts.FIRST(model, real), parts.SECOND(model, real), gradient, size.optimizer(model),
+        call.OPTIONS(model), parts.COUNTS(model),
+    )  # fmt: skip
+    return 0
+
+
+@called
+def follow_rows(model, rows, spread):
+    """Update the quantiles of errors, the range of plausible targets, the typical weight and the count of outliers."""
+    out, weights, omegas, counts = OUT.ROWS(model), WEIGHT.ROWS(model), work.OMEGA(model), parts.COUNTS(model)
+    error, error_run, bounds = parts.ERROR(model), parts.ERROR_RUN(model), parts.RANGE(model)
+    widen = math.sqrt(1.0 + spread)
+    for i in range(rows):
+        if weights[i] <= 0.0:
+            continue
+        far = 1 if weights[i] > omegas[i] else 0
+        for k in range(0 if size.classes(model) else size.outputs(model)):  # indicators are bounded: no limit
+            off = target(model, i, k) - out[i, k]
+            limit = plausible_error(error, k)
+            if abs(off) > FARTHEST_LOSS * limit:
+                far += 1
+            plausible = out[i, k] + min(max(off, -limit), limit)
+            if bounds[k, 0] > bounds[k, 1]:
+                bounds[k, 0], bounds[k, 1] = plausible, plausible
+            bounds[k, 0], bounds[k, 1] = min(bounds[k, 0], plausible), max(bounds[k, 1], plausible)
+            follow_errors(error, error_run, k, abs(off), widen)
+        if far > 0:
+            counts[C_OUTLIERS] += 1.0
+        if counts[C_WEIGHT] > 0.0:
+            counts[C_WEIGHT] += FOLLOW_WEIGHT * (omegas[i] - counts[C_WEIGHT])
+        else:
+            counts[C_WEIGHT] = omegas[i]
+
+
+@inlined
+def learn_batch(model, rows, real):
+    """Learn the rows of a batch, of which at least one has a weight, after `ask_heads`."""
+    rescaled = weigh_rows(model, rows, real)
+    omega, counts, count = work.OMEGA(model), parts.COUNTS(model), size.heads(model)
+    total = 0.0
+    for i in range(rows):
+        total += omega[i]
+    counts[C_STEPS] += 1.0
+    if count > 1:
+        score_heads(model, rows)
+    spread = 0.0
+    known = rows == 1 and not rescaled
+    for h in range(count):
+        own, restored = learn_head(model, h, rows, total, rescaled)
+        spread = own if h == counts[C_BEST] else spread
+        known = known and not restored
+    if size.parameters(model) > 0:
+        learn_body(model, rows, known, real)
+    if size.robust(model):
+        follow_rows(model, rows, spread)
+        rescale_changed_inputs(model)
+    return 0
+
+
+# ---------------------------------------------------------------------- kernels, by the dtype of the body
+
+SINGLE, DOUBLE = np.float32(0.0), np.float64(0.0)
+
+
+@kernel(cost=2.0)
+def answer_float32(model, i):
+    return ask_heads(model, i, SINGLE)
+
+
+@kernel(cost=2.0)
+def answer_float64(model, i):
+    return ask_heads(model, i, DOUBLE)
+
+
+@kernel(cost=6.0)
+def learn_float32(model, rows):
+    return learn_batch(model, rows, SINGLE)
+
+
+@kernel(cost=6.0)
+def learn_float64(model, rows):
+    return learn_batch(model, rows, DOUBLE)
+
+
+@kernel(cost=1.0)
+def spread(model, i):
+    """Write φᵀBφ of the leading head for row i, after its answer."""
+    best = int(parts.COUNTS(model)[C_BEST])
+    seen = seen_by(model, work.PHI(model)[i], best)
+    LEVERAGE.ROWS(model)[i] = leverage(heads.U(model, best), heads.D(model, best), seen)
+    return 0
+
+
+# Its kernels get the number of a row of the batch, and of the rows of the batch, instead of an expert's place.
+EXPERT = Expert(GROUP, answer_float32, learn_float32)
+IN_DOUBLE = EXPERT._replace(answer=answer_float64, learn=learn_float64)
