@@ -391,7 +391,7 @@ def test_generated_tables_are_what_the_script_prints(script, monkeypatch, capsys
 
 
 if __name__ == "__main__":
-    for page in map(Path.resolve, map(Path, sys.argv[1:])):
+    for page in [Path(argument).resolve() for argument in sys.argv[1:]]:
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)
             sys.path.insert(0, folder)
