@@ -267,7 +267,8 @@ def test_every_link_inside_the_site_leads_somewhere(site):
             if url.scheme or url.netloc:
                 continue
             walked += 1
-            target = (page.parent / unquote(url.path)).resolve() if url.path else page
+            start = site if url.path.startswith("/") else page.parent
+            target = (start / unquote(url.path).lstrip("/")).resolve() if url.path else page
             target = target / "index.html" if target.is_dir() else target
             name = unquote(url.fragment)
             if not target.is_file() or (name and target in pages and name not in pages[target].names):
