@@ -105,44 +105,6 @@ def coverage(folder: Path) -> dict[str, Any]:
     return out
 
 
-def once_a_day(Z: Any) -> Any:
-    """Forecasts of heads that learn a day's rows together, at the end of each day, instead of row by row."""
-    made = np.empty((len(Z), 24, Z.shape[1]))
-    model = SepSAForecaster(24, lags=LAGS, seasons=SEASONS)
-    for start in range(0, len(Z), 24):
-        frozen = model.state_dict()["model"]
-        made[start : start + 24] = model.prequential(Z[start : start + 24])
-        if start >= 512 and frozen is not None:
-            made[start : start + 24] = with_weights(model, frozen, Z, start)
-    return made
-
-
-def with_weights(model: SepSAForecaster, frozen: Any, Z: Any, start: int) -> Any:
-    """The forecasts of the 24 rows from `start` on by the weights of the evening before."""
-    other = SepSAForecaster(24, lags=LAGS, seasons=SEASONS)
-    state = model.state_dict()
-    other.load_state_dict(state | {"model": frozen})
-    core = other._model
-    assert core is not None
-    kept = [(family, family.W.copy()) for family in (core.own, core.joint)]
-    made = []
-    for t in range(start, min(start + 24, len(Z))):
-        core.learn(Z[t : t + 1], np.empty((1, 0)))
-        total = 0.0
-        weight = 0.0
-        for family, W in kept:
-            x = family.X[t % 24]
-            best = np.minimum(core.own.loss.min(0)[:, 0], core.joint.loss.min(0)[0])
-            for v in range(len(family.forgetting)):
-                loss = family.loss[v].reshape(-1, 24)
-                share = (best / loss) ** heads.SHARPNESS
-                inner = np.einsum("gihp,gp->gih", W[v], x).reshape(-1, 24)
-                total, weight = total + share * inner, weight + share
-        z = core.shared.lags[:, core.shared.lags.shape[1] // 2 + t % LAGS]
-        made.append((core.shared.mean[:, None] + core.shared.scale[:, None] * (z[:, None] + total / weight)).T)
-    return np.array(made)
-
-
 def with_network(Z: Any) -> Any:
     """Forecasts plus what a network predicts of their errors: one `SepSARegressor` for each series and step.
 
@@ -192,7 +154,6 @@ def parts(folder: Path) -> dict[str, Any]:
         ),
         "no other series": lambda Z: np.concatenate([run(Z[:, j : j + 1], 24)[0] for j in range(Z.shape[1])], 2),
         "own heads alone": without(joint_terms=lambda m, n, s: joint(m, n, s)[:m]),
-        "learned once a day": once_a_day,
         "and a network on the errors": with_network,
     }
     out: dict[str, Any] = {}

@@ -313,23 +313,21 @@ def free_bias_regression(X: Matrix, Y: Matrix, omega: Matrix, ridge: float, prio
     return np.hstack([W, (y - W @ x)[:, None]])
 
 
+def faded_rows(X: Matrix, forgetting: float) -> Matrix:
+    """The information Σ λ^(n-1-s) x xᵀ (p, p) in rows (n, p) alone, without any ridge."""
+    share = forgetting ** np.arange(len(X) - 1, -1, -1.0)
+    return (X * share[:, None]).T @ X
+
+
 def late_regression(X: Matrix, z: Matrix, step: int, forgetting: float, ridge: Matrix) -> Matrix:
     """The weights (p,) that forecast z[s + step] - z[s] by X[s], from all pairs inside the rows, older ones faded.
 
-    Row by row, all fades, the row is added, and once in `every` rows the next coordinate gets all of its ridge back.
+    `ridge` (p,) is what there is of it after the last pair: forgetting has taken a part, and restoration given it back.
     """
-    p = X.shape[1]
-    A, b, left = np.diag(ridge).copy(), np.zeros(p), ridge.copy()
-    every = 0 if forgetting == 1 else max(1, int(1 / (p * np.log2(1 / forgetting))))
-    for s in range(len(z) - step):
-        A = forgetting * A + np.outer(X[s], X[s])
-        b = forgetting * b + X[s] * (z[s + step] - z[s])
-        left = forgetting * left
-        if every and s % every == 0:
-            c = s // every % p
-            A[c, c] += ridge[c] - left[c]
-            left[c] = ridge[c]
-    return np.linalg.solve(A, b)
+    n = len(z) - step
+    share = forgetting ** np.arange(n - 1, -1, -1.0)
+    b = (X[:n] * share[:, None]).T @ (z[step:] - z[:n])
+    return np.linalg.solve(faded_rows(X[:n], forgetting) + np.diag(ridge), b)
 
 
 def nearest_targets(X: Matrix, Y: Matrix, omega: Matrix, z: Matrix, width: Matrix, count: int) -> Matrix:

@@ -72,23 +72,16 @@ SOURCE = Path(sepsa.__file__).parent
 FILES = {".".join(("sepsa", *path.relative_to(SOURCE).with_suffix("").parts)): path for path in SOURCE.rglob("*.py")}
 TREES = {name.removesuffix(".__init__"): ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
 LONGEST = 60  # lines of a function that still fits on a screen
-LONG = {  # functions that are to be divided
+LONG = {  # functions that are to be divided, and two whose parameters alone, with their documentation, take 50 lines
     "sepsa.heads.backends.numba_least_squares.update",
-    "sepsa.heads.backends.triton.candidates._choose",
     "sepsa.heads.backends.triton.least_squares._learn",
     "sepsa.heads.backends.triton.least_squares._solve",
     "sepsa.heads.lbfgs._learn",
     "sepsa.stream.batch_fit.fit",
-    "sepsa.stream.engine.compiled.__init__",
     "sepsa.stream.engine.kernels.head.rank_one",
-    "sepsa.stream.engine.kernels.step.learn",
     "sepsa.stream.estimator.__init__",
-    "sepsa.stream.experts.layout.__init__",
-    "sepsa.stream.experts.step.learn_row",
     "sepsa.stream.river.__init__",
-    "sepsa.stream.sklearn.__init__",
 }
-CIRCLES = {f"sepsa.observe.{name}" for name in ("hooks", "observation", "observer", "ranks")}  # to be opened
 
 
 def test_a_function_fits_on_a_screen():
@@ -99,7 +92,7 @@ def test_a_function_fits_on_a_screen():
         for node in ast.walk(tree)
         if isinstance(node, kinds) and node.end_lineno - node.lineno >= LONGEST
     }
-    assert not found - LONG
+    assert found <= LONG
 
 
 def imported(tree):
@@ -120,4 +113,4 @@ def test_no_module_imports_itself_through_others():
         left = {name: others for name, others in left.items() if name not in done}
     while loose := {name for name in left if not any(name in others for others in left.values())}:
         left = {name: others for name, others in left.items() if name not in loose}
-    assert not set(left) - CIRCLES
+    assert not left

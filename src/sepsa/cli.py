@@ -266,8 +266,16 @@ def forecast(
     seasons: Annotated[str, typer.Option(help="Periods in rows, with commas between; else found by itself.")] = "",
     lags: Annotated[int | None, typer.Option(min=1, help="Past rows that are inputs.", show_default=False)] = None,
     step: Annotated[
-        float | None, typer.Option(help="Seconds between rows; else of the first two.", show_default=False)
+        str, typer.Option(help="Seconds between rows, or day, business day, week, month, ...; else found by itself.")
+    ] = "",
+    bounds: Annotated[str, typer.Option(help="Least and largest value, as 0, or 0,100; else none.")] = "",
+    same_time: Annotated[
+        str | None, typer.Option(help="Several rows at a time: first, last, mean or sum; else all but one are bad.")
     ] = None,
+    known_ahead: Annotated[
+        bool, typer.Option("--known-ahead", help="Rows without a target at the end have the inputs of rows ahead.")
+    ] = False,
+    date_format: Annotated[str | None, typer.Option(help="The format of --time, such as %d.%m.%Y %H:%M.")] = None,
     sep: Separator = "",
     decimal: DecimalMark = ".",
     follow: Follow = False,
@@ -285,9 +293,12 @@ def forecast(
         from sepsa.stream.tables import forecast as forecasting
     given = [number("--seasons", period) for period in seasons.split(",") if period]
     periods = [period for period in given if isinstance(period, float)] or None
+    ends = [number("--bounds", end) if end.strip() else None for end in bounds.split(",")] if bounds else None
     options = forecasting.ForecastOptions(
         source=None if source == STDIN else source,
-        target=names(target), time=time, horizon=horizon, inputs=names(inputs), seasons=periods, lags=lags, step=step,
+        target=names(target), time=time, horizon=horizon, inputs=names(inputs), seasons=periods, lags=lags,
+        step=number("--step", step) if step[:1].isdigit() else step or None, bounds=ends, same_time=same_time,
+        known_ahead=known_ahead or None, date_format=date_format,
         separator=separator(sep), decimal=decimal_mark(decimal, sep), follow=follow, strict=strict,
         predictions=predictions, quarantine=quarantine, checkpoint=checkpoint, every=every, keep=keep, report=report,
     )  # fmt: skip

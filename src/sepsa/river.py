@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 try:
-    from sepsa.stream.forecast import SepSAForecaster
+    from sepsa.stream.forecast.river import SepSAForecaster
     from sepsa.stream.river import SepSAClassifier, SepSAMultiTargetRegressor, SepSARegressor
 except ModuleNotFoundError as error:
     if (error.name or "").split(".")[0] == "sepsa":

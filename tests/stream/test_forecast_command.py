@@ -64,7 +64,7 @@ def test_gaps_bad_numbers_and_times_that_do_not_advance(tmp_path):
     assert result.exit_code == 0, result.output
     lost = list(csv.DictReader((tmp_path / "q.csv").read_text().splitlines()))
     assert [row["line"] for row in lost] == ["52", "62", "72"]
-    assert lost[0]["reason"].startswith("time must be later than that of the last row")
+    assert lost[0]["reason"] == "there is a row at this time, 2026-01-03 01:00:00, already"
     assert lost[1]["reason"] == "'a' is not a number"
     assert "97 rows" in result.stderr
 
@@ -75,7 +75,9 @@ def test_gaps_bad_numbers_and_times_that_do_not_advance(tmp_path):
         (("--target", "c"), "--target must be a column of the table, date, a, b, x, got 'c'"),
         (("--target", "a", "--time", "day"), "--time must be a column of the table"),
         ((), "--target must name the column to predict"),
-        (("--target", "a", "--seasons", "1"), "--seasons must be periods of more than 2 rows"),
+        (("--target", "a", "--seasons", "1"), "--seasons must be at most 8 periods of more than 2"),
+        (("--target", "a", "--step", "fortnight"), "--step must be seconds or one of second, minute"),
+        (("--target", "a", "--bounds", "5,1"), "--bounds must be in order"),
     ],
 )
 def test_mistakes_are_one_line(options, words, tmp_path):
@@ -109,6 +111,71 @@ def test_a_resumed_run_ends_with_the_same_bytes(rows, tmp_path):
     other = run(parts / "t.csv", "--target", "a", "--checkpoint", parts / "c")
     assert other.exit_code == 2
     assert "was made with --target a,b, got a" in other.stderr
+
+
+def rows_of(result):
+    return list(csv.DictReader(io.StringIO(result.stdout)))
+
+
+def test_a_column_without_a_number_is_an_error(tmp_path):
+    source = table(tmp_path / "t.csv", (line.replace(line.split(",")[1], "", 1) for line in lines(60)))
+    result = run(source, "--time", "date", "--target", "a", "--horizon", 2)
+    assert result.exit_code == 1
+    assert "--target a has no number" in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("first", "step", "expected"),
+    [
+        (0, 1, "60"),
+        (1_700_000_000_000, 3_600_000, "1700216000000"),
+        (-5e9, 60, "-4999996400"),
+        (5e9, 60, "5000003600"),
+    ],
+)
+def test_numbers_stay_numbers(first, step, expected, tmp_path):
+    source = tmp_path / "t.csv"
+    source.write_text("t,a\n" + "".join(f"{first + step * i:.0f},{math.sin(i):.3f}\n" for i in range(60)))
+    result = run(source, "--time", "t", "--target", "a", "--horizon", 2, "--lags", 4)
+    assert rows_of(result)[0]["time"] == expected, result.output
+
+
+def test_names_are_quoted(tmp_path):
+    source, name = tmp_path / "t.csv", 'flow "north"'
+    body = "".join(f"{math.sin(i):.3f}\n" for i in range(40))
+    source.write_text('"' + name.replace('"', '""') + '"\n' + body)
+    result = run(source, "--target", name, "--horizon", 2, "--predictions", tmp_path / "p.csv")
+    assert {row["series"] for row in rows_of(result)} == {name}
+    made = next(csv.reader((tmp_path / "p.csv").read_text().splitlines()))
+    assert made == ["line", f"{name}+1", f"{name}+2"]
+
+
+def test_texts_are_inputs_and_rows_without_a_target_at_the_end_are_known_ahead(tmp_path):
+    source, rows = tmp_path / "t.csv", []
+    for i in range(703):
+        rest = i % 7 > 4
+        value = "" if i >= 700 else f"{i % 7 + 5 * rest + 0.01 * math.sin(i * i):.3f}"
+        rows.append(f"{datetime(2024, 1, 1) + timedelta(days=i):%d.%m.%Y},{'rest' if rest else 'work'},{value}")
+    source.write_text("\n".join(["day,kind,a", *rows]) + "\n")
+    options = ("--time", "day", "--date-format", "%d.%m.%Y", "--target", "a", "--inputs", "kind", "--horizon", 3)
+    result = run(source, *options, "--known-ahead", "--lags", 8)
+    assert result.exit_code == 0, result.output
+    made = rows_of(result)
+    assert made[0]["time"] == "2025-12-01 00:00:00"
+    assert "700 rows" in result.stderr
+    assert "best naive forecast" in result.stderr
+    assert list(tmp_path.iterdir()) == [source]  # no quarantine file unasked
+
+
+def test_a_time_far_ahead_is_left_out_and_reported(tmp_path):
+    rows = list(lines(120))
+    rows[60] = rows[60].replace("2026", "2104", 1)
+    result = run(table(tmp_path / "t.csv", rows), *OPTIONS, "--quarantine", tmp_path / "q.csv")
+    assert result.exit_code == 0, result.output
+    lost = list(csv.DictReader((tmp_path / "q.csv").read_text().splitlines()))
+    assert [row["reason"] for row in lost] == ["its time leaps ahead, and the rows after it do not"]
+    assert rows_of(result)[0]["time"] == "2026-01-06 00:00:00"
 
 
 @pytest.mark.long

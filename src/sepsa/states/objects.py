@@ -33,6 +33,7 @@ BUILT = {
     "sepsa.river.SepSARegressor": ("sepsa.stream.river", "SepSARegressor"),
     "sepsa.river.SepSAClassifier": ("sepsa.stream.river", "SepSAClassifier"),
     "sepsa.river.SepSAMultiTargetRegressor": ("sepsa.stream.river", "SepSAMultiTargetRegressor"),
+    "sepsa.river.SepSAForecaster": ("sepsa.stream.forecast.river", "SepSAForecaster"),
     "sepsa.SepSAForecaster": ("sepsa.stream.forecast.forecaster", "SepSAForecaster"),
     "sepsa.heads.Delta": ("sepsa.heads.base.delta", "Delta"),
     "sepsa stream": ("sepsa.stream.tables.model", "TableModel"),

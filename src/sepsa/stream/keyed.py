@@ -32,7 +32,7 @@ NEW = (
 
 
 class KeyedLearner:
-    """One learner for each key of a stream: a model of `sepsa.river`, or an estimator with `partial_fit`.
+    """One learner for each key of a stream: a model of `sepsa.river`, an estimator with `partial_fit`, a forecaster.
 
     Choose it where a stream has a key and the relationship differs between keys. The learners that were used last are
     in memory; the others are in the file and are loaded with the same bits, so that `in_memory` changes no prediction.
@@ -68,7 +68,8 @@ class KeyedLearner:
     def __init__(self, start: Any, path: str | os.PathLike[str] | None = None, *, in_memory: int = 1000) -> None:
         if not isinstance(start, Saves) or not hasattr(start, "state_dict"):
             raise TypeError(
-                f"start must be a model of sepsa.river, SepSARegressor or SepSAClassifier, got {type(start).__name__}"
+                "start must be a model of sepsa.river, such as SepSARegressor or SepSAForecaster, got "
+                f"{type(start).__name__}"
             )
         self.start: Any = start
         self.position: Any = None
@@ -188,16 +189,34 @@ class KeyedLearner:
 
     # ------------------------------------------------------------------ rows
 
-    def learn_one(self, key: Hashable, x: dict[Any, Any], y: Any, w: float = 1.0) -> None:
-        """Let the key's model of `sepsa.river` learn one sample.
+    def learn_one(self, key: Hashable, x: dict[Any, Any] | None, y: Any, w: float = 1.0, *, time: Any = None) -> None:
+        """Let the key's model of `sepsa.river` learn one sample, or the key's forecaster one row.
 
         Args:
             key: The key; a new one gets a copy of `start`.
-            x: Features by name.
-            y: The target.
-            w: The sample's weight.
+            x: Features by name; of a forecaster the exogenous inputs, or None.
+            y: The target; of a forecaster the values of the row.
+            w: The sample's weight, for models that take one.
+            time: The time of the row of a forecaster.
         """
-        self[key].learn_one(x, y, w)
+        if hasattr(self.start, "forecast"):
+            self[key].learn_one(y, x, time=time)
+        else:
+            self[key].learn_one(x, y, w)
+
+    def forecast(self, key: Hashable, horizon: int | None = None, xs: Any = None) -> list[Any]:
+        """Forecast the next rows of a key by its forecaster.
+
+        Args:
+            key: The key; a new one is forecast by `start` and not added.
+            horizon: Number of rows; None for all that the forecaster learns.
+            xs: Exogenous inputs of these rows, as far as they are known.
+
+        Returns:
+            What the forecaster returns.
+        """
+        found: list[Any] = (self._find(packed(key)) or self.start).forecast(horizon, xs)
+        return found
 
     def predict_one(self, key: Hashable, x: dict[Any, Any]) -> Any:
         """Predict one sample by the key's model of `sepsa.river`.

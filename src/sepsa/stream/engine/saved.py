@@ -7,7 +7,7 @@ state and writes another.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,8 +16,7 @@ from sepsa.states.plain import generator_state, read_generator
 from sepsa.stream.engine import layout
 from sepsa.stream.engine.options import ACTIVATIONS
 
-if TYPE_CHECKING:
-    from sepsa.stream.engine.compiled import Engine
+Engine: TypeAlias = Any  # that of `compiled`, which imports this module
 
 BODY_PARTS = ("THETA", "FIRST", "SECOND")
 POSITIVE = ("D", "RIDGE")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import threading
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
-from datetime import date, datetime, timezone
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,15 +16,21 @@ from sepsa.states.objects import Saves, check_stamp, stamp
 from sepsa.states.plain import pack_label, unpack_labels
 from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.forecast.model import COVERAGES, ForecastModel, Settings, check_seasons, find_seasons
+from sepsa.stream.forecast.clock import SETTLED, Clock, Grid, Moments, Place, Time, read_time
+from sepsa.stream.forecast.model import LEVELS, ForecastModel, Settings, interval
+from sepsa.stream.forecast.rows import ONLY, Table, arranged, in_order, read_inputs, read_table, read_values
+from sepsa.stream.forecast.seasons import check_seasons, find_seasons
 from sepsa.validation import at_least, in_range
 
-WARM_UP = 256  # rows that determine scales and seasons
-LONGEST_GAP = 1_000_000  # rows
-DAY = 86400.0  # seconds
-ONLY = "y"  # the name of the series where y is a number
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-Time = float | int | datetime | np.datetime64
+WARM_UP = 256  # rows after which scales follow the data by themselves
+HISTORY = 2048  # rows after which seasons are no longer looked for
+IMAGINED = 512  # rows of a gap that are forecast; over the others only the seasons go on
+LARGEST = {"horizon": 2000, "lags": 2000}
+AGGREGATES = ("error", "first", "last", "mean", "sum")
+OLD_KEYS = {"names", "inputs", "time", "step", "first", "lags", "seasons", "model"}  # of states of earlier versions
 
 
 class SepSAForecaster(Saves):
@@ -33,17 +38,21 @@ class SepSAForecaster(Saves):
 
     Choose it where values come one after another and the model should learn from every one at once. The inputs of a
     head are the last values of the series, the recent changes of the other series, seasons, and exogenous inputs. There
-    is a head for each forgetting factor; forecasts are their mean, weighted by recent errors. At forgetting 1 the
-    weights of step h equal ridge regression on all pairs known so far.
+    is a head for each forgetting factor; their mean, weighted by recent errors, is used as far as it has been better
+    than the last value and the last value of each season. At forgetting 1 the weights of step h equal ridge regression
+    on all pairs known so far.
 
     Args:
         horizon: Number of rows to forecast.
-        lags: Number of last values that are inputs. "auto": four seasons, between 24 and 96.
-        seasons: Periods in rows. "auto": a day where rows have times up to 8 hours apart, a week where they are a day
-            apart, otherwise found in the first 256 rows.
+        lags: Number of last values that are inputs. "auto": four times the shortest season, between 24 and 96.
+        seasons: Periods in rows. "auto": day, week and year where rows have times, as soon as there are two of them,
+            otherwise found in the first 16, 32, ..., 2,048 rows.
         forgetting: Forgetting factors in (0.5, 1], one head for each.
         ridge: Ridge of the heads; 30 has the weight of thirty rows of unit inputs.
-        step: Seconds between two rows. None: found from the times of the first rows.
+        step: Seconds between two rows, or "day", "business day", "week", "month", "quarter" or "year". None: found
+            from the times of the first rows.
+        bounds: The least and the largest value that a series can have, None for no bound.
+        same_time: What becomes of several rows at one time: "error", or "first", "last", "mean" or "sum" of them.
 
     See also:
         `sepsa.river.SepSARegressor` for targets that are not a time series; `sepsa forecast` in the shell.
@@ -67,39 +76,69 @@ class SepSAForecaster(Saves):
         seasons: Sequence[float] | Literal["auto"] = "auto",
         forgetting: Sequence[float] = (0.9995, 0.9998, 1.0),
         ridge: float = 30.0,
-        step: float | None = None,
+        step: float | str | None = None,
+        bounds: tuple[float | None, float | None] = (None, None),
+        same_time: str = "error",
     ) -> None:
         self.horizon, self.lags, self.seasons = horizon, lags, seasons
         self.forgetting, self.ridge, self.step = forgetting, ridge, step
-        at_least("horizon", horizon, 1)
-        if lags != "auto":
-            at_least("lags", lags, 1)
+        self.bounds, self.same_time = bounds, same_time
+        for name, value in (("horizon", horizon), ("lags", lags)):
+            if value != "auto" and at_least(name, value, 1) > LARGEST[name]:
+                raise ValueError(f"{name} must be at most {LARGEST[name]}, got {value}")
         if seasons != "auto":
             check_seasons(seasons)
-        if not len(forgetting):
-            raise ValueError(f"forgetting must hold at least one number in (0, 1], got {forgetting!r}")
+        if not 0 < len(forgetting) <= 16:
+            raise ValueError(f"forgetting must hold 1 to 16 numbers in (0.5, 1], got {schema.brief(forgetting)}")
         for value in forgetting:
             in_range("forgetting", value, 0.5, 1.0)
         in_range("ridge", ridge, 0.0, HUGE)
-        if step is not None:
-            in_range("step", step, 0.0, HUGE)
+        if ridge < 1e-30:
+            raise ValueError(f"ridge must be at least 1e-30, got {ridge}")
+        self._limits = check_bounds(bounds)
+        if same_time not in AGGREGATES:
+            raise ValueError(f"same_time must be one of {', '.join(AGGREGATES)}, got {same_time!r}")
         self._lock = threading.RLock()
+        self._reset()
+
+    def _reset(self) -> None:
+        """Forget all rows."""
         self._names: list[Hashable] | None = None
         self._inputs: list[Hashable] = []
+        self._flat = True
+        self._frame = ""  # "pandas" where rows came in its frames
         self._model: ForecastModel | None = None
-        self._Y: Floats = np.empty((0, 0))  # the first rows, until there are WARM_UP
+        self._Y: Floats = np.empty((0, 0))  # the first HISTORY rows
         self._E: Floats = np.empty((0, 0))
-        self._clock = Clock(step)
+        self._points: list[int] = []  # the rows among them that had a time
+        self._skipped: list[tuple[int, int]] = []  # rows before which the seasons went on, and by how many rows
+        self._waiting: list[tuple[Floats, Floats]] = []  # rows after a leap in time
+        self._same: tuple[int, Floats] = (0, np.empty(0))  # number and sum of the rows at the last time
+        self._refused = 0
+        self._clock = Clock(self.step)
+        self._grid: Grid | None = None  # that of the clock at the last row learned
 
     def _get_params(self) -> dict[str, Any]:
         return {
             "horizon": self.horizon,
             "lags": self.lags,
-            "seasons": self.seasons if self.seasons == "auto" else list(self.seasons),
+            "seasons": self.seasons if isinstance(self.seasons, str) else list(self.seasons),
             "forgetting": list(self.forgetting),
             "ridge": self.ridge,
             "step": self.step,
+            "bounds": list(self.bounds),
+            "same_time": self.same_time,
         }
+
+    def __repr__(self) -> str:
+        defaults = {"lags": "auto", "seasons": "auto", "forgetting": [0.9995, 0.9998, 1.0], "ridge": 30.0, "step": None}
+        defaults |= {"bounds": [None, None], "same_time": "error"}
+        given = ", ".join(f"{k}={v!r}" for k, v in self._get_params().items() if v != defaults.get(k))
+        grid, name = self._clock.grid, type(self).__name__
+        if self._model is None:
+            return f"{name}({given})"
+        every = "" if grid is None else f", every {grid.words()}"
+        return f"{name}({given})  # {self.rows} rows{every}, seasons {[round(s, 2) for s in self.seasons_]}"
 
     @property
     def rows(self) -> int:
@@ -112,13 +151,36 @@ class SepSAForecaster(Saves):
         return 0 if self._model is None else self._model.outliers
 
     @property
+    def refused_(self) -> int:
+        """The number of rows whose time leapt ahead and was not confirmed by the rows after them."""
+        return self._refused
+
+    @property
     def seasons_(self) -> tuple[float, ...]:
         """The periods in rows that are inputs, given or found."""
         return () if self._model is None else self._model.settings.seasons
 
+    @property
+    def step_(self) -> str | None:
+        """The time between two rows in words, such as "business day" or "900 seconds"; None without times."""
+        return None if self._clock.grid is None else self._clock.grid.words()
+
+    @property
+    def errors_(self) -> dict[str, Floats]:
+        """Recent mean absolute errors (series, horizon): of the forecasts, of the last value and of each season's."""
+        return {} if self._model is None else self._model.errors()
+
     def clock(self) -> Clock:
         """Return a copy of the clock, which is at the last row."""
         return self._clock.copy()
+
+    def times(self, horizon: int | None = None) -> list[Any]:
+        """Return the times of the next rows, as forecasts have them: dates or numbers; None without times.
+
+        Args:
+            horizon: Number of rows, at most that of the constructor; None for that.
+        """
+        return [self._clock.ahead(h) for h in range(1, self._check_horizon(horizon) + 1)]
 
     # ------------------------------------------------------------------ learning
 
@@ -129,7 +191,7 @@ class SepSAForecaster(Saves):
             y: A number, or a dict or sequence of numbers, one per series; None and NaN are missing.
             x: Exogenous inputs of the row by name; dates among them are ignored.
             time: Time of the row: seconds, a datetime or a datetime64. Rows left out since the last time are a gap,
-                whose values are missing.
+                whose values are missing. A time far beyond all others waits until the rows after it confirm it.
 
         Raises:
             ValueError: `time` is not later than the last one, or names differ from those of earlier rows; nothing
@@ -137,15 +199,14 @@ class SepSAForecaster(Saves):
         """
         names, values = read_values(y)
         inputs, given = read_inputs(x)
+        Y = in_order("y", self._names, names, values)[None]
+        E = in_order("x", self._inputs if self._names else None, inputs, given)[None]
+        moments = None
+        if time is not None:
+            at, dated, zone = read_time(time)
+            moments = Moments(np.array([at]), dated, zone)
         with self._lock, DeferredInterrupt():
-            clock = self._clock.copy()
-            missing = clock.advance(time, self.rows)
-            Y = np.full((missing + 1, len(self._names or names)), np.nan)
-            E = np.full((missing + 1, len(self._inputs if self._names else inputs)), np.nan)
-            Y[-1] = in_order("y", self._names, names, values)
-            E[-1] = in_order("x", self._inputs if self._names else None, inputs, given)
-            self._learn(Y, E, names, inputs, step=clock.step)
-            self._clock = clock
+            self._take(Y, E, moments, names, inputs)
 
     def prequential(
         self,
@@ -153,117 +214,248 @@ class SepSAForecaster(Saves):
         X: ArrayLike | None = None,
         *,
         horizon: int | None = None,
-        times: Sequence[Time] | None = None,
+        times: Any = None,
         coverage: float | None = None,
         known_ahead: bool = False,
     ) -> Any:
         """Learn rows in order and return the forecasts made after each of them.
 
         Args:
-            Y: Values (n, series) or (n,); NaN is missing.
+            Y: Values (n, series) or (n,), an array or a frame; NaN is missing.
             X: Exogenous inputs (n, inputs).
             horizon: Number of rows to forecast, at most that of the constructor; None for that.
-            times: Times of the rows, as for `learn_one`.
-            coverage: 0.5, 0.8 or 0.9 to return intervals too; None for none.
+            times: Times of the rows, as for `learn_one`: an array, a Series, a DatetimeIndex, or the name of a column
+                of the frame Y. None: the DatetimeIndex of a frame, if it has one.
+            coverage: A share in (0, 1) to return intervals too; None for none.
             known_ahead: Whether forecasts use the exogenous inputs of the rows that they forecast.
 
         Returns:
             Forecasts (n, horizon, series), or (n, horizon) for Y (n,); with `coverage` a tuple of forecasts, lower ends
-            and upper ends.
+            and upper ends. NaN after a row that waits for the confirmation of its time.
         """
-        values = np.asarray(Y, np.float64)
-        if values.ndim not in (1, 2) or not values.size:
-            raise ValueError(f"Y must be rows (n, series) or (n,), got an array of shape {values.shape}")
-        if np.isinf(values).any() or (np.abs(values) > HUGE).any():
-            raise ValueError(f"Y must be numbers up to {HUGE:g}, or NaN where they are missing, got an infinite one")
-        rows = np.ascontiguousarray(values.reshape(len(values), -1))
-        E = np.empty((len(rows), 0)) if X is None else np.ascontiguousarray(np.asarray(X, np.float64))
-        if E.ndim != 2 or len(E) != len(rows):
-            raise ValueError(f"X must be rows ({len(rows)}, inputs), got an array of shape {E.shape}")
+        table, E, inputs = self._read(Y, X, times)
         steps = self._check_horizon(horizon)
-        ends = None if coverage is None else check_coverage(coverage)
-        names: list[Hashable] = [ONLY] if values.ndim == 1 else list(range(rows.shape[1]))
+        if coverage is not None:
+            check_coverage(coverage)
         with self._lock, DeferredInterrupt():
-            in_order("Y", self._names, names, [None] * len(names))
-            if self._names is not None and E.shape[1] != len(self._inputs):
-                raise ValueError(f"X must have {len(self._inputs)} inputs as before, got {E.shape[1]}")
-            clock = self._clock.copy()
-            if times is not None and len(times) != len(rows):
-                raise ValueError(f"times must be those of {len(rows)} rows, got {len(times)}")
-            gaps = [clock.advance(time, self.rows + i) for i, time in enumerate(times or [None] * len(rows))]
-            at = np.cumsum(np.array(gaps) + 1) - 1
-            if at[-1] >= len(rows):
-                rows, E = spaced(rows, at), spaced(E, at)
-            inputs: list[Hashable] = list(range(E.shape[1]))
-            made, quantiles = self._learn(rows, E, names, inputs, ends is not None, known_ahead, clock.step)
-            made, quantiles = made[at], quantiles[at if ends is not None else []]
-            self._clock = clock
+            made, quantiles = self._take(
+                table.values, E, table.times, table.names, inputs, coverage is not None, known_ahead, table.frame
+            )
 
         def shaped(array: Floats) -> Floats:
             array = array[..., :steps]
-            return array[:, 0] if values.ndim == 1 else array.transpose(0, 2, 1)
+            return array[:, 0] if table.flat else array.transpose(0, 2, 1)
 
-        return shaped(made) if ends is None else (shaped(made), *(shaped(quantiles[:, v]) for v in ends))
+        if coverage is None:
+            return shaped(made)
+        return (shaped(made), *(shaped(end) for end in interval(quantiles.swapaxes(0, 1), coverage)))
 
-    def _learn(
+    def _read(self, Y: Any, X: Any, times: Any) -> tuple[Table, Floats, list[Hashable]]:
+        """The rows of Y and X, in the order of the names so far."""
+        table = read_table("Y", Y, times)
+        if not table.values.size:
+            raise ValueError(f"Y must be rows (n, series) or (n,), got an array of shape {np.shape(Y)}")
+        empty = np.empty((len(table.values), 0))
+        inputs = Table(empty, [], False, None, "") if X is None else read_table("X", X)
+        if len(inputs.values) != len(table.values) or inputs.flat:
+            raise ValueError(f"X must be rows ({len(table.values)}, inputs), got an array of shape {np.shape(X)}")
+        if self._names is not None:
+            table = table._replace(values=arranged("Y", self._names, table), names=self._names)
+            inputs = inputs._replace(values=arranged("X", self._inputs, inputs))
+        return table, inputs.values, inputs.names
+
+    def _take(
         self,
         Y: Floats,
         E: Floats,
+        moments: Moments | None,
         names: list[Hashable],
         inputs: list[Hashable],
         intervals: bool = False,
         ahead: bool = False,
-        step: float | None = None,
+        frame: str = "",
     ) -> tuple[Floats, Floats]:
-        """Learn rows; in the warm-up all rows are learned again whenever their number is a power of two."""
+        """Learn rows; returns the forecasts made after each (n, m, H), and their quantiles (n, levels, m, H)."""
+        clock = self._clock.copy()
+        plan = None if moments is None else self._plan(clock, moments)
+        if plan is None:
+            clock.proceed(len(Y))
         if self._names is None:
-            self._names, self._inputs = names, inputs
-            self._Y, self._E = np.empty((0, Y.shape[1])), np.empty((0, E.shape[1]))
+            self._names, self._inputs, self._frame, self._flat = names, inputs, frame, names == [ONLY]
+            self._Y, self._E = np.empty((HISTORY, Y.shape[1])), np.empty((HISTORY, E.shape[1]))
+        self._clock = clock
+        if plan is None:
+            return self._learn(Y, E, intervals, ahead)
+        return self._follow(plan, Y, E, intervals, ahead)
+
+    def _plan(self, clock: Clock, moments: Moments) -> list[Place]:
+        """Where the rows of these times go; an error before anything has changed."""
+        clock.begin(moments)
+        rows, plan = self.rows, []
+        for at in moments.seconds.tolist():
+            place = clock.place(at, rows)
+            if place.same and self.same_time == "error":
+                raise ValueError(
+                    f"time must be at least half a step ({self.step_ or 'unknown'}) after that of the last row, "
+                    f'{clock.ahead(0)}, got {clock.label(at)}: aggregate such rows by same_time="mean", or give a '
+                    "shorter step"
+                )
+            if place.points is not None:
+                rows = int(place.points[-1]) + 1
+            rows += sum(min(gap, IMAGINED) + 1 for gap in place.gaps)
+            plan.append(place)
+        return plan
+
+    def _follow(self, plan: list[Place], Y: Floats, E: Floats, intervals: bool, ahead: bool) -> tuple[Floats, Floats]:
+        """Learn rows at their places."""
+        m, H = Y.shape[1], self.horizon
+        made = np.full((len(Y), m, H), np.nan)
+        quantiles = np.full((len(Y) if intervals else 0, len(LEVELS), m, H), np.nan)
+        i = 0
+        while i < len(Y):
+            place, end = plan[i], i + 1
+            if place.dropped:
+                self._refuse(place.dropped)
+            if place.grid is not None:
+                self._grid = place.grid
+            if place.points is not None:
+                self._regrid(place.points)
+            if place.same:
+                made[i], ends = self._join(Y[i])
+                if intervals:
+                    quantiles[i] = ends
+            elif not place.gaps:
+                self._waiting.append((Y[i].copy(), E[i].copy()))
+            elif len(place.gaps) > 1 or place.gaps[0] > IMAGINED:
+                rows = [*self._waiting, (Y[i], E[i])]
+                self._waiting = []
+                for (y, e), gap in zip(rows, place.gaps, strict=True):
+                    result = self._learn_spaced(y[None], e[None], [gap], intervals, ahead)
+                made[i], quantiles[i : i + intervals] = result[0][0], result[1]
+            else:
+                while end < len(Y) and plain(plan[end]):
+                    end += 1
+                gaps = [one.gaps[0] for one in plan[i:end]]
+                result = self._learn_spaced(Y[i:end], E[i:end], gaps, intervals, ahead)
+                made[i:end], quantiles[i : end if intervals else i] = result
+            if not place.same:
+                self._same = (1, np.nan_to_num(Y[end - 1]))
+            i = end
+        return made, quantiles
+
+    def _learn_spaced(
+        self, Y: Floats, E: Floats, gaps: list[int], intervals: bool, ahead: bool
+    ) -> tuple[Floats, Floats]:
+        """Learn rows with so many missing ones before each."""
+        if gaps[0] > IMAGINED and self._model is not None:
+            if self.rows < HISTORY:
+                self._skipped.append((self.rows, gaps[0] - IMAGINED))
+            self._model.skip(gaps[0] - IMAGINED)
+        at = np.cumsum(np.minimum(gaps, IMAGINED) + 1) - 1
+        if len(self._points) < SETTLED and self.rows < HISTORY:
+            self._points += [self.rows + int(point) for point in at]
+        if at[-1] >= len(Y):
+            Y, E = spaced(Y, at), spaced(E, at)
+        made, quantiles = self._learn(Y, E, intervals, ahead)
+        return made[at], quantiles[at if intervals else []]
+
+    def _refuse(self, count: int) -> None:
+        """Report rows whose time was wrong."""
+        self._refused += count
+        self._waiting = []
+        warnings.warn(
+            f"{count} row(s) with a time far ahead were left out, as the next rows went on from the time before",
+            stacklevel=4,
+        )
+
+    def _join(self, y: Floats) -> tuple[Floats, Floats]:
+        """Let a further row at the last time change the values of the last row, and return the forecasts."""
+        count, total = self._same
+        self._same = (count + 1, total + np.nan_to_num(y))
+        new = {"first": y * np.nan, "last": y, "mean": self._same[1] / (count + 1), "sum": self._same[1]}
+        self._revise(new[self.same_time], 0)
+        assert self._model is not None
+        return self._model.forecast(np.empty((0, len(self._inputs))))
+
+    def _regrid(self, points: Any) -> None:
+        """Put the rows so far on other points of the grid, and learn them again."""
+        old = np.array(self._points, np.int64)
+        if len(points) and int(points[-1]) >= HISTORY:
+            raise ValueError("times of the first rows have no common step: give step=, or aggregate the rows")
+        Y, E = spaced(self._Y[old], points), spaced(self._E[old], points)
+        self._points, self._skipped = points.tolist(), []
+        self._Y[: len(Y)], self._E[: len(E)] = Y, E
+        self._model = self._new_model(len(Y))
+        self._relearn(self._model, len(Y))
+
+    def _learn(self, Y: Floats, E: Floats, intervals: bool = False, ahead: bool = False) -> tuple[Floats, Floats]:
+        """Learn rows of the grid; in the warm-up all are learned again whenever their number is a power of two."""
         parts = []
         at = 0
-        while at < len(Y) and self.rows < WARM_UP:
+        while at < len(Y) and self.rows < HISTORY:
             due = 1 << self.rows.bit_length()
             some = slice(at, at + due - self.rows)
-            self._Y, self._E = np.concatenate([self._Y, Y[some]]), np.concatenate([self._E, E[some]])
+            count = len(Y[some])
+            self._Y[self.rows : self.rows + count], self._E[self.rows : self.rows + count] = Y[some], E[some]
             if self._model is None:
-                self._model = self._new_model(self._Y, self._E, step)
+                self._model = self._new_model(count)
             parts.append(self._model.learn(Y[some], E[some], intervals, ahead))
-            if self.rows >= due:
-                model = self._new_model(self._Y, self._E, step)
-                again = model.learn(self._Y, self._E, intervals)
+            if self.rows >= due and (due <= WARM_UP or self._seasons(due) != self.seasons_):
+                model = self._new_model(due)
+                again = self._relearn(model, due, intervals)
                 for part, learned in zip(parts[-1], again, strict=True):
                     part[-1:] = learned[-1:]
                 self._model = model
             at = some.stop
-        if self.rows >= WARM_UP:
-            self._Y, self._E = self._Y[:0], self._E[:0]
+        if self.rows >= HISTORY and len(self._Y):
+            self._Y, self._E, self._points, self._skipped = self._Y[:0].copy(), self._E[:0].copy(), [], []
         if at < len(Y):
             assert self._model is not None
             parts.append(self._model.learn(Y[at:], E[at:], intervals, ahead))
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
-    def _new_model(self, Y: Floats, E: Floats, step: float | None) -> ForecastModel:
-        """A model for these rows, at their scales."""
-        if self.seasons == "auto":
-            seasons = calendar_season(step) or find_seasons(Y)
-        else:
-            seasons = check_seasons(self.seasons)
+    def _relearn(self, model: ForecastModel, rows: int, intervals: bool = False) -> tuple[Floats, Floats]:
+        """Let a new model learn the first rows; returns what it forecasts after the last of them."""
+        Y, E = model.fit_scales(self._Y[:rows], self._E[:rows]), self._E[:rows]
+        start = 0
+        for stop, skip in self._skipped:
+            if stop < rows:
+                model.learn(Y[start:stop], E[start:stop])
+                model.skip(skip)
+                start = stop
+        model.learn(Y[start:-1], E[start:-1])
+        return model.learn(Y[-1:], E[-1:], intervals)
+
+    def _seasons(self, rows: int) -> tuple[float, ...]:
+        """The seasons to use from this number of rows on: a longer one as soon as there are two of it."""
+        if self.seasons != "auto":
+            return check_seasons(self.seasons)
+        known = () if self._grid is None else self._grid.seasons()
+        if known:
+            return tuple(period for i, period in enumerate(known) if i == 0 or 2 * period <= rows)
+        return find_seasons(self._Y[:rows])
+
+    def _new_model(self, rows: int) -> ForecastModel:
+        """A model for the first rows, at their scales."""
+        seasons = self._seasons(rows)
         lags = self.lags
         if lags == "auto":
-            lags = int(min(max(24, 4 * max(seasons, default=12)), 96))
-        model = ForecastModel(
-            Settings(
-                Y.shape[1], E.shape[1], self.horizon, lags, seasons, tuple(map(float, self.forgetting)), self.ridge
-            )
-        )
-        model.fit_scales(Y, E)
+            lags = int(min(max(24, 4 * min(seasons, default=12)), 96))
+        model = ForecastModel(self._settings(lags, seasons))
+        model.fit_scales(self._Y[:rows], self._E[:rows])
         return model
+
+    def _settings(self, lags: int, seasons: tuple[float, ...]) -> Settings:
+        forgetting = tuple(map(float, self.forgetting))
+        m, q = len(self._names or ()), len(self._inputs)
+        return Settings(m, q, self.horizon, lags, seasons, forgetting, self.ridge, self._limits)
 
     def revise(self, y: Any, *, rows_ago: int | None = None, time: Time | None = None) -> None:
         """Learn values of an earlier row that came late or were corrected.
 
         Other series of the row are unchanged. Lags use the new value from now on; steps that were learned with the old
-        value, or would have been learned with the new one, are corrected by the gains of the last `horizon` rows.
+        value, or would have been learned with the new one, are corrected by the gains of the last `horizon` rows. An
+        implausible value is bounded, as an outlier is.
 
         Args:
             y: As for `learn_one`; None and NaN leave a series unchanged.
@@ -272,26 +464,31 @@ class SepSAForecaster(Saves):
         """
         names, values = read_values(y)
         with self._lock, DeferredInterrupt():
-            model = self._fitted()
-            assert self._names is not None
+            if self._model is None:
+                raise ValueError("the forecaster has learned no row yet: call learn_one or prequential first")
             if time is not None:
-                rows_ago = self._clock.rows_since(time)
+                if self._clock.grid is None or self._clock.last is None:
+                    raise ValueError(f"time must be that of a row, got {time!r}, and rows had no times: give rows_ago")
+                rows_ago = self._clock.last - self._clock.index(read_time(time)[0])
             ago = at_least("rows_ago", rows_ago, 0)
             if ago >= min(self.rows, self.horizon):
                 raise ValueError(
                     f"rows_ago must be less than {min(self.rows, self.horizon)}, as gains of more rows are not kept, "
                     f"got {ago}"
                 )
-            row = in_order("y", self._names, names, values)
-            for j in np.flatnonzero(~np.isnan(row)):
-                model.revise(int(j), ago, float(row[j]))
-                if len(self._Y):
-                    self._Y[-1 - ago, j] = row[j]
+            self._revise(in_order("y", self._names, names, values), ago)
+
+    def _revise(self, row: Floats, ago: int) -> None:
+        assert self._model is not None
+        for j in np.flatnonzero(~np.isnan(row)):
+            value = self._model.revise(int(j), ago, float(row[j]))
+            if len(self._Y):
+                self._Y[self.rows - 1 - ago, j] = value
 
     # ------------------------------------------------------------------ forecasts
 
     def forecast(self, horizon: int | None = None, xs: Sequence[Mapping[Any, float]] | None = None) -> list[Any]:
-        """Forecast the next rows.
+        """Forecast the next rows, whose times `times()` returns.
 
         Args:
             horizon: Number of rows, at most that of the constructor; None for that.
@@ -318,20 +515,20 @@ class SepSAForecaster(Saves):
         Args:
             horizon: Number of rows, at most that of the constructor; None for that.
             xs: Exogenous inputs of these rows, as far as they are known.
-            coverage: 0.5, 0.8 or 0.9.
+            coverage: A share in (0, 1).
 
         Returns:
             A list of pairs (low, high), or of dicts of pairs by series where `y` had several.
         """
-        low, high = check_coverage(coverage)
+        check_coverage(coverage)
         _, quantiles = self._forecast(horizon, xs)
-        return self._labelled(np.stack([quantiles[low], quantiles[high]], -1))
+        return self._labelled(np.stack(interval(quantiles, coverage), -1))
 
-    def _forecast(self, horizon: int | None, xs: Sequence[Mapping[Any, float]] | None) -> tuple[Floats, Floats]:
+    def _forecast(self, horizon: int | None, xs: Any) -> tuple[Floats, Floats]:
         steps = self._check_horizon(horizon)
         with self._lock:
             if self._model is None:
-                return np.zeros((1, steps)), np.zeros((6, 1, steps))
+                return np.zeros((1, steps)), np.zeros((len(LEVELS), 1, steps))
             rows = [in_order("xs", self._inputs, *read_inputs(x)) for x in list(xs or ())[:steps]]
             made, quantiles = self._model.forecast(np.array(rows).reshape(len(rows), len(self._inputs)))
             return made[:, :steps], quantiles[..., :steps]
@@ -355,10 +552,111 @@ class SepSAForecaster(Saves):
             )
         return horizon
 
-    def _fitted(self) -> ForecastModel:
-        if self._model is None:
-            raise ValueError("the forecaster has learned no row yet: call learn_one or prequential first")
-        return self._model
+    # ------------------------------------------------------------------ the interface of arrays and frames
+
+    def fit(self, y: Any, X: Any = None, *, times: Any = None) -> Self:
+        """Forget all rows, then learn these, in order.
+
+        Args:
+            y: Values (n,) or (n, series): an array, or a Series or frame of pandas or Polars.
+            X: Exogenous inputs (n, inputs).
+            times: As for `prequential`.
+
+        Returns:
+            The forecaster.
+        """
+        fresh = type(self)(**self._get_params())
+        fresh.update(y, X, times=times)
+        with self._lock:
+            state = {name: value for name, value in vars(fresh).items() if name != "_lock"}
+            vars(self).update({name: value for name, value in state.items() if name.startswith("_")})
+        return self
+
+    def update(self, y: Any, X: Any = None, *, times: Any = None) -> Self:
+        """Learn further rows.
+
+        Args:
+            y: Values (n,) or (n, series) of the rows after those learned.
+            X: Exogenous inputs (n, inputs).
+            times: As for `prequential`.
+
+        Returns:
+            The forecaster.
+        """
+        self.prequential(y, X, times=times, horizon=1)
+        return self
+
+    def predict(self, horizon: int | None = None, X: Any = None, *, coverage: float | None = None) -> Any:
+        """Forecast the next rows as an array or, after frames of pandas, as a Series or frame with their times.
+
+        Args:
+            horizon: Number of rows, at most that of the constructor; None for that.
+            X: Exogenous inputs (k, inputs) of these rows, as far as they are known.
+            coverage: A share in (0, 1) to return the lower and the upper ends too.
+
+        Returns:
+            Forecasts (horizon,) or (horizon, series); with `coverage` a tuple of forecasts, lower ends and upper ends.
+        """
+        xs = None
+        if X is not None:
+            table = read_table("X", X)
+            names = self._inputs if table.names == list(range(len(self._inputs))) else table.names
+            xs = [dict(zip(names, row, strict=True)) for row in table.values.tolist()]
+        made, quantiles = self._forecast(horizon, xs)
+        parts = [made] if coverage is None else [made, *interval(quantiles, check_coverage(coverage))]
+        framed = [self._framed(part) for part in parts]
+        return framed[0] if coverage is None else tuple(framed)
+
+    def _framed(self, values: Floats) -> Any:
+        """Values (m, H) in the shape of the rows that were learned."""
+        out = values[0] if self._flat else values.T
+        if self._frame != "pandas":
+            return out
+        import pandas as pd
+
+        times = self.times(values.shape[1])
+        index = None if times[0] is None else pd.Index(times)
+        return pd.Series(out, index) if self._flat else pd.DataFrame(out, index, columns=pd.Index(self._names or []))
+
+    def score(self, y: Any, X: Any = None) -> float:
+        """Return the mean absolute error of the forecasts of the next rows.
+
+        Args:
+            y: The values of the next rows, at most `horizon`.
+            X: Exogenous inputs of these rows.
+        """
+        values = read_table("y", y).values
+        made, _ = self._forecast(len(values), None)
+        if X is not None:
+            made = np.asarray(self.predict(len(values), X)).reshape(values.shape).T
+        return float(np.nanmean(np.abs(values - made.T)))
+
+    def plot(self, series: Hashable | None = None, *, coverage: Sequence[float] = (0.9, 0.5), ax: Any = None) -> Any:
+        """Draw the last values of a series and its forecasts with intervals; returns the axes of matplotlib.
+
+        Args:
+            series: The name of the series; None for the first.
+            coverage: The intervals that are drawn.
+            ax: The axes to draw on; None for new ones.
+        """
+        import matplotlib.pyplot as plt
+
+        if self._model is None or self._names is None:
+            raise ValueError("the forecaster has learned no row yet: call fit, learn_one or prequential first")
+        j = 0 if series is None else self._names.index(series)
+        ax = ax or plt.subplots(figsize=(8, 3))[1]
+        past = self._model.recent()[j]
+        steps = range(1 - len(past), self.horizon + 1)
+        when = [self._clock.ahead(h) for h in steps] if self._clock.grid else list(steps)
+        ahead = when[len(past) :]
+        ax.plot(when[: len(past)], past, color="black", lw=1)
+        made, quantiles = self._forecast(None, None)
+        for share in coverage:
+            low, high = interval(quantiles, check_coverage(share))
+            ax.fill_between(ahead, low[j], high[j], color="#1f5fbf", alpha=0.2, lw=0)
+        ax.plot(ahead, made[j], color="#1f5fbf")
+        ax.set(title=str(self._names[j]))
+        return ax
 
     # ------------------------------------------------------------------ saving
 
@@ -367,13 +665,21 @@ class SepSAForecaster(Saves):
         bits.
         """
         with self._lock:
-            model = self._model
+            model, first = self._model, min(self.rows, HISTORY) if len(self._Y) else 0
             return {
                 "names": None if self._names is None else [pack_label(name) for name in self._names],
                 "inputs": [pack_label(name) for name in self._inputs],
-                "time": self._clock.last,
-                "step": self._clock.step,
-                "first": {"Y": self._Y.copy(), "E": self._E.copy()},
+                "frame": self._frame,
+                "clock": self._clock.state_dict(),
+                "first": {
+                    "Y": self._Y[:first].copy(),
+                    "E": self._E[:first].copy(),
+                    "points": list(self._points if self._clock.first else ()),
+                },
+                "skipped": [list(pair) for pair in self._skipped],
+                "waiting": [[y.copy(), e.copy()] for y, e in self._waiting],
+                "same": [self._same[0], self._same[1].copy()],
+                "refused": self._refused,
                 "lags": 0 if model is None else model.settings.lags,
                 "seasons": [] if model is None else list(model.settings.seasons),
                 "model": None if model is None else model.state_dict(),
@@ -388,28 +694,63 @@ class SepSAForecaster(Saves):
         Raises:
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
-        keys = {"names", "inputs", "time", "step", "first", "lags", "seasons", "model"}
-        new = schema.read("state_dict", state_dict, keys)
-        names = None if new["names"] is None else list(unpack_labels(new, "names"))
-        inputs = list(unpack_labels(new, "inputs"))
-        clock = Clock(None if new["step"] is None else new.number("step", low=1e-300))
-        clock.last = None if new["time"] is None else new.number("time")
-        m, q = len(names or ()), len(inputs)
-        first = new.entries("first", {"Y", "E"})
-        Y, E = first.array("Y", (None, m), missing=True), first.array("E", (None, q), missing=True)
-        model = None
+        if isinstance(state_dict, Mapping) and set(state_dict) == OLD_KEYS:
+            raise ValueError(
+                "this forecaster was saved by an earlier sepsa, whose heads had other inputs: make a new one with "
+                "the same parameters and fit it on the last rows of its series, a few thousand or all"
+            )
+        fresh = type(self)(**self._get_params())
+        fresh._load(state_dict)
+        with self._lock:
+            vars(self).update({k: v for k, v in vars(fresh).items() if k.startswith("_") and k != "_lock"})
+
+    def _load(self, state_dict: Any) -> None:
+        """Load a state into this new forecaster."""
+        keys = {"names", "inputs", "frame", "clock", "first", "skipped", "waiting", "same", "refused"}
+        new = schema.read("state_dict", state_dict, keys | {"lags", "seasons", "model"})
+        self._names = None if new["names"] is None else list(unpack_labels(new, "names"))
+        self._inputs = list(unpack_labels(new, "inputs"))
+        self._frame, self._flat = ("pandas" if new["frame"] == "pandas" else ""), self._names in (None, [ONLY])
+        self._refused = new.integer("refused")
+        self._clock.load_state_dict(new["clock"])
+        self._grid = self._clock.grid
+        m, q = len(self._names or ()), len(self._inputs)
         if new["model"] is not None:
+            if not m:
+                raise new.damaged("names", "names of series", new["names"])
             with schema.settings("state_dict['seasons']"):
                 seasons = check_seasons(new.items("seasons").numbers())
-            forgetting = tuple(map(float, self.forgetting))
-            settings = Settings(m, q, self.horizon, new.integer("lags", 1), seasons, forgetting, self.ridge)
-            model = ForecastModel(settings)
+            model = ForecastModel(self._settings(new.integer("lags", 1, LARGEST["lags"]), seasons))
             model.load_state_dict(new["model"], "state_dict['model']")
-        rows = 0 if model is None else model.rows
-        if len(Y) != (rows if rows < WARM_UP else 0) or len(E) != len(Y) or (names is None) != (model is None):
-            raise schema.damaged("state_dict['first']", f"{rows} rows", len(Y))
-        with self._lock:
-            self.__dict__.update(_names=names, _inputs=inputs, _clock=clock, _Y=Y, _E=E, _model=model)
+            self._model = model
+        self._load_first(new, m, q)
+        for i, pair in enumerate(waiting := new.items("waiting")):
+            pair = waiting.items(i, 2)
+            self._waiting.append((pair.array(0, (m,), missing=True), pair.array(1, (q,), missing=True)))
+        if len(self._waiting) != len(self._clock.waiting):
+            raise new.damaged("waiting", f"{len(self._clock.waiting)} rows", len(self._waiting))
+        same = new.items("same", 2)
+        self._same = same.integer(0), same.array(1, (None,))
+        if len(self._same[1]) not in (0, m):
+            raise new.damaged("same", f"sums of {m} series", len(self._same[1]))
+
+    def _load_first(self, new: schema.Entries, m: int, q: int) -> None:
+        """Load the first rows, which are kept until there are HISTORY."""
+        first = new.entries("first", {"Y", "E", "points"})
+        Y, E = first.array("Y", (None, m), missing=True), first.array("E", (None, q), missing=True)
+        kept = self.rows if 0 < self.rows < HISTORY else 0
+        if len(Y) != kept or len(E) != len(Y) or (self._names is None) != (self._model is None):
+            raise schema.damaged("state_dict['first']", f"{kept} rows", len(Y))
+        self._Y, self._E = np.empty((HISTORY if kept else 0, m)), np.empty((HISTORY if kept else 0, q))
+        self._Y[:kept], self._E[:kept] = Y, E
+        points = first.items("points")
+        self._points = [points.integer(i, 0, max(kept - 1, 0)) for i in range(len(points))]
+        if len(self._points) != len(self._clock.first):
+            raise first.damaged("points", f"those of {len(self._clock.first)} rows", len(self._points))
+        skipped = new.items("skipped")
+        for i in range(len(skipped)):
+            pair = skipped.items(i, 2)
+            self._skipped.append((pair.integer(0, 0, kept), pair.integer(1, 0, 2**48)))
 
     def __getstate__(self) -> dict[str, Any]:
         return stamp({"parameters": self._get_params(), "state": self.state_dict()})
@@ -420,59 +761,9 @@ class SepSAForecaster(Saves):
         self.load_state_dict(state["state"])
 
 
-class Clock:
-    """The time of the last row, in seconds, and the step between rows: `step`, or the difference of the first two."""
-
-    def __init__(self, step: float | None) -> None:
-        self.step = step
-        self.last: float | None = None
-
-    def copy(self) -> Clock:
-        """Another clock in the same state."""
-        other = Clock(self.step)
-        other.last = self.last
-        return other
-
-    def advance(self, time: Time | None, rows: int) -> int:
-        """Move on to the next row, at this time, after `rows` rows; returns how many are left out before it."""
-        if time is None:
-            if self.last is not None and self.step is not None:
-                self.last += self.step
-            return 0
-        at = seconds(time)
-        if self.last is None:
-            if rows:
-                raise ValueError(f"time must be given from the first row on or never, got {time!r} after {rows} rows")
-            self.last = at
-            return 0
-        if at <= self.last:
-            raise ValueError(
-                f"time must be later than that of the last row, got {time!r}: revise() takes values of earlier rows"
-            )
-        step = self.step or at - self.last
-        steps = round((at - self.last) / step)
-        if steps < 1:
-            raise ValueError(
-                f"time must be at least half a step of {step:g} seconds after the last row, got {time!r}: "
-                "aggregate such values, or give a shorter step"
-            )
-        if steps > LONGEST_GAP:
-            raise ValueError(f"time must be at most {LONGEST_GAP} rows after the last one, got {time!r}, {steps} rows")
-        self.step, self.last = step, self.last + steps * step
-        return steps - 1
-
-    def rows_since(self, time: Time) -> int:
-        """How many rows before the last one the row of this time is."""
-        if self.last is None or self.step is None:
-            raise ValueError(f"time must be that of a row, got {time!r}, and rows had no times: give rows_ago")
-        return round((self.last - seconds(time)) / self.step)
-
-
-def calendar_season(step: float | None) -> tuple[float, ...]:
-    """The rows of a day, or of a week where a row is a day, from the seconds between rows; empty where neither fits."""
-    if step is None or not 60.0 <= step <= DAY:
-        return ()
-    return (7.0,) if step == DAY else (DAY / step,) if step <= DAY / 3 else ()
+def plain(place: Place) -> bool:
+    """Whether a row just follows the one before, perhaps after a short gap."""
+    return len(place.gaps) == 1 and place.gaps[0] <= IMAGINED and not place.dropped and place.points is None
 
 
 def spaced(rows: Floats, at: Any) -> Floats:
@@ -482,54 +773,20 @@ def spaced(rows: Floats, at: Any) -> Floats:
     return out
 
 
-def read_values(y: Any) -> tuple[list[Hashable], list[Any]]:
-    """The names of the series and their values."""
-    if isinstance(y, Mapping):
-        return list(y), list(y.values())
-    if isinstance(y, (Sequence, np.ndarray)) and not isinstance(y, str) and np.ndim(y) == 1:
-        return list(range(len(y))), list(y)
-    return [ONLY], [y]
+def check_bounds(bounds: Any) -> tuple[float, float]:
+    """The least and the largest value, infinite where there is no bound."""
+    try:
+        low, high = bounds
+        ends = -np.inf if low is None else float(low), np.inf if high is None else float(high)
+    except (TypeError, ValueError):
+        raise ValueError(f"bounds must be two numbers or None, such as (0, None), got {bounds!r}") from None
+    if not ends[0] < ends[1]:
+        raise ValueError(f"bounds must be in order, the lower one first, got {bounds!r}")
+    return ends
 
 
-def read_inputs(x: Mapping[Any, Any] | None) -> tuple[list[Hashable], list[Any]]:
-    """The names and values of exogenous inputs; dates, which River's data sets have among them, are left out."""
-    numbers = {name: value for name, value in (x or {}).items() if not isinstance(value, date)}
-    return list(numbers), list(numbers.values())
-
-
-def in_order(what: str, known: list[Hashable] | None, names: Sequence[Hashable], values: Sequence[Any]) -> Floats:
-    """Values in the order of the known names; NaN where there is none."""
-    known = list(names) if known is None else known
-    if not known and what == "y":
-        raise ValueError("y must have the value of at least one series, got an empty one")
-    row = np.full(len(known), np.nan)
-    for name, value in zip(names, values, strict=True):
-        if name not in known:
-            shown = ", ".join(map(repr, known[:10]))
-            raise ValueError(f"{what} must have the names of the first row, {shown or 'none'}, got {name!r}")
-        try:
-            number = math.nan if value is None else float(value)
-        except (TypeError, ValueError):
-            raise ValueError(f"{what} must hold numbers, got {value!r} for {name!r}") from None
-        if math.isinf(number) or abs(number) > HUGE:
-            raise ValueError(f"{what} must hold numbers up to {HUGE:g}, or NaN, got {value!r} for {name!r}")
-        row[known.index(name)] = number
-    return row
-
-
-def seconds(time: Time) -> float:
-    """A time in seconds; a datetime without a time zone is taken for UTC."""
-    if isinstance(time, datetime):
-        return (time if time.tzinfo else time.replace(tzinfo=timezone.utc)).timestamp()
-    if isinstance(time, np.datetime64):
-        return float(time.astype("datetime64[ns]").astype(np.int64)) / 1e9
-    if isinstance(time, bool) or not isinstance(time, (int, float)) or not math.isfinite(time):
-        raise ValueError(f"time must be seconds, a datetime or a datetime64, got {time!r}")
-    return float(time)
-
-
-def check_coverage(coverage: float) -> tuple[int, int]:
-    """The two quantiles between which this share of the values lies."""
-    if coverage not in COVERAGES:
-        raise ValueError(f"coverage must be one of {', '.join(map(str, sorted(COVERAGES)))}, got {coverage!r}")
-    return COVERAGES[coverage]
+def check_coverage(coverage: float) -> float:
+    """A share in (0, 1)."""
+    if isinstance(coverage, bool) or not isinstance(coverage, (int, float)) or not 0 < coverage < 1:
+        raise ValueError(f"coverage must be a share in (0, 1), got {coverage!r}")
+    return float(coverage)

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from statistics import NormalDist
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sepsa.heads.math import ridge as ridge_rule
 from sepsa.jit import announce_compilation
 from sepsa.states import schema
-from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.forecast import kernel
+from sepsa.stream.forecast.kernels import arrays, rescale
+from sepsa.stream.forecast.kernels import step as kernel
 from sepsa.stream.scales import moments, trimmed
 
-LEVELS: Floats = np.array([0.05, 0.1, 0.25, 0.75, 0.9, 0.95])  # of the quantiles of errors
-COVERAGES = {0.9: (0, 5), 0.8: (1, 4), 0.5: (2, 3)}  # each with its two quantiles
+LEVELS: Floats = np.array([0.005, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.995])  # of errors
+SCORES: Floats = np.array([NormalDist().inv_cdf(level) for level in LEVELS])  # of normal errors
 HARMONICS = 4  # sine pairs of a season
 FACTORS = 4  # sines and cosines of the first season by which the recent changes of a series are multiplied
 DISCOUNT, SHARPNESS = 0.998, 20.0  # of the losses by which heads are weighed
 BIAS_RIDGE = 1e-3
 EXOGENOUS_FORGETTING = 0.9998
+STACK_FORGETTING, STACK_RIDGE = 0.9995, 30.0
+CHOICE, SURE = 0.999, 2.0  # discount of the errors of candidates; standard errors from which heads beat naive ones
+GUARD = 20.0  # standard errors by which absolute errors may be larger where squared ones are smaller
 
 
-Term: TypeAlias = tuple[int, int, int, int, int]  # one of `kernel.Family.terms`
+Term: TypeAlias = tuple[int, int, int, int, int]  # one of `arrays.Family.terms`
 
 
 class Settings(NamedTuple):
@@ -37,79 +41,127 @@ class Settings(NamedTuple):
     seasons: tuple[float, ...]
     forgetting: tuple[float, ...]
     ridge: float
+    bounds: tuple[float, float] = (-np.inf, np.inf)
+
+    def size(self) -> int:
+        """About how many bytes the arrays of such a model have."""
+        m, q, H, S = self.series, self.exogenous, self.horizon, len(self.seasons)
+        own = self.lags + 6 * m + 28 + 9 * S + q
+        joint = 20 * m + 9 * S + q
+        heads = sum(g * p * (p / 2 + H * (k + 3)) for g, p, k in ((m, own, 1), (1, joint, m)))
+        stack = m * H * (2 + 4 * S) * (4 + 2 * S) + 6 * H * m * H
+        return int(8 * (len(self.forgetting) * heads + stack + m * (2 + S) * sum(self.seasons) + q * q + m * H * q))
 
 
 class ForecastModel:
-    """Heads for every series and step, which learn standardized rows; missing values are NaN."""
+    """Heads for every series and step, which learn rows; missing values are NaN."""
 
     def __init__(self, settings: Settings) -> None:
+        schema.check_memory("the forecaster", settings.size())
         self.settings = settings
-        m, q, H, n = settings.series, settings.exogenous, settings.horizon, settings.lags
+        m, q, H = settings.series, settings.exogenous, settings.horizon
+        n = max(settings.lags, int(max(settings.seasons, default=0)) + 2 + H)
         angles = [2 * np.pi * k / period for period in settings.seasons for k in range(1, HARMONICS + 1)]
         season = round(settings.seasons[0]) if settings.seasons else 0
-        self.own = self._family([own_terms(j, m, n, season) for j in range(m)], np.arange(m)[:, None])
-        self.joint = self._family([joint_terms(m, n, season)], np.arange(m)[None])
-        self.shared = kernel.Shared(
+        self.own = self._family([own_terms(j, m, settings.lags, season) for j in range(m)], np.arange(m)[:, None])
+        self.joint = self._family([joint_terms(m, settings.lags, season)], np.arange(m)[None])
+        self.stack = self._stack()
+        XR = settings.ridge
+        self.shared = arrays.Shared(
             mean=np.zeros(m),
             scale=np.ones(m),
+            level=np.zeros(m),
+            spread=np.zeros(m),
+            reach=np.zeros(m),
+            limits=np.array(settings.bounds, np.float64),
             drift=np.zeros(q),
-            spread=np.ones(q),
+            spread2=np.zeros(q),
             angles=np.array(angles),
-            options=np.array([DISCOUNT, SHARPNESS, EXOGENOUS_FORGETTING]),
-            counts=np.zeros(kernel.COUNTS, np.int64),
+            options=np.array([DISCOUNT, SHARPNESS, EXOGENOUS_FORGETTING, STACK_FORGETTING, CHOICE, SURE, GUARD]),
+            counts=np.zeros(arrays.COUNTS, np.int64),
             lags=np.zeros((m, 2 * n)),
             base=np.zeros((H, m)),
             there=np.zeros((H, m), np.bool_),
             made=np.zeros((H, m, H)),
+            ends=np.zeros((H, len(LEVELS), m, H)),
             square=np.zeros((m, H)),
             levels=LEVELS.copy(),
-            quantiles=np.zeros((len(LEVELS), m, H)),
+            quantiles=np.tile(SCORES[:, None, None], (1, m, H)),
+            told=np.zeros((m, H)),
+            told_ends=np.zeros((len(LEVELS), m, H)),
             extent=np.zeros((2, m)),
             odd=np.zeros(m, np.int64),
-            XP=np.eye(q) / settings.ridge,
+            XU=np.zeros(q * (q - 1) // 2),
+            XD=np.full(q, 1 / XR),
             XW=np.zeros((m, H, q)),
-            XK=np.full((4, q), settings.ridge),
+            XK=np.full((3, q), XR),
+            XT=np.zeros(2, np.int64),
         )
 
-    def _family(self, terms: list[list[Term]], series: NDArray[np.int64]) -> kernel.Family:
+    def _family(self, terms: list[list[Term]], series: NDArray[np.int64]) -> arrays.Family:
         s = self.settings
         L, G, H, k = len(s.forgetting), len(terms), s.horizon, series.shape[1]
         d = len(terms[0])
         p = d + 1 + 2 * HARMONICS * len(s.seasons) + s.exogenous
+        restored = max(1, *(ridge_rule.due(p, forgetting) for forgetting in s.forgetting))
         ridge = np.full(p, s.ridge)
         ridge[d] = min(BIAS_RIDGE, s.ridge)
-        return kernel.Family(
+        return arrays.Family(
             terms=np.array(terms, np.int64),
             series=series.astype(np.int64),
             forgetting=np.array(s.forgetting),
             ridge=ridge,
             left=np.tile(ridge, (L, G, 1)),
-            P=np.tile(np.diag(1 / ridge), (L, G, 1, 1)),
+            turn=np.zeros((L, G, 2), np.int64),
+            U=np.zeros((L, G, p * (p - 1) // 2)),
+            D=np.tile(1 / ridge, (L, G, 1)),
             W=np.zeros((L, G, k, H, p)),
             loss=np.zeros((L, G, k, H)),
             X=np.zeros((H, G, p)),
             K=np.zeros((H, L, G, p)),
-            R=np.zeros((H, L, G, p)),
+            R=np.zeros((H, L, G, restored, p)),
             C=np.full((H, L, G), -1),
+        )
+
+    def _stack(self) -> arrays.Stack:
+        m, H, S = self.settings.series, self.settings.horizon, len(self.settings.seasons)
+        p = 2 + 4 * S if S else 0
+        self.stack_ridge: Floats = np.full(p, STACK_RIDGE)
+        return arrays.Stack(
+            periods=np.array(self.settings.seasons, np.float64),
+            profile=np.zeros((m, S, int(max(self.settings.seasons, default=0)) + 1)),
+            off=np.zeros((H, m, S)),
+            U=np.zeros((m, H, p * max(p - 1, 0) // 2)),
+            D=np.full((m, H, p), 1 / STACK_RIDGE),
+            W=np.zeros((m, H, p)),
+            left=np.full((m, H, p), STACK_RIDGE),
+            turn=np.zeros((m, H, 2), np.int64),
+            heads=np.zeros((H, m, H)),
+            stacked=np.zeros((H, m, H)),
+            mixed=np.zeros((H, m, H)),
+            naive=np.zeros((H, m, H)),
+            typical=np.zeros((m, H)),
+            missed=np.zeros((S + 9, m, H)),
         )
 
     @property
     def rows(self) -> int:
         """The number of rows learned."""
-        return int(self.shared.counts[kernel.C_ROWS])
+        return int(self.shared.counts[arrays.C_ROWS])
 
     @property
     def outliers(self) -> int:
-        """The number of values that have been bounded."""
-        return int(self.shared.counts[kernel.C_OUTLIERS])
+        """The number of values that were implausible."""
+        return int(self.shared.counts[arrays.C_OUTLIERS])
 
-    def fit_scales(self, Y: Floats, E: Floats) -> None:
-        """Set the scales of series and exogenous inputs by these rows."""
-        for X, mean, scale in ((Y, self.shared.mean, self.shared.scale), (E, self.shared.drift, self.shared.spread)):
-            mean[:], variance = moments(trimmed(X), np.ones(len(X)))
-            deviation = np.sqrt(variance)
-            scale[:] = np.where(deviation > 0, deviation, 1.0)
-        self.shared.spread[:] = 1 / self.shared.spread
+    def fit_scales(self, Y: Floats, E: Floats) -> Floats:
+        """Set the scales of series and exogenous inputs by these rows; returns Y without outliers in its first rows."""
+        usual = trimmed(Y)
+        self.shared.mean[:], variance = moments(usual, np.ones(len(Y)))
+        deviation = np.sqrt(variance)
+        self.shared.scale[:] = np.where(deviation > 0, deviation, 1.0)
+        self.shared.drift[:], self.shared.spread2[:] = moments(trimmed(E), np.ones(len(E)))
+        return np.where(np.arange(len(Y))[:, None] < arrays.FIRST, usual, Y)
 
     def learn(self, Y: Floats, E: Floats, intervals: bool = False, ahead: bool = False) -> tuple[Floats, Floats]:
         """Learn rows Y (n, m) with E (n, q); returns the forecasts (n, m, H) made after each, and their quantiles.
@@ -121,25 +173,50 @@ class ForecastModel:
         m, H = self.shared.square.shape
         out = np.empty((len(Y), m, H))
         quantiles = np.empty((len(Y) if intervals else 0, len(LEVELS), m, H))
-        kernel.learn(self.own, self.joint, self.shared, Y, E, out, quantiles, ahead)
-        return self._in_units(out), self._in_units(out[:, None] + quantiles) if intervals else quantiles
+        heads = (self.own, self.joint)
+        at = 0
+        while at < len(Y):
+            rest = quantiles[at:] if intervals else quantiles
+            at += kernel.learn(heads, self.stack, self.shared, self.stack_ridge, Y[at:], E[at:], out[at:], rest, ahead)
+            rescale.follow_scales(*heads, self.stack, self.shared, self.stack_ridge)
+        return out, quantiles
 
-    def _in_units(self, standardized: Floats) -> Floats:
-        """Standardized values (..., m, H) in the units of the series."""
-        values: Floats = self.shared.mean[:, None] + self.shared.scale[:, None] * standardized
-        return values
+    def errors(self) -> dict[str, Floats]:
+        """The recent absolute errors (m, H) of the forecasts and of each naive forecast."""
+        seasons = [f"one season of {period:g} rows ago" for period in self.settings.seasons]
+        missed = self.stack.missed * self.shared.scale[:, None] * np.sqrt(self.stack.typical)
+        named = dict(zip(["last value", *seasons], missed, strict=False))
+        return {"forecast": missed[len(seasons) + 3], **named}
 
     def forecast(self, E: Floats) -> tuple[Floats, Floats]:
         """The forecasts (m, H) after the last row, and their quantiles (levels, m, H); E (k, q) are the rows ahead."""
-        s, H = self.shared, self.settings.horizon
-        made = s.made[(s.counts[kernel.C_ROWS] - 1) % H].copy()
-        x = np.clip(np.nan_to_num((E - s.drift) * s.spread), -kernel.LARGEST, kernel.LARGEST)
-        made[:, : len(E)] += np.einsum("jhq,hq->jh", s.XW[:, : len(E)], x)
-        return self._in_units(made), self._in_units(made + s.quantiles * np.sqrt(s.square))
+        s = self.shared
+        made, ends = s.told.copy(), s.told_ends.copy()
+        if len(E):
+            deviation = np.sqrt(np.where(s.spread2 > 0, s.spread2, np.inf))
+            x = np.clip(np.nan_to_num((E - s.drift) / deviation), -kernel.UNUSUAL, kernel.UNUSUAL)
+            more = s.scale[:, None] * np.einsum("jhq,hq->jh", s.XW[:, : len(E)], x)
+            made[:, : len(E)] += more
+            ends[..., : len(E)] += more
+        return np.clip(made, *s.limits), np.clip(ends, *s.limits)
 
-    def revise(self, series: int, age: int, value: float) -> None:
-        """Replace the value of a series `age` rows ago, and correct by it what the steps have learned."""
-        kernel.revise(self.own, self.joint, self.shared, series, age, value)
+    def recent(self) -> Floats:
+        """The last values (m, n) of the series, forecasts where they were missing."""
+        s, n = self.shared, self.shared.lags.shape[1] // 2
+        now = n + (self.rows - 1) % n
+        values = s.lags[:, now + 1 - min(n, self.rows) : now + 1]
+        return np.asarray(s.mean[:, None] + s.scale[:, None] * values)
+
+    def skip(self, rows: int) -> None:
+        """Let the seasons go on by this many rows, of which nothing is known."""
+        self.shared.counts[arrays.C_PHASE] += rows
+
+    def revise(self, series: int, age: int, value: float) -> float:
+        """Replace the value of a series `age` rows ago, and correct by it what the steps have learned.
+
+        Returns the value, bounded where it is implausible.
+        """
+        return float(kernel.revise(self.own, self.joint, self.shared, series, age, value))
 
     # ------------------------------------------------------------------ saving
 
@@ -155,30 +232,69 @@ class ForecastModel:
         parts = {}
         for part, names in STATE.items():
             old, entries = getattr(self, part), new.entries(part, set(names))
-            arrays = {}
+            loaded = {}
             for name in names:
                 array = getattr(old, name)
-                low = 0.0 if name in ("left", "loss", "square", "counts", "odd") else -np.inf
-                arrays[name] = entries.array(name, array.shape, array.dtype, low=low)
-            parts[part] = old._replace(**arrays)
-        for part in ("own", "joint"):
-            C = parts[part].C
-            if C.size and not -1 <= C.min() <= C.max() < parts[part].ridge.size:
-                raise schema.damaged(f"{entry}[{part!r}]['C']", "coordinates of a head", int(C.max()))
-        if (parts["shared"].scale <= 0).any():
-            raise schema.damaged(f"{entry}['shared']['scale']", "positive", float(parts["shared"].scale.min()))
+                loaded[name] = entries.array(name, array.shape, array.dtype, low=LEAST.get(name, -np.inf))
+            parts[part] = old._replace(**loaded)
+        check_state(entry, parts)
         self.__dict__.update(parts)
 
 
-FAMILY = ("left", "P", "W", "loss", "X", "K", "R", "C")
+FAMILY = ("left", "turn", "U", "D", "W", "loss", "X", "K", "R", "C")
 STATE = {
     "own": FAMILY,
     "joint": FAMILY,
+    "stack": (
+        "profile", "off", "U", "D", "W", "left", "turn", "heads", "stacked", "mixed", "naive", "typical", "missed",
+    ),
     "shared": (
-        "mean", "scale", "drift", "spread", "counts", "lags", "base", "there", "made", "square", "quantiles", "extent",
-        "odd", "XP", "XW", "XK",
+        "mean", "scale", "level", "spread", "reach", "drift", "spread2", "counts", "lags", "base", "there", "made",
+        "ends", "square", "quantiles", "told", "told_ends", "extent", "odd", "XU", "XD", "XW", "XK", "XT",
     ),
 }  # fmt: skip
+LEAST = dict.fromkeys(("left", "loss", "square", "counts", "odd", "spread", "reach", "spread2", "turn", "typical"), 0.0)
+LEAST |= {"D": 1e-300, "XD": 1e-300, "scale": 1e-150, "C": -1.0}
+MOST_ROWS = 2**48
+MOST = 1e40  # of standardized numbers in a state; those in units of the series, and of the ridge, may be larger
+MOST_OF = {"mean": 1e101, "scale": 1e101, "drift": 1e101, "spread2": 1e202, "told": 1e103, "told_ends": 1e110}
+MOST_OF |= dict.fromkeys(("left", "XK"), 1e101)
+
+
+def check_state(entry: str, parts: dict[str, Any]) -> None:
+    """Raise a ValueError for arrays that no learning leaves behind: it names the first of them."""
+
+    def wrong(part: str, name: str, expected: str) -> ValueError:
+        return schema.damaged(f"{entry}[{part!r}][{name!r}]", expected, "another")
+
+    for part, names in STATE.items():
+        for name in names:
+            array = getattr(parts[part], name)
+            if array.size and np.abs(array).max() > MOST_OF.get(name, MOST):
+                raise wrong(part, name, f"at most {MOST_OF.get(name, MOST):g}")
+    for part in ("own", "joint"):
+        f = parts[part]
+        if f.C.size and f.C.max() >= f.ridge.size:
+            raise wrong(part, "C", "coordinates of a head")
+        if f.turn[..., 0].max() >= f.ridge.size:
+            raise wrong(part, "turn", "coordinates of a head")
+    c, s = parts["stack"], parts["shared"]
+    S = c.periods.size
+    if c.missed[: S + 4].min() < 0 or c.missed[[S + 5, S + 7, S + 8]].min() < 0:
+        raise wrong("stack", "missed", "at least 0")
+    if c.D.shape[2] and c.turn[..., 0].max() >= c.D.shape[2]:
+        raise wrong("stack", "turn", "coordinates of a head")
+    if s.XT[0] > max(s.drift.size - 1, 0) or s.XT.min() < 0:
+        raise wrong("shared", "XT", "a coordinate of a head")
+    if (np.diff(s.quantiles, axis=0) < 0).any() or np.abs(s.quantiles).max() > 1e6:
+        raise wrong("shared", "quantiles", "in order")
+    if (s.extent[0] > s.extent[1]).any():
+        raise wrong("shared", "extent", "in order")
+    if (s.scale < arrays.SMALLEST / 4 * np.abs(s.mean)).any():
+        raise wrong("shared", "scale", "not so small beside the mean")
+    rows, outliers, phase, shifts = s.counts.tolist()
+    if not 0 < rows <= phase <= MOST_ROWS or shifts > outliers or outliers > rows * s.scale.size:
+        raise wrong("shared", "counts", f"numbers of rows up to {MOST_ROWS}")
 
 
 def own_terms(j: int, series: int, lags: int, season: int) -> list[Term]:
@@ -201,27 +317,20 @@ def joint_terms(series: int, lags: int, season: int) -> list[Term]:
     return [(i, 0, i, k, -1) for k in kept for i in range(series)]
 
 
-def find_seasons(Y: Floats) -> tuple[float, ...]:
-    """The period in rows at which the series repeat, by the autocorrelation of their changes; empty if there is none.
+def interval(quantiles: Floats, coverage: float) -> tuple[Floats, Floats]:
+    """The two ends (...) of the interval of this coverage, from quantiles (levels, ...) of LEVELS.
 
-    A period is found where at least three of it fit and the autocorrelation has a peak above 0.3; of several, it is
-    the shortest whose peak is nearly the highest, since multiples of a period have peaks too.
+    Between levels, and beyond the outermost, quantiles are linear in those of the normal distribution.
     """
-    if len(Y) < 16:
-        return ()
-    changes = np.diff(np.where(np.isnan(Y), moments(Y, np.ones(len(Y)))[0], Y), axis=0)
-    changes = (changes - changes.mean(0)) / np.maximum(changes.std(0), 1e-300)
-    n = len(changes)
-    spectrum = np.abs(np.fft.rfft(changes, 2 * n, axis=0)) ** 2
-    correlation = np.fft.irfft(spectrum, axis=0)[:n].mean(1) / (n - np.arange(n))
-    peaks = [k for k in range(3, n // 3) if correlation[k] >= max(0.3, *correlation[k - 1 : k + 2])]
-    highest = max((correlation[k] for k in peaks), default=0.0)
-    return tuple(float(k) for k in peaks if correlation[k] >= 0.9 * highest)[:1]
+    middle = quantiles[len(LEVELS) // 2]
 
+    def end(level: float) -> Floats:
+        score = NormalDist().inv_cdf(min(max(level, 1e-12), 1 - 1e-12))
+        if abs(score) > SCORES[-1]:
+            outer = quantiles[0 if score < 0 else -1]
+            return np.asarray(middle + (outer - middle) * abs(score) / SCORES[-1])
+        at = int(np.clip(np.searchsorted(SCORES, score), 1, len(SCORES) - 1))
+        part = (score - SCORES[at - 1]) / (SCORES[at] - SCORES[at - 1])
+        return np.asarray(quantiles[at - 1] + part * (quantiles[at] - quantiles[at - 1]))
 
-def check_seasons(seasons: Sequence[float]) -> tuple[float, ...]:
-    """Periods in rows, each larger than 2."""
-    periods = tuple(float(period) for period in seasons)
-    if not all(2 < period < HUGE for period in periods):
-        raise ValueError(f"seasons must be periods of more than 2 rows, got {seasons!r}")
-    return periods
+    return end((1 - coverage) / 2), end((1 + coverage) / 2)

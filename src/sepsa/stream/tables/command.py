@@ -278,7 +278,8 @@ class StreamRun:
         model, rows = self.model, self.model.trace.rows
         new = rows - self.rows_at_start
         lost = model.quarantined - self.quarantined_at_start
-        where = "" if not lost else f", {lost} quarantined in {self.quarantine.path}"
+        kept = str(self.quarantine.path) != os.devnull
+        where = "" if not lost else f", {lost} quarantined in {self.quarantine.path}" if kept else f", {lost} left out"
         if not new and not lost and code == FINISHED:
             if self.table.resumed:
                 say(f"no new rows behind the {rows} that the checkpoint has learned")
@@ -302,7 +303,7 @@ class StreamRun:
         options = self.options
         files = {
             "the predictions": options.predictions or "standard output",
-            "the bad rows": self.quarantine.path if lost else None,
+            "the bad rows": self.quarantine.path if lost and kept else None,
             "the model": options.checkpoint if self.saved else None, "the report": options.report,
         }  # fmt: skip
         written = [f"{what} to {path}" for what, path in files.items() if path is not None]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import os
 import sys
 import time as clock_time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -18,22 +21,25 @@ from sepsa.states.output import replace
 from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.forecast import SepSAForecaster
-from sepsa.stream.tables.cells import BadRow, RowBlock
+from sepsa.stream.forecast.clock import Moments
+from sepsa.stream.tables.cells import BadRow, RowBlock, TableError
 from sepsa.stream.tables.command import StreamOptions, StreamRun, check_names, name_of
 from sepsa.stream.tables.inspection import spelled
 from sepsa.stream.tables.model import BlockResult, at_rows
-from sepsa.stream.tables.output import Predictions, error_of
+from sepsa.stream.tables.output import Predictions, error_of, quote, say
 from sepsa.stream.tables.report import ticks
 from sepsa.stream.tables.trace import ErrorTrace
 
 SHOWN = 4  # horizons of past rows in the chart
+TEXTS = 8  # inputs of a column of texts: one for each of its first texts, the last for all others
 
 
 class ForecastTable:
     """A forecaster of columns of a table: `target` are its series, `inputs` exogenous inputs, `time` their time.
 
-    An empty cell is a missing value; rows that are left out, by their time, are a gap. The result does not depend on
-    how rows are divided into blocks.
+    An empty cell is a missing value; rows that are left out, by their time, are a gap. With `known_ahead`, rows at the
+    end without any target have the inputs of the rows to forecast. The result does not depend on how rows are divided
+    into blocks.
     """
 
     classify = False
@@ -47,45 +53,96 @@ class ForecastTable:
         inputs: Sequence[str] = (),
         lags: int | str = "auto",
         seasons: Sequence[float] | str = "auto",
-        step: float | None = None,
+        step: float | str | None = None,
+        bounds: Sequence[float | None] = (None, None),
+        same_time: str = "error",
+        known_ahead: bool = False,
+        date_format: str | None = None,
     ) -> None:
         self.target, self.time, self.horizon = tuple(target), time, horizon
         self.inputs, self.lags, self.step = tuple(inputs), lags, step
         self.seasons = seasons if isinstance(seasons, str) else tuple(seasons)
-        self.forecaster = SepSAForecaster(horizon, lags=lags, seasons=seasons, step=step)  # type: ignore[arg-type]
+        self.bounds, self.same_time = tuple(bounds), same_time
+        self.known_ahead, self.date_format = known_ahead, date_format
+        self.forecaster = SepSAForecaster(
+            horizon, lags=lags, seasons=seasons, step=step, bounds=self.bounds, same_time=same_time,  # type: ignore[arg-type]
+        )  # fmt: skip
         self.trace = ErrorTrace()
         self.quarantined = 0
+        self.texts: dict[str, list[str]] = {}  # the first texts of columns of inputs that have texts
         self.next: Floats = np.full(len(self.target), np.nan)  # the forecast of the next row
         self.history: Floats = np.empty((0, len(self.target)))
+        self.ahead: Floats = np.empty((0, 0))  # inputs of rows after the last one with a target
+        self.ahead_at: list[float] = []  # and their times
 
     def get_params(self) -> dict[str, Any]:
         names = ("target", "time", "horizon", "inputs", "lags", "seasons", "step")
-        return {name: getattr(self, name) for name in names}
+        more = ("bounds", "same_time", "known_ahead", "date_format")
+        return {name: getattr(self, name) for name in (*names, *more)}
 
     def learn(self, block: RowBlock, asked: object = None) -> BlockResult:
         """Learn the rows that can be used; the predictions are the forecasts (series, horizon) made after each."""
         bad = list(block.bad)
-        rows, times = self._usable(block, bad)
-        made = np.empty((0, self.horizon, len(self.target)))
+        rows, at, dated = self._usable(block, bad)
+        lines, made, told = block.lines[rows], np.empty((0, self.horizon, len(self.target))), []
         if len(rows):
             columns = at_rows(block.columns, rows)
-
-            def numbers(names: Sequence[str]) -> Floats:
-                empty = np.full(len(rows), np.nan)
-                return np.column_stack([columns[n].numbers if n in columns else empty for n in names])
-
-            Y = numbers(self.target)
-            made = self.forecaster.prequential(
-                Y, numbers(self.inputs) if self.inputs else None, times=None if self.time is None else times.tolist()
+            empty = np.full(len(rows), np.nan)
+            Y = np.column_stack([columns[n].numbers if n in columns else empty for n in self.target])
+            E = np.column_stack(
+                [np.empty((len(rows), 0)), *(self._numbers(columns, n, len(rows)) for n in self.inputs)]
             )
-            before = np.vstack([self.next, made[:-1, 0]])
-            there = ~np.isnan(Y - before)
-            total = np.where(there, np.abs(Y - before), 0.0).sum(1)
-            self.trace.add(np.minimum(total / np.maximum(there.sum(1), 1), 1e300))
-            self.next = made[-1, 0].copy()
-            self.history = np.concatenate([self.history, Y])[-SHOWN * self.horizon :]
+            stop = shown = len(Y)
+            if self.known_ahead:
+                Y, E, at, stop, shown = self._hold(Y, E, at)
+                lines = lines[~np.isnan(Y[len(Y) - len(lines) :]).all(1)]
+            if stop:
+                made, told = self._learn(Y[:stop], E[:stop], at[:stop], dated, shown)
         self.quarantined += len(bad)
-        return BlockResult(block.lines[rows], list(made), sorted(bad), [])
+        return BlockResult(lines, list(made), sorted(bad), told)
+
+    def _hold(self, Y: Floats, E: Floats, at: Floats) -> tuple[Floats, Floats, Floats, int, Any]:
+        """Rows after those held back before, how many of them are learned now, and which of those have a target."""
+        Y = np.vstack([np.full((len(self.ahead), Y.shape[1]), np.nan), Y])
+        E, at = np.vstack([self.ahead.reshape(-1, E.shape[1]), E]), np.concatenate([self.ahead_at, at])
+        filled = ~np.isnan(Y).all(1)
+        stop = max(int(np.flatnonzero(filled)[-1]) + 1 if filled.any() else 0, len(Y) - self.horizon)
+        self.ahead, self.ahead_at = E[stop:].copy(), at[stop:].copy()
+        return Y, E, at, stop, np.flatnonzero(filled[:stop])
+
+    def _learn(self, Y: Floats, E: Floats, at: Floats, dated: bool, shown: Any) -> tuple[Floats, list[str]]:
+        """Learn rows; returns the forecasts after those that are shown, and warnings."""
+        times = None if self.time is None else np.round(at * 1e6).astype("datetime64[us]") if dated else at
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            made = self.forecaster.prequential(Y, E if self.inputs else None, times=times)
+        before = np.vstack([self.next, made[:-1, 0]])
+        there = ~np.isnan(Y - before)
+        total = np.where(there, np.abs(Y - before), 0.0).sum(1)
+        self.trace.add(np.minimum(total / np.maximum(there.sum(1), 1), 1e300))
+        self.next = made[-1, 0].copy()
+        self.history = np.concatenate([self.history, Y])[-SHOWN * self.horizon :]
+        return made[shown] if isinstance(shown, np.ndarray) else made, [str(one.message) for one in caught]
+
+    def _numbers(self, columns: dict[str, Any], name: str, count: int) -> Floats:
+        """A column of inputs (n,), or (n, TEXTS) indicators of its texts."""
+        column = columns.get(name)
+        if column is not None and column.codes is not None and self.forecaster.rows == 0 and name not in self.texts:
+            self.texts[name] = []
+        if name not in self.texts:
+            return np.full(count, np.nan) if column is None else column.numbers
+        known, out = self.texts[name], np.zeros((count, TEXTS))
+        for i, code in enumerate(column.codes.tolist() if column is not None and column.codes is not None else []):
+            if code >= 0:
+                text = column.texts[code]
+                if text not in known and len(known) < TEXTS - 1:
+                    known.append(text)
+                out[i, known.index(text) if text in known else TEXTS - 1] = 1.0
+        return out
+
+    def ahead_inputs(self) -> list[dict[int, float]] | None:
+        """The inputs of the rows to forecast, as far as they are known."""
+        return [dict(enumerate(row)) for row in self.ahead.tolist()] or None
 
     def unusable(self, block: RowBlock) -> list[BadRow]:
         """The rows of a block that `learn` cannot use."""
@@ -93,40 +150,63 @@ class ForecastTable:
         self._usable(block, bad)
         return sorted(bad)
 
-    def _usable(self, block: RowBlock, bad: list[BadRow]) -> tuple[NDArray[np.intp], Floats]:
-        """Which rows can be learned, and their times; the others are added to `bad`."""
+    def _usable(self, block: RowBlock, bad: list[BadRow]) -> tuple[NDArray[np.intp], Floats, bool]:
+        """Which rows can be learned, their times, and whether these are dates; the other rows are added to `bad`."""
         good = np.ones(len(block), bool)
         for name in (*self.target, *self.inputs):
             column = block.columns.get(name)
             if column is None:
                 continue
             texts = np.zeros(len(block), bool) if column.codes is None else column.codes >= 0
+            if name in self.inputs and (name in self.texts or not self.forecaster.rows):
+                texts[:] = False
             dates = np.zeros(len(block), bool) if column.times is None else ~np.isnan(column.times)
             large = np.abs(column.numbers) > HUGE
             for wrong, reason in ((texts | dates, f"{name!r} is not a number"), (large, f"{name!r} is not finite")):
                 bad.extend(block.bad_row(int(i), reason) for i in np.flatnonzero(wrong & good))
                 good &= ~wrong
-        times = np.zeros(len(block))
+        at, dated = np.zeros(len(block)), False
         if self.time is not None:
-            times = self._times(block)
-            clock, learned = self.forecaster.clock(), self.forecaster.rows
-            for i in np.flatnonzero(good):
-                try:
-                    learned += 1 + clock.advance(float(times[i]), learned)
-                except ValueError as error:  # noqa: PERF203
-                    reason = f"there is no {self.time!r}" if np.isnan(times[i]) else str(error).partition(":")[0]
-                    bad.append(block.bad_row(int(i), reason))
-                    good[i] = False
+            at, dated = self._times(block)
+            self._check_times(block, bad, good, at, dated)
         rows = np.flatnonzero(good)
-        return rows, times[rows]
+        return rows, at[rows], dated
 
-    def _times(self, block: RowBlock) -> Floats:
+    def _check_times(self, block: RowBlock, bad: list[BadRow], good: Any, at: Floats, dated: bool) -> None:
+        """Add to `bad` the rows whose time cannot follow the rows before."""
+        clock, learned = self.forecaster.clock(), self.forecaster.rows
+        held, waiting = [*self.ahead_at], []
+        for i in [*(-1 - k for k in range(len(held))), *np.flatnonzero(good)]:
+            trial = clock.copy()
+            try:
+                if i >= 0 and np.isnan(at[i]):
+                    raise ValueError(f"there is no {self.time!r}")
+                trial.begin(Moments(at, dated))
+                place = trial.place(float(held[-1 - i] if i < 0 else at[i]), learned)
+                if place.same and self.same_time == "error":
+                    raise ValueError(f"there is a row at this time, {trial.ahead(0)}, already: give --same-time")
+            except ValueError as error:
+                bad.append(block.bad_row(int(i), str(error).partition(": ")[0]))
+                good[i] = False
+                continue
+            clock = trial
+            if place.dropped:
+                for k in waiting:
+                    bad.append(block.bad_row(int(k), "its time leaps ahead, and the rows after it do not"))
+                    good[k] = False
+            waiting = [] if place.gaps or place.same else [*waiting * (not place.dropped), i]
+            learned += len(place.gaps)
+
+    def _times(self, block: RowBlock) -> tuple[Floats, bool]:
+        """The times of a block in seconds, and whether they are dates."""
         column = block.columns.get(self.time or "")
         if column is None:
-            return np.full(len(block), np.nan)
-        return (
-            column.numbers if column.times is None else np.where(np.isnan(column.times), column.numbers, column.times)
-        )
+            return np.full(len(block), np.nan), False
+        if self.date_format is not None:
+            return np.array([read_date(block_text(column, i), self.date_format) for i in range(len(block))]), True
+        if column.times is None:
+            return column.numbers, False
+        return column.times, True
 
     def state_dict(self) -> dict[str, Any]:
         """The model's state as plain data; a model that loads it continues bit for bit."""
@@ -136,14 +216,23 @@ class ForecastTable:
             "quarantined": self.quarantined,
             "next": self.next.copy(),
             "history": self.history.copy(),
+            "texts": {name: list(texts) for name, texts in self.texts.items()},
+            "ahead": self.ahead.copy(),
+            "ahead_at": np.array(self.ahead_at, np.float64),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the result of `state_dict`; a ValueError changes nothing."""
-        new = schema.read("state", state_dict, {"forecaster", "trace", "quarantined", "next", "history"})
+        keys = {"forecaster", "trace", "quarantined", "next", "history"}
+        if isinstance(state_dict, dict) and set(state_dict) == keys:
+            self.forecaster.load_state_dict(state_dict["forecaster"])  # of an older version: says what to do
+        new = schema.read("state", state_dict, keys | {"texts", "ahead", "ahead_at"})
         trace, quarantined, m = ErrorTrace.from_state(new["trace"]), new.integer("quarantined"), len(self.target)
         following, history = new.array("next", (m,), missing=True), new.array("history", (None, m), missing=True)
+        ahead, ahead_at = new.array("ahead", (None, None), missing=True), new.array("ahead_at", (None,))
+        texts = {str(name): [str(text) for text in known][:TEXTS] for name, known in dict(new["texts"]).items()}
         self.forecaster.load_state_dict(new["forecaster"])
+        self.texts, self.ahead, self.ahead_at = texts, ahead, ahead_at.tolist()
         self.trace, self.quarantined, self.next, self.history = trace, quarantined, following, history
 
 
@@ -156,10 +245,20 @@ class ForecastOptions(StreamOptions):
     inputs: Sequence[str] | None = None
     lags: int | None = None
     seasons: Sequence[float] | None = None
-    step: float | None = None
+    step: float | str | None = None
+    bounds: Sequence[float | None] | None = None
+    same_time: str | None = None
+    known_ahead: bool | None = None
+    date_format: str | None = None
     kind: ClassVar[str] = "sepsa forecast"
     table: ClassVar[Any] = ForecastTable
-    of_model: ClassVar[tuple[str, ...]] = ("target", "time", "horizon", "inputs", "lags", "seasons", "step")
+    of_model: ClassVar[tuple[str, ...]] = (
+        "target", "time", "horizon", "inputs", "lags", "seasons", "step", "bounds", "same_time", "known_ahead",
+        "date_format",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        self.quarantine = self.quarantine or Path(os.devnull)
 
 
 class ForecastFile(Predictions):
@@ -176,7 +275,7 @@ class ForecastRun(StreamRun):
 
     def _open_predictions(self, recorded: Any) -> ForecastFile:
         steps = range(1, self.model.horizon + 1)
-        header = ",".join(["line", *(f'"{name}+{h}"' for h in steps for name in self.model.target)])
+        header = ",".join(["line", *(quote(f"{name}+{h}") for h in steps for name in self.model.target)])
         return ForecastFile(self.options.predictions, header + "\n", recorded)
 
     def _check_first(self, block: RowBlock) -> None:
@@ -194,9 +293,15 @@ class ForecastRun(StreamRun):
 
     def _finish(self) -> None:
         """Print the forecast after the last row, and write the page."""
+        if np.isnan(self.model.history).all():
+            raise TableError(
+                f"--target {', '.join(self.model.target)} has no number in the last rows: nothing to forecast"
+            )
         rows = last_forecast(self.model)
-        sys.stdout.write("".join(",".join(map(str, row)) + "\n" for row in rows))
+        sys.stdout.write("".join(",".join(quote(str(cell)) for cell in row) + "\n" for row in rows))
         sys.stdout.flush()
+        for line in beside_naive(self.model):
+            say(line)
         if self.options.report is not None:
             write_page(self.options.report, name_of(self.options.source), self.model)
 
@@ -208,22 +313,46 @@ def numbers(made: Floats) -> str:
 
 def last_forecast(model: ForecastTable) -> list[tuple[Any, ...]]:
     """The forecast after the last row as a table: step and time, series, forecast and the ends of the 90 % interval."""
-    forecaster = model.forecaster
-    clock = forecaster.clock()
-    made, ends = forecaster.forecast(), forecaster.intervals(coverage=0.9)
+    forecaster, xs = model.forecaster, model.ahead_inputs()
+    made, ends = forecaster.forecast(xs=xs), forecaster.intervals(xs=xs, coverage=0.9)
     rows: list[tuple[Any, ...]] = [("step", "time", "series", "forecast", "low", "high")]
-    for h, (values, pairs) in enumerate(zip(made, ends, strict=True), 1):
-        clock.advance(None, 1)
+    for h, (time, values, pairs) in enumerate(zip(forecaster.times(), made, ends, strict=True), 1):
         for j, name in enumerate(model.target):
-            rows.append((h, "" if clock.last is None else stamp(clock.last), name, values[j], *pairs[j]))
+            rows.append((h, "" if time is None else time, name, values[j], *pairs[j]))
     return rows
 
 
-def stamp(seconds: float) -> str:
-    """A time as it is printed: a date where it is one of this era, else the number."""
-    if 0 < seconds < 4e9:
-        return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
-    return f"{seconds:g}"
+def beside_naive(model: ForecastTable) -> list[str]:
+    """The recent errors at some steps, beside those of the best naive forecast, for each series."""
+    errors, H = model.forecaster.errors_, model.horizon
+    ours, naive = errors.pop("forecast"), list(errors)
+    lines = []
+    for j, name in enumerate(model.target):
+        for h in sorted({1, (H + 1) // 2, H}):
+            best = min(naive, key=lambda one: errors[one][j, h - 1])
+            lines.append(
+                f"{name}, {h} ahead: recent absolute error {ours[j, h - 1]:.4g}, best naive forecast "
+                f"({best}) {errors[best][j, h - 1]:.4g}"
+            )
+    return lines
+
+
+def block_text(column: Any, i: int) -> str:
+    """The text of a cell; that of a number where the reader took it for one."""
+    if column.codes is not None and column.codes[i] >= 0:
+        return str(column.texts[column.codes[i]])
+    if column.times is not None and column.times[i] == column.times[i]:
+        return datetime.fromtimestamp(column.times[i], timezone.utc).strftime("%Y-%m-%d")
+    return f"{column.numbers[i]:.0f}"
+
+
+def read_date(text: str, form: str) -> float:
+    """Seconds since 1970 of a date in this format of `strptime`; NaN for another text."""
+    try:
+        time = datetime.strptime(text.strip(), form)
+    except ValueError:
+        return math.nan
+    return (time if time.tzinfo else time.replace(tzinfo=timezone.utc)).timestamp()
 
 
 def write_page(path: Path, source: str, model: ForecastTable) -> None:
@@ -234,9 +363,10 @@ def write_page(path: Path, source: str, model: ForecastTable) -> None:
         loader=jinja2.PackageLoader("sepsa.stream.tables", "."), autoescape=True, undefined=jinja2.StrictUndefined
     )
     forecaster = model.forecaster
-    made = np.array([list(step.values()) for step in forecaster.forecast()])
+    xs = model.ahead_inputs()
+    made = np.array([list(step.values()) for step in forecaster.forecast(xs=xs)])
     bands = [
-        np.array([list(step.values()) for step in forecaster.intervals(coverage=coverage)])
+        np.array([list(step.values()) for step in forecaster.intervals(xs=xs, coverage=coverage)])
         for coverage in (0.9, 0.8, 0.5)
     ]
     page = environment.get_template("forecast.html.jinja").render(
@@ -248,6 +378,7 @@ def write_page(path: Path, source: str, model: ForecastTable) -> None:
             for j, name in enumerate(model.target)
         ],
         table=last_forecast(model),
+        naive=beside_naive(model),
         settings={name: spelled(value) for name, value in model.get_params().items()}
         | {"seasons used": spelled(forecaster.seasons_), "bounded outliers": str(forecaster.outliers_)},
         when=clock_time.strftime("%Y-%m-%d %H:%M UTC", clock_time.gmtime()),

@@ -1,0 +1,466 @@
+"""The clock of a forecaster: the grid of times on which its rows lie, found from the first of them.
+
+A grid has a unit: seconds, business days or months; weeks are seconds, quarters and years are months. A time belongs to
+the nearest point of the grid, so that jitter does not matter. Where dates have a zone, a grid of days or longer is one
+of local time, and a shorter one of UTC: both go on evenly when daylight saving begins or ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from datetime import date, datetime, timedelta, timezone, tzinfo
+from typing import Any, NamedTuple, TypeAlias
+from zoneinfo import ZoneInfo
+
+import numpy as np
+
+from sepsa.states import schema
+from sepsa.stream.engine.protocol import Floats
+
+DAY, WEEK, YEAR = 86400.0, 7 * 86400.0, 365.25 * 86400.0  # seconds
+SECONDS, BUSINESS, MONTHS = "seconds", "business days", "months"
+NAMED = {
+    "second": (SECONDS, 1.0), "minute": (SECONDS, 60.0), "hour": (SECONDS, 3600.0), "day": (SECONDS, DAY),
+    "business day": (BUSINESS, 1.0), "week": (SECONDS, WEEK), "month": (MONTHS, 1.0), "quarter": (MONTHS, 3.0),
+    "year": (MONTHS, 12.0),
+}  # fmt: skip
+ROUND = (WEEK, DAY, 3600.0, 900.0, 300.0, 60.0, 30.0, 10.0, 5.0, 1.0, 0.5, 0.1, 0.01, 0.001)  # steps that people choose
+EPOCH = datetime(1970, 1, 1)
+LONGEST_SEASON = 4096  # rows
+SETTLED = 256  # times after which the grid is no longer corrected
+CONFIRMED = 2  # rows after the first one beyond a leap that confirm it
+SPARSE = 50  # grid points for each time, beyond which times have no common step
+
+Time: TypeAlias = float | int | date | datetime | np.datetime64
+
+
+class Moments(NamedTuple):
+    """Times as seconds since 1970, whether they were dates, and their zone."""
+
+    seconds: Floats
+    dated: bool
+    zone: tzinfo | None = None
+
+
+class Grid(NamedTuple):
+    """Evenly spaced times: a unit, the number of units between two points, and point 0 in seconds."""
+
+    unit: str
+    step: float
+    origin: float
+
+    def index(self, at: float) -> int:
+        """The point nearest to a time."""
+        if self.unit == SECONDS:
+            return round((at - self.origin) / self.step)
+        if self.unit == BUSINESS:
+            return int(np.busday_count(day_of(self.origin), day_of(at + 0.25 * DAY - self.origin % DAY)))
+        guess = int((month_of(at) - month_of(self.origin)) // self.step)
+        return min((guess - 1, guess, guess + 1), key=lambda i: abs(self.at(i) - at))
+
+    def at(self, index: int) -> float:
+        """The time of a point."""
+        if self.unit == SECONDS:
+            return self.origin + index * self.step
+        if self.unit == BUSINESS:
+            day = np.busday_offset(day_of(self.origin), index, roll="forward")
+            return float(day.astype(np.int64)) * DAY + self.origin % DAY
+        start = np.datetime64(0, "M") + int(month_of(self.origin) + index * self.step)
+        length = int(((start + 1).astype("datetime64[D]") - start.astype("datetime64[D]")).astype(int))
+        day = int(
+            (day_of(self.origin) - day_of(self.origin).astype("datetime64[M]").astype("datetime64[D]")).astype(int)
+        )
+        day = length - 1 if day == 30 else min(day, length - 1)
+        return float(start.astype("datetime64[D]").astype(np.int64) + day) * DAY + self.origin % DAY
+
+    def seconds(self) -> float:
+        """The mean seconds between two points."""
+        return self.step * {SECONDS: 1.0, BUSINESS: WEEK / 5, MONTHS: YEAR / 12}[self.unit]
+
+    def seasons(self) -> tuple[float, ...]:
+        """The rows of a day, a week and a year, as far as they are seasons of such rows."""
+        step = self.seconds()
+        if step < 1.0 or not math.isfinite(step):
+            return ()
+        if self.unit == BUSINESS:
+            return (5.0,)
+        periods = (DAY, WEEK) if step < DAY else (WEEK, YEAR)
+        rows = [round(period / step, 6) for period in periods if self.unit == SECONDS or period == YEAR]
+        return tuple(float(n) for n in rows if 3 <= n <= LONGEST_SEASON)
+
+    def words(self) -> str:
+        """The step in words."""
+        named = {(unit, step): name for name, (unit, step) in NAMED.items()}
+        return named.get((self.unit, self.step)) or f"{self.step:g} {self.unit}"
+
+
+def leap(rows: int) -> int:
+    """The number of steps at once that a row waits for confirmation beyond, after this many rows."""
+    return max(1000, 2 * rows)
+
+
+def day_of(at: float) -> np.datetime64:
+    return np.datetime64(math.floor(at / DAY), "D")
+
+
+def month_of(at: float) -> int:
+    return int(day_of(at).astype("datetime64[M]").astype(np.int64))
+
+
+def find_grid(at: Floats, dated: bool) -> Grid:
+    """The grid of these increasing times; a ValueError where they have none."""
+    gaps = np.diff(at)
+    if dated and gaps.min() > 27.5 * DAY and (grid := monthly(at)) is not None:
+        return grid
+    if dated and gaps.min() > 0.9 * DAY and (grid := business(at)) is not None:
+        return grid
+    ordered = np.sort(gaps)
+    for share in (0.4, 0.2, 0.0):
+        grid = even(at, float(ordered[round(share * (len(gaps) - 1))]))
+        points = np.round((at - grid.origin) / grid.step)
+        if (np.diff(points) > 0).all():
+            if points[-1] - points[0] > SPARSE * len(at) + 1000:
+                break
+            return grid
+    raise ValueError(
+        f"times have no common step: {len(at)} of them are {gaps.min():g} to {gaps.max():g} seconds apart: give step=, "
+        "or aggregate the rows"
+    )
+
+
+def even(at: Floats, step: float) -> Grid:
+    """A grid of about this many seconds: the step of best fit, rounded as people do, and the median offset."""
+    for _ in range(3):
+        points = np.concatenate([[0.0], np.cumsum(np.maximum(np.round(np.diff(at) / step), 1.0))])
+        step = float((at[-1] - at[0]) / points[-1])
+    jitter = float(np.median(np.abs(at - at[0] - points * step - np.median(at - at[0] - points * step))))
+    slack = max(8.0 * jitter / points[-1], 1e-9 * step)
+    for unit in ROUND:
+        if step >= unit and abs(step - round(step / unit) * unit) <= slack:
+            step = round(step / unit) * unit
+            break
+    return Grid(SECONDS, step, float(at[0] + np.median(at - at[0] - points * step)))
+
+
+def monthly(at: Floats) -> Grid | None:
+    """A grid of months, quarters or years, if all times lie at about the same day of different months."""
+    days = np.floor(at / DAY).astype(np.int64).astype("datetime64[D]")
+    months = days.astype("datetime64[M]")
+    day = (days - months.astype("datetime64[D]")).astype(int)
+    apart = np.diff(months.astype(np.int64))
+    if apart.min() < 1 or not (np.ptp(day) <= 3 or day.min() >= 25):
+        return None
+    origin = float(at[0])
+    if np.ptp(day) > 0 and day.max() >= 27:  # the last day of each month: count from a month of 31 days
+        origin += float(30 - day[0]) * DAY
+        if month_of(origin) != month_of(float(at[0])):
+            return Grid(MONTHS, float(np.gcd.reduce(apart)), end_of_long_month(float(at[0]), int(np.gcd.reduce(apart))))
+    return Grid(MONTHS, float(np.gcd.reduce(apart)), origin)
+
+
+def end_of_long_month(at: float, step: int) -> float:
+    """The last day of a month of 31 days, a multiple of `step` months before this time."""
+    month = month_of(at)
+    for back in range(0, 12 * step + 1, step):
+        start = np.datetime64(month - back, "M")
+        if ((start + 1).astype("datetime64[D]") - start.astype("datetime64[D]")).astype(int) == 31:
+            return float((start + 1).astype("datetime64[D]").astype(np.int64) - 1) * DAY + at % DAY
+    return at
+
+
+def business(at: Floats) -> Grid | None:
+    """A grid of business days, if all times are at about the same hour of days from Monday to Friday, with weekends."""
+    clock = at % DAY
+    days = np.floor(at / DAY).astype(np.int64)
+    weekday = (days + 3) % 7
+    weekends = (days[-1] + 3) // 7 - (days[0] + 3) // 7
+    if np.ptp(clock) > 0.25 * DAY or weekday.max() > 4 or weekends < 1:
+        return None
+    named = days.astype("datetime64[D]")
+    apart = np.busday_count(named[:-1], named[1:])
+    return Grid(BUSINESS, 1.0, float(days[0] * DAY + np.median(clock))) if np.median(apart) == 1 else None
+
+
+class Place(NamedTuple):
+    """What a row's time says: rows left out before it, and what becomes of rows that waited or were placed before.
+
+    `gaps` are those of the waiting rows, if they are confirmed, and of the row itself; empty for a row that waits, or
+    that is `same`, of the last row's point. `dropped` rows that waited were wrong. `points` are new points of all rows
+    so far, where the grid has been corrected to `grid`.
+    """
+
+    gaps: tuple[int, ...]
+    dropped: int = 0
+    same: bool = False
+    points: Any = None
+    grid: Grid | None = None
+
+
+class Clock:
+    """The grid, and the point of the last row.
+
+    The grid is found when there are 2, 4, 8, ..., 256 times, and where a time among these does not fit it. A leap far
+    beyond the history waits until more rows follow it.
+    """
+
+    def __init__(self, step: float | str | None) -> None:
+        self.told = check_step(step)
+        self.grid: Grid | None = None
+        self.last: int | None = None
+        self.dated = False
+        self.zone: tzinfo | None = None
+        self.first: list[float] = []  # the times of the first rows, until the grid is settled
+        self.waiting: list[float] = []  # times after a leap
+
+    def copy(self) -> Clock:
+        """Another clock in the same state."""
+        other = Clock(None)
+        other.__dict__.update(self.__dict__, first=self.first.copy(), waiting=self.waiting.copy())
+        return other
+
+    def begin(self, moments: Moments) -> None:
+        """Take over whether times are dates, and their zone, from the first of them."""
+        if self.last is None and not self.first:
+            self.dated, self.zone = moments.dated, moments.zone
+        elif self.dated != moments.dated:
+            kinds = ("numbers", "dates")
+            raise ValueError(f"time must be {kinds[self.dated]} as before, got {kinds[moments.dated]}")
+
+    def proceed(self, rows: int) -> None:
+        """Let rows without a time follow the last one."""
+        if self.last is not None:
+            self.last += rows
+            self.first = []
+
+    def place(self, at: float, rows: int) -> Place:
+        """Move on to a row at this time, in UTC, after `rows` rows of the grid."""
+        if self.last is None:
+            if rows:
+                raise ValueError(
+                    f"time must be given from the first row on or never, got {self.label(at)} after {rows}"
+                )
+            self.first, self.last, self.grid = [at], 0, self.found(np.array([at]))
+            return Place((0,), grid=self.grid)
+        points = None
+        if self.first and len(self.first) < SETTLED:
+            points = self._corrected(at)
+        elif self.first:
+            self.first = []
+        point = self.index(at)
+        steps = point - self.last
+        dropped = 0
+        if self.waiting:
+            after = point - self.index(self.waiting[-1])
+            if steps > leap(rows) and 0 < after <= leap(rows):
+                self.waiting.append(at)
+                if len(self.waiting) <= CONFIRMED:
+                    return Place((), points=points, grid=self.grid)
+                known = [self.last, *(self.index(one) for one in self.waiting)]
+                self.last, self.waiting = point, []
+                return Place(tuple(b - a - 1 for a, b in itertools.pairwise(known)), points=points, grid=self.grid)
+            dropped, self.waiting = len(self.waiting), []
+        if steps > leap(rows):
+            self.waiting = [at]
+            return Place((), dropped, points=points, grid=self.grid)
+        if steps < 0:
+            raise ValueError(
+                f"time must be later than that of the last row, {self.ahead(0)}, got {self.label(at)}: revise() takes "
+                "values of earlier rows"
+            )
+        self.last = point
+        if self.first and steps:
+            self.first.append(at)
+        return Place((steps - 1,) if steps else (), dropped, not steps, points, self.grid)
+
+    def _corrected(self, at: float) -> Any:
+        """Find the grid again with one more time, where that is due; returns the new points of all rows, or None."""
+        known = np.array(self.first)
+        count = len(known) + 1
+        fits = self.grid is not None and self._fits(at)
+        if self.told is not None or at <= known[-1] or (fits and count & (count - 1)):
+            return None
+        if self.grid is not None and self.grid.index(self.local(at)) - (self.last or 0) > leap(len(known)):
+            return None
+        try:
+            grid = self.found(np.append(known, at))
+        except ValueError:
+            if fits or self.grid is None:
+                raise
+            return None
+        assert grid is not None
+        if not fits and self.grid is not None and (at - known[0]) / grid.seconds() > 3 * count:
+            return None  # a single time between two points makes no finer grid
+        if self.grid is not None and (grid.unit, grid.step) == (self.grid.unit, self.grid.step):
+            off = abs(self.grid.at(self.last or 0) - self.local(float(known[-1])))
+            if grid.unit != MONTHS or off < DAY / 2:  # else months turn out to be counted from their ends
+                return None
+        self.grid = grid
+        points = np.array([self.index(one) for one in self.first])
+        self.last = int(points[-1])
+        return points - points[0]
+
+    def _fits(self, at: float) -> bool:
+        """Whether a time is later than the last row and near a point of the grid."""
+        assert self.grid is not None
+        assert self.last is not None
+        wall = self.local(at)
+        point = self.grid.index(wall)
+        return point > self.last and abs(self.grid.at(point) - wall) <= 0.3 * self.grid.seconds()
+
+    def local(self, at: float) -> float:
+        """Seconds since 1970 in the time of the grid, from those of UTC."""
+        if self.zone is None or (self.grid is not None and self.grid.seconds() < DAY):
+            return at
+        offset = (EPOCH + timedelta(seconds=at)).replace(tzinfo=timezone.utc).astimezone(self.zone).utcoffset()
+        return at + (offset or timedelta()).total_seconds()
+
+    def found(self, at: Floats) -> Grid | None:
+        """The grid of the first times, given in UTC: days and longer in local time; None for a single one."""
+        if self.told is not None:
+            return Grid(*self.told, self.local(float(at[0])))
+        if len(at) < 2:
+            return None
+        other = self.copy()
+        other.grid = None
+        wall = np.array([other.local(value) for value in at.tolist()])
+        if self.zone is not None and np.diff(wall).min() > 0 and (grid := find_grid(wall, self.dated)).seconds() >= DAY:
+            return grid
+        return find_grid(at, self.dated)
+
+    def index(self, at: float) -> int:
+        """The point of a time in UTC."""
+        assert self.grid is not None
+        wall = self.local(at)
+        if self.grid.unit == BUSINESS and not np.is_busday(day_of(wall + 0.25 * DAY - self.grid.origin % DAY)):
+            raise ValueError(
+                f"time must be a business day, as those of all rows so far, got {self.label(at)}: "
+                'give step="day" for rows on every day of the week'
+            )
+        return self.grid.index(wall)
+
+    def label(self, at: float) -> Any:
+        """A time in UTC as it was given: a datetime or a number."""
+        if not self.dated:
+            return int(at) if float(at).is_integer() and abs(at) < 2**53 else at
+        try:
+            stamp = EPOCH + timedelta(seconds=round(at, 6))
+        except OverflowError:
+            return np.datetime64(round(at), "s")
+        return stamp if self.zone is None else stamp.replace(tzinfo=timezone.utc).astimezone(self.zone)
+
+    def ahead(self, steps: int) -> Any:
+        """The time of the row this many steps after the last one; None without times."""
+        if self.grid is None or self.last is None:
+            return None
+        at = self.grid.at(self.last + steps)
+        if self.zone is None or self.grid.seconds() < DAY:
+            return self.label(at)
+        return (EPOCH + timedelta(seconds=round(at, 6))).replace(tzinfo=self.zone)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The clock as plain data."""
+        zone = self.zone
+        return {
+            "grid": None if self.grid is None else list(self.grid),
+            "last": self.last,
+            "first": list(self.first),
+            "waiting": list(self.waiting),
+            "dated": self.dated,
+            "zone": zone.key if isinstance(zone, ZoneInfo) else None if zone is None else seconds_east(zone),
+        }
+
+    def load_state_dict(self, state: Any) -> None:
+        """Continue from the result of `state_dict`; a ValueError names the wrong entry."""
+        new = schema.read("state_dict['clock']", state, {"grid", "last", "first", "waiting", "dated", "zone"})
+        grid = None
+        if new["grid"] is not None:
+            items = new.items("grid", 3)
+            if items[0] not in (SECONDS, BUSINESS, MONTHS):
+                raise items.damaged(0, "a unit of time", items[0])
+            grid = Grid(items[0], items.number(1, low=1e-9, high=1e15), items.number(2, low=-1e15, high=1e15))
+            if grid.unit != SECONDS and not grid.step.is_integer():
+                raise items.damaged(1, "an integer", grid.step)
+        self.grid, self.last = grid, None if new["last"] is None else new.integer("last", -(2**48), 2**48)
+        self.dated, self.zone = bool(new["dated"]), read_zone(new["zone"])
+        self.first, self.waiting = new.items("first").numbers(), new.items("waiting").numbers()
+        if len(self.first) > SETTLED or len(self.waiting) > CONFIRMED or np.diff(self.first).min(initial=1.0) <= 0:
+            raise new.damaged("first", "increasing times", len(self.first))
+
+
+def seconds_east(zone: tzinfo) -> float:
+    """The offset of a zone without a name, in seconds."""
+    return (zone.utcoffset(EPOCH) or timedelta()).total_seconds()
+
+
+def read_zone(saved: Any) -> tzinfo | None:
+    """A zone from its name or its offset in seconds."""
+    if saved is None:
+        return None
+    try:
+        return ZoneInfo(saved) if isinstance(saved, str) else timezone(timedelta(seconds=float(saved)))
+    except (KeyError, ValueError, TypeError, OSError):
+        raise schema.damaged("state_dict['clock']['zone']", "a zone or seconds", schema.brief(saved)) from None
+
+
+def check_step(step: float | str | None) -> tuple[str, float] | None:
+    """Unit and number of units of a step that was given."""
+    if step is None:
+        return None
+    if isinstance(step, str):
+        if step not in NAMED:
+            raise ValueError(f"step must be seconds or one of {', '.join(NAMED)}, got {step!r}")
+        return NAMED[step]
+    if isinstance(step, bool) or not isinstance(step, (int, float)) or not 1e-9 <= step <= 1e15:
+        raise ValueError(f"step must be seconds, at least 1e-9, or one of {', '.join(NAMED)}, got {step!r}")
+    return SECONDS, float(step)
+
+
+def read_time(time: Any) -> tuple[float, bool, tzinfo | None]:
+    """A time in seconds since 1970, whether it is a date, and its zone; without a zone it is taken for UTC."""
+    if isinstance(time, np.datetime64) or (hasattr(time, "dtype") and getattr(time.dtype, "kind", "") == "M"):
+        if np.isnat(time):
+            raise ValueError(f"time must be a number or a date, got {time!r}")
+        whole = time.astype("datetime64[s]")
+        return float(whole.astype(np.int64)) + float((time - whole) / np.timedelta64(1, "s")), True, None
+    if isinstance(time, datetime):
+        if time != time:
+            raise ValueError(f"time must be a number or a date, got {time!r}")
+        zone = time.tzinfo
+        plain = time.replace(tzinfo=None) if zone is None else time.astimezone(timezone.utc).replace(tzinfo=None)
+        return (plain - EPOCH).total_seconds(), True, zone
+    if isinstance(time, date):
+        return (datetime(time.year, time.month, time.day) - EPOCH).total_seconds(), True, None
+    if isinstance(time, (bool, np.bool_)) or not isinstance(time, (int, float, np.integer, np.floating)):
+        raise ValueError(f"time must be seconds, a datetime or a datetime64, got {time!r}")
+    if not math.isfinite(time) or abs(time) > 1e15:
+        raise ValueError(f"time must be seconds up to 1e15, a datetime or a datetime64, got {time!r}")
+    return float(time), False, None
+
+
+def read_times(times: Any) -> Moments:
+    """Times of rows: a DatetimeIndex or PeriodIndex, a Series of pandas or Polars, an array, or a sequence of them."""
+    if hasattr(times, "to_timestamp") and not hasattr(times, "tz_localize"):  # a PeriodIndex
+        times = times.to_timestamp()
+    zone = getattr(times, "tz", None) or getattr(getattr(times, "dt", None), "tz", None)
+    zone = zone or getattr(getattr(times, "dtype", None), "time_zone", None)
+    if isinstance(zone, str):
+        zone = ZoneInfo(zone)
+    if zone is not None and hasattr(times, "dt") and hasattr(times.dt, "tz_convert"):
+        times = times.dt.tz_convert("UTC").dt.tz_localize(None)
+    elif zone is not None and hasattr(times, "tz_convert"):
+        times = times.tz_convert("UTC").tz_localize(None)
+    values = times.to_numpy() if hasattr(times, "to_numpy") else times
+    if isinstance(values, np.ndarray) and values.ndim != 1:
+        raise ValueError(f"times must be one for each row, got an array of shape {values.shape}")
+    if isinstance(values, np.ndarray) and values.dtype.kind == "M" and not np.isnat(values).any():
+        whole = values.astype("datetime64[s]")
+        parts = (values - whole) / np.timedelta64(1, "s")
+        return Moments(whole.astype(np.int64) + parts.astype(float), True, zone)
+    items: Iterable[Any] = values
+    read = [read_time(time) for time in items]
+    if len({dated for _, dated, _ in read}) > 1:
+        raise ValueError("times must be all dates or all numbers, got both")
+    zones = [one for *_, one in read if one is not None]
+    return Moments(np.array([at for at, *_ in read]), any(dated for _, dated, _ in read), zone or (zones or [None])[0])

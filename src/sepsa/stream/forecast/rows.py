@@ -1,0 +1,116 @@
+"""Rows for the forecaster: names, values and times from numbers, dicts, arrays and frames."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from datetime import date
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sepsa.stream.engine.kernels.robust import HUGE
+from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.forecast.clock import Moments, read_times
+
+ONLY = "y"  # the name of the series where y is a number
+
+
+class Table(NamedTuple):
+    """Rows (n, columns) with names, whether they were one-dimensional, their times, and the frame they came from."""
+
+    values: Floats
+    names: list[Hashable]
+    flat: bool
+    times: Moments | None
+    frame: str  # "pandas", or "" for anything else
+
+
+def read_table(what: str, data: Any, times: Any = None) -> Table:
+    """Rows from an array, a masked array, a Series or a frame of pandas or Polars.
+
+    `times` are times, or the name of the column that has them; None takes a DatetimeIndex or PeriodIndex.
+    """
+    names: list[Hashable] | None = None
+    index = getattr(data, "index", None)
+    pandas = hasattr(index, "dtype") and hasattr(data, "iloc")
+    if isinstance(times, str):
+        if times not in getattr(data, "columns", ()):
+            raise ValueError(f"times must be a column of {what}, or times of its rows, got {times!r}")
+        column = data[times]
+        data, times = data.drop(columns=times) if pandas else data.drop(times), column
+    elif times is None and pandas and (hasattr(index, "tz") or hasattr(index, "asfreq")):
+        times = index
+    if hasattr(data, "columns"):
+        names = list(data.columns)
+    flat = getattr(data, "ndim", None) == 1 or (names is None and np.ndim(data) == 1)
+    values = numbers(what, data)
+    if values.ndim not in (1, 2):
+        raise ValueError(f"{what} must be rows (n, columns) or (n,), got an array of shape {values.shape}")
+    rows = np.ascontiguousarray(values.reshape(len(values), -1))
+    if names is None:
+        names = [ONLY] if flat else list(range(rows.shape[1]))
+    moments = None if times is None else read_times(times)
+    if moments is not None and len(moments.seconds) != len(rows):
+        raise ValueError(f"times must be those of {len(rows)} rows, got {len(moments.seconds)}")
+    return Table(rows, names, flat, moments, "pandas" if pandas else "")
+
+
+def numbers(what: str, data: Any) -> Floats:
+    """An array of numbers, NaN where one is missing or masked; an error for infinite ones."""
+    if isinstance(data, np.ma.MaskedArray):
+        data = data.astype(np.float64).filled(np.nan)
+    elif hasattr(data, "to_numpy"):
+        data = data.to_numpy()
+    try:
+        values = np.array(data, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{what} must be numbers, or NaN where they are missing: {error}") from None
+    if np.isinf(values).any() or (np.abs(values) > HUGE).any():
+        raise ValueError(f"{what} must be numbers up to {HUGE:g}, or NaN where they are missing, got an infinite one")
+    return values
+
+
+def arranged(what: str, known: list[Hashable], table: Table) -> Floats:
+    """The columns of a table in the order of the known names; an array without names has them in order."""
+    if len(table.names) != len(known):
+        raise ValueError(f"{what} must have the {len(known)} columns of the first row, got {len(table.names)}")
+    if table.names == known or table.names == list(range(len(known))):
+        return table.values
+    in_order(what, known, table.names, [None] * len(known))
+    return np.ascontiguousarray(table.values[:, [table.names.index(name) for name in known]])
+
+
+def read_values(y: Any) -> tuple[list[Hashable], list[Any]]:
+    """The names of the series and their values."""
+    if isinstance(y, Mapping):
+        return list(y), list(y.values())
+    if isinstance(y, (Sequence, np.ndarray)) and not isinstance(y, str) and np.ndim(y) == 1:
+        return list(range(len(y))), list(y)
+    return [ONLY], [y]
+
+
+def read_inputs(x: Mapping[Any, Any] | None) -> tuple[list[Hashable], list[Any]]:
+    """The names and values of exogenous inputs; dates, which River's data sets have among them, are left out."""
+    found = {name: value for name, value in (x or {}).items() if not isinstance(value, date)}
+    return list(found), list(found.values())
+
+
+def in_order(what: str, known: list[Hashable] | None, names: Sequence[Hashable], values: Sequence[Any]) -> Floats:
+    """Values in the order of the known names; NaN where there is none."""
+    known = list(names) if known is None else known
+    if not known and what == "y":
+        raise ValueError("y must have the value of at least one series, got an empty one")
+    row = np.full(len(known), np.nan)
+    for name, value in zip(names, values, strict=True):
+        if name not in known:
+            shown = ", ".join(map(repr, known[:10]))
+            raise ValueError(f"{what} must have the names of the first row, {shown or 'none'}, got {name!r}")
+        try:
+            number = math.nan if value is None or value is np.ma.masked else float(value)
+        except (TypeError, ValueError):
+            raise ValueError(f"{what} must hold numbers, got {value!r} for {name!r}") from None
+        if math.isinf(number) or abs(number) > HUGE:
+            raise ValueError(f"{what} must hold numbers up to {HUGE:g}, or NaN, got {value!r} for {name!r}")
+        row[known.index(name)] = number
+    return row

@@ -1,0 +1,187 @@
+"""The clock of the forecaster: steps of every unit from the first times, jitter, gaps, leaps, zones, saved clocks."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timedelta, timezone
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pytest
+
+from sepsa.stream.forecast.clock import (
+    BUSINESS,
+    MONTHS,
+    SECONDS,
+    Clock,
+    Grid,
+    Moments,
+    find_grid,
+    read_time,
+    read_times,
+)
+
+pd = pytest.importorskip("pandas")
+HOUR, DAY = 3600.0, 86400.0
+
+
+def seconds(times):
+    return read_times(times).seconds
+
+
+def placed(times, step=None):
+    """A clock that has seen these times, and the number of rows of its grid."""
+    moments, clock, rows = read_times(times), Clock(step), 0
+    clock.begin(moments)
+    for at in moments.seconds:
+        place = clock.place(float(at), rows)
+        rows = rows if place.points is None else int(place.points[-1]) + 1
+        rows += sum(gap + 1 for gap in place.gaps)
+    return clock, rows
+
+
+@pytest.mark.parametrize(
+    ("frequency", "unit", "step"),
+    [
+        ("s", SECONDS, 1), ("5min", SECONDS, 300), ("30min", SECONDS, 1800), ("h", SECONDS, HOUR), ("D", SECONDS, DAY),
+        ("W", SECONDS, 7 * DAY), ("B", BUSINESS, 1), ("MS", MONTHS, 1), ("ME", MONTHS, 1), ("QS", MONTHS, 3),
+        ("QE", MONTHS, 3), ("YS", MONTHS, 12), ("BME", MONTHS, 1),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("start", ["2020-01-01", "2021-02-28 00:00", "2019-05-31"])
+def test_the_step_and_its_unit_are_found(frequency, unit, step, start):
+    times = pd.date_range(start, periods=60, freq=frequency)
+    grid = find_grid(seconds(times), True)
+    assert (grid.unit, grid.step) == (unit, step)
+    assert np.diff([grid.index(at) for at in seconds(times)]).tolist() == [1] * 59
+    clock, rows = placed(times)
+    assert rows == 60
+    tolerance = 3 * DAY if frequency == "BME" else 0.0  # the last business day is up to three days before the last day
+    following = pd.date_range(times[-1], periods=4, freq=frequency)[1:]
+    for h, expected in enumerate(following, 1):
+        assert abs((clock.ahead(h) - expected.to_pydatetime()).total_seconds()) <= tolerance
+
+
+def test_the_second_row_may_be_missing_and_rows_may_have_jitter():
+    hourly = np.delete(np.arange(400) * HOUR, [1, 50, 51, 300])
+    clock, rows = placed(hourly)
+    assert clock.grid.step == HOUR
+    assert rows == 400
+    rng = np.random.default_rng(0)
+    minutes = 60.0 * np.arange(600) + rng.uniform(-1, 1, 600) + 5e8
+    clock, rows = placed(minutes)
+    assert (clock.grid.step, rows) == (60.0, 600)
+    friday = pd.bdate_range("2024-01-05", periods=700)
+    clock, rows = placed(friday)
+    assert (clock.grid.unit, rows) == (BUSINESS, 700)
+    months = pd.date_range("1970-01-01", periods=600, freq="MS")
+    assert placed(months)[1] == 600
+
+
+def test_holidays_are_gaps_of_business_days_and_a_weekend_is_an_error():
+    days = pd.bdate_range("2024-01-01", periods=300).delete([90, 91, 200])
+    clock, rows = placed(days)
+    assert (clock.grid.unit, rows) == (BUSINESS, 300)
+    with pytest.raises(ValueError, match=r'must be a business day.*give step="day"'):
+        clock.place(seconds([pd.Timestamp("2025-02-22")])[0], rows)
+
+
+def test_a_leap_waits_until_later_rows_confirm_it():
+    clock, rows = placed(np.arange(300) * HOUR)
+    far = 299 * HOUR + 700_000 * HOUR
+    assert clock.place(far, rows).gaps == ()
+    back = clock.place(300 * HOUR, rows)
+    assert (back.gaps, back.dropped) == ((0,), 1)
+    assert clock.place(far, rows + 1).gaps == ()
+    assert clock.place(far + HOUR, rows + 1).gaps == ()
+    assert clock.place(far + 2 * HOUR, rows + 1).gaps == (700_000 - 2, 0, 0)
+    assert clock.ahead(0) == far + 2 * HOUR
+
+
+def test_rows_of_one_point_are_named_and_earlier_ones_refused():
+    clock, rows = placed(np.arange(300) * HOUR)
+    assert clock.place(299 * HOUR + 600, rows).same
+    with pytest.raises(ValueError, match="later than that of the last row, 1076400, got 1072800"):
+        clock.place(298 * HOUR, rows)
+    with pytest.raises(ValueError, match="no common step"):
+        find_grid(np.array([0.0, 1e-3, 1e3, 2e6, 9e7, 9e7 + 1]), False)
+
+
+def test_daylight_saving_neither_adds_nor_loses_a_row():
+    zone = "Europe/Berlin"
+    hours = pd.date_range("2024-03-30", periods=72, freq="h", tz=zone)
+    assert placed(hours)[1] == 72
+    days = pd.date_range("2024-03-20", periods=30, freq="D", tz=zone)
+    clock, rows = placed(days)
+    assert rows == 30
+    assert clock.ahead(1) == datetime(2024, 4, 19, tzinfo=ZoneInfo(zone))
+    autumn = pd.date_range("2024-10-26", periods=50, freq="h", tz=zone)
+    assert placed(autumn)[1] == 50
+
+
+def test_times_are_taken_from_what_people_have():
+    index = pd.date_range("2024-01-01 12:00", periods=5, freq="h")
+    expected = np.arange(5) * HOUR + datetime(2024, 1, 1, 12, tzinfo=timezone.utc).timestamp()
+    for times in (
+        index,
+        index.to_series(),
+        index.to_numpy(),
+        index.to_period("h"),
+        list(index),
+        [time.to_pydatetime() for time in index],
+        index.tz_localize("UTC"),
+        index.tz_localize("UTC").to_series(),
+        index.to_numpy().astype("datetime64[m]"),
+    ):
+        assert read_times(times).seconds.tolist() == expected.tolist()
+        assert read_times(times).dated
+    numbers = read_times(np.arange(3))
+    assert numbers == (pytest.approx([0, 1, 2]), False, None)
+    assert read_time(date(1970, 1, 2)) == (DAY, True, None)
+    assert read_time(datetime(1930, 1, 1))[0] < 0
+    for wrong in ("noon", float("nan"), float("inf"), True, pd.NaT, np.datetime64("NaT"), 1e300, None):
+        with pytest.raises(ValueError, match="time must be"):
+            read_time(wrong)
+    with pytest.raises(ValueError, match="all dates or all numbers"):
+        read_times([1.0, datetime(2020, 1, 1)])
+
+
+def test_seasons_come_from_the_clock():
+    assert Grid(SECONDS, HOUR, 0.0).seasons() == (24.0, 168.0)
+    assert Grid(SECONDS, 1800.0, 0.0).seasons() == (48.0, 336.0)
+    assert Grid(SECONDS, DAY, 0.0).seasons() == (7.0, 365.25)
+    assert Grid(BUSINESS, 1.0, 0.0).seasons() == (5.0,)
+    assert Grid(MONTHS, 1.0, 0.0).seasons() == (12.0,)
+    assert Grid(MONTHS, 3.0, 0.0).seasons() == (4.0,)
+    assert Grid(MONTHS, 12.0, 0.0).seasons() == ()
+    assert Grid(SECONDS, 7 * DAY, 0.0).seasons() == (pytest.approx(365.25 / 7),)
+
+
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin", timezone(timedelta(hours=5))])
+def test_a_saved_clock_goes_on(zone):
+    days = pd.date_range("2024-01-01", periods=40, freq="D", tz=zone)
+    clock, _ = placed(days)
+    other = Clock(None)
+    other.load_state_dict(clock.state_dict())
+    assert other.ahead(3) == clock.ahead(3)
+    assert other.state_dict() == clock.state_dict()
+    for entry, value in (
+        ("grid", ["lunar", 1.0, 0.0]),
+        ("grid", [SECONDS, 0.0, 0.0]),
+        ("zone", "Nowhere/City"),
+        ("last", 2**60),
+    ):
+        with pytest.raises(ValueError, match=entry):
+            Clock(None).load_state_dict(clock.state_dict() | {entry: value})
+
+
+@pytest.mark.parametrize("step", ["fortnight", 0.0, -5, True, float("nan")])
+def test_a_wrong_step_is_named(step):
+    with pytest.raises(ValueError, match="step must be seconds"):
+        Clock(step)
+
+
+def test_a_zone_that_comes_later_is_no_other_kind_but_numbers_are():
+    clock, rows = placed(pd.date_range("2024-01-01", periods=5, freq="D"))
+    with pytest.raises(ValueError, match="time must be dates as before, got numbers"):
+        clock.begin(Moments(np.array([1.0]), False))
+    assert rows == 5
