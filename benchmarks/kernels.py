@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from sepsa import RLS, SelfTuning, SoftmaxNewton
 from sepsa.heads.backends import choose
-from sepsa.heads.backends.choose import Case, force
+from sepsa.heads.backends.choose import UpdateSize, force
 from sepsa.heads.math.least_squares import andrews
 
 SIZES = ((129, 64), (51, 1), (769, 512))  # p with the bias, and the batch
@@ -84,7 +84,7 @@ def measured(name: str, table: str, make: Callable[[], Any], p: int, n: int, rou
     """Times of an update with the kernels and without."""
     solver = make()
     restored = n if "entropy" in name else int(getattr(solver, "forgetting", 1.0) < 1.0)
-    case = Case("cuda", torch.float64, p, CLASSES, n, restored)
+    case = UpdateSize("cuda", torch.float64, p, CLASSES, n, restored)
     graphs = {"kernels": recorded(name, make, p, n, None), "torch": recorded(name, make, p, n, "torch")}
     times = alternate_on_gpu({key: graph.replay for key, (graph, _) in graphs.items()}, rounds)
     each = {key: [second / UPDATES for second in values] for key, values in times.items()}

@@ -1,8 +1,10 @@
 """What SelfTuning() reaches with one and the same setting, and what its step costs.
 
     python benchmarks/self_tuning.py [quality] [stream] [cost]
+    python benchmarks/self_tuning.py --cost
 
-Writes self_tuning.json, all of it or the parts named. Quality: the paper's Energy and Diabetes, 20 seeds, test MSE.
+Writes self_tuning.json, all of it or the parts named; with --cost, self_tuning_cost.json: an update of the head alone,
+six `RLS` beside one, by the CPU time of the thread. Quality: the paper's Energy and Diabetes, 20 seeds, test MSE.
 Stream: one sample at a time, plain features, true weights that jump at sample 5,000. Cost: a SepSA step beside the
 same step with a fixed RLS.
 """
@@ -11,13 +13,14 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from measure import alternate, ratio, spread, training_step, write
+from measure import alternate, median_and_quartiles, ratio, spread, training_step, write
 from torch import Tensor, nn
 
 from sepsa import RLS, SelfTuning, SepSA
@@ -107,6 +110,43 @@ def cost() -> dict[str, Any]:
     return result
 
 
+def update_cost() -> None:
+    """An update of `SelfTuning()`, six `RLS`, over that of one `RLS`, on new samples."""
+    torch.set_num_threads(1)
+    result = {}
+    for p, batch in ((51, 1), (51, 32), (129, 64), (513, 64)):
+        rounds, calls = (41, 50) if p < 100 else (21, 5)
+        solvers: dict[str, Any] = {"auto": SelfTuning(), "fixed": RLS()}
+        contestants = {name: updater(solver, p, batch, 20 + rounds * calls) for name, solver in solvers.items()}
+        for update in contestants.values():
+            for _ in range(20):
+                update()
+        times: dict[str, list[float]] = {name: [] for name in contestants}
+        for _ in range(rounds):
+            for name, update in contestants.items():
+                start = time.thread_time()
+                for _ in range(calls):
+                    update()
+                times[name].append((time.thread_time() - start) / calls)
+        r = ratio(times, "auto", "fixed")
+        result[f"p {p}, batch {batch}"] = {"seconds": {k: spread(v) for k, v in times.items()}, "ratio": r}
+        print(f"p {p}, batch {batch}: update of auto / fixed {median_and_quartiles(r, '.2f')}", flush=True)
+    write("self_tuning_cost", {"update": result, "wanted": 7.0})
+
+
+def updater(solver: Any, p: int, batch: int, updates: int) -> Callable[[], None]:
+    """An update of a head of p coordinates, with the bias, by the next of so many batches."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(updates, batch, k, generator=generator) for k in (p - 1, 1))
+    solver.bind(nn.Linear(p - 1, 1))
+    batches = iter(zip(x, y, strict=True))
+
+    def update() -> None:
+        solver.update(*next(batches))
+
+    return update
+
+
 def stepper(make: Callable[[], nn.Module], solver: RLS, x: Tensor, y: Tensor, batch: int) -> Callable[[], None]:
     """A SepSA step on the next batch of a data set that comes again and again."""
     torch.manual_seed(0)
@@ -125,6 +165,9 @@ def stepper(make: Callable[[], nn.Module], solver: RLS, x: Tensor, y: Tensor, ba
 
 
 def main() -> None:
+    if "--cost" in sys.argv:
+        update_cost()
+        return
     parts = {"quality": quality, "stream": stream, "cost": cost}
     path = Path(__file__).with_suffix(".json")
     known = json.loads(path.read_text()) if path.exists() else {}

@@ -404,13 +404,13 @@ CASES: dict[str, Any] = {
     "sepsa-run.sepsa": Training(solver=lambda: RLS(forgetting=0.99), whole_run=True),
     "sepsa-auto.sepsa": Training(solver=SelfTuning),
     "sepsa-lbfgs.sepsa": Training(solver=OnlineLBFGS),
-    "sepsa-epoch-told.sepsa": Training({"epoch": 20}),
+    "sepsa-epoch-told.sepsa": Training({"samples_per_epoch": 20}),
     "sepsa-epoch-noticed.sepsa": Training(),
-    "sepsa-cross-entropy.sepsa": Training({"epoch": 20}, "cross-entropy", "labels"),
+    "sepsa-cross-entropy.sepsa": Training({"samples_per_epoch": 20}, "cross-entropy", "labels"),
     "sepsa-two-heads.sepsa": Training(
         {"head": ["value", "policy"]}, lambda: {"value": RLS(), "policy": SoftmaxNewton()}, "several"
     ),
-    "sepsa-by-torch.pt": Training({"epoch": 20}, by_torch=True),
+    "sepsa-by-torch.pt": Training({"samples_per_epoch": 20}, by_torch=True),
     "regressor.sepsa": Estimator(REGRESSOR),
     "regressor-fourier.sepsa": Estimator(REGRESSOR, FOURIER),
     "regressor-gaps.sepsa": Estimator(REGRESSOR, FOURIER, table=with_gaps),

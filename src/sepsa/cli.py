@@ -293,7 +293,7 @@ def forecast(
         from sepsa.stream.tables import forecast as forecasting
     given = [number("--seasons", period) for period in seasons.split(",") if period]
     periods = [period for period in given if isinstance(period, float)] or None
-    ends = [number("--bounds", end) if end.strip() else None for end in bounds.split(",")] if bounds else None
+    ends: Any = [number("--bounds", end) if end.strip() else None for end in bounds.split(",")] if bounds else None
     options = forecasting.ForecastOptions(
         source=None if source == STDIN else source,
         target=names(target), time=time, horizon=horizon, inputs=names(inputs), seasons=periods, lags=lags,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from reference import best_head
+from reference import best_head, error_without
 from sepsa import RLS, LogisticNewton, SelfTuning, SepSA, SoftmaxNewton
 from sepsa.heads.base import repeated_samples
 from sepsa.heads.base.repeated_samples import BatchSplit, SeenSamples
@@ -235,7 +235,7 @@ def test_it_follows_a_jump_without_any_noise():
 def noise_passes(honest, monkeypatch, seed=0, n=60, k=30, epochs=40):
     """Epochs over targets that are all noise, where the largest ridge is right; and the true errors at new samples."""
     if not honest:
-        monkeypatch.setattr(SeenSamples, "split", lambda *_: BatchSplit(None, [], [], 0, 50))
+        monkeypatch.setattr(SeenSamples, "split", lambda *_: BatchSplit(None, [], [], [], 0, 50))
     rng = np.random.default_rng(seed)
     x, y = torch.as_tensor(rng.normal(size=(n, k))), torch.as_tensor(rng.normal(size=(n, 1)))
     head = nn.Linear(k, 1, dtype=torch.float64)
@@ -262,6 +262,49 @@ def test_the_error_before_learning_alone_would_flatter_them(monkeypatch):
     solver, excess = noise_passes(False, monkeypatch)
     assert solver.ridge < 1000.0
     assert excess > 1.5
+
+
+def test_a_held_out_sample_is_scored_as_if_it_had_never_been_learned():
+    """e / (1 - λ^age φᵀBφ) against the normal equations of the other samples."""
+    rng = np.random.default_rng(3)
+    x, y = torch.as_tensor(rng.normal(size=(20, 4))), torch.as_tensor(rng.normal(size=(20, 1)))
+    solver, _ = make(4)
+    prior = weights(solver).detach().numpy().copy()
+    blocks = [slice(0, 1), slice(1, 9), slice(9, 20)]  # the first sample of all is one of those that are held out
+    for rows in blocks:
+        solver.update(x[rows], y[rows])
+    before = solver._now.score
+    solver.update(x[:1], y[:1])
+    assert solver.held_out.all()
+    cap = 4 * min(before.sums) / before.count
+    batches = [(np.c_[x[rows], np.ones(len(x[rows]))], y[rows].numpy()) for rows in blocks]
+    for j, member in enumerate(solver.members):
+        ridge = np.array([member.ridge] * 4 + [1e-4])
+        error = error_without(batches, member.forgetting, ridge, prior)
+        found = solver._now.score.sums[j] - 0.98 * before.sums[j]
+        assert found == pytest.approx(min(error, cap), rel=1e-8)  # rounding, of matrices with condition up to 1e7
+
+
+@pytest.mark.parametrize("corrects", [True, False])
+def test_a_head_with_more_coordinates_than_samples_does_not_choose_by_what_it_remembers(corrects, monkeypatch):
+    """Targets are noise, so a large ridge is right: it wins mostly, as two held-out samples or so can tell by chance.
+
+    A held-out sample was learned once. Without the correction the smallest ridge, which remembers it, always wins.
+    """
+    if not corrects:
+        monkeypatch.setattr(scores, "share_left", lambda leverage, *_: np.ones_like(leverage))
+    ridges = []
+    for seed in range(10):
+        torch.manual_seed(seed)
+        x, y = torch.randn(20, 50), torch.randn(20, 1)
+        model = nn.Sequential(nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 1))
+        nn.init.zeros_(model[2].weight)
+        optimizer = SepSA(model, torch.optim.SGD, lr=1e-3, solver=SelfTuning())
+        for _ in range(8):
+            for rows in torch.randperm(20).split(5):
+                optimizer.learn(x[rows], y[rows])
+        ridges.append(optimizer.solver.ridge)
+    assert sum(ridge >= 100.0 for ridge in ridges) > 5 if corrects else ridges == [0.1] * 10
 
 
 def test_what_is_held_out_and_what_is_remembered(monkeypatch):

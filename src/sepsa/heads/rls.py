@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from sepsa.heads.backends import choose
 from sepsa.heads.backends.captured_least_squares import CapturedState
-from sepsa.heads.backends.choose import Backend, Case, Counters, Problem
+from sepsa.heads.backends.choose import Backend, Counters, Problem, UpdateSize
 from sepsa.heads.backends.torch_least_squares import TorchBackend
 from sepsa.heads.base import checks, health
 from sepsa.heads.base.checks import check_outputs, check_rows, explain_nonfinite
@@ -31,6 +31,8 @@ from sepsa.heads.math import least_squares
 from sepsa.heads.math.least_squares import GROWTH, PENDING, SAMPLES, STEPS, LeastSquaresState
 from sepsa.heads.math.ridge import due
 from sepsa.validation import in_range
+
+_SIZES = 64  # numbers of rows for which the choice of a backend is remembered
 
 
 class RLS(AcceptsAuto, NormalPosterior):
@@ -110,7 +112,8 @@ class RLS(AcceptsAuto, NormalPosterior):
         self._problem = problem
         self._captured: CapturedState | None = None  # what recordings of captured steps write to
         self._backend: Backend | CapturedState = TorchBackend(problem, state, counters)
-        self._place: tuple[Any, ...] = ()  # where the head lay when the backend was chosen, and for which updates
+        self._place: tuple[Any, ...] = ()  # where the head lay when the backend was chosen
+        self._chosen: dict[int, str] = {}  # the backends of updates by their number of rows
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the settings, without the head's weights, which are in the `nn.Linear`."""
@@ -177,16 +180,10 @@ class RLS(AcceptsAuto, NormalPosterior):
     def __getstate__(self) -> dict[str, Any]:
         if self.linear is None:
             return self.__dict__
-        left_out = ("_backend", "_captured", "_place")
+        left_out = ("_backend", "_captured", "_place", "_chosen")
         return {name: value for name, value in self.__dict__.items() if name not in left_out} | {"_saved": self._read()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "_root" in state:  # of version 0.1
-            problem = Problem(state["linear"], state.pop("_prior"), state.pop("_ridge"))
-            state["_saved"] = state.pop("_root"), state.pop("_counters")
-            for name in ("_workspace", "_captured", "_on_device", "_place"):
-                state.pop(name)
-            state["_problem"] = problem
         saved = state.pop("_saved", None)
         self.__dict__.update(state)
         if saved is not None:
@@ -206,23 +203,25 @@ class RLS(AcceptsAuto, NormalPosterior):
             self._continue(problem, state, counters)
         return state, counters
 
-    def _case(self, rows: int) -> Case:
+    def _case(self, rows: int) -> UpdateSize:
         weight, prior = self._head().weight, self._problem.prior
         kind = weight.device.type, prior.dtype, prior.shape[1], len(prior), rows
-        return Case(*kind, head_dtype=weight.dtype, contiguous=weight.is_contiguous())
+        return UpdateSize(*kind, head_dtype=weight.dtype, contiguous=weight.is_contiguous())
 
     def _backend_for(self, rows: int) -> Backend:
         """The backend of an update of this many rows, which continues from the state of the one before."""
         linear = self._problem.linear
         weight, bias = linear._parameters["weight"], linear._parameters["bias"]
         assert weight is not None
-        address = weight.data_ptr(), None if bias is None else bias.data_ptr()
-        place = (*address, rows if rows < 256 else 256, choose.forced())
-        if place != self._place:  # another device, dtype or memory of the head, or another number of rows
+        place = weight.data_ptr(), None if bias is None else bias.data_ptr(), choose.forced()
+        moved = place != self._place  # another device, dtype or memory of the head
+        if moved or self._chosen.get(rows) != self._backend.name:
             state, counters = self._read()
             chosen = choose.choose("least squares", self._case(rows))
-            if self._place[:2] != address or self._backend.name != chosen.backend:
+            if moved or self._backend.name != chosen.backend:
                 self._backend = chosen.load()(self._problem, state, counters)
+            known = {} if moved or len(self._chosen) >= _SIZES else self._chosen
+            self._chosen = known | {rows: self._backend.name}
             self._place = place  # last: an interrupt before lets the next update begin again
         return cast(Backend, self._backend)
 
@@ -274,24 +273,44 @@ class RLS(AcceptsAuto, NormalPosterior):
         if not self._learn(features, targets, sample_weight):
             raise explain_nonfinite(features, targets, linear)
 
-    def _learn(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> bool:
-        """Learn samples that are checked already; False, and nothing changes, where a value is not finite."""
-        backend = self._backend_for(features.numel() // self._problem.linear.in_features)
+    def _learn(
+        self,
+        features: Tensor,
+        targets: Tensor,
+        sample_weight: Tensor | None = None,
+        other: RLS | None = None,
+        records: bool = True,
+    ) -> bool:
+        """Learn samples that are checked already; False, and nothing changes, where a value is not finite.
+
+        `other` is a solver of this kind that has just learned the same samples. `records` for `health`.
+        """
+        backend: Any = self._backend_for(features.numel() // self._problem.linear.in_features)
         steps = int(backend.counters[STEPS])
-        before = backend.read()[0].W.clone() if steps % health.EVERY == 0 else None
-        Phi = backend.learn(features, targets, sample_weight, self.forgetting if self.forgets else 1.0)
+        before = backend.read()[0].W.clone() if records and steps % health.EVERY == 0 else None
+        lam = self.forgetting if self.forgets else 1.0
+        if other is not None and backend.name == other._backend.name == "numba":
+            Phi = backend.learn_rows_of(other._backend, lam)
+        else:
+            Phi = backend.learn(features, targets, sample_weight, lam)
         if Phi is not None and before is not None:
             self._recent.note(Phi, before, steps)
         return Phi is not None
 
     def _keeps_error(self, rows: int) -> bool:
         """Whether `_error` will tell the error of this many rows, as a compiled update does."""
-        return self._backend.name == "numba" and self._place[2:3] == (rows,)
+        return self._chosen.get(rows) == "numba"
 
     def _error(self) -> float:
         """The mean squared error of the last rows before they were learned, NaN where the update did not keep it."""
         backend: Any = self._backend
         return float(backend.error()) if backend.name == "numba" else math.nan
+
+    def _leverage(self, Phi: Tensor) -> Tensor:
+        """φᵀBφ (n,) of the rows of Φ (n, p); inside a CUDA graph, too."""
+        captured = self._captured
+        state = captured.state if captured is not None and self._backend is captured else self._backend.read()[0]
+        return least_squares.leverage(state, Phi.to(state.T.dtype))
 
     def _start_with(self, ridge: float) -> None:
         """Take another ridge, before the first update."""

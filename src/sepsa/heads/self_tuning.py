@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import zlib
@@ -12,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads.backends.captured_choice import CapturedChoice, heads_of
+from sepsa.heads.backends import choose
 from sepsa.heads.base import deprecated, repeated_samples
 from sepsa.heads.base.checks import check_rows, explain_nonfinite
 from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.newton import NewtonHead
-from sepsa.heads.base.parameters import commit, join, store
+from sepsa.heads.base.parameters import commit, copy_head, heads_of, join, rows, store, twin_of
 from sepsa.heads.base.repeated_samples import SeenSamples
 from sepsa.heads.logistic import LogisticNewton
 from sepsa.heads.math import score as scores
@@ -111,7 +112,7 @@ class SelfTuning(OwnsHead):
     # Until version 0.2 these tuned themselves where `ridge="auto"` was given.
     reads_states_of = ("sepsa.SelfTuningRLS", "sepsa.SoftmaxNewton", "sepsa.LogisticNewton")
     _held_out: Tensor | None = None
-    _captured: CapturedChoice | None = None
+    _captured: Any = None  # the choice on a device
 
     def __init__(
         self, members: Sequence[HeadSolver] | None = None, *, relative: bool | None = None, rests: bool = False
@@ -237,7 +238,7 @@ class SelfTuning(OwnsHead):
             store(member.linear, heads[k])
             members.append(member)
         now = read_progress(saved, [member.steps for member in members])
-        seen = repeated_samples.read(saved.entries("seen", {"salt", "first", "unrepeated", "hashes"}))
+        seen = repeated_samples.read(saved.entries("seen", {"salt", "first", "unrepeated", "hashes", "learned"}))
         self._assign(members=members, _now=now, _seen=seen, _captured=None, _held_out=None)
 
     def _from_version_01(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -427,7 +428,8 @@ class SelfTuning(OwnsHead):
                     f"identity must have one row a sample, or a divisor of {n} rows, got shape {tuple(identity.shape)}"
                 )
             split = self._seen.split(identity, targets, n)
-        with torch.autocast(linear.weight.device.type, enabled=False):
+        kind = features.device.type
+        with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext():
             self._update(linear, features, targets, sample_weight, split, squared)
 
     def _checked(self, linear: nn.Linear, features: Tensor, targets: Tensor, weight: Tensor | None) -> bool:
@@ -467,13 +469,14 @@ class SelfTuning(OwnsHead):
             again, interrupted = interrupted, True
             for k, member in enumerate(members if len(held) < n else ()):
                 if not (again and member.steps > before.learned[k]):
-                    refusals[k] = refusal(member, features, targets, weight, squared)
+                    other = members[0] if k and squared else None
+                    refusals[k] = refusal(member, features, targets, weight, squared, other, k == before.active)
             if not all(refusals):
                 found, scale = (own_errors(members), mean_square(targets)) if after else (errors, size)
                 now, left = self._after(before, members, found, scale, refusals, len(held) < n)
                 self.members, self._now, self._held_out = left, now, mask
                 if split is not None:
-                    self._seen.accept(split)
+                    self._seen.accept(split, now.steps)
                 copy_head(left[now.active].linear, linear)
 
         commit(write)
@@ -552,8 +555,22 @@ class SelfTuning(OwnsHead):
             x, y, w = x[scored], y[scored], None if w is None else w[scored]
         with np.errstate(all="ignore"):  # what is not finite the members refuse
             errors = scores.squared_errors(weights, biases, x, y)
+            if split is not None and split.held_out:
+                self._unlearn(errors, features, weight, split)
             mean = errors.mean(0) if w is None else (errors * w[:, None]).sum(0) / w.sum().clip(min=1e-30)
             return mean.tolist(), float((y * y).mean())
+
+    def _unlearn(self, errors: Any, features: Tensor, weight: Tensor | None, split: Any) -> None:
+        """Make the errors (n, J) at held-out rows those of members that had never learned them."""
+        held = split.held_out
+        Phi = rows(self._head(), features.reshape(-1, features.shape[-1])[held], self.members[0]._problem.prior.dtype)
+        leverage = torch.stack([member._leverage(Phi) for member in self.members], 1).cpu().double().numpy()
+        omega = np.ones(len(held)) if weight is None else weight.detach().reshape(-1)[held].double().cpu().numpy()
+        ages = self._now.steps - np.array(split.learned)
+        memory = np.array([member.forgetting for member in self.members])
+        share = scores.share_left(leverage, memory, ages[:, None], omega[:, None])
+        at = np.searchsorted(split.scored or held, held)
+        errors[at] /= torch.from_numpy(share**2).to(errors) if isinstance(errors, Tensor) else share**2
 
     # ------------------------------------------------------------------ the scale of relative ridges
 
@@ -597,7 +614,7 @@ class SelfTuning(OwnsHead):
         linear, captured = self._head(), self._captured
         if captured is None or not captured.lies_in(linear):
             self._ready()
-            captured = CapturedChoice(linear, self.members)
+            captured = choose.choose("captured choice", self.members[0]._case(1)).load()(linear, self.members)
         if inputs is not None and targets is not None:
             if not captured.indexes(inputs, targets):
                 self._read()
@@ -662,25 +679,16 @@ def settings_of(member: Any) -> tuple[float, float]:
 
 
 def refusal(
-    member: Any, features: Tensor, targets: Tensor, weight: Tensor | None, checked: bool
+    member: Any, features: Tensor, targets: Tensor, weight: Tensor | None, checked: bool, other: Any, records: bool
 ) -> NotFinite | bool | None:
     """Let a solver learn samples, `checked` or not; an error or True for numbers that are not finite."""
     if checked:
-        return not member._learn(features, targets, weight)
+        return not member._learn(features, targets, weight, other, records)
     try:
         member.update(features, targets, weight)
     except NotFinite as error:
         return error
     return None
-
-
-def twin_of(linear: nn.Linear) -> nn.Linear:
-    """A head with copies of the weights, and without hooks."""
-    twin = nn.Linear(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
-    for name, value in linear._parameters.items():
-        if value is not None:
-            twin._parameters[name] = nn.Parameter(value.detach().clone(memory_format=torch.contiguous_format))
-    return twin
 
 
 def loss_of(member: Any, features: Tensor, targets: Tensor, weight: Tensor | None) -> Tensor:
@@ -699,21 +707,13 @@ def own_errors(members: Sequence[RLS]) -> list[float] | None:
 
 def mean_square(targets: Tensor) -> float:
     """The mean square of all numbers."""
-    values = targets.detach().double().reshape(-1).numpy()
-    return float(values @ values) / values.size
+    values = targets.numpy(force=True).ravel()
+    return float(values.dot(values)) / values.size
 
 
 def replace(heads: list[Tensor], values: list[Tensor]) -> None:
     """Give heads other weights, all of them or none."""
     commit(lambda: torch._foreach_copy_(heads, values))
-
-
-def copy_head(source: nn.Linear, target: nn.Linear) -> None:
-    """Copy the weights of one head into another."""
-    for name, value in source._parameters.items():
-        own = target._parameters[name]
-        if value is not None and own is not None:
-            own.detach().copy_(value.detach())
 
 
 def alone_with(now: Progress, started: int) -> Progress:

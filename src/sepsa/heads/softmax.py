@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sepsa.heads.backends.captured_cross_entropy import CapturedSoftmax
-from sepsa.heads.backends.choose import Case, choose
+from sepsa.heads.backends.choose import UpdateSize, choose
 from sepsa.heads.backends.recorded_cross_entropy import Kind, RecordedBlocks, block_rows, product_precision
 from sepsa.heads.base import parameters
 from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, explain_nonfinite, is_integer
@@ -317,7 +317,7 @@ class SoftmaxNewton(NewtonHead):
         """Learn a large block by a recorded CUDA graph; False: nothing was learned, another route must."""
         state = self._state
         n, (K, p) = features.shape[:-1].numel(), state.W.shape
-        case = Case(linear.weight.device.type, state.W.dtype, p, K, n, contiguous=linear.weight.is_contiguous())
+        case = UpdateSize(linear.weight.device.type, state.W.dtype, p, K, n, contiguous=linear.weight.is_contiguous())
         if state.A is None or choose("cross-entropy", case).backend != "graph":
             return False
         recorded = self._recorded

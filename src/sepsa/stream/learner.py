@@ -91,10 +91,6 @@ class StreamLearner:
         other.engine = self.engine.copy()
         return other
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._rows = self.__dict__.pop("rows", self.__dict__.get("_rows"))  # its name in pickles of version 0.1
-
     # ------------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
@@ -317,6 +313,3 @@ class StreamLearner:
         Y = self._first_rows()[1]
         other._Y = np.concatenate([Y, np.zeros((len(Y), count))], 1)
         self.__dict__.update(other.__dict__)
-
-
-Learner = StreamLearner  # its name in pickles of version 0.1

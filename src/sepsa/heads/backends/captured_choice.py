@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.heads.backends.memory import HeadMemory
+from sepsa.heads.base.parameters import heads_of
+from sepsa.heads.base.parameters import rows as joined
 from sepsa.heads.base.repeated_samples import DatasetIndex, SeenSamples, key_of, place_of
 from sepsa.heads.math import score as scores
 from sepsa.heads.math.score import Score, squared_errors
@@ -87,15 +89,16 @@ class CapturedChoice(HeadMemory):
         assert self.index is not None
         x = features.detach().reshape(-1, self.k)
         y = targets.detach().reshape(len(x), -1)
-        scored, held_out = self.index.split(rows)
-        keep, count = ~held_out, scored.sum().clamp(min=1)
+        scored, held_out, learned = self.index.split(rows)
+        keep, count, step = ~held_out, scored.sum().clamp(min=1), self.numbers[1]
+        Phi = joined(self.linear, x, self.score.sums.dtype)
+        leverages = self._on_streams(lambda member: member._leverage(Phi))
         weights, biases = heads_of(self.members)
-        errors = (
-            torch.where(
-                scored[:, None], squared_errors(weights, biases, x.to(self.weight.dtype), y.to(self.weight.dtype)), 0
-            ).sum(0)
-            / count
-        )
+        each = squared_errors(weights, biases, x.to(self.weight.dtype), y.to(self.weight.dtype))
+        self._join()
+        share = scores.share_left(torch.stack(leverages, 1), self.memory, (step - learned)[:, None])
+        each = torch.where(held_out[:, None], each / share.square(), each)
+        errors = torch.where(scored[:, None], each, 0).sum(0) / count
         flags = self._on_streams(lambda member: member.update_captured(x, y, keep))
         # Beside the members, which are on streams of their own until `_join`.
         size = torch.where(scored[:, None], y, 0).square().sum() / (count * y.shape[1])
@@ -104,7 +107,7 @@ class CapturedChoice(HeadMemory):
         any_scored, learns = scored.any(), keep.any()
         self._join()
         valid = torch.stack(flags).any()
-        self.index.accept(valid)
+        self.index.accept(valid, step + 1)
         counts = valid & any_scored
         for mine, value in zip(self.score, new, strict=True):
             mine.copy_(torch.where(counts, value, mine))
@@ -135,10 +138,3 @@ class CapturedChoice(HeadMemory):
         """Wait for the work of all members."""
         for stream in self.streams:
             torch.cuda.current_stream(self.weight.device).wait_stream(stream)
-
-
-def heads_of(members: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
-    """The weights and the biases of the members' heads, where these have biases."""
-    weights = [member.linear._parameters["weight"].detach() for member in members]
-    biases = [member.linear._parameters["bias"] for member in members]
-    return weights, [] if biases[0] is None else [bias.detach() for bias in biases]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads.backends.choose import Case, choose
+from sepsa.heads.backends.choose import UpdateSize, choose
 from sepsa.heads.backends.memory import HeadMemory
 from sepsa.heads.base import parameters
 from sepsa.heads.math.cross_entropy import CrossEntropyState, UpdateSettings, learned, root, with_root
@@ -39,7 +39,7 @@ class CapturedSoftmax(HeadMemory):
         x, now = features.detach().reshape(-1, self.k), self.now
         (K, p), n = now.W.shape, len(x)
         c = due(p, settings.forgetting, at_least=n)
-        case = Case(x.device.type, now.W.dtype, p, K, n, c, contiguous=self.weight.is_contiguous())
+        case = UpdateSize(x.device.type, now.W.dtype, p, K, n, c, contiguous=self.weight.is_contiguous())
         chosen = choose("captured cross-entropy", case)
         finite: Tensor
         if chosen.backend == "triton":

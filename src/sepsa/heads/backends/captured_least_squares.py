@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sepsa.heads.backends.choose import Case, Counters, Problem, choose
+from sepsa.heads.backends.choose import Counters, Problem, UpdateSize, choose
 from sepsa.heads.backends.memory import HeadMemory
 from sepsa.heads.base.parameters import rows, store
 from sepsa.heads.math.least_squares import (
@@ -44,13 +44,17 @@ class CapturedState(HeadMemory):
         self._fading: dict[float, Tensor] = {}
         self._unfinished: Callable[[], None] | None = None  # updates T by a block of which only W has learned
 
+    @property
+    def state(self) -> LeastSquaresState:
+        """The tensors as a state, without waiting for the device."""
+        return LeastSquaresState(self.T, self.W, None, self.energy, self.ridge_left)
+
     def read(self) -> tuple[LeastSquaresState, Counters]:
         """The state and its counters, as the device has them."""
         self.finish()
         self.warn_of_refusals()
         steps, samples, cursor = self.tally.tolist()
-        state = LeastSquaresState(self.T, self.W, None, self.energy, self.ridge_left)
-        return state, np.array([steps, samples, cursor % len(self.T), 0.0, 0.0])
+        return self.state, np.array([steps, samples, cursor % len(self.T), 0.0, 0.0])
 
     def load(self, state: LeastSquaresState, counters: Counters) -> None:
         """Continue from this state, which may have something gathered in H."""
@@ -75,7 +79,7 @@ class CapturedState(HeadMemory):
 
     def _learn(self, x: Tensor, y: Tensor, lam: float, keep: Tensor | None = None) -> Tensor:
         (m, p), n, count = self.W.shape, len(x), due(len(self.T), lam)
-        case = Case(x.device.type, self.Z.dtype, p, m, n, count, contiguous=self.weight.is_contiguous())
+        case = UpdateSize(x.device.type, self.Z.dtype, p, m, n, count, contiguous=self.weight.is_contiguous())
         chosen = choose("captured least squares", case)
         finite: Tensor
         if chosen.backend == "triton":
@@ -89,7 +93,7 @@ class CapturedState(HeadMemory):
         if keep is not None:
             Phi, Y = Phi * keep[:, None], torch.where(keep[:, None] | ~Y.isfinite(), Y, 0)
         at = coordinates(p, count, self.tally[2].long(), x.device) if count else None
-        faded = fade(LeastSquaresState(self.T, self.W, None, self.energy, self.ridge_left), lam)
+        faded = fade(self.state, lam)
         F, E = whiten(faded, Phi, Y)
         new = learn_rows(faded, F, E, self.ridge, at, self.prior)
         head, size = new.W.to(self.weight.dtype), F.square().sum()

@@ -1,7 +1,7 @@
 """The choice of the backend that computes an update, from one table; no other file decides.
 
-A head solver asks `choose` with what it knows of the update, a `Case`, and takes the first row of its table in which
-the backend is able to compute the case and is faster than those below. `docs/performance.md` measures the limits.
+A head solver asks `choose` with what it knows of the update, an `UpdateSize`, and takes the first row of its table in
+which the backend is able to compute the case and is faster than those below. `docs/performance.md` measures the limits.
 
 To force a choice, for a test, a bug report or a comparison: `with force("torch"): ...`, or the environment variable
 `SEPSA_BACKEND=torch` for a whole process. A forced backend computes every case that it is able to, whatever the speed;
@@ -66,8 +66,8 @@ class Problem(NamedTuple):
     ridge: Tensor  # (p,)
 
 
-class Case(NamedTuple):
-    """What the choice depends on."""
+class UpdateSize(NamedTuple):
+    """What the choice of a backend depends on: the kind and the size of an update."""
 
     device: str
     dtype: torch.dtype  # of the solver's arithmetic
@@ -84,8 +84,8 @@ class BackendRow(NamedTuple):
 
     backend: str
     place: str  # module:name in this package; empty: the solver's own code in torch
-    able: Callable[[Case], bool]
-    faster: Callable[[Case], bool] = lambda case: True
+    able: Callable[[UpdateSize], bool]
+    faster: Callable[[UpdateSize], bool] = lambda case: True
 
     def load(self) -> Any:
         """The class or module that computes."""
@@ -94,20 +94,20 @@ class BackendRow(NamedTuple):
         return getattr(loaded, name) if name else loaded
 
 
-def _compiles(case: Case) -> bool:
+def _compiles(case: UpdateSize) -> bool:
     fits = case.device == "cpu" and case.dtype == torch.float64 and case.contiguous
     return fits and case.head_dtype in (torch.float32, torch.float64) and _installed("numba")
 
 
-def _on_cuda(case: Case) -> bool:
+def _on_cuda(case: UpdateSize) -> bool:
     return case.device == "cuda"
 
 
-def _has_kernels(case: Case) -> bool:
+def _has_kernels(case: UpdateSize) -> bool:
     return case.device == "cuda" and case.contiguous and _installed("triton")
 
 
-def _always(case: Case) -> bool:
+def _always(case: UpdateSize) -> bool:
     return True
 
 
@@ -147,6 +147,8 @@ TABLE: dict[str, tuple[BackendRow, ...]] = {
         ),
         BackendRow("torch", "", _always),
     ),
+    # The choice among several heads, on the device; the members' own updates are captured least squares.
+    "captured choice": (BackendRow("torch", "captured_choice:CapturedChoice", _always),),
     # From p rows on, the system of the rows is singular but for its identity, and torch solves that of the columns.
     "captured cross-entropy": (
         BackendRow(
@@ -174,7 +176,7 @@ def records(state: LeastSquaresState, rows: int, forgetting: float) -> bool:
     return allowed and (len(state.T) <= RECORDED_COPIES or is_block(state, rows, forgetting))
 
 
-def choose(solver: str, case: Case) -> BackendRow:
+def choose(solver: str, case: UpdateSize) -> BackendRow:
     """The row of the table for `solver`, such as "least squares", that computes this case."""
     rows = TABLE[solver]
     for row in rows:

@@ -45,6 +45,8 @@ _inner = njit(**OPTIONS)
 
 # What a call says: learned, not finite, or too large for products, which the QR route takes.
 LEARNED, NOT_FINITE, TOO_LARGE = range(3)
+# How many sizes of blocks have memory of their own.
+BLOCKS = 16
 
 
 @_inner
@@ -268,7 +270,8 @@ def part(memory, start, rows, columns):
 def sizes(p: int, m: int) -> tuple[tuple[int, int], ...]:
     """The matrices of a head's memory in their order: the state, what it is held to, and buffers."""
     state = (p, p), (m, p), (p, p), (1, m), (1, p), (1, 5)  # T, W, H, energy, left, counters
-    return *state, (m, p), (1, p), (p + m, p), (p, p), (m, p), (5, max(p, m))  # prior, ridge, Z, C, D
+    buffers = (p + m, p), (p, p), (m, p), (5, max(p, m)), (1, 1)  # Z, C, D, rows, the error
+    return *state, (m, p), (1, p), *buffers  # prior, ridge
 
 
 @cached(**OPTIONS)
@@ -292,7 +295,7 @@ def update(memory, rows, weight, bias, x, y, lam, samples, count):
     Z, end = part(memory, end + p, p + m, p)
     C, end = part(memory, end, p, p)
     D, end = part(memory, end, m, p)
-    scratch, end = part(memory, end, 5, max(p, m))
+    scratch, end_of_buffers = part(memory, end, 5, max(p, m))
     Phi, end = part(rows, 0, n, p)
     Y, end = part(rows, end, n, m)
     F, end = part(rows, end, p, n)
@@ -317,6 +320,7 @@ def update(memory, rows, weight, bias, x, y, lam, samples, count):
         if k < p:
             new_W[o, k] = W[o, k] + (bias[o] - to_head(W[o, k]))
     size, error = whiten(T, new_W, Phi, Y, F, E)
+    memory[end_of_buffers] = error
     if not size + error < np.inf:
         return NOT_FINITE
     if size > PRODUCT_LIMIT:
@@ -464,6 +468,7 @@ class NumbaBackend(TorchBackend):
         announce_compilation(update, "the update of a head")
         weight, bias = problem.linear.weight.detach(), problem.linear.bias
         (m, p), self.k = state.W.shape, problem.linear.in_features
+        self.width, self.outputs = p, m
         shapes = sizes(p, m)
         memory = state.T.new_zeros(sum(a * b for a, b in shapes))
         T, W, H, energy, left, own, prior, ridge = parts_of(memory, p, m)[:8]
@@ -477,6 +482,8 @@ class NumbaBackend(TorchBackend):
         self.bias = np.zeros(0, self.weight.dtype) if bias is None else bias.detach().numpy()
         self.dtype = weight.dtype
         self.block: Block | None = None
+        self.total = 0.0  # the weights of its rows
+        self._blocks: dict[int, Block] = {}  # by their rows: samples that are held out leave blocks of many sizes
         # The kernel writes where autograd does not see it; a write to no element tells it that the weight changed.
         self.version = weight[:0]
 
@@ -488,17 +495,24 @@ class NumbaBackend(TorchBackend):
         None: they are not finite.
         """
         n = features.numel() // self.k
-        block = self.block
-        if block is None or len(block.Y) != n:
-            block = self.block = self._block(n)
+        self.block = self._blocks.get(n) or self._block(n)
         x = y = 0
-        total = float(n)
+        self.total = float(n)
         if sample_weight is None and is_plain(features, self.dtype) and is_plain(targets, self.dtype):
             x, y = features.data_ptr(), targets.data_ptr()
         else:
-            total = self._fill(block, features, targets, sample_weight)
+            self.total = self._fill(self.block, features, targets, sample_weight)
         self.version.zero_()
-        count = due(block.Phi.shape[1], forgetting)
+        return self._learn(self.block, x, y, self.total, forgetting)
+
+    def learn_rows_of(self, other: NumbaBackend, forgetting: float) -> Tensor | None:
+        """Learn the samples that the backend of another head of this shape learned last; autograd is not told."""
+        assert other.block is not None
+        self.block, self.total = other.block, other.total
+        return self._learn(other.block, 0, 0, other.total, forgetting)
+
+    def _learn(self, block: Block, x: int, y: int, total: float, forgetting: float) -> Tensor | None:
+        count = due(self.width, forgetting)
         outcome = update(self.memory, block.memory, self.weight, self.bias, x, y, forgetting, total, count)
         if outcome == TOO_LARGE:
             return self.learn_rows(block.Phi, block.Y, total, forgetting)
@@ -506,14 +520,17 @@ class NumbaBackend(TorchBackend):
 
     def error(self) -> float:
         """The mean squared error of the last rows before they were learned, if they had no weights."""
-        assert self.block is not None
-        E = self.block.memory[-self.block.Y.numel() :]
-        return float(E @ E / E.size)
+        return float(self.memory[-1]) / (self.total * self.outputs)
 
     def _block(self, n: int) -> Block:
         m, p = self.state.W.shape
         memory = self.state.T.new_empty(2 * n * (p + m))
-        return Block(memory[: n * p].view(n, p), memory[n * p : n * (p + m)].view(n, m), memory.numpy())
+        Phi, Y = memory[: n * p].view(n, p), memory[n * p : n * (p + m)].view(n, m)
+        block = Block(Phi, Y, memory.numpy())
+        if len(self._blocks) == BLOCKS:
+            self._blocks.clear()
+        self._blocks[n] = block
+        return block
 
     def _fill(self, block: Block, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> float:
         """Make Φ and Y of samples in any dtype, anywhere in memory, with weights or without; returns their sum."""

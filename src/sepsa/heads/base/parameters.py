@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +74,30 @@ def store(linear: nn.Linear, head: Tensor) -> None:
     linear.weight.detach().copy_(head[:, : linear.in_features])
     if linear.bias is not None:
         linear.bias.detach().copy_(head[:, -1])
+
+
+def twin_of(linear: nn.Linear) -> nn.Linear:
+    """A head with copies of the weights, and without hooks."""
+    twin = nn.Linear(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
+    for name, value in linear._parameters.items():
+        if value is not None:
+            twin._parameters[name] = nn.Parameter(value.detach().clone(memory_format=torch.contiguous_format))
+    return twin
+
+
+def copy_head(source: nn.Linear, target: nn.Linear) -> None:
+    """Copy the weights of one head into another."""
+    for name, value in source._parameters.items():
+        own = target._parameters[name]
+        if value is not None and own is not None:
+            own.copy_(value)
+
+
+def heads_of(members: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """The weights and the biases of the members' heads, where these have biases."""
+    weights = [member.linear._parameters["weight"].detach() for member in members]
+    biases = [member.linear._parameters["bias"] for member in members]
+    return weights, [] if biases[0] is None else [bias.detach() for bias in biases]
 
 
 def commit(write: Callable[[], object]) -> None:

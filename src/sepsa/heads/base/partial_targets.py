@@ -11,7 +11,7 @@ from sepsa.heads.base.checks import check_rows, check_weight
 from sepsa.heads.protocols import NotFinite
 
 
-class Rows(NamedTuple):
+class ObservedRows(NamedTuple):
     """Samples as rows."""
 
     features: Tensor  # (n, in_features)
@@ -20,7 +20,7 @@ class Rows(NamedTuple):
     observed: Tensor | None  # (n, out_features), as booleans; None: everything
 
 
-def rows_of(linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Rows:
+def rows_of(linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> ObservedRows:
     """The samples, checked. A target of NaN and a weight of 0 say that this output was not observed.
 
     `sample_weight` has one number a sample (...), or one for each output of it (..., out_features). A sample without
@@ -45,10 +45,10 @@ def rows_of(linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight:
     if some:
         y = y.where(~missing, 0)
     if sample_weight is None:
-        return Rows(x, y, None, ~missing if some else None)
+        return ObservedRows(x, y, None, ~missing if some else None)
     weight = sample_weight.detach().reshape(len(x), -1).expand(-1, m)
     observed = ~missing & (weight > 0)
-    return Rows(x, y, weight.where(observed, 0), observed)
+    return ObservedRows(x, y, weight.where(observed, 0), observed)
 
 
 def mean_loss(each: Tensor, observed: Tensor, sample_weight: Tensor | None) -> Tensor:

@@ -27,11 +27,12 @@ LIMIT = 2**17
 
 def row_bytes(inputs: Tensor, targets: Tensor) -> list[tuple[bytes, bytes]]:
     """The bytes of every sample: its row of the inputs and its rows of the targets."""
-    n, parts = len(inputs), []
+    n, parts = inputs.shape[0], []
     for x in (inputs, targets):
-        x = x.detach().cpu()
         x = x.view(torch.int16) if x.dtype == torch.bfloat16 else x  # which NumPy has not
-        parts.append([row.tobytes() for row in x.numpy().reshape(n, -1)])
+        whole = x.numpy(force=True).tobytes()
+        size = len(whole) // n
+        parts.append([whole[i : i + size] for i in range(0, n * size, size)])
     return list(zip(*parts, strict=True))
 
 
@@ -50,6 +51,7 @@ class BatchSplit(NamedTuple):
 
     scored: list[int] | None  # None: all of them
     held_out: list[int]
+    learned: list[int]  # the updates that learned those held out
     new_hashes: list[int]  # to remember
     first: int
     unrepeated: int
@@ -62,13 +64,14 @@ class SeenSamples:
         self.salt = salt
         self.first = -1  # the code of the first sample of all, which is in the tenth, so that there is one
         self.unrepeated = UNREPEATED  # new samples of the tenth since one of them repeated
-        self.hashes: dict[int, None] = {}  # in the order in which they came
+        self.hashes: dict[int, int] = {}  # the update that learned each, in the order in which they came
 
     def split(self, identity: Tensor, targets: Tensor, n: int) -> BatchSplit:
         """Split n rows of samples, each recognized by a row of `identity` (b, ...), b a divisor of n."""
-        span, first = n // len(identity), self.first
+        span, first = n // identity.shape[0], self.first
         fold: list[int] = []
         held_out: list[int] = []
+        learned: list[int] = []
         new: list[int] = []
         samples = row_bytes(identity, targets)
         codes = [code_of(*sample, self.salt) for sample in samples]
@@ -81,15 +84,16 @@ class SeenSamples:
             name = hash_of(*samples[i])
             if name in self.hashes:
                 held_out.extend(positions)
+                learned.extend([self.hashes[name]] * span)
             else:
                 new.append(name)
         unrepeated = 0 if held_out else self.unrepeated + len(new)
-        return BatchSplit(fold if unrepeated < UNREPEATED else None, held_out, new, first, unrepeated)
+        return BatchSplit(fold if unrepeated < UNREPEATED else None, held_out, learned, new, first, unrepeated)
 
-    def accept(self, split: BatchSplit) -> None:
-        """Remember the samples of an update; safe to run twice."""
+    def accept(self, split: BatchSplit, step: int) -> None:
+        """Remember the samples of the update with this number; safe to run twice."""
         self.first, self.unrepeated = split.first, split.unrepeated
-        self.hashes.update(dict.fromkeys(split.new_hashes[: max(0, LIMIT - len(self.hashes))]))
+        self.hashes.update(dict.fromkeys(split.new_hashes[: max(0, LIMIT - len(self.hashes))], step))
 
     def checkpoint(self) -> tuple[int, int, int]:
         """What `rollback` needs."""
@@ -103,8 +107,9 @@ class SeenSamples:
 
     def state_dict(self) -> dict[str, Any]:
         """What a saved state has."""
-        hashes = torch.tensor(list(self.hashes), dtype=torch.int64)
-        return {"salt": self.salt, "first": self.first, "unrepeated": self.unrepeated, "hashes": hashes}
+        hashes, learned = (torch.tensor(list(x), dtype=torch.int64) for x in (self.hashes, self.hashes.values()))
+        numbers = {"salt": self.salt, "first": self.first, "unrepeated": self.unrepeated}
+        return numbers | {"hashes": hashes, "learned": learned}
 
 
 def read(saved: Entries) -> SeenSamples:
@@ -112,7 +117,9 @@ def read(saved: Entries) -> SeenSamples:
     seen = SeenSamples(saved.integer("salt", 0, 2**32 - 1))
     seen.first = saved.integer("first", -1, 2**32 - 1)
     seen.unrepeated = saved.integer("unrepeated", 0)
-    seen.hashes = dict.fromkeys(saved.tensor("hashes", (None,), torch.int64).tolist())
+    hashes = saved.tensor("hashes", (None,), torch.int64)
+    learned = saved.tensor("learned", (len(hashes),), torch.int64)
+    seen.hashes = dict(zip(hashes.tolist(), learned.tolist(), strict=True))
     return seen
 
 
@@ -131,7 +138,7 @@ class DatasetIndex:
             self.rows.setdefault(name, row)
         self.codes = torch.tensor([code_of(*sample, seen.salt) for sample in samples]).to(device)
         self.first_rows = torch.tensor([self.rows[name] for name in self.hashes]).to(device)
-        self.learned = torch.zeros_like(self.codes)  # 0 or 1
+        self.learned = torch.zeros_like(self.codes)  # the update that learned each; 0: none
         self.numbers = torch.zeros(2, dtype=torch.int64, device=device)  # `first` and `unrepeated` of `SeenSamples`
 
     def refill(self, inputs: Tensor, targets: Tensor, seen: SeenSamples) -> None:
@@ -143,31 +150,34 @@ class DatasetIndex:
 
     def load(self, seen: SeenSamples) -> None:
         """Copy from the host which samples were learned."""
-        self.learned.copy_(torch.tensor([name in seen.hashes for name in self.hashes]))
+        self.learned.copy_(torch.tensor([seen.hashes.get(name, 0) for name in self.hashes]))
         self.numbers.copy_(torch.tensor([seen.first, seen.unrepeated]))
 
     def read(self, seen: SeenSamples) -> None:
         """Copy to the host which samples were learned."""
         learned = self.learned.tolist()
-        names = [name for name, row in self.rows.items() if learned[row] and name not in seen.hashes]
-        first, unrepeated = self.numbers.tolist()
-        seen.accept(BatchSplit(None, [], names, first, unrepeated))
+        new = sorted((learned[row], name) for name, row in self.rows.items() if learned[row])
+        seen.first, seen.unrepeated = self.numbers.tolist()
+        for step, name in new:
+            if len(seen.hashes) < LIMIT:
+                seen.hashes.setdefault(name, step)
 
-    def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of these rows (n,) are scored, and which are held out."""
+    def split(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Which of these rows (n,) are scored, which are held out, and the updates that learned those."""
         code, names = self.codes[rows], self.first_rows[rows]
-        known = self.learned[names] > 0
+        learned = self.learned[names]
+        known = learned > 0
         first = torch.where(self.numbers[0] < 0, code[0], self.numbers[0])
         fold = (code % HELD_OUT == 0) | (code == first)
         held_out, new = fold & known, fold & ~known
         unrepeated = torch.where(held_out.any(), 0, self.numbers[1] + new.sum())
         self._next = names, new, torch.stack([first, unrepeated])
-        return fold | (unrepeated >= UNREPEATED), held_out
+        return fold | (unrepeated >= UNREPEATED), held_out, learned
 
-    def accept(self, valid: Tensor) -> None:
-        """Remember the samples of the last `split`, where `valid` (0-d) says so."""
+    def accept(self, valid: Tensor, step: Tensor) -> None:
+        """Remember the samples of the last `split` as learned by this update, where `valid` (0-d) says so."""
         names, new, numbers = self._next
-        self.learned.scatter_reduce_(0, names, (new & valid).long(), "amax")
+        self.learned.scatter_reduce_(0, names, torch.where(new & valid, step, 0), "amax")
         self.numbers.copy_(torch.where(valid, numbers, self.numbers))
 
 

@@ -66,15 +66,6 @@ class LeastSquaresState(NamedTuple):
         return LeastSquaresState._make(None if part is None else change(part) for part in self)
 
 
-class RootOfVersion01:
-    """The state's class in pickles of version 0.1, which had two fields more."""
-
-    def __new__(  # type: ignore[misc]
-        cls, T: Tensor, W: Tensor, H: Tensor | None, energy: Tensor, left: Tensor, *_: object
-    ) -> LeastSquaresState:
-        return LeastSquaresState(T, W, H, energy, left)
-
-
 def start(prior: Tensor, ridge: Tensor) -> LeastSquaresState:
     """The state before any data: A = diag ridge (p,), and W the prior (m, p)."""
     T, energy = torch.diag(1 / ridge.sqrt()), prior.new_zeros(len(prior))
@@ -180,6 +171,14 @@ def square_root(state: LeastSquaresState) -> Tensor:
         return state.T
     T: Tensor = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(state.H).L, state.T, upper=False)
     return T.contiguous()  # so that a copy has the same bits
+
+
+def leverage(state: LeastSquaresState, Phi: Tensor) -> Tensor:
+    """φᵀBφ of each row of Φ (n, p)."""
+    F = state.T @ Phi.T
+    if state.H is not None:
+        F = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(state.H).L, F, upper=False)
+    return F.square().sum(0)
 
 
 def fade(state: LeastSquaresState, lam: float | Tensor) -> LeastSquaresState:

@@ -23,6 +23,9 @@ CERTAINTY = 0.5
 OUTLIER = 4.0
 # Errors below this share of the targets' mean square count as equal.
 EXACT = 1e-6
+# The lower bound of 1 - λ^age φᵀBφ, which may be negative where the features have moved since; float32 errors divided
+# by it still have three digits.
+LEAST = 1e-4
 LARGEST = 1e100  # the error of a head that is not finite
 
 
@@ -42,15 +45,13 @@ def start(heads: int) -> Score:
 def add(score: Score, errors: Sequence[float], size: float = 0.0) -> Score:
     """The score after an update with these errors (J,), at targets whose mean square is `size`."""
     count, sums, products = score
+    J = range(len(sums))
     limit = min(OUTLIER * max(min(sums) / count, EXACT * size), LARGEST) if count else LARGEST
     clipped = [min(error, limit) if error < LARGEST else limit for error in errors]  # a NaN is not smaller
     return Score(
         FADING * count + 1.0,
-        [FADING * old + error for old, error in zip(sums, clipped, strict=True)],
-        [
-            [FADING * old + a * b for old, b in zip(row, clipped, strict=True)]
-            for row, a in zip(products, clipped, strict=True)
-        ],
+        [FADING * sums[j] + clipped[j] for j in J],
+        [[FADING * products[i][j] + clipped[i] * clipped[j] for j in J] for i in J],
     )
 
 
@@ -110,3 +111,12 @@ def squared_errors(weights: Sequence[Any], biases: Sequence[Any], x: Any, y: Any
         outputs += xp.concatenate(biases)
     errors = outputs.reshape(len(x), len(weights), -1) - y[:, None]
     return (errors * errors).mean(-1)
+
+
+def share_left(leverage: Any, forgetting: Any, age: Any, weight: Any = 1.0) -> Any:
+    """What is left of the error at a sample after it was learned: 1 - ωλ^age φᵀBφ, at least `LEAST`.
+
+    A head that learned a sample of weight ω `age` updates ago errs at it by this share of the error that it would make
+    without it; `leverage` is φᵀBφ under its present covariance B.
+    """
+    return (1.0 - weight * forgetting**age * leverage).clip(min=LEAST)

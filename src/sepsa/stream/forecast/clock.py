@@ -51,7 +51,7 @@ class Grid(NamedTuple):
     step: float
     origin: float
 
-    def index(self, at: float) -> int:
+    def nearest(self, at: float) -> int:
         """The point nearest to a time."""
         if self.unit == SECONDS:
             return round((at - self.origin) / self.step)
@@ -65,8 +65,8 @@ class Grid(NamedTuple):
         if self.unit == SECONDS:
             return self.origin + index * self.step
         if self.unit == BUSINESS:
-            day = np.busday_offset(day_of(self.origin), index, roll="forward")
-            return float(day.astype(np.int64)) * DAY + self.origin % DAY
+            business_day = np.busday_offset(day_of(self.origin), index, roll="forward")
+            return float(business_day.astype(np.int64)) * DAY + self.origin % DAY
         start = np.datetime64(0, "M") + int(month_of(self.origin) + index * self.step)
         length = int(((start + 1).astype("datetime64[D]") - start.astype("datetime64[D]")).astype(int))
         day = int(
@@ -281,7 +281,7 @@ class Clock:
         fits = self.grid is not None and self._fits(at)
         if self.told is not None or at <= known[-1] or (fits and count & (count - 1)):
             return None
-        if self.grid is not None and self.grid.index(self.local(at)) - (self.last or 0) > leap(len(known)):
+        if self.grid is not None and self.grid.nearest(self.local(at)) - (self.last or 0) > leap(len(known)):
             return None
         try:
             grid = self.found(np.append(known, at))
@@ -306,7 +306,7 @@ class Clock:
         assert self.grid is not None
         assert self.last is not None
         wall = self.local(at)
-        point = self.grid.index(wall)
+        point = self.grid.nearest(wall)
         return point > self.last and abs(self.grid.at(point) - wall) <= 0.3 * self.grid.seconds()
 
     def local(self, at: float) -> float:
@@ -338,7 +338,7 @@ class Clock:
                 f"time must be a business day, as those of all rows so far, got {self.label(at)}: "
                 'give step="day" for rows on every day of the week'
             )
-        return self.grid.index(wall)
+        return self.grid.nearest(wall)
 
     def label(self, at: float) -> Any:
         """A time in UTC as it was given: a datetime or a number."""
@@ -434,7 +434,7 @@ def read_time(time: Any) -> tuple[float, bool, tzinfo | None]:
         return (datetime(time.year, time.month, time.day) - EPOCH).total_seconds(), True, None
     if isinstance(time, (bool, np.bool_)) or not isinstance(time, (int, float, np.integer, np.floating)):
         raise ValueError(f"time must be seconds, a datetime or a datetime64, got {time!r}")
-    if not math.isfinite(time) or abs(time) > 1e15:
+    if not abs(float(time)) <= 1e15:
         raise ValueError(f"time must be seconds up to 1e15, a datetime or a datetime64, got {time!r}")
     return float(time), False, None
 
@@ -463,4 +463,6 @@ def read_times(times: Any) -> Moments:
     if len({dated for _, dated, _ in read}) > 1:
         raise ValueError("times must be all dates or all numbers, got both")
     zones = [one for *_, one in read if one is not None]
-    return Moments(np.array([at for at, *_ in read]), any(dated for _, dated, _ in read), zone or (zones or [None])[0])
+    return Moments(
+        np.array([at for at, *_ in read]), any(dated for _, dated, _ in read), zone or next(iter(zones), None)
+    )

@@ -90,8 +90,8 @@ class SepSAForecaster(Saves):
             check_seasons(seasons)
         if not 0 < len(forgetting) <= 16:
             raise ValueError(f"forgetting must hold 1 to 16 numbers in (0.5, 1], got {schema.brief(forgetting)}")
-        for value in forgetting:
-            in_range("forgetting", value, 0.5, 1.0)
+        for factor in forgetting:
+            in_range("forgetting", factor, 0.5, 1.0)
         in_range("ridge", ridge, 0.0, HUGE)
         if ridge < 1e-30:
             raise ValueError(f"ridge must be at least 1e-30, got {ridge}")
@@ -724,7 +724,8 @@ class SepSAForecaster(Saves):
             model.load_state_dict(new["model"], "state_dict['model']")
             self._model = model
         self._load_first(new, m, q)
-        for i, pair in enumerate(waiting := new.items("waiting")):
+        waiting = new.items("waiting")
+        for i in range(len(waiting)):
             pair = waiting.items(i, 2)
             self._waiting.append((pair.array(0, (m,), missing=True), pair.array(1, (q,), missing=True)))
         if len(self._waiting) != len(self._clock.waiting):

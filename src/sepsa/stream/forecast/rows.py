@@ -59,7 +59,7 @@ def read_table(what: str, data: Any, times: Any = None) -> Table:
 def numbers(what: str, data: Any) -> Floats:
     """An array of numbers, NaN where one is missing or masked; an error for infinite ones."""
     if isinstance(data, np.ma.MaskedArray):
-        data = data.astype(np.float64).filled(np.nan)
+        data = np.ma.filled(data.astype(np.float64), np.nan)
     elif hasattr(data, "to_numpy"):
         data = data.to_numpy()
     try:

@@ -84,7 +84,8 @@ class ForecastTable:
         """Learn the rows that can be used; the predictions are the forecasts (series, horizon) made after each."""
         bad = list(block.bad)
         rows, at, dated = self._usable(block, bad)
-        lines, made, told = block.lines[rows], np.empty((0, self.horizon, len(self.target))), []
+        lines, made = block.lines[rows], np.empty((0, self.horizon, len(self.target)))
+        told: list[str] = []
         if len(rows):
             columns = at_rows(block.columns, rows)
             empty = np.full(len(rows), np.nan)
@@ -105,9 +106,9 @@ class ForecastTable:
         """Rows after those held back before, how many of them are learned now, and which of those have a target."""
         Y = np.vstack([np.full((len(self.ahead), Y.shape[1]), np.nan), Y])
         E, at = np.vstack([self.ahead.reshape(-1, E.shape[1]), E]), np.concatenate([self.ahead_at, at])
-        filled = ~np.isnan(Y).all(1)
+        filled: Any = ~np.isnan(Y).all(1)
         stop = max(int(np.flatnonzero(filled)[-1]) + 1 if filled.any() else 0, len(Y) - self.horizon)
-        self.ahead, self.ahead_at = E[stop:].copy(), at[stop:].copy()
+        self.ahead, self.ahead_at = E[stop:].copy(), at[stop:].tolist()
         return Y, E, at, stop, np.flatnonzero(filled[:stop])
 
     def _learn(self, Y: Floats, E: Floats, at: Floats, dated: bool, shown: Any) -> tuple[Floats, list[str]]:
@@ -132,9 +133,10 @@ class ForecastTable:
         if name not in self.texts:
             return np.full(count, np.nan) if column is None else column.numbers
         known, out = self.texts[name], np.zeros((count, TEXTS))
-        for i, code in enumerate(column.codes.tolist() if column is not None and column.codes is not None else []):
+        codes, texts = ([], []) if column is None or column.codes is None else (column.codes.tolist(), column.texts)
+        for i, code in enumerate(codes):
             if code >= 0:
-                text = column.texts[code]
+                text = texts[code]
                 if text not in known and len(known) < TEXTS - 1:
                     known.append(text)
                 out[i, known.index(text) if text in known else TEXTS - 1] = 1.0
@@ -175,7 +177,8 @@ class ForecastTable:
     def _check_times(self, block: RowBlock, bad: list[BadRow], good: Any, at: Floats, dated: bool) -> None:
         """Add to `bad` the rows whose time cannot follow the rows before."""
         clock, learned = self.forecaster.clock(), self.forecaster.rows
-        held, waiting = [*self.ahead_at], []
+        held = [*self.ahead_at]
+        waiting: list[Any] = []
         for i in [*(-1 - k for k in range(len(held))), *np.flatnonzero(good)]:
             trial = clock.copy()
             try:

@@ -29,7 +29,8 @@ SMALLEST = 1e-9  # scale of a series in units of its mean
 
 # What calls `gains` is part of its caller, so that LLVM optimizes that code once more and not once for each level.
 part = njit(inline="always", **OPTIONS)
-callee = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **OPTIONS)  # wrappers take half of the compilation
+_WITHOUT_WRAPPERS: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # these take half of the compilation
+callee = njit(**_WITHOUT_WRAPPERS, **OPTIONS)
 due = njit(ridge_rule.due)
 
 
