@@ -354,7 +354,7 @@ def tables(lines: list[str]) -> Iterator[tuple[tuple[str, str], int, int]]:
 
 
 def rewritten(text: str) -> str:
-    """A page with the tables as scripts print them now: whole below a printed title, else the rows that the page has."""
+    """A page with its tables as scripts print them now: whole below a printed title, else the rows that it has."""
     lines = text.split("\n")
     shown = {source: list(output(source)) for source in PRINTS & {*sources(text)}}
     new = {key: told[a:b] for told in shown.values() for key, a, b in tables(told)}

@@ -263,7 +263,7 @@ def _embedded(file: Path, there: bool) -> str:
 
 
 def markdown(found: Sequence[ReportTable], remarks: Sequence[str], gaps: dict[str, str], results: str) -> str:
-    """The tables beside the paper's, how many differences are unexplained, and what is missing; `results` is the path to the records."""
+    """The tables beside the paper's, what is unexplained and what is missing; `results` is the path to the records."""
     parts = ["<!-- written by `sepsa report`: change the records or the code, not this block -->"]
     for table in (table for table in found if table.head == BESIDE):
         rules = ["--:" if name else "---" for name in table.head]
