@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 # The demo has its own environment, with the packages that the demo needs and no others.
 DEMO := .venv-demo
+# And so does the site.
+SITE := .venv-docs
 # For `make check`: a page, the goldens, which have a head solver and a stream of each kind, and fast files of every layer.
 PAGE := tests/test_docs.py::test_the_code_on_a_page_prints_what_the_page_shows[docs/how-to-choose.md]
 FAST := tests/test_goldens.py tests/heads/test_checks.py tests/heads/test_per_output.py tests/heads/test_logistic.py \
@@ -43,9 +45,9 @@ lint: $(STAMP)
 	$(BIN)/mypy --config-file examples/mypy.ini
 	$(BIN)/lint-imports
 
-docs: $(STAMP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
-	@echo "the site is in site/: open site/index.html, or $(BIN)/python -m http.server --directory site"
+docs: $(SITE)/installed
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet --strict
+	@echo "the site is in site/: open site/index.html, or $(SITE)/bin/python -m http.server --directory site"
 
 $(STAMP): pyproject.toml constraints.txt
 	PYTHON=$(PYTHON) .ci/install $(VENV) dev
@@ -53,5 +55,8 @@ $(STAMP): pyproject.toml constraints.txt
 $(DEMO)/installed: pyproject.toml constraints.txt
 	PYTHON=$(PYTHON) .ci/install $(DEMO) demo
 
+$(SITE)/installed: pyproject.toml constraints.txt
+	PYTHON=$(PYTHON) .ci/install $(SITE) docs
+
 clean:
-	rm -rf $(VENV) $(DEMO) site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO) $(SITE) site .mypy_cache .pytest_cache .ruff_cache .hypothesis

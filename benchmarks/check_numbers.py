@@ -17,10 +17,14 @@ Of a list of numbers its summary counts (mean, deviation, quartiles, range, leng
 same names are summed up over their seeds. A row that the script of a JSON prints by `--table` may stand in a page word
 for word. A number with a percent sign may stand in the JSON as a share, and one in ms or µs in seconds. CONSTANTS are
 what is neither a result nor code; `derived` computes what a page computes from a JSON.
+
+The last line counts the JSON files that are older than the code that they measured: measure.write puts a hash of each
+source into a JSON; older files have none, and their age is unknown.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -39,13 +43,21 @@ PYTHON = sys.executable
 CONSTANTS: dict[str, dict[str, str]] = {
     "docs/algorithm.md": {"1e-8": "the tolerance of a test", "20,000": "steps of the benchmark"},
     "docs/how-to-choose.md": {
-        **dict.fromkeys(("0.95", "0.99", "0.999"), "a forgetting"),
+        **dict.fromkeys(("0.99", "0.999"), "a forgetting"),
         **dict.fromkeys(("1e5", "1e10"), "a limit that health() tells"),
         "64": "features of a stream's body",
     },
-    "docs/reproduction.md": {"0.001": "a learning rate", "0.9999": "a forgetting", "5": "n/(n-1) at 10 seeds"},
+    "docs/reproduction.md": {"0.001": "a learning rate", "5": "n/(n-1) at 10 seeds"},
 }
-MACHINE = {"machine", "processor", "threads", "python", "torch", "numpy"}  # what every JSON says of where it was made
+MACHINE = {
+    "machine",
+    "processor",
+    "threads",
+    "python",
+    "torch",
+    "numpy",
+    "sources",
+}  # what every JSON says of where it was made
 ASKED = {"wanted"}  # columns that say what was asked for, not what came
 # Whose scripts print the tables that pages show.
 PRINTS = {
@@ -116,6 +128,7 @@ def stated(text: str) -> str:
         r"^```.*?^```$",
         r"(?<=\n\n)(?: {4}[^\n]*\n)+",
         r"<!--.*?-->",
+        r"<[a-z/][^>]*>",
         r"`[^`\n]*`",
         r"\]\([^)\n]*\)",
     ):
@@ -341,14 +354,15 @@ def tables(lines: list[str]) -> Iterator[tuple[tuple[str, str], int, int]]:
 
 
 def rewritten(text: str) -> str:
-    """A page with the tables as scripts print them now."""
+    """A page with its tables as scripts print them now: whole below a printed title, else the rows that it has."""
     lines = text.split("\n")
     shown = {source: list(output(source)) for source in PRINTS & {*sources(text)}}
     new = {key: told[a:b] for told in shown.values() for key, a, b in tables(told)}
-    new |= {("", first): rows for (_, first), rows in new.items()}
+    named = {(first, row.split("|")[1]): row for (_, first), rows in new.items() for row in rows}
     for (title, first), start, end in reversed(list(tables(lines))):
-        rows = new.get((title, first)) or (new.get(("", first)) if first.startswith("| RMSE") else None)
-        lines[start:end] = lines[start:end] if rows is None else rows
+        lines[start:end] = new.get((title, first)) or [
+            named.get((first, row.split("|")[1]), row) for row in lines[start:end]
+        ]
     return "\n".join(lines)
 
 
@@ -367,6 +381,29 @@ def unfounded(page: str, text: str) -> Iterator[str]:
             yield f"{where} is not in {', '.join(result.sources)}"
 
 
+def source_hash(path: Path) -> str:
+    """A hash of a Python file, or of those in a folder, and nothing below it."""
+    files = [path] if path.is_file() else sorted(path.glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+
+def changed(source: str) -> list[str] | None:
+    """The sources of a JSON that have changed since it was written; None where it does not name them."""
+    content = json.loads((ROOT / source).read_text(encoding="utf-8"))
+    then = content.get("sources") if isinstance(content, dict) else None
+    return then and [name for name, known in then.items() if source_hash(ROOT / name) != known]
+
+
+def print_ages() -> None:
+    """Say which JSON files of benchmarks/ are older than the code that they measured."""
+    ages = {path.name: changed(f"benchmarks/{path.name}") for path in sorted((ROOT / "benchmarks").glob("*.json"))}
+    for name, sources in ages.items():
+        if sources:
+            print(f"benchmarks/{name} is older than {', '.join(sources)}")
+    old, unknown = sum(bool(age) for age in ages.values()), sum(age is None for age in ages.values())
+    print(f"{len(ages)} JSON files of benchmarks/: {old} older than their code, {unknown} unknown")
+
+
 def main() -> int:
     told, checked = [], 0
     for path in pages():
@@ -376,6 +413,7 @@ def main() -> int:
         checked += sum(len(result.numbers) for result in results(page, text))
         told += unfounded(page, text)
     print("\n".join([*told, f"{checked} results in {len(pages())} pages, {len(told)} without a JSON"]))
+    print_ages()
     return bool(told)
 
 

@@ -9,6 +9,7 @@
     python benchmarks/prequential.py --time                        # the microseconds alone, for a quiet machine
     python benchmarks/prequential.py --merge FILE                  # results from elsewhere, put into prequential.json
     python benchmarks/prequential.py --table [--half report] [--ours-name "sepsa, experts"]   # as the docs print them
+    python benchmarks/prequential.py --figure                      # prequential.svg, of the report half
 
 Every stream is read once, in its own order: predict, then learn. Half of the streams ("development") are those on which
 defaults are chosen; the other half ("report") is run when the choice is made. The split was written down before any
@@ -1101,6 +1102,35 @@ def print_summary(told: Averages, part: str, ours: str) -> None:
         print_table("peer", rivals(told, part, ours))
 
 
+def figure(ours: str) -> None:
+    """Our error over the smallest of the peers, for each stream of the report half."""
+    from matplotlib import pyplot as plt
+
+    told = averages(known())
+    ratios = {}
+    for kind in (NUMBER, LABEL):
+        names = [n for n, stream in STREAMS.items() if (stream.half, stream.kind) == (HALVES[1], kind)]
+        met = [races(told, HALVES[1], ours, "error", kind, further) for further in (False, True)]
+        for name, *both in zip(names, *met, strict=True):
+            ratios[name] = (kind, *(own / min(others.values()) for own, others, _ in both))
+    names = sorted(ratios, key=lambda name: ratios[name][2], reverse=True)
+    fig, ax = plt.subplots(figsize=(6, 7), layout="constrained")
+    for kind, colour in ((NUMBER, "C0"), (LABEL, "C1")):
+        at = [n for n, name in enumerate(names) if ratios[name][0] == kind]
+        river, every = ([ratios[names[n]][which] for n in at] for which in (1, 2))
+        ax.hlines(at, river, every, color=colour, alpha=0.4)
+        ax.scatter(river, at, s=16, facecolors="white", edgecolors=colour, label=f"{kind}, River's models", zorder=3)
+        ax.scatter(every, at, s=16, color=colour, label=f"{kind}, all peers", zorder=3)
+    ax.axvline(1, color="0.5", linewidth=1)
+    ax.set(xscale="log", xlabel="error of sepsa / smallest error of the peers")
+    ax.set_xticks([0.3, 0.5, 0.7, 1, 1.5], ["0.3", "0.5", "0.7", "1", "1.5"])
+    ax.xaxis.minorticks_off()
+    ax.set_yticks(range(len(names)), names, fontsize=8)
+    ax.margins(y=0.01)
+    ax.legend(fontsize=8, loc="lower left")
+    fig.savefig(Path(__file__).with_suffix(".svg"), metadata={"Date": None})
+
+
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--peers", action="store_true")
@@ -1109,6 +1139,7 @@ def main() -> None:
     options.add_argument("--variants", action="store_true")
     options.add_argument("--time", action="store_true")
     options.add_argument("--table", action="store_true")
+    options.add_argument("--figure", action="store_true")
     options.add_argument("--merge", nargs="+", type=Path, default=[], help="other files of results to put into ours")
     options.add_argument("--half", choices=HALVES)
     options.add_argument("--body", help="of ours, which are then called after it")
@@ -1132,6 +1163,8 @@ def main() -> None:
     if asked.table:
         print_tables(asked.half, asked.ours_name)
         print_variants(known())
+    if asked.figure:
+        figure(asked.ours_name)
 
 
 if __name__ == "__main__":

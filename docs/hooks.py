@@ -1,4 +1,7 @@
-"""Hooks of mkdocs: the repository's address, pages and linked files from outside docs/, and titles of outputs."""
+"""Hooks of mkdocs: the repository's address, pages and linked files from outside docs/, and titles of outputs.
+
+Each program of examples/ that a page links to becomes a page of its own.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +42,23 @@ def on_files(files: Files, config: Any, **_: Any) -> Files:
     for page in files.documentation_pages():
         linked.update(OUTSIDE.findall(page.content_string))
     for name in sorted(linked):
-        if (
-            ROOT / name
-        ).is_file():  # a missing file stays a broken link, which a strict build refuses
-            files.append(
-                File.generated(config, name, content=(ROOT / name).read_bytes())
-            )
+        # A missing file stays a broken link, which a strict build refuses.
+        if (ROOT / name).is_file():
+            content = (ROOT / name).read_bytes()
+            if name.endswith(".py"):
+                content = program_page(name, content.decode())
+            files.append(File.generated(config, page_name(name), content=content))
     return files
+
+
+def page_name(name: str) -> str:
+    """Return where the site has a file: a program on a page, all others as they are."""
+    return f"{name[:-3]}.md" if name.endswith(".py") else name
+
+
+def program_page(name: str, code: str) -> str:
+    """Return a page that shows a program."""
+    return f"# {name}\n\n````python\n{code}````\n"
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -54,7 +67,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         r"^( *```text)$", r'\1 title="Output"', markdown, flags=re.MULTILINE
     )
     up = "../" * page.file.src_uri.count("/")
-    markdown = OUTSIDE.sub(lambda link: f"]({up}{link[1]})", markdown)
+    markdown = OUTSIDE.sub(lambda link: f"]({up}{page_name(link[1])})", markdown)
+    if page.file.src_uri.startswith("examples/"):
+        return markdown
     return re.sub(r"<!--.*?-->\n?", "", markdown, flags=re.DOTALL)
 
 

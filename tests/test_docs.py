@@ -1,4 +1,4 @@
-"""The site builds without a warning; every block of code runs and prints what its page shows; every result has a JSON.
+"""The site builds, and its links lead somewhere; blocks of code print what their page shows; every result has a JSON.
 
 A page's ```python blocks run in order, in one namespace, in an empty folder, and so do its ```sh blocks. A block that
 prints is followed by a ```text block that shows what it prints, as in doctest: "..." stands for any text, white space
@@ -25,8 +25,10 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import unquote, urlsplit
 
 import pytest
 import yaml
@@ -219,23 +221,71 @@ def test_pages_link_to_the_repository_that_pyproject_names(tmp_path, monkeypatch
     assert "data-md-component" not in hooks.on_post_page('<a class="md-source" data-md-component="source">')
 
 
-def test_the_site_builds_without_a_warning(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the built site."""
+    folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site")],
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)],
         cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert not done.stdout
-    assert not done.stderr
-    pages = list((tmp_path / "site").rglob("*.html"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    return folder
+
+
+def test_a_page_loads_nothing_from_the_network_and_shows_its_tables(site):
+    pages = list(site.rglob("*.html"))
     assert len(pages) > 10
     for page in pages:
         text = page.read_text("utf-8")
-        # A page loads nothing from the network.
         loaded = re.findall(r'<(?:script|img|link|iframe)[^>]*?(?:src|href)="?([^" >]+)', text)
         assert not [url for url in loaded if re.match(r"(https?:)?//", url)], page.name
         prose = re.sub(r"<(pre|code)\b.*?</\1>", "", text, flags=re.DOTALL)
         assert "|---" not in prose, f"{page.name} shows the source of a table: leave a line free before it"
+
+
+class Links(HTMLParser):
+    """The links of a page, and the names that a link can lead to."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.to, self.names = [], set()
+        self.feed(page.read_text("utf-8"))
+
+    def handle_starttag(self, _tag, attributes):
+        given = dict(attributes)
+        self.names.add(given.get("id"))
+        self.to += [given[name] for name in ("href", "src") if given.get(name)]
+
+
+def test_every_link_inside_the_site_leads_somewhere(site):
+    pages = {page: Links(page) for page in site.rglob("*.html")}
+    walked, dead = 0, []
+    for page, links in pages.items():
+        for link in links.to:
+            url = urlsplit(link)
+            if url.scheme or url.netloc:
+                continue
+            walked += 1
+            start = site if url.path.startswith("/") else page.parent
+            target = (start / unquote(url.path).lstrip("/")).resolve() if url.path else page
+            target = target / "index.html" if target.is_dir() else target
+            name = unquote(url.fragment)
+            if not target.is_file() or (name and target in pages and name not in pages[target].names):
+                dead.append(f"{page.relative_to(site)}: {link}")
+    assert not dead
+    assert walked > 1000
+
+
+def test_the_site_has_the_linked_programs_as_pages_and_no_file_of_the_build(site):
+    linked = {
+        name for page in PAGES for name in re.findall(r"\]\([./]*(examples/[\w/]+)\.py\)", page.read_text("utf-8"))
+    }
+    assert len(linked) > 10
+    assert all((site / f"{name}.html").is_file() for name in linked)
+    assert not [
+        path for path in site.rglob("*") if path.suffix in (".py", ".pyc", ".toml") or path.name == "__pycache__"
+    ]
 
 
 # ---------------------------------------------------------------------- numbers
@@ -322,9 +372,9 @@ def test_the_generated_tables_are_those_of_the_records():
     block = page[page.index(report.BEGIN) + len(report.BEGIN) : page.index(report.END)].strip("\n")
     records = table3.read(ROOT / "results")
     gaps = report.missing(ROOT / "results", records)
-    assert block == report.markdown(
-        table3.table3(records), table3.table3(records, report.IMAGES), gaps, "../results"
-    ).strip("\n")
+    rows, images = table3.table3(records), table3.table3(records, report.IMAGES)
+    told = report.markdown(report.tables(rows, images), report.differences(rows, images), gaps, "../results")
+    assert block == told.strip("\n")
 
 
 @pytest.mark.parametrize("script", ["prequential", "uci"])
@@ -342,7 +392,7 @@ def test_generated_tables_are_what_the_script_prints(script, monkeypatch, capsys
 
 
 if __name__ == "__main__":
-    for page in map(Path.resolve, map(Path, sys.argv[1:])):
+    for page in [Path(argument).resolve() for argument in sys.argv[1:]]:
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)
             sys.path.insert(0, folder)

@@ -263,9 +263,9 @@ def _embedded(file: Path, there: bool) -> str:
 
 
 def markdown(found: Sequence[ReportTable], remarks: Sequence[str], gaps: dict[str, str], results: str) -> str:
-    """The tables, what differs from the paper and what is missing; `results` is the path to the records."""
+    """The tables beside the paper's, what is unexplained and what is missing; `results` is the path to the records."""
     parts = ["<!-- written by `sepsa report`: change the records or the code, not this block -->"]
-    for table in found:
+    for table in (table for table in found if table.head == BESIDE):
         rules = ["--:" if name else "---" for name in table.head]
         parts += ["", f"### {table.title}", "", f"| | method | {' | '.join(table.head)} |".replace("|  |", "| |")]
         parts += [f"|---|---|{'|'.join(rules)}|"]
@@ -273,7 +273,7 @@ def markdown(found: Sequence[ReportTable], remarks: Sequence[str], gaps: dict[st
             method = f"[{row.method}]({results}/{row.record}.json)" if row.record else row.method
             parts.append(f"| {row.dataset} | {method}{' ★' if row.best else ''} | {' | '.join(row.cells)} |")
     if remarks:
-        parts += ["", MARKS, "", "### Rows beyond two standard deviations", "", *remarks]
+        parts += ["", MARKS, "", remarks[-1]]
     if gaps:
         parts += ["", "### Not run yet", "", *(f"- {what}: `{command}`" for what, command in gaps.items())]
     return "\n".join([*parts, ""])
