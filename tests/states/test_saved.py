@@ -22,9 +22,7 @@ OLD_SELF_TUNING = ("rls-auto.sepsa", "rls-auto-ridge.sepsa", "sepsa-auto.sepsa")
 FATE = (
     dict.fromkeys(CASES, "loads")
     | dict.fromkeys(OLD_SELF_TUNING, "refused: .*start a new SelfTuning")
-    | dict.fromkeys(
-        ("forecaster.sepsa", "forecast.sepsa"), "refused: .*make a new one with the same parameters"
-    )
+    | dict.fromkeys(("forecaster.sepsa", "forecast.sepsa"), "refused: .*make a new one with the same parameters")
 )
 
 # A loaded model has the saved numbers, and a prediction is one forward pass of them, in float32: another processor
