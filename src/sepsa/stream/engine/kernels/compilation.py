@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numba
 from numba import njit, types
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
@@ -48,7 +49,12 @@ class PartCompiler(Compiler):
         return super().define_pipelines()  # type: ignore[no-untyped-call]
 
 
-_PART: Any = OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": PartCompiler}
+# `PartLibrary` rests on the inside of numba, so it serves the releases with which it was tested. With others a part is
+# compiled on its own as well, to the same code, and compilation takes about twice as long.
+_TESTED = ("0.68.",)
+_PART: Any = OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+if numba.__version__.startswith(_TESTED):
+    _PART["pipeline_class"] = PartCompiler
 inlined = njit(forceinline=True, **_PART)
 called = njit(**_PART)
 compiled = cached(**OPTIONS)
