@@ -22,7 +22,7 @@ from sepsa.heads.base.checks import (
 from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.state_checks import read_ridges, read_solver
 from sepsa.heads.math.cross_entropy import probabilities_of
-from sepsa.heads.math.quasi_newton import LBFGSState, compact, curve, direction, moved, product, remember
+from sepsa.heads.math.quasi_newton import LBFGSState, compact, curve, direction, moved, product, remember, step_size
 from sepsa.states import schema
 from sepsa.states.schema import Entries
 from sepsa.validation import at_least, in_range
@@ -300,14 +300,8 @@ class OnlineLBFGS(OwnsHead):
         y = state.y + n * y
         if not math.isfinite(N + length + slope + bend + float(torch.linalg.vector_norm(y))):
             raise explain_nonfinite(features, targets, linear)
-        total, bent, eta = state.slope_sum, state.curvature_sum, 0.0
-        if slope > 0 and bend > 0:
-            eta = slope / bend
-            R = 0.0 if P is None else float(along.abs().max() if m == 1 else (along.amax(1) - along.amin(1)).max())
-            if R * eta > 1e-6:  # below, the logarithm is its argument
-                eta = math.log1p(R * eta) / R
-            total, bent = total + slope * length, bent + slope * length**2 / eta
-            eta = min(eta, length * total / bent)
+        R = 0.0 if P is None else float(along.abs().max() if m == 1 else (along.amax(1) - along.amin(1)).max())
+        eta, total, bent = step_size(state, length, slope, bend, R)
         Z = Z - eta * D
         if n:
             W = W + (3 * n / (N + 2 * n)) * (Z - W)

@@ -648,6 +648,7 @@ class SelfTuning(OwnsHead):
         if rows is None:
             captured.index_batch(features, targets, self._seen)
             rows = torch.arange(features.numel() // features.shape[-1], device=features.device)
+        valid: Tensor
         valid, self._held_out = captured.update(features, targets, rows)
         return valid
 

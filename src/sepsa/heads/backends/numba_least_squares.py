@@ -274,18 +274,9 @@ def sizes(p: int, m: int) -> tuple[tuple[int, int], ...]:
     return *state, (m, p), (1, p), *buffers  # prior, ridge
 
 
-@cached(**OPTIONS)
-def update(memory, rows, weight, bias, x, y, lam, samples, count):
-    """Learn the rows Φ (n, p), Y (n, m), already scaled by the roots of their weights, which sum to `samples`.
-
-    `memory` holds what `sizes` says, `rows` holds Φ, Y and buffers for F and E, and `weight` and `bias` are the head's
-    own. x and y are the addresses of features and targets in the head's dtype, of which Φ and Y are made, or 0.
-    `count` coordinates get their ridge back.
-    """
-    m, k = weight.shape
-    p = k + (1 if bias.size else 0)
-    n = rows.size // (2 * (p + m))
-    to_head = weight.dtype.type
+@_inner
+def parts(memory, p, m):
+    """The matrices of a head's memory, as `sizes` orders them, and the place of the error."""
     T, end = part(memory, 0, p, p)
     W, end = part(memory, end, m, p)
     H, end = part(memory, end, p, p)
@@ -295,32 +286,168 @@ def update(memory, rows, weight, bias, x, y, lam, samples, count):
     Z, end = part(memory, end + p, p + m, p)
     C, end = part(memory, end, p, p)
     D, end = part(memory, end, m, p)
-    scratch, end_of_buffers = part(memory, end, 5, max(p, m))
+    scratch, end = part(memory, end, 5, max(p, m))
+    return T, W, H, energy, left, counters, prior, ridge, Z, C, D, scratch, memory[end : end + 1]
+
+
+@_inner
+def row_parts(rows, n, p, m):
+    """Φ, Y and buffers for F and E."""
     Phi, end = part(rows, 0, n, p)
     Y, end = part(rows, end, n, m)
     F, end = part(rows, end, p, n)
     E, end = part(rows, end, m, n)
-    if x:
-        given, aims = carray(_pointer(x), (n, k), weight.dtype), carray(_pointer(y), (n, m), weight.dtype)
-        for r in range(n):
-            for j in range(k):
-                Phi[r, j] = given[r, j]
-            if k < p:
-                Phi[r, k] = 1.0
-            for o in range(m):
-                Y[r, o] = aims[r, o]
-    new_T, new_W = Z[:p], Z[p:]
-    f, u, e = scratch[0, :p], scratch[1, :p], scratch[2, :m]
-    new_energy, new_left = scratch[3, :m], scratch[4, :p]
+    return Phi, Y, F, E
 
-    # W as the head has it now, with what rounding to the head's dtype lost
+
+@_inner
+def read_rows(x, y, weight, Phi, Y):
+    """Make Φ and Y of the features and targets at these addresses."""
+    (n, p), (m, k) = Phi.shape, weight.shape
+    given, aims = carray(_pointer(x), (n, k), weight.dtype), carray(_pointer(y), (n, m), weight.dtype)
+    for r in range(n):
+        for j in range(k):
+            Phi[r, j] = given[r, j]
+        if k < p:
+            Phi[r, k] = 1.0
+        for o in range(m):
+            Y[r, o] = aims[r, o]
+
+
+@_inner
+def follow(W, weight, bias, new_W):
+    """W as the head has it now, with what rounding to the head's dtype lost."""
+    (m, k), p = weight.shape, W.shape[1]
+    to_head = weight.dtype.type
     for o in range(m):
         for j in range(k):
             new_W[o, j] = W[o, j] + (weight[o, j] - to_head(W[o, j]))
         if k < p:
             new_W[o, k] = W[o, k] + (bias[o] - to_head(W[o, k]))
+
+
+@_inner
+def solve_gathered(T, H, C, D, new_W, new_energy):
+    """W += (H⁻¹D)ᵀT by H = CCᵀ, and the objective falls by DᵀH⁻¹D = |C⁻¹D|². False: H is not positive definite."""
+    p = T.shape[0]
+    C[:] = H
+    if not cholesky(C):
+        return False
+    for o in range(new_W.shape[0]):
+        forward_row(C, D[o])
+        for i in range(p):
+            new_energy[o] -= D[o, i] * D[o, i]
+        backward_row(C, D[o])
+        for i in range(p):
+            c = D[o, i]
+            for j in range(p):
+                new_W[o, j] += c * T[i, j]
+    return True
+
+
+@_inner
+def absorb(T, H, C, pending, factored, new_T):
+    """new_T = C⁻¹T for H = CCᵀ, where something is gathered in H. False: H is not positive definite."""
+    if pending and not factored:
+        C[:] = H
+        if not cholesky(C):
+            return False
+    new_T[:] = T
+    if pending:
+        forward(C, new_T)
+    return True
+
+
+@_inner
+def learn_one_by_one(T, W, Phi, Y, prior, ridge, left, energy, scratch, lam, cursor, count):
+    """Fade T, then learn row after row, then the ridge of `count` coordinates, all in place."""
+    (n, p), m = Phi.shape, W.shape[0]
+    f, u, e = scratch[0, :p], scratch[1, :p], scratch[2, :m]
+    if count:
+        T *= 1.0 / math.sqrt(lam)
+        energy *= lam
+        left *= lam
+    for r in range(n):
+        for i in range(p):
+            f[i] = 0.0
+            for j in range(p):
+                f[i] += T[i, j] * Phi[r, j]
+        for o in range(m):
+            e[o] = Y[r, o]
+            for j in range(p):
+                e[o] -= W[o, j] * Phi[r, j]
+        potter(T, W, f, e, u, energy)
+    for i in range(count):
+        c = restored_coordinate(cursor, i, p)
+        root = math.sqrt(max(0.0, ridge[c] - left[c]))
+        for j in range(p):
+            f[j] = root * T[j, c]
+        for o in range(m):
+            e[o] = root * (prior[o, c] - W[o, c])
+        potter(T, W, f, e, u, energy)
+        left[c] = ridge[c]
+
+
+@_inner
+def fits(W, weight):
+    """Whether W is finite in the head's dtype."""
+    to_head = weight.dtype.type
+    for o in range(W.shape[0]):
+        for j in range(W.shape[1]):
+            if not abs(to_head(W[o, j])) < np.inf:
+                return False
+    return True
+
+
+@_inner
+def store_head(new_W, W, weight, bias):
+    """Make new_W the state's W and the head's weights."""
+    W[:] = new_W
+    (m, k), p = weight.shape, W.shape[1]
+    for o in range(m):
+        for j in range(k):
+            weight[o, j] = new_W[o, j]
+        if k < p:
+            bias[o] = new_W[o, k]
+
+
+@_inner
+def store_gathered(new_H, H):
+    """Make the lower triangle new_H the symmetric H."""
+    for i in range(H.shape[0]):
+        for j in range(i + 1):
+            H[i, j] = new_H[i, j]
+            H[j, i] = new_H[i, j]
+
+
+@_inner
+def count_update(counters, lam, samples, cursor, pending, growth):
+    """The counters after an update."""
+    counters[STEPS] += 1.0
+    counters[SAMPLES] = lam * counters[SAMPLES] + samples
+    counters[CURSOR] = cursor
+    counters[PENDING] = pending
+    counters[GROWTH] = growth
+
+
+@cached(**OPTIONS)
+def update(memory, rows, weight, bias, x, y, lam, samples, count):
+    """Learn the rows Φ (n, p), Y (n, m), already scaled by the roots of their weights, which sum to `samples`.
+
+    `memory` holds what `sizes` says, `rows` holds Φ, Y and buffers for F and E, and `weight` and `bias` are the head's
+    own. x and y are the addresses of features and targets in the head's dtype, of which Φ and Y are made, or 0.
+    `count` coordinates get their ridge back.
+    """
+    m, p = weight.shape[0], weight.shape[1] + (1 if bias.size else 0)
+    n = rows.size // (2 * (p + m))
+    T, W, H, energy, left, counters, prior, ridge, Z, C, D, scratch, kept_error = parts(memory, p, m)
+    Phi, Y, F, E = row_parts(rows, n, p, m)
+    if x:
+        read_rows(x, y, weight, Phi, Y)
+    new_T, new_W, new_energy, new_left = Z[:p], Z[p:], scratch[3, :m], scratch[4, :p]
+    follow(W, weight, bias, new_W)
     size, error = whiten(T, new_W, Phi, Y, F, E)
-    memory[end_of_buffers] = error
+    kept_error[0] = error
     if not size + error < np.inf:
         return NOT_FINITE
     if size > PRODUCT_LIMIT:
@@ -333,91 +460,36 @@ def update(memory, rows, weight, bias, x, y, lam, samples, count):
     gathers = 4 * (n + count) >= p and not one_row
     absorbed = not gathers
     in_place = one_row and count == 0 and pending == 0
+    f, u, e = scratch[0, :p], scratch[1, :p], scratch[2, :m]
     if in_place:
         f[:] = F[:, 0]
         e[:] = E[:, 0]
         step_head(T, new_W, f, e, u, new_energy, 1.0 + size)
     elif gathers:
         gather(T, new_W, H, new_energy, new_left, prior, ridge, F, E, lam, cursor, count, pending, new_T, D)
-        C[:] = new_T
-        if not cholesky(C):
+        if not solve_gathered(T, new_T, C, D, new_W, new_energy):
             return NOT_FINITE
-        # V = H⁻¹D, and the objective falls by DᵀV = |C⁻¹D|²
-        for o in range(m):
-            forward_row(C, D[o])
-            for i in range(p):
-                new_energy[o] -= D[o, i] * D[o, i]
-            backward_row(C, D[o])
-            for i in range(p):
-                c = D[o, i]
-                for j in range(p):
-                    new_W[o, j] += c * T[i, j]
         pending, growth = pending + 1, lam * growth + size
-        if lam**pending * GROWTH_LIMIT < 1.0 or growth > GROWTH_LIMIT * p or pending >= PENDING_LIMIT:
-            new_T[:] = T
-            forward(C, new_T)
-            absorbed = True
-    else:
-        new_T[:] = T
-        if pending:
-            C[:] = H
-            if not cholesky(C):
-                return NOT_FINITE
-            forward(C, new_T)
-        if count:
-            new_T *= 1.0 / math.sqrt(lam)
-            new_energy *= lam
-            new_left *= lam
-        for r in range(n):
-            for i in range(p):
-                f[i] = 0.0
-                for j in range(p):
-                    f[i] += new_T[i, j] * Phi[r, j]
-            for o in range(m):
-                e[o] = Y[r, o]
-                for j in range(p):
-                    e[o] -= new_W[o, j] * Phi[r, j]
-            potter(new_T, new_W, f, e, u, new_energy)
-        for i in range(count):
-            c = restored_coordinate(cursor, i, p)
-            root = math.sqrt(max(0.0, ridge[c] - new_left[c]))
-            for j in range(p):
-                f[j] = root * new_T[j, c]
-            for o in range(m):
-                e[o] = root * (prior[o, c] - new_W[o, c])
-            potter(new_T, new_W, f, e, u, new_energy)
-            new_left[c] = ridge[c]
-
-    for o in range(m):
-        for j in range(p):
-            if not abs(to_head(new_W[o, j])) < np.inf:
-                return NOT_FINITE
+        absorbed = lam**pending * GROWTH_LIMIT < 1.0 or growth > GROWTH_LIMIT * p or pending >= PENDING_LIMIT
+    if not in_place and absorbed:
+        if not absorb(T, H, C, pending, gathers, new_T):
+            return NOT_FINITE
+        if not gathers:
+            learn_one_by_one(new_T, new_W, Phi, Y, prior, ridge, new_left, new_energy, scratch, lam, cursor, count)
+    if not fits(new_W, weight):
+        return NOT_FINITE
 
     # From here on nothing can fail, so the state changes.
-    if absorbed:
-        if in_place:
-            step_root(T, f, u, 1.0 + size)
-        else:
-            T[:] = new_T
-        pending, growth = 0, 0.0
+    if in_place:
+        step_root(T, f, u, 1.0 + size)
+    elif absorbed:
+        T[:] = new_T
     else:
-        for i in range(p):
-            for j in range(i + 1):
-                H[i, j] = new_T[i, j]
-                H[j, i] = new_T[i, j]
-    W[:] = new_W
-    for o in range(m):
-        for j in range(k):
-            weight[o, j] = new_W[o, j]
-        if k < p:
-            bias[o] = new_W[o, k]
+        store_gathered(new_T, H)
+    store_head(new_W, W, weight, bias)
     energy[:] = new_energy
     left[:] = new_left
-    counters[STEPS] += 1.0
-    counters[SAMPLES] = lam * counters[SAMPLES] + samples
-    counters[CURSOR] = (cursor + count) % p
-    counters[PENDING] = pending
-    counters[GROWTH] = growth
+    count_update(counters, lam, samples, (cursor + count) % p, 0 if absorbed else pending, 0.0 if absorbed else growth)
     return LEARNED
 
 

@@ -136,3 +136,20 @@ def curve(P: Tensor | None, U: Tensor) -> Tensor:
     if U.shape[1] == 1:
         return P * (1 - P) * U
     return P * (U - (P * U).sum(1, keepdim=True))
+
+
+def step_size(state: LBFGSState, length: float, slope: float, bend: float, reach: float) -> tuple[float, float, float]:
+    """The step η along a direction, and the new sums of slopes and curvatures.
+
+    `slope` and `bend` are the first and second derivative, and `reach` is the largest change of outputs' differences at
+    step 1, zero for the squared loss: it bounds how the curvature of the cross-entropy changes. η is at most the mean
+    of those since H changed, weighted by their slopes.
+    """
+    total, bent = state.slope_sum, state.curvature_sum
+    if not (slope > 0 and bend > 0):
+        return 0.0, total, bent
+    eta = slope / bend
+    if reach * eta > 1e-6:  # below, the logarithm is its argument
+        eta = math.log1p(reach * eta) / reach
+    total, bent = total + slope * length, bent + slope * length**2 / eta
+    return min(eta, length * total / bent), total, bent
