@@ -299,8 +299,7 @@ class RLS(AcceptsAuto, NormalPosterior):
 
     def _keeps_error(self, rows: int) -> bool:
         """Whether `_error` will tell the error of this many rows, as a compiled update does."""
-        known = self._chosen.get(rows) or choose.choose("least squares", self._case(rows)).backend
-        return known == "numba"
+        return self._backend_for(rows).name == "numba"
 
     def _error(self) -> float:
         """The mean squared error of the last rows before they were learned, NaN where the update did not keep it."""
