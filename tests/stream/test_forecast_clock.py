@@ -52,7 +52,7 @@ def test_the_step_and_its_unit_are_found(frequency, unit, step, start):
     times = pd.date_range(start, periods=60, freq=frequency)
     grid = find_grid(seconds(times), True)
     assert (grid.unit, grid.step) == (unit, step)
-    assert np.diff([grid.index(at) for at in seconds(times)]).tolist() == [1] * 59
+    assert np.diff([grid.nearest(at) for at in seconds(times)]).tolist() == [1] * 59
     clock, rows = placed(times)
     assert rows == 60
     tolerance = 3 * DAY if frequency == "BME" else 0.0  # the last business day is up to three days before the last day

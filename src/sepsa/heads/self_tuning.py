@@ -391,7 +391,7 @@ class SelfTuning(OwnsHead):
         Returns:
             A scalar.
         """
-        loss: Tensor = self.best.loss(outputs, targets, *weight)
+        loss: Tensor = self.members[0].loss(outputs, targets, *weight)  # of all members; this runs inside graphs
         return loss
 
     @torch.no_grad()
