@@ -30,7 +30,6 @@ from breaking.test_files import forged, set_entry
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton, cli
 from sepsa.paper.slimtik import SlimTik
 from sepsa.states.file import lock
-from third_party import LMS
 
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
 
@@ -630,10 +629,6 @@ FURTHER = {
         f"ridge={wrong!r}": (lambda wrong=wrong: seen(RLS, ridge=wrong), "TypeError: ridge must be a number in .0, inf")
         for wrong in (np.bool_(True), True, "1", None)
     },
-    "a log of every 0 steps": (lambda: seen(Net().optimizer.log_health, print, every=0), "ValueError: every must be an "
-        "integer of at least 1, got 0"),
-    "a log of a solver without health": (lambda: seen(Net(solver=LMS).optimizer.log_health, print), r"TypeError: .*"
-        r"solver LMS of the head '2' has no health\(\) to log"),
 }  # fmt: skip
 
 

@@ -533,7 +533,7 @@ def test_the_self_tuning_head_on_the_device_equals_update(k, m, bias, n, setting
     assert held
     for mine, theirs in zip(one.members, two.members, strict=True):
         torch.testing.assert_close(mine.linear.weight, theirs.linear.weight, rtol=1e-6, atol=1e-9)
-        # Relative to the largest entry: with fewer samples than coordinates small entries are differences of large ones.
+        # Relative to the largest entry: with few samples small entries are differences of large ones.
         most = 1e-6 * float(theirs.covariance().abs().max())
         torch.testing.assert_close(mine.covariance(), theirs.covariance(), rtol=0, atol=most)
     assert [one.steps, one.ridge, one.forgetting] == [two.steps, two.ridge, two.forgetting]

@@ -61,7 +61,7 @@ def learn(
     if not isinstance(learners.position, (dict, type(None))):
         raise ValueError(f"learners must have the offsets as position, got {learners.position!r}: use another file")
     if partitions is None:
-        partitions = partitions_of(consumer, topic)
+        partitions = _partitions_of(consumer, topic)
     learners.position = learners.position or {}
     offsets: dict[int, int] = learners.position.setdefault(topic, {})  # behind the last row learned
     consumer.assign([TopicPartition(topic, part, offsets.get(part, OFFSET_BEGINNING)) for part in partitions])
@@ -86,7 +86,7 @@ def learn(
     learners.commit()
 
 
-def partitions_of(consumer: Any, topic: str) -> list[int]:
+def _partitions_of(consumer: Any, topic: str) -> list[int]:
     """The partitions that a topic has now."""
     from confluent_kafka import KafkaException
 

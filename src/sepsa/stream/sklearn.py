@@ -240,11 +240,34 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
         experts: Sequence[Any] = (),
         verbose: int = 0,
     ) -> None:
-        """Set the parameters, which are those of `SepSARegressor` and one more; `fit` and `partial_fit` check them.
+        """Set the parameters; `fit` and `partial_fit` check them.
 
         Args:
+            hidden_layer_sizes: Widths of the hidden layers; () for a linear model. "auto": (50, 50) for `fit`, 64 for
+                `partial_fit`.
+            activation: "fourier", "gelu", "relu", "tanh", "sigmoid" or "identity". "auto": "gelu" for `fit`, "fourier"
+                for `partial_fit`.
+            optimizer: The body's: "adam", "sgd", "momentum", "nag", "rmsprop". "auto": Adam, without momentum where it
+                learns single rows.
+            learning_rate: The body's. "auto": 3e-3 for `partial_fit`; for `fit` it falls from 1e-2 to 0.
+            weight_decay: The body's weight decay.
+            ridge: The head's ridge; 10 has the weight of ten rows of unit features. "auto": `partial_fit` also tries 1
+                and 100.
+            forgetting: The head's forgetting factor in (0, 1]; below 1 it follows drift. It acts once a row in
+                `partial_fit`, once a mini-batch in `fit`. "auto": several heads in `partial_fit`, 0.98 in `fit`.
+            loss: "huber" bounds the influence of a row in `partial_fit`; "squared" does not, and `fit` never does.
             class_weight: Dict of the weight of each class, 1 for classes that it does not have; "balanced" for `fit`
                 alone.
+            batch_size: Rows per step. "auto": 1 in `partial_fit`, mini-batches in `fit`.
+            max_iter: The largest number of passes of `fit`; large tables get fewer.
+            early_stopping: Whether `fit` chooses the number of passes by rows left out.
+            random_state: Seed or generator of the body's initial weights and of the shuffling.
+            module: An `nn.Module` from (n, features) to (n, k) as the body, instead of hidden layers. A copy is trained
+                in PyTorch by `sepsa.SepSA`, with one head and squared loss.
+            body: "experts" for other models beside the network in `partial_fit`, "fourier" for the network alone, which
+                is about three times as fast. "auto": "experts", except without hidden layers.
+            experts: Models of yours beside them: River's, or scikit-learn's with `partial_fit`.
+            verbose: 1 to print the passes of `fit` and their errors, 0 for nothing.
         """
         super().__init__(
             hidden_layer_sizes,
