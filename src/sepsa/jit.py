@@ -76,6 +76,8 @@ def announce_compilation(kernel: Any, what: str) -> None:
 
 # ---------------------------------------------------------------------- kernels that are called by their address
 
+# By function, and not in its kernel: a program that measures the memory of a model would walk through all of numba.
+_compiled: dict[Callable[..., Any], CFunc] = {}
 _SLOW = 3.0  # seconds; a compilation that takes longer is announced with its progress
 
 
@@ -92,18 +94,18 @@ class Kernel:
     ) -> None:
         self.function, self.signature, self.cost, self.folders = function, signature, cost, folders
         self.options = {"nopython": True} | options
-        self._compiled: CFunc | None = None
 
     @property
     def address(self) -> int:
         """Where the code lies; 0 before `compile_kernels`."""
-        return 0 if self._compiled is None else int(self._compiled.address or 0)
+        compiled = _compiled.get(self.function)
+        return 0 if compiled is None else int(compiled.address or 0)
 
     def compile(self) -> None:
         """Load the code from the cache, or compile it and store it there."""
         compiled = self._callback()
         compiled.compile()
-        self._compiled = compiled
+        _compiled[self.function] = compiled
 
     def _callback(self) -> CFunc:
         compiled = CFunc(self.function, (self.signature.args, self.signature.return_type), {}, dict(self.options))

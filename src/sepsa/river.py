@@ -6,10 +6,11 @@ try:
     from sepsa.stream.forecast.river import SepSAForecaster
     from sepsa.stream.river import SepSAClassifier, SepSAMultiTargetRegressor, SepSARegressor
 except ModuleNotFoundError as error:
-    if (error.name or "").split(".")[0] == "sepsa":
+    missing = (error.name or "").partition(".")[0]
+    if missing == "sepsa":
         raise
     raise ModuleNotFoundError(
-        f"sepsa.river needs {error.name}, which is not installed: pip install 'sepsa[river]'", name=error.name
+        f"sepsa.river needs {missing}, which is not installed: pip install 'sepsa[river]'", name=missing
     ) from None
 
 __all__ = ["SepSAClassifier", "SepSAForecaster", "SepSAMultiTargetRegressor", "SepSARegressor"]

@@ -333,6 +333,8 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
                 if not all(isinstance(name, str) for name in names) or (encoder and names != list(encoder.kinds)):
                     raise new.damaged("feature_names", f"the names of {columns} columns", names)
                 loaded["feature_names_in_"] = np.array(names, dtype=object)
+            elif encoder is not None and list(encoder.kinds) != [f"x{i}" for i in range(columns)]:
+                raise new.damaged("feature_names", f"the names of {columns} columns", None)
             if new["n_iter"] is not None:
                 loaded["n_iter_"] = new.integer("n_iter", 1)
             loaded |= self._load_extra_state(new, sizes[1])

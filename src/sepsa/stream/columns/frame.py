@@ -75,7 +75,7 @@ class FrameEncoder:
             raise new.damaged("kinds", f"each one of {', '.join(KINDS)}", kinds)
         out = cls(names)
         out.kinds = dict(zip(names, kinds, strict=True))
-        out.inputs = FrameInputs.from_state(CATEGORIES, new["inputs"])
+        out.inputs = FrameInputs.from_state(CATEGORIES, new["inputs"], new.path("inputs"))
         return out
 
 

@@ -63,29 +63,27 @@ class Inputs:
         }
 
     @classmethod
-    def from_state(cls, categories: int, state: Any) -> Inputs:
+    def from_state(cls, categories: int, state: Any, entry: str = "state['inputs']") -> Inputs:
         """Inputs that continue from the result of `state_dict`; ValueError where that is damaged."""
-        new = schema.read("state['inputs']", state, {"names", "indicators", "texts", "text_rows", "warned"})
+        new = schema.read(entry, state, {"names", "indicators", "texts", "text_rows", "warned"})
         out = cls(categories)
-        for entry in ("names", "indicators", "warned"):
-            names = new.items(entry).values
+        for part in ("names", "indicators", "warned"):
+            names = new.items(part).values
             if not all(type(name) is str for name in names) or len(set(names)) != len(names):
-                raise ValueError(f"state['inputs'][{entry!r}] must hold distinct names")
+                raise ValueError(f"{entry}[{part!r}] must hold distinct names")
         out.names, out.warned = {name: i for i, name in enumerate(new["names"])}, set(new["warned"])
         out.indicators = set(new["indicators"])
         if not isinstance(new["texts"], dict) or not isinstance(new["text_rows"], dict):
-            raise ValueError("state['inputs']['texts'] and ['text_rows'] must be dicts")
+            raise ValueError(f"{entry}['texts'] and ['text_rows'] must be dicts")
         for column, texts in new["texts"].items():
             if not isinstance(texts, dict) or not all(type(t) is str for pair in texts.items() for t in pair):
-                raise ValueError(f"state['inputs']['texts'][{column!r}] must be a dict of strings")
+                raise ValueError(f"{entry}['texts'][{column!r}] must be a dict of strings")
             if any(name != f"{column}={text}" for text, name in texts.items()) or len(texts) > categories:
-                raise ValueError(
-                    f"state['inputs']['texts'][{column!r}] must name the inputs of at most {categories} texts"
-                )
+                raise ValueError(f"{entry}['texts'][{column!r}] must name the inputs of at most {categories} texts")
         named = {name for texts in new["texts"].values() for name in texts.values()}
         others = {name for name in out.indicators - named if name != NOTHING and not BUCKET.search(name)}
         if others or not named <= out.indicators <= set(out.names):
-            raise ValueError("state['inputs'] must have an input for each text, and a text for each indicator")
+            raise ValueError(f"{entry} must have an input for each text, and a text for each indicator")
         out.texts = {column: dict(texts) for column, texts in new["texts"].items()}
         text_rows = schema.Entries(new.path("text_rows"), new["text_rows"])
         out.text_rows = {column: text_rows.integer(column) for column in text_rows.values}

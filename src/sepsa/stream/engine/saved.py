@@ -95,7 +95,7 @@ def loaded(engine: Engine, state: Any, entry: str) -> Engine:
         return load_network(engine, state, entry)
     new = schema.read(
         entry,
-        of_version_0_2(state, engine._models.names),
+        of_version_0_2(state, engine._models.names, entry),
         {"inputs", "outputs", "network", "experts", "mixture", "models"},
     )
     other = load_network(engine, new["network"], new.path("network"))
@@ -103,6 +103,11 @@ def loaded(engine: Engine, state: Any, entry: str) -> Engine:
         new.equal(name, size)
     load_experts(other, new["experts"], new.path("experts"))
     load_mixture(other, new["mixture"], new.path("mixture"))
+    lacking = {*new["mixture"]["experts"]} - {*new["experts"], *engine.expert_names[:1], *engine._models.names}
+    if lacking:
+        raise new.damaged(
+            "experts", f"states of {sorted(lacking)} too, which the mixture weighs", sorted(new["experts"])
+        )
     other._models = engine._models.loaded(new["models"], new.path("models"))
     return other
 
@@ -153,7 +158,9 @@ def load_experts(engine: Engine, states: Any, entry: str) -> None:
 def load_mixture(engine: Engine, state: Any, entry: str) -> None:
     """Load the weights of experts by their names; one that the state lacks has its prior weight from now on."""
     new = schema.read(entry, state, {"experts", *arrays_of(engine, "mixture")})
-    names, saved = engine.expert_names, list(new["experts"])
+    names, saved = engine.expert_names, new.items("experts").values
+    if saved[:1] != names[:1] or not all(type(name) is str for name in saved) or len({*saved} & {*names}) < len(saved):
+        raise new.damaged("experts", "distinct names of experts, the network first", schema.brief(saved))
     count = len(saved)
     shapes = {"GRAM": (count - 1, count - 1), "MOMENT": (count - 1,), "STACK": (count - 1,)}
     for name in arrays_of(engine, "mixture"):
@@ -182,11 +189,12 @@ def load_mixture(engine: Engine, state: Any, entry: str) -> None:
         engine._view("COUNTS", "mixture")[BEST] = [*names, "stack"].index(chosen)
 
 
-def of_version_0_2(state: Any, models: list[str]) -> Any:
+def of_version_0_2(state: Any, models: list[str], entry: str) -> Any:
     """A state of version 0.2 in the form of today: it had the parts of all experts in one dict, and no names."""
-    if not isinstance(state, dict) or "mixture" in state or not isinstance(state.get("experts"), dict):
+    old = state.get("experts") if isinstance(state, dict) and "mixture" not in state else None
+    if not isinstance(old, dict) or "COUNTS" not in old:
         return state
-    old = dict(state["experts"])
+    old = dict(old)
     try:
         counts, simple = np.asarray(old.pop("COUNTS")), np.asarray(old.pop("SIMPLE"))
         network = dict(state["network"])
@@ -216,7 +224,7 @@ def of_version_0_2(state: Any, models: list[str]) -> Any:
         mixture["COUNTS"] = counts[[0, 3, 4, 5, 6]]
         mixture["experts"] = names + models
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise ValueError(f"the experts' state is not that of version 0.2, which it looks like: {error!r}") from error
+        raise schema.damaged(f"{entry}['experts']", "the state that version 0.2 saved", repr(error)) from error
     return state | {"network": network, "experts": experts, "mixture": mixture}
 
 

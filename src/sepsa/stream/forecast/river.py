@@ -11,4 +11,16 @@ class SepSAForecaster(forecaster.SepSAForecaster, Forecaster):
     """`sepsa.SepSAForecaster`, which is also a `river.time_series.base.Forecaster`.
 
     Choose it in a program of River; both learn and forecast alike.
+
+    Args:
+        horizon: Number of rows to forecast.
+        lags: Number of last values that are inputs. "auto": four times the shortest season, between 24 and 96.
+        seasons: Periods in rows. "auto": day, week and year where rows have times, as soon as there are two of them,
+            otherwise found in the first 16, 32, ..., 2,048 rows.
+        forgetting: Forgetting factors in (0.5, 1], one head for each.
+        ridge: Ridge of the heads; 30 has the weight of thirty rows of unit inputs.
+        step: Seconds between two rows, or "day", "business day", "week", "month", "quarter" or "year". None: found
+            from the times of the first rows.
+        bounds: The least and the largest value that a series can have, None for no bound.
+        same_time: What becomes of several rows at one time: "error", or "first", "last", "mean" or "sum" of them.
     """
