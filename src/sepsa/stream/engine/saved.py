@@ -297,7 +297,7 @@ def with_experts_of_version_0_2(state: dict[str, Any]) -> dict[str, Any]:
         cells = (count * dtype.itemsize + 7) // 8
         arrays[name] = state["_state"][start : start + cells].view(dtype)[:count].reshape(shape)
     parts = {"settings": network["settings"], "arrays": network["network"]}
-    new = of_version_0_2({"network": parts, "experts": arrays}, state["_models"].names)
+    new = of_version_0_2({"network": parts, "experts": arrays}, state["_models"].names, "the pickle")
     return network | {
         "models": state["_models"], "experts": new["experts"], "mixture": new["mixture"],
         "network": new["network"]["arrays"],
