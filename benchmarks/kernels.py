@@ -1,113 +1,82 @@
-"""What each Triton kernel of the head solvers gains over plain torch inside the same CUDA graph.
+"""What the Triton kernels save: captured steps with them and with plain torch inside the same CUDA graph.
 
-    PYTHONPATH=src python benchmarks/kernels.py [--rounds 15]
+    python benchmarks/kernels.py [--rounds 15] [--out kernels.json]
 
-Needs a CUDA device and Triton. For each file and size: the captured update of a head as one CUDA graph of 64 updates,
-recorded once with the kernels and once with torch's operators, replayed in turn. `ratio` is the time with the kernels
-over that with torch: a file whose ratios are above 0.9 does not earn its lines. For `finish`, the update of T after a
-block, both contestants have the kernels before it. `linalg` and `ridge` are parts of the others and have no figure of
-their own. Where the kernels cannot compute a size, both contestants are torch, and "kernels" says false.
-Writes kernels.json.
+The paper's CNN on MNIST-sized images, compiled and captured, by the solver and the size of a batch. Steps with Triton
+and with torch alternate in one process. Writes kernels.json after every row; needs a CUDA device.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
-from measure import alternate_on_gpu, machine, ratio, require_cuda, spread, write
-from torch import Tensor, nn
+from measure import machine, ratio, spread
 
-from sepsa import RLS, SelfTuning, SoftmaxNewton
-from sepsa.heads.backends import choose
-from sepsa.heads.backends.choose import UpdateSize, force
-from sepsa.heads.math.least_squares import andrews
+from sepsa import RLS, SepSA, SoftmaxNewton
+from sepsa.heads.backends.choose import force
+from sepsa.paper.networks import cnn, initialize
 
-SIZES = ((129, 64), (51, 1), (769, 512))  # p with the bias, and the batch
-CLASSES, UPDATES = 10, 64
-FINISH = "triton/finish.py"
-SOLVERS: dict[str, tuple[str, Callable[[], Any]]] = {
-    "triton/least_squares.py": ("captured least squares", RLS),
-    "triton/least_squares.py, forgetting 0.999": ("captured least squares", lambda: RLS(forgetting=0.999)),
-    FINISH: ("captured least squares", RLS),
-    "triton/cross_entropy.py": ("captured cross-entropy", SoftmaxNewton),
-    "SelfTuning, members on streams": ("captured least squares", SelfTuning),
+RESULTS = Path(__file__).with_suffix(".json")
+SOLVERS: dict[str, Callable[[], Any]] = {
+    "RLS": RLS,
+    "RLS, forgetting 0.999": lambda: RLS(forgetting=0.999),
+    "SoftmaxNewton": SoftmaxNewton,
+    "SoftmaxNewton, forgetting 0.999": lambda: SoftmaxNewton(forgetting=0.999),
 }
+BATCHES, STEPS, IMAGES = (1, 64), 500, 6400
 
 
-def batch(name: str, p: int, n: int) -> tuple[Tensor, Tensor]:
-    """Features and targets as a head in training sees them, of unit size."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(n, p - 1, generator=generator)
-    labels = torch.randint(CLASSES, (n,), generator=generator)
-    return x.cuda(), (labels if "entropy" in name else nn.functional.one_hot(labels, CLASSES).float()).cuda()
-
-
-def finish_in_torch(T: Tensor, products: Tensor, fading: Tensor, finite: Tensor, fades: bool, buffers: Any) -> None:
-    """`triton.finish.finish` by torch's operators, at forgetting 1."""
-    n, p = len(products), len(T)
-    C, U, F = products[:, :n], products[:, n : n + p], products[:, n + p :].T
-    T.copy_(andrews(T, F, U, torch.linalg.cholesky_ex(C).L))
-
-
-def recorded(name: str, make: Callable[[], Any], p: int, n: int, backend: str | None) -> Any:
-    """A graph of `UPDATES` captured updates."""
-    x, y = batch(name, p, n)
-    torch.manual_seed(0)
-    solver = make().bind(nn.Linear(p - 1, CLASSES, device="cuda"))
-    rows = (torch.arange(n, device="cuda"),) if isinstance(solver, SelfTuning) else ()
-    solver.prepare_capture(*((x, y) if rows else ()))
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-
-    def step() -> None:
-        solver.update_captured(x, y, *rows)
-        solver.finish_captured()
-
-    patched = mock.patch("sepsa.heads.backends.triton.least_squares.finish", finish_in_torch)
-    in_torch = backend == "torch" and name == FINISH
-    with patched if in_torch else force(backend):
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                step()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(UPDATES):
-                step()
-    return graph, solver  # whose memory the graph writes to
-
-
-def measured(name: str, table: str, make: Callable[[], Any], p: int, n: int, rounds: int) -> dict[str, Any]:
-    """Times of an update with the kernels and without."""
-    solver = make()
-    restored = n if "entropy" in name else int(getattr(solver, "forgetting", 1.0) < 1.0)
-    case = UpdateSize("cuda", torch.float64, p, CLASSES, n, restored)
-    graphs = {"kernels": recorded(name, make, p, n, None), "torch": recorded(name, make, p, n, "torch")}
-    times = alternate_on_gpu({key: graph.replay for key, (graph, _) in graphs.items()}, rounds)
-    each = {key: [second / UPDATES for second in values] for key, values in times.items()}
-    return {
-        "kernels": choose.choose(table, case).backend == "triton",
-        "seconds": {key: spread(values) for key, values in each.items()},
-        "ratio": ratio(each, "kernels", "torch"),
-    }
+def measure(solver: str, batch: int, rounds: int) -> dict[str, Any]:
+    """Seconds of a step by each backend, and the ratio of the time with torch to that with Triton."""
+    g = torch.Generator(device="cuda").manual_seed(0)
+    X = torch.randn(IMAGES, 1, 28, 28, device="cuda", generator=g)
+    Y = torch.eye(10, device="cuda")[torch.randint(10, (IMAGES,), device="cuda", generator=g)]
+    order = torch.randint(IMAGES, (STEPS, batch), device="cuda", generator=g)
+    steps = {}
+    for backend in ("triton", "torch"):
+        torch.manual_seed(0)
+        model = cnn(1, 28, 10)
+        initialize(model)
+        model.to("cuda")
+        optimizer = SepSA(model, torch.optim.Adam, solver=SOLVERS[solver](), lr=1e-3, fused=True, capturable=True)
+        with force(backend):
+            steps[backend] = optimizer.capture(X[:batch], Y[:batch], compile=True)
+            steps[backend].run(X, Y, order[:20])
+    times: dict[str, list[float]] = {backend: [] for backend in steps}
+    for _ in range(rounds):
+        for backend, step in steps.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            with force(backend):
+                step.run(X, Y, order)
+            torch.cuda.synchronize()
+            times[backend].append((time.perf_counter() - start) / STEPS)
+    seconds = {backend: spread(values) for backend, values in times.items()}
+    return {"seconds": seconds, "torch / triton": ratio(times, "torch", "triton")}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
-    arguments = parser.parse_args()
-    require_cuda()
-    result: dict[str, Any] = {}
-    for name, (table, make) in SOLVERS.items():
-        for p, n in SIZES:
-            row = measured(name, table, make, p, n, arguments.rounds)
-            result[f"{name}; p {p}, batch {n}"] = row
-            r = row["ratio"]
-            print(f"{name}; p {p}, batch {n}: kernels / torch {r['median']:.3f} [{r['q25']:.3f}, {r['q75']:.3f}]")
-    write(__file__, machine() | {"updates": UPDATES, "classes": CLASSES, "kernels": result})
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    record: dict[str, Any] = {"machine": machine(), "rounds": options.rounds, "rows": {}}
+    for batch in BATCHES:
+        for solver in SOLVERS:
+            row = record["rows"][f"{solver}, batch {batch}"] = measure(solver, batch, options.rounds)
+            options.out.write_text(json.dumps(record, indent=1) + "\n")
+            gain, medians = row["torch / triton"], {name: s["median"] * 1e6 for name, s in row["seconds"].items()}
+            print(
+                f"{solver}, batch {batch}: Triton {medians['triton']:.0f} us, torch {medians['torch']:.0f} us, "
+                f"ratio {gain['median']:.3f} [{gain['q25']:.3f}, {gain['q75']:.3f}]",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
