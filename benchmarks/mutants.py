@@ -79,7 +79,6 @@ MASKS = Tests(["tests/test_masks.py"])
 PREDICT = Tests(["tests/test_predict.py"], "not compiled")
 ACCUMULATION = Tests(["tests/test_accumulation.py"])
 OPERATOR = Tests(["tests/test_operator.py"])
-STORM = Tests(["tests/test_storm.py"])
 CAPTURE = Tests(["tests/test_capture.py", "tests/heads/test_captured.py"])
 DISTRIBUTED = Tests(["tests/test_distributed.py"], "moments or zero or no_group")
 RANKS = Tests(["tests/test_distributed.py"], "ranks_learn_as_one")
@@ -234,7 +233,6 @@ MUTANTS = [
            OPTIMIZER),
     Mutant("optimizer: one head of several", "optimizer.py", "                solver.load_state_dict(before)\n",
            "                pass\n", OPTIMIZER),
-    Mutant("storm: the mixing", "storm.py", 'alpha=1 - group["mixing"])', 'alpha=group["mixing"])', STORM),
     Mutant("capture: rows", "capture.py", "self(inputs[rows], targets[rows])",
            "self(inputs[rows], targets[: len(rows)])", CAPTURE),
     Mutant("capture: two devices", "capture.py", "if inputs.device != targets.device:", "if False:", CAPTURE),
