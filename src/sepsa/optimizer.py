@@ -242,7 +242,13 @@ class SepSA(Optimizer, Generic[S]):
         return Observation(self._observers[0], targets, sample_weight)
 
     def learn(
-        self, inputs: Any, targets: Any, loss_fn: Callable[[Any, Any], Tensor] | None = None, sample_weight: Any = None
+        self,
+        inputs: Any,
+        targets: Any,
+        loss_fn: Callable[[Any, Any], Tensor] | None = None,
+        sample_weight: Any = None,
+        *,
+        body: Callable[[Any], Tensor] | None = None,
     ) -> Tensor:
         """Run one training iteration: the head learns, then the body steps.
 
@@ -255,21 +261,32 @@ class SepSA(Optimizer, Generic[S]):
             loss_fn: A function of outputs and targets. None: the solver's loss, a weighted mean over samples with a
                 target; with several heads the sum of their losses.
             sample_weight: As for `observe`. A given `loss_fn` does not see it.
+            body: A function of `inputs` that returns the head's input, to be called instead of the model. The loss is
+                then the solver's; with many classes `SoftmaxNewton` computes it, with its gradient, without an array of
+                samples and classes. For one head.
 
         Returns:
             The loss at the new head, a detached scalar.
         """
+        if body is not None and (loss_fn is not None or self._several):
+            raise ValueError(
+                "body is for a model with one head and the solver's loss: give no loss_fn and no second head"
+            )
         with DeferredInterrupt():
             observation = self.observe(targets, sample_weight)
             accumulated = self._gradients()
 
-            def loss_of(outputs: Any) -> Tensor:
+            def loss_now() -> Tensor:
+                if body is not None and isinstance(observation, Observation):
+                    observation.inputs = [inputs] if isinstance(inputs, Tensor) else ()
+                    return observation.loss_of_features(body(inputs))
+                outputs = self.model(inputs)
                 return observation.loss(outputs) if loss_fn is None else loss_fn(outputs, targets)
 
             try:
                 with torch.enable_grad():
                     with observation:
-                        loss = loss_of(self.model(inputs))
+                        loss = loss_now()
                     loss.backward()  # type: ignore[no-untyped-call]
                 self.step()
             except BaseException:
