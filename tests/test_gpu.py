@@ -763,3 +763,81 @@ def test_a_ridge_is_chosen_between_recorded_blocks():
     assert two.best._recorded.graphs
     assert two.chosen == one.chosen
     torch.testing.assert_close(heads[1].weight, heads[0].weight, rtol=1e-5, atol=1e-6)
+
+
+def vocabulary_head(bias=True, classes=20_003, **options):
+    """A head of so many classes that 1,024 samples are learned in chunks, after one update, and further samples."""
+    torch.manual_seed(0)
+    linear = nn.Linear(64, classes, bias=bias).cuda()
+    solver = SoftmaxNewton(ridge=10.0, **options).bind(linear)
+    batches = [(torch.randn(1024, 64).bfloat16().cuda(), torch.randint(0, classes, (1024,)).cuda()) for _ in range(3)]
+    solver.update(*batches[0])
+    assert solver._bounds is not None  # by this route
+    return linear, solver, batches
+
+
+@pytest.mark.parametrize("backend", [None, "torch"])
+@pytest.mark.parametrize(
+    "options", [{}, {"forgetting": 0.9}, {"class_weight": [0.5, 2.0] * 10_000 + [1.0] * 3}], ids=str
+)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_many_classes_are_learned_as_in_double_precision(weighted, options, backend):
+    with force(backend):
+        linear, solver, batches = vocabulary_head(**options)
+        twin = nn.Linear(64, 20_003).double().cuda()
+        exact = SoftmaxNewton(ridge=10.0, **options).bind(twin)
+        exact.load_state_dict(solver.state_dict())
+        with torch.no_grad():
+            twin.weight.copy_(solver._state.W[:, :-1])
+            twin.bias.copy_(solver._state.W[:, -1])
+        for x, y in batches[1:]:
+            weight = torch.rand(1024).cuda() if weighted else None
+            before = solver._state.W.clone()
+            solver.update(x, y, weight)
+            exact.update(x.double(), y, weight)
+            step = exact._state.W - before
+            # Products of factors in float16, whose digits are 2^-12 of each.
+            assert float((solver._state.W - exact._state.W).norm() / step.norm()) < 2e-3
+        assert solver.steps == exact.steps
+        assert solver.samples == pytest.approx(exact.samples, rel=1e-6)
+
+
+@pytest.mark.parametrize("what", ["a label", "an activation", "memory"])
+def test_many_classes_refuse_bad_samples_and_change_nothing(what, monkeypatch):
+    linear, solver, batches = vocabulary_head()
+    x, y = (part.clone() for part in batches[1])
+    before, head = solver.state_dict(), linear.weight.clone()
+    if what == "a label":
+        y[700] = 20_003
+    elif what == "an activation":
+        x[700, 3] = math.inf
+    else:
+
+        def full(*_):
+            raise torch.OutOfMemoryError("no memory")
+
+        monkeypatch.setattr(torch, "cholesky_inverse", full)
+    with pytest.raises(torch.OutOfMemoryError if what == "memory" else ValueError):
+        solver.update(x, y)
+    monkeypatch.undo()
+    assert torch.equal(linear.weight, head)
+    after = solver.state_dict()
+    assert all(torch.equal(after[key], before[key]) for key in ("T", "W", "shares", "counters"))
+    solver.update(*batches[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("ignored", [0, 100, 1024])
+def test_a_vocabulary_is_learned_from_features_as_from_outputs(ignored, dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 20_003)).cuda()
+    twin = copy.deepcopy(model)
+    one, two = (SepSA(m, torch.optim.SGD, solver=SoftmaxNewton(ridge=10.0), lr=1e-2) for m in (model, twin))
+    for step in range(3):
+        x, y = torch.randn(1024, 8).cuda(), torch.randint(0, 20_003, (1024,)).cuda()
+        if step:
+            y[:ignored] = -100
+        with torch.autocast("cuda", dtype):
+            torch.testing.assert_close(two.learn(x, y, body=twin[:-1]), one.learn(x, y), rtol=1e-3, atol=1e-3)
+    # The loss in chunks has logits in float32, the other in half precision.
+    torch.testing.assert_close(twin[0].weight, model[0].weight, rtol=1e-2, atol=1e-4)

@@ -112,6 +112,13 @@ def padded(W: Tensor, dtype: torch.dtype) -> Tensor:
     return wide
 
 
+def add_product(total: Tensor, a: Tensor, b: Tensor, beta: int) -> Tensor:
+    """Make `total`, in float32, beta times itself and the product of two matrices in half precision."""
+    if not a.is_cuda:  # other devices have no product of this kind; here for the tests
+        return total.mul_(beta).add_(a.float() @ b.float()) if beta else total.copy_(a.float() @ b.float())
+    return torch.addmm(total, a, b, out_dtype=torch.float32, beta=beta, out=total)
+
+
 class Chunk(NamedTuple):
     """What `chunks` has computed of some samples. R is overwritten by the next chunk."""
 
@@ -131,7 +138,7 @@ def chunks(W: Tensor, Phi: Tensor, labels: Tensor, factors: Tensor, K: int) -> I
     for first in range(0, n, size):
         rows = slice(first, min(first + size, n))
         count = rows.stop - first
-        z = torch.mm(Phi[rows], W.T, out_dtype=torch.float32, out=logits[:count])
+        z = add_product(logits[:count], Phi[rows], W.T, 0)
         logs = compute(z, labels[rows], factors[rows] if factors.ndim else factors, R[:count], K)
         yield Chunk(rows, R[:count], logs)
 
@@ -177,7 +184,7 @@ def sums_of(linear: nn.Linear, W: Tensor, features: Tensor, labels: Tensor, weig
     G, column = torch.zeros(V.shape, device=V.device), torch.zeros(len(V), device=V.device)
     logs = torch.empty(n, device=V.device)
     for chunk in chunks(V, Phi, labels, factors, K):
-        torch.addmm(G, chunk.R.T, Phi[chunk.rows], out_dtype=torch.float32, out=G)
+        add_product(G, chunk.R.T, Phi[chunk.rows], 1)
         column += chunk.R.sum(0, dtype=torch.float32)
         logs[chunk.rows] = chunk.logs
     unit = most / SCALE
