@@ -783,7 +783,7 @@ def vocabulary_head(bias=True, classes=20_003, **options):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_many_classes_are_learned_as_in_double_precision(weighted, options, backend):
     with force(backend):
-        linear, solver, batches = vocabulary_head(**options)
+        _, solver, batches = vocabulary_head(**options)
         twin = nn.Linear(64, 20_003).double().cuda()
         exact = SoftmaxNewton(ridge=10.0, **options).bind(twin)
         exact.load_state_dict(solver.state_dict())
