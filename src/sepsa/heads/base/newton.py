@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _SMALL_RIDGE = 1e-12
+PULL = False
 KEYS = CrossEntropyState._fields[:-3]  # weights and ridge follow from the settings, T from A
 
 
@@ -146,8 +147,11 @@ class NewtonHead(AcceptsAuto, OwnsHead):
         state = with_ridge(self._state, ridge, raises=ratio < applied)
         if state is None:  # digits would be lost: the present ridge stays until another ratio is asked for
             self._annealed = ratio, applied
-        else:
-            self._assign(_state=state, _annealed=(ratio, ratio))
+            return
+        if ratio < applied and not PULL:
+            share, W = self._state.ridge / ridge, self._state.W
+            state = state._replace(prior=W + share * (state.prior - W))
+        self._assign(_state=state, _annealed=(ratio, ratio))
 
     def _ridges_now(self, linear: nn.Linear, W: Tensor, ridge: float) -> Tensor:
         """The `ridge` (p,) of a state for this setting, annealed as the state is."""
