@@ -28,6 +28,7 @@ __all__ = [
     "median_and_quartiles",
     "ratio",
     "require_cuda",
+    "ridge_of_batches",
     "spread",
     "training_step",
     "write",
@@ -130,3 +131,18 @@ def dispatch(
             return
     otherwise(options)
     verbs["table"](options)
+
+
+@torch.no_grad()
+def ridge_of_batches(model: nn.Module, head: nn.Linear, inputs: Tensor, count: float) -> float:
+    """The ridge of a `SoftmaxNewton` that weighs as much in its curvature as `count` batches like this one.
+
+    Before it has learned, n samples add about n times the mean square of a feature to a coordinate of the curvature,
+    and a ridge adds classes/2 times itself.
+    """
+    found: list[Tensor] = []
+    hook = head.register_forward_pre_hook(lambda module, args: found.append(args[0].double()))
+    model(inputs)
+    hook.remove()
+    rows = found[0].numel() // head.in_features
+    return count * rows * float(found[0].square().mean()) / max(head.out_features / 2, 1)

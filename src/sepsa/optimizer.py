@@ -30,6 +30,7 @@ from sepsa.model_parts import (
 )
 from sepsa.observe import Observation, Observations, Observer, prediction
 from sepsa.observe.observation import Collection, is_collection
+from sepsa.observe.rates import Rates
 from sepsa.observe.repeats import Repeats
 from sepsa.states.optimizer import (
     check_base_state,
@@ -75,6 +76,8 @@ class SepSA(Optimizer, Generic[S]):
             positions in one pass. None: the solver's `forgetting` decides.
         forget_per: "update": a solver with forgetting below 1 forgets with every batch. "step": only with the first
             batch after each step of the body, so that accumulated micro-batches equal the batch that they make up.
+        anneal: Whether the head follows the learning rate once it falls below its peak: it remembers longer, or takes
+            smaller steps, as its solver says. A constant rate changes nothing. See docs/algorithm.md.
         process_group (ProcessGroup | Literal["auto"] | None): The group whose ranks learn one head from the samples of
             all. "auto" infers it from DistributedDataParallel or fully_shard; None lets each rank train its own head.
         **base_options: Arguments of the base class, such as `lr`. Pass an instance as `base` for options that have the
@@ -119,6 +122,7 @@ class SepSA(Optimizer, Generic[S]):
         solver: Literal["squared"] | None = None,
         samples_per_epoch: int | None = None,
         forget_per: Literal["update", "step"] = "update",
+        anneal: bool = True,
         process_group: Any = "auto",
         **base_options: Any,
     ) -> None: ...
@@ -132,6 +136,7 @@ class SepSA(Optimizer, Generic[S]):
         solver: S,
         samples_per_epoch: int | None = None,
         forget_per: Literal["update", "step"] = "update",
+        anneal: bool = True,
         process_group: Any = "auto",
         **base_options: Any,
     ) -> None: ...
@@ -146,6 +151,7 @@ class SepSA(Optimizer, Generic[S]):
         solver: Any = None,
         samples_per_epoch: int | None = None,
         forget_per: Literal["update", "step"] = "update",
+        anneal: bool = True,
         process_group: Any = "auto",
         **base_options: Any,
     ) -> None:
@@ -155,7 +161,9 @@ class SepSA(Optimizer, Generic[S]):
         if isinstance(given, SepSA) or (isinstance(given, type) and issubclass(given, SepSA)):
             raise ValueError("base must be the body's own optimizer, got a SepSA")
         refuse_same_names(base, head=head, solver=solver, samples_per_epoch=samples_per_epoch)
-        refuse_same_names(base, forget_per=forget_per != "update", process_group=process_group != "auto")
+        refuse_same_names(
+            base, forget_per=forget_per != "update", process_group=process_group != "auto", anneal=not anneal
+        )
         self.base = build_base(model, heads, base, base_options)
         self.model = model
         self._several = is_collection(head)
@@ -167,6 +175,7 @@ class SepSA(Optimizer, Generic[S]):
         self._observers = [Observer(model, name, heads[name], solvers[name], process_group) for name in heads]
         for observer in self._observers:
             observer.forget_per_step, observer.samples_per_epoch = forget_per == "step", samples_per_epoch
+            observer.base = self.base if anneal else None
         self._dtype = self._observers[0].head.weight.dtype
         self._repeats = Repeats() if is_default and samples_per_epoch is None else None
         super().__init__(self.base.param_groups, self.base.defaults)
@@ -490,6 +499,7 @@ class SepSA(Optimizer, Generic[S]):
             "generator": self._observers[0].generator.get_state(),
             "body": self._body_shapes(),
             "samples": self._observers[0].samples,
+            "rates": list(self._observers[0].rates),
         }
         if self._several:
             own["heads"] = {observer.name: observer.solver.state_dict() for observer in self._observers}
@@ -547,6 +557,7 @@ class SepSA(Optimizer, Generic[S]):
         for observer in self._observers:
             observer.generator.set_state(own["generator"].cpu())
             observer.started_together, observer.samples = False, samples_of(own)
+            observer.rates = Rates(*own.get("rates", ()))
         self._drop_noticed_epoch(own)
         self.base.load_state_dict(state_dict)
         self._adopt_base()

@@ -23,7 +23,7 @@ from sepsa.heads.base.repeated_samples import SeenSamples
 from sepsa.heads.logistic import LogisticNewton
 from sepsa.heads.math import score as scores
 from sepsa.heads.math.score import Score
-from sepsa.heads.protocols import HeadSolver, HoldsOut, NotFinite, Revertible
+from sepsa.heads.protocols import Anneals, HeadSolver, HoldsOut, NotFinite, Revertible
 from sepsa.heads.rls import RLS
 from sepsa.heads.softmax import SoftmaxNewton
 from sepsa.states import schema
@@ -113,6 +113,7 @@ class SelfTuning(OwnsHead):
     reads_states_of = ("sepsa.SelfTuningRLS", "sepsa.SoftmaxNewton", "sepsa.LogisticNewton")
     _held_out: Tensor | None = None
     _captured: Any = None  # the choice on a device
+    _ratio = 1.0  # of the body's learning rate to its peak
 
     def __init__(
         self, members: Sequence[HeadSolver] | None = None, *, relative: bool | None = None, rests: bool = False
@@ -380,6 +381,18 @@ class SelfTuning(OwnsHead):
 
     # ------------------------------------------------------------------ learning
 
+    def anneal(self, ratio: float, samples_per_epoch: int | None = None) -> None:
+        """Let the members follow the body's learning rate; at a ratio below 1 no new comparison of ridges starts.
+
+        Args:
+            ratio: As for `sepsa.heads.Anneals`.
+            samples_per_epoch: As for `sepsa.heads.Anneals`.
+        """
+        self._ratio = ratio
+        for member in self.members:
+            if isinstance(member, Anneals):
+                member.anneal(ratio, samples_per_epoch)
+
     def loss(self, outputs: Tensor, targets: Tensor, *weight: Tensor | None) -> Tensor:
         """Return the loss that the members minimize, for the body to follow.
 
@@ -510,7 +523,8 @@ class SelfTuning(OwnsHead):
 
     def _started(self, now: Progress, alone: Any) -> tuple[Progress, list[Any]]:
         """A comparison of the only member with neighbours of its ridge, where it is due."""
-        if now.steps < AGAIN or now.steps & (now.steps - 1):
+        # The loss at the next batch favours a ridge that is too small for a rate that falls.
+        if now.steps < AGAIN or now.steps & (now.steps - 1) or self._ratio < 1.0:
             return now, [alone]
         ridges = [r for r in (alone.ridge / NEIGHBOUR, alone.ridge * NEIGHBOUR) if LEAST <= r / now.scale <= MOST]
         others = [alone._with_ridge(ridge, twin_of(alone.linear)) for ridge in ridges]

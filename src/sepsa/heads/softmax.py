@@ -111,7 +111,7 @@ class SoftmaxNewton(NewtonHead):
         K = len(W)
         check_class_count(self.class_weight, K)
         weights = W.new_tensor(self.class_weight or [1.0] * max(K, 2))
-        return {"weights": weights, "ridge": self._ridges(linear, W, self.ridge)}
+        return {"weights": weights, "ridge": self._ridges_now(linear, W, self.ridge)}
 
     def _ridges(self, linear: nn.Linear, W: Tensor, ridge: float) -> Tensor:
         return floor(parameters.ridges(linear, ridge, self.bias_ridge, W), len(W))
