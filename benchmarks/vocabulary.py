@@ -38,9 +38,9 @@ from sepsa.heads.math.cross_entropy import finish_large, look_large, with_curvat
 
 RESULT = Path(__file__).with_suffix(".json")
 WIDTH, LAYERS, VOCABULARY = 768, 12, 32_768
-STEPS, SEARCH_STEPS, WARM_UP, EVERY, SEEDS = 800, 200, 80, 25, range(2)
+STEPS, SEARCH_STEPS, WARM_UP, EVERY, SEEDS = 800, 150, 80, 25, range(2)
 RATES = {"AdamW": (1e-3, 2e-3), "Muon": (4e-3, 8e-3)}
-RIDGES = (100.0, 1000.0, 10_000.0)
+RIDGES = (3.0, 30.0, 300.0, 3000.0)
 
 
 # ---------------------------------------------------------------------- price and agreement
