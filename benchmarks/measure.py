@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import statistics
 import sys
@@ -141,8 +142,9 @@ def ridge_of_batches(model: nn.Module, head: nn.Linear, inputs: Tensor, count: f
     and a ridge adds classes/2 times itself.
     """
     found: list[Tensor] = []
-    hook = head.register_forward_pre_hook(lambda module, args: found.append(args[0].double()))
-    model(inputs)
-    hook.remove()
+    name = next(name for name, module in model.named_modules() if module is head)
+    twin = copy.deepcopy(model)  # statistics of normalization layers would change
+    twin.get_submodule(name).register_forward_pre_hook(lambda module, args: found.append(args[0].double()))
+    twin(inputs)
     rows = found[0].numel() // head.in_features
     return count * rows * float(found[0].square().mean()) / max(head.out_features / 2, 1)
