@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from language import CONTEXT, GPT, METHODS, SEQUENCES, batches, learner, stepper
+from language import CONTEXT, GPT, SEQUENCES, batches, learner, stepper
 from measure import alternate_on_gpu, machine, median_and_quartiles, ratio, require_cuda
 from torch import Tensor, nn
 from torch.nn import functional
@@ -38,8 +38,9 @@ from sepsa.heads.math.cross_entropy import finish_large, look_large, with_curvat
 
 RESULT = Path(__file__).with_suffix(".json")
 WIDTH, LAYERS, VOCABULARY = 768, 12, 32_768
-STEPS, SEARCH_STEPS, WARM_UP, EVERY, SEEDS = 800, 150, 80, 25, range(2)
+STEPS, SEARCH_STEPS, WARM_UP, EVERY, SEEDS = 500, 150, 50, 25, range(2)
 RATES = {"AdamW": (1e-3, 2e-3), "Muon": (4e-3, 8e-3)}
+METHODS = {f"{prefix}{base}": base for base in RATES for prefix in ("", "SepSA over ")}
 RIDGES = (3.0, 30.0, 300.0, 3000.0)
 
 
@@ -226,7 +227,6 @@ def train_all(file: Path) -> None:
             (method, rates[base], seed, STEPS, 0.0 if method == base else ridge)
             for seed in SEEDS
             for method, base in METHODS.items()
-            if base in RATES
         ],
     )
 
@@ -301,7 +301,7 @@ def figure() -> None:
     colors = {"AdamW": "#0072B2", "Muon": "#009E73"}
     for method, base in METHODS.items():
         runs = found(method, STEPS)
-        if not runs or base not in colors:
+        if not runs:
             continue
         losses = [statistics.fmean(values) for values in zip(*(run["losses"] for run in runs), strict=True)]
         seconds = [statistics.fmean(values) for values in zip(*(run["seconds"] for run in runs), strict=True)]
