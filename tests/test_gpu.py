@@ -48,6 +48,8 @@ def test_a_gpu_and_a_cpu_learn_the_same(n, name):
     for _ in range(8 if n == 1 else 3):  # from the second pass on a self-tuning head holds samples out
         for a, b in zip(x.split(n), y.split(n), strict=True):
             torch.testing.assert_close(two.learn(a.cuda(), b.cuda()).cpu(), one.learn(a, b), rtol=1e-7, atol=1e-7)
+            for optimizer in (one, two):  # so that the heads anneal
+                optimizer.param_groups[0]["lr"] *= 0.98
 
 
 def test_the_curvature_moves_with_the_model():
@@ -150,6 +152,27 @@ def test_a_captured_step_is_the_eager_step(base, n, forgetting, compile):
     assert optimizer.solver.steps == plain.solver.steps == 20
     assert optimizer.solver.samples == pytest.approx(plain.solver.samples)
     torch.testing.assert_close(optimizer.solver.covariance(), plain.solver.covariance(), rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["forgetting", "told epochs", "cross-entropy"])
+def test_a_captured_head_anneals_as_the_eager_one(name):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 3)).cuda()
+    twin, told = copy.deepcopy(model), {"samples_per_epoch": 32} if name == "told epochs" else {}
+    make = {"forgetting": lambda: RLS(forgetting=0.9), "told epochs": RLS, "cross-entropy": SoftmaxNewton}[name]
+    one, two = (SepSA(m, torch.optim.Adam, solver=make(), lr=1e-2, fused=True, **told) for m in (model, twin))
+    x, y = torch.randn(32, 6, device="cuda"), torch.randn(32, 3, device="cuda")
+    y = y.softmax(1) if name == "cross-entropy" else y
+    step = one.capture(x[:8], y[:8], compile=False)
+    for k in range(24):
+        rows = slice(8 * (k % 4), 8 * (k % 4) + 8)
+        for optimizer in (one, two):
+            optimizer.param_groups[0]["lr"] = 1e-2 * 0.85 ** (k % 18)  # with a restart
+        step(x[rows], y[rows])
+        two.learn(x[rows], y[rows])
+    assert_alike(model, twin)
+    torch.testing.assert_close(one.solver.covariance(), two.solver.covariance(), rtol=1e-2, atol=1e-3)
+    assert one.state_dict()["sepsa"]["rates"] == two.state_dict()["sepsa"]["rates"]
 
 
 def test_a_captured_step_follows_scheduler_and_head_fraction():

@@ -135,7 +135,7 @@ class PerOutput(OwnsHead, Generic[S]):
             ratio: As for `sepsa.heads.Anneals`.
             samples_per_epoch: As for `sepsa.heads.Anneals`.
         """
-        for solver in self.solvers:
+        for solver in self._each:
             if isinstance(solver, Anneals):
                 solver.anneal(ratio, samples_per_epoch)
 

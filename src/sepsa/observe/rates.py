@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from sepsa.heads.math.anneal import FLOOR
 from sepsa.validation import is_number
 
 LEVELS = 16
+INFINITE = math.inf
 
 
 class Rates(NamedTuple):
@@ -29,14 +30,21 @@ class Rates(NamedTuple):
 def seen(before: Rates, groups: Iterable[dict[str, Any]]) -> Rates:
     """The rates with those of these groups; NaN, infinite and negative ones are ignored. A rate on a GPU is read."""
     now = -1.0
-    for group in groups:
+    for group in groups:  # this runs in every step
         rate = group.get("lr")
-        value = rate.item() if isinstance(rate, Tensor) and rate.numel() == 1 else rate
-        if is_number(value) and now < value < math.inf:
-            now = float(value)
-    now = before.now if now < 0 else now
+        value = rate if type(rate) is float else number(rate)
+        if now < value < INFINITE:
+            now = value
+    if now < 0 or now == before.now:
+        return before
     rates = Rates(now, max(before.peak, now), before.fell)
     return rates if rates.fell or ratio_of(rates) == 1.0 else rates._replace(fell=True)
+
+
+def number(rate: object) -> float:
+    """A rate of any type as a float; NaN where it is none."""
+    value = rate.item() if isinstance(rate, Tensor) and rate.numel() == 1 else rate
+    return float(cast(float, value)) if is_number(value) else math.nan
 
 
 def ratio_of(rates: Rates) -> float:

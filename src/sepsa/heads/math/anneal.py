@@ -11,9 +11,9 @@ MEMORY, RIDGE, STEP = 2.0, 3.0, 1.0  # exponents of r
 
 def annealed_forgetting(forgetting: float, ratio: float) -> float:
     """The forgetting of a head that remembers r^-2 times as many updates."""
-    return forgetting if ratio == 1.0 else 1.0 - (1.0 - forgetting) * ratio**MEMORY
+    return forgetting if ratio == 1.0 else float(1.0 - (1.0 - forgetting) * ratio**MEMORY)
 
 
 def annealed_ridge(ridge: float, ratio: float) -> float:
     """The ridge of a head whose curvature does not remember as long as that: it takes smaller steps."""
-    return ridge * ratio**-RIDGE
+    return float(ridge * ratio**-RIDGE)
