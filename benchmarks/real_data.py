@@ -16,20 +16,26 @@ reported on the second. Of a longer stream the first 100,000 rows are taken.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import gzip
+import json
+import math
 import os
 from collections.abc import Callable, Iterable
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from measure import machine
 
 HALVES = ("choice", "report")
 KINDS = NUMBER, LABEL = ("regression", "classification")
 ROWS = 100_000  # at most, of a stream
 UCI = ("concrete", "energy", "kin8nm", "power-plant", "wine-quality-red", "yacht")
 Given = tuple[pd.DataFrame, Any]  # inputs and targets
+Row = dict[str, Any]
 
 
 class Data(NamedTuple):
@@ -425,6 +431,42 @@ def load(folder: Path, part: str, name: str) -> Given:
     """The inputs of an exported stream or table, and its targets: numbers, or the numbers of classes."""
     frame = pd.read_parquet(folder / part / f"{name}.parquet")
     return frame.drop(columns="target"), frame["target"].to_numpy()
+
+
+# ---------------------------------------------------------------------- results, of both scripts
+
+
+def known(path: Path) -> list[Row]:
+    return json.loads(path.read_text())["rows"] if path.exists() else []
+
+
+def versions() -> dict[str, str]:
+    packages = ("lightgbm", "xgboost-cpu", "river", "scikit-learn")
+    return {name: version(name) for name in packages if any(distributions(name=name))}
+
+
+def store(path: Path, new: list[Row], replaced: Callable[[Row], bool], order: Callable[[Row], Any]) -> None:
+    """Put rows into the file in the place of those `replaced`, in this order; one line each, one process at a time."""
+    with open(__file__) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        rows = sorted([*(row for row in known(path) if not replaced(row)), *new], key=order)
+        head = json.dumps(machine() | {"versions": versions()}, indent=1)
+        lines = ",\n".join("  " + json.dumps(row) for row in rows)
+        part = path.with_suffix(".part")
+        part.write_text(f'{head[:-2]},\n "rows": [\n{lines}\n ]\n}}\n')
+        part.replace(path)
+
+
+def number(value: float) -> str:
+    return f"{value:.{max(0, 2 - math.floor(math.log10(max(abs(value), 1e-3))))}f}"
+
+
+def print_table(first: str, rows: dict[str, dict[str, Any]]) -> None:
+    if rows:
+        columns = [first, *next(iter(rows.values()))]
+        print("\n| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|")
+        for name, row in rows.items():
+            print(f"| {name} | " + " | ".join(map(str, row.values())) + " |")
 
 
 def main() -> None:

@@ -10,9 +10,9 @@
 
 Every stream is read once, and every row is predicted before it is learned. The error over all rows up to 1,000, 3,000,
 10,000, 30,000 and 100,000 is the mean absolute error or the share of wrong labels; beside it stand the root mean square
-or the log loss (a probability below 1e-6 counts as 1e-6), the microseconds of a row since the size before, and the
-megabytes of the pickled model. A cell is a stream and a model, its results are stored at each size, and `--limit`
-seconds of a cell end it after the block in which they run out; `--budget` is the number of rows after which River's
+or the log loss (a probability below 1e-6 counts as 1e-6), the microseconds of processor time of a row since the size
+before, and the megabytes of the pickled model. A cell is a stream and a model; its results are stored at each size,
+`--limit` seconds end it after the block in which they run out, and `--budget` is the number of rows after which River's
 models end.
 
 Everybody has default settings and one seed. LightGBM and XGBoost are fitted anew at 100, 200, 400 and 800 rows, then
@@ -29,23 +29,19 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
-import fcntl
-import json
 import math
 import multiprocessing
 import pickle
 import time
 import warnings
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from functools import cache, cached_property
-from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from measure import machine
-from real_data import HALVES, LABEL, NUMBER, STREAMS, Data, load
+from real_data import HALVES, LABEL, NUMBER, STREAMS, Data, Row, known, load, number, print_table, store
 
 RESULT = Path(__file__).with_suffix(".json")
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
@@ -310,7 +306,7 @@ SLOW = ("ARF", "KNN")
 # ---------------------------------------------------------------------- measuring
 
 
-def measure(stream: Stream, model: Any, limit: float) -> Iterator[dict[str, Any]]:
+def measure(stream: Stream, model: Any, limit: float) -> Iterator[Row]:
     """The results at each size, until the seconds of `limit` are used up."""
     bounds = edges(stream.rows)
     seconds = before = 0.0
@@ -319,9 +315,9 @@ def measure(stream: Stream, model: Any, limit: float) -> Iterator[dict[str, Any]
     for start, stop in zip(bounds, [*bounds[1:], stream.rows], strict=True):
         if start == stop:
             continue
-        began = time.perf_counter()
+        began = time.process_time()
         told = np.asarray(model.answer(start, stop), float)
-        seconds += time.perf_counter() - began
+        seconds += time.process_time() - began
         y = stream.y[start:stop]
         if stream.kind == NUMBER:
             loss[start:stop] = np.abs(y - told)
@@ -363,41 +359,27 @@ def run_cell(cell: Cell) -> str:
             first = MODELS[cell.model](stream)
             for start in (0, 100):
                 first.answer(start, start + 100)
-        rows: list[dict[str, Any]] = []
+        rows: list[Row] = []
         for result in measure(stream, MODELS[cell.model](stream), cell.limit):
             rows.append({"stream": cell.stream, "model": cell.model} | result)
-            store(cell.result, rows, {(cell.stream, cell.model)})
+            put(cell.result, rows)
     except Exception as error:  # a peer that is not installed, an expert that is not there: told, and the rest goes on
         why = f"{type(error).__name__}: {error}"[:200]
-        store(cell.result, [{"stream": cell.stream, "model": cell.model, "rows": 0, "missing": why}])
+        put(cell.result, [{"stream": cell.stream, "model": cell.model, "rows": 0, "missing": why}])
         return f"{told} {why}"
     return f"{told} {result}"
 
 
-def key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return [*STREAMS, *COST].index(row["stream"]), list(MODELS).index(row["model"]), row["rows"]
-
-
-def known(path: Path) -> list[dict[str, Any]]:
-    return json.loads(path.read_text())["rows"] if path.exists() else []
-
-
-def versions() -> dict[str, str]:
-    packages = ("lightgbm", "xgboost-cpu", "river", "scikit-learn")
-    return {name: version(name) for name in packages if any(distributions(name=name))}
-
-
-def store(path: Path, new: list[dict[str, Any]], cells: Set[tuple[str, str]] = frozenset()) -> None:
-    """Put rows into the file in the place of all rows of these cells; one line each, one process at a time."""
-    with open(path.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        rows = {key(row): row for row in known(path) if (row["stream"], row["model"]) not in cells}
-        rows |= {key(row): row for row in new}
-        head = json.dumps(machine() | {"versions": versions()}, indent=1)
-        lines = ",\n".join("  " + json.dumps(row) for _, row in sorted(rows.items()))
-        part = path.with_suffix(".part")
-        part.write_text(f'{head[:-2]},\n "rows": [\n{lines}\n ]\n}}\n')
-        part.replace(path)
+def put(path: Path, new: list[Row]) -> None:
+    """Put rows into the file in the place of all that it has of their cells."""
+    cells = {(row["stream"], row["model"]) for row in new}
+    names, titles = [*STREAMS, *COST], list(MODELS)
+    store(
+        path,
+        new,
+        lambda row: (row["stream"], row["model"]) in cells,
+        lambda row: (names.index(row["stream"]), titles.index(row["model"]), row["rows"]),
+    )
 
 
 @cache
@@ -411,7 +393,7 @@ def size(cell: Cell) -> int:
     return max((size for size in SIZES if size <= most), default=most)
 
 
-def is_done(rows: list[dict[str, Any]], cell: Cell) -> bool:
+def is_done(rows: list[Row], cell: Cell) -> bool:
     """Whether the cell has reached its size, or had at least as many seconds and has not."""
     found = [row for row in rows if (row["stream"], row["model"]) == (cell.stream, cell.model)]
     reached = max((row["rows"] for row in found), default=0)
@@ -441,11 +423,7 @@ def run(options: argparse.Namespace) -> None:
 # ---------------------------------------------------------------------- the tables
 
 
-def number(value: float) -> str:
-    return f"{value:.{max(0, 2 - math.floor(math.log10(max(abs(value), 1e-3))))}f}"
-
-
-def races(rows: list[dict[str, Any]], half: str, ours: str, size: int, what: str, kind: str | None) -> list[Any]:
+def races(rows: list[Row], half: str, ours: str, size: int, what: str, kind: str | None) -> list[Any]:
     """Our error and those of the peers by stream; one wrong row is added to every share of wrong labels."""
     found: dict[str, dict[str, float]] = {}
     for row in rows:
@@ -474,15 +452,7 @@ def summary(met: list[Any]) -> dict[str, Any]:
     }
 
 
-def print_table(first: str, rows: dict[str, dict[str, Any]]) -> None:
-    if rows:
-        columns = [first, *next(iter(rows.values()))]
-        print("\n| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|")
-        for name, row in rows.items():
-            print(f"| {name} | " + " | ".join(map(str, row.values())) + " |")
-
-
-def print_tables(half: str | None, rows: list[dict[str, Any]]) -> None:
+def print_tables(half: str | None, rows: list[Row]) -> None:
     for part in [half] if half else HALVES:
         for ours in OURS:
             counted = {
@@ -528,7 +498,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.merge:
         rows = [row for path in options.merge for row in known(path)]
-        store(options.result, rows, {(row["stream"], row["model"]) for row in rows})
+        put(options.result, rows)
     elif options.table:
         print_tables(options.half, known(options.result))
     else:
