@@ -117,10 +117,10 @@ def county_murders() -> Given:
 
 
 def electricity_demand() -> Given:
-    """Half-hours of a year in Victoria, a day ahead, with the temperature of the day."""
+    """Half-hours of a year in Victoria, with their temperature."""
     frame = r_data("fpp2", "elecdemand")
     clock = moments(pd.date_range("2014-01-01", periods=len(frame), freq="30min"), "day_of_year", "day_of_week", "hour")
-    return target(clock.join(lags(frame["Demand"], 48, 336)).join(frame), "Demand")
+    return target(clock.join(lags(frame["Demand"], 1, 2, 48, 336)).join(frame), "Demand")
 
 
 def employment() -> Given:

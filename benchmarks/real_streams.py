@@ -17,9 +17,9 @@ models end.
 
 Everybody has default settings and one seed. LightGBM and XGBoost are fitted anew at 100, 200, 400 and 800 rows, then
 every 1,000 rows, on the last 50,000 (with many classes fewer: 100,000 by the number of classes, at least 10,000), and
-read texts as categories. Neighbours, forests and the perceptron get an indicator for each of the first 64 texts of a
-column, and the mean so far for a missing value; inputs are standardized by the rows so far, and so is the perceptron's
-target. "sepsa, lightgbm" has LightGBM as one expert.
+read texts as categories; "LightGBM, last" has the last target as one more input. Neighbours, forests and the perceptron
+get an indicator for each of the first 64 texts of a column, and the mean so far for a missing value; inputs are
+standardized by the rows so far, and so is the perceptron's target. "sepsa, lightgbm" has LightGBM as one expert.
 """
 
 from __future__ import annotations
@@ -167,8 +167,10 @@ class Last:
 class Refitted:
     """A model of tables, fitted anew before every block on the last rows; before, the mean or the shares of classes."""
 
-    def __init__(self, stream: Stream, fit: Callable[[Any, Any, int], Callable[[Any], Any]]) -> None:
-        self.stream, self.fit, self.model = stream, fit, None
+    def __init__(self, stream: Stream, fit: Callable[[Any, Any, int], Callable[[Any], Any]], last: bool) -> None:
+        self.stream, self.fit, self.model, self.X = stream, fit, None, stream.coded
+        if last:
+            self.X = np.column_stack([self.X, np.r_[np.nan, stream.y[:-1]]])
         self.window = min(WINDOW, max(WINDOW_OF_MANY_CLASSES, 2 * WINDOW // max(stream.classes, 1)))
 
     def answer(self, start: int, stop: int) -> Any:
@@ -176,8 +178,8 @@ class Refitted:
             targets = self.stream.y if self.stream.kind == NUMBER else np.eye(self.stream.classes)[self.stream.y[:stop]]
             return np.r_[0 * targets[:1], standardized(targets)[1]][:stop]
         rows = slice(max(0, start - self.window), start)
-        X, y = self.stream.coded[rows], self.stream.y[rows]
-        new = self.stream.coded[start:stop]
+        X, y = self.X[rows], self.stream.y[rows]
+        new = self.X[start:stop]
         if self.stream.kind == NUMBER:
             self.model = self.fit(X, y, 0)
             return self.model(new)
@@ -190,19 +192,21 @@ class Refitted:
         return found
 
     def size(self) -> int:
-        held = min(self.window, self.stream.rows) * self.stream.coded.shape[1] * 4
+        held = min(self.window, self.stream.rows) * self.X.shape[1] * 4
         return held + (len(pickle.dumps(self.model.__self__)) if self.model else 0)  # type: ignore[attr-defined]
 
 
-def lightgbm(stream: Stream) -> Refitted:
+def lightgbm(stream: Stream, last: bool = False) -> Refitted:
     from lightgbm import LGBMClassifier, LGBMRegressor
+
+    texts = [*stream.texts, *([stream.coded.shape[1]] if last and stream.kind == LABEL else [])]
 
     def fit(X: Any, y: Any, classes: int) -> Any:
         model = (LGBMClassifier if classes else LGBMRegressor)(verbose=-1, n_jobs=1)
-        model.fit(X, y, categorical_feature=stream.texts)
+        model.fit(X, y, categorical_feature=texts)
         return model.predict_proba if classes else model.predict
 
-    return Refitted(stream, fit)
+    return Refitted(stream, fit, last)
 
 
 def xgboost(stream: Stream) -> Refitted:
@@ -217,7 +221,7 @@ def xgboost(stream: Stream) -> Refitted:
         model.fit(X, y)
         return model.predict_proba if classes else model.predict
 
-    return Refitted(stream, fit)
+    return Refitted(stream, fit, False)
 
 
 class ByRow:
@@ -294,6 +298,7 @@ MODELS: dict[str, Callable[[Stream], Any]] = {
     OURS[0]: Ours,
     OURS[1]: lambda stream: Ours(stream, experts=["lightgbm"]),
     "LightGBM": lightgbm,
+    "LightGBM, last": lambda stream: lightgbm(stream, True),
     "XGBoost": xgboost,
     "ARF": arf,
     "KNN": knn,
@@ -412,7 +417,7 @@ def run(options: argparse.Namespace) -> None:
     rows = known(options.result)
     cells = [cell for cell in cells if options.again or not is_done(rows, cell)]
     # The longest first, so that no process is left with one at the end.
-    order = ("XGBoost", OURS[1], "LightGBM", "ARF", "KNN", OURS[0], "MLP", "last")
+    order = ("XGBoost", OURS[1], "LightGBM", "LightGBM, last", "ARF", "KNN", OURS[0], "MLP", "last")
     cells.sort(key=lambda cell: (order.index(cell.model), -size(cell)))
     print(f"{len(cells)} cells", flush=True)
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
