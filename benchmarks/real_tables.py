@@ -79,7 +79,9 @@ def perceptron(kind: str, seed: int) -> Any:
 
 
 def boosted(kind: str, seed: int) -> Any:
-    return (HistGradientBoostingRegressor if kind == NUMBER else HistGradientBoostingClassifier)(random_state=seed)
+    return (HistGradientBoostingRegressor if kind == NUMBER else HistGradientBoostingClassifier)(
+        categorical_features="from_dtype", random_state=seed
+    )
 
 
 def forest(kind: str, seed: int) -> Any:
