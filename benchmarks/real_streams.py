@@ -67,7 +67,7 @@ class Stream:
             X, self.y = make_friedman1(rows, COST[name], noise=1.0, random_state=0)
             self.frame, self.kind = pd.DataFrame(X, columns=[f"x{j}" for j in range(X.shape[1])]), NUMBER
         else:
-            assert folder is not None, "--data must name the folder of real_data.py --export"
+            assert folder is not None
             self.frame, self.y = load(folder, "streams", name)
             self.kind = STREAMS[name].kind
         self.rows = min(len(self.y), rows)
@@ -174,6 +174,7 @@ class Refitted:
         self.window = min(WINDOW, max(WINDOW_OF_MANY_CLASSES, 2 * WINDOW // max(stream.classes, 1)))
 
     def answer(self, start: int, stop: int) -> Any:
+        self.known = stop
         if not start:
             targets = self.stream.y if self.stream.kind == NUMBER else np.eye(self.stream.classes)[self.stream.y[:stop]]
             return np.r_[0 * targets[:1], standardized(targets)[1]][:stop]
@@ -192,7 +193,7 @@ class Refitted:
         return found
 
     def size(self) -> int:
-        held = min(self.window, self.stream.rows) * self.X.shape[1] * 4
+        held = min(self.window, self.known) * self.X.shape[1] * 4
         return held + (len(pickle.dumps(self.model.__self__)) if self.model else 0)  # type: ignore[attr-defined]
 
 
@@ -510,6 +511,8 @@ def main() -> None:
         put(options.result, rows)
     elif options.table:
         print_tables(options.half, known(options.result))
+    elif options.data is None and not options.cost:
+        parser.error("--data must name the folder that real_data.py --export has made")
     else:
         run(options)
 
