@@ -18,8 +18,8 @@ same names are summed up over their seeds. A row that the script of a JSON print
 for word. A number with a percent sign may stand in the JSON as a share, and one in ms or µs in seconds. CONSTANTS are
 what is neither a result nor code; `derived` computes what a page computes from a JSON.
 
-The last line counts the JSON files that are older than the code that they measured: measure.write puts a hash of each
-source into a JSON; older files have none, and their age is unknown.
+The last lines name the JSON files that are older than the code that they measured, and those without a record of it:
+measure.machine puts a hash of each source into a JSON, which files from before it was written lack.
 """
 
 from __future__ import annotations
@@ -390,7 +390,9 @@ def source_hash(path: Path) -> str:
 def changed(source: str) -> list[str] | None:
     """The sources of a JSON that have changed since it was written; None where it does not name them."""
     content = json.loads((ROOT / source).read_text(encoding="utf-8"))
-    then = content.get("sources") if isinstance(content, dict) else None
+    content = content if isinstance(content, dict) else {}
+    machine = content.get("machine")  # in some files it holds all of `measure.machine`
+    then = (machine if isinstance(machine, dict) else content).get("sources")
     return then and [name for name, known in then.items() if source_hash(ROOT / name) != known]
 
 
@@ -400,8 +402,10 @@ def print_ages() -> None:
     for name, sources in ages.items():
         if sources:
             print(f"benchmarks/{name} is older than {', '.join(sources)}")
-    old, unknown = sum(bool(age) for age in ages.values()), sum(age is None for age in ages.values())
-    print(f"{len(ages)} JSON files of benchmarks/: {old} older than their code, {unknown} unknown")
+    unknown = [name for name, sources in ages.items() if sources is None]
+    print("no record of their code:", ", ".join(unknown) or "none")
+    old = sum(map(bool, ages.values()))
+    print(f"{len(ages)} JSON files of benchmarks/: {old} older than their code, {len(unknown)} without a record")
 
 
 def main() -> int:

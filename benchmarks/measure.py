@@ -17,8 +17,8 @@ from check_numbers import ROOT, source_hash
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from sepsa import SepSA
-from sepsa.bench import machine, ratio, spread
+from sepsa import SepSA, bench
+from sepsa.bench import ratio, spread
 
 __all__ = [
     "alternate",
@@ -95,18 +95,25 @@ def median_and_quartiles(values: Mapping[str, float], form: str = ".3f") -> str:
 
 
 def write(script: str, result: dict[str, Any]) -> None:
-    """Write the raw numbers to the JSON of this name, beside the scripts, with hashes of the sources that ran."""
+    """Write the raw numbers to the JSON of this name, beside the scripts.
+
+    Where `result` continues an older JSON it has the sources of that one, so that its oldest part tells its age.
+    """
     path = Path(__file__).with_name(Path(script).stem).with_suffix(".json")
-    path.write_text(json.dumps(machine() | {"sources": sources(script)} | result, indent=1) + "\n")
+    path.write_text(json.dumps(machine() | result, indent=1) + "\n")
     print(f"written to {path}")
 
 
-def sources(script: str) -> dict[str, str]:
-    """A hash of the script, and of each folder of src/ from which the process has imported a module."""
+def machine() -> dict[str, Any]:
+    """The hardware, the versions, and hashes of the sources that a measurement depends on.
+
+    They are hashes of the script, and of each folder of src/ from which the process has imported a module until now.
+    """
     found = (getattr(module, "__file__", None) for module in [*sys.modules.values()])
     folders = {Path(file).resolve().parent for file in found if isinstance(file, str)}
-    used = [Path(script).resolve(), *sorted(folder for folder in folders if ROOT / "src" in folder.parents)]
-    return {path.relative_to(ROOT).as_posix(): source_hash(path) for path in used}
+    script = Path(sys.modules["__main__"].__file__ or "").resolve()
+    used = [script, *sorted(folder for folder in folders if ROOT / "src" in folder.parents)]
+    return bench.machine() | {"sources": {path.relative_to(ROOT).as_posix(): source_hash(path) for path in used}}
 
 
 def mean_and_spread(values: Sequence[float], form: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib import pyplot as plt
+from measure import machine
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -201,7 +202,7 @@ def write(out: Path, results: dict[str, dict[str, Any]], rate: float) -> None:
     needed = multiply_adds(8, HIDDEN, 2)
     head, body = needed["head_float64"] / rate, needed["body_float32"] / (2 * rate)
     limit = {"multiply_adds": needed, "float64_multiply_adds_per_second": rate, "microseconds": 1e6 * (head + body)}
-    content = bench.machine() | {"limit": limit, "contestants": results}
+    content = machine() | {"limit": limit, "contestants": results}
     replace(out, [(json.dumps(content, indent=1) + "\n").encode()])
 
 

@@ -95,7 +95,7 @@ def trainer(name: str, folder: str, head: bool = True, seed: int = 0, **options:
     """Return SepSA on the head with AdamW on the body, or AdamW on all parameters."""
     make, kind, head_name = MODELS[name]
     torch.manual_seed(seed)
-    model = make()
+    model, data = make(), Sequences()
     settings = {
         "output_dir": folder, "use_cpu": True, "per_device_train_batch_size": 32, "num_train_epochs": 3,
         "learning_rate": 1e-3, "seed": seed, "report_to": [], "disable_tqdm": True, "save_strategy": "no",
@@ -104,10 +104,12 @@ def trainer(name: str, folder: str, head: bool = True, seed: int = 0, **options:
     arguments = TrainingArguments(**settings | options)
     if not head:
         plain = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        return Trainer(model, arguments, train_dataset=Sequences(), optimizers=(plain, None))
+        return Trainer(model, arguments, train_dataset=data, optimizers=(plain, None))
     solver = sepsa.SoftmaxNewton()
-    optimizer = sepsa.SepSA(model, torch.optim.AdamW, head=head_name, solver=solver, lr=1e-3)
-    return kind(model, arguments, train_dataset=Sequences(), optimizers=(optimizer, None))
+    optimizer = sepsa.SepSA(
+        model, torch.optim.AdamW, head=head_name, solver=solver, lr=1e-3, samples_per_epoch=len(data)
+    )
+    return kind(model, arguments, train_dataset=data, optimizers=(optimizer, None))
 
 
 def main() -> None:

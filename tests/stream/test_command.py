@@ -152,7 +152,15 @@ def test_identifiers_other_dates_and_many_texts_are_named():
     assert inspected()["inputs"] == 1 + 32 + 16
     table("when,city,y\n" + "".join(f"{1 + i % 28}/2/2026,city {i // 4 % 40},{i % 3}\n" for i in range(400)))
     told = said(STREAM)
-    assert "column 'when' looks like a date, '1/2/2026': write dates as 2026-01-31" in told
+    dates = "column 'when' looks like dates, as '1/2/2026', and is read as texts: give --date-format "
+    assert f"{dates}'%d/%m/%Y' or '%m/%d/%Y', or --drop it" in told
+    assert told.count("'when'") == 1  # not also an identifier
+    given = f"{STREAM} --date-format %d/%m/%Y --checkpoint d.sepsa"
+    assert "column 'when' holds dates: they become days, month, weekday, hour" in said(given)
+    table("when,city,y\n15/2/2026,city 1,\n15/7/2026,city 1,\n", "new.csv")
+    table("when,city,y\n2026-02-15,city 1,\n2026-07-15,city 1,\n", "iso.csv")
+    assert run("predict d.sepsa new.csv").stdout == run("predict d.sepsa iso.csv").stdout
+    assert "was made with --date-format %d/%m/%Y, got %d" in said(given.replace("%d/%m/%Y", "%d"), code=2)
     assert "column 'city' has more than 32 different texts" in told
     table("x;y\n" + "1,5;3\n" * 5)
     words = "column 'x' looks like a number with a decimal comma, '1,5', and is read as a text: give --decimal ,"
@@ -236,7 +244,21 @@ WRONG = [  # the table, further options, the exit code, and what the one line sa
     (b"a,b\n1,2\n", "", 2, "--target must be a column of the table, a, b, got 'y'"),
     (b"x,y\n", "", 2, "holds no rows"),
     (b"x,x,y\n1,2,3\n", "", 1, "has two columns 'x': rename one of them"),
-    ("x,y\n1,2\n".encode("utf-16"), "", 1, "is not UTF-8 text"),
+    ("x,y\n1,2\n".encode("utf-16"), "", 1, "is not UTF-8 text: a text in UTF-16 becomes one by iconv"),
+    (
+        b"PK\x03\x04\0\0\0\0",
+        "",
+        1,
+        "such as a workbook or what torch.save writes: save the sheet as CSV. sepsa reads CSV",
+    ),
+    (
+        b"SQLite format 3\0",
+        "",
+        1,
+        "is a database of SQLite: convert or unpack it. sepsa reads CSV and JSON lines (plain,",
+    ),
+    (b"\x1b[31m,y\n1,2\n", "--drop z", 2, "--drop must be a column of the table, \\x1b[31m, y, got 'z'"),
+    (GOOD, "--date-format d.m.Y", 2, "--date-format must be a format of strptime such as %d.%m.%Y, got 'd.m.Y'"),
     (b"\xe4,y\n1,2\n", "", 1, "is not in UTF-8: convert it"),
     (b'[{"x": 1, "y": 2}]', "", 1, "is one JSON array: write one object a line"),
     (b"\x1f\x8b\x08garbage garbage", "", 1, "cannot be decompressed"),
@@ -621,7 +643,10 @@ def test_inspect_says_what_another_file_is():
     for line, words in (
         ("inspect t.csv", csv_words),
         ("predict t.csv t.csv", csv_words),
-        ("inspect m.pt", "is a zip archive, as torch.save writes, not a checkpoint of sepsa: load it with"),
+        (
+            "inspect m.pt",
+            "is a zip archive, such as a workbook or what torch.save writes, not a checkpoint of sepsa: load it with",
+        ),
         ("inspect t.parquet", "is a Parquet table, not a checkpoint"),
         ("inspect noise", "noise is damaged or not a checkpoint of sepsa"),
         ("inspect fifo", "fifo is a device or a FIFO, not a checkpoint: give a file"),
@@ -636,15 +661,46 @@ def test_inspect_says_what_another_file_is():
 # ---------------------------------------------------------------------- the report
 
 
+def test_the_report_counts_the_targets_in_their_intervals():
+    write()
+    run(f"{SAVED} --intervals 0.9 --report r.html")
+    made = [(row, data["y"]) for row, data in zip(records("out.csv"), rows(600), strict=True) if row["low"]]
+    inside = [float(row["low"]) <= y <= float(row["high"]) for row, y in made]
+    assert f"targets in their 90% intervals</dt><dd>{np.mean(inside):.1%}" in Path("r.html").read_text()
+
+
+def test_labels_reach_no_terminal_with_escape_sequences(monkeypatch, capsys):
+    red = "\x1b[31mred\x1b[0m\x07"
+    output.print_text(f"{red}\tlabel\n")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    output.print_text(f"{red}\tlabel\n")
+    output.say(red)
+    told = capsys.readouterr()
+    safe = r"\x1b[31mred\x1b[0m\x07"
+    assert told.out == f"{red}\tlabel\n{safe}\tlabel\n"  # a pipe gets labels as they are
+    assert told.err == f"{safe}\n"
+
+
 def test_the_report_needs_no_network_and_runs_nothing():
     rng, lines = random.Random(0), ["x,<b>y</b>"]
     for i in range(12_000):
         x = rng.gauss(0, 1)
         lines.append(f"{x:.4f},{(1 if i < 8000 else -4) * x + 0.1 * rng.gauss(0, 1):.4f}")
     lines[51] = "<script>alert(1)</script>,no"
+    lines[60] = "1/2/2026,0"
     table("\n".join(lines) + "\n")
-    run("stream t.csv --target '<b>y</b>' --predictions o.csv --quarantine q.csv --report r.html")
+    run("stream t.csv --target '<b>y</b>' --predictions o.csv --quarantine q.csv --report r.html --checkpoint m.sepsa")
     page = Path("r.html").read_text()
+    assert "<li>column &#39;x&#39; looks like dates" in page
+    assert re.search(
+        r"A prediction is a mean with these weights, by recent errors: [a-z ]+ \d+%.*led since row [\d,]+\.", page
+    )
+    assert "--intervals 0.9" in page
+    # The page of the saved model differs in its source and in the time at which it was made.
+    assert "the page is pages/m.html" in said("report m.sepsa --out pages")
+    head = re.compile(r'<p class="sub">.*? · .*? UTC')
+    assert head.sub("", Path("pages/m.html").read_text()) == head.sub("", page)
+    assert "sepsa reproduce` by --results" in said("report .", code=2)
     assert not re.search(r"https?://|<script|src=|@import", page)
     assert "&lt;script&gt;alert(1)" in page
     assert page.count('stroke="var(--alarm)"') >= 1

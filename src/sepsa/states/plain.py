@@ -49,7 +49,7 @@ def pack_label(label: Hashable) -> Any:
     if type(label) is tuple:
         return {"tuple": [pack_label(part) for part in label]}
     raise ValueError(
-        f"names of features and classes must be strings, numbers, booleans, None or tuples of these to be saved, "
+        f"names of features, classes and keys must be strings, numbers, booleans, None or tuples of these to be saved, "
         f"got {label!r} of type {type(label).__name__}"
     )
 

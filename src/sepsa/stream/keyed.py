@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
 import sqlite3
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from sepsa.interrupt import DeferredInterrupt
 from sepsa.states.file import CheckpointError
 from sepsa.states.objects import Saves, class_name, from_bytes, parameters, to_bytes
 from sepsa.states.plain import pack_label, unpack_label
+from sepsa.stream.columns.frame import is_frame
 from sepsa.validation import at_least
 
 if TYPE_CHECKING:
@@ -42,8 +45,9 @@ class KeyedLearner:
 
     Args:
         start: The learner of which every new key gets a copy. One that has learned rows of all keys gives new keys a
-            better start; it may learn on meanwhile. With `body="fourier"` a learner takes a quarter of the memory
-            of the default.
+            better start; it may learn on meanwhile. Where it has learned nothing yet, its `body="auto"` means
+            "fourier" here, the network alone, in a quarter of the memory that experts take: they need about 130 kB a
+            key. For one that has learned, set `body="fourier"` yourself.
         path: The SQLite file of the learners; None for a temporary one.
         in_memory: Largest number of learners in memory.
 
@@ -109,11 +113,25 @@ class KeyedLearner:
             raise CheckpointError(
                 f"{self._path} has format {version}, and this sepsa reads up to {FORMAT}: upgrade sepsa to open it"
             )
+        with self._writing():
+            self._rename_keys()
         if (common := self._read("common", 1)) is not None:
             saved, given = common["settings"], self._settings
             if saved != given:
                 raise CheckpointError(f"{self._path} holds learners {saved}, and start is {given}: give one like it")
             self.start, self.position = common["start"] or self.start, common["position"]
+
+    def _rename_keys(self) -> None:
+        """Store learners of NumPy scalars, which earlier versions held apart, under the Python value."""
+        for (old,) in self._file.execute("SELECT key FROM learners WHERE key LIKE '%\"numpy\"%'").fetchall():
+            new = packed(unpack_label("key", json.loads(old)))
+            if self._file.execute("UPDATE OR IGNORE learners SET key = ? WHERE key = ?", (new, old)).rowcount == 0:
+                warnings.warn(
+                    f"{self._path} has a learner of {new} and one of NumPy's scalar of that value, which are the same "
+                    "key now: the first is used",
+                    UserWarning,
+                    stacklevel=4,
+                )
 
     # ------------------------------------------------------------------ learners
 
@@ -124,7 +142,14 @@ class KeyedLearner:
         name = packed(key)
         self._changed.add(name)
         found = self._find(name)
-        return self._keep(name, copy.deepcopy(self.start)) if found is None else found
+        return self._keep(name, self._new()) if found is None else found
+
+    def _new(self) -> Any:
+        """A learner for a new key: a copy of `start`, without experts unless they were asked for or have learned."""
+        new = copy.deepcopy(self.start)
+        if getattr(new, "body", None) == "auto" and getattr(new, "_learner", None) is None:
+            new.body = "fourier"
+        return new
 
     def __contains__(self, key: Hashable) -> bool:
         name = packed(key)
@@ -173,18 +198,35 @@ class KeyedLearner:
         self._check()
         for name in sorted(names):
             if name in self._learners and fitted(self._learners[name]):
-                self._file.execute(
-                    "INSERT INTO learners VALUES (?, ?) ON CONFLICT(key) DO UPDATE SET state = excluded.state",
-                    (name, to_bytes(self._learners[name])),
-                )
+                with self._writing():
+                    self._file.execute(
+                        "INSERT INTO learners VALUES (?, ?) ON CONFLICT(key) DO UPDATE SET state = excluded.state",
+                        (name, to_bytes(self._learners[name])),
+                    )
             self._changed.discard(name)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Say of an error of the file what becomes of the rows since the last commit, and how to go on."""
+        try:
+            yield
+        except sqlite3.ProgrammingError:  # closed, or used by another thread
+            raise
+        except sqlite3.Error as error:
+            again = "commit again" if self._file.in_transaction else self._LOST.format(self.position)
+            raise CheckpointError(
+                f"{self._path or 'the temporary file'} cannot be written ({error}): "
+                f"free space where its disk is full, and {again}"
+            ) from error
+
+    _LOST = "open it again and continue from its position, {!r}; what was learned since that commit is lost"
 
     def _check(self) -> None:
         """Refuse to go on after an error at which SQLite has undone the transaction, and evicted learners with it."""
         if not self._file.in_transaction:
             raise CheckpointError(
-                f"{self._path} has lost what was written since the last commit, by an error such as a full disk: "
-                "open it again and continue from its position"
+                f"{self._path} could not be written before, by an error such as a full disk: "
+                + self._LOST.format(self.position)
             )
 
     # ------------------------------------------------------------------ rows
@@ -235,41 +277,40 @@ class KeyedLearner:
 
         Args:
             keys: The key of each row. The rows of one key are learned in order, by one call of its `prequential`.
-            X: Inputs (n, features).
+            X: Inputs (n, features): an array, a DataFrame or a sparse matrix.
             y: Targets (n,) or (n, outputs).
 
         Returns:
             The predictions made before learning, in the order of the rows.
         """
-        rows, targets = np.asarray(X), np.asarray(y)
-        return self._by_key(keys, len(rows), lambda key, some: self[key].prequential(rows[some], targets[some]))
+        targets = np.asarray(y)
+        return self._by_key(keys, X, lambda key, own, some: self[key].prequential(own, targets[some]))
 
     def predict(self, keys: Iterable[Hashable], X: ArrayLike) -> NDArray[Any]:
         """Predict rows, each by the estimator of its key.
 
         Args:
             keys: The key of each row; a new one is predicted by `start` and not added.
-            X: Inputs (n, features).
+            X: Inputs (n, features): an array, a DataFrame or a sparse matrix.
 
         Returns:
             The predictions, in the order of the rows.
         """
-        rows = np.asarray(X)
-        return self._by_key(
-            keys, len(rows), lambda key, some: (self._find(packed(key)) or self.start).predict(rows[some])
-        )
+        return self._by_key(keys, X, lambda key, own, _: (self._find(packed(key)) or self.start).predict(own))
 
     def _by_key(
-        self, keys: Iterable[Hashable], count: int, of_rows: Callable[[Hashable, list[int]], Any]
+        self, keys: Iterable[Hashable], X: Any, of_rows: Callable[[Hashable, Any, list[int]], Any]
     ) -> NDArray[Any]:
-        """The results of `of_rows` for the rows of each key, in the order of the rows."""
+        """The results of `of_rows` for a key, its rows of X and their numbers, in the order of the rows."""
+        table = X.tocsr() if hasattr(X, "tocsr") else X.iloc if is_frame(X) else np.asarray(X)
+        count = len(X) if is_frame(X) else table.shape[0]
         groups: dict[str, tuple[Hashable, list[int]]] = {}
         for row, key in enumerate(keys.tolist() if isinstance(keys, np.ndarray) else keys):
             groups.setdefault(packed(key), (key, []))[1].append(row)
         order = [row for _, rows in groups.values() for row in rows]
-        if len(order) != count or not count:
+        if len(order) != count or not order:
             raise ValueError(f"keys must name one key for each row of X, at least one: got {len(order)} for {count}")
-        results = np.concatenate([of_rows(key, rows) for key, rows in groups.values()])
+        results = np.concatenate([of_rows(key, table[rows], rows) for key, rows in groups.values()])
         return results[np.argsort(order)]
 
     # ------------------------------------------------------------------ the file
@@ -288,8 +329,8 @@ class KeyedLearner:
             "position": position,
         }
         self._write(self._changed)
-        self._file.execute("INSERT OR REPLACE INTO common VALUES (1, ?)", (to_bytes(common),))
-        with DeferredInterrupt():
+        with self._writing(), DeferredInterrupt():
+            self._file.execute("INSERT OR REPLACE INTO common VALUES (1, ?)", (to_bytes(common),))
             self._file.execute("COMMIT")
             self._file.execute("BEGIN IMMEDIATE")
             self.position = position
@@ -306,8 +347,15 @@ class KeyedLearner:
 
 
 def packed(key: Hashable) -> str:
-    """The key as text, under which its learner is stored; 1, True and 1.0 are three keys."""
-    return json.dumps(pack_label(key))
+    """The key as text, under which its learner is stored; 1, True and 1.0 are three keys, NumPy's 1 is the first."""
+    return json.dumps(pack_label(plain(key)))
+
+
+def plain(key: Hashable) -> Any:
+    """The key with Python values for NumPy's scalars."""
+    if isinstance(key, tuple):
+        return tuple(plain(part) for part in key)
+    return key.item() if isinstance(key, np.generic) else key
 
 
 def fitted(learner: Any) -> bool:

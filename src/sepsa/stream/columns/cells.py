@@ -22,6 +22,7 @@ MISSING = (
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 NOT_FINITE = re.compile(r"[+-]?(inf|infinity|nan(\(.*\))?)", re.IGNORECASE)
 DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+([eE][+-]?\d+)?\s*", re.ASCII)
+OTHER_DATE = re.compile(r"(\d+)([./-])(\d\d?)\2(\d+)(?:(.)\d?\d:\d\d(:\d\d)?)?", re.ASCII)
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?", re.ASCII)
 
 
@@ -40,7 +41,7 @@ class Column:
         return Column(self.numbers[chosen], codes, self.texts, times)
 
 
-def read_cell(text: str, decimal: str = ".") -> tuple[str, float]:
+def read_cell(text: str, decimal: str = ".", date_format: str | None = None) -> tuple[str, float]:
     """Kind and value of a cell: "missing", "number", "date" (seconds since 1970) or "text"."""
     if text in MISSING:
         return "missing", math.nan
@@ -58,7 +59,8 @@ def read_cell(text: str, decimal: str = ".") -> tuple[str, float]:
             return "date", read_time(stripped)
         except (ValueError, OverflowError):
             pass
-    return "text", math.nan
+    time = math.nan if date_format is None else read_date(stripped, date_format)
+    return "text" if math.isnan(time) else "date", time
 
 
 def read_time(text: str) -> float:
@@ -71,13 +73,45 @@ def read_time(text: str) -> float:
     return (time if time.tzinfo else time.replace(tzinfo=timezone.utc)).timestamp()
 
 
-def column_of_texts(codes: NDArray[np.int32], texts: Sequence[str], decimal: str, categorical: bool) -> Column:
+def read_date(text: str, date_format: str) -> float:
+    """Seconds since 1970 of a date in this format of `strptime`, in UTC where it names no zone; NaN for other texts."""
+    try:
+        time = datetime.strptime(text.strip(), date_format)
+    except ValueError:
+        return math.nan
+    return (time if time.tzinfo else time.replace(tzinfo=timezone.utc)).timestamp()
+
+
+def check_date_format(date_format: str | None) -> str | None:
+    """A format of `strptime` with the year, or None."""
+    year = None if date_format is None else read_date(datetime(2001, 1, 1).strftime(date_format), date_format)
+    if date_format is not None and year != datetime(2001, 1, 1, tzinfo=timezone.utc).timestamp():
+        raise ValueError(f"date_format must be a format of strptime such as %d.%m.%Y, got {date_format!r}")
+    return date_format
+
+
+def date_formats(text: str) -> list[str]:
+    """The formats of `strptime` that a text which looks like a date may have; none for another text."""
+    found = OTHER_DATE.fullmatch(text.strip())
+    if found is None:
+        return []
+    first, mark, _, last, gap, seconds = found.groups()
+    year = "%Y" if len(last) == 4 else "%y"
+    orders = [("%Y", "%m", "%d")] if len(first) == 4 else [("%d", "%m", year), ("%m", "%d", year)]
+    clock = "" if gap is None else f"{gap}%H:%M{':%S' * bool(seconds)}"
+    formats = [mark.join(order) + clock for order in orders]
+    return [form for form in formats if not math.isnan(read_date(text, form))]
+
+
+def column_of_texts(
+    codes: NDArray[np.int32], texts: Sequence[str], decimal: str, categorical: bool, date_format: str | None = None
+) -> Column:
     """A column from its distinct texts and the index of each cell's text, -1 for a missing cell."""
     values, times = np.full(len(texts) + 1, math.nan), np.full(len(texts) + 1, math.nan)
     place = np.full(len(texts) + 1, -1, np.int32)
     kept: list[str] = []
     for i, text in enumerate(texts):
-        kind, value = read_cell(text, decimal)
+        kind, value = read_cell(text, decimal, date_format)
         if categorical and kind != "missing":
             kind = "text"
         if kind == "number":

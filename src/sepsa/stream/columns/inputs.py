@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sepsa.states import schema
-from sepsa.stream.columns.cells import DECIMAL_COMMA, Column
+from sepsa.stream.columns.cells import DECIMAL_COMMA, Column, date_formats
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import NewInput
 
@@ -25,7 +25,6 @@ MOST_TEXT_INPUTS = 500
 NOTHING = ""  # the only input, always 0, of a table whose first row has no value
 DATE_PARTS = ("days", "month", "weekday", "hour")
 BUCKET = re.compile(r"#\d+$", re.ASCII)
-OTHER_DATE = re.compile(r"\d{1,2}[./-]\d{1,2}[./-]\d{2,4}( .*)?|\d{4}/\d{1,2}/\d{1,2}( .*)?", re.ASCII)
 
 
 class Candidate(NamedTuple):
@@ -43,7 +42,8 @@ class Candidate(NamedTuple):
 class Inputs:
     """The learner's inputs by name, and the columns and texts that they encode."""
 
-    drop, decimal, tells_dates = "--drop it", "give --decimal ,", True  # in warnings
+    drop, decimal, dates = "--drop it", "give --decimal ,", "give --date-format {}"  # in warnings
+    tells_dates = True
 
     def __init__(self, categories: int) -> None:
         self.categories = categories
@@ -146,10 +146,10 @@ class Inputs:
         for code, row in zip(present[order].tolist(), first[order].tolist(), strict=True):
             if code < 0 or (text := column.texts[code]) in known:
                 continue
-            if OTHER_DATE.fullmatch(text.strip()) and f"date {name}" not in self.warned:
-                self.warned.add(f"date {name}")
-                said = f"column {name!r} looks like a date, {text!r}: write dates as 2026-01-31, or {self.drop}"
-                warnings.append((row, said))
+            if f"date {name}" not in self.warned and (formats := date_formats(text)):
+                self.warned |= {f"date {name}", f"texts {name}"}
+                said = f"column {name!r} looks like dates, as {text!r}, and is read as texts"
+                warnings.append((row, f"{said}: {self.dates.format(' or '.join(map(repr, formats)))}, or {self.drop}"))
             if DECIMAL_COMMA.fullmatch(text) and f"decimal {name}" not in self.warned:
                 self.warned.add(f"decimal {name}")
                 said = f"column {name!r} looks like a number with a decimal comma, {text!r}, and is read as a text"

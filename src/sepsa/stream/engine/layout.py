@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -108,7 +109,7 @@ class Layout:
         return np.dtype(real if dtype == BODY else dtype), form
 
     def _cells(self, dtype: Any, shape: tuple[int, ...]) -> int:
-        return (int(np.prod(shape)) * int(dtype.itemsize) + 7) // 8
+        return (math.prod(shape) * int(dtype.itemsize) + 7) // 8
 
     def _add(self, group: Group, name: str, sizes: Mapping[str, int], key: str) -> int:
         dtype, shape = self._form(name, group.state, sizes)
@@ -122,6 +123,7 @@ class Layout:
     def part(self, state: NDArray[np.float64], name: str) -> NDArray[Any]:
         """A part of a state as a view of its dtype and shape."""
         start, dtype, shape = self.parts[name]
-        count = int(np.prod(shape))
-        part: NDArray[Any] = state[start : start + self._cells(dtype, shape)].view(dtype)[:count].reshape(shape)
+        part: NDArray[Any] = (
+            state[start : start + self._cells(dtype, shape)].view(dtype)[: math.prod(shape)].reshape(shape)
+        )
         return part

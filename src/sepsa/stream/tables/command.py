@@ -71,6 +71,7 @@ class StreamOptions:
     ridge: float | str | None = None
     seed: int | None = None
     body: str | None = None
+    date_format: str | None = None
     separator: str | None = None
     decimal: str = "."
     follow: bool = False
@@ -88,6 +89,7 @@ class StreamOptions:
     table: ClassVar[Any] = TableModel
     of_model: ClassVar[tuple[str, ...]] = (
         "target", "classify", "drop", "categorical", "categories", "forgetting", "ridge", "seed", "body",
+        "date_format",
     )  # fmt: skip
 
     def model(self) -> dict[str, Any]:
@@ -212,7 +214,8 @@ class StreamRun:
     def _finish(self) -> None:
         """Write the report, if it was asked for."""
         if self.options.report is not None:
-            write_report(self.options.report, name_of(self.options.source), self.model, self.quarantine)
+            self.quarantine.flush()
+            write_report(self.options.report, name_of(self.options.source), self.model, self.quarantine.path)
 
     def _check_first(self, block: RowBlock) -> None:
         check_first_target(block, self.model)
@@ -363,7 +366,8 @@ def make_model(options: StreamOptions) -> Any:
     try:
         return options.table(**options.model())
     except (TypeError, ValueError) as error:
-        raise Misuse(f"--{error}") from None
+        name, _, words = str(error).partition(" ")
+        raise Misuse(f"--{name.replace('_', '-')} {words}") from None
 
 
 def resume(checkpoint_path: Path, options: StreamOptions) -> tuple[Any, dict[str, Any]]:
@@ -373,15 +377,15 @@ def resume(checkpoint_path: Path, options: StreamOptions) -> tuple[Any, dict[str
     for name, value in options.model().items():
         if value != own[name]:
             raise Misuse(
-                f"{checkpoint_path} was made with --{name} {spelled(own[name])}, got {spelled(value)}: "
-                "leave the option out, or give another --checkpoint"
+                f"{checkpoint_path} was made with --{name.replace('_', '-')} {spelled(own[name])}, "
+                f"got {spelled(value)}: leave the option out, or give another --checkpoint"
             )
     return model, header.position if isinstance(header.position, dict) else {}
 
 
 def check_columns(table: TableReader, model: TableModel) -> None:
     """Set which columns the reader drops and reads as texts; refuse names of columns that the table does not have."""
-    table.drop = frozenset(model.drop)
+    table.drop, table.date_format = frozenset(model.drop), model.date_format
     table.categorical = frozenset((*model.categorical, model.target) if model.classify else model.categorical)
     if model.target in model.drop:
         raise Misuse(f"--drop must leave the target in the table, got {model.target!r} for both")
@@ -476,14 +480,14 @@ def predict(options: PredictOptions) -> int:
 def predict_table(options: PredictOptions) -> int:
     for name, path in (("the model", options.model), ("the table", options.source)):
         check_files({name: path, "--predictions": options.predictions})
-    model, _ = load_model(options.model)
+    model, _ = load_model(options.model, "sepsa stream")
     asked = check_details(options.intervals, options.probabilities, model)
     rows = lost = 0
     known: set[str] | None = None  # the columns so far
     with contextlib.ExitStack() as held:
         table = open_table(options.source, held, separator=options.separator, decimal=options.decimal)
         table.drop = frozenset(model.drop) | {model.target}
-        table.categorical = frozenset(model.categorical)
+        table.categorical, table.date_format = frozenset(model.categorical), model.date_format
         if table.names is not None and not set(table.names) & set(column_names(model)):
             raise Misuse(f"the table has none of the model's columns, {', '.join(column_names(model)[:20])}")
         predictions = Predictions(options.predictions, header_of(asked))

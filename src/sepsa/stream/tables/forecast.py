@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import os
-import sys
 import time as clock_time
 import warnings
 from collections.abc import Sequence
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 
 from sepsa.states import schema
 from sepsa.states.output import replace
+from sepsa.stream.columns.cells import check_date_format, date_formats, read_date
 from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.forecast import SepSAForecaster
@@ -26,7 +25,7 @@ from sepsa.stream.tables.cells import BadRow, RowBlock, TableError
 from sepsa.stream.tables.command import StreamOptions, StreamRun, check_names, name_of
 from sepsa.stream.tables.inspection import spelled
 from sepsa.stream.tables.model import BlockResult, at_rows
-from sepsa.stream.tables.output import Predictions, error_of, quote, say
+from sepsa.stream.tables.output import Predictions, error_of, print_text, quote, say
 from sepsa.stream.tables.report import ticks
 from sepsa.stream.tables.trace import ErrorTrace
 
@@ -63,7 +62,7 @@ class ForecastTable:
         self.inputs, self.lags, self.step = tuple(inputs), lags, step
         self.seasons = seasons if isinstance(seasons, str) else tuple(seasons)
         self.bounds, self.same_time = tuple(bounds), same_time
-        self.known_ahead, self.date_format = known_ahead, date_format
+        self.known_ahead, self.date_format = known_ahead, check_date_format(date_format)
         self.forecaster = SepSAForecaster(
             horizon, lags=lags, seasons=seasons, step=step, bounds=self.bounds, same_time=same_time,  # type: ignore[arg-type]
         )  # fmt: skip
@@ -183,7 +182,7 @@ class ForecastTable:
             trial = clock.copy()
             try:
                 if i >= 0 and np.isnan(at[i]):
-                    raise ValueError(f"there is no {self.time!r}")
+                    raise ValueError(self._no_time(block, int(i)))
                 trial.begin(Moments(at, dated))
                 place = trial.place(float(held[-1 - i] if i < 0 else at[i]), learned)
                 if place.same and self.same_time == "error":
@@ -199,6 +198,15 @@ class ForecastTable:
                     good[k] = False
             waiting = [] if place.gaps or place.same else [*waiting * (not place.dropped), i]
             learned += len(place.gaps)
+
+    def _no_time(self, block: RowBlock, row: int) -> str:
+        """Why a row has no time."""
+        column = block.columns.get(self.time or "")
+        if column is None or column.codes is None or column.codes[row] < 0:
+            return f"there is no {self.time!r}"
+        text = column.texts[column.codes[row]]
+        cure = f" (--date-format {' or '.join(map(repr, date_formats(text)))})" if date_formats(text) else ""
+        return f"{self.time!r} is no date as 2026-01-31, {text[:40]!r}{cure}"
 
     def _times(self, block: RowBlock) -> tuple[Floats, bool]:
         """The times of a block in seconds, and whether they are dates."""
@@ -252,7 +260,6 @@ class ForecastOptions(StreamOptions):
     bounds: Sequence[float | None] | None = None
     same_time: str | None = None
     known_ahead: bool | None = None
-    date_format: str | None = None
     kind: ClassVar[str] = "sepsa forecast"
     table: ClassVar[Any] = ForecastTable
     of_model: ClassVar[tuple[str, ...]] = (
@@ -301,8 +308,7 @@ class ForecastRun(StreamRun):
                 f"--target {', '.join(self.model.target)} has no number in the last rows: nothing to forecast"
             )
         rows = last_forecast(self.model)
-        sys.stdout.write("".join(",".join(quote(str(cell)) for cell in row) + "\n" for row in rows))
-        sys.stdout.flush()
+        print_text("".join(",".join(quote(str(cell)) for cell in row) + "\n" for row in rows))
         for line in beside_naive(self.model):
             say(line)
         if self.options.report is not None:
@@ -347,15 +353,6 @@ def block_text(column: Any, i: int) -> str:
     if column.times is not None and column.times[i] == column.times[i]:
         return datetime.fromtimestamp(column.times[i], timezone.utc).strftime("%Y-%m-%d")
     return f"{column.numbers[i]:.0f}"
-
-
-def read_date(text: str, form: str) -> float:
-    """Seconds since 1970 of a date in this format of `strptime`; NaN for another text."""
-    try:
-        time = datetime.strptime(text.strip(), form)
-    except ValueError:
-        return math.nan
-    return (time if time.tzinfo else time.replace(tzinfo=timezone.utc)).timestamp()
 
 
 def write_page(path: Path, source: str, model: ForecastTable) -> None:

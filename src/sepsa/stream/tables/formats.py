@@ -33,10 +33,26 @@ Position = Mapping[str, Any]  # hashes that identify the table, and where in it 
 ROWS = 8192  # of a block, where rows are counted
 MOST_COLUMNS = 10_000
 SEPARATORS = ",;\t|"
+READS = "sepsa reads CSV and JSON lines (plain, gzip or zstd), Parquet and Arrow"
+# What other files begin with, and what they are. A pickle begins with its version.
+KINDS = {
+    b"PK\x03\x04": "a zip archive, such as a workbook or what torch.save writes",
+    b"\xd0\xcf\x11\xe0": "a workbook of Excel",
+    b"SQLite ": "a database of SQLite",
+    b"BZh": "compressed by bzip2",
+    b"\xfd7zXZ": "compressed by xz",
+    b"\x80": "a pickle",
+    b"PAR1": "a Parquet table",
+    b"ARROW1": "an Arrow table",
+    b"\x1f\x8b": "compressed by gzip",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd",
+    b"\x89HDF": "an HDF5 file",
+    b"\x93NUMPY": "a NumPy array",
+}
 
 
 class TableReader:
-    """A table as blocks of rows. `drop` and `categorical` are set before the first block is read."""
+    """A table as blocks of rows. `drop`, `categorical` and `date_format` are set before the first block is read."""
 
     names: list[str] | None = None  # of the columns; None where each row names its own
     resumed = False  # whether the blocks begin at the checkpoint's position
@@ -44,6 +60,7 @@ class TableReader:
     def __init__(self) -> None:
         self.drop: frozenset[str] = frozenset()
         self.categorical: frozenset[str] = frozenset()
+        self.date_format: str | None = None
 
     def blocks(self) -> Iterator[RowBlock | None]:
         """The rows, in blocks; None while a pipe is idle."""
@@ -77,7 +94,8 @@ class CsvReader(TextReader):
         self.source, self.decimal = source, decimal
         start = source.peek()
         if start[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in start[:8]:
-            raise TableError(f"{source.name} is not UTF-8 text: convert it, as iconv -f utf-16 -t utf-8 does")
+            cure = f"a text in UTF-16 becomes one by iconv -f utf-16 -t utf-8. {READS}"
+            raise TableError(f"{source.name} is not UTF-8 text: {cure}")
         bom = 3 if start.startswith(b"\xef\xbb\xbf") else 0
         line = re.split(rb"[\r\n]", start[bom:].lstrip(b"\r\n"), maxsplit=1)[0]
         self.separator = separator or find_separator(line.decode(errors="replace"))
@@ -162,7 +180,10 @@ class CsvReader(TextReader):
             table = self._arrow(data, used, set(used))
         if table.num_rows != rows:
             raise pa.ArrowInvalid("other rows")
-        columns = {name: column_of_arrow(name, table[name], name in self.categorical, self.decimal) for name in used}
+        columns = {
+            name: column_of_arrow(name, table[name], name in self.categorical, self.decimal, self.date_format)
+            for name in used
+        }
         self._texts = {name for name, column in columns.items() if column.codes is not None or column.times is not None}
         return columns
 
@@ -233,7 +254,7 @@ class JsonLinesReader(TextReader):
             return Column(np.array([as_float(value) for value in values]))
         texts = {text: i for i, text in enumerate(dict.fromkeys(v for v in values if isinstance(v, str)))}
         codes = np.array([texts[v] if isinstance(v, str) else -1 for v in values], np.int32)
-        column = column_of_texts(codes, list(texts), self.decimal, categorical)
+        column = column_of_texts(codes, list(texts), self.decimal, categorical, self.date_format)
         for i, value in enumerate(values):
             if not isinstance(value, str):
                 column.numbers[i] = as_float(value)
@@ -275,7 +296,9 @@ class ArrowReader(TableReader):
         used = [name for name in self.names or () if name not in self.drop]
         try:
             for batch in self._batches(used):
-                columns = {n: column_of_arrow(n, batch.column(n), n in self.categorical) for n in used}
+                columns = {
+                    n: column_of_arrow(n, batch.column(n), n in self.categorical, ".", self.date_format) for n in used
+                }
                 lines = np.arange(self._row + 1, self._row + 1 + len(batch))
                 self._row += len(batch)
                 yield RowBlock(columns, lines, as_json(batch), [], {"table": self._identity, "row": self._row})
@@ -328,11 +351,19 @@ def open_table(
         if follow:
             raise TableError(f"--follow needs CSV or JSON lines, and {source.name} is neither")
         return ArrowReader(path, source, held, resume if resume and "table" in resume else None)
+    if (kind := kind_of_file(source.magic)) and not source.compressed:
+        cure = "save the sheet as CSV" if "workbook" in kind else "convert or unpack it"
+        raise TableError(f"{source.name} is {kind}: {cure}. {READS}")
     if resume and "offset" not in resume:
         resume = None
     if source.peek().lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
         return JsonLinesReader(source, decimal, resume)
     return CsvReader(source, separator, decimal, resume)
+
+
+def kind_of_file(start: bytes) -> str:
+    """What a file that begins with these bytes seems to be; empty if that is unknown."""
+    return next((kind for first, kind in KINDS.items() if start.startswith(first)), "")
 
 
 def find_separator(header: str) -> str:

@@ -12,20 +12,9 @@ from sepsa.states.file import FIRST, CheckpointError, Header, older, read_path
 from sepsa.states.objects import unpack
 from sepsa.states.tree import not_finite
 from sepsa.stream.columns.inputs import DATE_PARTS
+from sepsa.stream.tables.formats import kind_of_file
 from sepsa.stream.tables.model import TableModel
 from sepsa.stream.tables.output import error_of
-
-# What other files begin with, and what they are. A pickle begins with its version.
-KINDS = {
-    b"PK\x03\x04": "a zip archive, as torch.save writes",
-    b"\x80": "a pickle",
-    b"PAR1": "a Parquet table",
-    b"ARROW1": "an Arrow table",
-    b"\x1f\x8b": "compressed by gzip",
-    b"\x28\xb5\x2f\xfd": "compressed by zstd",
-    b"\x89HDF": "an HDF5 file",
-    b"\x93NUMPY": "a NumPy array",
-}
 
 
 def what_it_is(path: Path) -> str:
@@ -34,7 +23,7 @@ def what_it_is(path: Path) -> str:
         start = file.read(4096)
     if start[8:].startswith(FIRST):  # a damaged checkpoint
         return ""
-    kind = next((kind for first, kind in KINDS.items() if start.startswith(first)), "")
+    kind = kind_of_file(start)
     if not kind and start and b"\0" not in start and start[:1].isascii():
         kind = "JSON" if start.lstrip().startswith((b"{", b"[")) else "a text, perhaps a CSV table"
     if "pickle" in kind or "torch" in kind:
@@ -56,12 +45,13 @@ def read_checkpoint(path: Path) -> tuple[Header, Any]:
         raise CheckpointError(other or f"{error}{f' ({earlier} is one)' if earlier.exists() else ''}") from None
 
 
-def load_model(path: Path, kind: str = "sepsa stream") -> tuple[Any, Header]:
-    """A model that the command `kind` has saved."""
+def load_model(path: Path, *kinds: str) -> tuple[Any, Header]:
+    """A model that one of these commands has saved."""
     header, state = read_checkpoint(path)
-    if header.kind != kind:
+    if header.kind not in kinds:
+        commands = " or ".join(f"`{kind} --checkpoint`" for kind in kinds)
         raise CheckpointError(
-            f"{path} holds a {header.kind}, and this command takes what `{kind} --checkpoint` saves: "
+            f"{path} holds a {header.kind}, and this command takes what {commands} saves: "
             "load it in Python by sepsa.load"
         )
     return unpack(header, state, None, str(path)), header

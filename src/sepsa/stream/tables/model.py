@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sepsa.heads.protocols import NotFinite
 from sepsa.states import schema
 from sepsa.stream.calibration import probabilities
-from sepsa.stream.columns.cells import Column
+from sepsa.stream.columns.cells import Column, check_date_format
 from sepsa.stream.columns.inputs import Inputs
 from sepsa.stream.engine.bodies import NAMED
 from sepsa.stream.engine.protocol import Floats
@@ -29,6 +29,8 @@ MOST_CLASSES = 256
 LARGEST_ERROR = 1e300  # so that sums of errors stay finite
 UNKNOWN = ""  # the prediction before any class is known
 LATEST = 500  # rows of which the report shows predicted against actual
+MOST_WARNINGS = 50  # that the report shows
+OF_REPORT = {"latest", "warnings", "coverage"}  # entries of a state that those of earlier versions lack
 
 
 class BlockResult(NamedTuple):
@@ -84,21 +86,25 @@ class TableModel:
         ridge: float | str = 10.0,
         seed: int = 0,
         body: str = "experts",
+        date_format: str | None = None,
     ) -> None:
         self.target, self.classify, self.body = target, classify, one_of("body", body, NAMED)
         self.drop, self.categorical = tuple(drop), tuple(categorical)
         self.categories, self.forgetting, self.ridge, self.seed = categories, forgetting, ridge, seed
+        self.date_format = check_date_format(date_format)
         self.inputs = Inputs(categories)
         self.classes: dict[str, int] = {}
         self.trace = ErrorTrace()
         self.quarantined = 0
-        self.latest: deque[tuple[Any, Any]] = deque(maxlen=LATEST)  # actual and predicted; not saved
+        self.latest: deque[tuple[Any, Any]] = deque(maxlen=LATEST)  # actual and predicted
+        self.warnings: deque[str] = deque(maxlen=MOST_WARNINGS)
+        self.coverage: tuple[float, int, int] | None = None  # share asked for, rows with an interval, targets in it
         self._new_learner(1, 1)  # checks the options
         self._learner: StreamLearner | None = None
 
     def get_params(self) -> dict[str, Any]:
         names = ("target", "classify", "drop", "categorical", "categories", "forgetting", "ridge", "seed", "body")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in (*names, "date_format")}
 
     def _new_learner(self, inputs: int, outputs: int) -> StreamLearner:
         return StreamLearner(
@@ -134,6 +140,7 @@ class TableModel:
             bad += [block.bad_row(int(i), reason) for i in rows[~kept]]
             learned = rows[kept]
         self.quarantined += len(bad)
+        self.warnings.extend(warnings)
         return BlockResult(block.lines[learned], predictions, sorted(bad), warnings, details)
 
     def unusable(self, block: RowBlock) -> list[BadRow]:
@@ -173,8 +180,17 @@ class TableModel:
                 predictions += before[good, 0].tolist()
                 self.trace.add(np.minimum(np.abs(before[good, 0] - Y[good, 0]), LARGEST_ERROR))
                 actual = Y[good, 0][-LATEST:].tolist()
+                if asked is not None and asked.intervals is not None:
+                    self._count_covered(asked.intervals, Y[good, 0], np.array(looked).reshape(-1, 2))
             self.latest.extend(zip(actual, predictions[first:][-LATEST:], strict=True))
         return kept, predictions, warnings, details
+
+    def _count_covered(self, share: float, targets: Floats, ends: Floats) -> None:
+        """Count the targets that lie in their intervals, of those that had one."""
+        _, rows, inside = self.coverage if self.coverage and self.coverage[0] == share else (share, 0, 0)
+        low, high = ends.T
+        within = int(((low <= targets) & (targets <= high)).sum())
+        self.coverage = share, rows + int((~np.isnan(low)).sum()), inside + within
 
     def _labels(self, target: Column, rows: int) -> NDArray[np.intp]:
         """The class (rows,) of each row, new ones in order of appearance; -1 for one more than `MOST_CLASSES`."""
@@ -252,11 +268,17 @@ class TableModel:
             "trace": self.trace.state_dict(),
             "quarantined": self.quarantined,
             "learner": None if self._learner is None else self._learner.state_dict(),
+            "latest": [list(pair) for pair in self.latest],
+            "warnings": list(self.warnings),
+            "coverage": None if self.coverage is None else list(self.coverage),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the result of `state_dict`; a ValueError changes nothing."""
-        new = schema.read("state", state_dict, {"inputs", "classes", "trace", "quarantined", "learner"})
+        keys = {"inputs", "classes", "trace", "quarantined", "learner"} | OF_REPORT
+        if isinstance(state_dict, dict) and not OF_REPORT & set(state_dict):
+            state_dict = state_dict | {"latest": [], "warnings": [], "coverage": None}
+        new = schema.read("state", state_dict, keys)
         inputs = Inputs.from_state(self.categories, new["inputs"])
         classes = new.items("classes").values
         if not all(type(label) is str for label in classes) or len(set(classes)) != len(classes):
@@ -265,6 +287,7 @@ class TableModel:
             raise ValueError("state['classes'] must be empty where the target is a number")
         trace = ErrorTrace.from_state(new["trace"])
         quarantined = new.integer("quarantined")
+        latest, warnings, coverage = self._read_for_report(new)
         learner = None
         if new["learner"] is not None:
             learner = self._new_learner(1, 1)
@@ -279,6 +302,22 @@ class TableModel:
             raise ValueError("state['learner'] must not be None where rows have been learned")
         self.inputs, self.classes = inputs, {label: i for i, label in enumerate(classes)}
         self.trace, self.quarantined, self._learner = trace, quarantined, learner
+        self.latest, self.warnings, self.coverage = latest, warnings, coverage
+
+    def _read_for_report(self, new: schema.Entries) -> tuple[deque[Any], deque[str], tuple[float, int, int] | None]:
+        """The latest rows, warnings and coverage of a saved state."""
+        pairs, texts = new.items("latest"), new.items("warnings").values
+        latest = [pairs.items(i, 2) for i in range(len(pairs))]
+        if self.classify and not all(type(label) is str for pair in latest for label in pair.values):
+            raise new.damaged("latest", "pairs of labels", "others")
+        if not all(type(text) is str for text in texts):
+            raise new.damaged("warnings", "texts", "others")
+        coverage = None
+        if new["coverage"] is not None:
+            counts = new.items("coverage", 3)
+            coverage = counts.number(0, 0.0, 1.0), counts.integer(1), counts.integer(2)
+        values = (tuple(pair.values if self.classify else pair.numbers()) for pair in latest)
+        return deque(values, maxlen=LATEST), deque(texts, maxlen=MOST_WARNINGS), coverage
 
 
 def at_rows(columns: dict[str, Column], rows: NDArray[np.intp]) -> dict[str, Column]:

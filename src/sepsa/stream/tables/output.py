@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from sepsa.states.output import is_device
 from sepsa.stream.tables.cells import TableError
 from sepsa.stream.tables.model import BlockResult, Details, TableModel
+from sepsa.validation import printable
 
 REFRESH = 0.5  # seconds between two running lines in a terminal
 PROGRESS = 10.0  # and elsewhere
@@ -154,11 +155,11 @@ class RunningLine:
         if self.model.quarantined:
             text += f", {self.model.quarantined:,} quarantined"
         self._shown = self.terminal
-        say(f"\r\x1b[K{text}" if self.terminal else text, end="" if self.terminal else "\n")
+        say(text, *(("\r\x1b[K", "") if self.terminal else ()))
 
     def end(self) -> None:
         if self._shown:
-            say("\r\x1b[K", end="")
+            say("", "\r\x1b[K", "")
             self._shown = False
 
     def say(self, text: str) -> None:
@@ -173,8 +174,8 @@ def check_stdout(cure: str) -> None:
 
 
 def print_text(text: str) -> None:
-    """Write to standard output at once."""
-    sys.stdout.write(text)
+    """Write to standard output at once; a terminal gets no control characters of names and labels."""
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
@@ -192,10 +193,10 @@ def error_of(model: TableModel, recent: bool = False) -> str:
     return f"{'recent' if recent else 'mean'} absolute error {value:.6g}"
 
 
-def say(text: str, end: str = "\n") -> None:
+def say(text: str, begin: str = "", end: str = "\n") -> None:
     """Print a message to standard error; it is lost if that is closed."""
     try:
-        print(text, file=sys.stderr, end=end, flush=True)
+        print(begin + printable(text), file=sys.stderr, end=end, flush=True)
     except OSError:
         silence(sys.stderr)
 

@@ -14,12 +14,11 @@ import numpy as np
 from sepsa.states.output import replace
 from sepsa.stream.tables.inspection import column_names, spelled
 from sepsa.stream.tables.model import TableModel
-from sepsa.stream.tables.output import Output
 from sepsa.stream.tables.trace import WINDOW
 
 
-def write_report(path: Path, source: str, model: TableModel, quarantine: Output) -> None:
-    """Write a page that needs no network."""
+def write_report(path: Path, source: str, model: TableModel, quarantine: Path) -> None:
+    """Write a page that needs no network; `quarantine` is the file of rows that could not be used."""
     import jinja2
 
     trace = model.trace
@@ -27,9 +26,8 @@ def write_report(path: Path, source: str, model: TableModel, quarantine: Output)
         loader=jinja2.PackageLoader("sepsa.stream.tables", "."), autoescape=True, undefined=jinja2.StrictUndefined
     )
     lost = []
-    if quarantine.path.is_file() and model.quarantined:
-        quarantine.flush()
-        with open(quarantine.path, encoding="utf-8", newline="") as lines:
+    if quarantine.is_file() and model.quarantined:
+        with open(quarantine, encoding="utf-8", newline="") as lines:
             rows = csv.reader(lines)
             next(rows, None)
             lost = [row for row, _ in zip(rows, range(20), strict=False)]
@@ -54,7 +52,9 @@ def write_report(path: Path, source: str, model: TableModel, quarantine: Output)
         settings=options_of(model),
         columns=column_names(model),
         inputs=len(model.inputs.names),
-        quarantine=quarantine.path,
+        quarantine=quarantine,
+        coverage=coverage_of(model),
+        mixture=mixture_in_words({} if model.learner is None else model.learner.engine.chosen),
         when=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
     )
     replace(path, [page.encode()])
@@ -70,25 +70,47 @@ OPTIONS = {
     "ridge": "how strongly the weights of the head are held near zero",
     "seed": "of the random initial weights",
     "body": "experts: other models beside the network; fourier: the network alone",
+    "date_format": "how texts write dates",
 }
-CHOSEN = {
-    "features": "features of the head with the largest weight",
-    "ridge": "its ridge",
-    "forgetting": "its forgetting factor",
-    "since": "the row since which it has had the largest weight",
-    "weights": "of all heads in the predictions, by their recent errors",
-}
+EXPERTS = {
+    "network": "the network", "neighbours": "the nearest neighbours", "products": "products of inputs",
+    "last target": "the last target", "mean": "the mean of the targets", "stack": "a weighted sum of all of them",
+}  # fmt: skip
+FEATURES = {"both": "hidden units and inputs", "inputs": "inputs alone", "hidden": "hidden units alone"}
 
 
 def options_of(model: TableModel) -> list[tuple[str, str, str]]:
-    """The options of the model and the head that it has chosen: name, value and meaning."""
-    options, chosen = model.get_params(), {} if model.learner is None else model.learner.engine.chosen
-    if chosen:
-        chosen["weights"] = [round(weight, 2) for weight in chosen["weights"]]
-    return [
-        *((name, spelled(options[name]), meaning) for name, meaning in OPTIONS.items()),
-        *((f"chosen {name}", spelled(chosen[name]), CHOSEN[name]) for name in CHOSEN if name in chosen),
-    ]
+    """The options of the model: name, value and meaning."""
+    options = model.get_params()
+    return [(name, spelled(options[name]), meaning) for name, meaning in OPTIONS.items()]
+
+
+def coverage_of(model: TableModel) -> tuple[str, str, str] | None:
+    """The share of targets that the intervals should hold, the share that they held, and of how many rows."""
+    if model.coverage is None or not model.coverage[1]:
+        return None
+    share, rows, inside = model.coverage
+    return f"{share:.0%}", f"{inside / rows:.1%}", f"{rows:,}"
+
+
+def mixture_in_words(chosen: dict[str, Any]) -> list[str]:
+    """Which experts and which heads have the weight in the predictions, as sentences."""
+    if not chosen:
+        return []
+    weights, said = chosen["weights"], []
+    experts = sorted(chosen.get("experts", {}).items(), key=lambda item: -item[1])
+    if experts:
+        names = [f"{EXPERTS.get(name, name)} {weight:.0%}" for name, weight in experts if weight >= 0.01]
+        said.append(
+            f"A prediction is a mean with these weights, by recent errors: {', '.join(names)}. The first has led since "
+            f"row {chosen['expert_since']:,}."
+        )
+    leads = f"ridge {chosen['ridge']:g}, forgetting {chosen['forgetting']:g}"
+    said.append(
+        f"Of the network's {len(weights)} heads the one on {FEATURES.get(chosen['features'], chosen['features'])} "
+        f"({leads}) has the largest weight, {max(weights):.0%}, since row {chosen['since']:,}."
+    )
+    return said
 
 
 class Chart:
