@@ -1,15 +1,19 @@
-"""A character GPT on the source of Python's standard library: AdamW, Muon, and SepSA over each.
+"""A character GPT on a text: AdamW, Muon, and SepSA over each, with a head that anneals and with one that does not.
 
     python benchmarks/language.py --search            # four rates of each method, 500 steps, by text held out
     python benchmarks/language.py                     # 3 seeds at the rates found, on other text
+    python benchmarks/language.py --steps 1000        # a shorter schedule
+    python benchmarks/language.py --ridge 300 1000 3000 10000 "3 batches" "10 batches" --only "SepSA over AdamW"
     python benchmarks/language.py --time              # steps of all methods in turns, eager and compiled
     python benchmarks/language.py --classes           # time and peak memory of a step with 50,257 classes
     python benchmarks/language.py --table
     python benchmarks/language.py --figure            # language.svg
 
-They write language.json after every run, and do not run again what it holds. 6 layers of width 384, 256 characters,
-batches of 64 sequences, bf16, a cosine rate after 100 steps of warm-up, 1,500 steps. Only the rate is set: SepSA uses
-`SelfTuning.of(SoftmaxNewton)`. Every method has the same batches for a seed. `seconds` count the steps alone, without
+They write language.json after every run, and do not run again what it holds. The text is the source of Python's
+standard library, or `--text FILE`, whose rates are those found on it or else those of the library. 6 layers of width
+384, 256 characters, batches of 64 sequences, bf16, compiled, 100 steps of warm-up, then a cosine to `--floor` of the
+peak, 1,500 steps. SepSA uses `SelfTuning.of(SoftmaxNewton)`, or a `SoftmaxNewton` with a ridge given: a number, or as
+many batches as it weighs. Every method has the same batches for a seed. `seconds` count the steps alone, without
 evaluations; with `--jobs N`, which shares the GPU between N processes, they say nothing.
 """
 
@@ -28,35 +32,50 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import alternate_on_gpu, machine, median_and_quartiles, ratio, require_cuda
+from measure import alternate_on_gpu, machine, median_and_quartiles, ratio, require_cuda, ridge_of_batches
 from torch import Tensor, nn
 from torch.nn import functional
 
 import sepsa
 from sepsa import SelfTuning, SepSA, SoftmaxNewton
+from sepsa.heads.base import newton
 from sepsa.joint import JointOptimizer
 from sepsa.paper import runner
 
 RESULT = Path(__file__).with_suffix(".json")
 WIDTH, DEPTH, HEADS, CONTEXT, SEQUENCES = 384, 6, 6, 256, 64
 STEPS, SEARCH_STEPS, WARM_UP, EVERY, SEEDS, SEARCH_SEED = 1500, 500, 100, 25, range(3), 100
-DECAY = 0.1
+DECAY, FLOOR, BLOCK = 0.1, 0.1, 2**14
 ALPHABET = [9, 10, *range(32, 127)]  # every other character is written as the class after these
 CLASSES = len(ALPHABET) + 1
 RATES = {"AdamW": (1e-3, 2e-3, 4e-3, 8e-3), "Muon": (1e-3, 2e-3, 4e-3, 8e-3)}
-METHODS = {f"{prefix}{base}": base for base in RATES for prefix in ("", "SepSA over ")}
+CONSTANT = ", constant head"  # does not anneal
+PULL = ", pull"  # anneals towards the initial weights
+FORMS = ("{}", "SepSA over {}", "SepSA over {}" + CONSTANT, "SepSA over {}" + PULL)
+METHODS = {form.format(base): base for base in RATES for form in FORMS}
+LIBRARY = "python"
+KEYS = ("method", "lr", "seed", "part", "steps", "text", "floor", "ridge")
+BEFORE = {"text": LIBRARY, "floor": 0.0, "ridge": "auto"}  # of runs that do not say
 
 
 # ---------------------------------------------------------------------- text
 
 
-def text(part: str) -> Tensor:
-    """The classes of all characters of a part: every 20th file is held out for the choice, another 20th for the end."""
-    folder = Path(sysconfig.get_path("stdlib"))
-    files = sorted(path for path in folder.rglob("*.py") if "site-packages" not in path.parts)
-    parts = {"choice": [files[10::20]], "end": [files[0::20]]}
-    chosen = parts.get(part, [files[k::20] for k in range(20) if k not in (0, 10)])
-    raw = b"\n".join(path.read_bytes() for group in chosen for path in group)
+def text(part: str, source: str = LIBRARY) -> Tensor:
+    """The classes of all characters of a part: every 20th file is held out for the choice, another 20th for the end.
+
+    Of a text in one file these are blocks of 16,384 bytes.
+    """
+    if source == LIBRARY:
+        folder = Path(sysconfig.get_path("stdlib"))
+        files = sorted(path for path in folder.rglob("*.py") if "site-packages" not in path.parts)
+        pieces, between = [path.read_bytes() for path in files], b"\n"
+    else:
+        whole = Path(source).read_bytes()
+        pieces, between = [whole[k : k + BLOCK] for k in range(0, len(whole), BLOCK)], b""
+    parts = {"choice": [pieces[10::20]], "end": [pieces[0::20]]}
+    chosen = parts.get(part, [pieces[k::20] for k in range(20) if k not in (0, 10)])
+    raw = between.join(piece for group in chosen for piece in group)
     table = torch.full((256,), len(ALPHABET))
     table[ALPHABET] = torch.arange(len(ALPHABET))
     return table[torch.frombuffer(bytearray(raw), dtype=torch.uint8).long()]
@@ -112,20 +131,26 @@ class GPT(nn.Module):
 # ---------------------------------------------------------------------- training
 
 
-def automatic() -> SoftmaxNewton:
-    return SelfTuning.of(SoftmaxNewton)
+def solver_for(ridge: str, model: GPT, inputs: Tensor) -> SoftmaxNewton | SelfTuning:
+    """The solver whose ridge is chosen ("auto"), a number, or the weight of so many batches like this one."""
+    if ridge == "auto":
+        return SelfTuning.of(SoftmaxNewton)
+    number, _, unit = ridge.partition(" ")
+    return SoftmaxNewton(ridge=ridge_of_batches(model, model.head, inputs, float(number)) if unit else float(number))
 
 
-def learner(method: str, model: GPT, lr: float, solver: SoftmaxNewton | None = None) -> torch.optim.Optimizer:
+def learner(method: str, model: GPT, lr: float, solver: Any = None) -> torch.optim.Optimizer:
+    newton.PULL = PULL in method
     options = {"lr": lr, "weight_decay": DECAY}
     adamw = {"betas": (0.9, 0.95), "fused": True}
+    head = {"head": "head", "solver": solver or SelfTuning.of(SoftmaxNewton), "anneal": CONSTANT not in method}
     if METHODS[method] == "AdamW":
         if method == "AdamW":
             return torch.optim.AdamW(model.parameters(), **options, **adamw)
-        return SepSA(model, torch.optim.AdamW, head="head", solver=solver or automatic(), **options, **adamw)
+        return SepSA(model, torch.optim.AdamW, **head, **options, **adamw)
     base = sepsa.muon(model, lr, weight_decay=DECAY, rest=adamw)
     if method != "Muon":
-        return SepSA(model, base, head="head", solver=solver or automatic())
+        return SepSA(model, base, **head)
     (kind, settings, _), (rest, others, _) = base
     matrices = [p for name, p in model.blocks.named_parameters() if p.ndim == 2]
     mine = {id(p) for p in matrices}
@@ -148,30 +173,37 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tenso
     optimizer.zero_grad()
 
 
-def train(item: tuple[str, float, int, str, int]) -> dict[str, Any]:
+def train(item: tuple[str, float, int, str, int, str, float, str]) -> dict[str, Any]:
     """Train one model: the loss on text held out after every 25 steps, with the seconds until then."""
-    method, lr, seed, part, steps = item
+    method, lr, seed, part, steps, name, floor, ridge = item
     torch.manual_seed(seed)
     model = GPT().cuda()
-    optimizer = learner(method, model, lr)
+    source, other = batches(text("training", name).cuda(), seed), batches(text(part, name).cuda(), 0)
+    optimizer = learner(method, model, lr, solver_for(ridge, model, next(batches(text(part, name).cuda(), 1))[0]))
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda t: min(1.0, (t + 1) / WARM_UP) * (0.5 + 0.5 * math.cos(math.pi * min(1.0, t / steps)))
+        optimizer,
+        lambda t: (
+            min(1.0, (t + 1) / WARM_UP) * (floor + (1 - floor) * (0.5 + 0.5 * math.cos(math.pi * min(1.0, t / steps))))
+        ),
     )
-    source, other = batches(text("training").cuda(), seed), batches(text(part).cuda(), 0)
+    compiled = torch.compile(model)
     checks = [next(other) for _ in range(16)]
     losses, seconds, spent = list[float](), list[float](), 0.0
     for number in range(1, steps + 1):
         if number % EVERY == 1:
             torch.cuda.synchronize()
             start = time.perf_counter()
-        step(model, optimizer, *next(source))
+        step(compiled, optimizer, *next(source))
         schedule.step()
         if number % EVERY == 0:
             torch.cuda.synchronize()
             spent += time.perf_counter() - start
-            losses.append(round(held_out_loss(model, checks), 5))
+            losses.append(round(held_out_loss(compiled, checks), 5))
             seconds.append(round(spent, 3))
-    ridges = [[c.step, c.ridge] for c in optimizer.solver.chosen] if isinstance(optimizer, SepSA) else []
+    solver = getattr(optimizer, "solver", None)
+    ridges = [[c.step, c.ridge] for c in solver.chosen] if isinstance(solver, SelfTuning) else []
+    if isinstance(solver, SoftmaxNewton):
+        ridges = [[0, solver.ridge]]
     return {"losses": losses, "seconds": seconds, "ridges": ridges}
 
 
@@ -191,15 +223,16 @@ def time_steps() -> dict[str, Any]:
     source = batches(text("choice").cuda(), 0)
     data = [next(source) for _ in range(64)]
     result: dict[str, Any] = {}
+    timed = {method: base for method, base in METHODS.items() if PULL not in method}
     for form in ("eager", "compiled"):
         contestants = {}
-        for method in METHODS:
+        for method in timed:
             model = GPT().cuda()
             optimizer = learner(method, model, 1e-3)
             run = torch.compile(model) if form == "compiled" else model
             contestants[method] = stepper(run, optimizer, data)
         times = alternate_on_gpu(contestants, rounds=9, calls=20, warm_up=8)
-        for method, base in METHODS.items():
+        for method, base in timed.items():
             result[f"{method}, {form}"] = {"milliseconds": 1e3 * statistics.median(times[method])}
             if method != base:
                 result[f"{method}, {form}"]["of_base"] = ratio(times, method, base)
@@ -211,7 +244,13 @@ def stepper(
     model: nn.Module, optimizer: torch.optim.Optimizer, data: list[tuple[Tensor, Tensor]]
 ) -> Callable[[], None]:
     turns = itertools.cycle(data)
-    return lambda: step(model, optimizer, *next(turns))
+
+    def run() -> None:
+        step(model, optimizer, *next(turns))
+        for group in optimizer.param_groups:  # to a tenth in 1,500 steps, so that heads anneal
+            group["lr"] *= 0.1 ** (1 / STEPS)
+
+    return run
 
 
 def many_classes() -> dict[str, Any]:
@@ -242,23 +281,24 @@ def known() -> dict[str, Any]:
     return json.loads(RESULT.read_text()) if RESULT.exists() else {"runs": []}
 
 
+def runs_of(**wanted: Any) -> list[dict[str, Any]]:
+    return [run for run in known()["runs"] if all((BEFORE | run)[key] == value for key, value in wanted.items())]
+
+
 def store(result: dict[str, Any]) -> None:
     runs = ",\n".join("  " + json.dumps(run) for run in result["runs"])
     head = json.dumps(machine() | {key: value for key, value in result.items() if key != "runs"}, indent=1)
     RESULT.write_text(f'{head[:-2]},\n "runs": [\n{runs}\n ]\n}}\n')
 
 
-def best(method: str) -> float:
-    """The rate of the search with the least loss at its end."""
-    tried = [run for run in known()["runs"] if run["part"] == "choice" and run["method"] == method]
+def best(method: str, name: str) -> float:
+    """The rate of the search with the least loss at its end; a head that does not anneal has that of one that does."""
+    searched = {"part": "choice", "method": method.removesuffix(CONSTANT).removesuffix(PULL), "ridge": "auto"}
+    tried = runs_of(text=name, **searched) or runs_of(text=LIBRARY, **searched)
     if not tried:
         raise SystemExit(f"{method}: no rate was searched for yet: run with --search first")
     rate: float = min(tried, key=lambda run: run["losses"][-1])["lr"]
     return rate
-
-
-def final(method: str) -> list[dict[str, Any]]:
-    return [run for run in known()["runs"] if run["part"] == "end" and run["method"] == method]
 
 
 def passes(run: dict[str, Any], loss: float) -> int | None:
@@ -266,12 +306,23 @@ def passes(run: dict[str, Any], loss: float) -> int | None:
     return next((i for i, value in enumerate(run["losses"]) if value <= loss), None)
 
 
-def table() -> None:
+def final(method: str, options: argparse.Namespace, ridge: str, steps: int | None = None) -> list[dict[str, Any]]:
+    name, ridge = Path(options.text).name, "auto" if method in RATES else ridge
+    return runs_of(part="end", method=method, text=name, floor=options.floor, ridge=ridge, steps=steps or options.steps)
+
+
+def table(options: argparse.Namespace) -> None:
+    """The runs of a text and a schedule; the goal is the base's loss after 1,500 steps."""
     result = known()
     print("| method | rate | loss at the end | steps to the base's loss | share of its steps | a step, of the base's |")
     print("|---|--:|--:|--:|--:|--:|")
-    for method, base in METHODS.items():
-        runs, others = final(method), final(base)
+    rows = [
+        (method, base, ridge)
+        for method, base in METHODS.items()
+        for ridge in options.ridge[: 1 + 99 * (method != base)]
+    ]
+    for method, base, ridge in rows:
+        runs, others = final(method, options, ridge), final(base, options, ridge, STEPS)
         if not runs or not others:
             continue
         goal = statistics.fmean(run["losses"][-1] for run in others)
@@ -283,8 +334,10 @@ def table() -> None:
         )
         price = result.get("steps", {}).get(f"{method}, eager", {}).get("of_base")
         told = median_and_quartiles(price) if price and method != base else ""
+        title = method + (f", ridge {ridge}" if ridge != "auto" and method != base else "")
+        spread = f" ± {statistics.stdev(ends):.4f}" if len(ends) > 1 else ""
         print(
-            f"| {method} | {runs[0]['lr']:g} | {statistics.fmean(ends):.4f} ± {statistics.stdev(ends):.4f} |"
+            f"| {title} | {runs[0]['lr']:g} | {statistics.fmean(ends):.4f}{spread} |"
             f" {words if method != base else '|'} | {told} |"
         )
     for name, entry in result.get("steps", {}).items():
@@ -297,22 +350,26 @@ def table() -> None:
         print(f"50,257 classes, {name}: {entry['milliseconds']:.1f} ms, peak {entry['peak_gib']:.2f} GiB")
 
 
-def figure() -> None:
+def figure(options: argparse.Namespace) -> None:
     import matplotlib.pyplot as plt
 
     chart, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
     colors = {"AdamW": "#0072B2", "Muon": "#009E73"}
     for method, base in METHODS.items():
-        runs = final(method)
+        runs = final(method, options, "auto")
         if not runs:
             continue
         losses = [statistics.fmean(values) for values in zip(*(run["losses"] for run in runs), strict=True)]
         seconds = [statistics.fmean(values) for values in zip(*(run["seconds"] for run in runs), strict=True)]
-        style = {"color": colors[base], "linestyle": "-" if method != base else "--", "label": method}
-        axes[0].plot(range(EVERY, STEPS + 1, EVERY), losses, **style)
+        style = {
+            "color": colors[base],
+            "linestyle": "--" if method == base else ":" if CONSTANT in method else "-",
+            "label": method,
+        }
+        axes[0].plot(range(EVERY, options.steps + 1, EVERY), losses, **style)
         if all(run["jobs"] == 1 for run in runs):
             axes[1].plot(seconds, losses, **style)
-    axes[0].set(xlabel="steps", ylabel="loss on text held out, nats a character", ylim=(0.7, 1.6))
+    axes[0].set(xlabel="steps", ylabel="loss on text held out, nats a character", ylim=(0.98 * min(losses), 1.6))
     axes[1].set(xlabel="seconds of the steps")
     axes[0].legend(frameon=False)
     for axis in axes:
@@ -326,28 +383,37 @@ def main() -> None:
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", default="", help="methods whose name has this")
+    parser.add_argument("--text", default=LIBRARY, help="a file")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--floor", type=float, default=FLOOR, help="the last rate over the peak")
+    parser.add_argument("--ridge", nargs="+", default=["auto"], help='numbers, "3 batches" or auto')
+    parser.add_argument("--lr", type=float, help="instead of the rate found")
     options = parser.parse_args()
     if options.table or options.figure:
-        table() if options.table else figure()
+        table(options) if options.table else figure(options)
         return
     require_cuda()
     if options.time or options.classes:
         store(known() | ({"steps": time_steps()} if options.time else {"classes": many_classes()}))
-        table()
+        table(options)
         return
-    part, steps = ("choice", SEARCH_STEPS) if options.search else ("end", STEPS)
-    done = {(run["method"], run["lr"], run["seed"], run["part"]) for run in known()["runs"]}
-    items = [
-        (method, lr, seed, part, steps)
+    part, steps = ("choice", SEARCH_STEPS) if options.search else ("end", options.steps)
+    name = Path(options.text).name
+    done = {tuple((BEFORE | run)[key] for key in KEYS) for run in known()["runs"]}
+    wanted = [
+        (method, lr, seed, part, steps, options.text, options.floor, "auto" if method == base else ridge)
         for seed in ((SEARCH_SEED,) if options.search else SEEDS)
         for method, base in METHODS.items()
         if options.only in method
-        for lr in (RATES[base] if options.search else (best(method),))
-        if (method, lr, seed, part) not in done
+        and not (options.search and CONSTANT in method)
+        and (PULL not in method or PULL in options.only)
+        for lr in (RATES[base] if options.search else (options.lr or best(method, name),))
+        for ridge in options.ridge
     ]
-    keys = ("method", "lr", "seed", "part", "steps")
+    items = [item for item in dict.fromkeys(wanted) if (*item[:5], name, *item[6:]) not in done]
     for i, result, _ in runner.each(train, items, options.jobs):
-        entry = dict(zip(keys, items[i], strict=True)) | {"jobs": options.jobs, "device": runner.device_name("cuda")}
+        entry = dict(zip(KEYS, items[i], strict=True)) | {"text": name, "jobs": options.jobs}
+        entry["device"] = runner.device_name("cuda")
         now = known()
         store(now | {"runs": [*now["runs"], entry | result]})
         print(entry, result["losses"][-1], f"{result['seconds'][-1]:.1f} s", result["ridges"], flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import statistics
 import sys
@@ -28,6 +29,7 @@ __all__ = [
     "median_and_quartiles",
     "ratio",
     "require_cuda",
+    "ridge_of_batches",
     "spread",
     "training_step",
     "write",
@@ -137,3 +139,19 @@ def dispatch(
             return
     otherwise(options)
     verbs["table"](options)
+
+
+@torch.no_grad()
+def ridge_of_batches(model: nn.Module, head: nn.Linear, inputs: Tensor, count: float) -> float:
+    """The ridge of a `SoftmaxNewton` that weighs as much in its curvature as `count` batches like this one.
+
+    Before it has learned, n samples add about n times the mean square of a feature to a coordinate of the curvature,
+    and a ridge adds classes/2 times itself.
+    """
+    found: list[Tensor] = []
+    name = next(name for name, module in model.named_modules() if module is head)
+    twin = copy.deepcopy(model)  # statistics of normalization layers would change
+    twin.get_submodule(name).register_forward_pre_hook(lambda module, args: found.append(args[0].double()))
+    twin(inputs)
+    rows = found[0].numel() // head.in_features
+    return count * rows * float(found[0].square().mean()) / max(head.out_features / 2, 1)

@@ -25,13 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import machine
+from measure import machine, ridge_of_batches
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sepsa import RLS, SepSA, SoftmaxNewton
+from sepsa import RLS, SelfTuning, SepSA, SoftmaxNewton
 from sepsa.paper import runner
 from sepsa.paper.augmentation import Augmentation
+from sepsa.paper.networks import cnn
 from sepsa.paper.tuning import held_out
 
 RESULT = Path(__file__).with_suffix(".json")
@@ -79,6 +80,10 @@ class VisionTransformer(nn.Module):
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"ResNet-9": resnet9, "vision transformer": VisionTransformer}
+CNNS: dict[str, Callable[[], nn.Module]] = {
+    "CIFAR-10 CNN": partial(cnn, 3, 32, CLASSES),
+    "MNIST CNN": partial(cnn, 1, 28, CLASSES),
+}
 # Four settings for each method: the largest learning rate, and what else the method has.
 RATES = {"ResNet-9": (2e-3, 5e-3, 1e-2, 2e-2), "vision transformer": (5e-4, 1e-3, 2e-3, 4e-3)}
 METHODS: dict[str, tuple[str, tuple[Any, ...]]] = {
@@ -99,35 +104,45 @@ def settings(network: str, method: str) -> list[dict[str, Any]]:
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def learner(method: str, model: nn.Module, setting: dict[str, Any], fused: bool) -> tuple[Any, Loss]:
-    """The optimizer, and the loss of outputs and one-hot targets."""
+def learner(
+    method: str, model: nn.Module, setting: dict[str, Any], fused: bool, images: Tensor | None = None
+) -> tuple[Any, Loss]:
+    """The optimizer, and the loss of outputs and one-hot targets; `images` are a batch."""
     options = {"lr": setting["lr"], "weight_decay": DECAY, "fused": fused}
     if method.startswith("AdamW"):
         loss: Loss = functional.mse_loss
         if "cross" in method:
             loss = partial(functional.cross_entropy, label_smoothing=setting["label_smoothing"])
         return torch.optim.AdamW(model.parameters(), **options), loss
-    rest = {name: value for name, value in setting.items() if name != "lr"}
-    solver: Any = (SoftmaxNewton if "cross" in method else RLS)(**rest)
-    return SepSA(model, torch.optim.AdamW, solver=solver, **options), solver.loss
+    rest = {name: value for name, value in setting.items() if name not in ("lr", "anneal")}
+    count, _, unit = str(rest.get("ridge", "")).partition(" ")
+    if unit and images is not None:
+        head = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+        rest["ridge"] = ridge_of_batches(model, head, images, float(count))
+    solver: Any = SoftmaxNewton if "cross" in method else RLS
+    solver = SelfTuning.of(solver) if rest.get("ridge") == "auto" else solver(**rest)
+    # The heads of networks.json did not anneal.
+    optimizer = SepSA(model, torch.optim.AdamW, solver=solver, anneal=setting.get("anneal", False), **options)
+    return optimizer, solver.loss
 
 
 def train(item: tuple[str, str, dict[str, Any], int, bool, str, int]) -> dict[str, Any]:
     """Train one network; accuracy (percent) after every epoch on the images held out or the test images."""
     network, method, setting, seed, search, device, epochs = item
-    data = runner.dataset("cifar10")
+    data = runner.dataset("mnist" if network == "MNIST CNN" else "cifar10")
     data = held_out(data) if search else data
     torch.manual_seed(seed)
-    model = NETWORKS[network]().to(device, memory_format=torch.channels_last)
-    optimizer, loss_fn = learner(method, model, setting, fused=device.startswith("cuda"))
+    model = (NETWORKS | CNNS)[network]().to(device, memory_format=torch.channels_last)
     data = replace(data, train_inputs=data.train_inputs.to(device), train_targets=data.train_targets.to(device))
+    optimizer, loss_fn = learner(method, model, setting, device.startswith("cuda"), data.train_inputs[:BATCH])
     test, labels = data.test_inputs.to(device), data.test_targets.argmax(1).to(device)
-    augmentation, targets = Augmentation(data, seed), data.train_targets
+    augmentation = None if network == "MNIST CNN" else Augmentation(data, seed)
+    targets = data.train_targets
     steps = len(targets) // BATCH
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, setting["lr"], total_steps=epochs * steps, pct_start=0.25)
     generator, accuracy, seconds = torch.Generator().manual_seed(seed), list[float](), list[float]()
     for _ in range(epochs):
-        images = augmentation.draw()
+        images = data.train_inputs if augmentation is None else augmentation.draw()
         order = torch.randperm(len(targets), generator=generator)[: steps * BATCH].view(steps, BATCH).to(device)
         start = time.perf_counter()
         model.train()

@@ -26,6 +26,7 @@ from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SepSA
 from sepsa.paper.slimtik import SlimTik
 
 ROWS, STEPS, SAVED_AT = 24, 20, 12
+DECAY = 0.93  # of the rate in a step, so that heads anneal
 LEAVES_WHOLE = "ignored_params" in inspect.signature(fully_shard).parameters  # not in torch 2.6
 
 SOLVERS = {
@@ -69,13 +70,14 @@ def state(model):
     return {name.removeprefix("module."): value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def train(model, optimizer, data, loss_fn):
+def train(model, optimizer, data, loss_fn, decay=1.0):
     for x, y in data:
         with optimizer.observe(y):
             loss = loss_fn(model(x), y)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        optimizer.param_groups[0]["lr"] *= decay
 
 
 def even(rank, world, data):
@@ -98,7 +100,7 @@ def solver(rank, world, folder, name):
     model = network(seed=rank)  # DDP gives all the first rank's
     optimizer = build(model, SOLVERS[name]())
     ddp = DistributedDataParallel(model)
-    train(ddp, optimizer, even(rank, world, batches(STEPS, labels="Softmax" in name)), loss_of(name))
+    train(ddp, optimizer, even(rank, world, batches(STEPS, labels="Softmax" in name)), loss_of(name), DECAY)
     return state(model)
 
 

@@ -41,10 +41,10 @@ def run(*command):
     assert process.returncode == 0, said
 
 
-def one_process(solver, data, loss_fn=mse_loss, **options):
+def one_process(solver, data, loss_fn=mse_loss, decay=1.0, **options):
     model = ranks.network()
     optimizer = ranks.build(model, solver, **options)
-    ranks.train(model, optimizer, data, loss_fn)
+    ranks.train(model, optimizer, data, loss_fn, decay)
     return model
 
 
@@ -134,7 +134,9 @@ def truths_of_any_world():
     """What one process learns from the whole batches, for each case that does not depend on the number of ranks."""
     plain = one_process(RLS(), ranks.batches(ranks.STEPS))
     solvers = {
-        f"solver {name}": one_process(make(), ranks.batches(ranks.STEPS, labels="Softmax" in name), ranks.loss_of(name))
+        f"solver {name}": one_process(
+            make(), ranks.batches(ranks.STEPS, labels="Softmax" in name), ranks.loss_of(name), ranks.DECAY
+        )
         for name, make in ranks.SOLVERS.items()
         if name != "LogisticNewton"
     }

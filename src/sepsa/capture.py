@@ -228,6 +228,7 @@ class GraphStep:
     def _prepare(self, inputs: Tensor, targets: Tensor) -> Hashable:
         if self.observer is None or self.solver is None:
             return None
+        self.observer.follow_rate()
         if self.observer.holds_out:
             return cast(CapturableByRow, self.solver).prepare_capture(inputs, targets)
         return self.solver.prepare_capture()

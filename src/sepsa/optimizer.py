@@ -30,6 +30,7 @@ from sepsa.model_parts import (
 )
 from sepsa.observe import Observation, Observations, Observer, prediction
 from sepsa.observe.observation import Collection, is_collection
+from sepsa.observe.rates import Rates
 from sepsa.observe.repeats import Repeats
 from sepsa.states.optimizer import (
     check_base_state,
@@ -75,6 +76,9 @@ class SepSA(Optimizer, Generic[S]):
             positions in one pass. None: the solver's `forgetting` decides.
         forget_per: "update": a solver with forgetting below 1 forgets with every batch. "step": only with the first
             batch after each step of the body, so that accumulated micro-batches equal the batch that they make up.
+        anneal: Whether the head follows the learning rate once it falls below its peak: it remembers longer, or takes
+            smaller steps, as its solver says. None: heads for cross-entropy do, where that helps, and others do not. A
+            constant rate changes nothing. See docs/algorithm.md.
         process_group (ProcessGroup | Literal["auto"] | None): The group whose ranks learn one head from the samples of
             all. "auto" infers it from DistributedDataParallel or fully_shard; None lets each rank train its own head.
         **base_options: Arguments of the base class, such as `lr`. Pass an instance as `base` for options that have the
@@ -119,6 +123,7 @@ class SepSA(Optimizer, Generic[S]):
         solver: Literal["squared"] | None = None,
         samples_per_epoch: int | None = None,
         forget_per: Literal["update", "step"] = "update",
+        anneal: bool | None = None,
         process_group: Any = "auto",
         **base_options: Any,
     ) -> None: ...
@@ -132,6 +137,7 @@ class SepSA(Optimizer, Generic[S]):
         solver: S,
         samples_per_epoch: int | None = None,
         forget_per: Literal["update", "step"] = "update",
+        anneal: bool | None = None,
         process_group: Any = "auto",
         **base_options: Any,
     ) -> None: ...
@@ -146,6 +152,7 @@ class SepSA(Optimizer, Generic[S]):
         solver: Any = None,
         samples_per_epoch: int | None = None,
         forget_per: Literal["update", "step"] = "update",
+        anneal: bool | None = None,
         process_group: Any = "auto",
         **base_options: Any,
     ) -> None:
@@ -155,7 +162,9 @@ class SepSA(Optimizer, Generic[S]):
         if isinstance(given, SepSA) or (isinstance(given, type) and issubclass(given, SepSA)):
             raise ValueError("base must be the body's own optimizer, got a SepSA")
         refuse_same_names(base, head=head, solver=solver, samples_per_epoch=samples_per_epoch)
-        refuse_same_names(base, forget_per=forget_per != "update", process_group=process_group != "auto")
+        refuse_same_names(
+            base, forget_per=forget_per != "update", process_group=process_group != "auto", anneal=anneal is not None
+        )
         self.base = build_base(model, heads, base, base_options)
         self.model = model
         self._several = is_collection(head)
@@ -167,6 +176,8 @@ class SepSA(Optimizer, Generic[S]):
         self._observers = [Observer(model, name, heads[name], solvers[name], process_group) for name in heads]
         for observer in self._observers:
             observer.forget_per_step, observer.samples_per_epoch = forget_per == "step", samples_per_epoch
+            follows = getattr(observer.solver, "anneals", False) if anneal is None else anneal
+            observer.base = self.base if follows else None
         self._dtype = self._observers[0].head.weight.dtype
         self._repeats = Repeats() if is_default and samples_per_epoch is None else None
         super().__init__(self.base.param_groups, self.base.defaults)
@@ -242,7 +253,13 @@ class SepSA(Optimizer, Generic[S]):
         return Observation(self._observers[0], targets, sample_weight)
 
     def learn(
-        self, inputs: Any, targets: Any, loss_fn: Callable[[Any, Any], Tensor] | None = None, sample_weight: Any = None
+        self,
+        inputs: Any,
+        targets: Any,
+        loss_fn: Callable[[Any, Any], Tensor] | None = None,
+        sample_weight: Any = None,
+        *,
+        body: Callable[[Any], Tensor] | None = None,
     ) -> Tensor:
         """Run one training iteration: the head learns, then the body steps.
 
@@ -255,21 +272,32 @@ class SepSA(Optimizer, Generic[S]):
             loss_fn: A function of outputs and targets. None: the solver's loss, a weighted mean over samples with a
                 target; with several heads the sum of their losses.
             sample_weight: As for `observe`. A given `loss_fn` does not see it.
+            body: A function of `inputs` that returns the head's input, to be called instead of the model. The loss is
+                then the solver's; with many classes `SoftmaxNewton` computes it, with its gradient, without an array of
+                samples and classes. For one head.
 
         Returns:
             The loss at the new head, a detached scalar.
         """
+        if body is not None and (loss_fn is not None or self._several):
+            raise ValueError(
+                "body is for a model with one head and the solver's loss: give no loss_fn and no second head"
+            )
         with DeferredInterrupt():
             observation = self.observe(targets, sample_weight)
             accumulated = self._gradients()
 
-            def loss_of(outputs: Any) -> Tensor:
+            def loss_now() -> Tensor:
+                if body is not None and isinstance(observation, Observation):
+                    observation.inputs = [inputs] if isinstance(inputs, Tensor) else ()
+                    return observation.loss_of_features(body(inputs))
+                outputs = self.model(inputs)
                 return observation.loss(outputs) if loss_fn is None else loss_fn(outputs, targets)
 
             try:
                 with torch.enable_grad():
                     with observation:
-                        loss = loss_of(self.model(inputs))
+                        loss = loss_now()
                     loss.backward()  # type: ignore[no-untyped-call]
                 self.step()
             except BaseException:
@@ -473,6 +501,7 @@ class SepSA(Optimizer, Generic[S]):
             "generator": self._observers[0].generator.get_state(),
             "body": self._body_shapes(),
             "samples": self._observers[0].samples,
+            "rates": list(self._observers[0].rates),
         }
         if self._several:
             own["heads"] = {observer.name: observer.solver.state_dict() for observer in self._observers}
@@ -530,6 +559,7 @@ class SepSA(Optimizer, Generic[S]):
         for observer in self._observers:
             observer.generator.set_state(own["generator"].cpu())
             observer.started_together, observer.samples = False, samples_of(own)
+            observer.rates = Rates(*own.get("rates", ()))
         self._drop_noticed_epoch(own)
         self.base.load_state_dict(state_dict)
         self._adopt_base()

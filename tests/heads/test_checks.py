@@ -38,8 +38,8 @@ def test_a_root_is_regular_and_bounded_by_the_ridge():
 def test_a_ridge_that_no_forgetting_leaves_is_refused():
     solver = RLS().bind(nn.Linear(4, 2))
     state = solver.state_dict()
-    for factor in (0.1, 2.0):
-        with pytest.raises(ValueError, match=r"\['left'\] must be between half of the ridge 1 and all of it"):
+    for factor in (0.1, 300.0):
+        with pytest.raises(ValueError, match=r"\['left'\] must be between half of the ridge 1 and 200 times as much"):
             solver.load_state_dict(state | {"left": factor * state["left"]})
 
 

@@ -9,6 +9,7 @@ from sepsa.heads.lbfgs import OnlineLBFGS
 from sepsa.heads.logistic import LogisticNewton
 from sepsa.heads.per_output import PerOutput
 from sepsa.heads.protocols import (
+    Anneals,
     Capturable,
     CapturableByRow,
     Forgets,
@@ -25,6 +26,7 @@ from sepsa.heads.softmax import SoftmaxNewton
 
 __all__ = [
     "RLS",
+    "Anneals",
     "Capturable",
     "CapturableByRow",
     "Delta",

@@ -21,6 +21,7 @@ from sepsa.heads.base.checks import (
 )
 from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.state_checks import read_ridges, read_solver
+from sepsa.heads.math.anneal import STEP
 from sepsa.heads.math.cross_entropy import probabilities_of
 from sepsa.heads.math.quasi_newton import LBFGSState, compact, curve, direction, moved, product, remember, step_size
 from sepsa.states import schema
@@ -71,6 +72,7 @@ class OnlineLBFGS(OwnsHead):
     """
 
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
+    _ratio = 1.0  # of the body's learning rate to its peak
     _replaced = ("_state", "_compact", "_previous")
 
     def __init__(
@@ -222,6 +224,15 @@ class OnlineLBFGS(OwnsHead):
 
     # ------------------------------------------------------------------ learning
 
+    def anneal(self, ratio: float, samples_per_epoch: int | None = None) -> None:
+        """Take steps of this ratio from the next update on.
+
+        Args:
+            ratio: The body's learning rate over its peak, in (0, 1].
+            samples_per_epoch: Not used.
+        """
+        self._ratio = ratio
+
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean squared error or mean cross-entropy, the loss that the head minimizes, for the body to
         follow.
@@ -302,7 +313,7 @@ class OnlineLBFGS(OwnsHead):
             raise explain_nonfinite(features, targets, linear)
         R = 0.0 if P is None else float(along.abs().max() if m == 1 else (along.amax(1) - along.amin(1)).max())
         eta, total, bent = step_size(state, length, slope, bend, R)
-        Z = Z - eta * D
+        Z = Z - eta * self._ratio**STEP * D
         if n:
             W = W + (3 * n / (N + 2 * n)) * (Z - W)
         head = W.to(linear.weight.dtype)

@@ -91,7 +91,7 @@ class LogisticNewton(NewtonHead):
 
     def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
         check_count(self.pos_weight, len(W))
-        return {"weights": class_weights(self.pos_weight, W), "ridge": self._ridges(linear, W, self.ridge)}
+        return {"weights": class_weights(self.pos_weight, W), "ridge": self._ridges_now(linear, W, self.ridge)}
 
     def _ridges(self, linear: nn.Linear, W: Tensor, ridge: float) -> Tensor:
         return parameters.ridges(linear, ridge, self.bias_ridge, W)

@@ -28,6 +28,7 @@ from sepsa.heads.base.parameters import bias_words, commit, follow, ridges, samp
 from sepsa.heads.base.posterior import NormalPosterior
 from sepsa.heads.base.rls_state import RLSSettings, read_root, write_root
 from sepsa.heads.math import least_squares
+from sepsa.heads.math.anneal import annealed_forgetting
 from sepsa.heads.math.least_squares import GROWTH, PENDING, SAMPLES, STEPS, LeastSquaresState
 from sepsa.heads.math.ridge import due
 from sepsa.validation import in_range
@@ -82,6 +83,7 @@ class RLS(AcceptsAuto, NormalPosterior):
 
     learns_moments = True  # rows with equal second moments are equal to it: see sepsa.distributed
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
+    _ratio, _epoch = 1.0, None  # of `anneal`
 
     def __init__(
         self,
@@ -157,7 +159,9 @@ class RLS(AcceptsAuto, NormalPosterior):
 
     @property
     def ridge_left(self) -> Tensor:
-        """The ridge (p,) of each coordinate at present, between half of its setting and all of it."""
+        """The ridge (p,) of each coordinate at present: half of its setting at least, and all of it at most unless the
+        head anneals.
+        """
         return self._read()[0].ridge_left.clone()
 
     def objective(self) -> Tensor:
@@ -288,7 +292,9 @@ class RLS(AcceptsAuto, NormalPosterior):
         backend: Any = self._backend_for(features.numel() // self._problem.linear.in_features)
         steps = int(backend.counters[STEPS])
         before = backend.read()[0].W.clone() if records and steps % health.EVERY == 0 else None
-        lam = self.forgetting if self.forgets else 1.0
+        lam = annealed_forgetting(self.forgetting, self._ratio) if self.forgets else 1.0
+        if self._epoch is not None:
+            self._weigh_ridge(float(backend.counters[SAMPLES]) / self._epoch)
         if other is not None and backend.name == other._backend.name == "numba":
             Phi = backend.learn_rows_of(other._backend, lam)
         else:
@@ -296,6 +302,26 @@ class RLS(AcceptsAuto, NormalPosterior):
         if Phi is not None and before is not None:
             self._recent.note(Phi, before, steps)
         return Phi is not None
+
+    def anneal(self, ratio: float, samples_per_epoch: int | None = None) -> None:
+        """Remember ratio^-2 times as many updates: the forgetting becomes 1 - (1 - `forgetting`) * ratio^2.
+
+        Where samples repeat, the head then remembers each of them several times. The ridge, as it is restored, becomes
+        that many times as large, so that it keeps its weight beside the samples.
+
+        Args:
+            ratio: The body's learning rate over its peak, in (0, 1].
+            samples_per_epoch: Number of samples after which they come again; None where they do not.
+        """
+        self._ratio, self._epoch = ratio, samples_per_epoch
+
+    def _weigh_ridge(self, epochs: float) -> None:
+        """Multiply the ridges by the number of times that the head remembers each sample, if that is above 1."""
+        backend: Any = self._backend
+        linear, prior, each = self._problem
+        backend.ridge_weight = max(1.0, epochs)
+        each.copy_(ridges(linear, self.ridge, self.bias_ridge, prior) * backend.ridge_weight)  # a recording knows it
+        backend.ridge.copy_(each)
 
     def _keeps_error(self, rows: int) -> bool:
         """Whether `_error` will tell the error of this many rows, as a compiled update does."""
@@ -391,7 +417,10 @@ class RLS(AcceptsAuto, NormalPosterior):
         captured.W.copy_(follow(linear, captured.W))
         self._captured = self._backend = captured
         self._place = ()
-        return *captured.place, self.forgetting
+        if self._epoch is not None:
+            self._weigh_ridge(float(counters[SAMPLES]) / self._epoch)
+        lam = annealed_forgetting(self.forgetting, self._ratio)
+        return *captured.place, *captured.forget(lam)
 
     @torch.no_grad()
     def update_captured(self, features: Tensor, targets: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -407,7 +436,7 @@ class RLS(AcceptsAuto, NormalPosterior):
         """
         if self._captured is None or self._backend is not self._captured:
             raise RuntimeError("update_captured needs prepare_capture() first")
-        return self._captured.update(features, targets, self.forgetting, keep)
+        return self._captured.update(features, targets, keep)
 
     @torch.no_grad()
     def finish_captured(self) -> None:

@@ -18,12 +18,13 @@ from sepsa.heads.base import deprecated, repeated_samples
 from sepsa.heads.base.checks import check_rows, explain_nonfinite
 from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.newton import NewtonHead
-from sepsa.heads.base.parameters import commit, copy_head, heads_of, join, rows, store, twin_of
+from sepsa.heads.base.parameters import commit, copy_head, heads_of, join, rows, store, twin_of, width
 from sepsa.heads.base.repeated_samples import SeenSamples
 from sepsa.heads.logistic import LogisticNewton
 from sepsa.heads.math import score as scores
+from sepsa.heads.math.cross_entropy import is_large
 from sepsa.heads.math.score import Score
-from sepsa.heads.protocols import HeadSolver, HoldsOut, NotFinite, Revertible
+from sepsa.heads.protocols import Anneals, HeadSolver, HoldsOut, NotFinite, Revertible
 from sepsa.heads.rls import RLS
 from sepsa.heads.softmax import SoftmaxNewton
 from sepsa.states import schema
@@ -38,6 +39,9 @@ RIDGES, START_RIDGE = (0.01, 0.3, 10.0, 300.0, 1e4), 10.0
 # updates, have `LATER` updates, between the present ridge and those that are smaller and larger by `NEIGHBOUR`.
 FIRST, FIRST_SAMPLES, LATER, AGAIN, NEIGHBOUR = 32, 512, 8, 64, 5.0
 LEAST, MOST = 1e-4, 1e6  # relative ridges beyond which no member goes
+# In mini-batches of a deep network the loss at the next batch would let the ridge grow without end, because the body
+# changes the features anyway; benchmarks/language.py: from 3 batches on, an annealed head ends where it ends best.
+BATCHES = 3.0
 RESTS, SETTLED = -1, -2  # no comparison runs; none will run any more
 _HISTORY_LIMIT = 1000
 _KEYS = {"members", "heads", "sums", "products", "count", "active", "steps", "scale", "started", "history", "seen"}
@@ -113,6 +117,7 @@ class SelfTuning(OwnsHead):
     reads_states_of = ("sepsa.SelfTuningRLS", "sepsa.SoftmaxNewton", "sepsa.LogisticNewton")
     _held_out: Tensor | None = None
     _captured: Any = None  # the choice on a device
+    _ratio = 1.0  # of the body's learning rate to its peak
 
     def __init__(
         self, members: Sequence[HeadSolver] | None = None, *, relative: bool | None = None, rests: bool = False
@@ -380,6 +385,23 @@ class SelfTuning(OwnsHead):
 
     # ------------------------------------------------------------------ learning
 
+    @property
+    def anneals(self) -> bool:
+        """Whether the members follow the body's learning rate, unless the caller of `SepSA` says otherwise."""
+        return all(getattr(member, "anneals", False) for member in self.members)
+
+    def anneal(self, ratio: float, samples_per_epoch: int | None = None) -> None:
+        """Let the members follow the body's learning rate; at a ratio below 1 no new comparison of ridges starts.
+
+        Args:
+            ratio: As for `sepsa.heads.Anneals`.
+            samples_per_epoch: As for `sepsa.heads.Anneals`.
+        """
+        self._ratio = ratio
+        for member in self.members:
+            if isinstance(member, Anneals):
+                member.anneal(ratio, samples_per_epoch)
+
     def loss(self, outputs: Tensor, targets: Tensor, *weight: Tensor | None) -> Tensor:
         """Return the loss that the members minimize, for the body to follow.
 
@@ -510,9 +532,12 @@ class SelfTuning(OwnsHead):
 
     def _started(self, now: Progress, alone: Any) -> tuple[Progress, list[Any]]:
         """A comparison of the only member with neighbours of its ridge, where it is due."""
-        if now.steps < AGAIN or now.steps & (now.steps - 1):
+        # The loss at the next batch favours a ridge that is too small for a rate that falls.
+        if now.steps < AGAIN or now.steps & (now.steps - 1) or self._ratio < 1.0:
             return now, [alone]
-        ridges = [r for r in (alone.ridge / NEIGHBOUR, alone.ridge * NEIGHBOUR) if LEAST <= r / now.scale <= MOST]
+        most = min(MOST * now.scale, heaviest(alone, now))
+        near = alone.ridge / NEIGHBOUR, min(alone.ridge * NEIGHBOUR, most)
+        ridges = [r for r in near if LEAST <= r / now.scale <= MOST and r != alone.ridge]
         others = [alone._with_ridge(ridge, twin_of(alone.linear)) for ridge in ridges]
         members = [alone, *(other for other in others if other is not None)]
         learned = now.learned * len(members)
@@ -722,6 +747,15 @@ def alone_with(now: Progress, started: int) -> Progress:
     return now._replace(
         score=scores.start(1), active=0, learned=now.learned[now.active : now.active + 1], started=started
     )
+
+
+def heaviest(member: Any, now: Progress) -> float:
+    """The ridge that weighs as much as `BATCHES` mean batches in the curvature; no limit for batches that are small."""
+    linear, n = member.linear, member.samples / max(now.steps, 1)
+    if not is_large(width(linear), int(n)):
+        return math.inf
+    unit = float(member._ridges(linear, join(linear).double(), 1.0)[0])
+    return BATCHES * n * now.scale / unit
 
 
 def changed(now: Progress, active: int, members: Sequence[Any]) -> Progress:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sepsa.heads.backends import many_classes
 from sepsa.heads.backends.captured_cross_entropy import CapturedSoftmax
 from sepsa.heads.backends.choose import UpdateSize, choose
 from sepsa.heads.backends.recorded_cross_entropy import Kind, RecordedBlocks, block_rows, product_precision
@@ -97,6 +98,7 @@ class SoftmaxNewton(NewtonHead):
         self.class_weight = class_weights(class_weight)
         self._captured: CapturedSoftmax | None = None  # what recordings of captured steps write to
         self._recorded: RecordedBlocks | None = None  # what recordings of large blocks write to
+        self._bounds: many_classes.Bounds | None = None  # of the state, after a block of many classes
 
     # ------------------------------------------------------------------ state
 
@@ -109,7 +111,7 @@ class SoftmaxNewton(NewtonHead):
         K = len(W)
         check_class_count(self.class_weight, K)
         weights = W.new_tensor(self.class_weight or [1.0] * max(K, 2))
-        return {"weights": weights, "ridge": self._ridges(linear, W, self.ridge)}
+        return {"weights": weights, "ridge": self._ridges_now(linear, W, self.ridge)}
 
     def _ridges(self, linear: nn.Linear, W: Tensor, ridge: float) -> Tensor:
         return floor(parameters.ridges(linear, ridge, self.bias_ridge, W), len(W))
@@ -131,7 +133,11 @@ class SoftmaxNewton(NewtonHead):
         return (state, *rest), head
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_captured": None, "_recorded": None}  # recordings stay with the original
+        return self.__dict__ | {
+            "_captured": None,
+            "_recorded": None,
+            "_bounds": None,
+        }  # recordings stay with the original
 
     @property
     def steps(self) -> int:
@@ -214,6 +220,29 @@ class SoftmaxNewton(NewtonHead):
         total = functional.cross_entropy(logits, labels, weight, reduction="sum", label_smoothing=smoothing)
         return total / len(logits)
 
+    def loss_of_features(self, features: Tensor, targets: Tensor) -> Tensor:
+        """Return `loss` of the head's output for these features.
+
+        Choose it with many classes: on a GPU, in half precision and with labels, it is computed in chunks with its
+        gradient, and no array of samples and classes is held. The head itself gets no gradient.
+
+        Args:
+            features: Inputs of the head (..., in_features).
+            targets: As for `loss`.
+
+        Returns:
+            A scalar.
+        """
+        linear = self._head()
+        if not many_classes.serves(linear, features, targets, self.label_smoothing):
+            return self.loss(functional.linear(features, linear.weight, linear.bias), targets)
+        check_labels(linear, features, targets, None)
+        labels = targets.reshape(-1).long()
+        weight = None if self.class_weight is None else self._state.weights[labels]
+        with torch.autocast("cuda", enabled=False):
+            total: Tensor = many_classes.ChunkedLoss.apply(features, linear, labels, weight)  # type: ignore[no-untyped-call]
+        return total / len(labels)
+
     @torch.no_grad()
     def predict_proba(self, features: Tensor) -> Tensor:
         """Return class probabilities.
@@ -264,6 +293,9 @@ class SoftmaxNewton(NewtonHead):
         """
         linear = self._located()
         self._check(linear, features, targets, sample_weight)
+        many = many_classes.serves(linear, features, targets, self.label_smoothing)
+        if many and self._learn_many(linear, features, targets, sample_weight):
+            return
         updates, large = self._updates_now(), is_large(parameters.width(linear), features.shape[:-1].numel())
         if large and sample_weight is None and self._learn_recorded(linear, features, targets, updates):
             return
@@ -312,6 +344,40 @@ class SoftmaxNewton(NewtonHead):
         if sample_weight is not None:
             t = t * sample_weight.reshape(-1, 1).to(logits.dtype)
         return -(t * logits.log_softmax(1)).sum() / t.sum()
+
+    def _learn_many(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> bool:
+        """Learn samples of many classes in chunks; False: nothing was learned, another route must."""
+        peak, size, low, high, moved = many_classes.seen(linear, self._state.W, features, targets)
+        if not math.isfinite(peak + size):
+            raise explain_nonfinite(features, targets, linear, linear.weight)
+        if low < 0 or high >= linear.out_features:
+            raise self._wrong_label(low if low < 0 else high)
+        if max(peak, size) > many_classes.MOST:
+            return False
+        with torch.autocast("cuda", enabled=False):
+            state, labels, n = with_curvature(self._state), targets.detach().reshape(-1).long(), targets.numel()
+            W = parameters.follow(linear, state.W) if moved else state.W
+            weight = None if self.class_weight is None else state.weights[labels]
+            if sample_weight is not None:
+                each = sample_weight.detach().reshape(-1)
+                weight = each if weight is None else each * weight
+            known = self._bounds
+            if known is None or known.state is not self._state:
+                known = many_classes.bounds_of(state)
+            mass = float(n) if weight is None else float(weight.sum())
+            bounds = many_classes.grown(known, mass, peak, len(W))
+            with product_precision(W.new_empty(0, dtype=torch.float32)):
+                sums = many_classes.sums_of(linear, W, features, labels, weight)
+            new, lost = many_classes.learned(state, W, sums, n, self._settings(linear).forgetting)
+            head, sure = new.W.to(linear.weight.dtype), many_classes.certain(bounds, peak, size, W.shape[1])
+            if not (sure and linear.weight.dtype != torch.float16):
+                if bool(lost):
+                    return False
+                if not bool(head.isfinite().all()):
+                    raise self._explain(features, targets, head)
+        bounds = bounds._replace(state=new)
+        self._assign(head, _state=new, _previous=W, _updates=self._updates_now() + 1, _bounds=bounds)
+        return True
 
     def _learn_recorded(self, linear: nn.Linear, features: Tensor, targets: Tensor, updates: int) -> bool:
         """Learn a large block by a recorded CUDA graph; False: nothing was learned, another route must."""
@@ -375,6 +441,10 @@ class SoftmaxNewton(NewtonHead):
         if self._captured is not None:
             self._captured.finish()
 
+    def _wrong_label(self, label: float) -> ValueError:
+        most = len(self._state.weights) - 1
+        return ValueError(f"targets must be class labels in [0, {most}], got {int(label)}: nothing was learned")
+
     def _explain(self, features: Tensor, targets: Tensor, learned: Tensor) -> ValueError:
         weights = self._state.weights
         rows = probabilities_of(targets, weights).reshape(-1, len(weights))
@@ -382,10 +452,7 @@ class SoftmaxNewton(NewtonHead):
         if not targets.is_floating_point():
             wrong = targets.reshape(-1)[rows.isnan().any(1)]
             if len(wrong):
-                most = rows.shape[1] - 1
-                return ValueError(
-                    f"targets must be class labels in [0, {most}], got {int(wrong[0])}: nothing was learned"
-                )
+                return self._wrong_label(int(wrong[0]))
         elif bool(bad.any()):
             what = "in [0, 1]" if len(learned) == 1 else "class probabilities, at least 0 and of sum 1"
             return ValueError(

@@ -3,6 +3,8 @@
 Where samples come again in every epoch, a head at forgetting 1 counts a sample of k epochs as k samples, and the ridge
 loses its weight. With `samples_per_epoch` N, an update of n rows forgets with λ = 1 - n/N from the second epoch on: the
 head remembers about the N rows of one epoch, each of them once.
+
+Before each update a solver that anneals is told how far the body's learning rate has fallen from its peak.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from sepsa import distributed
 from sepsa.distributed import Samples
-from sepsa.heads import Capturable, CapturableByRow, HeadSolver, HoldsOut, LearnsPartly, Revertible
+from sepsa.heads import Anneals, Capturable, CapturableByRow, HeadSolver, HoldsOut, LearnsPartly, Revertible
 from sepsa.heads.base.checks import check_rows, check_weight
 from sepsa.observe.observation import Observation
+from sepsa.observe.rates import Rates, ratio_of, seen
 from sepsa.observe.rows import are_labels, check_dense, may_be_missing, observed_rows, weight_rows
 
 ROWS_PER_FEATURE = 8  # that a head remembers at least, where an epoch has fewer
@@ -45,6 +49,8 @@ class TrainedHead:
     samples = 0  # rows that were offered to the head, on all ranks
     since_forgetting = 0  # of these, since the solver forgot
     rows_per_sample = 1  # of the last captured step
+    base: Optimizer | None = None  # of the body, whose rate the solver follows; None: it does not anneal
+    rates = Rates()
     body_steps = 0
     observed = False  # whether the head has learned since the body's last step
     warned = False
@@ -58,7 +64,7 @@ class TrainedHead:
     def look(self) -> None:
         """Look up what the solver can do and what the model has; again after a copy."""
         self.holds_out = isinstance(self.solver, HoldsOut) and getattr(self.solver, "holds_out", True)
-        self.revertible = isinstance(self.solver, Revertible)
+        self.revertible, self.anneals = isinstance(self.solver, Revertible), isinstance(self.solver, Anneals)
         self.partial_targets = isinstance(self.solver, LearnsPartly) and self.solver.learns_partly
         self.normalizations = [module for module in self.model.modules() if hasattr(module, "track_running_stats")]
         head = {id(parameter) for parameter in self.head.parameters()}
@@ -134,6 +140,7 @@ class TrainedHead:
     ) -> None:
         """Let the solver learn these samples, drawn from as many `offered` rows of all ranks."""
         options = {"identity": identity} if self.holds_out else {}
+        self.follow_rate()
         if self.samples_per_epoch is None and not self.forget_per_step:
             self.solver.update(features, targets, weight, **options)
             return
@@ -156,8 +163,20 @@ class TrainedHead:
             return
         if self.forget_per_step:
             n = max(n, self.since_forgetting)  # of the micro-batches of the last step
-        memory = max(length, ROWS_PER_FEATURE * self.head.in_features)
-        cast(Any, self.solver).forgetting = max(1 - n / memory, LEAST_FORGETTING)
+        cast(Any, self.solver).forgetting = max(1 - n / self.memory(length), LEAST_FORGETTING)
+
+    def memory(self, length: int) -> int:
+        """How many rows the head remembers where an epoch has this length."""
+        return max(length, ROWS_PER_FEATURE * self.head.in_features)
+
+    def follow_rate(self) -> None:
+        """Tell a solver that anneals how far the body's rate has fallen from its peak."""
+        if self.base is None or not self.anneals:
+            return
+        self.rates = seen(self.rates, self.base.param_groups)
+        if self.rates.fell:
+            length = self.samples_per_epoch
+            cast(Anneals, self.solver).anneal(ratio_of(self.rates), None if length is None else self.memory(length))
 
     def count(self, n: int) -> None:
         """Count n rows that were offered to the head."""
@@ -234,7 +253,15 @@ class TrainedHead:
             state = self.solver.state_dict(), [parameter.detach().clone() for parameter in self.head.parameters()]
         return HeadCheckpoint(
             state,
-            (self.body_steps, self.forgot, self.observed, self.expects_missing, self.samples, self.since_forgetting),
+            (
+                self.body_steps,
+                self.forgot,
+                self.observed,
+                self.expects_missing,
+                self.samples,
+                self.since_forgetting,
+                self.rates,
+            ),
             None if self.samples_per_epoch is None else cast(Any, self.solver).forgetting,
             None if self.head_fraction == 1.0 else self.generator.get_state(),
             self._statistics() if statistics and self.normalizations else [],
@@ -256,7 +283,8 @@ class TrainedHead:
             self.solver.load_state_dict(state)
             for parameter, before in zip(self.head.parameters(), parameters, strict=True):
                 parameter.detach().copy_(before)
-        _, self.forgot, self.observed, self.expects_missing, self.samples, self.since_forgetting = checkpoint.counters
+        _, self.forgot, self.observed, self.expects_missing, self.samples, *rest = checkpoint.counters
+        self.since_forgetting, self.rates = rest
         if checkpoint.forgetting is not None:
             cast(Any, self.solver).forgetting = checkpoint.forgetting
         if checkpoint.generator is not None:

@@ -209,4 +209,5 @@ def separable(
 ) -> SepSA[HeadSolver]:
     """SepSA with this head solver and a first-order optimizer for the body."""
     base, options = first_order(body, model)
-    return SepSA(model, base, solver=solver, lr=lr, weight_decay=decay, **options)
+    # The paper's heads do not anneal.
+    return SepSA(model, base, solver=solver, lr=lr, weight_decay=decay, anneal=False, **options)

@@ -43,6 +43,10 @@ def check_own_state(own: object, body: list[list[list[int]]]) -> None:
     samples = own.get("samples", 0)
     if type(samples) is not int or samples < 0:
         raise damaged(f"{name}['samples']", "a number of samples", brief(samples))
+    rates = own.get("rates", [0.0, 0.0, False])  # none in states from before heads annealed
+    good = isinstance(rates, (list, tuple)) and len(rates) == 3 and all(map(is_number, rates[:2]))
+    if not (good and 0 <= rates[0] <= rates[1] < math.inf and isinstance(rates[2], bool)):
+        raise damaged(f"{name}['rates']", "the rate, its peak and whether it ever fell", brief(rates))
     if not same_shapes(own["body"], body):
         raise ValueError(f"state_dict belongs to a body with parameter shapes {own['body']}, this one has {body}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import numpy as np
 import torch
@@ -41,7 +41,8 @@ class CapturedState(HeadMemory):
         # Buffers of the Triton kernels, by the size of a block and whether it fades.
         self.blocks: dict[tuple[int, bool], tuple[Tensor, ...]] = {}
         self._increments: dict[tuple[int, int], Tensor] = {}
-        self._fading: dict[float, Tensor] = {}
+        self.fading = torch.ones(2, dtype=torch.float64, device=device)  # λ and 1/√λ: the same graph serves any λ
+        self.lam, self.count = 1.0, 0  # λ on the host, and the coordinates that get their ridge back in an update
         self._unfinished: Callable[[], None] | None = None  # updates T by a block of which only W has learned
 
     @property
@@ -63,7 +64,14 @@ class CapturedState(HeadMemory):
             getattr(self, name).copy_(getattr(state, name))
         self.tally.copy_(torch.as_tensor(counters[[STEPS, SAMPLES, CURSOR]]))
 
-    def update(self, features: Tensor, targets: Tensor, lam: float, keep: Tensor | None = None) -> Tensor:
+    def forget(self, lam: float) -> tuple[Hashable, ...]:
+        """Set the forgetting of later updates. Returns what a recording of them depends on."""
+        if lam != self.lam:
+            self.lam, self.count = lam, due(len(self.T), lam)
+            self.fading.copy_(torch.tensor([lam, lam**-0.5], dtype=torch.float64))
+        return (self.count,)
+
+    def update(self, features: Tensor, targets: Tensor, keep: Tensor | None = None) -> Tensor:
         """Learn rows, those in `keep` (n,) if given; returns whether they were finite (0-d).
 
         The update of T may be left to `finish`.
@@ -71,19 +79,19 @@ class CapturedState(HeadMemory):
         self.finish()
         x, y = features.detach().reshape(-1, self.k), targets.detach().reshape(-1, len(self.W))
         if keep is None:
-            return self._learn(x, y, lam)
+            return self._learn(x, y)
         some = keep.any()
-        finite = self._learn(x, torch.where(some, y, torch.nan), lam, keep)  # what is not finite changes nothing
+        finite = self._learn(x, torch.where(some, y, torch.nan), keep)  # what is not finite changes nothing
         self.tally[1].sub_(torch.where(finite, (~keep).sum(), 0))
         return finite | ~some
 
-    def _learn(self, x: Tensor, y: Tensor, lam: float, keep: Tensor | None = None) -> Tensor:
-        (m, p), n, count = self.W.shape, len(x), due(len(self.T), lam)
+    def _learn(self, x: Tensor, y: Tensor, keep: Tensor | None = None) -> Tensor:
+        (m, p), n, count = self.W.shape, len(x), self.count
         case = UpdateSize(x.device.type, self.Z.dtype, p, m, n, count, contiguous=self.weight.is_contiguous())
         chosen = choose("captured least squares", case)
         finite: Tensor
         if chosen.backend == "triton":
-            kernels, settings = chosen.load(), (lam, self.ridge, self.prior)
+            kernels, settings = chosen.load(), (count > 0, self.ridge, self.prior)
             if n == 1:
                 finite = kernels.rank_one(self, x, y, *settings)
             else:
@@ -93,6 +101,7 @@ class CapturedState(HeadMemory):
         if keep is not None:
             Phi, Y = Phi * keep[:, None], torch.where(keep[:, None] | ~Y.isfinite(), Y, 0)
         at = coordinates(p, count, self.tally[2].long(), x.device) if count else None
+        lam = self.fading[0] if count else 1.0
         faded = fade(self.state, lam)
         F, E = whiten(faded, Phi, Y)
         new = learn_rows(faded, F, E, self.ridge, at, self.prior)
@@ -107,12 +116,6 @@ class CapturedState(HeadMemory):
         self.tally[1].mul_(torch.where(finite, lam, 1.0))
         self.tally.add_(finite * self.increment(n, count))
         return finite
-
-    def fading(self, lam: float) -> Tensor:
-        """λ and 1/√λ as tensors: kernels would read Python numbers as float32."""
-        if lam not in self._fading:
-            self._fading[lam] = torch.tensor([lam, lam**-0.5], dtype=torch.float64).to(self.tally.device)
-        return self._fading[lam]
 
     def increment(self, n: int, count: int) -> Tensor:
         """What a finite update adds to the tally, made before a graph is captured, which may not make it."""

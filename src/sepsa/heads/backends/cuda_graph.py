@@ -39,7 +39,7 @@ from sepsa.interrupt import DeferredInterrupt
 
 # A number of rows is recorded at its third update, and tried again _RETRY updates after one that left another kind of
 # state than it had found. At most _KEPT recordings are kept; one not used for _UNUSED updates makes room for another.
-_OCCURRENCES, _RETRY, _KEPT, _UNUSED = 3, 32, 4, 256
+_OCCURRENCES, _RETRY, _KEPT, _UNUSED = 3, 32, 4, 64
 
 recording_lock = threading.Lock()  # the streams on which updates are recorded are shared
 
@@ -180,7 +180,7 @@ class GraphBackend(TorchBackend):
 
     def _is_certain(self, counters: list[float], error: float, weight: float, lam: float, size: float) -> bool:
         """Whether the norms that the host has seen prove that the new weights are finite."""
-        pull = self._largest_ridge * (self._prior_norm + weight) ** 2 if lam < 1.0 else 0.0
+        pull = self._largest_ridge * self.ridge_weight * (self._prior_norm + weight) ** 2 if lam < 1.0 else 0.0
         step = math.sqrt(2.0 * (error * error + pull) / (lam * self._smallest_ridge))
         fits = weight + step < torch.finfo(self.linear.weight.dtype).max / 16
         # No factor fails: H, or I + FᵀF, lies between λ^updates and what was added to it.
@@ -238,7 +238,8 @@ class GraphBackend(TorchBackend):
         self.state = state._replace(H=self._in_fixed_memory(state.H))
         self.cursor = torch.tensor(int(self.counters[CURSOR]), device=self.prior.device)
         self._prior_norm = float(torch.linalg.vector_norm(self.prior))
-        self._smallest_ridge, self._largest_ridge = float(self.ridge.min()), float(self.ridge.max())
+        least, most = float(self.ridge.min()), float(self.ridge.max())
+        self._smallest_ridge, self._largest_ridge = least / self.ridge_weight, most / self.ridge_weight
 
     def _in_fixed_memory(self, H: Tensor | None) -> Tensor | None:
         """A copy of H in the memory that recordings know."""

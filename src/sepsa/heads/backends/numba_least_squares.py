@@ -548,6 +548,7 @@ class NumbaBackend(TorchBackend):
         prior.copy_(problem.prior)
         ridge.copy_(problem.ridge)
         super().__init__(problem, LeastSquaresState(T, W, H, energy[0], left[0]), own[0].numpy())
+        self.ridge = ridge[0]
         self.memory = memory.numpy()
         self.load(state, counters)
         self.weight = weight.numpy()

@@ -19,6 +19,7 @@ class TorchBackend:
 
     name = "torch"
     in_place = False  # whether an update writes into the tensors of the state
+    ridge_weight = 1.0  # times its setting that the ridge is, where a head anneals
 
     def __init__(self, problem: Problem, state: LeastSquaresState, counters: Counters) -> None:
         self.linear, self.prior, self.ridge = problem

@@ -32,6 +32,10 @@ class OwnsHead(ABC):
     def _ready(self) -> nn.Linear:
         """The head, with the state on its device."""
 
+    def _located(self) -> nn.Linear:
+        """The head, with the state on its device, in whatever form the last update left it."""
+        return self._ready()
+
     @torch.no_grad()
     def bind(self, linear: nn.Linear) -> Self:
         """Take ownership of a head. Its present weights become the prior mean.
@@ -62,7 +66,7 @@ class OwnsHead(ABC):
 
     def checkpoint(self) -> Any:
         """Return what `rollback` restores: a copy of the head's weights and references to the rest of the state."""
-        linear = self._ready()
+        linear = self._located()
         return tuple(getattr(self, name) for name in self._replaced), join(linear)
 
     def rollback(self, checkpoint: Any) -> None:
@@ -71,7 +75,7 @@ class OwnsHead(ABC):
         Args:
             checkpoint: The result of `checkpoint`.
         """
-        self._ready()
+        self._located()
         values, head = checkpoint
         self._assign(head, **dict(zip(self._replaced, values, strict=True)))
 

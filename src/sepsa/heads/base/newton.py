@@ -17,6 +17,7 @@ from sepsa.heads.base.checks import bias_setting, check_rows, explain_nonfinite,
 from sepsa.heads.base.deprecated import AcceptsAuto
 from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.state_checks import check_root, read_ridges, read_solver
+from sepsa.heads.math.anneal import annealed_ridge
 from sepsa.heads.math.cross_entropy import CrossEntropyState, with_ridge, with_root
 from sepsa.heads.protocols import PrecisionWarning
 from sepsa.states import schema
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _SMALL_RIDGE = 1e-12
+PULL = False
 KEYS = CrossEntropyState._fields[:-3]  # weights and ridge follow from the settings, T from A
 
 
@@ -34,9 +36,11 @@ class NewtonHead(AcceptsAuto, OwnsHead):
     """Base of `SoftmaxNewton` and `LogisticNewton`; not a head by itself."""
 
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
+    anneals = True  # unless the caller of `SepSA` says otherwise
     settings: ClassVar[tuple[str, ...]]  # arguments that a state keeps, beside the ridges
     _state: CrossEntropyState
-    _replaced = ("_state", "_previous", "_updates", "ridge")
+    _replaced = ("_state", "_previous", "_updates", "ridge", "_annealed")
+    _annealed = (1.0, 1.0)  # the ratio of `anneal` and that for which the state has the ridge
     _updates: int | None = None  # the state's, where the host knows them without waiting for the device
 
     def __init__(self, ridge: float, forgetting: float, bias_ridge: float | Literal["ridge"] | None) -> None:
@@ -104,7 +108,7 @@ class NewtonHead(AcceptsAuto, OwnsHead):
         None where that would lose digits.
         """
         old = self._ready()
-        state = with_ridge(self._state, self._ridges(old, self._state.W, ridge))
+        state = with_ridge(self._state, self._ridges_now(old, self._state.W, ridge))
         if state is None:
             return None
         other = copy.copy(self)
@@ -124,9 +128,35 @@ class NewtonHead(AcceptsAuto, OwnsHead):
         linear = self._ready()
         if not ridge_setting(ridge) >= self.ridge:
             raise ValueError(f"ridge must be at least the present one, {self.ridge:g}, got {ridge:g}")
-        larger = with_ridge(self._state, self._ridges(linear, self._state.W, ridge))
+        larger = with_ridge(self._state, self._ridges_now(linear, self._state.W, ridge))
         if larger is not None:  # else the ridge is too small to be seen in the curvature, and stays
             self._assign(_state=larger, ridge=float(ridge))
+
+    @torch.no_grad()
+    def anneal(self, ratio: float, samples_per_epoch: int | None = None) -> None:
+        """Give the curvature the ridge `ridge` * ratio^-3, as `raise_ridge` does; a larger ratio takes it back.
+
+        Args:
+            ratio: The body's learning rate over its peak, in (0, 1].
+            samples_per_epoch: Not used: the ridge grows whether samples repeat or not.
+        """
+        asked, applied = self._annealed
+        if ratio == asked:
+            return
+        linear = self._located()
+        ridge = self._ridges(linear, self._state.W, annealed_ridge(self.ridge, ratio))
+        state = with_ridge(self._state, ridge, raises=ratio < applied)
+        if state is None:  # digits would be lost: the present ridge stays until another ratio is asked for
+            self._annealed = ratio, applied
+            return
+        if ratio < applied and not PULL:
+            share, W = self._state.ridge / ridge, self._state.W
+            state = state._replace(prior=W + share * (state.prior - W))
+        self._assign(_state=state, _annealed=(ratio, ratio))
+
+    def _ridges_now(self, linear: nn.Linear, W: Tensor, ridge: float) -> Tensor:
+        """The `ridge` (p,) of a state for this setting, annealed as the state is."""
+        return self._ridges(linear, W, annealed_ridge(ridge, self._annealed[1]))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the settings, without the head's weights, which are in the `nn.Linear`."""
@@ -135,7 +165,8 @@ class NewtonHead(AcceptsAuto, OwnsHead):
         for name in self.settings:
             value = getattr(self, name)
             state[name] = list(value) if isinstance(value, list) else value
-        return state | {"ridges": [self.ridge, self.bias_ridge]}
+        state["ridges"] = [self.ridge, self.bias_ridge]
+        return state if self._annealed == (1.0, 1.0) else state | {"annealed": list(self._annealed)}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -148,11 +179,15 @@ class NewtonHead(AcceptsAuto, OwnsHead):
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
         linear, old = self._ready(), self._state
-        saved = read_solver(type(self).__name__, state_dict, {*KEYS, *self.settings})
+        if isinstance(state_dict, dict):
+            state_dict = {"annealed": [1.0, 1.0]} | state_dict  # which a head that has not annealed does not save
+        saved = read_solver(type(self).__name__, state_dict, {*KEYS, *self.settings, "annealed"})
         ridge, bias_ridge = read_ridges(saved.path("ridges"), saved["ridges"])
         kind: Any = type(self)
         with schema.settings("state_dict"):
             fresh = kind(ridge=ridge, bias_ridge=bias_ridge, **{name: saved[name] for name in self.settings})
+            ratios = saved.items("annealed", 2)
+            fresh._annealed = in_range("annealed", ratios[0], 0.0, 1.0), in_range("annealed", ratios[1], 0.0, 1.0)
             derived = fresh._derived(linear, old.W)
         tensors = {
             key: saved.tensor(key, tuple(was.shape), was.dtype, linear.weight.device)
@@ -161,7 +196,7 @@ class NewtonHead(AcceptsAuto, OwnsHead):
         state = CrossEntropyState(**tensors, **derived)
         for part in self._parts(state):
             check_consistent(saved, part)
-        settings = {name: getattr(fresh, name) for name in (*self.settings, "ridge", "bias_ridge")}
+        settings = {name: getattr(fresh, name) for name in (*self.settings, "ridge", "bias_ridge", "_annealed")}
         self._assign(**settings, _state=state, _previous=None, _updates=None)
 
     def _last_step(self) -> float:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sepsa.heads.base.parameters import ridges
 from sepsa.heads.base.state_checks import check_positive_definite, check_root, read_forgetting, read_ridges, read_solver
+from sepsa.heads.math.anneal import FLOOR, MEMORY
 from sepsa.heads.math.least_squares import LeastSquaresState
 from sepsa.heads.math.ridge import BiasRidge
 from sepsa.states.schema import Entries
@@ -21,6 +22,7 @@ MOST_STEPS = 2**53  # beyond, a float64 cannot count
 _ROOT = ("T", "W", "H", "energy", "left")
 _COUNTERS = ("steps", "samples", "cursor", "pending", "growth")  # in the order of their places
 _ROUNDING = 1e-5  # by which a share of the ridge may be outside its bounds
+_MOST_RIDGE = 2 * FLOOR**-MEMORY  # times its setting that it may be where samples repeat and the head anneals
 
 
 class RLSSettings(NamedTuple):
@@ -64,8 +66,8 @@ def read_root(
         raise state.damaged("energy", "at least 0", float(energy.min()))
     left, full = tensors["left"], ridges(linear, settings.ridge, settings.bias_ridge, like)
     low, high = float((left / full).min()), float((left / full).max())
-    if not (low >= 0.5 - _ROUNDING and high <= 1 + _ROUNDING):  # forgetting may have been below 1 before
-        expected = f"between half of the ridge {settings.ridge:g} and all of it"
+    if not (low >= 0.5 - _ROUNDING and high <= _MOST_RIDGE):  # forgetting may have been below 1 before
+        expected = f"between half of the ridge {settings.ridge:g} and {_MOST_RIDGE:g} times as much"
         raise state.damaged("left", expected, f"{low:g} to {high:g} of it")
     check_root(state, "T", tensors["T"], left if H is None else torch.zeros_like(left))
     return LeastSquaresState(tensors["T"], tensors["W"], H, energy, left), counters, settings

@@ -281,15 +281,19 @@ def with_curvature(state: CrossEntropyState) -> CrossEntropyState:
     return state._replace(A=R.mT @ R)
 
 
-def with_ridge(state: CrossEntropyState, ridge: Tensor) -> CrossEntropyState | None:
+def with_ridge(state: CrossEntropyState, ridge: Tensor, raises: bool = False) -> CrossEntropyState | None:
     """The state with another ridge (p,) of A, of which each coordinate has the share that it had of the old one.
 
-    None where that would lose digits. State may be of several outputs, each with its own T.
+    None where that would lose digits. State may be of several outputs, each with its own T. A state that has A keeps
+    it where the caller knows that this `raises` the ridge, which loses none; the host then waits for nothing.
     """
     share = state.ridge_left / state.ridge
     A = with_curvature(state).A
     assert A is not None
-    T, least = inverse_root(A + torch.diag_embed((ridge - state.ridge) * share))
+    A = A + torch.diag_embed((ridge - state.ridge) * share)
+    if raises and state.A is not None:
+        return state._replace(ridge_left=ridge * share, ridge=ridge, A=A)
+    T, least = inverse_root(A)
     if not bool(least > LOST_DIGITS[torch.float64]):
         return None
     return state._replace(T=T, ridge_left=ridge * share, ridge=ridge, A=None)

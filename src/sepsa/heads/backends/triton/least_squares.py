@@ -141,8 +141,8 @@ def _learn(
             _restore(left, ridge, tally, j, p, fading, finite, BLOCK_R)
 
 
-def rank_one(state: Any, features: Tensor, targets: Tensor, lam: float, ridge: Tensor, prior: Tensor) -> Tensor:
-    """Learn one sample in a `CapturedState`, and below forgetting 1 give one coordinate its ridge back.
+def rank_one(state: Any, features: Tensor, targets: Tensor, fades: bool, ridge: Tensor, prior: Tensor) -> Tensor:
+    """Learn one sample in a `CapturedState`, and where it `fades` give one coordinate its ridge back.
 
     Returns the flag (0-d) that says whether all was finite.
     """
@@ -150,16 +150,15 @@ def rank_one(state: Any, features: Tensor, targets: Tensor, lam: float, ridge: T
     rows, m = Z.shape[0], state.W.shape[0]
     z = Z.new_empty(2 * rows + 2)
     finite: Tensor = Z.new_empty((), dtype=torch.bool)
-    fades = lam < 1.0
     block_r, block_c = triton.next_power_of_2(rows), triton.next_power_of_2(p)
     _project[(triton.cdiv(rows, _ROWS),)](
-        Z, features, z, state.ridge_left, ridge, state.tally, state.fading(lam), rows, p, state.k,
+        Z, features, z, state.ridge_left, ridge, state.tally, state.fading, rows, p, state.k,
         FADES=fades, BLOCK_R=_ROWS, BLOCK_C=block_c,
     )  # fmt: skip
     bias = state.weight if state.bias is None else state.bias  # a pointer must be given, used or not
     _learn[(triton.cdiv(p, _COLUMNS),)](
         Z, z, targets, state.weight, bias, state.energy, state.ridge_left, ridge, prior, state.tally,
-        state.fading(lam), finite, state.too_large, p, m, state.k,
+        state.fading, finite, state.too_large, p, m, state.k,
         LIMIT=CAPTURED_ROW_LIMIT, HAS_BIAS=state.bias is not None, FADES=fades, BLOCK_R=block_r, BLOCK_C=_COLUMNS,
     )  # fmt: skip
     return finite
@@ -324,17 +323,16 @@ def _solve(
 
 
 def block(
-    state: Any, features: Tensor, targets: Tensor, lam: float, ridge: Tensor, prior: Tensor, keep: Tensor | None = None
+    state: Any, features: Tensor, targets: Tensor, fades: bool, ridge: Tensor, prior: Tensor, keep: Tensor | None = None
 ) -> tuple[Callable[[], None], Tensor]:
-    """Update W and the head of a `CapturedState` by a block and, below forgetting 1, one row of the ridge; not yet T.
+    """Update W and the head of a `CapturedState` by a block and, where it `fades`, one row of the ridge; not yet T.
 
     `keep` (n,) says which samples are learned. Returns a function that updates T, to be called before the next block,
     and a flag (0-d): whether all was finite.
     """
     Z, W, k = state.Z, state.W, state.k
     (rows, p), m, n = Z.shape, W.shape[0], features.shape[0]
-    fades = lam < 1.0
-    all, fading = n + fades, state.fading(lam)
+    all, fading = n + fades, state.fading
     parts, programs = triton.cdiv(rows, _TILE), triton.cdiv(p, _TILE)
     two, width = n > _HALF, max(_TILE, triton.next_power_of_2(m + fades))
     if (n, fades) not in state.blocks:  # kept: a graph's other streams still read them when their names are gone
