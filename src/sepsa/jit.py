@@ -44,7 +44,7 @@ def cached(*folders: Path, **options: Any) -> Callable[[Callable[..., Any]], Any
 def compile_alone(kernel: Any, compile_: Callable[[Any], Any], signature: Any) -> Any:
     """Compile a kernel for a signature while no other process does, unless the cache has code of it."""
     start = time.monotonic()
-    within_another = global_compiler_lock.is_locked()  # whose file lock is held already, or not needed
+    within_another = bool(global_compiler_lock.is_locked())  # type: ignore[no-untyped-call]  # which has the lock
     with locked(None if within_another or current_indices(kernel) else Path(kernel.stats.cache_path)):
         entry = compile_(signature)
     if what := _announced.get(kernel):
