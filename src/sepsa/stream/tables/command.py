@@ -290,7 +290,7 @@ class StreamRun:
             say(f"{name_of(self.options.source)} holds no rows")
             return MISUSED
         if not rows and code == FINISHED:
-            say(f"none of {lost} rows could be used{where}: is --target {model.target!r} right?")
+            say(f"none of {lost} rows could be used{where}: is --target {spelled(model.target)} right?")
             return FAILED
         if not rows:
             return code
