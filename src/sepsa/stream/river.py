@@ -1,7 +1,8 @@
 """River's interface: a neural network with a recursive-least-squares head that learns dicts of features, one at a time.
 
 The network has one input for each feature seen so far. A feature that a sample does not have, or has as None or NaN, is
-missing, and the network sees it as zero after standardization. With `missing="mean"` zero stands for the feature's
+missing, and the network sees it as zero after standardization. A text is a feature of its own, as "city=Oslo", and a
+date is four: days, month, weekday and hour. With `missing="mean"` zero stands for the feature's
 mean; with `missing="zero"` for the number zero, as in a bag of words; "auto" means the number zero for a feature that
 is an indicator, a count or rare. A feature that first appears in mid-stream is added as if it had been missing in all
 earlier samples; that is exact, since an input at zero changes neither body nor head (`Engine.resize`). Once the
@@ -101,7 +102,8 @@ class StreamModel(Saves, base.Estimator):
             body: "experts" for neighbours, trees, products of inputs, the last target and others beside the network,
                 weighted by their recent errors; "fourier" for the network alone, which is about three times as fast.
                 "auto": "experts", except without hidden layers.
-            experts: Models of yours beside them: River's, or scikit-learn's with `partial_fit`.
+            experts: Models of yours beside them: River's, scikit-learn's with `partial_fit`, or "lightgbm" for boosted
+                trees that are refitted as the rows grow (the extra `boosting`).
             **optimizer_options: Further options of the optimizer: "momentum", "beta2", "eps".
         """
         if not isinstance(hidden, Sequence):
@@ -232,7 +234,20 @@ class StreamModel(Saves, base.Estimator):
         names, X = read_row(x)
         if read_weight(w) > 0:
             with self._lock:
-                self._learn(names, X, *self._read_targets([target]), np.array([float(w)]))
+                outputs, Y = self._read_targets([target])
+                if self._learner is None or len(outputs) > len(self._outputs) or self._brings_features(names, X):
+                    self._learn(names, X, outputs, Y, np.array([float(w)]))
+                else:  # nothing grows, so that nothing is copied
+                    row = in_columns(*(self._hashed(names, X) if self._shares_inputs else (names, X)), self._features)[
+                        0
+                    ]
+                    self._learner.learn_row(row.tolist(), Y[0].tolist(), float(w))
+
+    def _brings_features(self, names: Sequence[Hashable], X: Floats) -> bool:
+        """Whether a row has a feature without an input, or one that waits for it."""
+        if self._shares_inputs:
+            names, X = self._hashed(names, X)
+        return any(name not in self._features and X[0, j] == X[0, j] for j, name in enumerate(names))
 
     def _predict_row(self, x: dict[Any, Any]) -> list[float] | None:
         """The outputs for x; None before the first sample."""

@@ -16,7 +16,7 @@ from sepsa.heads.protocols import NotFinite
 from sepsa.states import schema
 from sepsa.stream.calibration import probabilities
 from sepsa.stream.columns.cells import Column
-from sepsa.stream.columns.inputs import Inputs
+from sepsa.stream.columns.inputs import CATEGORIES, CLASS_MEANS, Inputs
 from sepsa.stream.engine.bodies import NAMED
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import class_codes, first_rows, grow_along, indicators
@@ -79,7 +79,7 @@ class TableModel:
         classify: bool = False,
         drop: Sequence[str] = (),
         categorical: Sequence[str] = (),
-        categories: int = 32,
+        categories: int = CATEGORIES,
         forgetting: float | str = "auto",
         ridge: float | str = 10.0,
         seed: int = 0,
@@ -88,7 +88,7 @@ class TableModel:
         self.target, self.classify, self.body = target, classify, one_of("body", body, NAMED)
         self.drop, self.categorical = tuple(drop), tuple(categorical)
         self.categories, self.forgetting, self.ridge, self.seed = categories, forgetting, ridge, seed
-        self.inputs = Inputs(categories)
+        self.inputs = Inputs(categories, CLASS_MEANS if classify else 1)
         self.classes: dict[str, int] = {}
         self.trace = ErrorTrace()
         self.quarantined = 0
@@ -148,6 +148,8 @@ class TableModel:
         """Learn rows in order; returns which of them could be learned, their predictions, warnings and details."""
         new_inputs, warnings = self.inputs.add(columns)
         X = self.inputs.encode(columns, rows)
+        targets = indicators(labels, len(self.classes)) if self.classify else target.numbers[:, None]
+        new_inputs = self.inputs.learn_means(X, columns, targets, new_inputs)
         names, known = list(self.classes), 0 if self._learner is None else self._learner.engine.outputs
         arrivals = first_rows(labels, len(names))[known:].tolist() if self.classify else [0] * (1 - known)
         kept = np.ones(rows, bool)
@@ -257,7 +259,7 @@ class TableModel:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the result of `state_dict`; a ValueError changes nothing."""
         new = schema.read("state", state_dict, {"inputs", "classes", "trace", "quarantined", "learner"})
-        inputs = Inputs.from_state(self.categories, new["inputs"])
+        inputs = Inputs.from_state(self.categories, self.inputs.means, new["inputs"])
         classes = new.items("classes").values
         if not all(type(label) is str for label in classes) or len(set(classes)) != len(classes):
             raise ValueError("state['classes'] must hold distinct labels")
