@@ -22,7 +22,7 @@ from sepsa.states import schema
 from sepsa.states.objects import Saves, check_stamp, stamp
 from sepsa.states.schema import Entries
 from sepsa.stream import batch_fit
-from sepsa.stream.columns.frame import FrameEncoder, all_numbers, check_numbers, in_order, is_frame
+from sepsa.stream.columns.frame import FrameEncoder, all_numbers, as_pandas, check_numbers, in_order, is_frame
 from sepsa.stream.columns.inputs import CLASS_MEANS
 from sepsa.stream.committee import Committee
 from sepsa.stream.engine.bodies import NAMED, body_of, engine_type
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+MOST_INPUTS = 2048  # of a compiled network
 NUMBERS = {"dtype": np.float64, "order": "C", "ensure_all_finite": "allow-nan"}  # what scikit-learn checks
 
 
@@ -137,6 +138,11 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         With `alone` it has no experts beside the network. Options of the engine may be given as well.
         """
         one_of("body", self.body, NAMED)
+        if inputs > MOST_INPUTS and self.module is None:
+            raise ValueError(
+                f"X must have at most {MOST_INPUTS} columns, got {inputs}: the head's state grows as their square; "
+                "reduce them first, for example by sklearn.decomposition.TruncatedSVD, or give a module as the body"
+            )
         options = engine_type(self.module).options(self.get_params(deep=False), for_fit)
         if alone:
             options = {name: value for name, value in options.items() if name not in ("body", "experts")}
@@ -250,7 +256,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
     def _check_rows(self, X: ArrayLike) -> Any:
         """Rows (n, inputs), dense or CSR, checked."""
         check_is_fitted(self)
-        X = self._in_order(X)
+        X = self._in_order(as_pandas(X))
         encoded = self._encode(X, reset=False, learn=False)
         if encoded is not None:
             return check_array(encoded.X, **NUMBERS)
@@ -263,7 +269,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool, **checks: bool
     ) -> tuple[Rows, NDArray[Any], Floats]:
         """Rows (n, inputs), targets and weights (n,), checked."""
-        X = X if reset else self._in_order(X)
+        X = as_pandas(X) if reset else self._in_order(as_pandas(X))
         outputs = CLASS_MEANS
         if isinstance(self, RegressorMixin):
             shape = np.shape(y)

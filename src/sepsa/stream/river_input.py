@@ -24,9 +24,9 @@ Series = Any
 def in_columns(names: Sequence[Hashable], X: Floats, features: Names) -> Floats:
     """The columns of X (n, len(names)) in the order of `features`, NaN where X has none."""
     table = np.full((len(X), len(features)), np.nan)
-    for j, name in enumerate(names):
-        if name in features:
-            table[:, features[name]] = X[:, j]
+    places = np.array([features.get(name, -1) for name in names], np.intp)
+    known = np.flatnonzero(places >= 0)
+    table[:, places[known]] = X[:, known]
     return table
 
 

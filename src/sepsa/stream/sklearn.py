@@ -53,12 +53,13 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
     the first 256. NaN in an input is a missing value. The variance of a target about its prediction is σ² (1 + c φᵀBφ),
     with φ the features that the head sees and B its inverse curvature.
 
-    A pandas DataFrame may have columns of numbers, booleans, text, categories and dates; later ones have the same
-    columns, in any order. The first 32 texts or categories of a column get an indicator each and further ones share 16;
-    one that is missing, or that `predict` has not seen before, has none, and `partial_fit` adds an input for it. Dates
-    become days, month, weekday and hour. Texts that spell numbers, dates or missing values are read as such, except in
-    a column of dtype category. A sparse matrix of SciPy becomes dense a part at a time; the head's state grows as the
-    square of the number of columns, so reduce a wide matrix first, for example by `TruncatedSVD`.
+    A DataFrame of pandas, Polars or Arrow may have columns of numbers, booleans, text, categories and dates; later ones
+    have the same columns, in any order. 256 texts or categories of a column get an indicator each, the first 32 with
+    their first row and others with their second; one that is missing, or that `predict` has not seen before, has none.
+    A column with more texts gets the mean of the targets that each had before, with a prior of ten rows. Dates become
+    days, month, weekday and hour. Texts that spell numbers, dates or missing values are read as such, except in a
+    column of dtype category. A sparse matrix of SciPy becomes dense a part at a time; the head's state grows as the
+    square of the number of columns, of which there may be 2,048: reduce a wider matrix by `TruncatedSVD`.
 
     The network is one of several experts: neighbours, trees, products of inputs, the last target, the mean and others,
     stacked and weighted by their errors on rows not yet learned; `chosen_` holds the weight of each. `body="fourier"`

@@ -110,6 +110,21 @@ def is_frame(X: object) -> bool:
     return pandas is not None and isinstance(X, pandas.DataFrame)
 
 
+def as_pandas(X: Any) -> Any:
+    """A frame of Polars, Arrow or another library that narwhals reads as one of pandas; anything else as it is."""
+    if is_frame(X) or not hasattr(type(X), "columns"):
+        return X
+    if hasattr(X, "collect"):
+        raise TypeError(f"X is a lazy frame, {type(X).__name__}: call its method collect first")
+    try:
+        import narwhals
+        import pandas  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"X is a frame of {type(X).__module__}, which takes: pip install narwhals pandas") from error
+    frame = narwhals.from_native(X, eager_only=True, pass_through=True)
+    return frame.to_pandas() if isinstance(frame, narwhals.DataFrame) else X
+
+
 def all_numbers(frame: Any) -> bool:
     """Whether each column has a numeric or boolean dtype."""
     return all(dtype.kind in "biufc" for dtype in frame.dtypes)

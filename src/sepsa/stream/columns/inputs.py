@@ -17,7 +17,7 @@ import numpy as np
 
 from sepsa.states import schema
 from sepsa.stream.columns.cells import DECIMAL_COMMA, Column
-from sepsa.stream.columns.levels import LevelMeans, slots_of
+from sepsa.stream.columns.levels import SLOTS, LevelMeans, keys_of
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import NewInput
 
@@ -98,7 +98,9 @@ class Inputs:
         out.text_rows = {column: text_rows.integer(column) for column in text_rows.values}
         levels = schema.read(new.path("levels"), new["levels"], set(new["levels"]) & set(out.text_rows))
         for column in levels.values:
-            out.levels[column] = LevelMeans.from_state(levels.entries(column, {"slots", "counts", "sums", "total"}))
+            out.levels[column] = LevelMeans.from_state(
+                levels.entries(column, {"keys", "counts", "sums", "rows", "total"})
+            )
             if out.levels[column].sums.shape[1] != means:
                 raise levels.damaged(column, f"means of {means} targets", out.levels[column].sums.shape[1])
         return out
@@ -155,29 +157,31 @@ class Inputs:
         there = np.flatnonzero(column.codes >= 0)
         rows_before = self.text_rows.get(name, 0)
         self.text_rows[name] = rows_before + len(there)
-        slots, room = slots_of(column.texts), self.categories - len(known)
+        keys, room = keys_of(column.texts), self.categories - len(known)
         at_once = min(AT_ONCE, self.categories) - len(known)
-        levels = self.levels.get(name)
-        seen = set() if levels is None else {*np.flatnonzero(levels.counts).tolist()}
+        levels, owners = self.levels.get(name), dict[int, int]()  # of the slots that these rows take
         named = set(known)
         for row, code in zip(there.tolist(), column.codes[there].tolist(), strict=True):
-            text, slot = column.texts[code], slots[code]
+            text, slot = column.texts[code], keys[code] % SLOTS
+            owner = owners.get(slot, 0 if levels is None else int(levels.keys[slot]))
             if text not in named:
-                if not len(named) - len(known) < at_once and slot not in seen:
-                    self.levels.setdefault(name, LevelMeans(self.means, start=row))
-                elif len(named) - len(known) < room:
+                if len(named) - len(known) < at_once or (owner == keys[code] and len(named) - len(known) < room):
                     named.add(text)
                     candidates.append(Candidate(row, rank, f"{name}={text}", 0.0, 1.0, name, text))
                     self._look_at(name, text, row, warnings)
-                else:
+                elif owner == keys[code]:
                     candidates += [Candidate(row, rank, of, 0.0, 0.0) for of in mean_names(name, self.means)]
-                    self._warn(
-                        f"texts {name}", row, warnings, f"column {name!r} has more than {self.categories} different "
-                        "texts: further ones share one input, the mean of the targets that they had so far",
-                    )  # fmt: skip
+                    said = f"column {name!r} has more than {self.categories} different texts: further ones share"
+                    self._warn(f"texts {name}", row, warnings, f"{said} one input, the mean of their targets so far")
                     break
-            seen.add(slot)
-        distinct = len(named) + len(seen - {*slots_of(list(named))})
+                else:
+                    levels = self.levels.setdefault(name, LevelMeans(self.means, start=row))
+            if levels is not None and not owner:
+                owners[slot] = keys[code]
+        distinct = len(np.unique(column.codes[there]))
+        if rows_before:  # as far as it is known
+            stored = {*owners} if levels is None else {*owners, *np.flatnonzero(levels.keys).tolist()}
+            distinct = len(named) + len(stored - {key % SLOTS for key in keys_of(list(named))})
         if distinct >= 0.98 * self.text_rows[name] and max(2 * len(there), self.text_rows[name]) >= IDENTIFIERS:
             said = f"column {name!r} looks like an identifier, with another text in almost every row: {self.drop}?"
             self._warn(f"identifier {name}", int(there[-1]), warnings, said)
@@ -210,17 +214,17 @@ class Inputs:
             column = columns.get(name)
             if column is None or column.codes is None:
                 continue
-            names, slots = mean_names(name, self.means), np.array([*slots_of(column.texts), -1])[column.codes]
-            there = np.flatnonzero(slots >= 0)
+            names, keys = mean_names(name, self.means), np.array([*keys_of(column.texts), 0], np.int64)[column.codes]
+            there = np.flatnonzero(keys)
             there, levels.start = there[there >= levels.start], 0
             entry = rows_of.get(names[0], (0, 0))[1] if names[0] in rows_of else 0
             before, after = there[there < entry], there[there >= entry]
-            parts = [levels.learn(slots[before], targets[before])]
+            parts = [levels.learn(keys[before], targets[before])]
             for of, mean, deviation in zip(names, *levels.scale(), strict=True):
                 if of in rows_of:
                     i, row = rows_of[of]
                     new[i] = NewInput(row, of, float(mean), 1 / float(deviation) if deviation > 0 else 0.0)
-            parts.append(levels.learn(slots[after], targets[after]))
+            parts.append(levels.learn(keys[after], targets[after]))
             if names[0] in self.names:
                 X[np.ix_(there, [self.names[of] for of in names])] = np.concatenate(parts)
         return new
@@ -246,8 +250,8 @@ class Inputs:
                 means = mean_names(name, self.means)
                 if name in self.levels and means[0] in self.names:
                     there = np.flatnonzero(column.codes >= 0)
-                    slots = np.array(slots_of(column.texts), np.intp)[column.codes[there]]
-                    X[np.ix_(there, [self.names[of] for of in means])] = self.levels[name].values(slots)
+                    keys = np.array(keys_of(column.texts), np.int64)[column.codes[there]]
+                    X[np.ix_(there, [self.names[of] for of in means])] = self.levels[name].values(keys)
         return X
 
 

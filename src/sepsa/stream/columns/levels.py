@@ -1,12 +1,13 @@
 """The levels of a text column with many: which were seen before, and the running mean of the target of each.
 
 The value of a row is (Σy + `PRIOR`·ȳ)/(n + `PRIOR`) over the n rows of its level before it, ȳ being the mean over all
-rows before it: the target of the row itself is never in it. Levels are found by a hash, so that memory is bounded.
+rows before it: the target of the row itself is never in it. A level has the slot of its hash, and one whose slot is
+taken has no mean of its own: memory is bounded, and levels do not mix.
 """
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,9 +22,10 @@ SLOTS = 1 << 14
 PRIOR = 10.0  # rows
 
 
-def slots_of(texts: Sequence[str]) -> list[int]:
-    """The slot of each text, the same in every process."""
-    return [zlib.crc32(text.encode(errors="surrogatepass")) % SLOTS for text in texts]
+def keys_of(texts: Sequence[str]) -> list[int]:
+    """A positive number for each text, the same in every process; modulo `SLOTS` it is the text's slot."""
+    digests = (hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest() for text in texts)
+    return [(int.from_bytes(digest, "little") >> 2) + 1 for digest in digests]
 
 
 class LevelMeans:
@@ -34,50 +36,64 @@ class LevelMeans:
 
     def __init__(self, outputs: int, start: int = 0) -> None:
         self.start = start
+        self.keys = np.zeros(SLOTS, np.int64)  # of the level that has the slot; 0: none
         self.counts, self.sums = np.zeros(SLOTS), np.zeros((SLOTS, outputs))
-        self.total = np.zeros((2, outputs))  # sums of targets and of their squares
+        self.rows, self.total = 0, np.zeros((2, outputs))  # of all levels: rows, sums of targets and of their squares
 
-    def values(self, slots: NDArray[np.intp]) -> Floats:
-        """The values (n, outputs) of levels by their slots."""
-        mean = self.total[0] / max(self.counts.sum(), 1.0)
-        values: Floats = (self.sums[slots] + PRIOR * mean) / (self.counts[slots, None] + PRIOR)
+    def values(self, keys: NDArray[np.int64]) -> Floats:
+        """The values (n, outputs) of levels by their keys."""
+        slots = keys % SLOTS
+        mine = self.keys[slots] == keys
+        mean = self.total[0] / max(self.rows, 1)
+        sums, counts = np.where(mine[:, None], self.sums[slots], 0.0), np.where(mine, self.counts[slots], 0.0)
+        values: Floats = (sums + PRIOR * mean) / (counts + PRIOR)[:, None]
         return values
 
     def scale(self) -> tuple[Floats, Floats]:
         """Mean and deviation (outputs,) of all targets so far."""
-        mean, square = self.total / max(self.counts.sum(), 1.0)
+        mean, square = self.total / max(self.rows, 1)
         return mean, np.sqrt(np.maximum(square - mean**2, 0.0))
 
-    def learn(self, slots: NDArray[np.intp], Y: Floats) -> Floats:
+    def learn(self, keys: NDArray[np.int64], Y: Floats) -> Floats:
         """Add rows in order; returns the values (n, outputs) of each before it was added."""
-        out, (sums, squares) = np.empty((len(slots), self.sums.shape[1])), self.total.tolist()
-        rows, targets = slots.tolist(), np.clip(Y[:, : out.shape[1]], -HUGE, HUGE).tolist()
-        levels = {slot: [float(self.counts[slot]), *self.sums[slot].tolist()] for slot in rows}
-        count = float(self.counts.sum())
-        for i, (slot, y) in enumerate(zip(rows, targets, strict=True)):
-            level = levels[slot]
+        out, (sums, squares) = np.empty((len(keys), self.sums.shape[1])), self.total.tolist()
+        targets = np.clip(Y[:, : out.shape[1]], -HUGE, HUGE).tolist()
+        levels: dict[int, list[float]] = {}  # rows and sums
+        for i, (key, y) in enumerate(zip(keys.tolist(), targets, strict=True)):
+            slot = key % SLOTS
+            if self.keys[slot] == 0:
+                self.keys[slot] = key
+            if key not in levels:
+                mine = self.keys[slot] == key
+                levels[key] = [float(self.counts[slot]), *self.sums[slot].tolist()] if mine else [0.0] * (1 + len(y))
+            level = levels[key]
+            stored = float(self.keys[slot] == key)
             for k, value in enumerate(y):
-                out[i, k] = (level[1 + k] + PRIOR * sums[k] / max(count, 1.0)) / (level[0] + PRIOR)
-                level[1 + k] += value
+                out[i, k] = (level[1 + k] + PRIOR * sums[k] / max(self.rows, 1)) / (level[0] + PRIOR)
+                level[1 + k] += stored * value
                 sums[k], squares[k] = sums[k] + value, squares[k] + value * value
-            level[0], count = level[0] + 1.0, count + 1.0
-        for slot, (n, *found) in levels.items():
-            self.counts[slot], self.sums[slot] = n, found
+            level[0] += stored
+            self.rows += 1
+        for key, (n, *found) in levels.items():
+            if self.keys[key % SLOTS] == key:
+                self.counts[key % SLOTS], self.sums[key % SLOTS] = n, found
         self.total = np.array([sums, squares])
         return out
 
     def state_dict(self) -> dict[str, Any]:
-        slots = np.flatnonzero(self.counts)
-        return {"slots": slots, "counts": self.counts[slots], "sums": self.sums[slots], "total": self.total.copy()}
+        slots = np.flatnonzero(self.keys)
+        arrays = {"keys": self.keys[slots], "counts": self.counts[slots], "sums": self.sums[slots]}
+        return arrays | {"rows": self.rows, "total": self.total.copy()}
 
     @classmethod
     def from_state(cls, new: schema.Entries) -> LevelMeans:
         """Levels that continue from the result of `state_dict`; ValueError where that is damaged."""
-        total, slots = new.array("total", (2, None)), new.array("slots", (None,), np.int64)
-        out = cls(total.shape[1])
-        if len(slots) and (slots.min() < 0 or slots.max() >= SLOTS or len(np.unique(slots)) < len(slots)):
-            raise new.damaged("slots", f"distinct numbers below {SLOTS}", slots.tolist()[:10])
-        out.counts[slots] = new.array("counts", slots.shape, low=1.0)
+        total, keys = new.array("total", (2, None)), new.array("keys", (None,), np.int64, low=1)
+        out, slots = cls(total.shape[1]), keys % SLOTS
+        if len(np.unique(slots)) < len(slots):
+            raise new.damaged("keys", "one for each slot", keys.tolist()[:10])
+        out.keys[slots] = keys
+        out.counts[slots] = new.array("counts", slots.shape, low=0.0)
         out.sums[slots] = new.array("sums", (len(slots), total.shape[1]))
-        out.total = total
+        out.rows, out.total = new.integer("rows"), total
         return out
