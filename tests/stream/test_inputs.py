@@ -197,6 +197,29 @@ def test_columns_are_found_by_name(how, numeric):
     np.testing.assert_array_equal(model.predict(X), other.predict(X))
 
 
+@pytest.mark.parametrize("library", ["pyarrow", "polars"])
+def test_frames_of_other_libraries_are_those_of_pandas(library):
+    package = pytest.importorskip(library, reason=f"{library} is not installed: frames of Arrow take the same way")
+    X, y = table(80)
+    X = X.assign(grade=X["grade"].astype(str))  # Polars has no categories of numbers
+    X.loc[3, "city"] = None
+    turn = package.from_pandas if library == "polars" else package.Table.from_pandas
+    plain, other = (SepSARegressor(random_state=0).partial_fit(frame, y) for frame in (X, turn(X)))
+    np.testing.assert_array_equal(other.predict(turn(X[list(X)[::-1]])), plain.predict(X))
+    numbers = SepSARegressor(random_state=0).partial_fit(turn(X[["size", "open"]]), y)
+    np.testing.assert_array_equal(numbers.predict(X[["open", "size"]]), numbers.predict(turn(X[["open", "size"]])))
+    if library == "polars":
+        with pytest.raises(TypeError, match="collect"):
+            plain.predict(turn(X).lazy())
+
+
+@pytest.mark.parametrize("how", ["fit", "partial_fit"])
+def test_a_very_wide_table_is_refused_with_the_cure(how):
+    X = scipy.sparse.random_array((6, 5000), density=0.01, random_state=0, format="csr")
+    with pytest.raises(ValueError, match=r"at most 2048 columns, got 5000: .*TruncatedSVD"):
+        getattr(SepSARegressor(), how)(X, np.arange(6.0))
+
+
 def test_an_unknown_category_has_no_indicator_until_it_is_learned():
     X, y = table()
     model = SepSARegressor(random_state=0, max_iter=5).fit(X, y)
