@@ -223,6 +223,11 @@ class StreamLearner:
             self.offset = moments(Y, weight)[0]
         self._fit_scales(X, Y, weight)
 
+    def take_network(self, other: StreamLearner) -> None:
+        """Continue with the scales and the network of a learner that differs by its experts alone."""
+        self.offset = other.offset
+        self.engine.take_network(other.engine)  # type: ignore[attr-defined]
+
     def zero_if_missing(self, X: Floats) -> NDArray[np.bool_]:
         """In which columns a missing value means zero, not the mean.
 

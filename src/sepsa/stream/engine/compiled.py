@@ -19,7 +19,7 @@ from sepsa.states.plain import generator_state, read_generator
 from sepsa.stream.engine import layout, saved
 from sepsa.stream.engine.bodies import body_of
 from sepsa.stream.engine.kernels.body import FOURIER
-from sepsa.stream.engine.kernels.views import SLOTS, PartsOf
+from sepsa.stream.engine.kernels.views import SLOTS, PartsOf, positions
 from sepsa.stream.engine.layout import Layout
 from sepsa.stream.engine.options import ACTIVATIONS, LOSSES, OPTIMIZERS, candidate_heads, head_and_optimizer
 from sepsa.stream.engine.protocol import FitPlan, Floats, StreamEngine, residual_degrees
@@ -164,11 +164,11 @@ class Engine(StreamEngine):
         default = "gelu" if for_fit else "fourier"
         if isinstance(sizes, str) and sizes == "auto":
             sizes = (50, 50) if for_fit else (64,)
-        if not for_fit and body_of(parameters["body"], sizes, parameters["experts"]) == "experts":
+        if body_of(parameters["body"], sizes, parameters["experts"]) == "experts":
             options |= {"body": "experts", "experts": parameters["experts"]}
         return options | {
             "batch": 1 if batch == "auto" else at_least("batch_size", batch, 1),
-            "loss": "squared" if for_fit else parameters["loss"],
+            "loss": parameters["loss"],
             "activation": default if activation == "auto" else one_of("activation", activation, ACTIVATIONS),
             "hidden": tuple(at_least("hidden_layer_sizes", width, 1) for width in widths(sizes)),
             "skip": True,
@@ -317,6 +317,8 @@ class Engine(StreamEngine):
         self._options, layout_of_copies = self._options.copy(), self._layout  # a copy of the engine shares them
         self._options[layout.O_LR] = lr
         self._view("NUMBERS", 0)[layout.H_FORGETTING] = forgetting
+        if batch == self.batch_size:
+            return
         state = self._state
         self._allocate(self.inputs, self.outputs, layout_of_copies.hidden, layout_of_copies.settings | {"batch": batch})
         self._state = state  # the batch changes the workspace alone
@@ -355,13 +357,13 @@ class Engine(StreamEngine):
     def _set_error_quantiles(self, quantiles: Floats) -> None:
         self._view("ERROR")[:] = quantiles
         self._view("ERROR_RUN")[:] = 0.0
+        if self._models is not None:
+            self._view("ERROR", "mixture")[:] = quantiles * np.sqrt(self._view("GAIN"))[:, None]
+            self._view("ERROR_RUN", "mixture")[:] = 0.0
 
     def set_plausible_targets(self, errors: Floats, low: Floats, high: Floats) -> None:
         self._set_error_quantiles(errors)
         self._view("RANGE")[:] = np.stack([low, high], 1)
-        if self._models is not None:
-            self._view("ERROR", "mixture")[:] = errors * np.sqrt(self._view("GAIN"))[:, None]
-            self._view("ERROR_RUN", "mixture")[:] = 0.0
 
     def set_typical_weight(self, weight: float) -> None:
         self._view("COUNTS")[layout.C_WEIGHT] = weight
@@ -395,6 +397,33 @@ class Engine(StreamEngine):
         other.__dict__.update(self.__dict__)
         other._state, other._buffers, other._kernels = self._state.copy(), [], None
         return other
+
+    # ------------------------------------------------------------------ the mixture after several passes
+
+    def answers(self, X: Floats) -> Floats:
+        """The answers (n, experts, outputs) of all experts to rows (n, inputs), in deviations of the outputs."""
+        told = self._models.predictions(X, self.outputs) if self._models else None
+        count, workspace = len(self.expert_names), np.zeros(self._layout.workspace)
+        start = int(self._layout.numbers[positions["row", "ANSWERS"]])
+        answers, out, kernels = np.empty((len(X), count, self.outputs)), np.empty((1, self.outputs)), self._ready()
+        for i in range(len(X)):
+            mine = None if told is None else told[i : i + 1]
+            kernels.run("predict", workspace, X[i : i + 1], None, None, mine, out)
+            answers[i].flat = workspace[start : start + answers[i].size]
+        return answers
+
+    def take_network(self, other: Engine) -> None:
+        """Continue with the network and the heads of another engine of the same form, and models fitted on all rows."""
+        if self._models:
+            self._models.refit()
+        for name in saved.network_parts(other):
+            saved.part(self, name)[...] = saved.part(other, name)
+
+    def set_mixture(self, evidence: float, parts: Mapping[str, Floats]) -> None:
+        """Set parts of the mixture by their names, and the number of rows that its losses sum."""
+        for name, values in parts.items():
+            self._view(name, "mixture")[...] = values
+        self._view("COUNTS", "mixture")[_experts("step").C_EVIDENCE] = evidence
 
     # ------------------------------------------------------------------ saving and growth
 
