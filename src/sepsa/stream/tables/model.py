@@ -15,13 +15,8 @@ from numpy.typing import NDArray
 from sepsa.heads.protocols import NotFinite
 from sepsa.states import schema
 from sepsa.stream.calibration import probabilities
-<<<<<<< HEAD
 from sepsa.stream.columns.cells import Column, check_date_format
-from sepsa.stream.columns.inputs import Inputs
-=======
-from sepsa.stream.columns.cells import Column
 from sepsa.stream.columns.inputs import CATEGORIES, CLASS_MEANS, Inputs
->>>>>>> tables
 from sepsa.stream.engine.bodies import NAMED
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import class_codes, first_rows, grow_along, indicators
@@ -96,12 +91,8 @@ class TableModel:
         self.target, self.classify, self.body = target, classify, one_of("body", body, NAMED)
         self.drop, self.categorical = tuple(drop), tuple(categorical)
         self.categories, self.forgetting, self.ridge, self.seed = categories, forgetting, ridge, seed
-<<<<<<< HEAD
         self.date_format = check_date_format(date_format)
-        self.inputs = Inputs(categories)
-=======
         self.inputs = Inputs(categories, CLASS_MEANS if classify else 1)
->>>>>>> tables
         self.classes: dict[str, int] = {}
         self.trace = ErrorTrace()
         self.quarantined = 0
@@ -286,16 +277,11 @@ class TableModel:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the result of `state_dict`; a ValueError changes nothing."""
-<<<<<<< HEAD
         keys = {"inputs", "classes", "trace", "quarantined", "learner"} | OF_REPORT
         if isinstance(state_dict, dict) and not OF_REPORT & set(state_dict):
             state_dict = state_dict | {"latest": [], "warnings": [], "coverage": None}
         new = schema.read("state", state_dict, keys)
-        inputs = Inputs.from_state(self.categories, new["inputs"])
-=======
-        new = schema.read("state", state_dict, {"inputs", "classes", "trace", "quarantined", "learner"})
         inputs = Inputs.from_state(self.categories, self.inputs.means, new["inputs"])
->>>>>>> tables
         classes = new.items("classes").values
         if not all(type(label) is str for label in classes) or len(set(classes)) != len(classes):
             raise ValueError("state['classes'] must hold distinct labels")
