@@ -306,48 +306,44 @@ def passes(run: dict[str, Any], loss: float) -> int | None:
     return next((i for i, value in enumerate(run["losses"]) if value <= loss), None)
 
 
-def final(method: str, options: argparse.Namespace, ridge: str, steps: int | None = None) -> list[dict[str, Any]]:
-    name, ridge = Path(options.text).name, "auto" if method in RATES else ridge
-    return runs_of(part="end", method=method, text=name, floor=options.floor, ridge=ridge, steps=steps or options.steps)
-
-
-def table(options: argparse.Namespace) -> None:
-    """The runs of a text and a schedule; the goal is the base's loss after 1,500 steps."""
+def table() -> None:
+    """What language.json holds, by text and schedule; the goal is the loss of the base after 1,500 steps."""
     result = known()
-    print("| method | rate | loss at the end | steps to the base's loss | share of its steps | a step, of the base's |")
-    print("|---|--:|--:|--:|--:|--:|")
-    rows = [
-        (method, base, ridge)
-        for method, base in METHODS.items()
-        for ridge in options.ridge[: 1 + 99 * (method != base)]
-    ]
-    for method, base, ridge in rows:
-        runs, others = final(method, options, ridge), final(base, options, ridge, STEPS)
-        if not runs or not others:
-            continue
-        goal = statistics.fmean(run["losses"][-1] for run in others)
-        ends = [run["losses"][-1] for run in runs]
-        reached = [passes(run, goal) for run in runs]
-        steps = [EVERY * (at + 1) for at in reached if at is not None]
-        words = (
-            f"{statistics.fmean(steps):.0f} | {statistics.fmean(steps) / STEPS:.2f}" if len(steps) == len(runs) else "|"
-        )
-        price = result.get("steps", {}).get(f"{method}, eager", {}).get("of_base")
-        told = median_and_quartiles(price) if price and method != base else ""
-        title = method + (f", ridge {ridge}" if ridge != "auto" and method != base else "")
-        spread = f" ± {statistics.stdev(ends):.4f}" if len(ends) > 1 else ""
-        print(
-            f"| {title} | {runs[0]['lr']:g} | {statistics.fmean(ends):.4f}{spread} |"
-            f" {words if method != base else '|'} | {told} |"
-        )
+    ended = [BEFORE | run for run in result["runs"] if run["part"] == "end"]
+    groups: dict[Any, dict[Any, list[dict[str, Any]]]] = {}
+    for run in sorted(ended, key=lambda run: list(METHODS).index(run["method"])):
+        rows = groups.setdefault((run["text"], run["floor"], run["steps"]), {})
+        rows.setdefault((run["method"], run["ridge"], run["lr"]), []).append(run)
+    for (text, floor, steps), rows in groups.items():
+        print(f"\n{text}, {steps} steps, a cosine to {floor:g} of the peak\n")
+        print("| method | rate | loss at the end | steps to the base's loss | share of its steps, of its seconds |")
+        print("|---|--:|--:|--:|--:|")
+        for (method, ridge, lr), runs in rows.items():
+            bases = runs_of(part="end", method=METHODS[method], text=text, floor=floor, steps=STEPS)
+            title = method + ("" if ridge == "auto" else f", ridge {ridge}")
+            print(f"| {title} | {lr:g} | {row_of(runs, bases if method not in RATES else [])} |")
+    print()
     for name, entry in result.get("steps", {}).items():
-        print(
-            name,
-            f"{entry['milliseconds']:.2f} ms",
-            median_and_quartiles(entry["of_base"]) if "of_base" in entry else "",
-        )
+        price = median_and_quartiles(entry["of_base"]) if "of_base" in entry else ""
+        print(name, f"{entry['milliseconds']:.2f} ms", price)
     for name, entry in result.get("classes", {}).items():
         print(f"50,257 classes, {name}: {entry['milliseconds']:.1f} ms, peak {entry['peak_gib']:.2f} GiB")
+
+
+def row_of(runs: list[dict[str, Any]], bases: list[dict[str, Any]]) -> str:
+    """The loss of runs at the end, and after how many steps they had that of the bases."""
+    ends = [run["losses"][-1] for run in runs]
+    words = f"{statistics.fmean(ends):.4f}" + (f" ± {statistics.stdev(ends):.4f}" if len(ends) > 1 else "")
+    goal = statistics.fmean(run["losses"][-1] for run in bases) if bases else -math.inf
+    places = [place for run in runs if (place := passes(run, goal)) is not None]
+    if len(places) < len(runs):
+        return f"{words} | |"
+    steps = EVERY * (1 + statistics.fmean(places))
+    words += f" | {steps:.0f} | {steps / STEPS:.2f}"
+    if all(run["jobs"] == 1 for run in (*runs, *bases)):
+        seconds = statistics.fmean(run["seconds"][place] for run, place in zip(runs, places, strict=True))
+        words += f", {seconds / statistics.fmean(run['seconds'][-1] for run in bases):.2f}"
+    return words
 
 
 def figure(options: argparse.Namespace) -> None:
@@ -356,7 +352,8 @@ def figure(options: argparse.Namespace) -> None:
     chart, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
     colors = {"AdamW": "#0072B2", "Muon": "#009E73"}
     for method, base in METHODS.items():
-        runs = final(method, options, "auto")
+        name = Path(options.text).name
+        runs = runs_of(part="end", method=method, text=name, floor=options.floor, steps=options.steps, ridge="auto")
         if not runs:
             continue
         losses = [statistics.fmean(values) for values in zip(*(run["losses"] for run in runs), strict=True)]
@@ -390,12 +387,12 @@ def main() -> None:
     parser.add_argument("--lr", type=float, help="instead of the rate found")
     options = parser.parse_args()
     if options.table or options.figure:
-        table(options) if options.table else figure(options)
+        table() if options.table else figure(options)
         return
     require_cuda()
     if options.time or options.classes:
         store(known() | ({"steps": time_steps()} if options.time else {"classes": many_classes()}))
-        table(options)
+        table()
         return
     part, steps = ("choice", SEARCH_STEPS) if options.search else ("end", options.steps)
     name = Path(options.text).name
