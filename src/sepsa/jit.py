@@ -7,14 +7,16 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from numba import njit
 from numba.core.ccallback import CFunc
+from numba.core.compiler_lock import global_compiler_lock
 
 _warned: list[str] = []
-_announced: set[Any] = set()
+_announced: dict[Any, str] = {}  # kernels, with what they compute while a line about it waits for its end
 _folders: dict[Any, tuple[Path, ...]] = {}  # of modules whose functions a kernel calls, beside those of its own folder
 
 
@@ -33,9 +35,27 @@ def cached(*folders: Path, **options: Any) -> Callable[[Callable[..., Any]], Any
             return njit(**options)(function)
         for index in set(cache_indices(kernel)) - set(current_indices(kernel)):
             index.unlink(missing_ok=True)
+        kernel.compile = partial(compile_alone, kernel, kernel.compile)
         return kernel
 
     return compiled
+
+
+def compile_alone(kernel: Any, compile_: Callable[[Any], Any], signature: Any) -> Any:
+    """Compile a kernel for a signature while no other process does, unless the cache has code of it."""
+    start = time.monotonic()
+    within_another = global_compiler_lock.is_locked()  # whose file lock is held already, or not needed
+    with locked(None if within_another or current_indices(kernel) else Path(kernel.stats.cache_path)):
+        entry = compile_(signature)
+    if what := _announced.get(kernel):
+        _announced[kernel] = ""
+        print(f"{compiling(what)} done in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+    return entry
+
+
+def compiling(what: str) -> str:
+    """The beginning of a line about a compilation."""
+    return f"sepsa: compiling {what}, once on this machine:"
 
 
 def cache_indices(kernel: Any) -> list[Path]:
@@ -63,15 +83,16 @@ def warn_without_cache(reason: str) -> None:
         )
 
 
-def announce_compilation(kernel: Any, what: str) -> None:
-    """Print that the first call of this kernel compiles it, unless it is in the cache."""
+def announce_compilation(kernel: Any, what: str, seconds: int) -> None:
+    """Print that the first call of this kernel compiles it, for about these seconds, unless it is in the cache."""
     if kernel in _announced:
         return
-    _announced.add(kernel)
+    _announced[kernel] = ""
     if kernel.stats.cache_path is None:
         return  # `warn_without_cache` has said so
     if not current_indices(kernel):
-        print(f"sepsa: compiling {what}, once on this machine, some seconds", file=sys.stderr, flush=True)
+        _announced[kernel] = what
+        print(f"{compiling(what)} about {seconds} s", file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------------- kernels that are called by their address
@@ -181,7 +202,7 @@ class Progress:
             self._print(f"done in {time.monotonic() - self.start:.0f} s", end="\n")
 
     def _print(self, state: str, end: str) -> None:
-        line = f"sepsa: compiling {self.what}, once on this machine: {state}"
+        line = f"{compiling(self.what)} {state}"
         print(f"\r{line:<90}" if sys.stderr.isatty() else line, end=end, file=sys.stderr, flush=True)
 
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -452,6 +453,7 @@ def test_cached_code_is_compiled_again_when_a_module_beside_it_changes(tmp_path,
         for name in ("inlined_part", "cached_kernel"):
             monkeypatch.delitem(sys.modules, name, raising=False)
         assert importlib.import_module("cached_kernel").call() == number
+    assert (Path(importlib.import_module("cached_kernel").call.stats.cache_path) / "sepsa.lock").exists()
 
 
 def test_a_second_process_waits_for_the_one_that_compiles(tmp_path):

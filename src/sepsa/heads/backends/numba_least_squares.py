@@ -537,7 +537,7 @@ class NumbaBackend(TorchBackend):
     name = "numba"
 
     def __init__(self, problem: Problem, state: LeastSquaresState, counters: Counters) -> None:
-        announce_compilation(update, "the update of a head")
+        announce_compilation(update, "the update of a head", 20)
         weight, bias = problem.linear.weight.detach(), problem.linear.bias
         (m, p), self.k = state.W.shape, problem.linear.in_features
         self.width, self.outputs = p, m
