@@ -23,7 +23,7 @@ PARTS = {
     "U": (float, ("product_triangle",)),
     "D": (float, ("products",)),
 }
-WORK = {"PHI": (float, ("products",)), "B": (float, ("products",))}
+WORK = {"PHI": (float, ("products",)), "B": (float, ("products",)), "GAIN": (float, (1,))}
 SIZES = {"products": features, "product_triangle": lambda d, m: features(d, m) * (features(d, m) - 1) // 2}
 GROUP = Group("products", PARTS, WORK, SIZES)
 parts, work = Views(GROUP, "state", PARTS), Views(GROUP, "workspace", WORK)
@@ -59,6 +59,7 @@ def learn(model, e):
     W, phi, b, trust = parts.W(model), work.PHI(model), work.B(model), row.TRUST(model)[0]
     expand(row.Z(model), phi)  # an input that was constant so far may have got its scale since the answer
     g = rank_one(parts.U(model), parts.D(model), phi, 0, trust, b)
+    work.GAIN(model)[0] = g
     y, told = row.Y(model), row.ANSWERS(model)[e]
     for k in range(y.size):
         weights, step = W[k], trust * (y[k] - told[k]) / g
