@@ -28,10 +28,10 @@ OPTIONS = {"hidden": (64,), "activation": "fourier", "optimizer": "auto", "lr": 
 OPTIONS |= {"forgetting": "auto", "loss": "huber", "body": "experts"}
 seeds = st.integers(0, 2**32 - 1)
 # The functions that kernels call, compiled for calls from here once on a machine.
-nearest, remember, solve, weigh, expand, rank_one = (
+nearest, remember, solve, weigh, expand, rank_one, forget = (
     compiled(function.py_func)
     for function in (
-        neighbours.neighbours, stack.remember, stack.solve, stack.weigh, products.expand, head.rank_one
+        neighbours.neighbours, stack.remember, stack.solve, stack.weigh, products.expand, head.rank_one, products.forget
     )
 )  # fmt: skip
 learn_logistic, probabilities, learn_class, posterior = (
@@ -148,13 +148,34 @@ def test_products_under_the_head_are_ridge_regression(seed, n, d):
     p = 1 + d * (d + 3) // 2
     Phi, W, U, D, b = np.empty((n, p)), np.zeros(p), np.zeros(p * (p - 1) // 2), np.full(p, 0.1), np.empty(p)
     for z, phi, target in zip(Z, Phi, y, strict=True):
-        expand(z, phi)
+        expand(z, np.arange(d), phi)
         off = target - W @ phi
         W += off / rank_one(U, D, phi, 0, 1.0, b) * b
     slow = np.array([[1.0, *np.concatenate([[z[j], *(z[j] * z[: j + 1])] for j in range(d)])] for z in Z])
     np.testing.assert_allclose(Phi, slow)
     expected = ridge_regression(slow, y[:, None], np.ones(n), np.full(p, 10.0), np.zeros((1, p)))[0]
     np.testing.assert_allclose(W, expected, rtol=1e-6, atol=1e-9)
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=seeds, n=st.integers(1, 40), p=st.integers(1, 8))
+def test_a_feature_that_leaves_a_head_leaves_the_others_as_they_are(seed, n, p):
+    rng = np.random.default_rng(seed)
+    U, D, b = np.zeros(p * (p - 1) // 2), np.full(p, 0.1), np.empty(p)
+    for phi in rng.normal(size=(n, p)):
+        rank_one(U, D, phi, 0, 1.0, b)
+
+    def covariance():
+        dense = np.eye(p)
+        for j in range(p):
+            dense[:j, j] = U[j * (j - 1) // 2 : j * (j - 1) // 2 + j]
+        return (dense * D) @ dense.T
+
+    f, expected = int(rng.integers(p)), covariance()
+    expected[f], expected[:, f] = 0.0, 0.0
+    expected[f, f] = 0.5
+    forget(U, D, f, 0.5, b)
+    np.testing.assert_allclose(covariance(), expected, rtol=1e-9, atol=1e-12)
 
 
 @settings(deadline=None, max_examples=20)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sepsa.stream.engine.kernels.views import PartsOf
-from sepsa.stream.experts import neighbours, trees
+from sepsa.stream.experts import neighbours, products, trees
 
 DEPTH = 5  # of the complete trees that were grown on the window of the neighbours
 
@@ -16,6 +16,10 @@ def upgraded(states: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """States in which the trees are those of today, and the window has today's number of rows."""
     if "NODES" in states.get("trees", {}):
         states = states | {"trees": of_complete_trees(states["trees"], states["neighbours"])}
+    if "W" in states.get("products", {}) and "PAIRS" not in states["products"]:
+        features = states["products"]["W"].shape[1]
+        paired = np.arange(min(len(states["neighbours"]["ROWS"]), products.PAIRED))
+        states = states | {"products": states["products"] | {"PAIRS": paired, "LOG_W": np.zeros(features)}}
     old = states.get("neighbours", {})
     if "ROWS" in old and old["ROWS"].shape[1] < neighbours.window_rows(len(old["ROWS"]), 1):
         states = states | {"neighbours": in_longer_window(old)}

@@ -24,15 +24,12 @@ BEYOND = 0.5  # the largest t in an answer, above that of all rows
 PRODUCTS_PARTS = {
     "ORIGIN": (float, (1,)),
     "HIGHEST": (float, (1,)),
-    "W": (float, ("products",)),
     "FACTOR": (float, (2,)),
 }
-PRODUCTS_WORK = {"TOLD": (float, (2,))}  # t without and with its bound, for products and for trees
-PRODUCTS = Group("log products", PRODUCTS_PARTS, PRODUCTS_WORK, {})
+PRODUCTS = Group("log products", PRODUCTS_PARTS, {}, {})
 TREES_PARTS = {"FACTOR": (float, (2,))}
 TREES = Group("log trees", TREES_PARTS, {}, {})
-parts, work = Views(PRODUCTS, "state", PRODUCTS_PARTS), Views(PRODUCTS, "workspace", PRODUCTS_WORK)
-of_trees = Views(TREES, "state", TREES_PARTS)
+parts, of_trees = Views(PRODUCTS, "state", PRODUCTS_PARTS), Views(TREES, "state", TREES_PARTS)
 
 
 @called
@@ -69,10 +66,7 @@ def follow(model, t, factor):
 @kernel(cost=0.4)
 def answer_products(model, e):
     if row.ANSWERS(model).shape[1] == 1:
-        weights, phi, t = parts.W(model), products.work.PHI(model), 0.0
-        for j in range(phi.size):
-            t += weights[j] * phi[j]
-        work.TOLD(model)[0] = t
+        t = products.tell(products.parts.LOG_W(model), products.work.PHI(model))
         tell(model, e, t, parts.FACTOR(model), row.UNIT(model)[0])
     else:
         copy_network(model, e)
@@ -83,7 +77,8 @@ def answer_products(model, e):
 def learn_products(model, e):
     log = row.LOG(model)
     if log[1] > 0.0:
-        weights, b, told = parts.W(model), products.work.B(model), work.TOLD(model)[0]
+        weights, b = products.parts.LOG_W(model), products.work.B(model)
+        told = products.tell(weights, products.work.PHI(model))
         step = row.TRUST(model)[0] * (log[0] - told) / products.work.GAIN(model)[0]
         for j in range(b.size):
             weights[j] += step * b[j]

@@ -369,7 +369,7 @@ def unpack(packed, growth):
 
 @called
 def best_split(cells, growth, least):
-    """The largest gain of a split, from the histograms (chosen, BINS) of a leaf, and input · BINS + code; 0, -1: none."""
+    """The largest gain by the histograms (chosen, BINS) of a leaf, and input · BINS + code; 0 and -1 if none."""
     packed, best_cut = np.int64(0), -1
     for b in range(BINS):
         packed += cells[0, b]
