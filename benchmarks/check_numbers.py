@@ -62,7 +62,17 @@ ASKED = {"wanted"}  # columns that say what was asked for, not what came
 # Whose scripts print the tables that pages show.
 PRINTS = {
     f"benchmarks/{name}.json"
-    for name in ("prequential", "uci", "bandit", "continual", "reservoir", "networks", "language", "engines")
+    for name in (
+        "prequential",
+        "uci",
+        "bandit",
+        "continual",
+        "reservoir",
+        "networks",
+        "language",
+        "engines",
+        "annealing",
+    )
 }
 COMMANDS = {"sepsa report": "results/table3.json"}
 

@@ -204,7 +204,7 @@ def train(item: tuple[str, float, int, str, int, str, float, str]) -> dict[str, 
     ridges = [[c.step, c.ridge] for c in solver.chosen] if isinstance(solver, SelfTuning) else []
     if isinstance(solver, SoftmaxNewton):
         ridges = [[0, solver.ridge]]
-    return {"losses": losses, "seconds": seconds, "ridges": ridges}
+    return {"final": losses[-1], "losses": losses, "seconds": seconds, "ridges": ridges}
 
 
 @torch.no_grad()
@@ -319,7 +319,7 @@ def table(options: argparse.Namespace) -> None:
     rows = [
         (method, base, ridge)
         for method, base in METHODS.items()
-        for ridge in options.ridge[: 1 + 99 * (method != base)]
+        for ridge in (options.ridge if method != base else ["auto"])
     ]
     for method, base, ridge in rows:
         runs, others = final(method, options, ridge), final(base, options, ridge, STEPS)
@@ -390,7 +390,17 @@ def main() -> None:
     parser.add_argument("--lr", type=float, help="instead of the rate found")
     options = parser.parse_args()
     if options.table or options.figure:
-        table(options) if options.table else figure(options)
+        if options.figure:
+            figure(options)
+            return
+        for options.text, options.floor in sorted(
+            {((BEFORE | run)["text"], (BEFORE | run)["floor"]) for run in known()["runs"]}
+        ):
+            options.ridge = list(
+                dict.fromkeys((BEFORE | run)["ridge"] for run in runs_of(text=options.text, part="end"))
+            )
+            print(f"\n{options.text}, a cosine to {options.floor:g} of the peak")
+            table(options)
         return
     require_cuda()
     if options.time or options.classes:
@@ -412,7 +422,11 @@ def main() -> None:
     ]
     items = [item for item in dict.fromkeys(wanted) if (*item[:5], name, *item[6:]) not in done]
     for i, result, _ in runner.each(train, items, options.jobs):
-        entry = dict(zip(KEYS, items[i], strict=True)) | {"text": name, "jobs": options.jobs}
+        entry = dict(zip(KEYS, items[i], strict=True)) | {
+            "text": name,
+            "schedule": f"{steps} steps",
+            "jobs": options.jobs,
+        }
         entry["device"] = runner.device_name("cuda")
         now = known()
         store(now | {"runs": [*now["runs"], entry | result]})

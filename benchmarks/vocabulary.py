@@ -203,7 +203,7 @@ def train(tokens: dict[str, Tensor], method: str, lr: float, seed: int, steps: i
             seconds.append(round(spent, 3))
             if not math.isfinite(losses[-1]):
                 break
-    return {"losses": losses, "seconds": seconds}
+    return {"final": losses[-1], "losses": losses, "seconds": seconds}
 
 
 @torch.no_grad()
@@ -234,7 +234,7 @@ def train_all(file: Path) -> None:
 def run_missing(tokens: dict[str, Tensor], items: list[tuple[str, float, int, int, float]]) -> None:
     keys = ("method", "lr", "seed", "steps", "ridge")
     for item in items:
-        entry = dict(zip(keys, item, strict=True))
+        entry = dict(zip(keys, item, strict=True)) | {"schedule": f"{item[3]} steps"}
         if any(all(run[key] == entry[key] for key in keys) for run in known()["runs"]):
             continue
         method, lr, seed, steps, ridge = item

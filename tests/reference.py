@@ -393,30 +393,38 @@ def tree_gains(
     X: Matrix,
     r: Matrix,
     omega: Matrix,
-    inputs: list[int],
-    edges: Matrix,
-    splits: dict[int, tuple[int, float]],
-    depth: int,
+    edges: dict[int, list[float]],
+    splits: list[tuple[int, float, list[int]]],
     least: float,
     shrink: float,
 ) -> Iterator[tuple[float, float]]:
-    """The gain of each node of a tree, 0 without a split, and the largest of its candidates.
+    """The gain of each split of a tree, and the largest gain of any leaf at that time, then 0 and that at the end.
 
-    `splits` (input, threshold) are the tree's by node; rows at most at it go to 2·node + 1, others to + 2.
+    `splits` (input, threshold, children) are the tree's in the order in which they were made: a child is a split, or
+    -1 - a leaf. Rows at most at a threshold, or missing, go to the first child. Candidates are the `edges` of inputs.
     """
-    nodes = np.zeros(len(X), int)
-    for node in range(2**depth - 1):
-        here = nodes == node
-        n, total = omega[here].sum(), (omega * r)[here].sum()
-        gains: dict[Any, float] = {None: 0.0}
-        for f, j in enumerate(inputs):
-            for edge in edges[f].tolist():
-                left = here & (X[:, j] <= edge)
-                n_left, sum_left = omega[left].sum(), (omega * r)[left].sum()
-                if n_left >= least and n - n_left >= least:
-                    gain = sum_left**2 / (n_left + shrink) + (total - sum_left) ** 2 / (n - n_left + shrink)
-                    gains[j, edge] = gain - total**2 / (n + shrink)
-        split = splits.get(node)
-        yield gains[split], max(gains.values())
-        right = here & (X[:, split[0]] > split[1]) if split else here & False
-        nodes = np.where(here, 2 * node + 1 + right, nodes)
+
+    def gain(here: Matrix, j: int, edge: float) -> float:
+        right = here & (X[:, j] > edge)
+        n = np.array([omega[here & ~right].sum(), omega[right].sum(), omega[here].sum()])
+        sums = np.array([(omega * r)[rows].sum() for rows in (here & ~right, right, here)])
+        return float((sums**2 / (n + shrink)) @ [1, 1, -1]) if min(n[:2]) >= least else 0.0
+
+    def best(here: Matrix) -> float:
+        return max((gain(here, j, edge) for j, some in edges.items() for edge in some), default=0.0)
+
+    made, parents = {0: np.ones(len(X), bool)}, {}
+    for q, (_, _, children) in enumerate(splits):
+        parents |= {child: (q, side) for side, child in enumerate(children) if child >= 0}
+    largest = {0: best(made[0])}
+    for q, (j, edge, _) in enumerate(splits):
+        if q:
+            above, side = parents[q]
+            right = X[:, splits[above][0]] > splits[above][1]
+            made[q] = made[above] & (right if side else ~right)
+        yield gain(made[q], j, edge), max(largest.values())
+        right = X[:, j] > edge
+        for side, rows in enumerate((made[q] & ~right, made[q] & right)):
+            largest[next((c for c, place in parents.items() if place == (q, side)), -1 - 2 * q - side)] = best(rows)
+        del largest[q]
+    yield 0.0, max(largest.values())

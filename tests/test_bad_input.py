@@ -354,10 +354,16 @@ SHOWN = {
     ),
     ("scikit-learn", "a column of lists"): lambda: partial_fit(FRAME.assign(city=[["a"]] * 60), ROWS[:, 0], FRAME),
     ("scikit-learn", "a text that `fit` has not seen"): a_new_text,
+    ("scikit-learn", "a text column with another text in every row"): lambda: seen(
+        sepsa.SepSARegressor().partial_fit, pd.DataFrame({"id": [f"id{i}" for i in range(64)]}), np.arange(64.0)
+    ),
+    ("scikit-learn", "5,000 columns"): lambda: seen(
+        sepsa.SepSARegressor().partial_fit, np.zeros((2, 5000)), np.zeros(2)
+    ),
     ("scikit-learn", "`y` with several columns of classes"): lambda: seen(
         sepsa.SepSAClassifier().fit, ROWS, np.arange(120).reshape(60, 2) % 3
     ),
-    ("River", "a text or Inf as a feature"): lambda: learn_one({"a": "red"}, 1.0),
+    ("River", "Inf or an object as a feature"): lambda: learn_one({"a": float("inf")}, 1.0),
     ("River", "a target that is None or NaN"): lambda: learn_one({"a": 1.0}, None),
     ("River", "a sample that is no dict"): lambda: learn_one([1.0], 1.0),
     ("River", "a running `StandardScaler` before the model"): lambda: seen(river_model, scaler=True),

@@ -242,7 +242,8 @@ def stream(
     drop: Annotated[str, typer.Option(help="Columns to leave out, with commas between.")] = "",
     categorical: Annotated[str, typer.Option(help="Columns of numbers that are names, such as postal codes.")] = "",
     categories: Annotated[
-        int | None, setting("Texts of a column with an input of their own; all others share 16.", 32, min=1)
+        int | None,
+        setting("Texts of a column with an input of their own; all others share the mean of their target.", 256, min=1),
     ] = None,
     forgetting: Annotated[
         str | None, setting("1: all rows count alike; 0.999 follows drift; auto weights such heads by error.", "auto")

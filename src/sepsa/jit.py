@@ -148,10 +148,11 @@ class Kernel:
         changed = max(path.stat().st_mtime for each in {source.parent, *self.folders} for path in each.glob("*.py"))
         current = False
         for index in folder.glob(f"{source.stem}.{self.function.__name__}-*.nbi"):
-            if index.stat().st_mtime >= changed:
-                current = True
-            else:
-                index.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another thread has removed it
+                if index.stat().st_mtime >= changed:
+                    current = True
+                else:
+                    index.unlink()
         return current
 
 

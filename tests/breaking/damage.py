@@ -56,7 +56,8 @@ def walk(state: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
         for key, value in state.items():
             yield from walk(value, (*path, key))
     elif isinstance(state, (list, tuple)):
-        for i, value in enumerate(state[:3]):  # the first ones stand for the others
+        some = 1 if state and isinstance(state[0], dict) else 3  # the first ones stand for the others
+        for i, value in enumerate(state[:some]):
             yield from walk(value, (*path, i))
 
 

@@ -7,10 +7,11 @@ import pytest
 
 from sepsa import SepSARegressor
 from sepsa.heads.protocols import NotFinite
-from sepsa.stream import batch_fit
+from sepsa.stream import batch_fit, stacking
 from sepsa.stream.committee import Committee
 from sepsa.stream.engine.kernels.body import GELU, activate
 from sepsa.stream.engine.kernels.compilation import compiled
+from sepsa.stream.experts import stack
 from sepsa.stream.learner import StreamLearner
 
 
@@ -24,18 +25,23 @@ def new_learner(seed):
     return StreamLearner(3, 1, regression=True, hidden=(8,), skip=True, ridge=1.0, seed=seed)
 
 
-def fitted(X, Y, weight=None, *, early_stopping=False, together=False, threads=2, new=new_learner, **schedule):
+def fitted(
+    X, Y, weight=None, *, early_stopping=False, together=False, threads=2, new=new_learner, mixture=None, **schedule
+):
     return batch_fit.fit(
         new,
-        X,
-        Y,
-        np.ones(len(X)) if weight is None else weight,
+        batch_fit.Table(X, Y, np.ones(len(X))),
         batch_fit.Schedule(**{"passes": 3} | schedule),
         early_stopping=early_stopping,
         together=together,
         threads=threads,
         rng=np.random.RandomState(0),
+        new_mixture=mixture,
     )
+
+
+def new_mixture(seed):
+    return StreamLearner(3, 1, regression=True, hidden=(8,), skip=True, ridge=1.0, seed=seed, body="experts")
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -53,9 +59,22 @@ def test_a_row_is_predicted_by_a_learner_that_has_not_seen_it(together):
     assert (first.predictions[others] != second.predictions[others]).all()
 
 
+def test_an_expert_answers_rows_that_its_learner_left_out():
+    X, Y = table()
+    first = fitted(X, Y, mixture=new_mixture)
+    row = first.rows[:1]  # of the first member's fold
+    changed = Y.copy()
+    changed[row] += 5.0
+    one, two = (result.committee.members for result in (first, fitted(X, changed, mixture=new_mixture)))
+    np.testing.assert_array_equal(one[0].engine.answers(X[row]), two[0].engine.answers(X[row]))
+    assert (one[1].engine.answers(X[row]) != two[1].engine.answers(X[row])).any()
+
+
 def test_the_fit_does_not_depend_on_the_number_of_threads():
     X, Y = table()
-    one, several = (fitted(X, Y, threads=threads, early_stopping=True, passes=8) for threads in (1, 3))
+    one, several = (
+        fitted(X, Y, threads=threads, early_stopping=True, passes=8, mixture=new_mixture) for threads in (1, 3)
+    )
     assert one.passes == several.passes
     np.testing.assert_array_equal(one.predictions, several.predictions)
     np.testing.assert_array_equal(one.committee.predict(X), several.committee.predict(X))
@@ -107,9 +126,7 @@ def test_the_head_of_a_fit_equals_ridge_regression_on_its_features():
     X, Y = table()
     learner = batch_fit.train(
         lambda seed: StreamLearner(3, 1, regression=True, hidden=(), skip=True, ridge=2.0, seed=seed),
-        X,
-        Y,
-        np.ones(len(X)),
+        batch_fit.Table(X, Y, np.ones(len(X))),
         batch_fit.Schedule(passes=3, forgetting=1.0),
         batch_fit.RandomDraws.draw(np.random.RandomState(0), len(X), 3),
     )
@@ -119,8 +136,40 @@ def test_the_head_of_a_fit_equals_ridge_regression_on_its_features():
     np.testing.assert_allclose(learner.predict(X), Z @ W + offset, rtol=1e-5)  # inputs are float32
 
 
+def test_experts_are_weighted_by_rows_that_they_have_not_learned():
+    """Answers of the truth, of noise and of a network that is off by half: the stack and the weights find the truth."""
+    rng = np.random.default_rng(0)
+    targets = rng.standard_normal((400, 2))
+    answers = np.stack([0.5 * targets, targets, rng.standard_normal((400, 2))], 1)
+    fold = np.arange(400) % 4
+    parts, evidence, predictions = stacking.mixture_of(answers, targets, np.ones(400), fold)
+    np.testing.assert_allclose(parts["STACK"], [1.0, 0.0], atol=0.05)  # shrunk by a ridge of 5 in about 200
+    np.testing.assert_allclose(parts["WEIGHT"], [0, 1, 0, 0], atol=1e-9)
+    np.testing.assert_allclose(predictions, targets, atol=1e-6)
+    assert evidence == 400
+    # The kernels of a stream, with all rows learned and nothing forgotten, find the same.
+    weights, factor = np.empty(2), np.zeros((2, 2))
+    stack.solve.py_func(parts["GRAM"], parts["MOMENT"], factor, weights)
+    np.testing.assert_allclose(weights, parts["STACK"], rtol=1e-9)
+    shares = np.empty(4)
+    stack.weigh.py_func(parts["LOSS"], evidence, shares)
+    np.testing.assert_allclose(shares, parts["WEIGHT"], rtol=1e-9, atol=1e-300)
+
+
+def test_a_fit_with_experts_goes_on_with_its_mixture():
+    X, Y = table()
+    committee = fitted(X, Y, mixture=new_mixture).committee
+    chosen = [member.engine.chosen for member in committee.members]
+    assert all(each["experts"] == chosen[0]["experts"] for each in chosen)  # that of all folds together
+    assert set(chosen[0]["stack"]) >= {"neighbours", "trees", "products"}
+    other = Committee([new_mixture(5)])
+    other.load_state_dict(committee.state_dict())
+    np.testing.assert_array_equal(other.learn(X, Y), committee.learn(X, Y))
+    assert committee.members[0].engine.chosen["experts"] != chosen[0]["experts"]
+
+
 @pytest.mark.parametrize("inflation", [1.0, 64.0])
-def test_the_variance_is_the_likeliest(inflation):
+def test_the_variance_is_the_likeliest_and_holds_nine_tenths(inflation):
     rng = np.random.default_rng(0)
     leverage = rng.exponential(0.2, 20000)
     true = np.array([4.0, 0.25])
@@ -128,6 +177,10 @@ def test_the_variance_is_the_likeliest(inflation):
     noise, found = batch_fit.likeliest(errors, leverage, np.ones(20000))
     assert found == inflation
     np.testing.assert_allclose(noise, true, rtol=0.05)
+    tails = errors * rng.choice([0.1, 3.0], (20000, 2), p=[0.8, 0.2])
+    noise, found = batch_fit.likeliest(tails, leverage, np.ones(20000))
+    inside = np.abs(tails) <= 1.645 * np.sqrt(noise * (1 + found * leverage)[:, None])
+    np.testing.assert_allclose(inside.mean(0), 0.9, atol=1e-3)
 
 
 def test_errors_of_zero_have_no_variance():

@@ -28,11 +28,10 @@ OPTIONS = {"hidden": (64,), "activation": "fourier", "optimizer": "auto", "lr": 
 OPTIONS |= {"forgetting": "auto", "loss": "huber", "body": "experts"}
 seeds = st.integers(0, 2**32 - 1)
 # The functions that kernels call, compiled for calls from here once on a machine.
-nearest, remember, solve, weigh, grow, leaf, add_trees, expand, rank_one = (
+nearest, remember, solve, weigh, expand, rank_one, forget = (
     compiled(function.py_func)
     for function in (
-        neighbours.neighbours, stack.remember, stack.solve, stack.weigh, trees.grow, trees.leaf, trees.add_trees,
-        products.expand, head.rank_one,
+        neighbours.neighbours, stack.remember, stack.solve, stack.weigh, products.expand, head.rank_one, products.forget
     )
 )  # fmt: skip
 learn_logistic, probabilities, learn_class, posterior = (
@@ -92,46 +91,53 @@ def test_candidates_are_weighted_by_a_power_of_their_losses(losses, evidence):
     assert weights[best] == weights.max()
 
 
-@settings(deadline=None, max_examples=30)
-@given(seed=seeds, n=st.integers(2 * int(trees.LEAST), 80), d=st.integers(1, 15), m=st.integers(1, 3))
-def test_a_tree_is_grown_as_by_the_slow_reference(seed, n, d, m):
+@settings(deadline=None, max_examples=6)
+@given(seed=seeds, d=st.integers(1, 4), m=st.integers(1, 3), positive=st.booleans())
+def test_a_tree_is_grown_as_by_the_slow_reference(seed, d, m, positive):
+    """Each split has the largest gain of all leaves, and each leaf the mean of what the other trees leave."""
     rng = np.random.default_rng(seed)
-    X = rng.normal(size=(n, d)).astype(np.float32)
-    Y, omega = rng.normal(size=(n, m)).astype(np.float32), rng.choice([0.5, 1.0, 2.0], n).astype(np.float32)
-    F, chosen = np.zeros((n, m), np.float32), np.zeros(min(d, trees.INPUTS), np.int64)
-    growth, direction = np.array([0.0, -1.0, 0.0, float(seed), 0.0, 0.0]), np.zeros(m)
-    edges = np.zeros((chosen.size, trees.BINS - 1), np.float32)
-    splits = trees.TREES + 1, trees.SPLITS
-    inputs, thresholds = np.zeros(splits, np.uint32), np.full(splits, trees.NOWHERE, np.float32)
-    values = np.zeros((trees.TREES + 1, trees.LEAVES, m))
-    cells = np.zeros((trees.LEAVES // 2, chosen.size, trees.BINS), np.int64)
-    nodes, leaf_of_row = np.full(n, trees.LATE, np.uint8), np.zeros((trees.TREES, n), np.uint8)
-    packed, bins = np.zeros(n, np.int64), np.zeros((chosen.size, n), np.uint8)
-    cuts, leaf_counts = np.zeros(trees.SPLITS, np.uint8), np.zeros(trees.LEAVES)
-    drawn = None
-    while growth[trees.G_TREE] == 0:
-        grow(
-            X.T.copy(), Y, F, omega, n, growth, chosen, edges, direction, inputs, thresholds, values, cuts, leaf_counts,
-            cells, nodes, leaf_of_row, packed, bins,
-        )  # fmt: skip
-        if growth[trees.G_TREE] == 0:
-            drawn = chosen.astype(int).tolist(), edges.copy(), direction.copy()
-    if drawn is None:  # one call has grown it and perhaps begun the next
-        return
-    assert len(set(drawn[0])) == chosen.size
-    fast = {i: (int(inputs[0, i]), v) for i, v in enumerate(thresholds[0]) if v < trees.NOWHERE}
-    limits = trees.DEPTH, trees.LEAST, trees.SHRINK
-    for gain, best in tree_gains(X, Y @ drawn[2], omega, drawn[0], drawn[1], fast, *limits):
-        assert gain == pytest.approx(best, rel=1e-4, abs=1e-4)
-    out, leaves = np.empty(m), np.array([leaf(inputs, thresholds, 0, X.T.copy(), i) for i in range(n)])
-    leaf_of_x = np.zeros(1, np.int64)
+    engine, n = StreamLearner(d, m, regression=True, **OPTIONS).engine, 150
+    X = np.where(rng.random((n, d)) < 0.1, np.nan, rng.choice([rng.normal(size=(n, d)), rng.integers(0, 3, (n, d))]))
+    Y, omega = rng.normal(size=(n, m)) + np.nansum(X > 0, 1)[:, None], rng.choice([0.5, 1.0, 2.0], n)
+    engine.set_scaling(np.zeros(d), np.ones(d))
+    engine.set_output_weights(1.0)
+    engine.set_target_offset(np.full(m, 20.0 if positive else -1.0))
+    checked, after = 0, engine.copy().parts_of("trees")
     for i in range(n):
-        mine = leaves == leaves[i]
-        share = omega[mine]
-        add_trees(inputs, thresholds, values, X[i], leaf_of_x, out)
-        np.testing.assert_allclose(
-            out, trees.RATE * (share @ Y[mine]) / (share.sum() + trees.SHRINK), rtol=1e-4, atol=1e-5
-        )
+        before = after
+        engine.learn(X[i : i + 1], Y[i : i + 1], omega[i : i + 1])
+        after = engine.copy().parts_of("trees")
+        growth, now = before("GROWTH"), after("GROWTH")
+        t, rows, phase = (int(growth[at]) for at in (trees.G_TREE, trees.G_ROWS, trees.G_PHASE))
+        grown = now[trees.G_TREE] == (t + 1) % max(1, growth[trees.G_TREES])
+        if i < 90 or checked == 2 or not grown or phase < trees.RESIDUALS or now[trees.G_PHASE] >= trees.COLLECT:
+            continue  # not the tree alone, or not as it was grown
+        checked += 1
+        leaves, values = after("LEAF_OF_ROW")[:, : i + 1], after("VALUES")
+        total = values[np.arange(trees.TREES)[:, None], leaves[: trees.TREES]].sum(0)
+        # Sums are float32 and are changed once for each tree: a few roundings of 6e-8 of the largest.
+        np.testing.assert_allclose(after("SUMS")[: i + 1], total, atol=2e-5 * max(1, abs(total).max()))
+        Z, weight = after("LATEST")[:, :rows].T.astype(float), after("WEIGHTS")[:rows].astype(float)
+        Z[Z >= trees.NOWHERE] = np.nan
+        r = (after("TARGETS") - after("SUMS"))[:rows] + values[t, leaves[t, :rows]]
+        splits = [
+            (int(j), float(edge), children.tolist())
+            for j, edge, children in zip(
+                after("SPLIT_INPUTS")[t], after("SPLIT_THRESHOLDS")[t], after("CHILDREN")[t], strict=True
+            )
+            if edge < trees.NOWHERE
+        ]
+        edges = {j: [-1e30, *before("EDGES")[j].tolist()] for j in before("CHOSEN").tolist()}
+        found = list(tree_gains(Z, r @ before("DIRECTION"), weight, edges, splits, trees.LEAST, trees.SHRINK))
+        # Residuals are rounded to 2^-29 of the largest: gains to some 1e-6 of that of the whole.
+        whole = 1e-5 * max(1.0, found[0][1])
+        for gain, best in found if len(splits) < trees.FEWEST_LEAVES - 1 else found[:-1]:
+            assert gain == pytest.approx(best, rel=1e-4, abs=whole)
+        for leaf in range(len(splits) + 1):
+            mine = leaves[t, :rows] == leaf
+            expected = trees.RATE * (weight[mine] @ r[mine]) / (weight[mine].sum() + trees.SHRINK)
+            np.testing.assert_allclose(values[t, leaf], expected, rtol=1e-3, atol=1e-4)
+    assert checked
 
 
 @settings(deadline=None, max_examples=20)
@@ -142,13 +148,34 @@ def test_products_under_the_head_are_ridge_regression(seed, n, d):
     p = 1 + d * (d + 3) // 2
     Phi, W, U, D, b = np.empty((n, p)), np.zeros(p), np.zeros(p * (p - 1) // 2), np.full(p, 0.1), np.empty(p)
     for z, phi, target in zip(Z, Phi, y, strict=True):
-        expand(z, phi)
+        expand(z, np.arange(d), phi)
         off = target - W @ phi
         W += off / rank_one(U, D, phi, 0, 1.0, b) * b
     slow = np.array([[1.0, *np.concatenate([[z[j], *(z[j] * z[: j + 1])] for j in range(d)])] for z in Z])
     np.testing.assert_allclose(Phi, slow)
     expected = ridge_regression(slow, y[:, None], np.ones(n), np.full(p, 10.0), np.zeros((1, p)))[0]
     np.testing.assert_allclose(W, expected, rtol=1e-6, atol=1e-9)
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=seeds, n=st.integers(1, 40), p=st.integers(1, 8))
+def test_a_feature_that_leaves_a_head_leaves_the_others_as_they_are(seed, n, p):
+    rng = np.random.default_rng(seed)
+    U, D, b = np.zeros(p * (p - 1) // 2), np.full(p, 0.1), np.empty(p)
+    for phi in rng.normal(size=(n, p)):
+        rank_one(U, D, phi, 0, 1.0, b)
+
+    def covariance():
+        dense = np.eye(p)
+        for j in range(p):
+            dense[:j, j] = U[j * (j - 1) // 2 : j * (j - 1) // 2 + j]
+        return (dense * D) @ dense.T
+
+    f, expected = int(rng.integers(p)), covariance()
+    expected[f], expected[:, f] = 0.0, 0.0
+    expected[f, f] = 0.5
+    forget(U, D, f, 0.5, b)
+    np.testing.assert_allclose(covariance(), expected, rtol=1e-9, atol=1e-12)
 
 
 @settings(deadline=None, max_examples=20)
@@ -268,9 +295,12 @@ def test_a_saved_learner_continues_bit_for_bit(tmp_path):
         ("SPLIT_INPUTS", 4),
         ("CHOSEN", -1),
         ("CUTS", 200),
-        ("NODES", 99),
+        ("ORDER", 10**6),
+        ("CHILDREN", 0),
+        ("LEAF_ROWS", 10**6),
         ("LEAF_OF_ROW", 99),
-        ("BINS", 16),
+        ("CODES", trees.BINS),
+        ("STORED", -1),
         ("GROWTH", 99.0),
     ],
 )
@@ -373,14 +403,16 @@ def test_ten_thousand_hostile_rows_through_river(classes):
         if i in (5_000, 10_999):
             sizes.append(len(pickle.dumps(model)))
     assert np.mean(right) > 0.8 if classes else np.mean(right) < 3.0
-    assert sizes[1] < 1.1 * sizes[0]
+    assert max(sizes) < 5e6  # 16,384 rows of 16 inputs, with 80 further bytes each, are 1.6e6 of them
 
 
 def test_memory_is_bounded():
     X, y = steps(3000)
-    model = SepSARegressor(random_state=0, body="experts").partial_fit(X[:1500], y[:1500])
-    size = len(pickle.dumps(model))
-    assert len(pickle.dumps(model.partial_fit(X[1500:], y[1500:]))) <= size + 200
+    learner = StreamLearner(4, 1, regression=True, max_rows=1000, **OPTIONS)
+    learner.learn(X[:1500], y[:1500, None])
+    size = len(pickle.dumps(learner))
+    learner.learn(X[1500:], y[1500:, None])
+    assert len(pickle.dumps(learner)) <= size + 200
 
 
 # ---------------------------------------------------------------------- models of the user

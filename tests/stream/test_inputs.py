@@ -19,6 +19,8 @@ from torch import nn
 
 from sepsa import SepSAClassifier, SepSARegressor
 from sepsa.stream import rows
+from sepsa.stream.columns import frame as frames
+from sepsa.stream.columns import inputs
 from sepsa.stream.columns.cells import Column
 from sepsa.stream.tables.cells import RowBlock
 from sepsa.stream.tables.model import TableModel
@@ -92,6 +94,91 @@ def test_the_division_into_frames_does_not_matter(rows):
     np.testing.assert_allclose(parts.predict(X), whole.predict(X), rtol=1e-9)
 
 
+def many_texts(n=120, levels=12, seed=0):
+    rng = np.random.default_rng(seed)
+    code = rng.integers(0, levels, n)
+    frame = pd.DataFrame({"size": rng.normal(size=n), "shop": np.char.add("s", code.astype(str))})
+    frame.loc[5, "shop"] = None
+    return frame, np.sin(9.0 * code) * 5 + frame["size"].to_numpy() + 20.0
+
+
+@pytest.fixture
+def few_indicators(monkeypatch):
+    monkeypatch.setattr(inputs, "AT_ONCE", 2)
+    monkeypatch.setattr(frames, "CATEGORIES", 4)
+
+
+def test_a_column_of_many_texts_gets_the_mean_of_the_targets_before_each_row(few_indicators):
+    """Two texts get an indicator with their first row, two with their second; the fifth brings the column's mean."""
+    X, y = many_texts()
+    encoder = frames.FrameEncoder(list(X))
+    rows, new, said = encoder.learn(X)
+    assert ["'shop' has more than 4 different texts" in text for text in said] == [True]
+    rows, new = encoder.learn_means(rows, y[:, None], new, shuffled=False)
+    shops, seen, named = X["shop"].tolist(), [], []
+    sums, counts, targets, start = {}, {}, [], None
+    for i, shop in enumerate(shops):
+        if pd.isna(shop):
+            assert start is None or np.isnan(rows[i, encoder.inputs.names["shop:mean"]])
+            continue
+        if shop not in named and (len(named) < 2 or shop in seen):
+            if len(named) < 4:
+                named.append(shop)
+            elif start is None:
+                start = i
+                entered = next(each for each in new if each.name == "shop:mean")
+                assert entered.row == i
+                assert (entered.mean, 1 / entered.scale) == pytest.approx((np.mean(targets), np.std(targets)))
+        if shop not in named or targets:  # rows count from the first text without an indicator of its own on
+            seen.append(shop)
+            if start is not None:
+                expected = (sums.get(shop, 0.0) + 10 * np.mean(targets)) / (counts.get(shop, 0) + 10)
+                assert rows[i, encoder.inputs.names["shop:mean"]] == pytest.approx(expected)
+            sums[shop], counts[shop] = sums.get(shop, 0.0) + y[i], counts.get(shop, 0) + 1
+            targets.append(y[i])
+    assert [name for name in encoder.inputs.names if "=" in name] == [f"shop={shop}" for shop in named]
+    again = frames.FrameEncoder.from_state(encoder.state_dict(), 1, "encoder")
+    np.testing.assert_array_equal(again.encode(X), encoder.encode(X))
+    unknown = X[:1].assign(shop="never seen")
+    assert encoder.encode(unknown)[0, encoder.inputs.names["shop:mean"]] == pytest.approx(np.mean(targets))
+
+
+@pytest.mark.filterwarnings("ignore:column 'shop' has more than")
+@pytest.mark.parametrize("kind", [SepSARegressor, SepSAClassifier])
+def test_means_of_texts_do_not_depend_on_the_division_into_frames(kind, few_indicators):
+    X, y = many_texts()
+    y = y if kind is SepSARegressor else np.where(y > 20, "high", "low")
+    whole = kind(random_state=0).partial_fit(X, y)
+    parts = kind(random_state=0)
+    for at in range(0, 120, 7):
+        parts.partial_fit(X[at : at + 7], y[at : at + 7])
+    one, two = (each._encoder.inputs for each in (whole, parts))
+    assert list(one.names) == list(two.names)
+    np.testing.assert_array_equal(one.levels["shop"].sums, two.levels["shop"].sums)
+    told = "predict" if kind is SepSARegressor else "predict_proba"
+    np.testing.assert_allclose(getattr(parts, told)(X), getattr(whole, told)(X), rtol=1e-9)
+    fitted = kind(random_state=0, max_iter=3).fit(X, y)
+    assert fitted.score(X, y) > 0.5
+    other = kind(random_state=0, max_iter=3)
+    other.load_state_dict(fitted.state_dict())
+    np.testing.assert_array_equal(getattr(other, told)(X), getattr(fitted, told)(X))
+
+
+@pytest.mark.parametrize(
+    ("texts", "hinted"),
+    [
+        ([f"id{i}" for i in range(80)], True),
+        ([f"id{i}" for i in range(40)] + ["id3"] * 40, False),
+        ([f"airport{i * i % 59 % 33}" for i in range(59)], False),
+        ([f"zip{i * 7919 % 300}" for i in range(2000)], False),
+    ],
+)
+def test_identifiers_are_hinted_in_the_same_words(texts, hinted):
+    said = [frames.FrameEncoder(["id"]).learn(pd.DataFrame({"id": texts[k:]}))[2] for k in range(2)]
+    assert said[0] == said[1]  # Python shows a warning once where its words are the same, as in the folds of a search
+    assert any("looks like an identifier" in text for text in said[0]) == hinted
+
+
 @pytest.mark.parametrize("numeric", [False, True])
 @pytest.mark.parametrize("how", ["fit", "partial_fit"])
 def test_columns_are_found_by_name(how, numeric):
@@ -108,6 +195,29 @@ def test_columns_are_found_by_name(how, numeric):
     model.partial_fit(X, y)
     other.partial_fit(turned, y)
     np.testing.assert_array_equal(model.predict(X), other.predict(X))
+
+
+@pytest.mark.parametrize("library", ["pyarrow", "polars"])
+def test_frames_of_other_libraries_are_those_of_pandas(library):
+    package = pytest.importorskip(library, reason=f"{library} is not installed: frames of Arrow take the same way")
+    X, y = table(80)
+    X = X.assign(grade=X["grade"].astype(str))  # Polars has no categories of numbers
+    X.loc[3, "city"] = None
+    turn = package.from_pandas if library == "polars" else package.Table.from_pandas
+    plain, other = (SepSARegressor(random_state=0).partial_fit(frame, y) for frame in (X, turn(X)))
+    np.testing.assert_array_equal(other.predict(turn(X[list(X)[::-1]])), plain.predict(X))
+    numbers = SepSARegressor(random_state=0).partial_fit(turn(X[["size", "open"]]), y)
+    np.testing.assert_array_equal(numbers.predict(X[["open", "size"]]), numbers.predict(turn(X[["open", "size"]])))
+    if library == "polars":
+        with pytest.raises(TypeError, match="collect"):
+            plain.predict(turn(X).lazy())
+
+
+@pytest.mark.parametrize("how", ["fit", "partial_fit"])
+def test_a_very_wide_table_is_refused_with_the_cure(how):
+    X = scipy.sparse.random_array((6, 5000), density=0.01, random_state=0, format="csr")
+    with pytest.raises(ValueError, match=r"at most 2048 columns, got 5000: .*TruncatedSVD"):
+        getattr(SepSARegressor(), how)(X, np.arange(6.0))
 
 
 def test_an_unknown_category_has_no_indicator_until_it_is_learned():

@@ -28,7 +28,7 @@ from sepsa.heads.base.parameters import bias_words, commit, follow, ridges, samp
 from sepsa.heads.base.posterior import NormalPosterior
 from sepsa.heads.base.rls_state import RLSSettings, read_root, write_root
 from sepsa.heads.math import least_squares
-from sepsa.heads.math.anneal import annealed_forgetting
+from sepsa.heads.math.anneal import annealed_forgetting, ridge_weight
 from sepsa.heads.math.least_squares import GROWTH, PENDING, SAMPLES, STEPS, LeastSquaresState
 from sepsa.heads.math.ridge import due
 from sepsa.validation import in_range
@@ -319,7 +319,7 @@ class RLS(AcceptsAuto, NormalPosterior):
         """Multiply the ridges by the number of times that the head remembers each sample, if that is above 1."""
         backend: Any = self._backend
         linear, prior, each = self._problem
-        backend.ridge_weight = max(1.0, epochs)
+        backend.ridge_weight = ridge_weight(epochs)
         each.copy_(ridges(linear, self.ridge, self.bias_ridge, prior) * backend.ridge_weight)  # a recording knows it
         backend.ridge.copy_(each)
 

@@ -755,7 +755,7 @@ def heaviest(member: Any, now: Progress) -> float:
     if not is_large(width(linear), int(n)):
         return math.inf
     unit = float(member._ridges(linear, join(linear).double(), 1.0)[0])
-    return BATCHES * n * now.scale / unit
+    return float(BATCHES * n * now.scale / unit)
 
 
 def changed(now: Progress, active: int, members: Sequence[Any]) -> Progress:

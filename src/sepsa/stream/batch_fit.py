@@ -1,17 +1,18 @@
 """Training on a table: several passes in mini-batches, by a committee of learners that each leave out a fold of rows.
 
 The rows are cut into ten folds, and learner k is trained without fold k, so that the rows of the fold have a prediction
-by a learner that has never seen them. These predictions determine the number of passes and the width of intervals. All
-learners are kept, because the mean of their predictions has a smaller error than any one of them. Where rows are many,
-three learners are enough, each without its tenth.
+by a learner that has never seen them. These predictions determine the number of passes, the weights of the experts and
+the width of intervals. All learners are kept, because the mean of their predictions has a smaller error than any one of
+them. Where rows are many, three learners are enough, each without its tenth.
 
 A pass takes the rows in random order, in mini-batches; over T passes the body's rate falls as cos from `rate` to zero
 and the head forgets by `forgetting` per mini-batch, because its curvature is that of features which have moved since.
 T is tried in factors of four, each time from the start, as a rate that has fallen cannot be continued; the trials end
-with the first that raises the squared error on rows left out.
+with the first that raises the squared error on rows left out. The passes are the network's: the other experts learn
+each row once, as in a stream, and their mixture is that of `sepsa.stream.stacking`.
 
-The variance of a target about the committee's mean is σ² (1 + c φᵀBφ), with φᵀBφ of the head's curvature. σ² and c are
-those under which the errors on rows left out are most likely as normal errors.
+The variance of a target about the committee's mean is σ² (1 + c φᵀBφ), with φᵀBφ of the head's curvature. c is that
+under which the errors on rows left out are most likely as normal errors, and σ² holds nine tenths of them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.learner import StreamLearner
 from sepsa.stream.rows import dense, row_parts
 from sepsa.stream.scales import moments, reciprocal
+from sepsa.stream.stacking import Mixture
 
 FOLDS = 10
 MEMBERS = (3, 10)  # the least and the most; ROWS_OF_MEMBERS / rows in between
@@ -40,11 +42,31 @@ TOLERANCE = 1.02  # of a longer trial's squared error: what makes it worse for o
 ENOUGH = 250  # rows left out determine σ to 4 %, where the folds have no other use
 TRIALS = (64, 16, 4, 1)  # the most passes divided by this
 INFLATIONS = [2.0**k for k in range(17)]
+NINE_TENTHS = 1.6448536269514722  # standard deviations within which nine tenths of a normal distribution lie
 
 FORGET_EVERY = 8  # mini-batches, by λ⁸ at once: restoring the ridge each time costs a mini-batch or two
 RATE = 0.01
 FORGETTING = 0.98
 BATCHES = (8, 32)
+
+Fold = NDArray[np.intp]  # numbers of rows
+NewLearner = Callable[[int], StreamLearner]  # from a seed
+
+
+class Table(NamedTuple):
+    """Rows X (n, inputs), dense or CSR, targets Y (n, outputs) and positive weights (n,)."""
+
+    X: Any
+    Y: Floats
+    weight: Floats
+
+    def rows(self, chosen: Fold) -> Table:
+        """The table of these rows, in this order."""
+        return Table(self.X[chosen], self.Y[chosen], self.weight[chosen])
+
+    def without(self, fold: Fold) -> Table:
+        """The table without these rows."""
+        return self.rows(np.delete(np.arange(len(self.Y)), fold))
 
 
 class Schedule(NamedTuple):
@@ -55,7 +77,12 @@ class Schedule(NamedTuple):
     forgetting: float = FORGETTING
     batch: int | None = None  # None: by the number of rows
     visits: int = VISITS
-    verbose: bool = False  # whether to print a line for each pass
+    verbose: bool = False  # whether to print a line for each pass of the first learner, and one for each trial
+
+    def trials(self, rows: int, learners: int) -> list[int]:
+        """The numbers of passes to try, so that all trials together visit no more rows than allowed."""
+        most = min(self.passes, math.ceil(self.visits / (rows * learners * sum(1 / t for t in TRIALS))))
+        return sorted({math.ceil(most / t) for t in TRIALS})
 
 
 class RandomDraws(NamedTuple):
@@ -78,42 +105,77 @@ class FitResult(NamedTuple):
     predictions: Floats  # of these rows by that learner
 
 
+class Trial(NamedTuple):
+    """Networks after some number of passes, and their predictions and φᵀBφ of the rows that each left out."""
+
+    passes: int
+    members: list[StreamLearner]
+    means: Floats
+    leverages: Floats
+
+
 def fit(
-    new_learner: Callable[[int], StreamLearner],
-    X: Any,
-    Y: Floats,
-    weight: Floats,
+    new_network: NewLearner,
+    table: Table,
     schedule: Schedule,
     *,
     early_stopping: bool,
     together: bool,
     threads: int,
     rng: np.random.RandomState,
-    verbose: bool = False,
+    new_mixture: NewLearner | None = None,
 ) -> FitResult:
-    """A committee trained on the rows of X (n, inputs), dense or CSR, and Y (n, outputs), all of positive weight.
+    """A committee trained on a table.
 
-    `new_learner` makes a learner from a seed, with the options for learning after the fit. `together` trains one
-    learner on all rows once the folds have decided passes and noise: for a body that does not learn, or a slow one. The
-    result does not depend on the number of `threads` that train the members. `verbose` prints a line for each pass of
-    the first member, and one for each trial.
+    `new_network` makes a learner with a network alone, and `new_mixture`, if there are other experts, one with the same
+    network and them; both have the options for learning after the fit. `together` trains one learner on all rows once
+    the folds have decided passes and weights: for a body that does not learn, or a slow one. The result does not depend
+    on the number of `threads`.
     """
-    schedule = schedule._replace(verbose=verbose)
-    n = len(Y)
+    n = len(table.Y)
     if n == 1:
-        learner = train(new_learner, X, Y, weight, schedule._replace(passes=1), RandomDraws.draw(rng, 1, 1))
-        learner.set_effective_samples(float(weight.sum()), learner.noise_variance())
-        return FitResult(Committee([learner]), 1, np.empty(0, np.intp), np.empty((0, Y.shape[1])))
+        (learner,) = trained_on_all(new_network, new_mixture, table, schedule._replace(passes=1), rng)
+        learner.set_effective_samples(float(table.weight.sum()), learner.noise_variance())
+        return FitResult(Committee([learner]), 1, np.empty(0, np.intp), np.empty((0, table.Y.shape[1])))
     folds = np.array_split(rng.permutation(n), min(n, FOLDS))
-    share = float(weight.sum()) * (1.0 if together else 1 - 1 / len(folds))
+    share = float(table.weight.sum()) * (1.0 if together else 1 - 1 / len(folds))
     few, many = MEMBERS
     folds = folds[: math.ceil(ENOUGH / len(folds[-1])) if together else max(few, min(many, ROWS_OF_MEMBERS // n))]
-    rows = np.concatenate(folds)
+    left_out = table.rows(np.concatenate(folds))
+    trials = schedule.trials(n, len(folds) + together) if early_stopping else [schedule.passes]
+    passes, members, means, leverages = best_trial(new_network, table, folds, schedule, trials, threads, rng)
+    mixture = None
+    if new_mixture is not None:
+        members = teach_experts(new_mixture, members, table, folds, threads, rng)
+        mixture = Mixture.of(members, *left_out, [len(fold) for fold in folds])
+        means = mixture.predictions
+    if together:
+        members = trained_on_all(new_network, new_mixture, table, schedule._replace(passes=passes), rng)
+    # `set_effective_samples` makes one pass of many, and B larger by as much.
+    leverages = leverages * max(1.0, members[0].engine.samples / share)
+    noise, inflation = likeliest(left_out.Y - means, leverages, left_out.weight)
+    for member in members:
+        member.set_effective_samples(share, noise)
+        if mixture is not None:
+            member.engine.set_mixture(mixture.evidence, mixture.parts)
+    return FitResult(Committee(members, inflation), passes, np.concatenate(folds), means)
+
+
+def best_trial(
+    new_network: NewLearner,
+    table: Table,
+    folds: list[Fold],
+    schedule: Schedule,
+    trials: list[int],
+    threads: int,
+    rng: np.random.RandomState,
+) -> Trial:
+    """The networks, trained without a fold each, of the last number of passes that did not raise their error there."""
+    left_out = table.rows(np.concatenate(folds))
     lowest, best = np.inf, None
-    most = min(schedule.passes, math.ceil(schedule.visits / (n * (len(folds) + together) * sum(1 / t for t in TRIALS))))
-    for passes in sorted({math.ceil(most / t) for t in TRIALS}) if early_stopping else [schedule.passes]:
+    for passes in trials:
         try:
-            members = train_members(new_learner, X, Y, weight, folds, schedule._replace(passes=passes), threads, rng)
+            members = train_members(new_network, table, folds, schedule._replace(passes=passes), threads, rng)
         except NotFinite:
             if best is None:
                 raise
@@ -121,25 +183,18 @@ def fit(
         parts = [
             member.predict_with_leverage(part)
             for member, fold in zip(members, folds, strict=True)
-            for _, part in row_parts(X[fold])
+            for _, part in row_parts(table.X[fold])
         ]
         means, leverages = (np.concatenate(part) for part in zip(*parts, strict=True))
-        error = np.average((Y[rows] - means) ** 2 @ error_weights(members[0], Y, weight), weights=weight[rows])
-        if verbose:
+        gain = error_weights(members[0], table)
+        error = np.average((left_out.Y - means) ** 2 @ gain, weights=left_out.weight)
+        if schedule.verbose:
             print(f"{passes} passes: squared error {error:.4g} on rows left out")
         if not error < TOLERANCE * lowest:
             break
-        lowest, best = min(error, lowest), (passes, members, means, leverages)
+        lowest, best = min(error, lowest), Trial(passes, members, means, leverages)
     assert best is not None
-    passes, members, means, leverages = best
-    if together:
-        draws = RandomDraws.draw(rng, n, passes)
-        members = [train(new_learner, X, Y, weight, schedule._replace(passes=passes), draws)]
-    # `set_effective_samples` makes one pass of many, and B larger by as much.
-    noise, inflation = likeliest(Y[rows] - means, leverages * max(1.0, members[0].engine.samples / share), weight[rows])
-    for member in members:
-        member.set_effective_samples(share, noise)
-    return FitResult(Committee(members, inflation), passes, rows, means)
+    return best
 
 
 def batch_size(rows: int) -> int:
@@ -149,28 +204,55 @@ def batch_size(rows: int) -> int:
 
 
 def train_members(
-    new_learner: Callable[[int], StreamLearner],
-    X: Any,
-    Y: Floats,
-    weight: Floats,
-    folds: list[NDArray[np.intp]],
+    new_network: NewLearner,
+    table: Table,
+    folds: list[Fold],
     schedule: Schedule,
     threads: int,
     rng: np.random.RandomState,
 ) -> list[StreamLearner]:
-    """A learner for each fold, trained on all other rows, in threads: the kernels release the interpreter's lock."""
-    draws = [RandomDraws.draw(rng, len(Y) - len(fold), schedule.passes) for fold in folds]
-    stop = threading.Event()
+    """A network for each fold, trained on all other rows."""
+    draws = [RandomDraws.draw(rng, len(table.Y) - len(fold), schedule.passes) for fold in folds]
 
-    def member(k: int) -> StreamLearner:
-        rest = np.delete(np.arange(len(Y)), folds[k])
+    def member(k: int, stop: threading.Event) -> StreamLearner:
         mine = schedule._replace(verbose=schedule.verbose and k == 0)
-        return train(new_learner, X[rest], Y[rest], weight[rest], mine, draws[k], stop)
+        return train(new_network, table.without(folds[k]), mine, draws[k], stop)
 
-    if threads == 1 or len(folds) == 1:
-        return [member(k) for k in range(len(folds))]
-    with ThreadPoolExecutor(min(threads, len(folds))) as pool:
-        futures = [pool.submit(member, k) for k in range(len(folds))]
+    return in_threads(member, len(folds), threads)
+
+
+def teach_experts(
+    new_mixture: NewLearner,
+    networks: list[StreamLearner],
+    table: Table,
+    folds: list[Fold],
+    threads: int,
+    rng: np.random.RandomState,
+) -> list[StreamLearner]:
+    """Learners with these networks, and experts that have learned all rows but a fold once, in random order."""
+    draws = [RandomDraws.draw(rng, len(table.Y) - len(fold), 1) for fold in folds]
+
+    def member(k: int, stop: threading.Event) -> StreamLearner:
+        rest = table.without(folds[k]).rows(draws[k].orders[0])
+        learner = new_mixture(draws[k].seed)
+        learner.fit_scales(*rest)
+        for some, part in row_parts(rest.X, learner.engine.batch_size):
+            if stop.is_set():
+                break
+            learner.learn(part, rest.Y[some], rest.weight[some])
+        learner.take_network(networks[k])
+        return learner
+
+    return in_threads(member, len(folds), threads)
+
+
+def in_threads(job: Callable[[int, threading.Event], StreamLearner], count: int, threads: int) -> list[StreamLearner]:
+    """The results of a job for 0 to count - 1, in threads: the kernels release the interpreter's lock."""
+    stop = threading.Event()
+    if threads == 1 or count == 1:
+        return [job(k, stop) for k in range(count)]
+    with ThreadPoolExecutor(min(threads, count)) as pool:
+        futures = [pool.submit(job, k, stop) for k in range(count)]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
@@ -179,21 +261,33 @@ def train_members(
         return [future.result() for future in futures]
 
 
+def trained_on_all(
+    new_network: NewLearner,
+    new_mixture: NewLearner | None,
+    table: Table,
+    schedule: Schedule,
+    rng: np.random.RandomState,
+) -> list[StreamLearner]:
+    """One learner trained on all rows, in a list."""
+    learners = [train(new_network, table, schedule, RandomDraws.draw(rng, len(table.Y), schedule.passes))]
+    none: list[Fold] = [np.empty(0, np.intp)]
+    return learners if new_mixture is None else teach_experts(new_mixture, learners, table, none, 1, rng)
+
+
 def train(
-    new_learner: Callable[[int], StreamLearner],
-    X: Any,
-    Y: Floats,
-    weight: Floats,
+    new_network: NewLearner,
+    table: Table,
     schedule: Schedule,
     draws: RandomDraws,
     stop: threading.Event | None = None,
 ) -> StreamLearner:
     """A learner trained on these rows in passes, each in another order; unfinished where `stop` is set."""
-    learner = new_learner(draws.seed)
-    learner.fit_scales(X, Y, weight)
+    learner = new_network(draws.seed)
+    learner.fit_scales(*table)
     after = learner.engine.schedule()
+    X, Y, weight = table
     batch = batch_size(len(Y)) if schedule.batch is None else schedule.batch
-    gain = error_weights(learner, Y, weight)
+    gain = error_weights(learner, table)
     for done in range(schedule.passes):
         if stop is not None and stop.is_set():
             break
@@ -214,20 +308,28 @@ def train(
     return learner
 
 
-def error_weights(learner: StreamLearner, Y: Floats, weight: Floats) -> Floats:
+def error_weights(learner: StreamLearner, table: Table) -> Floats:
     """The weight (outputs,) of each output's squared error: by its variance, or 1 for indicators of classes."""
-    return reciprocal(moments(Y, weight)[1]) if learner.regression else np.ones(Y.shape[1])
+    return reciprocal(moments(table.Y, table.weight)[1]) if learner.regression else np.ones(table.Y.shape[1])
 
 
 def likeliest(errors: Floats, leverage: Floats, weight: Floats) -> tuple[Floats, float]:
-    """σ² (outputs,) and c under which errors (n, outputs) of variance σ² (1 + c φᵀBφ) are most likely."""
-    found: tuple[float, Floats, float] | None = None
+    """σ² (outputs,) and c for errors (n, outputs) of variance σ² (1 + c φᵀBφ).
+
+    c is that under which they are most likely as normal errors. With it, nine tenths of them lie within 1.645 σ.
+    """
+    found: tuple[float, float] | None = None
     for inflation in INFLATIONS:
         growth = 1 + inflation * leverage
         noise = np.average(errors**2 / growth[:, None], axis=0, weights=weight)
         seen = noise[noise > 0]
         loss = float(len(seen) * np.average(np.log(growth), weights=weight) + np.log(seen).sum())
         if found is None or loss < found[0]:
-            found = loss, noise, inflation
+            found = loss, inflation
     assert found is not None
-    return found[1], found[2]
+    sizes = np.abs(errors) / np.sqrt(1 + found[1] * leverage)[:, None]
+    order = np.argsort(sizes, axis=0)
+    below = np.cumsum(weight[order], axis=0) / weight.sum()
+    at = np.minimum((below < 0.9).sum(0), len(sizes) - 1)
+    quantiles = np.take_along_axis(sizes, np.take_along_axis(order, at[None], 0), 0)[0]
+    return (quantiles / NINE_TENTHS) ** 2, found[1]

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -21,10 +22,11 @@ from sepsa.states import schema
 from sepsa.states.objects import Saves, check_stamp, stamp
 from sepsa.states.schema import Entries
 from sepsa.stream import batch_fit
-from sepsa.stream.columns.frame import FrameEncoder, all_numbers, check_numbers, in_order, is_frame
+from sepsa.stream.columns.frame import FrameEncoder, all_numbers, as_pandas, check_numbers, in_order, is_frame
+from sepsa.stream.columns.inputs import CLASS_MEANS
 from sepsa.stream.committee import Committee
 from sepsa.stream.engine.bodies import NAMED, body_of, engine_type
-from sepsa.stream.engine.protocol import Floats, StreamEngine
+from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import NewInput, learn_rows
 from sepsa.stream.learner import StreamLearner
 from sepsa.stream.rows import row_parts
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+MOST_INPUTS = 2048  # of a compiled network
 NUMBERS = {"dtype": np.float64, "order": "C", "ensure_all_finite": "allow-nan"}  # what scikit-learn checks
 
 
@@ -96,16 +99,18 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
                 and 100.
             forgetting: The head's forgetting factor in (0, 1]; below 1 it follows drift. It acts once a row in
                 `partial_fit`, once a mini-batch in `fit`. "auto": several heads in `partial_fit`, 0.98 in `fit`.
-            loss: "huber" bounds the influence of a row in `partial_fit`; "squared" does not, and `fit` never does.
+            loss: "huber" bounds the influence of a row; "squared" does not, nor does `fit` where weights differ more
+                than tenfold.
             batch_size: Rows per step. "auto": 1 in `partial_fit`, mini-batches in `fit`.
             max_iter: The largest number of passes of `fit`; large tables get fewer.
             early_stopping: Whether `fit` chooses the number of passes by rows left out.
             random_state: Seed or generator of the body's initial weights and of the shuffling.
             module: An `nn.Module` from (n, features) to (n, k) as the body, instead of hidden layers. A copy is trained
                 in PyTorch by `sepsa.SepSA`, with one head and squared loss.
-            body: "experts" for other models beside the network in `partial_fit`, "fourier" for the network alone, which
-                is about three times as fast. "auto": "experts", except without hidden layers.
-            experts: Models of yours beside them: River's, or scikit-learn's with `partial_fit`.
+            body: "experts" for other models beside the network, "fourier" for the network alone, whose `partial_fit` is
+                about three times as fast. "auto": "experts", except without hidden layers.
+            experts: Models of yours beside them: River's, scikit-learn's with `partial_fit`, or "lightgbm" for boosted
+                trees that are refitted as the rows grow (the extra `boosting`).
             verbose: 1 to print the passes of `fit` and their errors, 0 for nothing.
         """
         self.hidden_layer_sizes = hidden_layer_sizes
@@ -125,17 +130,24 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         self.experts = experts
         self.verbose = verbose
 
-    def _engine_type(self, for_fit: bool) -> type[StreamEngine]:
-        """The engine of `fit`, or that of rows in order, which alone has experts."""
-        if self.module is not None:
-            return engine_type(self.module)
-        body = body_of(one_of("body", self.body, NAMED), self.hidden_layer_sizes, self.experts)
-        return engine_type("fourier" if for_fit else body)
+    def _new_learner(
+        self, inputs: int, outputs: int, seed: int, for_fit: bool = False, alone: bool = False, **more: Any
+    ) -> StreamLearner:
+        """A learner with this estimator's parameters, which are checked; `for_fit` for one that `fit` trains.
 
-    def _new_learner(self, inputs: int, outputs: int, seed: int, for_fit: bool = False) -> StreamLearner:
-        """A learner with this estimator's parameters, which are checked; `for_fit` for one that `fit` trains."""
-        options = self._engine_type(for_fit).options(self.get_params(deep=False), for_fit)
-        return StreamLearner(inputs, outputs, regression=isinstance(self, RegressorMixin), seed=seed, **options)
+        With `alone` it has no experts beside the network. Options of the engine may be given as well.
+        """
+        one_of("body", self.body, NAMED)
+        if inputs > MOST_INPUTS and self.module is None:
+            raise ValueError(
+                f"X must have at most {MOST_INPUTS} columns, got {inputs}: the head's state grows as their square; "
+                "reduce them first, for example by sklearn.decomposition.TruncatedSVD, or give a module as the body"
+            )
+        options = engine_type(self.module).options(self.get_params(deep=False), for_fit)
+        if alone:
+            options = {name: value for name, value in options.items() if name not in ("body", "experts")}
+        regression = isinstance(self, RegressorMixin)
+        return StreamLearner(inputs, outputs, regression=regression, seed=seed, **(options | more))
 
     # ------------------------------------------------------------------ learning
 
@@ -152,31 +164,38 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
 
     def _fit(self, X: Any, Y: Floats, weight: Floats) -> tuple[NDArray[np.intp], Floats]:
         """Learn from scratch; returns the rows that one member left out, and its predictions of them."""
+        if self._encoder is not None:
+            X, _ = self._encoder.learn_means(X, Y, (), shuffled=True)
         there = np.flatnonzero(weight > 0)
         if not there.size:
             raise ValueError("sample_weight must be positive for at least one sample, got zeros alone")
-        X, Y, weight = X[there], Y[there], weight[there]
-        plan = self._engine_type(for_fit=True).fit_plan(self.get_params(deep=False), X.shape[1])
+        table = batch_fit.Table(X[there], Y[there], weight[there])
+        plan = engine_type(self.module).fit_plan(self.get_params(deep=False), X.shape[1])
         rate, forgetting = self.learning_rate, self.forgetting
         if forgetting == "auto":
             forgetting = 1.0 if plan.fixed_features else batch_fit.FORGETTING
+        mixed = self.module is None and body_of(self.body, self.hidden_layer_sizes, self.experts) == "experts"
+        # Weights that differ much are no outliers in a table: they say themselves how much each row counts.
+        usual = float(np.median(table.weight))
+        even = 0.1 * usual <= table.weight.min() and table.weight.max() <= 10 * usual
+        options = {} if even or self.module is not None else {"loss": "squared"}
+        new_learner = partial(self._new_learner, X.shape[1], Y.shape[1], for_fit=True, **options)
         result = batch_fit.fit(
-            lambda seed: self._new_learner(X.shape[1], Y.shape[1], seed, for_fit=True),
-            X,
-            Y,
-            weight,
+            partial(new_learner, alone=True),
+            table,
             batch_fit.Schedule(
                 passes=at_least("max_iter", self.max_iter, 1),
                 rate=batch_fit.RATE if rate == "auto" else rate,
                 forgetting=forgetting,
                 batch=None if self.batch_size == "auto" else at_least("batch_size", self.batch_size, 1),
                 visits=int(batch_fit.VISITS * plan.speed),
+                verbose=bool(self.verbose),
             ),
             early_stopping=self.early_stopping,
             together=plan.one_member,
             threads=get_num_threads() if plan.parallel else 1,
             rng=check_random_state(self.random_state),
-            verbose=bool(self.verbose),
+            new_mixture=new_learner if mixed else None,
         )
         self._learner, self.n_iter_ = result.committee, result.passes
         return there[result.rows], result.predictions
@@ -187,6 +206,8 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         def new_learner(inputs: int, outputs: int) -> StreamLearner:
             return self._new_learner(inputs, outputs, check_random_state(self.random_state).randint(2**31 - 1))
 
+        if self._encoder is not None:
+            rows = Rows(*self._encoder.learn_means(rows.X, Y, rows.new_inputs, shuffled=False))
         learner = getattr(self, "_learner", None)
         if learner is None and not rows.new_inputs:
             learner = new_learner(rows.X.shape[1], Y.shape[1])
@@ -194,15 +215,18 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         self._learner, before = learn_rows(learner, new_learner, rows.X, Y, weight, rows.new_inputs, new_outputs)
         return before
 
-    def _encode(self, X: Any, reset: bool, learn: bool = True) -> Rows | None:
-        """The rows of a DataFrame that does not hold numbers alone, found by the names of its columns; else None."""
+    def _encode(self, X: Any, reset: bool, learn: bool = True, outputs: int = 1) -> Rows | None:
+        """The rows of a DataFrame that does not hold numbers alone, found by the names of its columns; else None.
+
+        A new encoder learns the means of this many targets.
+        """
         encoder = None if reset else self._encoder
         if reset and is_frame(X) and not all_numbers(X):
             if self.module is not None:
                 raise ValueError("X must hold numbers alone where module is given: encode the other columns first")
             validate_data(self, X, reset=True, skip_check_array=True)
             names = getattr(self, "feature_names_in_", None)
-            encoder = FrameEncoder([f"x{i}" for i in range(X.shape[1])] if names is None else list(names))
+            encoder = FrameEncoder([f"x{i}" for i in range(X.shape[1])] if names is None else list(names), outputs)
         if reset:
             self._encoder = encoder
         if encoder is None:
@@ -232,7 +256,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
     def _check_rows(self, X: ArrayLike) -> Any:
         """Rows (n, inputs), dense or CSR, checked."""
         check_is_fitted(self)
-        X = self._in_order(X)
+        X = self._in_order(as_pandas(X))
         encoded = self._encode(X, reset=False, learn=False)
         if encoded is not None:
             return check_array(encoded.X, **NUMBERS)
@@ -245,8 +269,12 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool, **checks: bool
     ) -> tuple[Rows, NDArray[Any], Floats]:
         """Rows (n, inputs), targets and weights (n,), checked."""
-        X = X if reset else self._in_order(X)
-        rows = self._encode(X, reset)
+        X = as_pandas(X) if reset else self._in_order(as_pandas(X))
+        outputs = CLASS_MEANS
+        if isinstance(self, RegressorMixin):
+            shape = np.shape(y)
+            outputs = min(shape[1], CLASS_MEANS) if len(shape) == 2 else 1
+        rows = self._encode(X, reset, outputs=max(outputs, 1))
         if rows is None:
             numbers, targets = validate_data(self, X, y, reset=reset, accept_sparse="csr", **NUMBERS, **checks)
             rows = Rows(numbers)
@@ -319,11 +347,13 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
             engine = first.get("engine") if isinstance(first, dict) else None
             found = {name: engine.get(name) if isinstance(engine, dict) else None for name in ("inputs", "outputs")}
             sizes = [Entries("state_dict['learner']['engine']", found).integer(name, 1) for name in found]
-            learner: Any = self._new_learner(sizes[0], sizes[1], seed=0, for_fit=fitted)
+            options = loss_and_experts(engine) if fitted and self.module is None else {}
+            learner: Any = self._new_learner(sizes[0], sizes[1], seed=0, for_fit=fitted, **options)
             if fitted:
                 learner = Committee([learner])
             learner.load_state_dict(new["learner"], "state_dict['learner']")
-            encoder = FrameEncoder.from_state(new["encoder"], new.path("encoder")) if with_encoder else None
+            means = min(sizes[1], CLASS_MEANS) if isinstance(self, RegressorMixin) else CLASS_MEANS
+            encoder = FrameEncoder.from_state(new["encoder"], means, new.path("encoder")) if with_encoder else None
             if encoder is not None and len(encoder.inputs.names) != sizes[0]:
                 raise new.damaged("encoder", f"one of {sizes[0]} inputs", len(encoder.inputs.names))
             columns = sizes[0] if encoder is None else len(encoder.kinds)
@@ -354,3 +384,11 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         if "_learner" in state:
             state = state | {"_learner": pickle.loads(state["_learner"])}
         super().__setstate__(state)
+
+
+def loss_and_experts(engine: Any) -> dict[str, Any]:
+    """The options of an engine that `fit` has trained: in version 0.2 always the network alone, with squared errors."""
+    network = engine.get("network", engine) if isinstance(engine, dict) else None
+    settings = network.get("settings") if isinstance(network, dict) else None
+    loss = settings.get("loss") if isinstance(settings, dict) else None
+    return {"alone": network is engine, "loss": loss if loss in ("huber", "squared") else "huber"}

@@ -150,6 +150,7 @@ class StreamLearner:
             seen = weight[some] > 0
             if self.rows == 0 and self.regression and seen.any():
                 self.offset = Y[some][seen][0].copy()
+                self.engine.set_target_offset(self.offset)
                 out[some] = 0.0
                 self._engine_learn(X[some], Y[some], weight[some])
             else:
@@ -205,6 +206,7 @@ class StreamLearner:
                 off = Y - self.offset
                 quantiles = quantiles_of_sizes(off, [0.5, 0.8, 0.9])
                 self.engine.set_plausible_targets(quantiles, np.nanmin(off, 0), np.nanmax(off, 0))
+        self.engine.set_target_offset(self.offset)
 
     def _input_scales(self, X: Floats, weight: Floats) -> tuple[Floats, Floats, Floats]:
         """The mean and scale of each column, and in a robust engine its typical standardized distance from the mean."""
@@ -222,6 +224,11 @@ class StreamLearner:
         if self.regression and not self.engine.robust:
             self.offset = moments(Y, weight)[0]
         self._fit_scales(X, Y, weight)
+
+    def take_network(self, other: StreamLearner) -> None:
+        """Continue with the scales and the network of a learner that differs by its experts alone."""
+        self.offset = other.offset
+        self.engine.take_network(other.engine)  # type: ignore[attr-defined]
 
     def zero_if_missing(self, X: Floats) -> NDArray[np.bool_]:
         """In which columns a missing value means zero, not the mean.

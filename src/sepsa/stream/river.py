@@ -1,7 +1,8 @@
 """River's interface: a neural network with a recursive-least-squares head that learns dicts of features, one at a time.
 
 The network has one input for each feature seen so far. A feature that a sample does not have, or has as None or NaN, is
-missing, and the network sees it as zero after standardization. With `missing="mean"` zero stands for the feature's
+missing, and the network sees it as zero after standardization. A text is a feature of its own, as "city=Oslo", and a
+date is four: days, month, weekday and hour. With `missing="mean"` zero stands for the feature's
 mean; with `missing="zero"` for the number zero, as in a bag of words; "auto" means the number zero for a feature that
 is an indicator, a count or rare. A feature that first appears in mid-stream is added as if it had been missing in all
 earlier samples; that is exact, since an input at zero changes neither body nor head (`Engine.resize`). Once the
@@ -63,6 +64,7 @@ class StreamModel(Saves, base.Estimator):
     _regression = True
     body = "fourier"  # in pickles from before it was a parameter
     experts: Sequence[Any] = ()
+    _counted: tuple[Names, int] = ({}, 0)  # the features whose shared inputs were counted, and their number
 
     def __init__(
         self,
@@ -101,7 +103,8 @@ class StreamModel(Saves, base.Estimator):
             body: "experts" for neighbours, trees, products of inputs, the last target and others beside the network,
                 weighted by their recent errors; "fourier" for the network alone, which is about three times as fast.
                 "auto": "experts", except without hidden layers.
-            experts: Models of yours beside them: River's, or scikit-learn's with `partial_fit`.
+            experts: Models of yours beside them: River's, scikit-learn's with `partial_fit`, or "lightgbm" for boosted
+                trees that are refitted as the rows grow (the extra `boosting`).
             **optimizer_options: Further options of the optimizer: "momentum", "beta2", "eps".
         """
         if not isinstance(hidden, Sequence):
@@ -157,7 +160,7 @@ class StreamModel(Saves, base.Estimator):
         raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:
-        return stamp({name: value for name, value in self.__dict__.items() if name != "_lock"})
+        return stamp({name: value for name, value in self.__dict__.items() if name not in ("_lock", "_counted")})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(check_stamp(state), _lock=threading.RLock())
@@ -232,7 +235,14 @@ class StreamModel(Saves, base.Estimator):
         names, X = read_row(x)
         if read_weight(w) > 0:
             with self._lock:
-                self._learn(names, X, *self._read_targets([target]), np.array([float(w)]))
+                outputs, Y = self._read_targets([target])
+                named, row = self._hashed(names, X) if self._shared else (names, X)
+                grows = any(name not in self._features and row[0, j] == row[0, j] for j, name in enumerate(named))
+                if self._learner is None or grows or len(outputs) > len(self._outputs):
+                    self._learn(names, X, outputs, Y, np.array([float(w)]))
+                else:  # no copy is made where nothing grows
+                    values = in_columns(named, row, self._features)[0].tolist()
+                    self._learner.learn_row(values, Y[0].tolist(), float(w))
 
     def _predict_row(self, x: dict[Any, Any]) -> list[float] | None:
         """The outputs for x; None before the first sample."""
@@ -293,12 +303,12 @@ class StreamModel(Saves, base.Estimator):
 
     def _hashed(self, names: Sequence[Hashable], X: Floats) -> tuple[Sequence[Hashable], Floats]:
         """Names and columns, in which features beyond `max_features` are added to shared inputs."""
-        free = max(0, self.max_features - sum(not is_shared(name) for name in self._features))
+        free = max(0, self.max_features - len(self._features) + self._shared)
         there = ~np.isnan(X)
         new = [j for j in np.flatnonzero(there.any(0)).tolist() if names[j] not in self._features]
         if len(new) <= free:
             return names, X
-        if not self._shares_inputs:
+        if not self._shared:
             warnings.warn(
                 f"more than {self.max_features} features: further ones are hashed into {self.max_features} inputs that "
                 "they share; set max_features higher for inputs of their own, at a price that grows as its square",
@@ -350,7 +360,7 @@ class StreamModel(Saves, base.Estimator):
     def _predict(self, names: Sequence[Hashable], X: Floats) -> Floats | None:
         if self._learner is None:
             return None
-        if self._shares_inputs:
+        if self._shared:
             names, X = self._hashed(names, X)
         return self._learner.predict(in_columns(names, X, self._features))
 
@@ -358,7 +368,7 @@ class StreamModel(Saves, base.Estimator):
         """A normal distribution for each output; mean and deviation are 0 before the first sample."""
         mean, std = np.zeros(outputs), np.zeros(outputs)
         if self._learner is not None:
-            names, X = self._hashed(*read_row(x)) if self._shares_inputs else read_row(x)
+            names, X = self._hashed(*read_row(x)) if self._shared else read_row(x)
             means, leverage = self._learner.predict_with_leverage(in_columns(names, X, self._features))
             mean, std = means[0], np.sqrt(self._learner.noise_variance() * (1 + leverage[0]))
         return [
@@ -367,8 +377,11 @@ class StreamModel(Saves, base.Estimator):
         ]
 
     @property
-    def _shares_inputs(self) -> bool:
-        return any(map(is_shared, self._features))
+    def _shared(self) -> int:
+        """The number of inputs that several features share, counted once for each set of features."""
+        if self._counted[0] is not self._features:
+            self._counted = self._features, sum(map(is_shared, self._features))
+        return self._counted[1]
 
     def _output_frame(self, values: Floats | None, X: Frame) -> Frame:
         """A frame like X with the values (n, outputs) under the outputs' names; no columns before the first sample."""

@@ -1,15 +1,15 @@
 """scikit-learn's interface: a neural network with a Newton head for tables and for streams of rows.
 
-`partial_fit` learns rows once, in order. `fit` starts from scratch and learns them in shuffled passes: a committee of
-networks, each of which leaves out a fold of the rows. The predictions of rows left out determine the number of passes
-(`sepsa.stream.batch_fit`). It uses as many threads as numba may (`numba.set_num_threads`). After `fit`, all members
-learn the rows of `partial_fit`.
+`partial_fit` learns rows once, in order. `fit` starts from scratch and trains the same mixture of experts on a table:
+the network in shuffled passes, the others in one, by a committee of learners that each leave out a fold of the rows.
+The answers to rows left out determine the number of passes and the weights of the experts (`sepsa.stream.batch_fit`).
+It uses as many threads as numba may (`numba.set_num_threads`). After `fit`, all members learn the rows of
+`partial_fit`.
 
 **Intervals.** The variance of a target about its prediction is σ² (1 + c φᵀBφ), with φ the features that the head
-sees and B its inverse curvature. After `fit`, σ² and c are those that make the errors on rows left out most likely; in
-`partial_fit` c is 1 and σ² comes from the errors made before learning (`Engine.noise_variance`), after those of `fit`
-if there was one. So mean ± 1.645 std holds nine in ten targets of the same source, on average over inputs, where errors
-are about normal.
+sees and B its inverse curvature. After `fit`, c makes the errors on rows left out most likely, and σ² is that for which
+mean ± 1.645 std holds nine in ten of them; in `partial_fit` c is 1 and σ² comes from the errors made before learning
+(`Engine.noise_variance`), after those of `fit` if there was one.
 
 **Probabilities.** The head fits the indicator of each class by least squares; `sepsa.stream.calibration` makes its
 scores probabilities, by the losses they would have made on rows not yet learned.
@@ -53,27 +53,28 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
     the first 256. NaN in an input is a missing value. The variance of a target about its prediction is σ² (1 + c φᵀBφ),
     with φ the features that the head sees and B its inverse curvature.
 
-    A pandas DataFrame may have columns of numbers, booleans, text, categories and dates; later ones have the same
-    columns, in any order. The first 32 texts or categories of a column get an indicator each and further ones share 16;
-    one that is missing, or that `predict` has not seen before, has none, and `partial_fit` adds an input for it. Dates
-    become days, month, weekday and hour. Texts that spell numbers, dates or missing values are read as such, except in
-    a column of dtype category. A sparse matrix of SciPy becomes dense a part at a time; the head's state grows as the
-    square of the number of columns, so reduce a wide matrix first, for example by `TruncatedSVD`.
+    A DataFrame of pandas, Polars or Arrow may have columns of numbers, booleans, text, categories and dates; later ones
+    have the same columns, in any order. 256 texts or categories of a column get an indicator each, the first 32 with
+    their first row and others with their second; one that is missing, or that `predict` has not seen before, has none.
+    A column with more texts gets the mean of the targets that each had before, with a prior of ten rows. Dates become
+    days, month, weekday and hour. Texts that spell numbers, dates or missing values are read as such, except in a
+    column of dtype category. A sparse matrix of SciPy becomes dense a part at a time; the head's state grows as the
+    square of the number of columns, of which there may be 2,048: reduce a wider matrix by `TruncatedSVD`.
 
-    `fit` trains two layers of 50 GELU units by mini-batches, with a learning rate that falls from 1e-2 to 0 and a
-    forgetting of 0.98 per mini-batch. `partial_fit` trains 64 random Fourier features by single rows, and mixes several
-    heads, with and without forgetting and hidden units, by their recent errors. These are the meanings of "auto".
-    `fit`, then `partial_fit` goes on: the networks that `fit` has trained learn the further rows once, in order, each
-    with its one head and at a learning rate of 1e-4, without bounds on implausible rows. `fit` again starts anew.
+    The network is one of several experts: neighbours, trees, products of inputs, the last target, the mean and others,
+    stacked and weighted by their errors on rows not yet learned; `chosen_` holds the weight of each. `body="fourier"`
+    is the network alone.
+
+    `fit` trains a network of two layers of 50 GELU units by mini-batches, with a learning rate that falls from 1e-2 to
+    0 and a forgetting of 0.98 per mini-batch; the other experts learn each row once. `partial_fit` trains 64 random
+    Fourier features by single rows, and mixes several heads, with and without forgetting and hidden units, by their
+    recent errors. These are the meanings of "auto". `fit`, then `partial_fit` goes on: what `fit` has trained learns
+    the further rows once, in order, its network with one head at a learning rate of 1e-4. `fit` again starts anew.
 
     Attributes:
         n_features_in_: Number of input columns.
         feature_names_in_: Their names (n_features_in_,), where X had names.
         n_iter_: Number of passes that `fit` made.
-
-    In `partial_fit` there are experts beside the network: neighbours, trees, products of inputs, the last target, the
-    mean and others, stacked and weighted by recent errors; `chosen_` holds the weight of each. `body="fourier"` is the
-    network alone.
 
     See also:
         `sepsa.river.SepSARegressor` for dicts of features that come and go; `SepSAForecaster` for time series.
@@ -255,7 +256,8 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
                 and 100.
             forgetting: The head's forgetting factor in (0, 1]; below 1 it follows drift. It acts once a row in
                 `partial_fit`, once a mini-batch in `fit`. "auto": several heads in `partial_fit`, 0.98 in `fit`.
-            loss: "huber" bounds the influence of a row in `partial_fit`; "squared" does not, and `fit` never does.
+            loss: "huber" bounds the influence of a row; "squared" does not, nor does `fit` where weights differ more
+                than tenfold.
             class_weight: Dict of the weight of each class, 1 for classes that it does not have; "balanced" for `fit`
                 alone.
             batch_size: Rows per step. "auto": 1 in `partial_fit`, mini-batches in `fit`.
@@ -264,9 +266,10 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
             random_state: Seed or generator of the body's initial weights and of the shuffling.
             module: An `nn.Module` from (n, features) to (n, k) as the body, instead of hidden layers. A copy is trained
                 in PyTorch by `sepsa.SepSA`, with one head and squared loss.
-            body: "experts" for other models beside the network in `partial_fit`, "fourier" for the network alone, which
-                is about three times as fast. "auto": "experts", except without hidden layers.
-            experts: Models of yours beside them: River's, or scikit-learn's with `partial_fit`.
+            body: "experts" for other models beside the network, "fourier" for the network alone, whose `partial_fit` is
+                about three times as fast. "auto": "experts", except without hidden layers.
+            experts: Models of yours beside them: River's, scikit-learn's with `partial_fit`, or "lightgbm" for boosted
+                trees that are refitted as the rows grow (the extra `boosting`).
             verbose: 1 to print the passes of `fit` and their errors, 0 for nothing.
         """
         super().__init__(

@@ -14,11 +14,10 @@ import numpy as np
 
 from sepsa.states import schema
 from sepsa.stream.columns.cells import Column, column_of_texts
-from sepsa.stream.columns.inputs import Inputs
+from sepsa.stream.columns.inputs import CATEGORIES, Inputs
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import NewInput
 
-CATEGORIES = 32  # texts of a column that get an input each
 NUMBER, DATE, TEXT, CATEGORY = KINDS = ("numbers", "dates", "texts", "categories")
 
 
@@ -30,23 +29,49 @@ class FrameInputs(Inputs):
 
 
 class FrameEncoder:
-    """The columns of a DataFrame, what each holds, and the inputs that encode them; `names` are the columns'."""
+    """The columns of a DataFrame, what each holds, and the inputs that encode them; `names` are the columns'.
 
-    def __init__(self, names: Sequence[str]) -> None:
+    `means` is the number of targets whose means are inputs for a column of many texts.
+    """
+
+    def __init__(self, names: Sequence[str], means: int = 1) -> None:
         self.kinds: dict[str, str | None] = dict.fromkeys(names)  # None: no value has come yet
+        self._columns: dict[str, Column] = {}  # between `learn` and `learn_means`
         if len(self.kinds) < len(names):
             twice = next(name for i, name in enumerate(names) if name in names[:i])
             raise ValueError(f"X must have distinct columns, got two columns {twice!r}: rename one of them")
-        self.inputs: Inputs = FrameInputs(CATEGORIES)
+        self.inputs: Inputs = FrameInputs(CATEGORIES, means)
 
     def learn(self, frame: Any) -> tuple[Floats, list[NewInput], list[str]]:
-        """The rows (n, inputs) of a frame, the inputs that they are the first to need, and warnings."""
+        """The rows (n, inputs) of a frame, the inputs that they are the first to need, and warnings.
+
+        `learn_means` follows, once the targets of these rows are known.
+        """
         columns = {}
         for name, series in self._series(frame):
             kind, columns[name] = read_column(name, series, self.kinds[name])
             self.kinds[name] = self.kinds[name] or kind
         new_inputs, warnings = self.inputs.add(columns)
+        self._columns = columns if self.inputs.levels else {}
         return self.inputs.encode(columns, len(frame)), new_inputs, warnings
+
+    def learn_means(
+        self, X: Floats, Y: Floats, new_inputs: Sequence[NewInput], shuffled: bool
+    ) -> tuple[Floats, Sequence[NewInput]]:
+        """The rows of the last `learn` with the means of texts before each row, and its new inputs with their scales.
+
+        `shuffled` takes "before" in a random order, for a table whose order means nothing.
+        """
+        columns, self._columns = self._columns, {}
+        if not columns:
+            return X, new_inputs
+        order = np.random.default_rng(0).permutation(len(X)) if shuffled else np.arange(len(X))
+        some = {name: column.rows(order) for name, column in columns.items() if column.codes is not None}
+        turned = X[order]
+        new_inputs = self.inputs.learn_means(turned, some, Y[order], () if shuffled else new_inputs)
+        X = np.empty_like(X)
+        X[order] = turned
+        return X, new_inputs
 
     def encode(self, frame: Any) -> Floats:
         """The rows (n, inputs) of a frame, without an input for what is new."""
@@ -65,7 +90,7 @@ class FrameEncoder:
         }
 
     @classmethod
-    def from_state(cls, state: Any, entry: str) -> FrameEncoder:
+    def from_state(cls, state: Any, means: int, entry: str) -> FrameEncoder:
         """The encoder that continues from the result of `state_dict`; ValueError where that is damaged."""
         new = schema.read(entry, state, {"columns", "kinds", "inputs"})
         names = new.items("columns").values
@@ -74,9 +99,9 @@ class FrameEncoder:
             raise new.damaged("columns", "distinct names", names)
         if not all(kind is None or kind in KINDS for kind in kinds):
             raise new.damaged("kinds", f"each one of {', '.join(KINDS)}", kinds)
-        out = cls(names)
+        out = cls(names, means)
         out.kinds = dict(zip(names, kinds, strict=True))
-        out.inputs = FrameInputs.from_state(CATEGORIES, new["inputs"], new.path("inputs"))
+        out.inputs = FrameInputs.from_state(CATEGORIES, means, new["inputs"], new.path("inputs"))
         return out
 
 
@@ -84,6 +109,21 @@ def is_frame(X: object) -> bool:
     """Whether this is a DataFrame of pandas, which is imported only where a user has done so."""
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(X, pandas.DataFrame)
+
+
+def as_pandas(X: Any) -> Any:
+    """A frame of Polars, Arrow or another library that narwhals reads as one of pandas; anything else as it is."""
+    if is_frame(X) or not hasattr(type(X), "columns"):
+        return X
+    if hasattr(X, "collect"):
+        raise TypeError(f"X is a lazy frame, {type(X).__name__}: call its method collect first")
+    try:
+        import narwhals
+        import pandas  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"X is a frame of {type(X).__module__}, which takes: pip install narwhals pandas") from error
+    frame = narwhals.from_native(X, eager_only=True, pass_through=True)
+    return frame.to_pandas() if isinstance(frame, narwhals.DataFrame) else X
 
 
 def all_numbers(frame: Any) -> bool:

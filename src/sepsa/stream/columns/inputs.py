@@ -1,7 +1,8 @@
-"""Columns of a table as inputs of a learner: numbers as they are, dates in parts, texts as indicators or hashed.
+"""Columns of a table as inputs of a learner: numbers as they are, dates in parts, texts as indicators and target means.
 
-An input enters at the row that first needs it. The first `categories` texts of a column get an indicator each; further
-ones share `BUCKETS` indicators by their hash, so that a column of identifiers costs no more than that.
+An input enters at the row that first needs it. A text gets an indicator: one of the first `AT_ONCE` of a column with
+its first row, a further one with its second, so that a column of identifiers costs no more than that. A column with
+more than `categories` indicators gets the running mean of the target of each text (`columns.levels`) as well.
 """
 
 from __future__ import annotations
@@ -9,19 +10,24 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sepsa.states import schema
 from sepsa.stream.columns.cells import DECIMAL_COMMA, Column, date_formats
+from sepsa.stream.columns.levels import SLOTS, LevelMeans, keys_of
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import NewInput
 
-BUCKETS = 16
+CATEGORIES = 256  # texts of a column that get an input each
+AT_ONCE = 32
+IDENTIFIERS = 128  # rows that tell a column of identifiers; half of them where they come in one call
+CLASS_MEANS = 4  # classes of which a column has means
+BUCKETS = 16  # inputs that texts shared by their hash before there were means, in saved states
 MOST_INPUTS = 2000  # a learner's state grows as their square
-MOST_TEXT_INPUTS = 500
+MOST_TEXT_INPUTS = 1000
 NOTHING = ""  # the only input, always 0, of a table whose first row has no value
 DATE_PARTS = ("days", "month", "weekday", "hour")
 BUCKET = re.compile(r"#\d+$", re.ASCII)
@@ -45,12 +51,13 @@ class Inputs:
     drop, decimal, dates = "--drop it", "give --decimal ,", "give --date-format {}"  # in warnings
     tells_dates = True
 
-    def __init__(self, categories: int) -> None:
-        self.categories = categories
+    def __init__(self, categories: int, means: int = 1) -> None:
+        self.categories, self.means = categories, means  # of how many targets a column has means
         self.names: dict[str, int] = {}
         self.indicators: set[str] = set()  # inputs that are 0 or 1
         self.texts: dict[str, dict[str, str]] = {}  # for each column: text to the name of its input
         self.text_rows: dict[str, int] = {}  # for each column: the number of rows that had a text
+        self.levels: dict[str, LevelMeans] = {}  # of columns with more than `AT_ONCE` texts
         self.warned: set[str] = set()
 
     def state_dict(self) -> dict[str, Any]:
@@ -60,13 +67,15 @@ class Inputs:
             "texts": {column: dict(texts) for column, texts in self.texts.items()},
             "text_rows": dict(sorted(self.text_rows.items())),
             "warned": sorted(self.warned),
+            "levels": {column: levels.state_dict() for column, levels in sorted(self.levels.items())},
         }
 
     @classmethod
-    def from_state(cls, categories: int, state: Any, entry: str = "state['inputs']") -> Inputs:
+    def from_state(cls, categories: int, means: int, state: Any, entry: str = "state['inputs']") -> Inputs:
         """Inputs that continue from the result of `state_dict`; ValueError where that is damaged."""
-        new = schema.read(entry, state, {"names", "indicators", "texts", "text_rows", "warned"})
-        out = cls(categories)
+        state = {"levels": {}} | state if isinstance(state, dict) else state  # version 0.2 had none
+        new = schema.read(entry, state, {"names", "indicators", "texts", "text_rows", "warned", "levels"})
+        out = cls(categories, means)
         for part in ("names", "indicators", "warned"):
             names = new.items(part).values
             if not all(type(name) is str for name in names) or len(set(names)) != len(names):
@@ -87,6 +96,13 @@ class Inputs:
         out.texts = {column: dict(texts) for column, texts in new["texts"].items()}
         text_rows = schema.Entries(new.path("text_rows"), new["text_rows"])
         out.text_rows = {column: text_rows.integer(column) for column in text_rows.values}
+        levels = schema.read(new.path("levels"), new["levels"], set(new["levels"]) & set(out.text_rows))
+        for column in levels.values:
+            out.levels[column] = LevelMeans.from_state(
+                levels.entries(column, {"keys", "counts", "sums", "rows", "total"})
+            )
+            if out.levels[column].sums.shape[1] != means:
+                raise levels.damaged(column, f"means of {means} targets", out.levels[column].sums.shape[1])
         return out
 
     def add(self, columns: Mapping[str, Column]) -> tuple[list[NewInput], list[str]]:
@@ -138,36 +154,82 @@ class Inputs:
         """Add to `candidates` and `warnings` what the new texts of a column call for."""
         assert column.codes is not None
         known = self.texts.get(name, {})
-        present, first = np.unique(column.codes, return_index=True)
-        order = np.argsort(first)
+        there = np.flatnonzero(column.codes >= 0)
         rows_before = self.text_rows.get(name, 0)
-        self.text_rows[name] = rows_before + int((column.codes >= 0).sum())
-        room = self.categories - len(known)
-        for code, row in zip(present[order].tolist(), first[order].tolist(), strict=True):
-            if code < 0 or (text := column.texts[code]) in known:
-                continue
-            if f"date {name}" not in self.warned and (formats := date_formats(text)):
-                self.warned |= {f"date {name}", f"texts {name}"}
-                said = f"column {name!r} looks like dates, as {text!r}, and is read as texts"
-                warnings.append((row, f"{said}: {self.dates.format(' or '.join(map(repr, formats)))}, or {self.drop}"))
-            if DECIMAL_COMMA.fullmatch(text) and f"decimal {name}" not in self.warned:
-                self.warned.add(f"decimal {name}")
-                said = f"column {name!r} looks like a number with a decimal comma, {text!r}, and is read as a text"
-                warnings.append((row, f"{said}: {self.decimal}"))
-            if room > 0:
-                room -= 1
-                candidates.append(Candidate(row, rank, f"{name}={text}", 0.0, 1.0, name, text))
-                continue
-            candidates.append(Candidate(row, rank, bucket(name, text), 0.0, 1.0))
-            if f"texts {name}" not in self.warned:
-                self.warned.add(f"texts {name}")
-                seen = rows_before + int((column.codes[: row + 1] >= 0).sum())
-                if seen <= 2 * (self.categories + 1):
-                    many = f"{self.categories + 1} different texts in {seen} rows"
-                    said = f"looks like an identifier, {many}: {self.drop}?"
+        self.text_rows[name] = rows_before + len(there)
+        keys, room = keys_of(column.texts), self.categories - len(known)
+        at_once = min(AT_ONCE, self.categories) - len(known)
+        levels, owners = self.levels.get(name), dict[int, int]()  # of the slots that these rows take
+        named = set(known)
+        for row, code in zip(there.tolist(), column.codes[there].tolist(), strict=True):
+            text, slot = column.texts[code], keys[code] % SLOTS
+            owner = owners.get(slot, 0 if levels is None else int(levels.keys[slot]))
+            if text not in named:
+                if len(named) - len(known) < at_once or (owner == keys[code] and len(named) - len(known) < room):
+                    named.add(text)
+                    candidates.append(Candidate(row, rank, f"{name}={text}", 0.0, 1.0, name, text))
+                    self._look_at(name, text, row, warnings)
+                elif owner == keys[code]:
+                    candidates += [Candidate(row, rank, of, 0.0, 0.0) for of in mean_names(name, self.means)]
+                    said = f"column {name!r} has more than {self.categories} different texts: further ones share"
+                    self._warn(f"texts {name}", row, warnings, f"{said} one input, the mean of their targets so far")
+                    break
                 else:
-                    said = f"has more than {self.categories} different texts"
-                warnings.append((row, f"column {name!r} {said} Further ones share {BUCKETS} inputs by their hash"))
+                    levels = self.levels.setdefault(name, LevelMeans(self.means, start=row))
+            if levels is not None and not owner:
+                owners[slot] = keys[code]
+        distinct = len(np.unique(column.codes[there]))
+        if rows_before:  # as far as it is known
+            stored = {*owners} if levels is None else {*owners, *np.flatnonzero(levels.keys).tolist()}
+            distinct = len(named) + len(stored - {key % SLOTS for key in keys_of(list(named))})
+        if distinct >= 0.98 * self.text_rows[name] and max(2 * len(there), self.text_rows[name]) >= IDENTIFIERS:
+            said = f"column {name!r} looks like an identifier, with another text in almost every row: {self.drop}?"
+            self._warn(f"identifier {name}", int(there[-1]), warnings, said)
+
+    def _look_at(self, name: str, text: str, row: int, warnings: list[tuple[int, str]]) -> None:
+        """Warn of texts that were probably meant as dates or numbers."""
+        if formats := date_formats(text):
+            said = f"column {name!r} looks like dates, as {text!r}, and is read as texts"
+            cure = f"{self.dates.format(' or '.join(map(repr, formats)))}, or {self.drop}"
+            self._warn(f"date {name}", row, warnings, f"{said}: {cure}")
+            self.warned |= {f"texts {name}", f"identifier {name}"}
+        if DECIMAL_COMMA.fullmatch(text):
+            said = f"column {name!r} looks like a number with a decimal comma, {text!r}, and is read as a text"
+            self._warn(f"decimal {name}", row, warnings, f"{said}: {self.decimal}")
+
+    def _warn(self, key: str, row: int, warnings: list[tuple[int, str]], said: str) -> None:
+        if key not in self.warned:
+            self.warned.add(key)
+            warnings.append((row, said))
+
+    def learn_means(
+        self, X: Floats, columns: Mapping[str, Column], Y: Floats, new_inputs: Sequence[NewInput]
+    ) -> list[NewInput]:
+        """Write the means of texts before each row into X, and add targets Y (n, outputs) to them.
+
+        Returns the new inputs, of which those of means have the mean and the scale of the targets before their row.
+        """
+        new, rows_of = list(new_inputs), {each.name: (i, each.row) for i, each in enumerate(new_inputs)}
+        targets = np.zeros((len(Y), max(self.means, Y.shape[1])))
+        targets[:, : Y.shape[1]] = Y
+        for name, levels in self.levels.items():
+            column = columns.get(name)
+            if column is None or column.codes is None:
+                continue
+            names, keys = mean_names(name, self.means), np.array([*keys_of(column.texts), 0], np.int64)[column.codes]
+            there = np.flatnonzero(keys)
+            there, levels.start = there[there >= levels.start], 0
+            entry = rows_of.get(names[0], (0, 0))[1] if names[0] in rows_of else 0
+            before, after = there[there < entry], there[there >= entry]
+            parts = [levels.learn(keys[before], targets[before])]
+            for of, mean, deviation in zip(names, *levels.scale(), strict=True):
+                if of in rows_of:
+                    i, row = rows_of[of]
+                    new[i] = NewInput(row, of, float(mean), 1 / float(deviation) if deviation > 0 else 0.0)
+            parts.append(levels.learn(keys[after], targets[after]))
+            if names[0] in self.names:
+                X[np.ix_(there, [self.names[of] for of in names])] = np.concatenate(parts)
+        return new
 
     def encode(self, columns: Mapping[str, Column], rows: int) -> Floats:
         """The inputs (rows, inputs) of these columns, NaN where a number is missing."""
@@ -187,7 +249,17 @@ class Inputs:
                 at = np.array([*places, -1])[column.codes]
                 there = np.flatnonzero(at >= 0)
                 X[there, at[there]] = 1.0
+                means = mean_names(name, self.means)
+                if name in self.levels and means[0] in self.names:
+                    there = np.flatnonzero(column.codes >= 0)
+                    keys = np.array(keys_of(column.texts), np.int64)[column.codes[there]]
+                    X[np.ix_(there, [self.names[of] for of in means])] = self.levels[name].values(keys)
         return X
+
+
+def mean_names(column: str, means: int) -> list[str]:
+    """The names of the inputs that hold the means of a column's texts."""
+    return [f"{column}:mean"] if means == 1 else [f"{column}:mean {k}" for k in range(means)]
 
 
 def bucket(column: str, text: str) -> str:

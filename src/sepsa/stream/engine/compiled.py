@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pkgutil import resolve_name
 from typing import Any
@@ -19,7 +20,7 @@ from sepsa.states.plain import generator_state, read_generator
 from sepsa.stream.engine import layout, saved
 from sepsa.stream.engine.bodies import body_of
 from sepsa.stream.engine.kernels.body import FOURIER
-from sepsa.stream.engine.kernels.views import SLOTS, PartsOf
+from sepsa.stream.engine.kernels.views import SLOTS, PartsOf, positions
 from sepsa.stream.engine.layout import Layout
 from sepsa.stream.engine.options import ACTIVATIONS, LOSSES, OPTIMIZERS, candidate_heads, head_and_optimizer
 from sepsa.stream.engine.protocol import FitPlan, Floats, StreamEngine, residual_degrees
@@ -58,7 +59,9 @@ class Engine(StreamEngine):
     products, the last target, the mean, these models (`sepsa.stream.experts`). Choose them for targets that a small
     smooth network fits badly: thresholds, many clusters, products of inputs, targets that persist, also those of a key
     that indicators among the inputs give, logits that are linear. The network learns as it does alone; predictions are
-    a mixture of all, weighted by recent errors, and of a least-squares stack of them.
+    a mixture of all, weighted by recent errors, and of a least-squares stack of them. The trees keep the last
+    `max_rows` rows, one byte for each input and about 120 more, and fewer rows where that would exceed 32 MiB; memory
+    grows with the rows that came.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Engine(StreamEngine):
         dtype: type[np.floating[Any]] = np.float32,
         seed: int | None = 0,
         experts: Sequence[Any] | None = None,
+        max_rows: int = 16384,
         **optimizer_options: float,
     ) -> None:
         if dtype not in (np.float32, np.float64):
@@ -88,7 +92,7 @@ class Engine(StreamEngine):
         self._dtype = np.dtype(dtype)
         self._heads: list[list[Any]] = [list(head) for head in candidate_heads(ridge, forgetting, hidden, skip)]
         self._models = None if experts is None else _experts("models").ModelExperts(experts, classes)
-        self._rng = np.random.default_rng(seed)
+        self._rng, self._most = np.random.default_rng(seed), at_least("max_rows", max_rows, 64)
         code, defaults = OPTIMIZERS[one_of("optimizer", optimizer, OPTIMIZERS)]
         unknown = sorted(set(optimizer_options) - set(defaults))
         if unknown:
@@ -111,6 +115,7 @@ class Engine(StreamEngine):
             "batch": at_least("batch", batch, 1),
             "robust": LOSSES[one_of("loss", loss, LOSSES)],
             "classes": int(classes),
+            "room": _experts("trees").room_for(0, inputs, self._most) if experts is not None else 0,
         }
         self._allocate(inputs, outputs, tuple(hidden), settings)
         self._start()
@@ -134,6 +139,18 @@ class Engine(StreamEngine):
         self._state = np.zeros(self._layout.size)
         self._buffers: list[RowBuffer] = []
         self._kernels: Kernels | None = None
+        self._spare = 0  # rows that can be learned before there must be more room, unless that is looked at again
+
+    def _make_room(self, rows: int) -> None:
+        """Make room for so many further rows, unless there is as much as there may be; nothing else changes."""
+        self._spare = sys.maxsize
+        if self._models is not None:
+            stored, trees = int(self._view("STORED", "trees")[0]), _experts("trees")
+            room = trees.room_for(stored + rows, self.inputs, self._most)
+            if room > self._layout.settings["room"]:
+                self.__dict__.update(saved.with_room(self, room).__dict__)
+            if room < trees.room_for(sys.maxsize, self.inputs, self._most):
+                self._spare = trees.window(room) - stored - rows
 
     def _start(self) -> None:
         """Write what the parts hold before any row."""
@@ -164,11 +181,11 @@ class Engine(StreamEngine):
         default = "gelu" if for_fit else "fourier"
         if isinstance(sizes, str) and sizes == "auto":
             sizes = (50, 50) if for_fit else (64,)
-        if not for_fit and body_of(parameters["body"], sizes, parameters["experts"]) == "experts":
+        if body_of(parameters["body"], sizes, parameters["experts"]) == "experts":
             options |= {"body": "experts", "experts": parameters["experts"]}
         return options | {
             "batch": 1 if batch == "auto" else at_least("batch_size", batch, 1),
-            "loss": "squared" if for_fit else parameters["loss"],
+            "loss": parameters["loss"],
             "activation": default if activation == "auto" else one_of("activation", activation, ACTIVATIONS),
             "hidden": tuple(at_least("hidden_layer_sizes", width, 1) for width in widths(sizes)),
             "skip": True,
@@ -299,6 +316,11 @@ class Engine(StreamEngine):
         if self._models is not None:
             self._view("SCALE", "mixture")[first:] = scale
 
+    def set_target_offset(self, offset: Floats) -> None:
+        if self._models is not None and self.outputs == 1 and not self._layout.settings["classes"]:
+            origin = (1 + _experts("logarithm").SHIFT) * float(offset[0])
+            self._view("ORIGIN", "log products")[:] = origin if 0 < origin < math.inf else 0.0
+
     def set_typical_inputs(self, distances: Floats | float, first: int = 0) -> None:
         self._view("TYPICAL")[first:] = self._view("USUAL")[first:] = distances
 
@@ -317,6 +339,8 @@ class Engine(StreamEngine):
         self._options, layout_of_copies = self._options.copy(), self._layout  # a copy of the engine shares them
         self._options[layout.O_LR] = lr
         self._view("NUMBERS", 0)[layout.H_FORGETTING] = forgetting
+        if batch == self.batch_size:
+            return
         state = self._state
         self._allocate(self.inputs, self.outputs, layout_of_copies.hidden, layout_of_copies.settings | {"batch": batch})
         self._state = state  # the batch changes the workspace alone
@@ -355,13 +379,13 @@ class Engine(StreamEngine):
     def _set_error_quantiles(self, quantiles: Floats) -> None:
         self._view("ERROR")[:] = quantiles
         self._view("ERROR_RUN")[:] = 0.0
+        if self._models is not None:
+            self._view("ERROR", "mixture")[:] = quantiles * np.sqrt(self._view("GAIN"))[:, None]
+            self._view("ERROR_RUN", "mixture")[:] = 0.0
 
     def set_plausible_targets(self, errors: Floats, low: Floats, high: Floats) -> None:
         self._set_error_quantiles(errors)
         self._view("RANGE")[:] = np.stack([low, high], 1)
-        if self._models is not None:
-            self._view("ERROR", "mixture")[:] = errors * np.sqrt(self._view("GAIN"))[:, None]
-            self._view("ERROR_RUN", "mixture")[:] = 0.0
 
     def set_typical_weight(self, weight: float) -> None:
         self._view("COUNTS")[layout.C_WEIGHT] = weight
@@ -388,13 +412,42 @@ class Engine(StreamEngine):
 
     def parts_of(self, expert: str) -> PartsOf:
         """The parts of an expert, as its own functions see them."""
-        return PartsOf(self.inputs, {name: self._view(name, expert) for name in self._layout.names_of(expert)})
+        return PartsOf(
+            self.inputs, self.outputs, {name: self._view(name, expert) for name in self._layout.names_of(expert)}
+        )
 
     def copy(self) -> Engine:
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._state, other._buffers, other._kernels = self._state.copy(), [], None
         return other
+
+    # ------------------------------------------------------------------ the mixture after several passes
+
+    def answers(self, X: Floats) -> Floats:
+        """The answers (n, experts, outputs) of all experts to rows (n, inputs), in deviations of the outputs."""
+        told = self._models.predictions(X, self.outputs) if self._models else None
+        count, workspace = len(self.expert_names), np.zeros(self._layout.workspace)
+        start = int(self._layout.numbers[positions["row", "ANSWERS"]])
+        answers, out, kernels = np.empty((len(X), count, self.outputs)), np.empty((1, self.outputs)), self._ready()
+        for i in range(len(X)):
+            mine = None if told is None else told[i : i + 1]
+            kernels.run("predict", workspace, X[i : i + 1], None, None, mine, out)
+            answers[i].flat = workspace[start : start + answers[i].size]
+        return answers
+
+    def take_network(self, other: Engine) -> None:
+        """Continue with the network and the heads of another engine of the same form, and models fitted on all rows."""
+        if self._models:
+            self._models.refit()
+        for name in saved.network_parts(other):
+            saved.part(self, name)[...] = saved.part(other, name)
+
+    def set_mixture(self, evidence: float, parts: Mapping[str, Floats]) -> None:
+        """Set parts of the mixture by their names, and the number of rows that its losses sum."""
+        for name, values in parts.items():
+            self._view(name, "mixture")[...] = values
+        self._view("COUNTS", "mixture")[_experts("step").C_EVIDENCE] = evidence
 
     # ------------------------------------------------------------------ saving and growth
 
@@ -419,12 +472,12 @@ class Engine(StreamEngine):
         """
         self.__dict__.update(saved.grown(self, inputs, outputs).__dict__)
 
-    def resized(self, inputs: int, outputs: int) -> Engine:
-        """A copy with a state of zeros for these numbers of inputs and outputs."""
+    def resized(self, inputs: int, outputs: int, room: int) -> Engine:
+        """A copy with a state of zeros for these numbers of inputs and outputs, and this room for rows."""
         other = self.copy()
         # Copies share one generator until it is drawn from.
         other._rng = read_generator("generator", generator_state(self._rng))
-        other._allocate(inputs, outputs, self._layout.hidden, self._layout.settings)
+        other._allocate(inputs, outputs, self._layout.hidden, self._layout.settings | {"room": room})
         return other
 
     # ------------------------------------------------------------------ learning
@@ -443,6 +496,9 @@ class Engine(StreamEngine):
         raised and nothing changes.
         """
         weights = np.ones(len(X)) if sample_weight is None else sample_weight
+        self._spare -= len(X)
+        if self._spare < 0:
+            self._make_room(len(X))
         several = len(X) > self.batch_size or bool(self._models)
         other = self.copy() if several else self  # a single step is refused before any change
         out, kernels = np.empty((len(X), self.outputs)), other._ready()
@@ -464,6 +520,9 @@ class Engine(StreamEngine):
         if self._models:
             super().learn_row(x, y, weight)
             return
+        self._spare -= 1
+        if self._spare < 0:
+            self._make_room(1)
         row = self._buffers.pop() if self._buffers else RowBuffer(self)
         row.write(row.values, 0, *x, *y, weight)
         if not row.run(self._ready(), "learn"):

@@ -19,7 +19,7 @@ END, HIDDEN = range(2)
 SIZES = (
     "inputs", "outputs", "depth", "hidden", "heads", "parameters", "units", "deltas", "features", "stride", "experts",
     "stacked", "candidates", "built_in", "models", "calls", "batch", "activation", "optimizer",
-    "standardize", "robust", "classes",
+    "standardize", "robust", "classes", "room",
 )  # fmt: skip
 
 O_LR, O_DECAY, O_MOMENTUM, O_BETA2, O_EPS, O_NESTEROV, O_DISCOUNT, O_POWER, O_CALIBRATION = range(9)

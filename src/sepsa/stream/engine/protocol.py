@@ -95,6 +95,9 @@ class StreamEngine(Protocol):
     def set_output_weights(self, weights: Floats | float) -> None:
         """Weight each output's squared error in the body's loss; the first value sets a weight of zero."""
 
+    def set_target_offset(self, offset: Floats) -> None:
+        """Say what was subtracted from the targets (outputs,), by which an engine can see their signs."""
+
     def set_typical_inputs(self, distances: Floats | float, first: int = 0) -> None:
         """Set the typical distance of each standardized input from zero, from input `first` on."""
 

@@ -7,6 +7,7 @@ state and writes another.
 from __future__ import annotations
 
 import math
+from pkgutil import resolve_name
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -98,10 +99,11 @@ def loaded(engine: Engine, state: Any, entry: str) -> Engine:
         of_version_0_2(state, engine._models.names, entry),
         {"inputs", "outputs", "network", "experts", "mixture", "models"},
     )
-    other = load_network(engine, new["network"], new.path("network"))
+    experts = upgraded(new["experts"], new.path("experts"))
+    other = load_network(engine, new["network"], new.path("network"), room_of(experts))
     for name, size in (("inputs", other.inputs), ("outputs", other.outputs)):
         new.equal(name, size)
-    load_experts(other, new["experts"], new.path("experts"))
+    load_experts(other, experts, new.path("experts"))
     load_mixture(other, new["mixture"], new.path("mixture"))
     lacking = {*new["mixture"]["experts"]} - {*new["experts"], *engine.expert_names[:1], *engine._models.names}
     if lacking:
@@ -112,14 +114,15 @@ def loaded(engine: Engine, state: Any, entry: str) -> Engine:
     return other
 
 
-def load_network(engine: Engine, state: Any, entry: str) -> Engine:
+def load_network(engine: Engine, state: Any, entry: str, room: int = 0) -> Engine:
     """An engine like this one, with the network in a saved state and all other experts at their start."""
     new = schema.read(entry, state, {"settings", "inputs", "outputs", "arrays", "generator"})
     wanted = settings(engine)
     saved = new.entries("settings", set(wanted))
     for name, value in wanted.items():
         saved.equal(name, value)
-    other = engine.resized(new.integer("inputs", 1), new.integer("outputs", 1))
+    room = room or engine._layout.settings["room"]
+    other = engine.resized(new.integer("inputs", 1), new.integer("outputs", 1), room)
     other._start()
     names = network_parts(other)
     arrays = new.entries("arrays", set(names))
@@ -134,6 +137,21 @@ def load_network(engine: Engine, state: Any, entry: str) -> Engine:
         raise ValueError(f"{arrays.path('COUNTS')} must point at one of {len(engine._heads)} heads")
     other._rng = read_generator(new.path("generator"), new["generator"])
     return other
+
+
+def upgraded(states: Any, entry: str) -> Any:
+    """States of the experts with the trees in the form of today, and the rows of a window of today's length."""
+    try:
+        return resolve_name("sepsa.stream.experts.earlier").upgraded(states)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise schema.damaged(entry, "the states of experts", repr(error)) from error
+
+
+def room_of(states: Any) -> int:
+    """The rows for which saved trees have room; 0 where the state does not say."""
+    trees = states.get("trees") if isinstance(states, dict) else None
+    weights = trees.get("WEIGHTS") if isinstance(trees, dict) else None
+    return len(weights) if isinstance(weights, np.ndarray) and weights.ndim == 1 else 0
 
 
 def load_experts(engine: Engine, states: Any, entry: str) -> None:
@@ -240,6 +258,7 @@ def pickled(engine: Engine) -> dict[str, Any]:
         "options": engine._options,
         "dtype": engine._dtype,
         "models": engine._models,
+        "max_rows": engine._most,
         "generator": engine._rng,
         "inputs": engine.inputs,
         "outputs": engine.outputs,
@@ -259,13 +278,16 @@ def unpickle(engine: Engine, state: dict[str, Any]) -> None:
         state = alone_of_version_0_2(state)
     engine._heads, engine._options, engine._dtype = state["heads"], state["options"], state["dtype"]
     engine._models, engine._rng = state["models"], state["generator"]
-    engine._allocate(state["inputs"], state["outputs"], tuple(state["hidden"]), state["settings"])
+    engine._most = state.get("max_rows", resolve_name("sepsa.stream.experts.trees").MOST_ROWS)
+    experts = upgraded(state.get("experts", {}), "experts")
+    form = state["settings"] | {"room": room_of(experts)}
+    engine._allocate(state["inputs"], state["outputs"], tuple(state["hidden"]), form)
     engine._start()
     for name, array in state["network"].items():
         view = part(engine, name)
         view[...] = array.reshape(view.shape)
     if engine._models is not None:
-        load_experts(engine, state["experts"], "experts")
+        load_experts(engine, experts, "experts")
         load_mixture(engine, state["mixture"], "mixture")
 
 
@@ -309,7 +331,7 @@ def with_experts_of_version_0_2(state: dict[str, Any]) -> dict[str, Any]:
 
 def grown(engine: Engine, inputs: int, outputs: int) -> Engine:
     """The engine with more inputs or outputs, which were zero in all rows so far."""
-    other = engine.resized(inputs, outputs)
+    other = engine.resized(inputs, outputs, room_after_growth(engine, inputs))
     other._start()
     grow_heads(engine, other)
     old, new = engine._layout, other._layout
@@ -349,18 +371,45 @@ def grow_heads(engine: Engine, other: Engine) -> None:
         other._view("NUMBERS", h)[:] = engine._view("NUMBERS", h)
 
 
+RINGS = {"window": ("FILLED", "neighbours"), "room": ("STORED", "trees")}  # their numbers and places of rows
+
+
+def room_after_growth(engine: Engine, inputs: int) -> int:
+    """The room for rows with more inputs: the same, or less where memory is limited."""
+    if engine._models is None:
+        return 0
+    most = resolve_name("sepsa.stream.experts.trees").room_for(engine._most, inputs, engine._most)
+    return int(min(engine._layout.settings["room"], most))
+
+
+def with_room(engine: Engine, room: int) -> Engine:
+    """The engine with more room for rows, in the same state otherwise; a tree begins anew if all places are taken."""
+    other = engine.resized(engine.inputs, engine.outputs, room)
+    for name in engine._layout.parts:
+        old, new = part(engine, name), part(other, name)
+        new[tuple(slice(0, length) for length in old.shape)] = old
+    if engine._view("STORED", "trees")[0] == engine._layout.settings["room"]:
+        grow_window_and_experts(engine, other)
+        for expert in other._table:
+            expert.start(other.parts_of(expert.name), engine.inputs, engine.outputs)
+    return other
+
+
 def grow_window_and_experts(engine: Engine, other: Engine) -> None:
     """Write the experts' parts into those of a larger engine; of a shorter window the latest rows are kept."""
-    rows, following = engine._view("FILLED", "neighbours").tolist()
-    before, after = engine._layout.sizes["window"], other._layout.sizes["window"]
-    kept = min(rows, after)
-    latest = (following - kept + np.arange(kept)) % before
+    latest = {}
+    for ring, numbers in RINGS.items():
+        rows, following = engine._view(*numbers)[:2].tolist()
+        kept = min(rows, other._layout.sizes[ring])
+        latest[ring] = (following - kept + np.arange(kept)) % engine._layout.sizes[ring]
     for group in other._layout.groups:
         if group.repeated or group.name == "network":
             continue
         for name, (_, shape) in group.state.items():
             old, new = engine._view(name, group.name), other._view(name, group.name)
-            if "window" in shape:
-                old = np.take(old, latest, axis=shape.index("window"))
+            for ring in latest.keys() & shape:
+                old = np.take(old, latest[ring], axis=shape.index(ring))
             new[tuple(slice(0, length) for length in old.shape)] = old
-    other._view("FILLED", "neighbours")[:] = kept, kept % after
+    for ring, numbers in RINGS.items():
+        kept = len(latest[ring])
+        other._view(*numbers)[:2] = kept, kept % other._layout.sizes[ring]

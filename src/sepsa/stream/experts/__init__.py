@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sepsa.stream.engine.kernels.views import Group, register
 from sepsa.stream.engine.layout import SIZES
-from sepsa.stream.experts import bayes, expert, logistic, neighbours, network, products, simple, step, trees
+from sepsa.stream.experts import bayes, expert, logarithm, logistic, neighbours, network, products, simple, step, trees
 from sepsa.stream.experts.expert import Expert
 
 # In the order of their answers; those for classes alone come last.
@@ -19,6 +19,8 @@ EXPERTS: tuple[Expert, ...] = (
     simple.LAST_TARGET,
     simple.MEAN_TARGET,
     simple.LAST_ERRORS,
+    logarithm.LOG_PRODUCTS,
+    logarithm.LOG_TREES,
     logistic.EXPERT,
     bayes.EXPERT,
 )
@@ -29,7 +31,7 @@ register(SIZES, (HEADS, *MIXTURE, *(each.group for each in EXPERTS)))
 
 def table(all_of_them: bool, classes: bool, double: bool) -> tuple[Expert, ...]:
     """The experts of an engine: the network alone, or all, and those for classes; `double` is the body's precision."""
-    others = [each for each in EXPERTS[1:] if all_of_them and (classes or not each.for_classes)]
+    others = [each for each in EXPERTS[1:] if all_of_them and not (each.for_numbers if classes else each.for_classes)]
     return (network.IN_DOUBLE if double else network.EXPERT, *others)
 
 

@@ -1,4 +1,4 @@
-"""Models of the user as experts: those of River, and scikit-learn's with `partial_fit`, on the learner's rows."""
+"""Models of the user as experts, on the learner's rows: River's, scikit-learn's with `partial_fit`, or LightGBM."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sepsa.states import schema
+from sepsa.stream.boosting import Boosting
 from sepsa.stream.engine.protocol import Floats
 
 
@@ -17,20 +18,24 @@ class ModelExperts:
 
     A River model gets a row as a dict by the numbers of the inputs, without those missing; an estimator of scikit-learn
     gets an array, with zeros for missing values, and begins anew with an input or a class that comes late. Classes are
-    numbers in the order of their appearance.
+    numbers in the order of their appearance. "lightgbm" stands for `sepsa.stream.boosting`, which takes rows in blocks.
     """
 
     def __init__(self, models: Sequence[Any], classes: bool, outputs: int = 0) -> None:
-        self.models, self.classes = [deepcopy(model) for model in models], classes
+        self.models = [
+            Boosting(classes) if isinstance(model, str) and model == "lightgbm" else deepcopy(model) for model in models
+        ]
+        self.classes = classes
         self.outputs = [outputs] * len(self.models)  # that each model knows; 0: it has learned nothing
         for i, model in enumerate(self.models):
             river = hasattr(model, "learn_one") and hasattr(model, "predict_proba_one" if classes else "predict_one")
             labels = hasattr(model, "predict_proba") or hasattr(model, "decision_function")
             sklearn = hasattr(model, "partial_fit") and hasattr(model, "predict") and classes == labels
-            if isinstance(model, type) or not (river or sklearn):
+            if isinstance(model, type) or not (river or sklearn or isinstance(model, Boosting)):
                 kind = "classifier" if classes else "regressor"
                 raise ValueError(
-                    f"experts[{i}] must be a River {kind}, or a scikit-learn {kind} with partial_fit, got {model!r}"
+                    f"experts[{i}] must be a River {kind}, a scikit-learn {kind} with partial_fit, or 'lightgbm', got "
+                    f"{model!r}"
                 )
         self._fresh = [deepcopy(model) for model in self.models]
 
@@ -40,13 +45,16 @@ class ModelExperts:
     @property
     def names(self) -> list[str]:
         """A name for each model: its class, and its number where there are several."""
-        return [f"{type(model).__name__} {i}" for i, model in enumerate(self.models)]
+        return [getattr(model, "name", f"{type(model).__name__} {i}") for i, model in enumerate(self.models)]
 
     def predictions(self, X: Floats, outputs: int) -> Floats:
         """The models' predictions (n, models, outputs); 0, or equal shares of classes, where a model has none."""
         out = np.zeros((len(X), len(self.models), outputs))
         for e, model in enumerate(self.models):
-            for i, x in enumerate(X if self.models else ()):
+            if isinstance(model, Boosting):
+                out[:, e] = model.predictions(X, outputs)
+                continue
+            for i, x in enumerate(X):
                 out[i, e] = self._predict(model, self.outputs[e], x, outputs)
         return out
 
@@ -57,12 +65,20 @@ class ModelExperts:
             return self, out
         other = object.__new__(ModelExperts)
         other.__dict__.update(self.__dict__, models=deepcopy(self.models), outputs=list(self.outputs))
-        for e in range(len(other.models)):
+        for e, model in enumerate(self.models):
+            if isinstance(model, Boosting):
+                other.models[e], out[:, e] = model.learned(X, Y, weight)
+                other.outputs[e] = Y.shape[1]
+                continue
             for i in range(len(X)):
                 out[i, e] = other._predict(other.models[e], other.outputs[e], X[i], Y.shape[1])
                 if weight[i] > 0:
                     other._learn(e, X[i], Y[i])
         return other, out
+
+    def refit(self) -> None:
+        """Fit on all rows what is fitted from time to time."""
+        self.models = [model.refitted() if isinstance(model, Boosting) else model for model in self.models]
 
     def _predict(self, model: Any, known: int, x: Floats, outputs: int) -> Floats:
         told = np.full(outputs, 1 / outputs) if self.classes else np.zeros(outputs)

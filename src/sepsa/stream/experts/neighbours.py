@@ -13,7 +13,7 @@ LANES, TOPS = 64, 8  # of the selection: columns of distances, and of their mini
 PLACES = 1024  # a power of two, at least the rows of the window
 NONE = np.int32(2**31 - 1)
 SOFTENING = 16.0  # the mean squared distance of the neighbours over what is added to each of them
-CELLS = 16 * PLACES  # of the window at most: it is shorter where there are more than 16 inputs
+CELLS = 256 * PLACES  # of the window at most: it is shorter where there are more than 256 inputs
 LEAST_ROWS = 64
 
 
@@ -22,7 +22,7 @@ def window_rows(inputs: int, outputs: int) -> int:
     return max(LEAST_ROWS, min(PLACES, CELLS // inputs))
 
 
-# The window, which the trees share: inputs, targets and weights of its rows; how many there are, and the place of the
+# The window: inputs, targets and weights of its rows; how many there are, and the place of the
 # next; the range of each input, and 1 for an input that has had two values at most.
 PARTS = {
     "ROWS": (np.float32, ("inputs", "window")),

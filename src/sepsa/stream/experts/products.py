@@ -1,14 +1,24 @@
-"""Squares and products of two inputs as features of a recursive-least-squares head."""
+"""Squares and products of two inputs as features of a recursive-least-squares head.
+
+Where there are more than `PAIRED` inputs, those by which the trees gain most are chosen. Once another one gains much
+more, it takes the place of the one that gains least: the features of that one leave the head, which keeps what it knows
+of the others (their marginal distribution), and those of the new one start at their prior.
+"""
 
 from __future__ import annotations
+
+import numpy as np
 
 from sepsa.stream.engine.kernels.compilation import called, kernel
 from sepsa.stream.engine.kernels.head import rank_one
 from sepsa.stream.engine.kernels.views import Group, Views
+from sepsa.stream.experts import trees
 from sepsa.stream.experts.expert import Expert, row
 
 PAIRED = 10  # inputs of which products are taken
 RIDGE = 10.0
+EVERY = 64  # rows, of which one looks for a better input
+BETTER = 2.0  # times the gain of the input that it replaces
 FARTHEST = 1e6  # deviations of the targets, to which an answer is clipped
 
 
@@ -19,49 +29,117 @@ def features(inputs: int, outputs: int) -> int:
 
 
 PARTS = {
+    "PAIRS": (np.int64, ("paired",)),  # the inputs
     "W": (float, ("outputs", "products")),
+    "LOG_W": (float, ("products",)),  # for the logarithm of a single positive target
     "U": (float, ("product_triangle",)),
     "D": (float, ("products",)),
 }
-WORK = {"PHI": (float, ("products",)), "B": (float, ("products",))}
-SIZES = {"products": features, "product_triangle": lambda d, m: features(d, m) * (features(d, m) - 1) // 2}
+WORK = {"PHI": (float, ("products",)), "B": (float, ("products",)), "GAIN": (float, (1,))}
+SIZES = {
+    "paired": lambda d, m: min(d, PAIRED),
+    "products": features,
+    "product_triangle": lambda d, m: features(d, m) * (features(d, m) - 1) // 2,
+}
 GROUP = Group("products", PARTS, WORK, SIZES)
 parts, work = Views(GROUP, "state", PARTS), Views(GROUP, "workspace", WORK)
 
 
 @called
-def expand(z, phi):
-    """φ = [1, z_0, z_0², z_1, z_1 z_0, z_1², …] of the first inputs; a further input adds features at the end."""
+def expand(z, pairs, phi):
+    """φ = [1, z_0, z_0², z_1, z_1 z_0, z_1², …] of these inputs; a further input adds features at the end."""
     phi[0] = 1.0
-    at, j = 1, 0
-    while at < phi.size:
-        phi[at] = z[j]
+    at = 1
+    for j in range(pairs.size):
+        phi[at] = z[pairs[j]]
         for i in range(j + 1):
-            phi[at + 1 + i] = z[j] * z[i]
+            phi[at + 1 + i] = z[pairs[j]] * z[pairs[i]]
         at += j + 2
-        j += 1
+
+
+@called
+def forget(U, D, f, variance, b):
+    """Replace feature f by one that is independent of all others, with this variance, in B = UDUᵀ; b is a workspace.
+
+    The others keep their covariances: what column f gives to those before it is added to their part of UDUᵀ by Agee's
+    and Turner's method.
+    """
+    first = f * (f - 1) // 2
+    for i in range(f):
+        b[i], U[first + i] = U[first + i], 0.0
+    for j in range(f + 1, D.size):
+        U[j * (j - 1) // 2 + f] = 0.0
+    share, D[f] = D[f], variance
+    for j in range(f - 1, -1, -1):
+        s, before, column = b[j], D[j], U[j * (j - 1) // 2 : j * (j - 1) // 2 + j]
+        D[j] += share * s * s
+        step = share * s / D[j]
+        share *= before / D[j]
+        for i in range(j):
+            b[i] -= s * column[i]
+            column[i] += step * b[i]
+
+
+@called
+def replace_input(model, place, new):
+    """Let another input take this place."""
+    U, D, W, log_w, b = parts.U(model), parts.D(model), parts.W(model), parts.LOG_W(model), work.B(model)
+    pairs = parts.PAIRS(model)
+    pairs[place] = new
+    for j in range(place, pairs.size):
+        start = 1 + j * (j + 3) // 2
+        first, stop = (start, start + j + 2) if j == place else (start + 1 + place, start + 2 + place)
+        for f in range(first, stop):
+            forget(U, D, f, 1.0 / RIDGE, b)
+            log_w[f] = 0.0
+            for k in range(W.shape[0]):
+                W[k, f] = 0.0
+
+
+@called
+def choose(model):
+    """Replace the input by which the trees gain least, if another one gains much more."""
+    gains, pairs, worst, best = trees.parts.GAINS(model), parts.PAIRS(model), 0, -1
+    for j in range(pairs.size):
+        if gains[pairs[j]] < gains[pairs[worst]]:
+            worst = j
+    for i in range(gains.size):
+        taken = False
+        for j in range(pairs.size):
+            taken = taken or pairs[j] == i
+        if not taken and (best < 0 or gains[i] > gains[best]):
+            best = i
+    if best >= 0 and gains[best] > BETTER * gains[pairs[worst]]:
+        replace_input(model, worst, best)
+
+
+@called
+def tell(weights, phi):
+    total = 0.0
+    for j in range(phi.size):
+        total += weights[j] * phi[j]
+    return min(max(total, -FARTHEST), FARTHEST)
 
 
 @kernel(cost=0.6)
 def answer(model, e):
     W, phi, out = parts.W(model), work.PHI(model), row.ANSWERS(model)[e]
-    expand(row.Z(model), phi)
+    expand(row.Z(model), parts.PAIRS(model), phi)
     for k in range(out.size):
-        total, weights = 0.0, W[k]
-        for j in range(phi.size):
-            total += weights[j] * phi[j]
-        out[k] = min(max(total, -FARTHEST), FARTHEST)
+        out[k] = tell(W[k], phi)
     return 0
 
 
 @kernel(cost=1.2)
 def learn(model, e):
-    W, phi, b, trust = parts.W(model), work.PHI(model), work.B(model), row.TRUST(model)[0]
-    expand(row.Z(model), phi)  # an input that was constant so far may have got its scale since the answer
+    W, phi, b, y, trust = parts.W(model), work.PHI(model), work.B(model), row.Y(model), row.TRUST(model)[0]
+    if trees.parts.STORED(model)[trees.S_EVER] % EVERY == 0:
+        choose(model)
+    expand(row.Z(model), parts.PAIRS(model), phi)  # an input may be another one, or have got its scale since the answer
     g = rank_one(parts.U(model), parts.D(model), phi, 0, trust, b)
-    y, told = row.Y(model), row.ANSWERS(model)[e]
+    work.GAIN(model)[0] = g
     for k in range(y.size):
-        weights, step = W[k], trust * (y[k] - told[k]) / g
+        weights, step = W[k], trust * (y[k] - tell(W[k], phi)) / g
         for j in range(phi.size):
             weights[j] += step * b[j]
     return 0
@@ -69,6 +147,13 @@ def learn(model, e):
 
 def start(part, inputs, outputs):
     part("D")[features(inputs, outputs) if inputs else 0 :] = 1 / RIDGE
+    part("PAIRS")[inputs:] = np.arange(len(part("PAIRS")))[inputs:]
 
 
-EXPERT = Expert(GROUP, answer, learn, start)
+def wrong(part):
+    pairs = part("PAIRS")
+    fits = (pairs >= 0).all() and (pairs < part.inputs).all()
+    return None if fits else ("PAIRS", f"numbers of {part.inputs} inputs")
+
+
+EXPERT = Expert(GROUP, answer, learn, start, wrong)

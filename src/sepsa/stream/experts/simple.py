@@ -34,7 +34,7 @@ def answer_last(model, e):
 
 @kernel(cost=0.3)
 def learn_last(model, e):
-    value, y = last.VALUE(model), row.Y(model)
+    value, y = last.VALUE(model), row.SEEN(model)
     for k in range(y.size):
         value[k] = y[k]
     return 0

@@ -17,11 +17,15 @@ from sepsa.stream.engine.kernels.views import SLOTS, Group, Views, call, size
 from sepsa.stream.engine.layout import O_CALIBRATION
 from sepsa.stream.experts import network
 from sepsa.stream.experts.expert import Expert, row
+from sepsa.stream.experts.logarithm import take_logarithm
 from sepsa.stream.experts.network import OUT, WEIGHT, X, Y
 from sepsa.stream.experts.stack import DISCOUNT, EVERY, OFTEN, remember, solve, weigh
 
 CLIP = 8.0  # standardized inputs, for the experts other than the network
+WIDEST = 2.0**98  # the same, for trees
 FARTHEST = 1e6  # deviations, to which a target and the answers of models are clipped
+USUAL = 0.25  # deviations: an error that is plausible even where most targets are predicted exactly
+FAR = 8.0  # the same, for what the last target may be: under heavy tails it may lie beyond all plausible errors
 HEAVIEST = 10.0  # share of a row, in typical rows
 HEAVIEST_SQUARED = 1e6  # the same for the squared loss, in first rows
 
@@ -43,7 +47,6 @@ PARTS = {
 WORK = {
     "ASKED": (float, (1,)),  # the row before which the answers were given
     "ASKED_X": (float, ("inputs",)),
-    "UNIT": (float, ("outputs",)),
     "FACTOR": (float, ("experts", "experts")),
 }
 GROUP = Group("mixture", PARTS, WORK, {})
@@ -60,7 +63,7 @@ X_AT, Y_AT, WEIGHT_AT, MODELS_AT, OUT_AT, LEVERAGE_AT = (
 @inlined
 def standardize(model, i):
     """Fill Z by row i, and the units of the outputs; returns whether the answers to this row are there already."""
-    x, z, asked, unit = X.ROWS(model)[i], row.Z(model), work.ASKED_X(model), work.UNIT(model)
+    x, z, wide, asked, unit = X.ROWS(model)[i], row.Z(model), row.WIDE(model), work.ASKED_X(model), row.UNIT(model)
     mean, scale, gain = network.parts.MEAN(model), parts.SCALE(model), network.parts.GAIN(model)
     rows = parts.COUNTS(model)[C_ROWS] + 1.0
     same = work.ASKED(model)[0] == rows
@@ -69,8 +72,9 @@ def standardize(model, i):
         unit[k] = math.sqrt(gain[k])
     for j in range(x.size):
         same = same and asked[j] == x[j]
-        # Rounded as in the window, so that a threshold of a tree divides rows alike.
-        z[j] = np.float32(min(max((x[j] - mean[j]) * scale[j], -CLIP), CLIP)) if x[j] == x[j] else 0.0
+        off = (x[j] - mean[j]) * scale[j]
+        z[j] = np.float32(min(max(off, -CLIP), CLIP)) if off == off else 0.0  # rounded as in the window
+        wide[j] = min(max(off, -WIDEST), WIDEST) if off == off else math.nan
         asked[j] = x[j]
     work.ASKED(model)[0] = rows
     return same
@@ -80,7 +84,7 @@ def standardize(model, i):
 def ask_all(model, i):
     """Fill the answers (experts, m) to row i in units of the outputs; the network's prediction is in out."""
     same = standardize(model, i)
-    answers, out, unit = row.ANSWERS(model), OUT.ROWS(model)[i], work.UNIT(model)
+    answers, out, unit = row.ANSWERS(model), OUT.ROWS(model)[i], row.UNIT(model)
     for k in range(out.size):
         answers[0, k] = min(max(out[k] * unit[k], -FARTHEST), FARTHEST)
     addresses, built_in = calls.ADDRESSES(model), size.built_in(model)
@@ -95,7 +99,7 @@ def ask_all(model, i):
 @called
 def mix(model, i):
     """Replace the network's prediction in out by the mixture of the experts and of their stack."""
-    answers, out, unit = row.ANSWERS(model), OUT.ROWS(model)[i], work.UNIT(model)
+    answers, out, unit = row.ANSWERS(model), OUT.ROWS(model)[i], row.UNIT(model)
     stack, shares, experts = parts.STACK(model), parts.WEIGHT(model), size.experts(model)
     for k in range(out.size):
         first = answers[0, k]
@@ -114,13 +118,13 @@ def mix(model, i):
 def bound(model, i):
     """Fill the targets in units, within plausible errors of the prediction, the share of the row and its class."""
     x, target, z, y = X.ROWS(model)[i], Y.ROWS(model)[i], row.Z(model), row.Y(model)
-    out, unit, counts = OUT.ROWS(model)[i], work.UNIT(model), parts.COUNTS(model)
+    out, unit, counts = OUT.ROWS(model)[i], row.UNIT(model), parts.COUNTS(model)
     mean, scale = network.parts.MEAN(model), parts.SCALE(model)
     for j in range(x.size):
         if scale[j] == 0.0:
             scale[j] = first_scale(x[j], mean[j])
             if scale[j] > 0.0:
-                z[j] = 1.0 if x[j] > mean[j] else -1.0
+                z[j] = row.WIDE(model)[j] = 1.0 if x[j] > mean[j] else -1.0
     share, trust, weight = min(network.work.SHARE(model)[i], HEAVIEST), 1.0, WEIGHT.ROWS(model)[i]
     if not size.robust(model):
         counts[C_FIRST_WEIGHT] = counts[C_FIRST_WEIGHT] if counts[C_FIRST_WEIGHT] > 0.0 else weight
@@ -128,14 +132,18 @@ def bound(model, i):
     error, error_run = parts.ERROR(model), parts.ERROR_RUN(model)
     for k in range(y.size):
         y[k] = min(max(target[k] * unit[k], -FARTHEST), FARTHEST)
+        row.SEEN(model)[k] = y[k]
         if size.robust(model) and not size.classes(model):
             predicted = min(max(out[k] * unit[k], -FARTHEST), FARTHEST)
-            off, limit = y[k] - predicted, network.FARTHEST_LOSS * plausible_error(error, k)
+            off, limit = y[k] - predicted, max(network.FARTHEST_LOSS * plausible_error(error, k), USUAL)
             follow_errors(error, error_run, k, abs(off), 1.0)
+            row.SEEN(model)[k] = predicted + min(max(off, -max(limit, FAR)), max(limit, FAR))
             if abs(off) > limit:
                 trust = min(trust, limit / abs(off))
                 y[k] = predicted + min(max(off, -limit), limit)
     row.SHARE(model)[0], row.TRUST(model)[0], row.LABEL(model)[0] = share, share * trust, largest(y)
+    if y.size == 1 and not size.classes(model):
+        take_logarithm(model, target[0], y[0], unit[0])
 
 
 @called

@@ -16,7 +16,7 @@ from sepsa.heads.protocols import NotFinite
 from sepsa.states import schema
 from sepsa.stream.calibration import probabilities
 from sepsa.stream.columns.cells import Column, check_date_format
-from sepsa.stream.columns.inputs import Inputs
+from sepsa.stream.columns.inputs import CATEGORIES, CLASS_MEANS, Inputs
 from sepsa.stream.engine.bodies import NAMED
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import class_codes, first_rows, grow_along, indicators
@@ -81,7 +81,7 @@ class TableModel:
         classify: bool = False,
         drop: Sequence[str] = (),
         categorical: Sequence[str] = (),
-        categories: int = 32,
+        categories: int = CATEGORIES,
         forgetting: float | str = "auto",
         ridge: float | str = 10.0,
         seed: int = 0,
@@ -92,7 +92,7 @@ class TableModel:
         self.drop, self.categorical = tuple(drop), tuple(categorical)
         self.categories, self.forgetting, self.ridge, self.seed = categories, forgetting, ridge, seed
         self.date_format = check_date_format(date_format)
-        self.inputs = Inputs(categories)
+        self.inputs = Inputs(categories, CLASS_MEANS if classify else 1)
         self.classes: dict[str, int] = {}
         self.trace = ErrorTrace()
         self.quarantined = 0
@@ -155,6 +155,8 @@ class TableModel:
         """Learn rows in order; returns which of them could be learned, their predictions, warnings and details."""
         new_inputs, warnings = self.inputs.add(columns)
         X = self.inputs.encode(columns, rows)
+        targets = indicators(labels, len(self.classes)) if self.classify else target.numbers[:, None]
+        new_inputs = self.inputs.learn_means(X, columns, targets, new_inputs)
         names, known = list(self.classes), 0 if self._learner is None else self._learner.engine.outputs
         arrivals = first_rows(labels, len(names))[known:].tolist() if self.classify else [0] * (1 - known)
         kept = np.ones(rows, bool)
@@ -279,7 +281,7 @@ class TableModel:
         if isinstance(state_dict, dict) and not OF_REPORT & set(state_dict):
             state_dict = state_dict | {"latest": [], "warnings": [], "coverage": None}
         new = schema.read("state", state_dict, keys)
-        inputs = Inputs.from_state(self.categories, new["inputs"])
+        inputs = Inputs.from_state(self.categories, self.inputs.means, new["inputs"])
         classes = new.items("classes").values
         if not all(type(label) is str for label in classes) or len(set(classes)) != len(classes):
             raise ValueError("state['classes'] must hold distinct labels")

@@ -45,6 +45,7 @@ class PartsOf(NamedTuple):
     """The parts of an expert's state by their names, for Python."""
 
     inputs: int
+    outputs: int
     arrays: Mapping[str, Any]
 
     def __call__(self, name: str) -> Any:
