@@ -178,7 +178,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         # Weights that differ much are no outliers in a table: they say themselves how much each row counts.
         usual = float(np.median(table.weight))
         even = 0.1 * usual <= table.weight.min() and table.weight.max() <= 10 * usual
-        options = {} if even or self.module is not None else {"loss": "squared"}
+        options: dict[str, Any] = {} if even or self.module is not None else {"loss": "squared"}
         new_learner = partial(self._new_learner, X.shape[1], Y.shape[1], for_fit=True, **options)
         result = batch_fit.fit(
             partial(new_learner, alone=True),
@@ -189,6 +189,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
                 forgetting=forgetting,
                 batch=None if self.batch_size == "auto" else at_least("batch_size", self.batch_size, 1),
                 visits=int(batch_fit.VISITS * plan.speed),
+                expert_passes=1 if len(self.experts) else 2,  # models of the user see each row once
                 verbose=bool(self.verbose),
             ),
             early_stopping=self.early_stopping,
