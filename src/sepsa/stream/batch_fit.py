@@ -8,8 +8,8 @@ them. Where rows are many, three learners are enough, each without its tenth.
 A pass takes the rows in random order, in mini-batches; over T passes the body's rate falls as cos from `rate` to zero
 and the head forgets by `forgetting` per mini-batch, because its curvature is that of features which have moved since.
 T is tried in factors of four, each time from the start, as a rate that has fallen cannot be continued; the trials end
-with the first that raises the squared error on rows left out. The passes are the network's: the other experts learn
-each row once, as in a stream, and their mixture is that of `sepsa.stream.stacking`.
+with the first that raises the squared error on rows left out. These passes are the network's: the other experts learn
+each row twice, one row after the other as in a stream, and their mixture is that of `sepsa.stream.stacking`.
 
 The variance of a target about the committee's mean is σ² (1 + c φᵀBφ), with φᵀBφ of the head's curvature. c is that
 under which the errors on rows left out are most likely as normal errors, and σ² holds nine tenths of them.
@@ -77,6 +77,7 @@ class Schedule(NamedTuple):
     forgetting: float = FORGETTING
     batch: int | None = None  # None: by the number of rows
     visits: int = VISITS
+    expert_passes: int = 2  # of the experts other than the network
     verbose: bool = False  # whether to print a line for each pass of the first learner, and one for each trial
 
     def trials(self, rows: int, learners: int) -> list[int]:
@@ -146,7 +147,7 @@ def fit(
     passes, members, means, leverages = best_trial(new_network, table, folds, schedule, trials, threads, rng)
     mixture = None
     if new_mixture is not None:
-        members = teach_experts(new_mixture, members, table, folds, threads, rng)
+        members = teach_experts(new_mixture, members, table, folds, schedule.expert_passes, threads, rng)
         mixture = Mixture.of(members, *left_out, [len(fold) for fold in folds])
         means = mixture.predictions
     if together:
@@ -157,7 +158,7 @@ def fit(
     for member in members:
         member.set_effective_samples(share, noise)
         if mixture is not None:
-            member.engine.set_mixture(mixture.evidence, mixture.parts)
+            member.engine.set_mixture(mixture.evidence, mixture.parts)  # type: ignore[attr-defined]
     return FitResult(Committee(members, inflation), passes, np.concatenate(folds), means)
 
 
@@ -226,20 +227,21 @@ def teach_experts(
     networks: list[StreamLearner],
     table: Table,
     folds: list[Fold],
+    passes: int,
     threads: int,
     rng: np.random.RandomState,
 ) -> list[StreamLearner]:
-    """Learners with these networks, and experts that have learned all rows but a fold once, in random order."""
-    draws = [RandomDraws.draw(rng, len(table.Y) - len(fold), 1) for fold in folds]
+    """Learners with these networks, and experts that have learned all rows but a fold in passes of random order."""
+    draws = [RandomDraws.draw(rng, len(table.Y) - len(fold), passes) for fold in folds]
 
     def member(k: int, stop: threading.Event) -> StreamLearner:
-        rest = table.without(folds[k]).rows(draws[k].orders[0])
+        rest = table.without(folds[k])
         learner = new_mixture(draws[k].seed)
         learner.fit_scales(*rest)
-        for some, part in row_parts(rest.X, learner.engine.batch_size):
-            if stop.is_set():
-                break
-            learner.learn(part, rest.Y[some], rest.weight[some])
+        for X, Y, weight in map(rest.rows, draws[k].orders):
+            for some, part in row_parts(X, learner.engine.batch_size):
+                if not stop.is_set():
+                    learner.learn(part, Y[some], weight[some])
         learner.take_network(networks[k])
         return learner
 
@@ -271,7 +273,9 @@ def trained_on_all(
     """One learner trained on all rows, in a list."""
     learners = [train(new_network, table, schedule, RandomDraws.draw(rng, len(table.Y), schedule.passes))]
     none: list[Fold] = [np.empty(0, np.intp)]
-    return learners if new_mixture is None else teach_experts(new_mixture, learners, table, none, 1, rng)
+    if new_mixture is None:
+        return learners
+    return teach_experts(new_mixture, learners, table, none, schedule.expert_passes, 1, rng)
 
 
 def train(

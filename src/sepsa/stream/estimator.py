@@ -178,7 +178,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         # Weights that differ much are no outliers in a table: they say themselves how much each row counts.
         usual = float(np.median(table.weight))
         even = 0.1 * usual <= table.weight.min() and table.weight.max() <= 10 * usual
-        options = {} if even or self.module is not None else {"loss": "squared"}
+        options: dict[str, Any] = {} if even or self.module is not None else {"loss": "squared"}
         new_learner = partial(self._new_learner, X.shape[1], Y.shape[1], for_fit=True, **options)
         result = batch_fit.fit(
             partial(new_learner, alone=True),
@@ -189,6 +189,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
                 forgetting=forgetting,
                 batch=None if self.batch_size == "auto" else at_least("batch_size", self.batch_size, 1),
                 visits=int(batch_fit.VISITS * plan.speed),
+                expert_passes=1 if len(self.experts) else 2,  # models of the user see each row once
                 verbose=bool(self.verbose),
             ),
             early_stopping=self.early_stopping,
@@ -215,18 +216,20 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         self._learner, before = learn_rows(learner, new_learner, rows.X, Y, weight, rows.new_inputs, new_outputs)
         return before
 
-    def _encode(self, X: Any, reset: bool, learn: bool = True, outputs: int = 1) -> Rows | None:
-        """The rows of a DataFrame that does not hold numbers alone, found by the names of its columns; else None.
+    def _means(self, outputs: int) -> int:
+        """Of how many targets a column of many texts has means."""
+        return max(1, min(outputs, CLASS_MEANS)) if isinstance(self, RegressorMixin) else CLASS_MEANS
 
-        A new encoder learns the means of this many targets.
-        """
+    def _encode(self, X: Any, reset: bool, learn: bool = True, y: Any = None) -> Rows | None:
+        """The rows of a DataFrame that does not hold numbers alone, found by the names of its columns; else None."""
         encoder = None if reset else self._encoder
         if reset and is_frame(X) and not all_numbers(X):
             if self.module is not None:
                 raise ValueError("X must hold numbers alone where module is given: encode the other columns first")
             validate_data(self, X, reset=True, skip_check_array=True)
             names = getattr(self, "feature_names_in_", None)
-            encoder = FrameEncoder([f"x{i}" for i in range(X.shape[1])] if names is None else list(names), outputs)
+            means = self._means(sum(np.asarray(y).shape[1:2]) or 1)
+            encoder = FrameEncoder([f"x{i}" for i in range(X.shape[1])] if names is None else list(names), means)
         if reset:
             self._encoder = encoder
         if encoder is None:
@@ -270,11 +273,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
     ) -> tuple[Rows, NDArray[Any], Floats]:
         """Rows (n, inputs), targets and weights (n,), checked."""
         X = as_pandas(X) if reset else self._in_order(as_pandas(X))
-        outputs = CLASS_MEANS
-        if isinstance(self, RegressorMixin):
-            shape = np.shape(y)
-            outputs = min(shape[1], CLASS_MEANS) if len(shape) == 2 else 1
-        rows = self._encode(X, reset, outputs=max(outputs, 1))
+        rows = self._encode(X, reset, y=y)
         if rows is None:
             numbers, targets = validate_data(self, X, y, reset=reset, accept_sparse="csr", **NUMBERS, **checks)
             rows = Rows(numbers)
@@ -352,8 +351,9 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
             if fitted:
                 learner = Committee([learner])
             learner.load_state_dict(new["learner"], "state_dict['learner']")
-            means = min(sizes[1], CLASS_MEANS) if isinstance(self, RegressorMixin) else CLASS_MEANS
-            encoder = FrameEncoder.from_state(new["encoder"], means, new.path("encoder")) if with_encoder else None
+            encoder = None
+            if with_encoder:
+                encoder = FrameEncoder.from_state(new["encoder"], self._means(sizes[1]), new.path("encoder"))
             if encoder is not None and len(encoder.inputs.names) != sizes[0]:
                 raise new.damaged("encoder", f"one of {sizes[0]} inputs", len(encoder.inputs.names))
             columns = sizes[0] if encoder is None else len(encoder.kinds)

@@ -1,10 +1,10 @@
 """scikit-learn's interface: a neural network with a Newton head for tables and for streams of rows.
 
 `partial_fit` learns rows once, in order. `fit` starts from scratch and trains the same mixture of experts on a table:
-the network in shuffled passes, the others in one, by a committee of learners that each leave out a fold of the rows.
-The answers to rows left out determine the number of passes and the weights of the experts (`sepsa.stream.batch_fit`).
-It uses as many threads as numba may (`numba.set_num_threads`). After `fit`, all members learn the rows of
-`partial_fit`.
+the network in many shuffled passes, the others in two, by a committee of learners that each leave out a fold of the
+rows. The answers to rows left out determine the number of passes and the weights of the experts
+(`sepsa.stream.batch_fit`). It uses as many threads as numba may (`numba.set_num_threads`). After `fit`, all members
+learn the rows of `partial_fit`.
 
 **Intervals.** The variance of a target about its prediction is σ² (1 + c φᵀBφ), with φ the features that the head
 sees and B its inverse curvature. After `fit`, c makes the errors on rows left out most likely, and σ² is that for which
@@ -66,7 +66,7 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
     is the network alone.
 
     `fit` trains a network of two layers of 50 GELU units by mini-batches, with a learning rate that falls from 1e-2 to
-    0 and a forgetting of 0.98 per mini-batch; the other experts learn each row once. `partial_fit` trains 64 random
+    0 and a forgetting of 0.98 per mini-batch; the other experts learn each row twice. `partial_fit` trains 64 random
     Fourier features by single rows, and mixes several heads, with and without forgetting and hidden units, by their
     recent errors. These are the meanings of "auto". `fit`, then `partial_fit` goes on: what `fit` has trained learns
     the further rows once, in order, its network with one head at a learning rate of 1e-4. `fit` again starts anew.

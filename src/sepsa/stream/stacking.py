@@ -28,12 +28,13 @@ class Mixture(NamedTuple):
     @classmethod
     def of(cls, learners: Sequence[StreamLearner], X: Any, Y: Floats, weight: Floats, folds: Sequence[int]) -> Mixture:
         """The mixture of learners that left out one part of these rows each; `folds` are the lengths of the parts."""
-        unit = np.sqrt(learners[0].engine.output_weights())
+        engines: list[Any] = [learner.engine for learner in learners]  # those with experts
+        unit = np.sqrt(engines[0].output_weights())
         offset = np.repeat([learner.offset for learner in learners], folds, axis=0)
         ends = np.cumsum(folds)[:-1]
         parts = [
-            learner.engine.answers(part)
-            for learner, rows in zip(learners, np.split(np.arange(len(Y)), ends), strict=True)
+            engine.answers(part)
+            for engine, rows in zip(engines, np.split(np.arange(len(Y)), ends), strict=True)
             for _, part in row_parts(X[rows])
         ]
         answers, targets = np.concatenate(parts), (Y - offset) * unit
@@ -68,7 +69,8 @@ def mixture_of(answers: Floats, targets: Floats, weight: Floats, fold: Any) -> t
 
 def solved(gram: Floats, moment: Floats) -> Floats:
     """The weights of the stack, (gram + RIDGE·1)⁻¹ moment."""
-    return np.linalg.solve(gram + RIDGE * np.eye(len(moment)), moment)
+    weights: Floats = np.linalg.solve(gram + RIDGE * np.eye(len(moment)), moment).astype(np.float64)
+    return weights
 
 
 def weights_of(losses: Floats, evidence: float) -> Floats:
@@ -77,4 +79,5 @@ def weights_of(losses: Floats, evidence: float) -> Floats:
     logarithms = -strength * np.log((losses + 1e-12) / (losses.min() + 1e-12))
     logarithms[1:] -= PRIOR
     weights: Floats = np.exp(logarithms - logarithms.max())
-    return weights / weights.sum()
+    weights /= weights.sum()
+    return weights

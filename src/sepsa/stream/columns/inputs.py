@@ -228,7 +228,7 @@ class Inputs:
                     new[i] = NewInput(row, of, float(mean), 1 / float(deviation) if deviation > 0 else 0.0)
             parts.append(levels.learn(keys[after], targets[after]))
             if names[0] in self.names:
-                X[np.ix_(there, [self.names[of] for of in names])] = np.concatenate(parts)
+                X[there[:, None], [self.names[of] for of in names]] = np.concatenate(parts)
         return new
 
     def encode(self, columns: Mapping[str, Column], rows: int) -> Floats:
@@ -253,7 +253,7 @@ class Inputs:
                 if name in self.levels and means[0] in self.names:
                     there = np.flatnonzero(column.codes >= 0)
                     keys = np.array(keys_of(column.texts), np.int64)[column.codes[there]]
-                    X[np.ix_(there, [self.names[of] for of in means])] = self.levels[name].values(keys)
+                    X[there[:, None], [self.names[of] for of in means]] = self.levels[name].values(keys)
         return X
 
 

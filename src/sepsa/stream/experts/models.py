@@ -22,7 +22,7 @@ class ModelExperts:
     """
 
     def __init__(self, models: Sequence[Any], classes: bool, outputs: int = 0) -> None:
-        self.models = [
+        self.models: list[Any] = [
             Boosting(classes) if isinstance(model, str) and model == "lightgbm" else deepcopy(model) for model in models
         ]
         self.classes = classes
