@@ -267,13 +267,13 @@ def test_linear_logits_are_learned_by_the_logistic_expert():
 
 @pytest.mark.parametrize("classes", [False, True])
 def test_rows_in_blocks_equal_rows_one_by_one(classes):
-    X, y = steps(400)
+    X, y = steps(1200)  # room for rows is made at 512 and 1,024
     Y = np.stack([y > 0, y <= 0], 1).astype(float) if classes else y[:, None]
     X[5, 1] = np.nan
     one, other = (StreamLearner(4, Y.shape[1], regression=not classes, **OPTIONS) for _ in range(2))
-    weight = np.where(np.arange(400) % 7 == 3, 0.0, 1.0)
+    weight = np.where(np.arange(1200) % 7 == 3, 0.0, 1.0)
     blocks = one.learn(X, Y, weight)
-    single = np.concatenate([other.learn(X[i : i + 1], Y[i : i + 1], weight[i : i + 1]) for i in range(400)])
+    single = np.concatenate([other.learn(X[i : i + 1], Y[i : i + 1], weight[i : i + 1]) for i in range(1200)])
     assert np.array_equal(blocks, single)
     assert np.array_equal(one.predict(X), [other.predict_row(x) for x in X.tolist()])
 
@@ -287,6 +287,67 @@ def test_a_saved_learner_continues_bit_for_bit(tmp_path):
     expected = model.prequential(X[500:], y[500:])
     assert np.array_equal(loaded.prequential(X[500:], y[500:]), expected)
     assert np.array_equal(pickled.prequential(X[500:], y[500:]), expected)
+
+
+@pytest.mark.parametrize("max_rows", [300, 16384])
+def test_growth_continues_bit_for_bit_from_any_row(max_rows):
+    X, y = steps(900)
+    X[:, 3] = 2.0  # constant
+    learner = StreamLearner(4, 1, regression=True, max_rows=max_rows, **OPTIONS)
+    phases = set()
+    for rows in np.split(np.arange(900), np.arange(300, 900, 23)):
+        other = StreamLearner(4, 1, regression=True, max_rows=max_rows, **OPTIONS)
+        other.load_state_dict(learner.state_dict())
+        phases.add(int(learner.engine._view("GROWTH", "trees")[trees.G_PHASE]))
+        assert np.array_equal(learner.learn(X[rows], y[rows, None]), other.learn(X[rows], y[rows, None]))
+        learner = other
+    assert len(phases) >= 4
+    assert learner.engine._view("WEIGHTS", "trees").size <= max(1024, max_rows) * 9 / 8
+
+
+def test_a_positive_target_that_multiplies_is_learned_by_its_logarithm():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(1200, 3))
+    y = 5 * np.exp(X @ [1.0, -0.7, 0.4] + 0.1 * rng.normal(size=1200))
+    learner = StreamLearner(3, 1, regression=True, **OPTIONS)
+    learner.learn(X, y[:, None])
+    losses = dict(zip(learner.engine.expert_names, learner.engine._view("LOSS", "mixture"), strict=False))
+    assert losses["log products"] < 0.5 * losses["products"]
+    learner.learn(X[:1], np.array([[-1.0]]))  # from now on they answer as the network does
+    assert learner.engine._view("ORIGIN", "log products")[0] == 0
+    before = learner.engine._view("LOSS", "mixture").copy()
+    assert np.isfinite(learner.learn(X[:300], y[:300, None])).all()
+    added = learner.engine._view("LOSS", "mixture") - stack.DISCOUNT**300 * before
+    names = learner.engine.expert_names
+    assert added[names.index("log trees")] == pytest.approx(added[0]) == added[names.index("log products")]
+
+
+def test_products_take_the_inputs_that_matter_wherever_they_are():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(1500, 14))
+    y = 3 * X[:, 12] * X[:, 13] + X[:, 11] + 0.1 * rng.normal(size=1500)
+    learner = StreamLearner(14, 1, regression=True, **OPTIONS)
+    learner.learn(X, y[:, None])
+    assert {11, 12, 13} <= set(learner.engine._view("PAIRS", "products").tolist())
+    off = np.abs(learner.predict(X)[:, 0] - y).mean()
+    assert off < 0.2 * np.abs(y - y.mean()).mean()
+
+
+def test_a_window_of_an_earlier_version_is_loaded():
+    """It had 819 rows at 20 inputs."""
+    X, y = steps(900, inputs=20)
+    engine = StreamLearner(20, 1, regression=True, **OPTIONS).engine
+    engine.learn(X, y[:, None])
+    state = engine.state_dict()
+    window = state["experts"]["neighbours"]
+    for name in ("ROWS", "TARGETS", "WEIGHTS"):  # the rows 81 to 899, the oldest in the place of the 719th
+        axis = 1 if name == "ROWS" else 0
+        window[name] = np.roll(np.take(window[name], np.arange(81, 900), axis), 100, axis)
+    window["FILLED"][:] = 819, 100
+    engine.load_state_dict(state)
+    filled = engine._view("FILLED", "neighbours").tolist()
+    assert filled == [819, 819]
+    assert np.array_equal(engine._view("TARGETS", "neighbours")[:819, 0], window["TARGETS"][np.arange(819) - 719, 0])
 
 
 @pytest.mark.parametrize(

@@ -33,11 +33,11 @@ RATE = 0.3
 SHRINK = 2.0
 LEAST = 4.0  # rows on either side of a split; and one of `LEAST_SHARE` of all
 LEAST_SHARE = 1000.0
-ROWS_PER_TREE, ROWS_PER_LEAF = 24, 32  # in the window: more of them, more trees and leaves
+ROWS_PER_TREE, ROWS_PER_LEAF = 24, 48  # in the window: more of them, more trees and leaves
 FEWEST_TREES, FEWEST_LEAVES = 16, 8
 # The work for each row learned, in cells of histograms to which a row is added: a fixed part, and one for each input
 # of a tree. To move a row or see it in another pass counts as `MOVE` cells; to look for a split, `LOOK` for each cell.
-EFFORT, EFFORT_OF_INPUT, MOVE, LOOK = 6000, 500, 2, 3
+EFFORT, EFFORT_OF_INPUT, MOVE, LOOK = 3000, 180, 2, 3
 STALE = 0.3  # share of rows by which their number grows before the edges of an input are drawn again
 NOWHERE = np.float32(2.0**99)  # an edge above all values, or a missing value
 MOST_ROWS = 16384
