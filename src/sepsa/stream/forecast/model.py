@@ -169,7 +169,7 @@ class ForecastModel:
         The quantiles (n, levels, m, H) are empty unless `intervals`. `ahead` uses the exogenous inputs of later rows,
         as far as E has them.
         """
-        announce_compilation(kernel.learn, "the forecaster", 20)
+        announce_compilation(kernel.learn, "the forecaster", 40)
         m, H = self.shared.square.shape
         out = np.empty((len(Y), m, H))
         quantiles = np.empty((len(Y) if intervals else 0, len(LEVELS), m, H))
