@@ -96,7 +96,9 @@ class Inputs:
         out.texts = {column: dict(texts) for column, texts in new["texts"].items()}
         text_rows = schema.Entries(new.path("text_rows"), new["text_rows"])
         out.text_rows = {column: text_rows.integer(column) for column in text_rows.values}
-        levels = schema.read(new.path("levels"), new["levels"], set(new["levels"]) & set(out.text_rows))
+        if not isinstance(new["levels"], dict) or not set(new["levels"]) <= set(out.text_rows):
+            raise new.damaged("levels", "a dict of columns with texts", type(new["levels"]).__name__)
+        levels = schema.Entries(new.path("levels"), new["levels"])
         for column in levels.values:
             out.levels[column] = LevelMeans.from_state(
                 levels.entries(column, {"keys", "counts", "sums", "rows", "total"})
