@@ -37,8 +37,8 @@ ROWS_PER_TREE, ROWS_PER_LEAF = 24, 48  # in the window: more of them, more trees
 FEWEST_TREES, FEWEST_LEAVES = 16, 8
 # The work for each row learned, in cells of histograms to which a row is added: a fixed part, and one for each input
 # of a tree. To move a row or see it in another pass counts as `MOVE` cells; to look for a split, `LOOK` for each cell.
-EFFORT, EFFORT_OF_INPUT, MOVE, LOOK = 3000, 180, 2, 3
-STALE = 0.3  # share of rows by which their number grows before the edges of an input are drawn again
+EFFORT, EFFORT_OF_INPUT, MOVE, LOOK = 2600, 160, 2, 6
+STALE = 0.5  # share of rows by which their number grows before the edges of an input are drawn again
 NOWHERE = np.float32(2.0**99)  # an edge above all values, or a missing value
 MOST_ROWS = 16384
 LEAST_ROOM = 512
@@ -264,14 +264,16 @@ def draw_edges(edges, codes, rows, latest, ever, following, merged):
 def choose(growth, gains, chosen, direction, outputs, logarithm):
     """Choose the inputs of the next tree, half of them by their recent gains, and the direction of its residuals."""
     d, wanted = gains.size, chosen.size
-    for f in range(wanted):
-        best, rank = -1, 0 if wanted == d or 2 * f < wanted else int(random(growth) * (d - f))
+    for f in range(wanted if wanted == d else 0):
+        chosen[f] = f
+    for f in range(wanted if wanted < d else 0):
+        best, rank = -1, 0 if 2 * f < wanted else int(random(growth) * (d - f))
         for j in range(d):
             taken = False
             for g in range(f):
                 taken = taken or chosen[g] == j
             if not taken:
-                if wanted < d and 2 * f < wanted:
+                if 2 * f < wanted:
                     best = j if best < 0 or gains[j] > gains[best] else best
                 elif rank == 0:
                     best = j
@@ -406,18 +408,14 @@ def begin(model):
         growth, parts.GAINS(model), parts.CHOSEN(model), parts.DIRECTION(model), size.outputs(model),
         row.LOG(model)[1] > 0.0,
     )  # fmt: skip
-    growth[G_WEIGHT], growth[G_RESIDUAL], growth[G_LEAVES], growth[G_PHASE], growth[G_CURSOR] = (
-        1e-300,
-        1e-300,
-        1,
-        DRAW,
-        0,
-    )
+    growth[G_WEIGHT] = growth[G_RESIDUAL] = 1e-300
+    growth[G_LEAVES], growth[G_PHASE], growth[G_CURSOR] = 1, DRAW, 0
     parts.LEAF_STARTS(model)[0], parts.LEAF_ROWS(model)[0], parts.LEAF_ABOVE(model)[0] = 0, rows, -1
     thresholds, children = parts.SPLIT_THRESHOLDS(model)[TREES], parts.CHILDREN(model)[TREES]
     for node in range(LEAVES - 1):
         thresholds[node], children[node, 0], children[node, 1] = NOWHERE, -1, -1
-    return 200 + clear(parts.HISTOGRAMS(model)[0])
+    d, width = size.inputs(model), size.tree_inputs(model)
+    return 500 + (d * width * width // 2 if width < d else 0) + clear(parts.HISTOGRAMS(model)[0])
 
 
 @called
