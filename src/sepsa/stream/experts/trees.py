@@ -37,8 +37,8 @@ ROWS_PER_TREE, ROWS_PER_LEAF = 24, 48  # in the window: more of them, more trees
 FEWEST_TREES, FEWEST_LEAVES = 16, 8
 # The work for each row learned, in cells of histograms to which a row is added: a fixed part, and one for each input
 # of a tree. To move a row or see it in another pass counts as `MOVE` cells; to look for a split, `LOOK` for each cell.
-EFFORT, EFFORT_OF_INPUT, MOVE, LOOK = 2600, 160, 2, 6
-STALE = 0.5  # share of rows by which their number grows before the edges of an input are drawn again
+EFFORT, EFFORT_OF_INPUT, MOVE, LOOK = 1600, 260, 2, 6
+STALE = 0.25  # share of rows by which their number grows before the edges of an input are drawn again
 NOWHERE = np.float32(2.0**99)  # an edge above all values, or a missing value
 MOST_ROWS = 16384
 LEAST_ROOM = 512
