@@ -53,7 +53,7 @@ def of_complete_trees(old: dict[str, Any], window: dict[str, Any]) -> dict[str, 
         name: np.zeros([sizes.get(length, length) for length in shape], dtype)
         for name, (dtype, shape) in trees.PARTS.items()
     }
-    trees.start(PartsOf(d, m, new), 0, 0)  # type: ignore[no-untyped-call]
+    trees.EXPERT.start(PartsOf(d, m, new), 0, 0)
     below = 2 * np.arange(leaves - 1)[:, None] + [1, 2]
     new["CHILDREN"][:count] = np.where(below < leaves - 1, below, leaves - 2 - below)
     for name in ("SPLIT_INPUTS", "SPLIT_THRESHOLDS"):

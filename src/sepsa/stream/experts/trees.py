@@ -37,8 +37,8 @@ ROWS_PER_TREE, ROWS_PER_LEAF = 24, 48  # in the window: more of them, more trees
 FEWEST_TREES, FEWEST_LEAVES = 16, 8
 # The work for each row learned, in cells of histograms to which a row is added: a fixed part, and one for each input
 # of a tree. To move a row or see it in another pass counts as `MOVE` cells; to look for a split, `LOOK` for each cell.
-EFFORT, EFFORT_OF_INPUT, MOVE, LOOK = 3000, 180, 2, 3
-STALE = 0.3  # share of rows by which their number grows before the edges of an input are drawn again
+EFFORT, EFFORT_OF_INPUT, MOVE, LOOK = 1600, 260, 2, 6
+STALE = 0.25  # share of rows by which their number grows before the edges of an input are drawn again
 NOWHERE = np.float32(2.0**99)  # an edge above all values, or a missing value
 MOST_ROWS = 16384
 LEAST_ROOM = 512
@@ -93,6 +93,7 @@ PARTS = {
     "EDGES": (np.float32, ("inputs", BINS - 2)),
     "DRAWN": (float, ("inputs",)),  # the rows from which the edges were drawn
     "LATEST": (np.float32, ("inputs", SAMPLE)),
+    "MISSED": (np.uint8, ("inputs",)),  # 1 where an input was ever missing; else one that is missing counts as its mean
     "SPLIT_INPUTS": (np.uint32, (TREES + 1, LEAVES - 1)),
     "SPLIT_THRESHOLDS": (np.float32, (TREES + 1, LEAVES - 1)),
     "CHILDREN": (np.int8, (TREES + 1, LEAVES - 1, 2)),  # a split, or -1 - a leaf
@@ -114,7 +115,12 @@ PARTS = {
     "OTHERS": (np.uint32, ("room",)),
     "LEAF_OF_ROW": (np.uint8, (TREES, "room")),
 }
-TEMPORARY = {"LEAVES": (np.int64, (TREES,)), "TOLD": (float, ("targets",)), "MERGED": (float, (3, SAMPLE + BINS))}
+TEMPORARY = {
+    "LEAVES": (np.int64, (TREES,)),
+    "TOLD": (float, ("targets",)),
+    "MERGED": (float, (3, SAMPLE + BINS)),
+    "ASKED": (np.float32, ("inputs",)),
+}
 GROUP = Group("trees", PARTS, TEMPORARY, {"tree_inputs": lambda d, m: min(d, INPUTS), "targets": targets})
 parts, work = Views(GROUP, "state", PARTS), Views(GROUP, "workspace", TEMPORARY)
 
@@ -264,14 +270,16 @@ def draw_edges(edges, codes, rows, latest, ever, following, merged):
 def choose(growth, gains, chosen, direction, outputs, logarithm):
     """Choose the inputs of the next tree, half of them by their recent gains, and the direction of its residuals."""
     d, wanted = gains.size, chosen.size
-    for f in range(wanted):
-        best, rank = -1, 0 if wanted == d or 2 * f < wanted else int(random(growth) * (d - f))
+    for f in range(wanted if wanted == d else 0):
+        chosen[f] = f
+    for f in range(wanted if wanted < d else 0):
+        best, rank = -1, 0 if 2 * f < wanted else int(random(growth) * (d - f))
         for j in range(d):
             taken = False
             for g in range(f):
                 taken = taken or chosen[g] == j
             if not taken:
-                if wanted < d and 2 * f < wanted:
+                if 2 * f < wanted:
                     best = j if best < 0 or gains[j] > gains[best] else best
                 elif rank == 0:
                     best = j
@@ -406,18 +414,14 @@ def begin(model):
         growth, parts.GAINS(model), parts.CHOSEN(model), parts.DIRECTION(model), size.outputs(model),
         row.LOG(model)[1] > 0.0,
     )  # fmt: skip
-    growth[G_WEIGHT], growth[G_RESIDUAL], growth[G_LEAVES], growth[G_PHASE], growth[G_CURSOR] = (
-        1e-300,
-        1e-300,
-        1,
-        DRAW,
-        0,
-    )
+    growth[G_WEIGHT] = growth[G_RESIDUAL] = 1e-300
+    growth[G_LEAVES], growth[G_PHASE], growth[G_CURSOR] = 1, DRAW, 0
     parts.LEAF_STARTS(model)[0], parts.LEAF_ROWS(model)[0], parts.LEAF_ABOVE(model)[0] = 0, rows, -1
     thresholds, children = parts.SPLIT_THRESHOLDS(model)[TREES], parts.CHILDREN(model)[TREES]
     for node in range(LEAVES - 1):
         thresholds[node], children[node, 0], children[node, 1] = NOWHERE, -1, -1
-    return 200 + clear(parts.HISTOGRAMS(model)[0])
+    d, width = size.inputs(model), size.tree_inputs(model)
+    return 500 + (d * width * width // 2 if width < d else 0) + clear(parts.HISTOGRAMS(model)[0])
 
 
 @called
@@ -655,10 +659,13 @@ def grow(model):
 
 @kernel(cost=0.6)
 def answer(model, e):
-    told, out = work.TOLD(model), row.ANSWERS(model)[e]
+    told, out, missed = work.TOLD(model), row.ANSWERS(model)[e], parts.MISSED(model)
+    x, wide = work.ASKED(model), row.WIDE(model)
+    for j in range(x.size):
+        x[j] = wide[j] if wide[j] == wide[j] or missed[j] else 0.0
     add_trees(
         parts.SPLIT_INPUTS(model), parts.SPLIT_THRESHOLDS(model), parts.CHILDREN(model), parts.VALUES(model),
-        row.WIDE(model), work.LEAVES(model), told,
+        x, work.LEAVES(model), told,
     )  # fmt: skip
     for k in range(out.size):
         out[k] = told[k]
@@ -682,11 +689,13 @@ def learn(model, e):
 @called
 def store(model, at, latest):
     x, y, told, leaves = row.WIDE(model), row.Y(model), work.TOLD(model), work.LEAVES(model)
-    codes, edges, values = parts.CODES(model), parts.EDGES(model), parts.LATEST(model)
+    codes, edges, values, missed = parts.CODES(model), parts.EDGES(model), parts.LATEST(model), parts.MISSED(model)
     targets, sums, leaf_of_row = parts.TARGETS(model), parts.SUMS(model), parts.LEAF_OF_ROW(model)
     for j in range(x.size):
         values[j, latest] = x[j] if x[j] < NOWHERE else NOWHERE
         codes[j, at] = code_of(edges[j], x[j])
+        if codes[j, at] == 0:
+            missed[j] = 1
     for k in range(told.size):
         targets[at, k] = y[k] if k < y.size else row.LOG(model)[0]
         sums[at, k] = told[k]
@@ -717,6 +726,7 @@ def wrong(part):
         "LEAF_ABOVE": (-1, 2 * LEAVES - 3),
         "LEAF_OF_ROW": (0, LEAVES - 1),
         "CODES": (0, BINS - 1),
+        "MISSED": (0, 1),
         "ORDER": (0, room - 1),
         "LEAF_STARTS": (0, room),
         "LEAF_ROWS": (0, room),
