@@ -75,7 +75,6 @@ LONGEST = 60  # lines of a function that still fits on a screen
 LONG = {  # functions that are to be divided, and three whose parameters alone, with their documentation, take 50 lines
     "sepsa.heads.backends.triton.least_squares._learn",
     "sepsa.heads.backends.triton.least_squares._solve",
-    "sepsa.stream.batch_fit.fit",
     "sepsa.stream.engine.kernels.head.rank_one",
     "sepsa.stream.estimator.__init__",
     "sepsa.stream.river.__init__",

@@ -119,6 +119,10 @@ class Engine(StreamEngine):
         }
         self._allocate(inputs, outputs, tuple(hidden), settings)
         self._start()
+        self._draw_body()
+
+    def _draw_body(self) -> None:
+        """Draw the weights and biases of the body."""
         for weight, bias in self.layers():
             weight[:] = self._start_weights(weight.shape, weight.shape[1])
             if self._fourier:
