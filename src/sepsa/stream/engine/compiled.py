@@ -121,10 +121,8 @@ class Engine(StreamEngine):
         self._start()
         for weight, bias in self.layers():
             weight[:] = self._start_weights(weight.shape, weight.shape[1])
-            if self._fourier:
-                bias[:] = self._rng.uniform(0.0, 2 * math.pi, bias.shape)
-            else:
-                bias[:] = self._rng.normal(0.0, 0.5, bias.shape)  # spreads the kinks over the data
+            draw, low, high = (self._rng.uniform, 0.0, 2 * math.pi) if self._fourier else (self._rng.normal, 0.0, 0.5)
+            bias[:] = draw(low, high, bias.shape)  # a deviation of 0.5 spreads the kinks over the data
 
     def _allocate(self, inputs: int, outputs: int, hidden: tuple[int, ...], settings: dict[str, int]) -> None:
         """Make a state of zeros for a network of this form, and for its experts."""
