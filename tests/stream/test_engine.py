@@ -426,7 +426,10 @@ def test_what_diverges_while_settling_changes_nothing():
 
 
 def test_says_that_it_compiles_where_the_cache_is_cold(tmp_path, preloaded_bin):
-    code = "import numpy as np; from sepsa.stream.engine import Engine; Engine(2, 1, (2,)).predict(np.ones((1, 2)))"
+    code = (
+        "import numpy as np, sepsa.jit; from sepsa.stream.engine import Engine; sepsa.jit._SLOW = 0.0; "
+        "Engine(2, 1, (2,)).predict(np.ones((1, 2)))"
+    )
     said = [
         subprocess.run(
             [preloaded_bin / "python", "-c", code],

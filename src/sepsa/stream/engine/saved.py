@@ -143,7 +143,7 @@ def upgraded(states: Any, entry: str) -> Any:
     """States of the experts with the trees in the form of today, and the rows of a window of today's length."""
     try:
         return resolve_name("sepsa.stream.experts.earlier").upgraded(states)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
         raise schema.damaged(entry, "the states of experts", repr(error)) from error
 
 
