@@ -38,7 +38,6 @@ from torch.nn import functional
 
 import sepsa
 from sepsa import SelfTuning, SepSA, SoftmaxNewton
-from sepsa.heads.base import newton
 from sepsa.joint import JointOptimizer
 from sepsa.paper import runner
 
@@ -50,8 +49,7 @@ ALPHABET = [9, 10, *range(32, 127)]  # every other character is written as the c
 CLASSES = len(ALPHABET) + 1
 RATES = {"AdamW": (1e-3, 2e-3, 4e-3, 8e-3), "Muon": (1e-3, 2e-3, 4e-3, 8e-3)}
 CONSTANT = ", constant head"  # does not anneal
-PULL = ", pull"  # anneals towards the initial weights
-FORMS = ("{}", "SepSA over {}", "SepSA over {}" + CONSTANT, "SepSA over {}" + PULL)
+FORMS = ("{}", "SepSA over {}", "SepSA over {}" + CONSTANT)
 METHODS = {form.format(base): base for base in RATES for form in FORMS}
 LIBRARY = "python"
 KEYS = ("method", "lr", "seed", "part", "steps", "text", "floor", "ridge")
@@ -140,7 +138,6 @@ def solver_for(ridge: str, model: GPT, inputs: Tensor) -> SoftmaxNewton | SelfTu
 
 
 def learner(method: str, model: GPT, lr: float, solver: Any = None) -> torch.optim.Optimizer:
-    newton.PULL = PULL in method
     options = {"lr": lr, "weight_decay": DECAY}
     adamw = {"betas": (0.9, 0.95), "fused": True}
     head = {"head": "head", "solver": solver or SelfTuning.of(SoftmaxNewton), "anneal": CONSTANT not in method}
@@ -293,7 +290,7 @@ def store(result: dict[str, Any]) -> None:
 
 def best(method: str, name: str) -> float:
     """The rate of the search with the least loss at its end; a head that does not anneal has that of one that does."""
-    searched = {"part": "choice", "method": method.removesuffix(CONSTANT).removesuffix(PULL), "ridge": "auto"}
+    searched = {"part": "choice", "method": method.removesuffix(CONSTANT), "ridge": "auto"}
     tried = runs_of(text=name, **searched) or runs_of(text=LIBRARY, **searched)
     if not tried:
         raise SystemExit(f"{method}: no rate was searched for yet: run with --search first")
@@ -414,9 +411,7 @@ def main() -> None:
         (method, lr, seed, part, steps, options.text, options.floor, "auto" if method == base else ridge)
         for seed in ((SEARCH_SEED,) if options.search else SEEDS)
         for method, base in METHODS.items()
-        if options.only in method
-        and not (options.search and CONSTANT in method)
-        and (PULL not in method or PULL in options.only)
+        if options.only in method and not (options.search and CONSTANT in method)
         for lr in (RATES[base] if options.search else (options.lr or best(method, name),))
         for ridge in options.ridge
     ]

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _SMALL_RIDGE = 1e-12
-PULL = False
 KEYS = CrossEntropyState._fields[:-3]  # weights and ridge follow from the settings, T from A
 
 
@@ -149,7 +148,7 @@ class NewtonHead(AcceptsAuto, OwnsHead):
         if state is None:  # digits would be lost: the present ridge stays until another ratio is asked for
             self._annealed = ratio, applied
             return
-        if ratio < applied and not PULL:
+        if ratio < applied:  # what is added pulls towards the present weights
             share, W = self._state.ridge / ridge, self._state.W
             state = state._replace(prior=W + share * (state.prior - W))
         self._assign(_state=state, _annealed=(ratio, ratio))
