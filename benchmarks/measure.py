@@ -111,7 +111,7 @@ def machine() -> dict[str, Any]:
     """
     found = (getattr(module, "__file__", None) for module in [*sys.modules.values()])
     folders = {Path(file).resolve().parent for file in found if isinstance(file, str)}
-    script = Path(sys.modules["__main__"].__file__ or "").resolve()
+    script = Path(getattr(sys.modules["__main__"], "__file__", None) or "").resolve()  # an interactive one has none
     used = sorted(folder for folder in folders if ROOT / "src" in folder.parents)
     used = [script, *used] if ROOT in script.parents else used
     return bench.machine() | {"sources": {path.relative_to(ROOT).as_posix(): source_hash(path) for path in used}}
