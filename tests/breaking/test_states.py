@@ -196,7 +196,8 @@ def test_damaged_states_of_a_fitted_estimator_are_refused_whole(members, tally):
     kind = Estimator(sepsa.SepSARegressor, {"hidden_layer_sizes": (3,), "max_iter": 2}, "fit")
     start = kind.make()
     kind.learn(start, 0, 30)
-    wanted = re.compile("" if members == "all" else r"(?!.*\['members'\]\[[12]\])")
+    # The experts of an engine are damaged in the test above.
+    wanted = re.compile("" if members == "all" else r"(?!.*(\['members'\]\[[12]\]|\['experts'\]\[))")
 
     def cases(state):
         return ((what, damaged) for what, damaged in damages(state) if wanted.match(what))
