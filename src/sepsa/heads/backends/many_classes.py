@@ -59,7 +59,8 @@ def serves(linear: nn.Linear, features: Tensor, targets: Tensor, smoothing: floa
     half precision, as it does of float32 features where autocast is on.
     """
     n, K = features.shape[:-1].numel(), linear.out_features
-    half = features.dtype if not torch.is_autocast_enabled("cuda") else torch.get_autocast_dtype("cuda")
+    cast = features.dtype == torch.float32 and torch.is_autocast_enabled("cuda")
+    half = torch.get_autocast_dtype("cuda") if cast else features.dtype
     return (
         features.is_cuda
         and half in HALF
