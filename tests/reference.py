@@ -57,6 +57,14 @@ def ridge_left(ridge: Matrix, forgetting: float, batches: list[int]) -> Matrix:
     return left
 
 
+def restore(A: Matrix, b: Matrix, left: Matrix, ridge: Matrix, prior: Matrix, at: Any) -> None:
+    """Give the coordinates `at` of the normal equations A and b, which have `left` of theirs, all of their ridge."""
+    q = (ridge - left)[at]
+    A[at, at] += q
+    b[at] += q[:, None] * prior.T[at]
+    left[at] = ridge[at]
+
+
 def continued(
     A: Matrix, W: Matrix, left: Matrix, ridge: Matrix, prior: Matrix, cursor: int, forgetting: float, batches: list[Any]
 ) -> tuple[Matrix, Matrix]:
@@ -65,10 +73,7 @@ def continued(
     for Phi, Y in batches:
         A, b, left = forgetting * A, forgetting * b, forgetting * left
         at = restored_coordinates(len(ridge), forgetting, cursor)
-        q = (ridge - left)[at]
-        A[at, at] += q
-        b[at] += q[:, None] * prior.T[at]
-        left[at] = ridge[at]
+        restore(A, b, left, ridge, prior, at)
         cursor += len(at)
         A, b = A + Phi.T @ Phi, b + Phi.T @ Y
     return A, np.linalg.solve(A, b).T
@@ -96,10 +101,7 @@ def annealed_rls(
         full = ridge * (1.0 if epoch is None else max(1.0, samples / epoch))
         A, b, left, samples = lam * A, lam * b, lam * left, lam * samples + len(Phi)
         at = restored_coordinates(len(ridge), lam, cursor)
-        q = (full - left)[at]
-        A[at, at] += q
-        b[at] += q[:, None] * prior.T[at]
-        left[at] = full[at]
+        restore(A, b, left, full, prior, at)
         cursor += len(at)
         A, b = A + Phi.T @ Phi, b + Phi.T @ Y
     return np.linalg.solve(A, b).T

@@ -29,14 +29,7 @@ from torch import Tensor, nn
 
 from sepsa.heads.backends.choose import UpdateSize, choose
 from sepsa.heads.base import parameters
-from sepsa.heads.math.cross_entropy import (
-    CHUNK,
-    LOST_DIGITS,
-    CrossEntropyState,
-    blended,
-    counted,
-    restored,
-)
+from sepsa.heads.math.cross_entropy import CHUNK, LOST_DIGITS, CrossEntropyState, joined
 
 ALIGNED = 64  # products of other numbers of classes take twice as long
 ROWS = 4 * CHUNK  # numbers that an array of samples and classes has at most, in float32 and in half precision
@@ -200,25 +193,19 @@ def learned(
     state: CrossEntropyState, W: Tensor, sums: Sums, n: int, forgetting: float
 ) -> tuple[CrossEntropyState, Tensor]:
     """The state, which must have A, after n samples with these sums, and whether digits were lost (0-d)."""
-    assert state.A is not None
     G, M, U, samples = sums
-    lam, shares, s, rho = blended(state, U, U.sum(), samples, forgetting)
-    at, q, left = restored(state, lam, forgetting, n)
-    back = torch.zeros_like(left).scatter(0, at, q)
-    old = lam * state.A + torch.diag(back)
-    H = old + rho * M
+    old, H, s, back, shares, ridge_left, counters = joined(state, M, U, samples, n, forgetting)
     size = H.diagonal().sqrt()
     unit = size[:, None] * size
     root = torch.linalg.cholesky_ex(H / unit).L
     inverse = (torch.cholesky_inverse(root) / unit).float()
     G.div_(s.float()[:, None]).addcmul_((W - state.prior).float(), back.float())
     lost = ~(root.diagonal().min().square() > LOST_DIGITS[torch.float64])
-    counters = counted(state, samples, len(at))
-    return state._replace(W=W - G @ inverse, shares=shares, ridge_left=left + back, counters=counters, A=old + M), lost
+    return state._replace(W=W - G @ inverse, shares=shares, ridge_left=ridge_left, counters=counters, A=old + M), lost
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """Σ m log P_y of features at a head that gets no gradient, with the gradient of the features."""
+    """-Σ m log P_y of features at a head that gets no gradient, with the gradient of the features."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, linear: nn.Linear, labels: Tensor, weight: Tensor | None) -> Tensor:

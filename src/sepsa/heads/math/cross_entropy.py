@@ -195,6 +195,28 @@ def is_large(p: int, n: int) -> bool:
     return SMALL < p <= LARGE * n
 
 
+class Joined(NamedTuple):
+    """The curvature that a large block of samples joins, and what else of the state changes with it."""
+
+    old: Tensor  # λA with the ridge that comes back
+    H: Tensor  # λA + ρM, with that ridge
+    s: Tensor  # (K,)
+    back: Tensor  # (p,): the ridge that comes back
+    shares: Tensor
+    ridge_left: Tensor
+    counters: Tensor
+
+
+def joined(state: CrossEntropyState, M: Tensor, U: Tensor, samples: Tensor, n: int, forgetting: float) -> Joined:
+    """(2) for n samples of this M = Φᵀ diag(ω) Φ, Σ U and Σ m; the state must have A."""
+    assert state.A is not None
+    lam, shares, s, rho = blended(state, U, U.sum(), samples, forgetting)
+    at, q, left = restored(state, lam, forgetting, n)
+    back = torch.zeros_like(left).scatter(0, at, q)
+    old = lam * state.A + torch.diag(back)
+    return Joined(old, old + rho * M, s, back, shares, left + back, counted(state, samples, len(at)))
+
+
 class LargeBlock(NamedTuple):
     """What `look_large` hands over to `finish_large`."""
 
@@ -223,18 +245,12 @@ def look_large(
     is true where A with a unit diagonal has so small a pivot that rounding could decide it, or where the new weights
     could be very large; then another route learns. Where the flags allow it, all that follows is finite.
     """
-    assert state.A is not None
     G, M, U, samples, invalid = block_sums(W, Phi, targets, sample_weight, state.weights, settings.label_smoothing)
-    lam, shares, s, rho = blended(state, U, U.sum(), samples, settings.forgetting)
-    at, q, left = restored(state, lam, settings.forgetting, len(Phi))
-    back = torch.zeros_like(left).scatter(0, at, q)
-    old = lam * state.A + torch.diag(back)
-    H = old + rho * M
+    old, H, s, back, shares, ridge_left, counters = joined(state, M, U, samples, len(Phi), settings.forgetting)
     size = H.diagonal().sqrt()
     G = G / s[:, None] + back * (W - state.prior)
     root = torch.linalg.cholesky_ex((H / (size[:, None] * size)).to(Phi.dtype)).L
-    counters = counted(state, samples, len(at))
-    block = LargeBlock(old, M, (G / size).to(Phi.dtype), root, size, W, shares, left + back, counters)
+    block = LargeBlock(old, M, (G / size).to(Phi.dtype), root, size, W, shares, ridge_left, counters)
     lost = ~(root.diagonal().min().square() > LOST_DIGITS[Phi.dtype])
     finite = ~invalid & (H.sum() + shares.sum() + counters[1]).isfinite()
     if torch.finfo(settings.head_dtype).max > 1e30:
