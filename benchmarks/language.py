@@ -273,18 +273,18 @@ def many_classes() -> dict[str, Any]:
 # ---------------------------------------------------------------------- results
 
 
-def known() -> dict[str, Any]:
-    return json.loads(RESULT.read_text()) if RESULT.exists() else {"runs": []}
+def known(path: Path = RESULT) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {"runs": []}
 
 
 def runs_of(**wanted: Any) -> list[dict[str, Any]]:
     return [run for run in known()["runs"] if all((BEFORE | run)[key] == value for key, value in wanted.items())]
 
 
-def store(result: dict[str, Any]) -> None:
+def store(result: dict[str, Any], path: Path = RESULT) -> None:
     runs = ",\n".join("  " + json.dumps(run) for run in result["runs"])
     head = json.dumps(machine() | {key: value for key, value in result.items() if key != "runs"}, indent=1)
-    RESULT.write_text(f'{head[:-2]},\n "runs": [\n{runs}\n ]\n}}\n')
+    path.write_text(f'{head[:-2]},\n "runs": [\n{runs}\n ]\n}}\n')
 
 
 def best(method: str, name: str) -> float:
@@ -347,30 +347,34 @@ def table(options: argparse.Namespace) -> None:
 
 
 def figure(options: argparse.Namespace) -> None:
+    found = {method: runs for method in METHODS if (runs := final(method, options, "auto"))}
+    least = min(min(run["losses"]) for runs in found.values() for run in runs)
+    draw(RESULT.with_suffix(".svg"), found, "nats a character", (0.98 * least, 1.6))
+
+
+def draw(path: Path, found: dict[str, list[dict[str, Any]]], unit: str, limits: tuple[float, float]) -> None:
+    """The mean losses of each method's runs, evaluated every 25 steps, against steps and seconds."""
     import matplotlib.pyplot as plt
 
     chart, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
     colors = {"AdamW": "#0072B2", "Muon": "#009E73"}
-    for method, base in METHODS.items():
-        runs = final(method, options, "auto")
-        if not runs:
-            continue
+    for method, runs in found.items():
         losses = [statistics.fmean(values) for values in zip(*(run["losses"] for run in runs), strict=True)]
         seconds = [statistics.fmean(values) for values in zip(*(run["seconds"] for run in runs), strict=True)]
-        style = {
-            "color": colors[base],
-            "linestyle": "--" if method == base else ":" if CONSTANT in method else "-",
+        style: dict[str, Any] = {
+            "color": colors[METHODS[method]],
+            "linestyle": "--" if method == METHODS[method] else ":" if CONSTANT in method else "-",
             "label": method,
         }
-        axes[0].plot(range(EVERY, options.steps + 1, EVERY), losses, **style)
-        if all(run["jobs"] == 1 for run in runs):
+        axes[0].plot([EVERY * (i + 1) for i in range(len(losses))], losses, **style)
+        if all(run.get("jobs", 1) == 1 for run in runs):  # else seconds say nothing
             axes[1].plot(seconds, losses, **style)
-    axes[0].set(xlabel="steps", ylabel="loss on text held out, nats a character", ylim=(0.98 * min(losses), 1.6))
+    axes[0].set(xlabel="steps", ylabel=f"loss on text held out, {unit}", ylim=limits)
     axes[1].set(xlabel="seconds of the steps")
     axes[0].legend(frameon=False)
     for axis in axes:
         axis.grid(alpha=0.3)
-    chart.savefig(RESULT.with_suffix(".svg"))
+    chart.savefig(path)
 
 
 def main() -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import html
-import json
 import math
 import re
 import statistics
@@ -27,8 +26,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from language import CONTEXT, GPT, SEQUENCES, batches, learner, stepper
-from measure import alternate_on_gpu, machine, median_and_quartiles, ratio, require_cuda
+from language import CONTEXT, EVERY, GPT, SEQUENCES, batches, draw, known, learner, stepper, store
+from measure import alternate_on_gpu, median_and_quartiles, ratio, require_cuda
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -38,7 +37,7 @@ from sepsa.heads.math.cross_entropy import finish_large, look_large, with_curvat
 
 RESULT = Path(__file__).with_suffix(".json")
 WIDTH, LAYERS, VOCABULARY = 768, 12, 32_768
-STEPS, SEARCH_STEPS, WARM_UP, EVERY, SEEDS = 500, 150, 50, 25, range(2)
+STEPS, SEARCH_STEPS, WARM_UP, SEEDS = 500, 150, 50, range(2)
 RATES = {"AdamW": (1e-3, 2e-3), "Muon": (4e-3, 8e-3)}
 METHODS = {f"{prefix}{base}": base for base in RATES for prefix in ("", "SepSA over ")}
 RIDGES = (3.0, 30.0, 300.0, 3000.0)
@@ -235,16 +234,16 @@ def run_missing(tokens: dict[str, Tensor], items: list[tuple[str, float, int, in
     keys = ("method", "lr", "seed", "steps", "ridge")
     for item in items:
         entry = dict(zip(keys, item, strict=True)) | {"schedule": f"{item[3]} steps"}
-        if any(all(run[key] == entry[key] for key in keys) for run in known()["runs"]):
+        if any(all(run[key] == entry[key] for key in keys) for run in known(RESULT)["runs"]):
             continue
         method, lr, seed, steps, ridge = item
         result = train(tokens, method, lr, seed, steps, ridge or 1.0)
-        store(known() | {"runs": [*known()["runs"], entry | result]})
+        store(known(RESULT) | {"runs": [*known(RESULT)["runs"], entry | result]}, RESULT)
         print(entry, result["losses"][-1], f"{result['seconds'][-1]:.1f} s", flush=True)
 
 
 def found(method: str, steps: int) -> list[dict[str, Any]]:
-    return [run for run in known()["runs"] if run["method"] == method and run["steps"] == steps]
+    return [run for run in known(RESULT)["runs"] if run["method"] == method and run["steps"] == steps]
 
 
 def last(run: dict[str, Any]) -> float:
@@ -255,18 +254,8 @@ def last(run: dict[str, Any]) -> float:
 # ---------------------------------------------------------------------- results
 
 
-def known() -> dict[str, Any]:
-    return json.loads(RESULT.read_text()) if RESULT.exists() else {"runs": []}
-
-
-def store(result: dict[str, Any]) -> None:
-    runs = ",\n".join("  " + json.dumps(run) for run in result["runs"])
-    head = json.dumps(machine() | {key: value for key, value in result.items() if key != "runs"}, indent=1)
-    RESULT.write_text(f'{head[:-2]},\n "runs": [\n{runs}\n ]\n}}\n')
-
-
 def table() -> None:
-    result = known()
+    result = known(RESULT)
     for classes, entries in result.get("steps", {}).items():
         for name, entry in entries.items():
             if name == "kernels":
@@ -295,25 +284,8 @@ def table() -> None:
 
 
 def figure() -> None:
-    import matplotlib.pyplot as plt
-
-    chart, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
-    colors = {"AdamW": "#0072B2", "Muon": "#009E73"}
-    for method, base in METHODS.items():
-        runs = found(method, STEPS)
-        if not runs:
-            continue
-        losses = [statistics.fmean(values) for values in zip(*(run["losses"] for run in runs), strict=True)]
-        seconds = [statistics.fmean(values) for values in zip(*(run["seconds"] for run in runs), strict=True)]
-        style: dict[str, Any] = {"color": colors[base], "linestyle": "-" if method != base else "--", "label": method}
-        axes[0].plot(range(EVERY, STEPS + 1, EVERY), losses, **style)
-        axes[1].plot(seconds, losses, **style)
-    axes[0].set(xlabel="steps", ylabel="loss on text held out, nats a token", ylim=(2.5, 6.0))
-    axes[1].set(xlabel="seconds of the steps")
-    axes[0].legend(frameon=False)
-    for axis in axes:
-        axis.grid(alpha=0.3)
-    chart.savefig(RESULT.with_suffix(".svg"))
+    runs = {method: found(method, STEPS) for method in METHODS if found(method, STEPS)}
+    draw(RESULT.with_suffix(".svg"), runs, "nats a token", (2.5, 6.0))
 
 
 def main() -> None:
@@ -329,14 +301,18 @@ def main() -> None:
     if options.steps or options.agreement or options.train:
         require_cuda()
     if options.steps:
-        store(known() | {"steps": {f"{classes:,}": price(classes) for classes in (50_304, 50_257)}})
+        store(known(RESULT) | {"steps": {f"{classes:,}": price(classes) for classes in (50_304, 50_257)}}, RESULT)
     if options.agreement:
         cases = {
             "bfloat16": (torch.bfloat16, 16_384),
             "float16": (torch.float16, 16_384),
             "float32": (torch.float32, 4096),
         }
-        store(known() | {"agreement": {f"50,304 classes, {n}": agreement(50_304, *case) for n, case in cases.items()}})
+        store(
+            known(RESULT)
+            | {"agreement": {f"50,304 classes, {n}": agreement(50_304, *case) for n, case in cases.items()}},
+            RESULT,
+        )
     if options.train:
         train_all(options.train)
     figure() if options.figure else table()
