@@ -29,7 +29,7 @@ NUMERICAL = (
     "tests/test_distributed.py", "tests/test_epochs.py", "tests/test_joint.py", "tests/test_masks.py",
     "tests/test_observe.py", "tests/test_operator.py", "tests/test_optimizer.py", "tests/test_paper_loop.py",
     "tests/test_predict.py", "tests/test_prequential.py", "tests/test_reference.py", "tests/test_river.py",
-    "tests/test_several_heads.py", "tests/test_storm.py", "tests/test_testing.py",
+    "tests/test_several_heads.py", "tests/test_testing.py",
 )  # fmt: skip
 # A golden, a page, and solvers of several kinds.
 SHORT = (
