@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 
 import pytest
@@ -128,21 +127,6 @@ def test_epoch_is_the_deprecated_spelling():
     assert optimizer.samples_per_epoch == N
 
 
-@pytest.mark.parametrize("when", [5, 15, 25])
-def test_a_saved_optimizer_goes_on_as_the_running_one(when):
-    x, y = data()
-    optimizer = SepSA(network(), torch.optim.Adam, lr=1e-3, samples_per_epoch=N)
-    batches = [(x[rows], y[rows]) for _ in range(4) for rows in torch.arange(N).split(BATCH)]
-    for batch in batches[:when]:
-        optimizer.learn(*batch)
-    again = SepSA(copy.deepcopy(optimizer.model), torch.optim.Adam, lr=1e-3, samples_per_epoch=N)
-    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for batch in batches[when:]:
-        optimizer.learn(*batch)
-        again.learn(*batch)
-    torch.testing.assert_close(again.head.weight, optimizer.head.weight, rtol=0, atol=0)
-
-
 def test_a_state_that_noticed_epochs_loads_without_what_it_noticed():
     state = SepSA(network(), torch.optim.Adam, lr=1e-3).state_dict()
     del state["sepsa"]["samples"]
@@ -160,16 +144,6 @@ def test_a_state_that_noticed_epochs_loads_without_what_it_noticed():
     state["sepsa"]["samples"] = -1
     with pytest.raises(ValueError, match=r"\['samples'\] must be a number of samples, got -1"):
         told.load_state_dict(state)
-
-
-def test_a_batch_that_failed_is_not_counted():
-    x, y = data()
-    optimizer = SepSA(network(), torch.optim.Adam, lr=1e-3, samples_per_epoch=BATCH)
-    optimizer.learn(x[:BATCH], y[:BATCH])
-    for _ in range(5):
-        with pytest.raises(ZeroDivisionError):
-            optimizer.learn(x[:BATCH], y[:BATCH], lambda outputs, targets: 1 / 0)
-    assert (optimizer.state_dict()["sepsa"]["samples"], optimizer.solver.forgetting) == (BATCH, 1.0)
 
 
 def test_micro_batches_forget_as_the_batch_that_they_make_up():

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 import sepsa
-from sepsa import RLS, NotFinite, SepSA, SoftmaxNewton
+from sepsa import RLS, SepSA, SoftmaxNewton
 from sepsa.model_parts import DEFAULT_RIDGE
 
 NAN = float("nan")
@@ -118,25 +118,6 @@ def test_one_weight_for_all_heads_or_one_each():
         assert all(torch.equal(p, q) for p, q in zip(model.parameters(), models[0].parameters(), strict=True))
 
 
-def test_several_heads_resume_to_the_bit():
-    model = ActorCritic()
-    optimizer = both(model)
-    optimizer.head_fraction = 0.5
-    for k in range(5):
-        x, y, labels = batch(seed=k)
-        optimizer.learn(x, (y, labels))
-    twin = ActorCritic()
-    other = both(twin)
-    twin.load_state_dict(model.state_dict())
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for k in range(5):
-        x, y, labels = batch(seed=9 + k)
-        assert torch.equal(optimizer.learn(x, (y, labels)), other.learn(x, (y, labels)))
-    third, fourth = copy.deepcopy((model, optimizer))
-    assert torch.equal(optimizer.learn(x, (y, labels)), fourth.learn(x, (y, labels)))
-    assert torch.equal(model.value.weight, third.value.weight)
-
-
 def test_a_state_of_other_heads_is_refused_whole():
     optimizer = both(ActorCritic())
     x, y, labels = batch()
@@ -152,17 +133,6 @@ def test_a_state_of_other_heads_is_refused_whole():
     one["sepsa"]["head"] = one["sepsa"].pop("heads")["value"]
     with pytest.raises(ValueError, match=r"belongs to the heads \['value'\], this SepSA has \['policy', 'value'\]"):
         optimizer.load_state_dict(one)
-
-
-def test_an_error_in_one_head_takes_the_other_back():
-    model = ActorCritic()
-    optimizer = both(model)
-    x, y, labels = batch()
-    before = copy.deepcopy(model.state_dict())
-    with pytest.raises(NotFinite):  # the value's head, which comes first, would learn; then the loss fails
-        optimizer.learn(x, (y, labels), lambda outputs, targets: (_ for _ in ()).throw(NotFinite("no")))
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    assert [solver.steps for solver in optimizer.solvers.values()] == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -271,31 +271,6 @@ def test_bad_settings_are_refused(options, error, match):
         SlimTik(**options)
 
 
-def test_a_state_of_another_shape_is_refused_whole():
-    solver, linear = make(3, 2, memory=2)
-    for i in range(3):
-        solver.update(*data(4, 3, 2, seed=i))
-    before, state = snapshot(solver, linear), solver.state_dict()
-    others = [make(3, 1)[0].state_dict(), make(4, 2)[0].state_dict(), make(3, 2, bias=False)[0].state_dict()]
-    for other in others:
-        with pytest.raises(ValueError, match="a head of another size"):
-            solver.load_state_dict(other)
-    for change in [
-        {"blocks": state["blocks"][:1]},
-        {"blocks": [state["blocks"][0], torch.full((4, 4), float("nan"))]},
-        {"blocks": [state["blocks"][0], "no"]},
-        {"regularization_sum": 1e9},
-        {"last_regularization": float("nan")},
-        {"steps": -1},
-        {"memory": 1.5},
-        {"bounds": (1.0, 0.0)},
-        {"surprise": 1},
-    ]:
-        with pytest.raises(ValueError, match="state_dict"):
-            solver.load_state_dict({**state, **change})
-        assert snapshot(solver, linear) == before
-
-
 def test_health_and_covariance_are_those_of_the_memory():
     solver, linear = make(3, 2, memory=2)
     assert solver.health()["condition"] == 1

@@ -176,22 +176,6 @@ def test_dropped_and_categorical_columns():
     assert np.abs(np.array(predictions())[300:] - targets[np.arange(300, 400) % 3]).max() < 0.5
 
 
-def test_same_rows_and_same_seed_same_numbers():
-    write()
-    told = []
-    for seed in (0, 0, 1):
-        run(f"{STREAM} --seed {seed}")
-        told.append(Path("out.csv").read_bytes())
-    assert told[0] == told[1] != told[2]
-
-
-def test_the_default_settings_are_those_of_the_estimators():
-    write(n=50)
-    run(SAVED)
-    own, estimator = sepsa.load("m.sepsa").get_params(), sepsa.SepSARegressor().get_params()
-    assert all(own[name] == estimator[name] for name in ("forgetting", "ridge"))
-
-
 # ---------------------------------------------------------------------- bad rows
 
 

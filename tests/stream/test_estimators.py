@@ -23,6 +23,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
+from reference import nearest_on_simplex
 from sepsa import NotFinite, SepSAClassifier, SepSARegressor
 from sepsa.stream import calibration
 from sepsa.stream.engine import Engine
@@ -323,18 +324,9 @@ def test_probabilities_are_calibrated_without_tuning():
         assert sure.mean() == pytest.approx((model.predict(X[1000:]) == y[1000:]).mean(), abs=0.05)
 
 
-def nearest_slowly(s):
-    """The τ at which Σ max(s - τ, 0) = 1, by halving."""
-    low, high = s.min() - 1, s.max()
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if np.maximum(s - middle, 0).sum() > 1 else (low, middle)
-    return np.maximum(s - low, 0)
-
-
 @given(hnp.arrays(float, st.tuples(st.integers(1, 5), st.integers(1, 6)), elements=st.floats(-100, 100)))
 def test_nearest_point_of_the_simplex(scores):
-    expected = np.array([nearest_slowly(row) for row in scores])
+    expected = np.array([nearest_on_simplex(row) for row in scores])
     np.testing.assert_allclose(calibration.project_to_simplex(scores), expected, atol=1e-10)
 
 

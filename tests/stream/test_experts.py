@@ -14,7 +14,6 @@ from river import linear_model, tree
 from sklearn.base import clone
 from sklearn.linear_model import SGDClassifier, SGDRegressor
 
-import sepsa
 from reference import nearest_targets, ridge_regression, stack_weights, tree_gains
 from sepsa import SepSAClassifier, SepSARegressor
 from sepsa.river import SepSAClassifier as RiverClassifier
@@ -278,17 +277,6 @@ def test_rows_in_blocks_equal_rows_one_by_one(classes):
     assert np.array_equal(one.predict(X), [other.predict_row(x) for x in X.tolist()])
 
 
-def test_a_saved_learner_continues_bit_for_bit(tmp_path):
-    X, y = steps(700)
-    model = SepSARegressor(random_state=0, body="experts").partial_fit(X[:500], y[:500])
-    sepsa.save(model, tmp_path / "model.sepsa")
-    loaded = sepsa.load(tmp_path / "model.sepsa")
-    pickled = pickle.loads(pickle.dumps(model))
-    expected = model.prequential(X[500:], y[500:])
-    assert np.array_equal(loaded.prequential(X[500:], y[500:]), expected)
-    assert np.array_equal(pickled.prequential(X[500:], y[500:]), expected)
-
-
 @pytest.mark.parametrize("max_rows", [300, 16384])
 def test_growth_continues_bit_for_bit_from_any_row(max_rows):
     X, y = steps(900)
@@ -331,23 +319,6 @@ def test_products_take_the_inputs_that_matter_wherever_they_are():
     assert {11, 12, 13} <= set(learner.engine._view("PAIRS", "products").tolist())
     off = np.abs(learner.predict(X)[:, 0] - y).mean()
     assert off < 0.2 * np.abs(y - y.mean()).mean()
-
-
-def test_a_window_of_an_earlier_version_is_loaded():
-    """It had 819 rows at 20 inputs."""
-    X, y = steps(900, inputs=20)
-    engine = StreamLearner(20, 1, regression=True, **OPTIONS).engine
-    engine.learn(X, y[:, None])
-    state = engine.state_dict()
-    window = state["experts"]["neighbours"]
-    for name in ("ROWS", "TARGETS", "WEIGHTS"):  # the rows 81 to 899, the oldest in the place of the 719th
-        axis = 1 if name == "ROWS" else 0
-        window[name] = np.roll(np.take(window[name], np.arange(81, 900), axis), 100, axis)
-    window["FILLED"][:] = 819, 100
-    engine.load_state_dict(state)
-    filled = engine._view("FILLED", "neighbours").tolist()
-    assert filled == [819, 819]
-    assert np.array_equal(engine._view("TARGETS", "neighbours")[:819, 0], window["TARGETS"][np.arange(819) - 719, 0])
 
 
 @pytest.mark.parametrize(
@@ -467,15 +438,6 @@ def test_ten_thousand_hostile_rows_through_river(classes):
     assert max(sizes) < 5e6  # 16,384 rows of 16 inputs, with 80 further bytes each, are 1.6e6 of them
 
 
-def test_memory_is_bounded():
-    X, y = steps(3000)
-    learner = StreamLearner(4, 1, regression=True, max_rows=1000, **OPTIONS)
-    learner.learn(X[:1500], y[:1500, None])
-    size = len(pickle.dumps(learner))
-    learner.learn(X[1500:], y[1500:, None])
-    assert len(pickle.dumps(learner)) <= size + 200
-
-
 # ---------------------------------------------------------------------- models of the user
 
 
@@ -522,17 +484,3 @@ def test_what_is_no_expert_is_refused(wrong):
     X, y = steps(5)
     with pytest.raises(ValueError, match=r"experts\[0\] must be a River regressor"):
         SepSARegressor(experts=[wrong]).partial_fit(X, y)
-
-
-def test_river_models_learn_dicts_with_experts():
-    X, y = steps(400)
-    model = RiverRegressor(seed=0, body="experts")
-    told = []
-    for x, target in zip(X.tolist(), y.tolist(), strict=True):
-        row = dict(zip("abcd", x, strict=True))
-        told.append(model.predict_one(row))
-        model.learn_one(row, target)
-    expected = StreamLearner(4, 1, regression=True, missing="auto", seed=0, weight_decay=0.0, **OPTIONS)
-    np.testing.assert_array_equal(told[1:], expected.learn(X, y[:, None])[1:, 0])
-    with pytest.raises(ValueError, match="body must be one of"):
-        RiverRegressor(body="forest")

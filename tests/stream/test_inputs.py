@@ -213,39 +213,6 @@ def test_frames_of_other_libraries_are_those_of_pandas(library):
             plain.predict(turn(X).lazy())
 
 
-@pytest.mark.parametrize("how", ["fit", "partial_fit"])
-def test_a_very_wide_table_is_refused_with_the_cure(how):
-    X = scipy.sparse.random_array((6, 5000), density=0.01, random_state=0, format="csr")
-    with pytest.raises(ValueError, match=r"at most 2048 columns, got 5000: .*TruncatedSVD"):
-        getattr(SepSARegressor(), how)(X, np.arange(6.0))
-
-
-def test_an_unknown_category_has_no_indicator_until_it_is_learned():
-    X, y = table()
-    model = SepSARegressor(random_state=0, max_iter=5).fit(X, y)
-    unknown, missing = X.assign(city="Cairo"), X.assign(city=None)
-    np.testing.assert_array_equal(model.predict(unknown), model.predict(missing))
-    before = model.predict(X)
-    new = X.assign(city="Cairo")
-    for _ in range(3):
-        model.partial_fit(new, y + 50)
-    assert np.abs(model.predict(new) - y - 50).mean() < 5
-    assert np.abs(model.predict(X) - before).mean() < 25  # the other cities keep most of what they had
-    assert model._encoder.inputs.texts["city"]["Cairo"] == "city=Cairo"
-    assert clone(model)._encoder is None
-    numbers = X[["size"]].to_numpy()
-    assert model.fit(numbers, y).predict(numbers).shape == (300,)  # a new start, without an encoder
-
-
-def test_a_failure_leaves_the_encoder_as_it_was():
-    X, y = table()
-    model = SepSARegressor(random_state=0).partial_fit(X, y)
-    before = model.state_dict()["encoder"]
-    with pytest.raises(ValueError, match="NaN"):
-        model.partial_fit(X.assign(city="Bern"), np.full(300, np.nan))
-    assert model.state_dict()["encoder"] == before
-
-
 def test_pandas_dtypes_with_missing_values():
     X, y = table(100)
     plain = X.assign(size=X["size"].where(X["size"] < 1), open=X["open"].astype(float).where(X["size"] > -1))
@@ -452,17 +419,6 @@ def test_verbose_prints_passes_and_changes_nothing(capsys):
     assert max(errors) < 0.5  # in units of the targets' variance
     SepSAClassifier(random_state=0, max_iter=1, verbose=1).fit(X, y > 0)
     assert capsys.readouterr().out.startswith("-- Pass 1 of 1: ")
-
-
-def test_partial_fit_goes_on_where_fit_ended():
-    X, y = table(600)
-    model = SepSARegressor(random_state=0, max_iter=20).fit(X[:300], y[:300])
-    fitted = pickle.loads(pickle.dumps(model))
-    before = np.abs(fitted.predict(X[300:]) - y[300:] - 20).mean()
-    model.partial_fit(X[300:], y[300:] + 20)  # the targets have moved: what fit learned is kept and corrected
-    assert np.abs(model.predict(X[300:]) - y[300:] - 20).mean() < 0.5 * before
-    again = model.fit(X[:300], y[:300])  # from scratch
-    np.testing.assert_array_equal(again.predict(X), fitted.predict(X))
 
 
 # ---------------------------------------------------------------------- bad input

@@ -215,14 +215,6 @@ def test_one_row_of_any_number_is_forgotten(value, rows):
         assert np.abs(told - y[-200:]).mean() < 3.0
 
 
-def test_squared_loss_takes_every_row_at_its_word():
-    X, y = curve(WARM_UP + 50)
-    model = SepSARegressor(loss="squared", forgetting=1.0, random_state=0).partial_fit(X, y)
-    model.partial_fit(X[:1], [1e12])
-    assert abs(model.predict(X[:1])[0]) > 1e6
-    assert model.outliers_ == 0
-
-
 def test_an_input_that_was_tiny_and_then_moves_is_learned():
     X, y = curve(3000)
     X[:, 2] = np.where(np.arange(3000) < 500, 1e-6, 1.0) * (X[:, 2] - 5)
@@ -327,36 +319,7 @@ def test_missing_can_be_told(missing, expected):
         river_models.SepSARegressor(missing="none")
 
 
-def test_features_beyond_the_limit_are_hashed_and_it_is_said():
-    model, rng = river_models.SepSARegressor(hidden=[], max_features=8, seed=0), np.random.default_rng(0)
-    documents = [rng.choice(40, 4, replace=False).tolist() for _ in range(400)]
-    model.learn_one({f"w{i}": 1 for i in range(8)}, 8.0)
-    with pytest.warns(UserWarning, match="more than 8 features: further ones are hashed into 8 inputs"):
-        model.learn_one({f"w{i}": 1 for i in range(5, 12)}, 3.0)
-    for words in documents:
-        model.learn_one({f"w{i}": 1 for i in words}, float(sum(i < 8 for i in words)))
-    assert len(model._features) <= 16
-    again = river_models.SepSARegressor(hidden=[], max_features=8, seed=0)
-    again.load_state_dict(model.state_dict())
-    x = {"w1": 1, "w30": 1, "never": 1}
-    assert again.predict_one(x) == model.predict_one(x)
-
-
 # ---------------------------------------------------------------------- NaN and class weights in scikit-learn
-
-
-def test_a_missing_value_is_taken_by_scikit_learns_face():
-    X, y = curve(500)
-    X[np.random.default_rng(1).random(X.shape) < 0.1] = np.nan
-    for model in (
-        SepSARegressor(random_state=0, max_iter=2).fit(X, y),
-        SepSARegressor(random_state=0).partial_fit(X, y),
-    ):
-        hole = X[:1].copy()
-        hole[0, 1] = np.nan
-        assert np.isfinite(model.predict(hole)).all()
-    with pytest.raises(ValueError, match="NaN"):
-        SepSARegressor().partial_fit(X, np.where(np.arange(500) == 7, np.nan, y))
 
 
 def test_class_weights_move_the_border():
