@@ -32,45 +32,6 @@ def pass_over(optimizer, x, y, generator=None):
         optimizer.learn(x[rows], y[rows])
 
 
-def first_batch_twice(step, generator):
-    return torch.Generator().manual_seed(1 if step == 1 else 99 + step)
-
-
-def every_batch_twice(step, generator):
-    return torch.Generator().manual_seed(step // 2)
-
-
-STREAMS = {"first batch twice": first_batch_twice, "every batch twice": every_batch_twice, "four binary inputs": None}
-
-
-@pytest.mark.parametrize("name", STREAMS)
-def test_the_default_equals_its_solver_whatever_repeats(name):
-    """Streams in which samples come again without being epochs: nothing may be concluded from that."""
-
-    def fixed():
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)).double()
-        model[0].requires_grad_(False)
-        return model
-
-    truth, default, given = fixed(), fixed(), fixed()
-    nn.init.normal_(truth[2].weight)
-    base = [(torch.optim.SGD, {"lr": 0.1}, None)]
-    optimizers = SepSA(default, base), SepSA(given, base, solver=RLS(ridge=DEFAULT_RIDGE))
-    for step in range(100):
-        make = STREAMS[name]
-        generator = make(step, None) if make is not None else torch.Generator().manual_seed(step)
-        x = torch.randn(32, 4, generator=generator).double()
-        x = x if make is not None else (x > 0).double()
-        with torch.no_grad():
-            y = truth(x) + 0.1 * torch.randn(32, 1, generator=generator)
-        for optimizer in optimizers:
-            optimizer.learn(x, y)
-    # Both do the same arithmetic: equal to the last bits.
-    torch.testing.assert_close(default[2].weight, given[2].weight, rtol=0, atol=1e-12)
-    assert optimizers[0].solver.samples == optimizers[1].solver.samples == 3200
-
-
 def test_the_first_epoch_is_learned_as_if_there_were_no_other():
     x, y = data()
     plain = SepSA(network(), torch.optim.Adam, lr=1e-3)

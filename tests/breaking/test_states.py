@@ -193,8 +193,7 @@ def test_damaged_states_of_a_solver_are_refused_whole(name, tally):
     check("damaged solver states", tally, HEADS[name], 20, damages)
 
 
-@pytest.mark.parametrize("name", TRAININGS)
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("name", "packed"), [*((name, False) for name in TRAININGS), ("Adam", True)])
 def test_damaged_states_of_sepsa_are_refused_whole(name, packed, tally, monkeypatch):
     if packed:  # the form for torch.distributed.checkpoint, which state_dict has once that is imported
         importlib.import_module(CHECKPOINT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import pickle
 
@@ -385,32 +384,17 @@ def test_inputs_and_classes_that_come_late_enter():
     assert (scores.argmax(1) == Y.argmax(1))[300:].mean() > 0.8
 
 
-def test_hostile_rows_leave_no_lasting_harm():
-    rng = np.random.default_rng(2)
-    X, y = steps(3000)
-    clean = np.abs(SepSARegressor(random_state=0, body="experts").prequential(X, y) - y)[-500:].mean()
-    Z, t = X.copy(), y.copy()
-    bad = (rng.random(3000) < 0.05) & (np.arange(3000) < 2500)
-    t[bad] = rng.choice([1e300, -1e300, 1e30, 1e8, -1e5], bad.sum())
-    Z[bad, rng.integers(0, 4, bad.sum())] = rng.choice([1e300, -1e200, 1e9], bad.sum())
-    weight = np.where(bad, 1e200, 1.0)
-    model = SepSARegressor(random_state=0, body="experts")
-    told = model.prequential(Z, t, weight)
-    assert np.isfinite(told).all()
-    assert np.abs(told - y)[-500:].mean() < 1.5 * clean
-
-
 @pytest.mark.parametrize("classes", [False, True])
 @pytest.mark.filterwarnings("ignore:more than 12 features")
-def test_ten_thousand_hostile_rows_through_river(classes):
+def test_hostile_rows_through_river(classes):
     """Missing and huge values, features and classes that come late, weights without bounds; Inf is refused."""
     rng = np.random.default_rng(3)
-    X, y = steps(11_000)
+    X, y = steps(4_000)
     model = (RiverClassifier if classes else RiverRegressor)(hidden=(8,), seed=0, body="experts", max_features=12)
     right, sizes = [], []
-    for i in range(11_000):
+    for i in range(4_000):
         x, target, w = dict(zip("abcd", X[i].tolist(), strict=True)), (int(y[i] > 0) if classes else y[i]), 1.0
-        good = i >= 10_000
+        good = i >= 3_000
         if not good:
             name = "abcd"[rng.integers(4)]
             case = rng.integers(6)
@@ -432,7 +416,7 @@ def test_ten_thousand_hostile_rows_through_river(classes):
         model.learn_one(x, target, w)
         if good:
             right.append(model.predict_one(x) == target if classes else abs(told - target))
-        if i in (5_000, 10_999):
+        if i in (1_500, 3_999):
             sizes.append(len(pickle.dumps(model)))
     assert np.mean(right) > 0.8 if classes else np.mean(right) < 3.0
     assert max(sizes) < 5e6  # 16,384 rows of 16 inputs, with 80 further bytes each, are 1.6e6 of them
@@ -468,15 +452,6 @@ def test_classifiers_of_the_user_see_new_classes():
     told = model.prequential(X, labels)
     assert (told == labels)[200:].mean() > 0.8
     assert model.predict_proba(X).sum(1) == pytest.approx(np.ones(len(X)))
-
-
-def test_an_expert_with_a_state_is_saved(tmp_path):
-    X, y = steps(300)
-    inner = SepSARegressor(random_state=1)
-    model = SepSARegressor(random_state=0, experts=[inner]).partial_fit(X[:290], y[:290])
-    other = clone(model)
-    other.load_state_dict(copy.deepcopy(model.state_dict()))
-    assert np.array_equal(other.prequential(X[290:], y[290:]), model.prequential(X[290:], y[290:]))
 
 
 @pytest.mark.parametrize("wrong", [object(), SGDRegressor, SGDClassifier()])
