@@ -15,6 +15,7 @@ import warnings
 from datetime import timedelta
 from pathlib import Path
 
+import portable
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -559,6 +560,7 @@ def fork(rank, world, folder):
 
 
 if __name__ == "__main__":
+    portable.perturb_as_told()
     first = network()
     train(first, build(first, RLS()), batches(1), mse_loss)  # what a first step imports, before every rank would
     for world in CHECKPOINTS:

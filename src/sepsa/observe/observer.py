@@ -102,7 +102,8 @@ class Observer(SharedHead):
             earlier = hook_of(registered)
             for module in self.model.modules() if earlier is not None else ():
                 remove_hooks(module, earlier.observer())  # type: ignore[union-attr]
-        self.head.register_forward_pre_hook(HeadHook(self).learn_first)
+        self.hook = HeadHook(self)
+        self.head.register_forward_pre_hook(self.hook.learn_first)
 
     def detach(self) -> None:
         for module in (self.head, self.model):
@@ -144,6 +145,7 @@ class Observer(SharedHead):
             for parameter in self.body:  # `any` of a generator takes four times as long
                 if parameter.requires_grad:
                     observation.freeze(self.head)
+                    self.hook.observed = True
                     break
         if self.holds_out and self.model is not self.head:
             self.model.register_forward_pre_hook(InputHook(self), with_kwargs=True)
@@ -170,6 +172,7 @@ class Observer(SharedHead):
                 self.report_failure(missed, None if isinstance(missed, HeadNotReached) else trace)
         finally:
             self.current = None
+            self.hook.observed = False
             observation.thaw()
             if self.holds_out:
                 remove_hooks(self.model, self, InputHook)
