@@ -15,7 +15,6 @@ import warnings
 from datetime import timedelta
 from pathlib import Path
 
-import portable
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -23,6 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
+import portable
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton, distributed
 from sepsa.paper.slimtik import SlimTik
 
