@@ -21,6 +21,7 @@ from sepsa import distributed
 from sepsa.distributed import Samples
 from sepsa.heads import Anneals, Capturable, CapturableByRow, HeadSolver, HoldsOut, LearnsPartly, Revertible
 from sepsa.heads.base.checks import check_rows, check_weight
+from sepsa.heads.math.least_squares import copies
 from sepsa.observe.observation import Observation
 from sepsa.observe.rates import Rates, ratio_of, seen
 from sepsa.observe.rows import are_labels, check_dense, may_be_missing, observed_rows, weight_rows
@@ -270,7 +271,7 @@ class TrainedHead:
     def _statistics(self) -> list[tuple[Tensor, Tensor]]:
         training = [module for module in self.normalizations if module.training]
         buffers = [buffer for module in training for buffer in module._buffers.values() if buffer is not None]
-        return [(buffer, buffer.clone()) for buffer in buffers]
+        return list(zip(buffers, copies(buffers), strict=True))
 
     def rollback(self, checkpoint: HeadCheckpoint, reached: bool) -> None:
         """Restore `checkpoint` after a step that failed, unless the body has moved; `reached`: with solver and head."""

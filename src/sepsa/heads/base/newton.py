@@ -111,7 +111,7 @@ class NewtonHead(AcceptsAuto, OwnsHead):
         if state is None:
             return None
         other = copy.copy(self)
-        other.linear, other.ridge, other._state = linear, ridge, state.map(Tensor.clone)  # recordings write into W
+        other.linear, other.ridge, other._state = linear, ridge, state.copy()  # recordings write into W
         return other
 
     @torch.no_grad()
