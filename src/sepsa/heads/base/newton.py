@@ -35,7 +35,6 @@ class NewtonHead(AcceptsAuto, OwnsHead):
     """Base of `SoftmaxNewton` and `LogisticNewton`; not a head by itself."""
 
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
-    anneals = True  # unless the caller of `SepSA` says otherwise
     settings: ClassVar[tuple[str, ...]]  # arguments that a state keeps, beside the ridges
     _state: CrossEntropyState
     _replaced = ("_state", "_previous", "_updates", "ridge", "_annealed")
