@@ -26,7 +26,7 @@ import portable
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton, distributed
 from sepsa.paper.slimtik import SlimTik
 
-ROWS, STEPS, SAVED_AT = 24, 20, 12
+ROWS, STEPS, SAVED_AT = 24, 12, 8
 DECAY = 0.93  # of the rate in a step, so that heads anneal
 LEAVES_WHOLE = "ignored_params" in inspect.signature(fully_shard).parameters  # not in torch 2.6
 

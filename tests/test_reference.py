@@ -112,37 +112,6 @@ def test_every_entry_describes_the_parameters_of_the_signature(package, page):
     assert [mistake for name in PAGES[page] for mistake in mistakes(find(package, name))] == []
 
 
-def test_a_parameter_that_is_missing_or_invented_is_found():
-    code = """
-    class A:
-        '''What.
-
-        Args:
-            ridge: A number.
-        '''
-        def __init__(self, ridge, *, forgetting): ...
-        def right(self, x):
-            '''What.
-
-            Args:
-                x: A number.
-            '''
-        def wrong(self, x):
-            '''What.
-
-            Args:
-                y: A number.
-            '''
-        def hidden(self): ...
-    """
-    with griffe.temporary_visited_module(code.replace("\n    ", "\n")) as module:
-        assert list(mistakes(module["A"])) == [
-            "module.A has the parameters ['ridge', 'forgetting'], and its docstring describes ['ridge']",
-            "module.A.wrong has the parameters ['x'], and its docstring describes ['y']",
-            "module.A.hidden has no docstring, so the page does not show it",
-        ]
-
-
 def test_no_example_is_wider_than_the_page(package):
     entries = [find(package, name) for names in PAGES.values() for name in names]
     wide = [
