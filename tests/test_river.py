@@ -594,3 +594,14 @@ def test_without_the_extra_one_line_says_so(preloaded_bin):
         f"sepsa.river needs {missing}, which is not installed: pip install 'sepsa[river]'"
         for missing in ("river", "numba")
     ]
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_the_order_of_features_changes_no_bit_of_a_prediction(model_type):
+    models = model_type(**SMALL), model_type(**SMALL)
+    for i, (x, y) in enumerate(stream(80, model_type)):
+        x = x | {"city": ("Oslo", "Rome")[i % 2], "late": i} if i > 20 else x
+        turned = dict(random.Random(i).sample(sorted(x.items()), len(x)))
+        assert models[0].predict_one(x) == models[1].predict_one(turned)
+        models[0].learn_one(x, y)
+        models[1].learn_one(turned, y)
