@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from sepsa import distributed
 from sepsa.distributed import Samples
-from sepsa.heads import Anneals, Capturable, CapturableByRow, HeadSolver, HoldsOut, LearnsPartly, Revertible
+from sepsa.heads import RLS, Anneals, Capturable, CapturableByRow, HeadSolver, HoldsOut, LearnsPartly, Revertible
 from sepsa.heads.base.checks import check_rows, check_weight
 from sepsa.heads.math.least_squares import copies
 from sepsa.observe.observation import Observation
@@ -64,6 +64,7 @@ class TrainedHead:
 
     def look(self) -> None:
         """Look up what the solver can do and what the model has; again after a copy."""
+        self.refuses_missing = type(self.solver) is RLS
         self.holds_out = isinstance(self.solver, HoldsOut) and getattr(self.solver, "holds_out", True)
         self.revertible, self.anneals = isinstance(self.solver, Revertible), isinstance(self.solver, Anneals)
         self.partial_targets = isinstance(self.solver, LearnsPartly) and self.solver.learns_partly
@@ -79,7 +80,11 @@ class TrainedHead:
         try:
             # Reading targets on a GPU makes the host wait for the forward pass. So there the solver, which checks its
             # result, finds the first batch with missing targets, unless rows are drawn and it may not see them.
-            look = may_be_missing(targets) if targets.is_cpu else self.expects_missing or self.head_fraction < 1.0
+            # On a CPU only an `RLS` does, because others may learn from rows of which no output is observed.
+            if self.refuses_missing or not targets.is_cpu:
+                look = self.expects_missing or self.head_fraction < 1.0
+            else:
+                look = may_be_missing(targets)
             if look:
                 observation.observed = observed_rows(features, targets, self.partial_targets)
                 self.expects_missing = observation.observed is not None
@@ -99,11 +104,17 @@ class TrainedHead:
 
     def _learn_observed(self, observation: Observation, features: Tensor) -> Tensor | None:
         """Let the head learn `head_fraction` of the observed rows. Returns the mask `excluded_rows`."""
-        n = features.numel() // features.shape[-1]
         if observation.observed is None and self.head_fraction == 1.0:
+            if not self.holds_out and self.samples_per_epoch is None and not self.forget_per_step:
+                if self.base is not None:
+                    self.follow_rate()
+                self.solver.update(features, observation.targets, observation.sample_weight)
+                return None
+            n = features.numel() // features.shape[-1]
             identity = observation.identity(n) if self.holds_out else None
             self.update(features, observation.targets, observation.sample_weight, identity, n)
-            return self.held_out if self.holds_out else None
+            return self.held_out
+        n = features.numel() // features.shape[-1]
         self.check_samples(observation, features, per_output_weight=self.partial_targets)
         samples, rows = self.draw(observation, features)
         if not len(rows):

@@ -136,7 +136,12 @@ class Observer(SharedHead):
                     f"{self.name!r}: hold a lock around observe, backward and step, or give each thread a model"
                 )
             raise RuntimeError("observe is already active: use one observe for each forward pass")
-        self.check_shape()
+        weight = self.head._parameters["weight"]  # four times as fast as `head.weight`
+        if weight is not None and weight.shape != self.shape:
+            raise ValueError(
+                f"head {self.name!r} has a weight of shape {tuple(weight.shape)} and had {tuple(self.shape)} when this "
+                "SepSA was made: make a new SepSA, with a new solver, after changing a head"
+            )
         if not observation.captured:
             observation.ranks = distributed.is_initialized()
             observation.before = self.checkpoint(statistics)
@@ -153,16 +158,6 @@ class Observer(SharedHead):
             for module in (self.head, self.model):
                 module.register_forward_hook(OutputHook(self))
         self.current = observation
-
-    def check_shape(self) -> None:
-        """Raise an error for a head of another shape than the solver has."""
-        weight = self.head._parameters["weight"]  # four times as fast as `head.weight`
-        shape = self.shape if weight is None else weight.shape
-        if shape != self.shape:
-            raise ValueError(
-                f"head {self.name!r} has a weight of shape {tuple(shape)} and had {tuple(self.shape)} when this SepSA "
-                "was made: make a new SepSA, with a new solver, after changing a head"
-            )
 
     def end(self, observation: Observation, error: BaseException | None, trace: TracebackType | None) -> None:
         """End the observation in progress; raises an error where the pass did not reach the head."""
