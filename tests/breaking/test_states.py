@@ -15,7 +15,7 @@ import torch
 import river_models
 import sepsa
 from breaking.damage import damages, same, several
-from learners import FOURIER, Estimator, Forecaster, Head, Kind, River, Training, frame
+from learners import FOURIER, Estimator, Forecaster, Head, Kind, River, Training, frame, texts
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SoftmaxNewton
 from sepsa.paper.slimtik import SlimTik
 from sepsa.stream.columns.cells import Column
@@ -77,6 +77,7 @@ STREAMS = {
     "river.SepSAClassifier": River("SepSAClassifier", {"hidden": (3,), "body": "fourier"}),
     "experts": Estimator(sepsa.SepSARegressor, {"hidden_layer_sizes": (3,)}),
     "a frame": Estimator(sepsa.SepSARegressor, {"hidden_layer_sizes": (), "body": "fourier"}, table=frame),
+    "many texts": Estimator(sepsa.SepSARegressor, {"hidden_layer_sizes": (), "body": "fourier"}, table=texts),
     "sepsa stream": Table(),
 }
 # After these a state is another valid one: a parameter without a gradient has no moments yet, any plain value may be
