@@ -643,7 +643,7 @@ def compile_for_learners() -> None:
     """Compile what the learners of numbers and of classes call by default, unless it is in the cache."""
     for classes in (False, True):
         kernels = Engine.for_raw_rows(1, 2, classes=classes, seed=0, experts=())._ready()
-        for name in ("learn", "leverage"):
+        for name in ("learn", "leverage", "boost"):
             kernels[name]
 
 
