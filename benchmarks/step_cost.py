@@ -1,8 +1,8 @@
-"""What a SepSA step costs beside an Adam step on the same network, with each head solver, and in a ResNet-9.
+"""What a SepSA step costs beside an Adam step on the same network, with each head solver, and in two networks.
 
     python benchmarks/step_cost.py              # writes step_cost.json
     python benchmarks/step_cost.py solvers      # writes solver_cost.json
-    python benchmarks/step_cost.py resnet9      # writes resnet9_step.json; needs a CUDA device
+    python benchmarks/step_cost.py networks     # writes network_step.json; needs a CUDA device
 
 Without a name: the paper's networks, and a block update of the head beside the paper's loop over samples. The paper's
 own ratios (Table III, seconds): online FNN 1.17, mini-batch FNN 1.17, CNN 1.25.
@@ -11,8 +11,8 @@ own ratios (Table III, seconds): online FNN 1.17, mini-batch FNN 1.17, CNN 1.25.
 the head alone, 128 features and a bias, 10 outputs, batches of 64. Ratios are to Adam's step on the same network, or to
 the update of RLS. The classifying heads get classes for targets.
 
-`resnet9`: CIFAR-10's shapes, batch 256, bf16, eager. Steps of AdamW with cross-entropy and of SepSA with an AdamW body
-and one-hot targets, at forgetting 1 and 0.999, on random images.
+`networks`: the ResNet-9 and the vision transformer of networks.py, batch 256, bf16, eager, on random images. Steps of
+SepSA beside those of AdamW with cross-entropy.
 """
 
 from __future__ import annotations
@@ -41,7 +41,13 @@ SOLVERS: dict[str, Callable[[], Any]] = {
     "OnlineLBFGS": OnlineLBFGS,
     "OnlineLBFGS, cross-entropy": lambda: OnlineLBFGS(loss="cross-entropy"),
 }
-RESNET_BATCH, RESNET_STEPS, RESNET_ROUNDS = 256, 50, 15
+NETWORK_BATCH, NETWORK_STEPS, NETWORK_ROUNDS = 256, 50, 15
+NETWORK_SETTINGS: dict[str, dict[str, Any]] = {
+    "AdamW, cross-entropy": {"label_smoothing": 0.0},
+    "SepSA": {"forgetting": 0.999},
+    "SepSA, cross-entropy": {"ridge": 1000.0},
+    "SepSA, cross-entropy, ridge auto": {"ridge": "auto"},
+}
 
 
 def network(make: Callable[[], nn.Module]) -> nn.Module:
@@ -152,22 +158,18 @@ def compare(contestants: dict[str, Callable[[], object]], to: str) -> dict[str, 
     return {name: {"seconds": spread(times[name]), "ratio": ratio(times, name, to)} for name in contestants}
 
 
-def resnet9_step(forgetting: float | None, x: Tensor, y: Tensor) -> Callable[[], None]:
-    """A step of SepSA, or of AdamW where `forgetting` is None."""
-    from networks import resnet9  # a benchmark with more packages than the other cases need
+def network_step(network: str, method: str, x: Tensor, y: Tensor) -> Callable[[], None]:
+    """A step of a method of networks.py, with one rate and its other settings."""
+    import networks  # a benchmark with more packages than the other cases need
 
     torch.manual_seed(0)
-    model = resnet9().to("cuda", memory_format=torch.channels_last)
-    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    targets, loss_fn = y, functional.cross_entropy
-    if forgetting is not None:
-        targets, loss_fn = functional.one_hot(y, 10).float(), functional.mse_loss
-        optimizer = SepSA(model, torch.optim.AdamW, lr=1e-3, solver=RLS(forgetting=forgetting), fused=True)
+    model = networks.NETWORKS[network]().to("cuda", memory_format=torch.channels_last)
+    optimizer, loss_of = networks.learner(method, model, {"lr": 1e-3} | NETWORK_SETTINGS[method], fused=True)
 
     def step() -> None:
-        observe = nullcontext() if forgetting is None else optimizer.observe(targets)
+        observe = optimizer.observe(y) if isinstance(optimizer, SepSA) else nullcontext()
         with torch.autocast("cuda", dtype=torch.bfloat16), observe:
-            loss = loss_fn(model(x), targets)
+            loss = loss_of(model(x).float(), y)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -175,27 +177,27 @@ def resnet9_step(forgetting: float | None, x: Tensor, y: Tensor) -> Callable[[],
     return step
 
 
-def resnet9_cost() -> None:
+def network_costs() -> None:
     require_cuda()
-    x = torch.randn(RESNET_BATCH, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
-    y = torch.randint(10, (RESNET_BATCH,), device="cuda")
-    named = {"AdamW": None, "SepSA at forgetting 1.0": 1.0, "SepSA at forgetting 0.999": 0.999}
-    steps = {name: resnet9_step(forgetting, x, y) for name, forgetting in named.items()}
-    times = alternate_on_gpu(steps, RESNET_ROUNDS, RESNET_STEPS)
-    ratios = {f"{name} / AdamW": ratio(times, name, "AdamW") for name in steps if name != "AdamW"}
-    seconds = {name: spread(values) for name, values in times.items()}
-    for name, values in seconds.items():
-        print(f"{name}: {values['median'] * 1e3:.2f} ms")
-    for name, r in ratios.items():
-        print(f"{name} {median_and_quartiles(r)}")
-    write("resnet9_step", {"device": torch.cuda.get_device_name(), "seconds": seconds, "ratios": ratios})
+    x = torch.randn(NETWORK_BATCH, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
+    y = functional.one_hot(torch.randint(10, (NETWORK_BATCH,), device="cuda"), 10).float()
+    cases: dict[str, Any] = {}
+    for network in ("ResNet-9", "vision transformer"):
+        steps = {method: network_step(network, method, x, y) for method in NETWORK_SETTINGS}
+        times = alternate_on_gpu(steps, NETWORK_ROUNDS, NETWORK_STEPS)
+        base = next(iter(steps))
+        ratios = {f"{name} / {base}": ratio(times, name, base) for name in steps if name != base}
+        cases[network] = {"seconds": {name: spread(values) for name, values in times.items()}, "ratios": ratios}
+        for name, r in ratios.items():
+            print(f"{network}: {name} {median_and_quartiles(r)}, wanted <= 1.05")
+    write("network_step", {"device": torch.cuda.get_device_name(), "cases": cases})
 
 
 def main() -> None:
-    cases = {"": paper_networks, "solvers": solvers, "resnet9": resnet9_cost}
+    cases = {"": paper_networks, "solvers": solvers, "networks": network_costs}
     name = "".join(sys.argv[1:])
     if name not in cases:
-        sys.exit(f"the case must be solvers, resnet9 or none, got {name!r}")
+        sys.exit(f"the case must be solvers, networks or none, got {name!r}")
     cases[name]()
 
 

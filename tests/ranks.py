@@ -22,10 +22,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
+import portable
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton, distributed
 from sepsa.paper.slimtik import SlimTik
 
-ROWS, STEPS, SAVED_AT = 24, 20, 12
+ROWS, STEPS, SAVED_AT = 24, 12, 8
 DECAY = 0.93  # of the rate in a step, so that heads anneal
 LEAVES_WHOLE = "ignored_params" in inspect.signature(fully_shard).parameters  # not in torch 2.6
 
@@ -559,6 +560,7 @@ def fork(rank, world, folder):
 
 
 if __name__ == "__main__":
+    portable.perturb_as_told()
     first = network()
     train(first, build(first, RLS()), batches(1), mse_loss)  # what a first step imports, before every rank would
     for world in CHECKPOINTS:

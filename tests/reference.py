@@ -383,6 +383,15 @@ def nearest_targets(X: Matrix, Y: Matrix, omega: Matrix, z: Matrix, width: Matri
     return share @ Y[order] / share.sum()
 
 
+def nearest_on_simplex(s: Matrix) -> Matrix:
+    """max(s - τ, 0) with the τ at which these sum to 1, by halving."""
+    low, high = s.min() - 1, s.max()
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.maximum(s - middle, 0).sum() > 1 else (low, middle)
+    return np.maximum(s - low, 0)
+
+
 def stack_weights(answers: Matrix, Y: Matrix, omega: Matrix, forgetting: float, ridge: float) -> Matrix:
     """w (J,) that minimizes Σ λ^(n-t) ω |y - a_0 - Σ w_j (a_j - a_0)|² + ridge |w|² for answers (n, 1 + J, m)."""
     share = omega * forgetting ** np.arange(len(Y) - 1, -1, -1)

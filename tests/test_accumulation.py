@@ -121,21 +121,6 @@ def test_a_micro_batch_without_targets_forgets_nothing():
     assert optimizer.solver.samples == pytest.approx(8 * 1.9)
 
 
-def test_a_step_that_fails_is_taken_back_with_its_forgetting():
-    optimizer = SepSA(network(9), torch.optim.SGD, lr=0.1, solver=RLS(forgetting=0.9), forget_per="step")
-    (x, y), (a, b) = batches(2, 12)
-    optimizer.learn(x, y)
-
-    def fails(outputs, targets):
-        raise RuntimeError("no memory")
-
-    with pytest.raises(RuntimeError, match="no memory"):
-        optimizer.learn(a, b, fails)
-    with optimizer.observe(b):
-        optimizer.model(a)
-    assert optimizer.solver.samples == pytest.approx(12 * 1.9)
-
-
 def test_what_is_refused():
     with pytest.raises(ValueError, match="forget_per must be 'update' or 'step', got 'epoch'"):
         SepSA(network(9), torch.optim.SGD, lr=0.1, forget_per="epoch")

@@ -77,7 +77,8 @@ def make(heads, solvers=None):
     model = Model()
     if solvers is None:
         solvers = {"a": RLS(), "b": RLS(), "c": SoftmaxNewton()}
-    options = {"samples_per_epoch": 24} if all(hasattr(solvers[name], "forgetting") for name in heads) else {}
+    forgets = all(hasattr(solvers[name], "forgetting") for name in heads)
+    options = {"samples_per_epoch": 24, "forget_per": "step"} if forgets else {}
     frozen = [p for name in ("a", "b", "c") if name not in heads for p in getattr(model, name).parameters()]
     for parameter in frozen:
         parameter.requires_grad_(False)
@@ -202,6 +203,7 @@ def test_a_fault_anywhere_tears_nothing(heads, way, monkeypatch):
                 x, given = batch(seed)
                 targets = {name: t for name, t in zip("abc", given, strict=True) if name in heads}
                 optimizer.learn(x, targets, loss_of(heads))
+            optimizer.param_groups[0]["lr"] = 5e-3  # so that the head anneals
             for parameter in model.first.parameters():  # micro-batches before this one
                 parameter.grad = torch.ones_like(parameter)
             before = everything(model, optimizer)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -34,15 +32,6 @@ def test_a_small_version_runs_once_and_says_that_it_is_one(tmp_path, monkeypatch
     run = records.read(tmp_path / "results-quick" / "table3" / names[1])["runs"][0]
     assert run["spec"]["quick"]
     assert "8 of 8 runs are in results-quick already" in sepsa(*arguments).output
-
-
-def test_seeds_and_folder_are_taken_from_the_command(tmp_path):
-    out = tmp_path / "there"
-    result = sepsa("reproduce", "table3", "--datasets", "diabetes", "--methods", "sgd", "--seeds", "5,7-8", "--quick",
-                   "--jobs", 1, "--out", out)  # fmt: skip
-    assert result.exit_code == 0
-    for file in records.files(out):
-        assert [run["seed"] for run in json.loads(file.read_text())["runs"]] == [5, 7, 8]
 
 
 @pytest.mark.parametrize(

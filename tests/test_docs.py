@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-import json
 import os
 import re
 import runpy
@@ -304,35 +303,6 @@ def numbers(preloaded_bin):
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_result_stands_in_a_committed_json(numbers, page):
     assert not list(numbers.unfounded(name(page), page.read_text(encoding="utf-8")))
-
-
-def step_cost():
-    """Yield ratios of benchmarks/step_cost.json as medians with quartiles, each beside a copy with a changed digit."""
-    cases = json.loads((ROOT / "benchmarks" / "step_cost.json").read_text(encoding="utf-8"))["cases"].values()
-    online, batch, _, loop = ([case["ratio"][key] for key in ("median", "q25", "q75")] for case in cases)
-    form = "SepSA {:.2f} [{:.2f}, {:.2f}]"
-    yield form.format(*online), form.format(online[0], online[1] - 0.05, online[2])
-    yield form.format(*batch), form.format(online[0], *batch[1:])  # numbers of two cases
-    table = "| a | b |\n|---|---|\n| x | {} |"
-    spread = f"[{loop[1]:.1f}, {loop[2]:.1f}]"
-    yield table.format(f"{loop[0]:.1f} {spread}"), table.format(f"{loop[0] + 0.6:.1f} {spread}")
-    yield table.format(f"{batch[0]:.2f}"), table.format(f"{batch[0] + 1.11:.2f}")
-
-
-@pytest.mark.parametrize(
-    ("true", "false"),
-    [
-        *step_cost(),
-        ("It takes `9.99` seconds.", "It takes 9.99 seconds."),
-        ("Since Python 3.10.", "A step takes 3.10 times as long."),
-    ],
-)
-def test_a_changed_digit_is_found(numbers, true, false):
-    page = "# Cost\n\nMeasured by `benchmarks/step_cost.py`.\n\n{}\n"
-    assert not list(numbers.unfounded("docs/cost.md", page.format(true)))
-    told = list(numbers.unfounded("docs/cost.md", page.format(false)))
-    assert len(told) == 1
-    assert told[0].endswith("is not in benchmarks/step_cost.json")
 
 
 def test_a_result_without_a_source_is_found(numbers):

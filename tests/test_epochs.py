@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 
 import pytest
@@ -31,45 +30,6 @@ def pass_over(optimizer, x, y, generator=None):
     order = torch.arange(len(x)) if generator is None else torch.randperm(len(x), generator=generator)
     for rows in order.split(BATCH):
         optimizer.learn(x[rows], y[rows])
-
-
-def first_batch_twice(step, generator):
-    return torch.Generator().manual_seed(1 if step == 1 else 99 + step)
-
-
-def every_batch_twice(step, generator):
-    return torch.Generator().manual_seed(step // 2)
-
-
-STREAMS = {"first batch twice": first_batch_twice, "every batch twice": every_batch_twice, "four binary inputs": None}
-
-
-@pytest.mark.parametrize("name", STREAMS)
-def test_the_default_equals_its_solver_whatever_repeats(name):
-    """Streams in which samples come again without being epochs: nothing may be concluded from that."""
-
-    def fixed():
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)).double()
-        model[0].requires_grad_(False)
-        return model
-
-    truth, default, given = fixed(), fixed(), fixed()
-    nn.init.normal_(truth[2].weight)
-    base = [(torch.optim.SGD, {"lr": 0.1}, None)]
-    optimizers = SepSA(default, base), SepSA(given, base, solver=RLS(ridge=DEFAULT_RIDGE))
-    for step in range(100):
-        make = STREAMS[name]
-        generator = make(step, None) if make is not None else torch.Generator().manual_seed(step)
-        x = torch.randn(32, 4, generator=generator).double()
-        x = x if make is not None else (x > 0).double()
-        with torch.no_grad():
-            y = truth(x) + 0.1 * torch.randn(32, 1, generator=generator)
-        for optimizer in optimizers:
-            optimizer.learn(x, y)
-    # Both do the same arithmetic: equal to the last bits.
-    torch.testing.assert_close(default[2].weight, given[2].weight, rtol=0, atol=1e-12)
-    assert optimizers[0].solver.samples == optimizers[1].solver.samples == 3200
 
 
 def test_the_first_epoch_is_learned_as_if_there_were_no_other():
@@ -128,21 +88,6 @@ def test_epoch_is_the_deprecated_spelling():
     assert optimizer.samples_per_epoch == N
 
 
-@pytest.mark.parametrize("when", [5, 15, 25])
-def test_a_saved_optimizer_goes_on_as_the_running_one(when):
-    x, y = data()
-    optimizer = SepSA(network(), torch.optim.Adam, lr=1e-3, samples_per_epoch=N)
-    batches = [(x[rows], y[rows]) for _ in range(4) for rows in torch.arange(N).split(BATCH)]
-    for batch in batches[:when]:
-        optimizer.learn(*batch)
-    again = SepSA(copy.deepcopy(optimizer.model), torch.optim.Adam, lr=1e-3, samples_per_epoch=N)
-    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for batch in batches[when:]:
-        optimizer.learn(*batch)
-        again.learn(*batch)
-    torch.testing.assert_close(again.head.weight, optimizer.head.weight, rtol=0, atol=0)
-
-
 def test_a_state_that_noticed_epochs_loads_without_what_it_noticed():
     state = SepSA(network(), torch.optim.Adam, lr=1e-3).state_dict()
     del state["sepsa"]["samples"]
@@ -160,16 +105,6 @@ def test_a_state_that_noticed_epochs_loads_without_what_it_noticed():
     state["sepsa"]["samples"] = -1
     with pytest.raises(ValueError, match=r"\['samples'\] must be a number of samples, got -1"):
         told.load_state_dict(state)
-
-
-def test_a_batch_that_failed_is_not_counted():
-    x, y = data()
-    optimizer = SepSA(network(), torch.optim.Adam, lr=1e-3, samples_per_epoch=BATCH)
-    optimizer.learn(x[:BATCH], y[:BATCH])
-    for _ in range(5):
-        with pytest.raises(ZeroDivisionError):
-            optimizer.learn(x[:BATCH], y[:BATCH], lambda outputs, targets: 1 / 0)
-    assert (optimizer.state_dict()["sepsa"]["samples"], optimizer.solver.forgetting) == (BATCH, 1.0)
 
 
 def test_micro_batches_forget_as_the_batch_that_they_make_up():

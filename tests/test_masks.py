@@ -212,11 +212,3 @@ def test_learn_weighs_samples_in_the_head_and_in_the_loss():
         other.zero_grad()
         torch.testing.assert_close(loss, truth.detach())
     close(model, twin)
-
-
-def test_weights_of_zero_are_nothing_to_follow():
-    model = network()
-    before = copy.deepcopy(model[0])
-    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
-    assert optimizer.learn(*batch(), sample_weight=torch.zeros(8).double()) == 0
-    close(model[0], before)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import mse_loss
 
 import sepsa
 from sepsa import RLS, OnlineLBFGS, SelfTuning, SepSA, SoftmaxNewton
@@ -23,22 +22,6 @@ def network(seed=0):
 def batch(n=8, seed=1):
     g = torch.Generator().manual_seed(seed)
     return torch.randn(n, 6, generator=g), torch.randn(n, 2, generator=g)
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_a_loop_that_observes_is_not_warned(frozen):
-    model = network()
-    model[0].requires_grad_(not frozen)
-    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
-    inputs, targets = batch()
-    for _ in range(2):
-        for half in (slice(0, 4), slice(4, 8)):  # accumulated
-            with optimizer.observe(targets[half]):
-                loss = mse_loss(model(inputs[half]), targets[half])
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        optimizer.step()  # nothing reached the head
 
 
 @pytest.mark.parametrize("base", [torch.optim.Adam, torch.optim.RMSprop])

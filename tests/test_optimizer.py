@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 import shutil
 
@@ -16,14 +15,14 @@ from sepsa import RLS, SelfTuning, SepSA, SoftmaxNewton
 from sepsa.model_parts import DEFAULT_RIDGE
 
 
-def network(dtype=torch.float32, bias=True, seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 9, bias=bias, dtype=dtype), nn.ReLU(), nn.Linear(9, 2, dtype=dtype))
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 2))
 
 
-def batches(count=12, n=8, dtype=torch.float32, seed=1):
+def batches(count=12, seed=1):
     g = torch.Generator().manual_seed(seed)
-    return [(torch.randn(n, 6, generator=g).to(dtype), torch.randn(n, 2, generator=g).to(dtype)) for _ in range(count)]
+    return [(torch.randn(8, 6, generator=g), torch.randn(8, 2, generator=g)) for _ in range(count)]
 
 
 def train(model, optimizer, data):
@@ -53,60 +52,15 @@ def same(a, b):
     return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
-# Every optimizer of torch.optim that moves dense parameters. Muon wants matrices.
-DENSE = {
-    name: kind
-    for name, kind in vars(torch.optim).items()
-    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
-    if name not in ("LBFGS", "SparseAdam")
-}
-
-
-@pytest.mark.parametrize("name", DENSE)
-def test_every_base_equals_the_loop_by_hand(name):
-    model, twin = network(bias=name != "Muon"), network(bias=name != "Muon")
-    optimizer = SepSA(model, DENSE[name], lr=1e-2)
+# tests/test_joint.py has every optimizer of torch.optim.
+@pytest.mark.parametrize("base", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop])
+def test_it_is_the_loop_by_hand(base):
+    model, twin = network(), network()
+    optimizer = SepSA(model, base, lr=1e-2)
     train(model, optimizer, batches())
-    body = list(twin[0].parameters())
-    by_hand(twin, DENSE[name](body, lr=1e-2), RLS(ridge=DEFAULT_RIDGE), batches())
+    by_hand(twin, base([*twin[0].parameters()], lr=1e-2), RLS(ridge=DEFAULT_RIDGE), batches())
     assert same(model, twin)
-    assert not same(model, network(bias=name != "Muon"))
-
-
-def test_nesterov_and_momentum_options_reach_the_base():
-    model = network()
-    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2, momentum=0.9, nesterov=True, weight_decay=1e-5)
-    assert optimizer.param_groups[0]["nesterov"]
-    train(model, optimizer, batches())
-
-
-def test_sparse_gradients():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(20, 5, sparse=True), nn.Linear(5, 1))
-    optimizer = SepSA(model, torch.optim.SparseAdam, lr=1e-2)
-    before = model[0].weight.clone()
-    optimizer.learn(torch.arange(4), torch.randn(4, 1))
-    assert not torch.equal(model[0].weight[:4], before[:4])
-    assert torch.equal(model[0].weight[4:], before[4:])
-
-
-def test_lbfgs_is_refused():
-    with pytest.raises(ValueError, match="LBFGS evaluates the model several times"):
-        SepSA(network(), torch.optim.LBFGS)
-
-
-def test_the_body_sees_the_head_just_updated():
-    model = network(torch.float64)
-    inputs, targets = batches(1, dtype=torch.float64)[0]
-    optimizer = SepSA(model, torch.optim.SGD, lr=0.0)
-    twin = copy.deepcopy(model)
-    with optimizer.observe(targets):
-        loss = mse_loss(model(inputs), targets)
-    loss.backward()
-    RLS(ridge=DEFAULT_RIDGE).bind(twin[-1]).update(twin[:-1](inputs).detach(), targets)
-    mse_loss(twin(inputs), targets).backward()
-    assert torch.equal(loss, mse_loss(model(inputs), targets))
-    torch.testing.assert_close(model[0].weight.grad, twin[0].weight.grad)
+    assert not same(model, network())
 
 
 def test_learn_is_the_four_lines():
@@ -154,19 +108,6 @@ def test_observe_that_misses_the_head_or_meets_it_twice():
 # ---------------------------------------------------------------------- heads
 
 
-class Nested(nn.Module):
-    """The head has a name, lies inside another module, and an auxiliary Linear is registered after it."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Linear(6, 9)
-        self.decoder = nn.ModuleDict({"out": nn.Linear(9, 2)})
-        self.after = nn.Linear(2, 2)
-
-    def forward(self, x):
-        return self.after(self.decoder["out"](torch.tanh(self.body(x)))) * 0 + self.decoder["out"].weight.sum()
-
-
 class Named(nn.Module):
     def __init__(self):
         super().__init__()
@@ -193,9 +134,9 @@ def test_a_nested_head():
     optimizer = SepSA(model, torch.optim.Adam, lr=1e-2)
     assert list(optimizer.heads) == ["1.1.0"]
     train(model, optimizer, batches())
-    assert list(SepSA(Nested(), torch.optim.Adam, head="decoder.out").heads) == ["decoder.out"]
-    nested = Nested()
-    assert list(SepSA(nested, torch.optim.Adam, head=nested.decoder["out"]).heads) == ["decoder.out"]
+    assert optimizer.solver.steps == 12
+    free = copy.deepcopy(model)
+    assert list(SepSA(free, torch.optim.Adam, head=free[0]).heads) == ["0"]
 
 
 @pytest.mark.parametrize("by", ["requires_grad", "detached"])
@@ -229,31 +170,7 @@ def test_a_lone_head_has_an_empty_body():
     assert optimizer.solver.steps == 12
 
 
-def test_sample_weights_reach_the_head():
-    model, twin = network(), network()
-    optimizer, other = SepSA(model, torch.optim.SGD, lr=0.0), SepSA(twin, torch.optim.SGD, lr=0.0)
-    inputs, targets = batches()[0]
-    with optimizer.observe(targets, sample_weight=torch.tensor([1.0] * 5 + [0.0] * 3)):
-        model(inputs)
-    with other.observe(targets[:5]):
-        twin(inputs[:5])
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(p, q)
-
-
 # ---------------------------------------------------------------------- an optimizer as any other
-
-
-def test_parameter_groups():
-    model = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 9), nn.ReLU(), nn.Linear(9, 2))
-    base = torch.optim.SGD(
-        [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters(), "lr": 0.1}], lr=1.0
-    )
-    optimizer = SepSA(model, base)
-    still, moved = model[0].weight.clone(), model[2].weight.clone()
-    train(model, optimizer, batches())
-    assert torch.equal(model[0].weight, still)
-    assert not torch.equal(model[2].weight, moved)
 
 
 def test_add_param_group():
@@ -273,8 +190,6 @@ def test_add_param_group():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5),
-        lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 10),
         lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=20),
         lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda k: 0.9**k),
         lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=0),
@@ -298,26 +213,18 @@ def test_learning_rate_schedulers(make):
 def test_autocast_in_bfloat16():
     model = network()
     optimizer = SepSA(model, torch.optim.Adam, lr=1e-2, solver=RLS(dtype=torch.float32))
-    seen = []
-    original = optimizer.solver.update
-    optimizer.solver.update = lambda f, t, w=None: (seen.append(f.dtype), original(f, t, w))[1]
+    plain = RLS(dtype=torch.float32).bind(copy.deepcopy(model[-1]))
     for inputs, targets in batches():
-        with torch.autocast("cpu", dtype=torch.bfloat16), optimizer.observe(targets):
-            loss = mse_loss(model(inputs), targets)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            features = model[:-1](inputs)
+            with optimizer.observe(targets):
+                loss = mse_loss(model(inputs), targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert set(seen) == {torch.bfloat16}
-    # The head's own arithmetic did not run in bfloat16: it equals RLS on the same rounded features.
-    check = RLS(dtype=torch.float32).bind(copy.deepcopy(network()[-1]))
-    assert optimizer.solver.covariance().dtype == torch.float32
-    features = torch.randn(16, 9).bfloat16()
-    targets = torch.randn(16, 2)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        check.update(features, targets)
-    plain = RLS(dtype=torch.float32).bind(copy.deepcopy(network()[-1]))
-    plain.update(features, targets)
-    assert torch.equal(check.linear.weight, plain.linear.weight)
+        assert features.dtype == torch.bfloat16
+        plain.update(features.detach(), targets)  # outside of autocast: the head's own arithmetic is not in bfloat16
+    assert torch.equal(model[-1].weight, plain.linear.weight)
 
 
 def test_gradient_scaler():
@@ -334,27 +241,6 @@ def test_gradient_scaler():
         scaler.update()
         optimizer.zero_grad()
         plain.learn(inputs, targets)
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(p, q)
-
-
-def test_gradient_accumulation():
-    """Two half batches with one step: the head learns each as it comes, the body follows their sum."""
-    model = network(torch.float64)
-    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
-    twin = copy.deepcopy(model)
-    solver, base = RLS(ridge=DEFAULT_RIDGE).bind(twin[-1]), torch.optim.SGD(twin[0].parameters(), lr=1e-2)
-    for inputs, targets in batches(dtype=torch.float64):
-        for half in (slice(0, 4), slice(4, 8)):
-            with optimizer.observe(targets[half]):
-                loss = mse_loss(model(inputs[half]), targets[half]) / 2
-            loss.backward()
-            solver.update(twin[:-1](inputs[half]).detach(), targets[half])
-            (mse_loss(twin(inputs[half]), targets[half]) / 2).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        base.step()
-        twin.zero_grad()
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(p, q)
 
@@ -379,8 +265,9 @@ COMPILER = pytest.mark.skipif(
 @pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11), reason="tried with torch 2.11 and later; 2.6 cannot"
 )
-@pytest.mark.parametrize("first", ["compile", "optimizer"])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=COMPILER)])
+@pytest.mark.parametrize(
+    ("backend", "first"), [("eager", "compile"), pytest.param("inductor", "optimizer", marks=COMPILER)]
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_torch_compile(backend, first):
@@ -439,14 +326,6 @@ def test_closures():
     assert optimizer.solver.steps == 1
 
 
-def test_zero_grad_can_keep_the_tensors():
-    model = network()
-    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
-    mse_loss(model(batches()[0][0]), batches()[0][1]).backward()
-    optimizer.zero_grad(set_to_none=False)
-    assert not model[0].weight.grad.any()
-
-
 # ---------------------------------------------------------------------- the paper's mini-batch rule
 
 
@@ -498,44 +377,15 @@ def test_head_fraction_leaves_the_global_random_numbers_alone():
     assert torch.equal(state, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, 1.5, float("nan")])
-def test_head_fraction_out_of_range(value):
+def test_head_fraction_out_of_range():
     optimizer = SepSA(network(), torch.optim.SGD)
-    with pytest.raises(ValueError, match=r"head_fraction must be in \(0, 1\]"):
-        optimizer.head_fraction = value
+    for value in (0.0, -1.0, 1.5, float("nan")):
+        with pytest.raises(ValueError, match=r"head_fraction must be in \(0, 1\]"):
+            optimizer.head_fraction = value
     assert optimizer.head_fraction == 1.0
 
 
 # ---------------------------------------------------------------------- checkpoints
-
-
-@pytest.mark.parametrize("base", [torch.optim.Adam, torch.optim.RMSprop])
-@pytest.mark.parametrize("forgetting", [1.0, 0.9])
-def test_resume_in_the_middle_is_bit_identical(base, forgetting):
-    def fresh():
-        model = network()
-        return model, SepSA(model, base, lr=1e-2, solver=RLS(forgetting=forgetting))
-
-    data = batches(20) + batches(20, n=1)
-    model, optimizer = fresh()
-    optimizer.head_fraction = 0.6
-    train(model, optimizer, data[:25])
-    file = io.BytesIO()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-    train(model, optimizer, data[25:])
-
-    twin, resumed = fresh()
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-    twin.load_state_dict(saved["model"])
-    resumed.load_state_dict(saved["optimizer"])
-    assert resumed.head_fraction == 0.6
-    assert resumed.param_groups is resumed.base.param_groups
-    assert resumed.solver.covariance().dtype == torch.float64
-    train(twin, resumed, data[25:])
-    assert same(model, twin)
-    ours, theirs = optimizer.solver.state_dict(), resumed.solver.state_dict()
-    assert all(torch.equal(v, theirs[k]) if isinstance(v, torch.Tensor) else v == theirs[k] for k, v in ours.items())
 
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
@@ -573,59 +423,22 @@ def test_a_model_exports_as_if_we_were_not_there():
     torch.testing.assert_close(exported(inputs), model(inputs))
 
 
-def test_a_second_optimizer_takes_the_head_over():
-    model = network()
-    first = SepSA(model, torch.optim.Adam)
-    second = SepSA(model, torch.optim.Adam)
-    second.learn(*batches()[0])
-    assert (first.solver.steps, second.solver.steps) == (0, 1)
-
-
 def test_a_checkpoint_of_another_shape_is_refused_whole():
     model = network()
     optimizer = SepSA(model, torch.optim.Adam, lr=1e-2)
     train(model, optimizer, batches())
     before = copy.deepcopy(optimizer.state_dict())
-
-    def other(body=9, out=2):
-        return nn.Sequential(nn.Linear(6, body), nn.ReLU(), nn.Linear(body, out))
-
-    wrong_head = SepSA(other(out=3), torch.optim.Adam)
-    wrong_head.head_fraction = 0.5
-    wrong_body = SepSA(nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 2)), torch.optim.Adam)
     for bad, words in [
-        (wrong_head.state_dict(), "another size"),
-        (wrong_body.state_dict(), "a body with parameter shapes"),
+        (SepSA(nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 3)), torch.optim.Adam).state_dict(), "another size"),
+        (SepSA(nn.Sequential(nn.Linear(5, 9), nn.Linear(9, 2)), torch.optim.Adam).state_dict(), "a body with param"),
         (torch.optim.Adam(model.parameters()).state_dict(), r"must come from SepSA.state_dict\(\)"),
     ]:
         with pytest.raises(ValueError, match=words):
             optimizer.load_state_dict(bad)
-    after = optimizer.state_dict()
-    for key in ("T", "W"):
-        assert torch.equal(after["sepsa"]["head"][key], before["sepsa"]["head"][key])
-    assert torch.equal(after["state"][0]["exp_avg"], before["state"][0]["exp_avg"])
-    assert after["sepsa"]["head_fraction"] == before["sepsa"]["head_fraction"]
+    torch.testing.assert_close(optimizer.state_dict(), before, rtol=0, atol=0)
 
 
 # ---------------------------------------------------------------------- bad input
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("where", ["inputs", "targets"])
-def test_bad_batches_change_nothing(bad, where):
-    model = network()
-    optimizer = SepSA(model, torch.optim.Adam, lr=1e-2)
-    train(model, optimizer, batches())
-    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()["sepsa"]["head"]))
-    inputs, targets = (t.clone() for t in batches()[0])
-    (inputs if where == "inputs" else targets)[3, 1] = bad
-    with pytest.raises(ValueError, match="must be finite"):
-        optimizer.learn(inputs, targets)
-    after = model.state_dict(), optimizer.state_dict()["sepsa"]["head"]
-    for was, now in zip(before, after, strict=True):
-        for key, value in was.items():
-            assert torch.equal(now[key], value) if isinstance(value, torch.Tensor) else now[key] == value, key
-    optimizer.learn(*batches()[0])
 
 
 @pytest.mark.parametrize(
@@ -655,13 +468,6 @@ def test_tied_heads_are_refused():
     model[1].weight = model[0].weight
     with pytest.raises(ValueError, match=r"shares a parameter with '0.weight'"):
         SepSA(model, torch.optim.Adam)
-
-
-def test_a_solver_owns_one_head():
-    solver = RLS()
-    SepSA(network(), torch.optim.Adam, solver=solver)
-    with pytest.raises(ValueError, match="already bound to another"):
-        SepSA(network(), torch.optim.Adam, solver=solver)
 
 
 def test_targets_are_checked_where_they_enter():
@@ -755,10 +561,9 @@ def test_hooks_of_an_older_sepsa_are_gone(solver):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")  # deprecated, and still used
-@pytest.mark.parametrize("solver", [RLS, lambda: SelfTuning.of(RLS, forgetting=1.0)])
-def test_a_model_with_hooks_can_be_scripted(solver):
+def test_a_model_with_hooks_can_be_scripted():
     model = network()
-    optimizer = SepSA(model, torch.optim.Adam, solver=solver())
+    optimizer = SepSA(model, torch.optim.Adam, solver=SelfTuning.of(RLS, forgetting=1.0))
     optimizer.learn(*batches()[0])
     scripted = torch.jit.script(model)
     x = batches()[1][0]

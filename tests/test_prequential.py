@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -90,22 +90,6 @@ def test_rivals_are_ahead_by_any_margin_and_by_more_than_five_percent(script):
     assert [rivals["VW"][what] for what in ("streams", "missing", "ahead", "by more than 5 %")] == [3, 1, 0, 0]
 
 
-def test_tables_print_every_half_with_the_name_asked_for(script, monkeypatch, capsys):
-    rows = [
-        result(stream, model, error, **({"coverage": 0.9, "relative width": 1.5} if stream == "heavy tails" else {}))
-        for stream in ("heavy tails", "wine", "Friedman")
-        for model, error in (("sepsa, experts", 0.125), ("ARF", 0.25), ("CapyMOA KNN", 0.0625))
-    ]
-    monkeypatch.setattr(script, "known", lambda: rows)
-    script.print_tables("report", "sepsa, experts")
-    printed = capsys.readouterr().out.splitlines()
-    assert "| heavy tails | 100 | 0.125 |  |  |  |  |  | 0.250 | **0.0625** CapyMOA KNN |" in printed
-    assert "| heavy tails | 0.900 / 1.50 |  |  |  |  |" in printed
-    assert any(line.startswith("| mean absolute error or wrong labels, all | 2 | 2 | 0 | 0 |") for line in printed)
-    assert any(line.startswith("| mean absolute error or wrong labels, all | 2 | 0 | 2 | 2 |") for line in printed)
-    assert not any("Friedman " in line for line in printed)
-
-
 def test_intervals_are_measured_by_coverage_and_width(script):
     class Known:
         def predict_one(self, x, with_dist=False):
@@ -121,12 +105,6 @@ def test_intervals_are_measured_by_coverage_and_width(script):
     assert told["relative width"] == pytest.approx(told["width"] / np.std([y for _, y in rows]), rel=1e-4)
 
 
-@pytest.mark.parametrize("nothing", [None, math.nan])
-def test_no_prediction_counts_as_zero(script, nothing):
-    model = SimpleNamespace(predict_one=lambda x: nothing, learn_one=lambda x, y: None)
-    assert script.measure(model, False, [({}, 2.0), ({}, -4.0)], script.STREAMS["heavy tails"])["error"] == 3
-
-
 def test_results_of_another_file_are_put_over_ours(script, monkeypatch, tmp_path):
     monkeypatch.setattr(script, "RESULT", tmp_path / "mine.json")
     script.store(result("wine", "KNN", 0.5, width=2.0), result("digits", "KNN", 0.25))
@@ -134,72 +112,6 @@ def test_results_of_another_file_are_put_over_ours(script, monkeypatch, tmp_path
     monkeypatch.setattr(sys, "argv", ["prequential.py", "--merge", str(tmp_path / "other.json")])
     script.main()
     assert script.known() == [result("digits", "KNN", 0.25), result("wine", "KNN", 0.75, width=2.0)]
-
-
-def test_ours_is_named_after_its_body(script):
-    for stream in ("heavy tails", "wine"):
-        names = list(script.models(script.STREAMS[stream], 3, "experts"))
-        assert names == ["sepsa, experts", *script.peers(script.STREAMS[stream].kind, False)]
-        assert script.models(script.STREAMS[stream], 3, "experts")["sepsa, experts"].make(0).body == "experts"
-
-
-@pytest.fixture
-def capymoa(monkeypatch):
-    """CapyMOA's instances and schema as plain data, so that no Java is needed."""
-
-    def keep(*given):
-        return given
-
-    instance = SimpleNamespace(from_array=keep)
-    package = ModuleType("capymoa")
-    package.core = SimpleNamespace(Instance=instance, LabeledInstance=instance, RegressionInstance=instance)
-    package.stream = SimpleNamespace(Schema=SimpleNamespace(from_custom=keep))
-    monkeypatch.setitem(sys.modules, "capymoa", package)
-
-
-class Learner:
-    """What CapyMOA's learners offer; it keeps what it gets."""
-
-    def __init__(self, schema, answer=None):
-        self.schema, self.answer, self.learned = schema, answer, []
-
-    def train(self, instance):
-        self.learned.append(instance)
-
-    def predict(self, instance):
-        return self.answer
-
-    predict_proba = predict
-
-
-def test_a_learner_of_capymoa_gets_indices_of_classes_and_nan_for_none(script, capymoa):
-    peer = script.Capy(Learner, 2, ["no", "yes"], answer=np.array([0.25, 0.75]))
-    assert peer.schema == (["x0", "x1", "y"], "y", {"y": ["no", "yes"]})
-    assert peer.predict_proba_one({"a": 1.0, "b": None}) == {"no": 0.25, "yes": 0.75}
-    peer.learn_one({"a": 1.0, "b": None}, "yes")
-    (_, row, index), *_ = peer.model.learned
-    np.testing.assert_array_equal(row, [1.0, math.nan])
-    assert index == 1
-    assert script.Capy(Learner, 2, ["no", "yes"]).predict_proba_one({"a": 1.0, "b": 2.0}) == {}
-
-
-def test_bounds_of_capymoa_become_a_normal_law(script, capymoa):
-    peer = script.Capy(Learner, 1, [], answer=[1.0, 3.5, 5.0])
-    law = peer.predict_one({"a": 0.0}, with_dist=True)
-    assert (law.mu - 1.6449 * law.sigma, law.mu + 1.6449 * law.sigma) == pytest.approx((1.0, 5.0))
-    assert peer.predict_one({"a": 0.0}) == 3.5
-    assert script.Capy(Learner, 1, [], answer=2.0).predict_one({"a": 0.0}) == 2.0
-
-
-def test_streams_without_data_are_left_out(script, monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("SEPSA_DATA", str(tmp_path))
-    names = [name for name, _ in script.chosen("report", "")]
-    assert "wine" in names
-    assert not any(name.startswith("UCI") for name in names)
-    assert "uci" in capsys.readouterr().out
-    (tmp_path / "uci").mkdir()
-    assert [name for name, _ in script.chosen("report", "UCI y")] == ["UCI yacht"]
-    assert script.chosen("development", "UCI y") == []
 
 
 def test_peers_outside_river_run_once_for_each_seed_that_is_missing(script, monkeypatch, tmp_path):

@@ -1,8 +1,9 @@
 """Compile the numba kernels that the tests call, once, before every worker of pytest would compile them.
 
-`python tests/warm_cache.py heads`, `... float32`, `... float64` (the stream engine by the dtype of its body) and `...
-experts` take a minute each where the cache is cold, and are independent: `make test` runs them beside the linters.
-Where no folder can hold compiled code, every process of the tests would compile it again: an error of one line.
+`python tests/warm_cache.py heads`, `... float32`, `... float64` (the stream engine by the dtype of its body), `...
+experts` and `... forecast` take a minute each where the cache is cold, and are independent: `make test` runs them
+beside the linters. Where no folder can hold compiled code, every process of the tests would compile it again: an error
+of one line.
 """
 
 from __future__ import annotations
@@ -48,6 +49,13 @@ def experts():
     SepSARegressor(body="experts").partial_fit(X, X[:, 0]).predict(X)
 
 
+def forecast():
+    from sepsa import SepSAForecaster
+
+    series = np.random.default_rng(0).standard_normal(300)
+    SepSAForecaster(2, lags=4, seasons=()).prequential(series, coverage=0.9)
+
+
 def table():
     from sepsa.cli import app
 
@@ -58,7 +66,8 @@ def table():
 
 
 KERNELS = {
-    "heads": heads, "float32": lambda: stream(np.float32), "float64": lambda: stream(np.float64), "experts": experts
+    "heads": heads, "float32": lambda: stream(np.float32), "float64": lambda: stream(np.float64), "experts": experts,
+    "forecast": forecast,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ def damages(state: Any) -> Iterator[tuple[str, Any]]:
     """Copies of a nested state, each damaged in one place, with a name for what was done."""
     for path, value in list(walk(state)):
         for what, damaged in of_value(path, value):
-            yield f"{spell(path)}: {what}", put(state, path, lambda _, new=damaged: new)
+            yield f"{spell(path)}: {what}", put(state, path, damaged)
 
 
 def several(state: Any, count: int, seed: int) -> Iterator[tuple[str, Any]]:
@@ -42,7 +41,7 @@ def several(state: Any, count: int, seed: int) -> Iterator[tuple[str, Any]]:
             path, choices = places[i]
             what, new = choices[chance.integers(len(choices))]
             try:
-                damaged = put(damaged, path, lambda _, new=new: new)
+                damaged = put(damaged, path, new)
             except (KeyError, IndexError, TypeError, AttributeError):
                 continue  # what lay there is damaged already
             names.append(f"{spell(path)}: {what}")
@@ -61,14 +60,15 @@ def walk(state: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
             yield from walk(value, (*path, i))
 
 
-def put(state: Any, path: Path, change: Callable[[Any], Any]) -> Any:
-    """A deep copy of the state in which one node is changed."""
+def put(state: Any, path: Path, new: Any) -> Any:
+    """The state with one node replaced; it shares all others."""
     if not path:
-        return copy.deepcopy(change(state))
+        return new
     key, rest = path[0], path[1:]
     if isinstance(state, dict):
-        return {k: put(v, rest, change) if k == key else copy.deepcopy(v) for k, v in state.items()}
-    items = [put(v, rest, change) if i == key else copy.deepcopy(v) for i, v in enumerate(state)]
+        return {k: put(v, rest, new) if k == key else v for k, v in state.items()}
+    items = list(state)
+    items[key] = put(items[key], rest, new)
     return type(state)(items) if type(state) in (list, tuple) else items
 
 

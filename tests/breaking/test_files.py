@@ -245,13 +245,3 @@ def test_a_pickle_under_our_name_never_runs(tmp_path):
             with pytest.raises(CheckpointError, match="is damaged or not a checkpoint of sepsa"):
                 read(path)
     assert not marker.exists()
-
-
-def test_a_missing_file_and_a_folder_say_so(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        sepsa.load(tmp_path / "none.sepsa")
-    with pytest.raises(IsADirectoryError):
-        sepsa.load(tmp_path)
-    (tmp_path / "empty").touch()
-    with pytest.raises(CheckpointError, match="cannot have 0 bytes where the file has 0"):
-        sepsa.load(tmp_path / "empty")

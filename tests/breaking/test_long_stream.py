@@ -50,8 +50,8 @@ def learn(rows, categories):
 
 
 def test_memory_and_state_of_a_stream(tally):
-    model, grown = learn(200_000, categories=4)
-    tally("samples of one stream", 200_000, grown_MiB=round(grown, 1))
+    model, grown = learn(60_000, categories=4)
+    tally("samples of one stream", 60_000, grown_MiB=round(grown, 1))
     assert grown < 30
     assert model.quarantined == 0
 

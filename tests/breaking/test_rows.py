@@ -107,7 +107,7 @@ def chunk():
 
 
 def test_every_record_of_a_fuzzed_table_is_learned_or_quarantined_once(tmp_path, capsys, tally):
-    done, learned = check_tables(tmp_path, 0, 40, 60, capsys)
+    done, learned = check_tables(tmp_path, 0, 15, 60, capsys)
     tally("fuzzed rows", done, learned=learned)
     assert learned > 0.2 * done
 
@@ -122,7 +122,7 @@ def test_a_hundred_thousand_fuzzed_rows(seed, tmp_path, capsys, tally):
 
 def test_fuzzed_json_lines(tmp_path, capsys, tally):
     rng = random.Random(5)
-    for _ in range(15):
+    for _ in range(5):
         lines = []
         for _ in range(60):
             row = {
@@ -150,7 +150,7 @@ def test_fuzzed_json_lines(tmp_path, capsys, tally):
 
 def test_files_that_are_no_tables(tmp_path, capsys, tally):
     rng = random.Random(7)
-    for _ in range(60):
+    for _ in range(30):
         kind = rng.randrange(5)
         start = [b"", b"PAR1", b"ARROW1\0\0", b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"][kind]
         code, *_ = stream(tmp_path, start + rng.randbytes(rng.randrange(400)), rng)
@@ -158,4 +158,4 @@ def test_files_that_are_no_tables(tmp_path, capsys, tally):
         assert code in (1, 2), said
         assert "Traceback" not in said
         assert said
-    tally("files of random bytes", 60)
+    tally("files of random bytes", 30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import re
@@ -135,20 +136,31 @@ def judge(kind, rows, cases, start=None):
 
     trained = Live(kind, copy.deepcopy(start)).learn(5, 5 + 2 * rows)
     whole, weights = kind.state(trained.model), trained.weights()
-    further = 1000, 1000 + rows
+    further, kept = (1000, 1000 + rows), copy.deepcopy(whole)
     truth = live().load(copy.deepcopy(whole)).set_weights(weights).learn(*further).answers()
-    one, count, harm = live(), 0, []
+    one, count, harm, refused = live(), 0, [], []
     before = one.held()
+
+    def load(damaged):  # torch's optimizers take the tensors of a state as their own
+        one.load(copy.deepcopy(damaged) if isinstance(kind, Training) else damaged)
+
+    def look(least=1):
+        """After some refusals, whether all of them have left the model as it was."""
+        if len(refused) >= least:
+            if not same(one.held(), before):
+                harm.append(f"half loaded: one of {[what for what, _ in refused]}")
+            refused.clear()
+
     for what, damaged in unlawful(cases(whole)):
         count += 1
         try:
-            one.load(damaged)
+            load(damaged)
         except (ValueError, TypeError) as error:
             if isinstance(kind, (Estimator, River)) and not NAMED.search(str(error)):
                 harm.append(f"refused without the name of its entry, {error}: {what}")
-            if same(one.held(), before):
-                continue
-            harm.append(f"half loaded: {what}")
+            refused.append((what, damaged))
+            look(least=20)
+            continue
         except Exception as error:
             harm.append(f"{type(error).__name__} instead of a refusal: {what}")
         else:
@@ -160,6 +172,12 @@ def judge(kind, rows, cases, start=None):
                 if not same(one.answers(), truth):
                     harm.append(f"accepted, and changes later numbers: {what}")
         one = live()
+        for _, again in refused:  # what they left is gone with the model that has taken another state
+            with contextlib.suppress(ValueError, TypeError):
+                load(again)
+        look()
+    look()
+    assert same(whole, kept)
     return count, harm
 
 
@@ -175,8 +193,7 @@ def test_damaged_states_of_a_solver_are_refused_whole(name, tally):
     check("damaged solver states", tally, HEADS[name], 20, damages)
 
 
-@pytest.mark.parametrize("name", TRAININGS)
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("name", "packed"), [*((name, False) for name in TRAININGS), ("Adam", True)])
 def test_damaged_states_of_sepsa_are_refused_whole(name, packed, tally, monkeypatch):
     if packed:  # the form for torch.distributed.checkpoint, which state_dict has once that is imported
         importlib.import_module(CHECKPOINT)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,6 @@ pytest.importorskip("river", reason="River is not installed: pip install 'sepsa[
 
 from bytewax import operators
 from bytewax.dataflow import Dataflow
-from bytewax.recovery import RecoveryConfig, init_db_dir
 from bytewax.testing import TestingSink, TestingSource, run_main
 
 from sepsa.engines.bytewax import learn
@@ -52,18 +49,3 @@ def by_key(told):
 
 def test_each_key_learns_as_a_model_of_its_own():
     assert told_by(TestingSource(ROWS, batch_size=7)) == by_key(expected())
-
-
-def test_a_dataflow_that_ends_early_continues_with_the_same_bits(tmp_path):
-    init_db_dir(tmp_path, 1)
-    recovery = {
-        "epoch_interval": timedelta(0),
-        "recovery_config": RecoveryConfig(str(tmp_path), backup_interval=timedelta(0)),
-    }
-    rows = [*ROWS[:25], TestingSource.ABORT(), *ROWS[25:]]  # as a crash does, Bytewax's documentation says
-    first = told_by(TestingSource(rows, batch_size=5), **recovery)
-    second = told_by(TestingSource(rows, batch_size=5), **recovery)
-    for key, whole in by_key(expected()).items():
-        assert 0 < len(second[key]) < len(whole)
-        assert first[key] == whole[: len(first[key])]
-        assert second[key] == whole[-len(second[key]) :]

@@ -1,9 +1,10 @@
 """Compare the bits of this tree with those of another on this machine, before and after a change of structure.
 
-    python tests/goldens/compare.py OTHER_TREE [heads|stream ...] [--device cuda]
+    python tests/goldens/compare.py OTHER_TREE [heads|models ...] [--device cuda]
 
-runs the cases of heads.py and stream.py with the package of each tree, in processes of their own with one thread, and
-lists the results whose bits differ, with the largest difference of their numbers. The exit code is 1 if one does.
+runs the cases of heads.py, and every kind of model of tests/learners.py, with the package of each tree, in processes of
+their own with one thread, and lists the results whose bits differ, with the largest difference of their numbers. The
+exit code is 1 if one does.
 Bits belong to a processor and its libraries, so none are committed: tests/goldens/record.json holds rounded answers.
 """
 
@@ -24,9 +25,9 @@ import numpy as np
 HERE = Path(__file__).parent
 
 
-def cases(kind: str) -> ModuleType:
-    """The module heads.py or stream.py beside this file."""
-    spec = importlib.util.spec_from_file_location(f"golden_{kind}", HERE / f"{kind}.py")
+def heads() -> ModuleType:
+    """The module heads.py beside this file."""
+    spec = importlib.util.spec_from_file_location("golden_heads", HERE / "heads.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -34,19 +35,42 @@ def cases(kind: str) -> ModuleType:
     return module
 
 
+def models() -> dict[str, Any]:
+    """State and predictions of every kind of model that a user can save, after it has learned some rows."""
+    from learners import CASES
+
+    found: dict[str, Any] = {}
+
+    def note(path: str, value: Any) -> None:
+        if isinstance(value, (dict, list, tuple)):
+            for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+                note(f"{path}; {key}", inner)
+        elif isinstance(value, bytes):
+            found[path] = np.frombuffer(value, np.uint8)
+        else:
+            is_number = hasattr(value, "dtype") or isinstance(value, (bool, int, float))
+            found[path] = np.asarray(value if is_number else str(value))
+
+    for name, kind in CASES.items():
+        model = kind.make()
+        kind.learn(model, 0, 300)
+        note(name, [kind.state(model), kind.predict(model)])
+    return found
+
+
 def write_states(kind: str, device: str, file: str) -> None:
     """Compute the states of one kind with the package that this process imports."""
     import torch
 
     torch.set_num_threads(1)
-    module = cases(kind)
-    np.savez(file, **(module.states(device) if kind == "heads" else module.states()))
+    np.savez(file, **(heads().states(device) if kind == "heads" else models()))
 
 
 def states(tree: Path, kind: str, device: str, folder: Path) -> dict[str, Any]:
     """The states of one kind by a tree, computed in a process: other work in a process may change bits."""
     file = folder / "states.npz"
-    environment = os.environ | {"PYTHONPATH": str(tree / "src"), "SEPSA_BACKEND": ""}
+    path = os.pathsep.join([str(tree / "src"), str(HERE.parent)])
+    environment = os.environ | {"PYTHONPATH": path, "SEPSA_BACKEND": ""}
     environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     subprocess.run([sys.executable, __file__, "--into", file, kind, "--device", device], env=environment, check=True)
     with np.load(file) as found:
@@ -64,7 +88,7 @@ def difference(one: Any, other: Any) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tree", type=Path, nargs="?")
-    parser.add_argument("kinds", nargs="*", default=["heads", "stream"])
+    parser.add_argument("kinds", nargs="*", default=["heads", "models"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--into", help=argparse.SUPPRESS)
     options = parser.parse_args()

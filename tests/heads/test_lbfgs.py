@@ -177,9 +177,6 @@ def test_many_passes_approach_ridge_regression():
     assert loss(weights(linear).numpy()) <= 1.002 * loss(truth)
 
 
-# scikit-learn 1.6 hands SciPy options that later SciPy deprecates.
-
-
 def test_it_keeps_no_matrix_of_p_by_p():
     solver, _ = make(5000, 2, memory=10, dtype=torch.float32)
     solver.update(torch.randn(4, 5000), torch.randn(4, 2))

@@ -70,7 +70,7 @@ def learn(solver, x, y, w, weighted=True):
     solver.update(torch.as_tensor(x), torch.as_tensor(y), torch.as_tensor(w) if weighted else None)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(problem=problems)
 def test_block_equals_loop_equals_ridge_regression(problem):
     solver, linear, prior, X, Y, omega = draw(**problem)
@@ -92,7 +92,7 @@ def test_block_equals_loop_equals_ridge_regression(problem):
         assert one.samples == pytest.approx(weight.sum())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(problem=problems, forgetting=st.sampled_from([0.5, 0.9, 0.99]))
 def test_forgetting_keeps_the_ridge(problem, forgetting):
     problem["sizes"] = problem["sizes"] * 3
@@ -133,11 +133,11 @@ def test_features_and_heads_of_any_floating_dtype(dtype, head):
     """A head in low precision learns as if it were exact: what its rounding loses is carried on."""
     solver, linear = make(5, 2, dtype=head)
     prior = weights(linear)
-    X, Y = torch.randn(400, 5).to(dtype), torch.randn(400, 2).to(dtype)
+    X, Y = torch.randn(120, 5).to(dtype), torch.randn(120, 2).to(dtype)
     for x, y in zip(X, Y, strict=True):
         solver.update(x, y)
     Phi = with_ones(X.double().numpy(), True)
-    truth = ridge_regression(Phi, Y.double().numpy(), np.ones(400), ridges(6, 1.0, True), prior)
+    truth = ridge_regression(Phi, Y.double().numpy(), np.ones(120), ridges(6, 1.0, True), prior)
     assert linear.weight.dtype == head
     eps = max(torch.finfo(head).eps, 1e-12)
     np.testing.assert_allclose(weights(linear), truth, rtol=eps, atol=eps)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn.functional import mse_loss
 
 import sepsa
 
@@ -116,39 +115,6 @@ def test_lightning_resumes_to_the_bit(precision, tmp_path):
     assert straight.losses[-1] < straight.losses[0]
 
 
-def test_fabric_resumes_to_the_bit(tmp_path):
-    import lightning
-
-    recipe = example("lightning_loop")
-
-    def setup():
-        torch.manual_seed(0)
-        fabric = lightning.Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
-        model = recipe.network()
-        return fabric, *fabric.setup(model, sepsa.SepSA(model, torch.optim.Adam, lr=1e-2))
-
-    def epoch(fabric, model, optimizer):
-        losses = []
-        for inputs, targets in recipe.loader():
-            with optimizer.observe(targets):  # Fabric's wrapper has it
-                loss = mse_loss(model(inputs), targets)
-            fabric.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        return losses
-
-    fabric, model, optimizer = setup()
-    first = epoch(fabric, model, optimizer)
-    fabric.save(tmp_path / "half", {"model": model, "optimizer": optimizer})
-    second = epoch(fabric, model, optimizer)
-    fabric, twin, other = setup()
-    fabric.load(tmp_path / "half", {"model": twin, "optimizer": other})
-    assert epoch(fabric, twin, other) == second
-    assert same(model, twin)
-    assert second[-1] < first[0]
-
-
 def test_the_fabric_recipe_learns():
     torch.manual_seed(0)
     losses = example("lightning_loop").fabric_loop()
@@ -170,35 +136,6 @@ def test_accelerate_resumes_to_the_bit(tmp_path):
     assert same(run.model, resumed.model)
     assert same_state(run.optimizer.state_dict(), resumed.optimizer.state_dict())
     assert losses[-1] < losses[0]
-
-
-def test_accelerate_accumulates_as_a_plain_loop():
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
-
-    recipe = example("accelerate_loop")
-    AcceleratorState._reset_state(True)
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 1))
-    twin = copy.deepcopy(model)
-    optimizer = sepsa.SepSA(model, torch.optim.SGD, lr=1e-2)
-    plain = sepsa.SepSA(twin, torch.optim.SGD, lr=1e-2)
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    wrapped, hidden, data = accelerator.prepare(model, optimizer, recipe.loader())
-    for k, (inputs, targets) in enumerate(data):
-        with accelerator.accumulate(wrapped):
-            with sepsa.observe(wrapped, targets):
-                loss = mse_loss(wrapped(inputs), targets)
-            accelerator.backward(loss)
-            hidden.step()
-            hidden.zero_grad()
-        with plain.observe(targets):
-            loss = mse_loss(twin(inputs), targets) / 2
-        loss.backward()
-        if k % 2:
-            plain.step()
-            plain.zero_grad()
-    assert same(model, twin)
 
 
 # ---------------------------------------------------------------------- transformers

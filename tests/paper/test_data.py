@@ -292,22 +292,6 @@ def test_energy_says_what_is_wrong(published, tmp_path):
     assert "its numbers must have the md5" in message(swapped)
 
 
-def test_cifar10_says_what_is_wrong(published, tmp_path):
-    path = tmp_path / "cifar-10-batches-bin" / "test_batch.bin"
-
-    def message(rows):
-        published.lay_out("cifar10", tmp_path)
-        path.write_bytes(rows.tobytes())
-        return refusal("cifar10", tmp_path)
-
-    rows = published.records["test_batch.bin"].copy()
-    assert "must have 61,460 bytes, got 58,387" in message(rows[:-1])
-    rows[7, 0] = 10
-    assert "labels must be 0 to 9, got 10" in message(rows)
-    rows[7, 0] = 9
-    assert "class 3 must have 2 images, got 1" in message(rows)
-
-
 # ---------------------------------------------------------------------- missing files
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -21,10 +21,6 @@ QUIET = Console(quiet=True)
 linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are found under /proc")
 
 
-def command(out, *arguments):
-    return [sys.executable, "-m", "sepsa", "reproduce", *arguments, "--out", str(out)]
-
-
 @pytest.fixture
 def reproduce(preloaded_bin):
     """A function that runs `sepsa reproduce` in a process of its own, in the folder of its results."""
@@ -32,7 +28,8 @@ def reproduce(preloaded_bin):
     def start(out, *arguments, wait=True):
         program = out.with_suffix(".py")
         program.write_text(
-            f"import os, sys\nfrom sepsa.cli import main\nsys.argv = {command(out, *arguments)[2:]}\n"
+            f"import os, sys\nfrom sepsa.cli import main\n"
+            f"sys.argv = {['sepsa', 'reproduce', *arguments, '--out', str(out)]}\n"
             "if __name__ == '__main__':  # and not in the processes that it starts\n"
             "    print(os.getpid(), flush=True)\n    main()\n"
         )
@@ -45,7 +42,7 @@ def reproduce(preloaded_bin):
         if wait:
             said, _ = process.communicate()
             assert process.returncode == 0, pid + said
-        return int(pid)
+        return int(pid), process
 
     started = []
     yield start
@@ -158,18 +155,24 @@ def test_an_interrupt_ends_all(tmp_path, monkeypatch):
 
 
 @linux
-def test_killed_five_times_it_ends_where_it_would_have_ended(tmp_path, reproduce):
+def test_killed_and_interrupted_it_ends_where_it_would_have_ended(tmp_path, reproduce):
     what = ("fig2", "--datasets", "diabetes", "--methods", "sepsa,adam,nag", "--seeds", "7", "--quick")
     runs = plan("fig2", ["diabetes"], ["SepSA", "Adam", "NAG"], 7, quick=True)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     chance = random.Random()  # other moments every time
     at = [0]
-    for jobs in ("2", "1", "1", "1", "1"):
-        process = reproduce(killed, *what, "--jobs", jobs, wait=False)
+    for jobs, number in (("2", signal.SIGINT), ("2", signal.SIGKILL), ("1", signal.SIGKILL)):
+        process, client = reproduce(killed, *what, "--jobs", jobs, wait=False)
         wait_until(lambda process=process: recorded(killed) > at[-1] or gone(process))
         time.sleep(chance.uniform(0, 0.15))
         processes = [process, *children(process)]
-        os.kill(process, signal.SIGKILL)
+        for pid in processes if number == signal.SIGINT else processes[:1]:  # a terminal tells all of a group
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        if number == signal.SIGINT:
+            said, _ = client.communicate(timeout=600)
+            assert client.returncode == 130
+            assert "the same command goes on from there" in " ".join(said.split())
         wait_until(lambda processes=processes: all(gone(pid) for pid in processes))
         at.append(recorded(killed))
     assert at == sorted(set(at)), at  # each time some runs stayed
@@ -179,24 +182,3 @@ def test_killed_five_times_it_ends_where_it_would_have_ended(tmp_path, reproduce
     assert recorded(whole) == len(runs)
     assert_same(whole, killed)
     assert not [file for file in killed.rglob("*") if file.suffix == ".new"]
-
-
-@linux
-def test_ctrl_c_leaves_whole_files_and_says_how_to_go_on(tmp_path):
-    what = ("fig2", "--datasets", "diabetes", "--methods", "sepsa", "--seeds", "20", "--jobs", "2")
-    process = subprocess.Popen(
-        command(tmp_path, *what),
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what runs in the background ignores it
-    )
-    wait_until(lambda: recorded(tmp_path) > 0)
-    workers = children(process.pid)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    said, _ = process.communicate(timeout=600)
-    assert process.returncode == 130
-    assert "the same command goes on from there" in " ".join(said.split())
-    wait_until(lambda: all(gone(pid) for pid in workers))
-    assert 0 < recorded(tmp_path) < 60
-    assert not [file for file in tmp_path.rglob("*") if file.suffix == ".new"]

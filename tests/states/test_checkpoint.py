@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import pickle
 
@@ -18,9 +17,8 @@ from torch import nn
 import river_models as river
 import sepsa
 from breaking.damage import same
-from sepsa.checkpoint import CheckpointError, from_bytes, inspect, to_bytes
+from sepsa.checkpoint import CheckpointError, from_bytes, to_bytes
 from sepsa.states import file, objects
-from sepsa.states.tree import Decoder, Tree
 
 
 class Holder:
@@ -130,22 +128,6 @@ def training(seed=0, width=8):
     return model, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer.base, 0.99)
 
 
-def test_a_training_run_is_saved_as_a_dict(tmp_path):
-    model, optimizer, scheduler = training()
-    optimizer.learn(torch.randn(8, 4), torch.randn(8, 2))
-    scheduler.step()
-    run = {"optimizer": optimizer, "scheduler": scheduler, "epoch": 3}
-    sepsa.save(run, tmp_path / "run.sepsa", position={"batch": 5})
-    other, its_optimizer, its_scheduler = training(seed=9)
-    run = sepsa.load(tmp_path / "run.sepsa", into={"optimizer": its_optimizer, "scheduler": its_scheduler})
-    assert run["epoch"] == 3
-    assert run["optimizer"] is its_optimizer
-    assert same(dict(other.state_dict()), dict(model.state_dict()))
-    assert same(its_optimizer.state_dict(), optimizer.state_dict())
-    assert same(its_scheduler.state_dict(), scheduler.state_dict())
-    assert inspect(tmp_path / "run.sepsa").position == {"batch": 5}
-
-
 @pytest.mark.parametrize(
     ("into", "words"),
     [
@@ -179,17 +161,6 @@ def test_if_the_second_object_refuses_the_first_is_put_back(tmp_path):
     with pytest.raises(ValueError, match="not this"):
         sepsa.load(tmp_path / "x.sepsa", into=live)
     assert live["a"].state == live["b"].state == "old"
-
-
-def test_a_head_solver_needs_into(tmp_path):
-    solver = sepsa.RLS().bind(nn.Linear(3, 2))
-    sepsa.save(solver, tmp_path / "s.sepsa")
-    with pytest.raises(
-        CheckpointError, match=r"holds a sepsa.RLS: build one as it was built then, and give it as into="
-    ):
-        sepsa.load(tmp_path / "s.sepsa")
-    again = sepsa.load(tmp_path / "s.sepsa", into=sepsa.RLS().bind(nn.Linear(3, 2)))
-    assert same(again.state_dict(), solver.state_dict())
 
 
 # ---------------------------------------------------------------------- files
@@ -243,12 +214,3 @@ def test_a_pickle_of_another_version_warns(monkeypatch):
         with pytest.warns(UserWarning, match=r"written by sepsa 0.0.7 .* use sepsa.save"):
             pickle.loads(old)
         pickle.loads(pickle.dumps(model))
-
-
-def test_the_tree_and_its_tensors_are_apart():
-    tree = Tree()
-    coded = tree.encode({"a": np.arange(3), 1: (None, [0.5])}, "state")
-    assert json.loads(json.dumps(coded)) == coded
-    assert len(tree.tensors) == 1
-    entries = {"0": {"dtype": "I64", "shape": [3]}}
-    assert same(Decoder([np.arange(3).view(np.uint8)], entries)(coded), {"a": np.arange(3), 1: (None, [0.5])})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import pickle
 
@@ -14,7 +13,6 @@ from river import linear_model, tree
 from sklearn.base import clone
 from sklearn.linear_model import SGDClassifier, SGDRegressor
 
-import sepsa
 from reference import nearest_targets, ridge_regression, stack_weights, tree_gains
 from sepsa import SepSAClassifier, SepSARegressor
 from sepsa.river import SepSAClassifier as RiverClassifier
@@ -278,17 +276,6 @@ def test_rows_in_blocks_equal_rows_one_by_one(classes):
     assert np.array_equal(one.predict(X), [other.predict_row(x) for x in X.tolist()])
 
 
-def test_a_saved_learner_continues_bit_for_bit(tmp_path):
-    X, y = steps(700)
-    model = SepSARegressor(random_state=0, body="experts").partial_fit(X[:500], y[:500])
-    sepsa.save(model, tmp_path / "model.sepsa")
-    loaded = sepsa.load(tmp_path / "model.sepsa")
-    pickled = pickle.loads(pickle.dumps(model))
-    expected = model.prequential(X[500:], y[500:])
-    assert np.array_equal(loaded.prequential(X[500:], y[500:]), expected)
-    assert np.array_equal(pickled.prequential(X[500:], y[500:]), expected)
-
-
 @pytest.mark.parametrize("max_rows", [300, 16384])
 def test_growth_continues_bit_for_bit_from_any_row(max_rows):
     X, y = steps(900)
@@ -331,23 +318,6 @@ def test_products_take_the_inputs_that_matter_wherever_they_are():
     assert {11, 12, 13} <= set(learner.engine._view("PAIRS", "products").tolist())
     off = np.abs(learner.predict(X)[:, 0] - y).mean()
     assert off < 0.2 * np.abs(y - y.mean()).mean()
-
-
-def test_a_window_of_an_earlier_version_is_loaded():
-    """It had 819 rows at 20 inputs."""
-    X, y = steps(900, inputs=20)
-    engine = StreamLearner(20, 1, regression=True, **OPTIONS).engine
-    engine.learn(X, y[:, None])
-    state = engine.state_dict()
-    window = state["experts"]["neighbours"]
-    for name in ("ROWS", "TARGETS", "WEIGHTS"):  # the rows 81 to 899, the oldest in the place of the 719th
-        axis = 1 if name == "ROWS" else 0
-        window[name] = np.roll(np.take(window[name], np.arange(81, 900), axis), 100, axis)
-    window["FILLED"][:] = 819, 100
-    engine.load_state_dict(state)
-    filled = engine._view("FILLED", "neighbours").tolist()
-    assert filled == [819, 819]
-    assert np.array_equal(engine._view("TARGETS", "neighbours")[:819, 0], window["TARGETS"][np.arange(819) - 719, 0])
 
 
 @pytest.mark.parametrize(
@@ -414,32 +384,17 @@ def test_inputs_and_classes_that_come_late_enter():
     assert (scores.argmax(1) == Y.argmax(1))[300:].mean() > 0.8
 
 
-def test_hostile_rows_leave_no_lasting_harm():
-    rng = np.random.default_rng(2)
-    X, y = steps(3000)
-    clean = np.abs(SepSARegressor(random_state=0, body="experts").prequential(X, y) - y)[-500:].mean()
-    Z, t = X.copy(), y.copy()
-    bad = (rng.random(3000) < 0.05) & (np.arange(3000) < 2500)
-    t[bad] = rng.choice([1e300, -1e300, 1e30, 1e8, -1e5], bad.sum())
-    Z[bad, rng.integers(0, 4, bad.sum())] = rng.choice([1e300, -1e200, 1e9], bad.sum())
-    weight = np.where(bad, 1e200, 1.0)
-    model = SepSARegressor(random_state=0, body="experts")
-    told = model.prequential(Z, t, weight)
-    assert np.isfinite(told).all()
-    assert np.abs(told - y)[-500:].mean() < 1.5 * clean
-
-
 @pytest.mark.parametrize("classes", [False, True])
 @pytest.mark.filterwarnings("ignore:more than 12 features")
-def test_ten_thousand_hostile_rows_through_river(classes):
+def test_hostile_rows_through_river(classes):
     """Missing and huge values, features and classes that come late, weights without bounds; Inf is refused."""
     rng = np.random.default_rng(3)
-    X, y = steps(11_000)
+    X, y = steps(4_000)
     model = (RiverClassifier if classes else RiverRegressor)(hidden=(8,), seed=0, body="experts", max_features=12)
     right, sizes = [], []
-    for i in range(11_000):
+    for i in range(4_000):
         x, target, w = dict(zip("abcd", X[i].tolist(), strict=True)), (int(y[i] > 0) if classes else y[i]), 1.0
-        good = i >= 10_000
+        good = i >= 3_000
         if not good:
             name = "abcd"[rng.integers(4)]
             case = rng.integers(6)
@@ -461,19 +416,10 @@ def test_ten_thousand_hostile_rows_through_river(classes):
         model.learn_one(x, target, w)
         if good:
             right.append(model.predict_one(x) == target if classes else abs(told - target))
-        if i in (5_000, 10_999):
+        if i in (1_500, 3_999):
             sizes.append(len(pickle.dumps(model)))
     assert np.mean(right) > 0.8 if classes else np.mean(right) < 3.0
     assert max(sizes) < 5e6  # 16,384 rows of 16 inputs, with 80 further bytes each, are 1.6e6 of them
-
-
-def test_memory_is_bounded():
-    X, y = steps(3000)
-    learner = StreamLearner(4, 1, regression=True, max_rows=1000, **OPTIONS)
-    learner.learn(X[:1500], y[:1500, None])
-    size = len(pickle.dumps(learner))
-    learner.learn(X[1500:], y[1500:, None])
-    assert len(pickle.dumps(learner)) <= size + 200
 
 
 # ---------------------------------------------------------------------- models of the user
@@ -508,31 +454,8 @@ def test_classifiers_of_the_user_see_new_classes():
     assert model.predict_proba(X).sum(1) == pytest.approx(np.ones(len(X)))
 
 
-def test_an_expert_with_a_state_is_saved(tmp_path):
-    X, y = steps(300)
-    inner = SepSARegressor(random_state=1)
-    model = SepSARegressor(random_state=0, experts=[inner]).partial_fit(X[:290], y[:290])
-    other = clone(model)
-    other.load_state_dict(copy.deepcopy(model.state_dict()))
-    assert np.array_equal(other.prequential(X[290:], y[290:]), model.prequential(X[290:], y[290:]))
-
-
 @pytest.mark.parametrize("wrong", [object(), SGDRegressor, SGDClassifier()])
 def test_what_is_no_expert_is_refused(wrong):
     X, y = steps(5)
     with pytest.raises(ValueError, match=r"experts\[0\] must be a River regressor"):
         SepSARegressor(experts=[wrong]).partial_fit(X, y)
-
-
-def test_river_models_learn_dicts_with_experts():
-    X, y = steps(400)
-    model = RiverRegressor(seed=0, body="experts")
-    told = []
-    for x, target in zip(X.tolist(), y.tolist(), strict=True):
-        row = dict(zip("abcd", x, strict=True))
-        told.append(model.predict_one(row))
-        model.learn_one(row, target)
-    expected = StreamLearner(4, 1, regression=True, missing="auto", seed=0, weight_decay=0.0, **OPTIONS)
-    np.testing.assert_array_equal(told[1:], expected.learn(X, y[:, None])[1:, 0])
-    with pytest.raises(ValueError, match="body must be one of"):
-        RiverRegressor(body="forest")

@@ -338,6 +338,8 @@ def test_seasons_are_found_or_none():
     t = np.arange(256)
     wave = np.sin(2 * np.pi * t / 24)[:, None] + 0.1 * np.random.default_rng(0).normal(size=(256, 1))
     assert find_seasons(wave) == (24.0,)
+    third = 0.47 * np.sin(2 * np.pi * t / 8)[:, None]  # a lower peak, at a third of the period
+    assert find_seasons(wave + third) == (24.0,)
     assert find_seasons(np.random.default_rng(0).normal(size=(256, 1)).cumsum(0)) == ()
     assert find_seasons(np.ones((64, 1))) == ()
 

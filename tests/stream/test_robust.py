@@ -67,7 +67,7 @@ def test_robust_heads_equal_the_slow_reference(inputs, outputs):
     np.testing.assert_allclose(engine.noise_variance(), (slow.error[:, 2] / 1.6448536) ** 2, rtol=1e-5)
 
 
-@pytest.mark.parametrize("tau", [0.5, 0.8, 0.9])
+@pytest.mark.parametrize("tau", [0.5, 0.9])
 def test_a_followed_quantile_has_its_share_above(tau):
     rng = np.random.default_rng(0)
     quantile, run, above = 1e-9, 0.0, []
@@ -199,9 +199,7 @@ def test_ten_thousand_hostile_rows(seed):
 
 
 @pytest.mark.parametrize("value", [*FILL, 1.7976931348623157e308])
-@pytest.mark.parametrize(
-    "rows", [1, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 100)), 5, WARM_UP, WARM_UP + 50]
-)
+@pytest.mark.parametrize("rows", [5, WARM_UP, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2, 100, 306))])
 def test_one_row_of_any_number_is_forgotten(value, rows):
     X, y = curve(WARM_UP + 400)
     for spoil in ("x", "y", "w"):
@@ -213,14 +211,6 @@ def test_one_row_of_any_number_is_forgotten(value, rows):
             model.learn_one(dict(zip("abcde", row, strict=True)), target)
         told = np.array([model.predict_one(dict(zip("abcde", row, strict=True))) for row in X[-200:].tolist()])
         assert np.abs(told - y[-200:]).mean() < 3.0
-
-
-def test_squared_loss_takes_every_row_at_its_word():
-    X, y = curve(WARM_UP + 50)
-    model = SepSARegressor(loss="squared", forgetting=1.0, random_state=0).partial_fit(X, y)
-    model.partial_fit(X[:1], [1e12])
-    assert abs(model.predict(X[:1])[0]) > 1e6
-    assert model.outliers_ == 0
 
 
 def test_an_input_that_was_tiny_and_then_moves_is_learned():
@@ -277,29 +267,6 @@ def test_intervals_hold_nine_in_ten_and_recover_from_a_jump():
 # ---------------------------------------------------------------------- sparse samples
 
 
-def documents(n, seed=0):
-    rng = np.random.default_rng(seed)
-    words = np.array([f"word{i}" for i in range(60)])
-    odds = np.full((2, 60), 0.05)
-    odds[0, :10], odds[1, 10:20] = 0.2, 0.2
-    for _ in range(n):
-        y = int(rng.integers(2))
-        yield " ".join(words[rng.random(60) < odds[y]]), y
-
-
-def test_a_bag_of_words_is_worth_what_it_is_to_logistic_regression():
-    feature_extraction = pytest.importorskip("river.feature_extraction", reason=river_models.REASON)
-    linear_model = pytest.importorskip("river.linear_model")
-    ours = feature_extraction.BagOfWords() | river_models.SepSAClassifier(seed=0)
-    theirs = feature_extraction.BagOfWords() | linear_model.LogisticRegression()
-    right = np.zeros(2)
-    for text, y in documents(1200):
-        for i, model in enumerate((ours, theirs)):
-            right[i] += model.predict_one(text) == y
-            model.learn_one(text, y)
-    assert right[0] > right[1] - 12
-
-
 def test_absence_means_zero_for_indicators_and_the_mean_for_sensors():
     rng = np.random.default_rng(0)
     model = river_models.SepSARegressor(hidden=[], seed=0)
@@ -327,36 +294,7 @@ def test_missing_can_be_told(missing, expected):
         river_models.SepSARegressor(missing="none")
 
 
-def test_features_beyond_the_limit_are_hashed_and_it_is_said():
-    model, rng = river_models.SepSARegressor(hidden=[], max_features=8, seed=0), np.random.default_rng(0)
-    documents = [rng.choice(40, 4, replace=False).tolist() for _ in range(400)]
-    model.learn_one({f"w{i}": 1 for i in range(8)}, 8.0)
-    with pytest.warns(UserWarning, match="more than 8 features: further ones are hashed into 8 inputs"):
-        model.learn_one({f"w{i}": 1 for i in range(5, 12)}, 3.0)
-    for words in documents:
-        model.learn_one({f"w{i}": 1 for i in words}, float(sum(i < 8 for i in words)))
-    assert len(model._features) <= 16
-    again = river_models.SepSARegressor(hidden=[], max_features=8, seed=0)
-    again.load_state_dict(model.state_dict())
-    x = {"w1": 1, "w30": 1, "never": 1}
-    assert again.predict_one(x) == model.predict_one(x)
-
-
 # ---------------------------------------------------------------------- NaN and class weights in scikit-learn
-
-
-def test_a_missing_value_is_taken_by_scikit_learns_face():
-    X, y = curve(500)
-    X[np.random.default_rng(1).random(X.shape) < 0.1] = np.nan
-    for model in (
-        SepSARegressor(random_state=0, max_iter=2).fit(X, y),
-        SepSARegressor(random_state=0).partial_fit(X, y),
-    ):
-        hole = X[:1].copy()
-        hole[0, 1] = np.nan
-        assert np.isfinite(model.predict(hole)).all()
-    with pytest.raises(ValueError, match="NaN"):
-        SepSARegressor().partial_fit(X, np.where(np.arange(500) == 7, np.nan, y))
 
 
 def test_class_weights_move_the_border():
@@ -419,8 +357,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("options", [{}, {"body": "experts"}, {"experts": [SepSARegressor((3,), random_state=0)]}])
-@pytest.mark.parametrize("case", CASES)
+OWN = {"experts": [SepSARegressor((3,), random_state=0)]}
+
+
+@pytest.mark.parametrize(
+    ("case", "options"), [*((case, {}) for case in CASES), *((case, OWN) for case in ("a settled row", "a new class"))]
+)
 def test_an_interrupted_row_is_learned_or_not(case, options):
     model_type, rows, (x, y) = CASES[case]
     rng = np.random.default_rng(0)
@@ -436,7 +378,7 @@ def test_an_interrupted_row_is_learned_or_not(case, options):
     after = snapshot(model)
     assert before != after
     seen = set()
-    for count in [*range(1, 40), *range(40, 4000, 37), *range(4000, 400_000, 1999)]:
+    for count in [*range(1, 40, 3), *range(40, 4000, 97), *range(4000, 400_000, 3999)]:
         model.load_state_dict(state)
         try:
             sys.settrace(interrupt_at(count))

@@ -389,7 +389,7 @@ class RLS(AcceptsAuto, NormalPosterior):
         larger = ridges(linear, float(ridge), self.bias_ridge, prior)
         problem = self._problem._replace(ridge=larger)
         if steps:
-            backend = TorchBackend(problem, state.map(Tensor.clone), counters.copy())
+            backend = TorchBackend(problem, state.copy(), counters.copy())
             gain = (larger - state.ridge_left).clamp(min=0).sqrt()
             backend.learn_rows(torch.diag(gain), (prior * gain).T, 0.0, 1.0)
             state, counters = backend.read()
@@ -421,7 +421,7 @@ class RLS(AcceptsAuto, NormalPosterior):
         """A backend that learns outside of a graph, with the state as it is."""
         if self._backend is self._captured:
             state, counters = self._backend.read()
-            self._backend, self._place = TorchBackend(self._problem, state.map(Tensor.clone), counters), ()
+            self._backend, self._place = TorchBackend(self._problem, state.copy(), counters), ()
         return cast(Backend, self._backend)
 
     # ------------------------------------------------------------------ learning inside a CUDA graph

@@ -385,11 +385,6 @@ class SelfTuning(OwnsHead):
 
     # ------------------------------------------------------------------ learning
 
-    @property
-    def anneals(self) -> bool:
-        """Whether the members follow the body's learning rate, unless the caller of `SepSA` says otherwise."""
-        return all(getattr(member, "anneals", False) for member in self.members)
-
     def anneal(self, ratio: float, samples_per_epoch: int | None = None) -> None:
         """Let the members follow the body's learning rate; at a ratio below 1 no new comparison of ridges starts.
 

@@ -129,7 +129,7 @@ class SoftmaxNewton(NewtonHead):
         """Return what `rollback` restores: a copy of the head's weights and references to the rest of the state."""
         (state, *rest), head = super().checkpoint()
         if any(memory is not None and state.W is memory.now.W for memory in (self._captured, self._recorded)):
-            state = state.map(Tensor.clone)  # recordings write into these
+            state = state.copy()  # recordings write into these
         return (state, *rest), head
 
     def __getstate__(self) -> dict[str, Any]:

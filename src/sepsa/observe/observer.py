@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from sepsa import distributed
 from sepsa.heads import RLS, Anneals, Capturable, CapturableByRow, HeadSolver, HoldsOut, LearnsPartly, Revertible
+from sepsa.heads.math.least_squares import copies
 from sepsa.observe import ranks
 from sepsa.observe.hooks import (
     HeadHook,
@@ -155,7 +156,8 @@ class Observer:
             earlier = hook_of(registered)
             for module in self.model.modules() if earlier is not None else ():
                 remove_hooks(module, earlier.observer())  # type: ignore[union-attr]
-        self.head.register_forward_pre_hook(HeadHook(self).learn_first)
+        self.hook = HeadHook(self)
+        self.head.register_forward_pre_hook(self.hook.learn_first)
 
     def detach(self) -> None:
         for module in (self.head, self.model):
@@ -202,6 +204,7 @@ class Observer:
             for parameter in self.body:  # `any` of a generator takes four times as long
                 if parameter.requires_grad:
                     observation.freeze(self.head)
+                    self.hook.observed = True
                     break
         if self.holds_out and self.model is not self.head:
             self.model.register_forward_pre_hook(InputHook(self), with_kwargs=True)
@@ -218,6 +221,7 @@ class Observer:
                 ranks.report_failure(self, missed, None if isinstance(missed, HeadNotReached) else trace)
         finally:
             self.current = None
+            self.hook.observed = False
             observation.thaw()
             if self.holds_out:
                 remove_hooks(self.model, self, InputHook)
@@ -487,7 +491,7 @@ class Observer:
     def _statistics(self) -> list[tuple[Tensor, Tensor]]:
         training = [module for module in self.normalizations if module.training]
         buffers = [buffer for module in training for buffer in module._buffers.values() if buffer is not None]
-        return [(buffer, buffer.clone()) for buffer in buffers]
+        return list(zip(buffers, copies(buffers), strict=True))
 
     def rollback(self, checkpoint: HeadCheckpoint, reached: bool) -> None:
         """Restore `checkpoint` after a step that failed, unless the body has moved; `reached`: with solver and head."""

@@ -101,7 +101,7 @@ class RecordedUpdate:
 
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            new = learn(*look(state.map(Tensor.clone)))  # on a copy: a graph needs its kernels loaded
+            new = learn(*look(state.copy()))  # on a copy: a graph needs its kernels loaded
             self.leaves_gathered = new.H is not None
         del new
         torch.cuda.synchronize(device)  # so that what they left is free on both streams
@@ -234,7 +234,7 @@ class GraphBackend(TorchBackend):
         if self._recorded:
             return
         state, _ = self.read()
-        state = state.map(torch.clone)
+        state = state.copy()
         self.state = state._replace(H=self._in_fixed_memory(state.H))
         self.cursor = torch.tensor(int(self.counters[CURSOR]), device=self.prior.device)
         self._prior_norm = float(torch.linalg.vector_norm(self.prior))

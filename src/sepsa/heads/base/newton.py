@@ -35,7 +35,6 @@ class NewtonHead(AcceptsAuto, OwnsHead):
     """Base of `SoftmaxNewton` and `LogisticNewton`; not a head by itself."""
 
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
-    anneals = True  # unless the caller of `SepSA` says otherwise
     settings: ClassVar[tuple[str, ...]]  # arguments that a state keeps, beside the ridges
     _state: CrossEntropyState
     _replaced = ("_state", "_previous", "_updates", "ridge", "_annealed")
@@ -111,7 +110,7 @@ class NewtonHead(AcceptsAuto, OwnsHead):
         if state is None:
             return None
         other = copy.copy(self)
-        other.linear, other.ridge, other._state = linear, ridge, state.map(Tensor.clone)  # recordings write into W
+        other.linear, other.ridge, other._state = linear, ridge, state.copy()  # recordings write into W
         return other
 
     @torch.no_grad()

@@ -186,7 +186,7 @@ class Engine(StreamEngine):
         if isinstance(sizes, str) and sizes == "auto":
             sizes = (50, 50) if for_fit else (64,)
         if body_of(parameters["body"], sizes, parameters["experts"]) == "experts":
-            options |= {"body": "experts", "experts": parameters["experts"]}
+            options |= {"body": "experts", "experts": parameters["experts"], "max_rows": parameters["max_rows"]}
         return options | {
             "batch": 1 if batch == "auto" else at_least("batch_size", batch, 1),
             "loss": parameters["loss"],
