@@ -294,7 +294,7 @@ class RLS(AcceptsAuto, NormalPosterior):
         backend: Any = self._backend_for(features.numel() // self._problem.linear.in_features)
         steps = int(backend.counters[STEPS])
         before = backend.state.W.clone() if records and steps % health.EVERY == 0 else None
-        lam = self.forgetting if self._ratio == 1.0 and self.forgets else self._forgetting(backend)
+        lam = self._forgetting(backend)
         if backend is checked_by:
             Phi = backend.learn_plain(features, targets, lam)
         else:
