@@ -454,21 +454,21 @@ def save(memory, weight, bias, pending, saved):
 
 
 @_inner
-def learn(memory, rows, weight, bias, samples, numbers, saved):
+def learn(memory, rows, weight, bias, samples, lam_error, saved):
     """Learn the rows Φ (n, p), Y (n, m), already scaled by the roots of their weights, which sum to `samples`.
 
     `memory` holds what `sizes` says, `rows` holds Φ, Y and buffers for F and E, and `weight` and `bias` are the head's
-    own. `numbers` are the forgetting, and get the sum of the squared errors before the rows are learned. `saved`, a
+    own. `lam_error` has the forgetting, and gets the sum of the squared errors before the rows are learned. `saved`, a
     `Snapshot`, gets what is there before, unless it is empty or has it.
     """
-    m, p, lam = weight.shape[0], weight.shape[1] + (1 if bias.size else 0), numbers[0]
+    m, p, lam = weight.shape[0], weight.shape[1] + (1 if bias.size else 0), lam_error[0]
     n, count = rows.size // (2 * (p + m)), restored_count(p, lam)
     T, W, H, energy, left, counters, prior, ridge, Z, C, D, scratch = parts(memory, p, m)
     Phi, Y, F, E = row_parts(rows, n, p, m)
     new_T, new_W, new_energy, new_left = Z[:p], Z[p:], scratch[3, :m], scratch[4, :p]
     follow(W, weight, bias, new_W)
     size, error = whiten(T, new_W, Phi, Y, F, E)
-    numbers[1] = error
+    lam_error[1] = error
     if not size + error < np.inf:
         return NOT_FINITE
     if size > PRODUCT_LIMIT:
@@ -517,13 +517,13 @@ def learn(memory, rows, weight, bias, samples, numbers, saved):
 
 
 @cached(**OPTIONS)
-def update(heads, rows, weight, x, y, samples, numbers):
+def update(heads, rows, weight, x, y, samples, lam_error):
     """Let one head after the other learn the same rows. Returns the worst outcome; the last column of `heads` has each.
 
     `heads` (J, 5) are the addresses of each head's memory, weight, bias, and of memory for what is there before, the
     latter two or 0; all have the dtype and the shape of `weight`. x and y are the addresses of features and targets in
-    this dtype, of which the rows are made, or 0. `samples` is the sum of the rows' weights. `numbers` (J, 2) are the
-    forgetting of each head, and get the sum of its squared errors before it learns the rows.
+    this dtype, of which the rows are made, or 0. `samples` is the sum of the rows' weights. `lam_error` (J, 2) has
+    the forgetting of each head, and gets the sum of its squared errors before it learns the rows.
     """
     m, k = weight.shape
     p = k + (1 if heads[0, 2] else 0)
@@ -539,7 +539,7 @@ def update(heads, rows, weight, x, y, samples, numbers):
         own = carray(_pointer(heads[j, 1]), (m, k), weight.dtype)
         bias = carray(_pointer(heads[j, 2]), m if p > k else 0, weight.dtype)
         saved = carray(_pointer(heads[j, 3]), memory.size if heads[j, 3] else 0, np.float64)
-        heads[j, 4] = learn(memory, rows, own, bias, samples, numbers[j], saved)
+        heads[j, 4] = learn(memory, rows, own, bias, samples, lam_error[j], saved)
         worst = max(worst, heads[j, 4])
     return worst
 
@@ -618,7 +618,7 @@ class NumbaBackend(TorchBackend):
         self.bias = np.zeros(0, self.weight.dtype) if bias is None else bias.detach().numpy()
         self.dtype = weight.dtype
         addresses = memory.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), 0, LEARNED
-        self.heads, self.numbers = np.array([addresses], np.intp), np.ones((1, 2))  # as `update` takes them
+        self.heads, self.lam_error = np.array([addresses], np.intp), np.ones((1, 2))  # as `update` takes them
         self.snapshot: Callable[[], Snapshot | None] = lambda: None  # the last one, while somebody has it
         self._blocks: dict[int, Block] = {}  # by their rows: samples that are held out leave blocks of many sizes
         self.load(state, counters)
@@ -665,9 +665,9 @@ class NumbaBackend(TorchBackend):
         )
 
     def _learn(self, block: Block, x: int, y: int, total: float, forgetting: float) -> Tensor | None:
-        self.numbers[0, 0] = forgetting
+        self.lam_error[0, 0] = forgetting
         increment_version(self.version)  # the kernel writes where autograd does not see it
-        outcome = update(self.heads, block.memory, self.weight, x, y, total, self.numbers)
+        outcome = update(self.heads, block.memory, self.weight, x, y, total, self.lam_error)
         return self._after(outcome, block, total, forgetting)
 
     def _after(self, outcome: int, block: Block, total: float, forgetting: float) -> Tensor | None:
@@ -682,17 +682,17 @@ class NumbaBackend(TorchBackend):
         features: Tensor,
         targets: Tensor,
         sample_weight: Tensor | None,
-        numbers: Any,
+        lam_error: Any,
     ) -> list[Tensor | None]:
-        """Let heads of one shape learn the same samples in one compiled call, `numbers` as in `update`.
+        """Let heads of one shape learn the same samples in one compiled call, `lam_error` as in `update`.
 
         Returns Φ for each, or None where it is not finite. Autograd is not told.
         """
         first = backends[0]
         block, x, y, total = first.given(features, targets, sample_weight)
         heads = np.concatenate([backend.heads for backend in backends])
-        update(heads, block.memory, first.weight, x, y, total, numbers)
-        outcomes = zip(backends, heads[:, -1].tolist(), numbers[:, 0].tolist(), strict=True)
+        update(heads, block.memory, first.weight, x, y, total, lam_error)
+        outcomes = zip(backends, heads[:, -1].tolist(), lam_error[:, 0].tolist(), strict=True)
         return [backend._after(outcome, block, total, lam) for backend, outcome, lam in outcomes]
 
     def _block(self, n: int) -> Block:
