@@ -28,7 +28,7 @@ from sepsa.model_parts import (
     refuse_same_names,
     solvers_for,
 )
-from sepsa.observe import Observation, Observations, Observer, prediction
+from sepsa.observe import Observation, Observations, Observer, prediction, ranks
 from sepsa.observe.observation import Collection, is_collection
 from sepsa.observe.rates import Rates
 from sepsa.observe.repeats import Repeats
@@ -371,7 +371,7 @@ class SepSA(Optimizer, Generic[S]):
 
         def take_part() -> None:
             for observer in self._observers:
-                observer.learn_without_batch(ddp)
+                ranks.learn_without_batch(observer, ddp)
 
         for observer in self._observers:
             observer.joined = ddp

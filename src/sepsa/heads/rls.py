@@ -319,17 +319,17 @@ class RLS(AcceptsAuto, NormalPosterior):
 
     @staticmethod
     def _learn_together(
-        members: Sequence[RLS], backends: list[Any], active: RLS, samples: Sequence[Tensor | None], numbers: Any
+        members: Sequence[RLS], backends: list[Any], active: RLS, samples: Sequence[Tensor | None], lam_error: Any
     ) -> list[bool]:
         """Let solvers of copies of one head learn the same samples, checked already, by one compiled call.
 
-        `health` is recorded for the `active` one. `numbers` (J, 2) get the forgetting of each, and the sum of its
+        `health` is recorded for the `active` one. `lam_error` (J, 2) gets the forgetting of each, and the sum of its
         squared errors before. Returns which of them have learned.
         """
         steps = int(active._backend.counters[STEPS])
         before = cast(Any, active._backend).state.W.clone() if steps % health.EVERY == 0 else None
-        numbers[:, 0] = [member._forgetting(backend) for member, backend in zip(members, backends, strict=True)]
-        learned = backends[0].learn_together(backends, *samples, numbers)
+        lam_error[:, 0] = [member._forgetting(backend) for member, backend in zip(members, backends, strict=True)]
+        learned = backends[0].learn_together(backends, *samples, lam_error)
         if before is not None:
             for member, Phi in zip(members, learned, strict=True):
                 if member is active and Phi is not None:

@@ -478,7 +478,7 @@ class SelfTuning(OwnsHead):
             kept, mask = (~mask).nonzero()[:, 0].to(linear.weight.device), mask.to(linear.weight.device)
             features, targets = features.reshape(n, -1)[kept], targets.reshape(n, -1)[kept]
             weight = None if weight is None else weight.reshape(-1)[kept]
-        members, interrupted, numbers = self.members, False, np.empty((len(self.members), 2))
+        members, interrupted, lam_error = self.members, False, np.empty((len(self.members), 2))
         refusals: list[Any] = [None] * len(members)
 
         def learn(again: bool) -> None:
@@ -490,10 +490,10 @@ class SelfTuning(OwnsHead):
                     if not have[k]:
                         refusals[k] = refusal(member, *samples, member is best if squared else None)
                 return
-            learned = have if any(have) else RLS._learn_together(members, backends, best, samples, numbers)
+            learned = have if any(have) else RLS._learn_together(members, backends, best, samples, lam_error)
             refusals[:] = [not one for one in learned]
             if after:
-                errors, size = (numbers[:, 1] / targets.numel()).tolist(), mean_square(targets)
+                errors, size = (lam_error[:, 1] / targets.numel()).tolist(), mean_square(targets)
 
         def write() -> None:
             nonlocal interrupted

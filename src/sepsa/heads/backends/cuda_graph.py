@@ -48,7 +48,7 @@ recording_lock = threading.Lock()  # the streams on which updates are recorded a
 def streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
     """Where to record: one for the kernels that others wait for, which go first, and one beside it.
 
-    Always the same two, because torch keeps 32 MB of BLAS's for each stream that there ever was.
+    Always the same two: torch allocates a workspace of 32 MB for cuBLAS on each new stream, and never frees it.
     """
     first, aside = (torch.cuda.Stream(device, priority=priority) for priority in (-1, 0))  # type: ignore[no-untyped-call]
     return first, aside

@@ -12,8 +12,9 @@ Loaded only where numba is installed; the first call in a fresh cache compiles f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
+from weakref import ref
 
 import numpy as np
 import torch
@@ -438,34 +439,36 @@ def count_update(counters, lam, samples, cursor, pending, growth):
 
 @_inner
 def save(memory, weight, bias, pending, saved):
-    """Copy the head as (m, p) and the state, with H where something is gathered in it, to `saved`."""
+    """Copy the head as (m, p) and the state, with H where something is gathered in it, behind a flag to `saved`."""
     m, k = weight.shape
     p = k + (1 if bias.size else 0)
+    head = saved[1 : 1 + m * p].reshape(m, p)
     for o in range(m):
         for j in range(k):
-            saved[o * p + j] = weight[o, j]
+            head[o, j] = weight[o, j]
         if k < p:
-            saved[o * p + k] = bias[o]
+            head[o, k] = bias[o]
     end = p * p + m * p + m + p + 5 + (p * p if pending else 0)
-    saved[m * p : m * p + end] = memory[:end]
+    saved[1 + m * p : 1 + m * p + end] = memory[:end]
+    saved[0] = 1.0
 
 
 @_inner
-def learn(memory, rows, weight, bias, samples, numbers, saved):
+def learn(memory, rows, weight, bias, samples, lam_error, saved):
     """Learn the rows Φ (n, p), Y (n, m), already scaled by the roots of their weights, which sum to `samples`.
 
     `memory` holds what `sizes` says, `rows` holds Φ, Y and buffers for F and E, and `weight` and `bias` are the head's
-    own. `numbers` are the forgetting, and get the sum of the squared errors before the rows are learned. `saved` gets
-    what is there before, unless it is empty.
+    own. `lam_error` has the forgetting, and gets the sum of the squared errors before the rows are learned. `saved`, a
+    `Snapshot`, gets what is there before, unless it is empty or has it.
     """
-    m, p, lam = weight.shape[0], weight.shape[1] + (1 if bias.size else 0), numbers[0]
+    m, p, lam = weight.shape[0], weight.shape[1] + (1 if bias.size else 0), lam_error[0]
     n, count = rows.size // (2 * (p + m)), restored_count(p, lam)
     T, W, H, energy, left, counters, prior, ridge, Z, C, D, scratch = parts(memory, p, m)
     Phi, Y, F, E = row_parts(rows, n, p, m)
     new_T, new_W, new_energy, new_left = Z[:p], Z[p:], scratch[3, :m], scratch[4, :p]
     follow(W, weight, bias, new_W)
     size, error = whiten(T, new_W, Phi, Y, F, E)
-    numbers[1] = error
+    lam_error[1] = error
     if not size + error < np.inf:
         return NOT_FINITE
     if size > PRODUCT_LIMIT:
@@ -498,7 +501,7 @@ def learn(memory, rows, weight, bias, samples, numbers, saved):
         return NOT_FINITE
 
     # From here on nothing can fail, so the state changes.
-    if saved.size:
+    if saved.size and saved[0] == 0.0:
         save(memory, weight, bias, counters[PENDING] != 0.0, saved)
     if in_place:
         step_root(T, f, u, 1.0 + size)
@@ -514,13 +517,13 @@ def learn(memory, rows, weight, bias, samples, numbers, saved):
 
 
 @cached(**OPTIONS)
-def update(heads, rows, weight, x, y, samples, numbers):
+def update(heads, rows, weight, x, y, samples, lam_error):
     """Let one head after the other learn the same rows. Returns the worst outcome; the last column of `heads` has each.
 
     `heads` (J, 5) are the addresses of each head's memory, weight, bias, and of memory for what is there before, the
     latter two or 0; all have the dtype and the shape of `weight`. x and y are the addresses of features and targets in
-    this dtype, of which the rows are made, or 0. `samples` is the sum of the rows' weights. `numbers` (J, 2) are the
-    forgetting of each head, and get the sum of its squared errors before it learns the rows.
+    this dtype, of which the rows are made, or 0. `samples` is the sum of the rows' weights. `lam_error` (J, 2) has
+    the forgetting of each head, and gets the sum of its squared errors before it learns the rows.
     """
     m, k = weight.shape
     p = k + (1 if heads[0, 2] else 0)
@@ -536,7 +539,7 @@ def update(heads, rows, weight, x, y, samples, numbers):
         own = carray(_pointer(heads[j, 1]), (m, k), weight.dtype)
         bias = carray(_pointer(heads[j, 2]), m if p > k else 0, weight.dtype)
         saved = carray(_pointer(heads[j, 3]), memory.size if heads[j, 3] else 0, np.float64)
-        heads[j, 4] = learn(memory, rows, own, bias, samples, numbers[j], saved)
+        heads[j, 4] = learn(memory, rows, own, bias, samples, lam_error[j], saved)
         worst = max(worst, heads[j, 4])
     return worst
 
@@ -555,32 +558,27 @@ Rows: TypeAlias = tuple[Block, int, int, float]  # a block, the addresses of fea
 class Snapshot:
     """A state and its head at some time; as a tuple it is the state, its counters and the head (m, p).
 
-    What a step keeps in case it fails. It is a copy only once the state changes: the kernel makes it, or `fill`.
+    What a step keeps in case it fails. It becomes a copy when the state changes: the kernel makes it, or `fill`. The
+    first number of its memory tells whether it is one.
     """
 
-    __slots__ = ("address", "backend", "memory")
+    __slots__ = ("__weakref__", "backend", "memory")
 
-    def __init__(self, backend: NumbaBackend) -> None:
-        self.backend = backend
-        self.memory, self.address = backend.spare or backend.new_spare()
-        backend.spare = None
-
-    def __del__(self) -> None:
-        self.backend.spare = self.memory, self.address  # to allocate it and find its address takes 10 us
+    def __init__(self, backend: NumbaBackend, memory: Any) -> None:
+        self.backend, self.memory = backend, memory
 
     def fill(self) -> None:
-        """Copy the state as it is."""
-        backend = self.backend
-        m, p = backend.state.W.shape
-        self.memory[: m * p] = join(backend.linear).numpy().ravel()
-        self.memory[m * p :] = backend.memory[: backend.end]
-        backend.snapshot, backend.heads[0, 3] = None, 0
+        """Copy the state as it is, unless the kernel has copied that of before."""
+        if not self.memory[0]:
+            backend = self.backend
+            head = join(backend.linear).numpy().ravel()
+            self.memory[1:] = np.concatenate([head, backend.memory[: backend.end]])
+            self.memory[0] = 1.0
 
     def __iter__(self) -> Iterator[Any]:
-        if self.backend.snapshot is self:
-            self.fill()
+        self.fill()
         m, p = self.backend.state.W.shape
-        memory = torch.from_numpy(self.memory)
+        memory = torch.from_numpy(self.memory[1:])
         T, W, energy, left, counters, H = parts_of(memory[m * p :], p, m)[:6]
         own = counters[0].numpy()
         yield LeastSquaresState(T, W, H if own[PENDING] else None, energy[0], left[0])
@@ -620,9 +618,8 @@ class NumbaBackend(TorchBackend):
         self.bias = np.zeros(0, self.weight.dtype) if bias is None else bias.detach().numpy()
         self.dtype = weight.dtype
         addresses = memory.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), 0, LEARNED
-        self.heads, self.numbers = np.array([addresses], np.intp), np.ones((1, 2))  # as `update` takes them
-        self.spare: tuple[Any, int] | None = None
-        self.snapshot: Snapshot | None = None  # of the state as it is, which is to be saved before it changes
+        self.heads, self.lam_error = np.array([addresses], np.intp), np.ones((1, 2))  # as `update` takes them
+        self.snapshot: Callable[[], Snapshot | None] = lambda: None  # the last one, while somebody has it
         self._blocks: dict[int, Block] = {}  # by their rows: samples that are held out leave blocks of many sizes
         self.load(state, counters)
         self.version = weight[:0]  # which shares the counter by which autograd notices changes
@@ -668,14 +665,16 @@ class NumbaBackend(TorchBackend):
         )
 
     def _learn(self, block: Block, x: int, y: int, total: float, forgetting: float) -> Tensor | None:
-        self.numbers[0, 0] = forgetting
+        self.lam_error[0, 0] = forgetting
         increment_version(self.version)  # the kernel writes where autograd does not see it
-        outcome = update(self.heads, block.memory, self.weight, x, y, total, self.numbers)
-        if outcome != LEARNED:
-            return self.learn_rows(block.Phi, block.Y, total, forgetting) if outcome == TOO_LARGE else None
-        if self.snapshot is not None:
-            self.snapshot, self.heads[0, 3] = None, 0
-        return block.Phi
+        outcome = update(self.heads, block.memory, self.weight, x, y, total, self.lam_error)
+        return self._after(outcome, block, total, forgetting)
+
+    def _after(self, outcome: int, block: Block, total: float, forgetting: float) -> Tensor | None:
+        """Φ as learned; what was too large for the kernel is learned now."""
+        if outcome == TOO_LARGE:
+            return self.learn_rows(block.Phi, block.Y, total, forgetting)
+        return block.Phi if outcome == LEARNED else None
 
     @staticmethod
     def learn_together(
@@ -683,25 +682,18 @@ class NumbaBackend(TorchBackend):
         features: Tensor,
         targets: Tensor,
         sample_weight: Tensor | None,
-        numbers: Any,
+        lam_error: Any,
     ) -> list[Tensor | None]:
-        """Let heads of one shape learn the same samples in one compiled call, `numbers` as in `update`.
+        """Let heads of one shape learn the same samples in one compiled call, `lam_error` as in `update`.
 
         Returns Φ for each, or None where it is not finite. Autograd is not told.
         """
         first = backends[0]
         block, x, y, total = first.given(features, targets, sample_weight)
         heads = np.concatenate([backend.heads for backend in backends])
-        update(heads, block.memory, first.weight, x, y, total, numbers)
-        learned: list[Tensor | None] = []
-        for backend, outcome, (lam, _) in zip(backends, heads[:, -1].tolist(), numbers, strict=True):
-            if outcome == LEARNED:
-                backend.snapshot, backend.heads[0, 3] = None, 0
-                learned.append(block.Phi)
-            else:
-                too_large = outcome == TOO_LARGE
-                learned.append(backend.learn_rows(block.Phi, block.Y, total, float(lam)) if too_large else None)
-        return learned
+        update(heads, block.memory, first.weight, x, y, total, lam_error)
+        outcomes = zip(backends, heads[:, -1].tolist(), lam_error[:, 0].tolist(), strict=True)
+        return [backend._after(outcome, block, total, lam) for backend, outcome, lam in outcomes]
 
     def _block(self, n: int) -> Block:
         m, p = self.state.W.shape
@@ -728,27 +720,29 @@ class NumbaBackend(TorchBackend):
 
     def checkpoint(self) -> Snapshot:
         """The state and the head as they are now."""
-        snapshot = self.snapshot
-        if snapshot is None:
-            self.snapshot = snapshot = Snapshot(self)
-            self.heads[0, 3] = snapshot.address
+        snapshot = self.snapshot()
+        if snapshot is not None and not snapshot.memory[0]:
+            return snapshot
+        if snapshot is not None or not self.heads[0, 3]:  # else its memory is free
+            self.heads[0, 3] = 0
+            memory = self.state.T.new_empty(1 + self.state.W.numel() + self.end)
+            self.saved = memory.numpy()
+            self.heads[0, 3] = memory.data_ptr()
+        self.saved[0] = 0.0
+        snapshot = Snapshot(self, self.saved)
+        self.snapshot = ref(snapshot)
         return snapshot
-
-    def new_spare(self) -> tuple[Any, int]:
-        """Memory for a snapshot, and its address."""
-        memory = self.state.T.new_empty(self.state.W.numel() + self.end)
-        return memory.numpy(), memory.data_ptr()
 
     def read(self) -> tuple[LeastSquaresState, Counters]:
         """The state and its counters, which other code may change."""
-        if self.snapshot is not None:
-            self.snapshot.fill()
+        if (snapshot := self.snapshot()) is not None:
+            snapshot.fill()
         return super().read()
 
     def load(self, state: LeastSquaresState, counters: Counters) -> None:
         """Continue from this state, copied into the array."""
-        if self.snapshot is not None:
-            self.snapshot.fill()
+        if (snapshot := self.snapshot()) is not None:
+            snapshot.fill()
         for mine, other in zip(self.state, state, strict=True):
             if mine is not None and other is not None:
                 mine.copy_(other)
