@@ -120,7 +120,6 @@ ENTROPY = "heads/math/cross_entropy.py"
 QUASI = "heads/math/quasi_newton.py"
 NUMBA = "heads/backends/numba_least_squares.py"
 OBSERVER = "observe/observer.py"
-TRAINED = "observe/head.py"
 ROBUST_KERNEL = "stream/engine/kernels/robust.py"
 BODY = "stream/engine/kernels/body.py"
 HEAD = "stream/engine/kernels/head.py"
@@ -163,8 +162,8 @@ MUTANTS = [
     Mutant("backends/numba: a head that overflows", NUMBA, "if not abs(to_head(W[o, j])) < np.inf:", "if False:",
            Tests(["tests/heads/test_properties.py"], "RLS and cannot_hold", True)),
     Mutant("backends/numba: the bias", NUMBA, "+ (bias[o] - to_head(W[o, k]))", "", COMPILED_SET),
-    Mutant("backends/numba: strides", NUMBA, "tensor.is_contiguous()", "True", STRIDES),
-    Mutant("backends/numba: the snapshot", NUMBA, "weight.copy(), bias.copy()", "weight, bias", UNDO),
+    Mutant("backends/numba: strides", NUMBA, "and features.is_contiguous()", "", STRIDES),
+    Mutant("backends/numba: the snapshot", NUMBA, "head[o, j] = weight[o, j]", "pass", UNDO),
     Mutant("backends/large: residuals", "heads/backends/large_block.py", "len(e))) * lam**0.5", "len(e)))", LARGE),
     Mutant("backends/large: energy", "heads/backends/large_block.py", "lam * state.energy + new", "state.energy + new",
            LARGE),
@@ -197,12 +196,12 @@ MUTANTS = [
            "if False:", LOGISTIC),
     Mutant("observe/observer: a lost lock", OBSERVER, " or observation.thread != get_ident():", ":", OPTIMIZER),
     Mutant("observe/observer: twice", OBSERVER, "if observation.learned:", "if False:", OPTIMIZER),
-    Mutant("observe/head: a body that moved", TRAINED, "if self.body_steps != checkpoint.counters[0]:", "if False:",
-           OPTIMIZER),
-    Mutant("observe/head: statistics", TRAINED, "buffer.copy_(before)", "pass", OPTIMIZER),
-    Mutant("observe/head: forgets again", TRAINED, "solver.forgets = not self.forgot", "solver.forgets = True",
+    Mutant("observe/observer: a body that moved", OBSERVER, "if self.body_steps != checkpoint.counters[0]:",
+           "if False:", OPTIMIZER),
+    Mutant("observe/observer: statistics", OBSERVER, "buffer.copy_(before)", "pass", OPTIMIZER),
+    Mutant("observe/observer: forgets again", OBSERVER, "solver.forgets = not self.forgot", "solver.forgets = True",
            ACCUMULATION),
-    Mutant("observe/head: rows left out", TRAINED, "held | ~observation.observed", "held", MASKS),
+    Mutant("observe/rows: rows left out", "observe/rows.py", "held | ~observation.observed", "held", MASKS),
     Mutant("observe/observer: a copy of the head", OBSERVER, "copy.copy_(parameter.detach())", "pass", OPERATOR),
     Mutant("observe/observation: the mean", "observe/observation.py",
            "(weight * each).sum() / weight.sum().clamp(min=torch.finfo(each.dtype).tiny)", "(weight * each).sum() / n",
@@ -218,8 +217,7 @@ MUTANTS = [
     Mutant("observe/prediction: what follows", "observe/prediction.py",
            "if not same or not torch.equal(output.reshape(-1), given.to(output).reshape(-1)):", "if not same:",
            PREDICT),
-    Mutant("observe/ranks: no common start", "observe/ranks.py", "if self.started_together:", "if True:",
-           RANKS),
+    Mutant("observe/observer: no common start", OBSERVER, "if self.started_together:", "if True:", RANKS),
     Mutant("states/schema: infinite", "states/schema.py", " or not abs(value) <= LARGEST_FLOAT:", ":", SCHEMA),
     Mutant("states/schema: the dtype", "states/schema.py", "if value.dtype != dtype or (", "if (", SCHEMA),
     Mutant("states/schema: a bool", "states/schema.py", "if isinstance(value, bool) or not isinstance(value, (int",

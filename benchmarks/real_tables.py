@@ -1,7 +1,7 @@
 """`fit` on real tables: test errors and the coverage of intervals, beside scikit-learn's models.
 
     python benchmarks/real_data.py --export FOLDER                                # once, see there
-    python benchmarks/real_tables.py --data FOLDER [--half choice|report|uci]     # every cell that is not there yet
+    python benchmarks/real_tables.py --data FOLDER --jobs 16 [--half choice|report|uci]   # what is not there yet
     python benchmarks/real_tables.py --data FOLDER --again --models sepsa         # ours again
     python benchmarks/real_tables.py --table [--half report]
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("NUMBA_NUM_THREADS", "1")  # processes take the processors: --jobs
 
 import argparse
 import math
@@ -101,13 +102,13 @@ MODELS: dict[str, Callable[[str, int], Any]] = {
 class Cell(NamedTuple):
     table: str
     model: str
+    split: int
     data: Path
-    splits: int
     result: Path
 
 
-def parts(cell: Cell) -> list[tuple[Any, Any, Any, Any]]:
-    """Training inputs and targets, test inputs and targets of each split."""
+def parts(cell: Cell) -> tuple[Any, Any, Any, Any]:
+    """Training inputs and targets, test inputs and targets of the split."""
     kind, half = ALL[cell.table]
     if half == "uci":
         with np.load(cell.data / "uci" / f"{cell.table.removeprefix('UCI ')}.npz") as given:
@@ -119,15 +120,15 @@ def parts(cell: Cell) -> list[tuple[Any, Any, Any, Any]]:
         tests = [test for _, test in folds.split(X, y)]
     if cell.model in OURS:
         X = X.astype(dict.fromkeys(X.select_dtypes("category"), object))
-    rest = [np.setdiff1d(np.arange(len(y)), test) for test in tests]
-    found = zip(rest, tests, strict=True)
-    return [(X.iloc[train], y[train], X.iloc[test], y[test]) for train, test in found][: cell.splits]
+    test = tests[cell.split]
+    train = np.setdiff1d(np.arange(len(y)), test)
+    return X.iloc[train], y[train], X.iloc[test], y[test]
 
 
-def measure(cell: Cell, seed: int, X: Any, y: Any, X_test: Any, y_test: Any) -> Row:
+def measure(cell: Cell, X: Any, y: Any, X_test: Any, y_test: Any) -> Row:
     kind = ALL[cell.table].kind
     start = time.process_time()
-    model = MODELS[cell.model](kind, seed).fit(X, y)
+    model = MODELS[cell.model](kind, cell.split).fit(X, y)
     result: Row = {"seconds": time.process_time() - start}
     if kind == NUMBER:
         if cell.model in OURS:
@@ -148,43 +149,44 @@ def measure(cell: Cell, seed: int, X: Any, y: Any, X_test: Any, y_test: Any) -> 
 
 
 def run_cell(cell: Cell) -> str:
-    """One table and model, stored after each split; returns what is to be printed."""
+    """One split of a table and a model, stored; returns what is to be printed."""
     warnings.simplefilter("ignore")
-    rows: list[Row] = []
-    told = f"{cell.table:24s} {cell.model:20s}"
+    row: Row = {"table": cell.table, "model": cell.model, "split": cell.split}
     try:
-        for split, part in enumerate(parts(cell)):
-            rows.append({"table": cell.table, "model": cell.model, "split": split} | measure(cell, split, *part))
-            put(cell.result, rows)
+        row |= measure(cell, *parts(cell))
+        told = f"{row['error']:.5g} in {row['seconds']:.1f} s"
     except Exception as error:  # an expert that is not there: told, and the rest goes on
-        why = f"{type(error).__name__}: {error}"[:200]
-        put(cell.result, [{"table": cell.table, "model": cell.model, "split": -1, "missing": why}])
-        return f"{told} {why}"
-    return f"{told} {np.mean([row['error'] for row in rows]):.5g} in {sum(row['seconds'] for row in rows):.1f} s"
+        told = row["missing"] = f"{type(error).__name__}: {error}"[:200]
+    put(cell.result, [row])
+    return f"{cell.table:24s} {cell.model:20s} {cell.split:2d} {told}"
 
 
 def put(path: Path, new: list[Row]) -> None:
-    """Put rows into the file in the place of all that it has of their cells."""
-    cells = {(row["table"], row["model"]) for row in new}
-    names, titles = list(ALL), list(MODELS)
+    """Put rows into the file in the place of those that it has of the same splits."""
+    cells, names, titles = {place(row) for row in new}, list(ALL), list(MODELS)
     store(
         path,
         new,
-        lambda row: (row["table"], row["model"]) in cells,
+        lambda row: place(row) in cells,
         lambda row: (names.index(row["table"]), titles.index(row["model"]), row["split"]),
     )
 
 
+def place(row: Row) -> tuple[str, str, int]:
+    return row["table"], row["model"], row["split"]
+
+
 def run(options: argparse.Namespace) -> None:
-    done = [(row["table"], row["model"]) for row in known(options.result) if "error" in row]
+    done = {place(row) for row in known(options.result) if "error" in row and not options.again}
     cells = [
-        Cell(name, title, options.data, min(options.splits, PUBLISHED if half == "uci" else FOLDS), options.result)
+        Cell(name, title, split, options.data, options.result)
         for title in options.models or MODELS
         for name, (_, half) in ALL.items()
         if options.half in (None, half) and (not options.tables or name in options.tables)
+        for split in range(min(options.splits, PUBLISHED if half == "uci" else FOLDS))
     ]
-    cells = [cell for cell in cells if options.again or done.count((cell.table, cell.model)) < cell.splits]
-    print(f"{len(cells)} cells", flush=True)
+    cells = [cell for cell in cells if cell[:3] not in done]
+    print(f"{len(cells)} splits", flush=True)
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         for line in pool.imap_unordered(run_cell, cells):
             print(line, flush=True)

@@ -105,10 +105,14 @@ def main() -> None:
 def perturb() -> None:
     """Let generators that a test, a page or an example calls return numbers with other last digits.
 
+    Here, and in Python processes that it starts and that call `perturb_as_told`.
+
     The change is a function of the number, so that equal draws stay equal. What the library draws stays as it is.
     """
     import numpy as np
     import torch
+
+    os.environ["SEPSA_PERTURB"] = "1"
 
     def ours() -> bool:
         file = sys._getframe(2).f_code.co_filename
@@ -151,6 +155,12 @@ def perturb() -> None:
 
     for name in ("randn", "rand", "randn_like", "rand_like"):
         setattr(torch, name, filling(getattr(torch, name)))
+
+
+def perturb_as_told() -> None:
+    """Do what the process that started this one does."""
+    if "SEPSA_PERTURB" in os.environ:
+        perturb()
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
+import portable
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton, distributed
 from sepsa.paper.slimtik import SlimTik
 
@@ -559,6 +560,7 @@ def fork(rank, world, folder):
 
 
 if __name__ == "__main__":
+    portable.perturb_as_told()
     first = network()
     train(first, build(first, RLS()), batches(1), mse_loss)  # what a first step imports, before every rank would
     for world in CHECKPOINTS:

@@ -82,7 +82,8 @@ def mistakes(shown):
         yield f"{shown.path} has no docstring"
     if "__init__" in shown.all_members:
         made = shown.all_members["__init__"]
-        yield from compare(shown.path, parameters(made), described(shown) + described(made))
+        fields = [field.name for field in made.parameters if field.docstring]  # of a dataclass
+        yield from compare(shown.path, parameters(made), fields or described(shown) + described(made))
     elif any(str(base) == "NamedTuple" for base in shown.bases):
         fields = [name for name, member in shown.members.items() if "property" not in member.labels]
         yield from compare(shown.path, fields, described(shown, "attributes"))

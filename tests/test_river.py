@@ -435,3 +435,14 @@ def test_options_of_the_optimizer_survive_a_clone():
     copy = model.clone()
     assert copy.optimizer_options == {"momentum": 0.5}
     assert list(copy.hidden) == []
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_the_order_of_features_changes_no_bit_of_a_prediction(model_type):
+    models = model_type(**SMALL), model_type(**SMALL)
+    for i, (x, y) in enumerate(stream(80, model_type)):
+        x = x | {"city": ("Oslo", "Rome")[i % 2], "late": i} if i > 20 else x
+        turned = dict(random.Random(i).sample(sorted(x.items()), len(x)))
+        assert models[0].predict_one(x) == models[1].predict_one(turned)
+        models[0].learn_one(x, y)
+        models[1].learn_one(turned, y)

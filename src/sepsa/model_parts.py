@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sepsa.distributed import is_sharded
-from sepsa.heads import RLS, Forgets, HeadSolver, LogisticNewton, SelfTuning, SoftmaxNewton
+from sepsa.heads import RLS, HeadSolver, LogisticNewton, SelfTuning, SoftmaxNewton
 from sepsa.joint import Base, JointOptimizer
 from sepsa.observe import observers_of
 from sepsa.observe.observation import by_name, is_collection
@@ -144,12 +144,12 @@ def check_forgetting(forget_per: str, samples_per_epoch: int | None, solvers: di
     if forget_per not in ("update", "step"):
         raise ValueError(f"forget_per must be 'update' or 'step', got {forget_per!r}")
     for solver in solvers.values():
-        if forget_per == "step" and not isinstance(solver, Forgets):
+        if forget_per == "step" and not hasattr(solver, "forgets"):  # isinstance asks no property from Python 3.12 on
             raise TypeError(
                 f"forget_per='step' needs a solver that can learn without forgetting, got {solver!r}: "
                 "choose its forgetting, as RLS(forgetting=0.99), or leave forget_per at 'update'"
             )
-        fixed = not isinstance(solver, Forgets) or getattr(solver, "holds_out", False)
+        fixed = not hasattr(solver, "forgets") or getattr(solver, "holds_out", False)
         fixed = fixed or getattr(solver, "forgetting", None) != 1.0
         if samples_per_epoch is not None and not is_default and fixed:
             raise ValueError(

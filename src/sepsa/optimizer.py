@@ -28,7 +28,7 @@ from sepsa.model_parts import (
     refuse_same_names,
     solvers_for,
 )
-from sepsa.observe import Observation, Observations, Observer, prediction
+from sepsa.observe import Observation, Observations, Observer, prediction, ranks
 from sepsa.observe.observation import Collection, is_collection
 from sepsa.observe.rates import Rates
 from sepsa.observe.repeats import Repeats
@@ -77,8 +77,7 @@ class SepSA(Optimizer, Generic[S]):
         forget_per: "update": a solver with forgetting below 1 forgets with every batch. "step": only with the first
             batch after each step of the body, so that accumulated micro-batches equal the batch that they make up.
         anneal: Whether the head follows the learning rate once it falls below its peak: it remembers longer, or takes
-            smaller steps, as its solver says. None: heads for cross-entropy do, where that helps, and others do not. A
-            constant rate changes nothing. See docs/algorithm.md.
+            smaller steps, as its solver says. A constant rate changes nothing. docs/networks.md says where it helps.
         process_group (ProcessGroup | Literal["auto"] | None): The group whose ranks learn one head from the samples of
             all. "auto" infers it from DistributedDataParallel or fully_shard; None lets each rank train its own head.
         **base_options: Arguments of the base class, such as `lr`. Pass an instance as `base` for options that have the
@@ -123,7 +122,7 @@ class SepSA(Optimizer, Generic[S]):
         solver: Literal["squared"] | None = None,
         samples_per_epoch: int | None = None,
         forget_per: Literal["update", "step"] = "update",
-        anneal: bool | None = None,
+        anneal: bool = False,
         process_group: Any = "auto",
         **base_options: Any,
     ) -> None: ...
@@ -137,7 +136,7 @@ class SepSA(Optimizer, Generic[S]):
         solver: S,
         samples_per_epoch: int | None = None,
         forget_per: Literal["update", "step"] = "update",
-        anneal: bool | None = None,
+        anneal: bool = False,
         process_group: Any = "auto",
         **base_options: Any,
     ) -> None: ...
@@ -152,7 +151,7 @@ class SepSA(Optimizer, Generic[S]):
         solver: Any = None,
         samples_per_epoch: int | None = None,
         forget_per: Literal["update", "step"] = "update",
-        anneal: bool | None = None,
+        anneal: bool = False,
         process_group: Any = "auto",
         **base_options: Any,
     ) -> None:
@@ -162,9 +161,7 @@ class SepSA(Optimizer, Generic[S]):
         if isinstance(given, SepSA) or (isinstance(given, type) and issubclass(given, SepSA)):
             raise ValueError("base must be the body's own optimizer, got a SepSA")
         refuse_same_names(base, head=head, solver=solver, samples_per_epoch=samples_per_epoch)
-        refuse_same_names(
-            base, forget_per=forget_per != "update", process_group=process_group != "auto", anneal=anneal is not None
-        )
+        refuse_same_names(base, forget_per=forget_per != "update", process_group=process_group != "auto", anneal=anneal)
         self.base = build_base(model, heads, base, base_options)
         self.model = model
         self._several = is_collection(head)
@@ -176,8 +173,7 @@ class SepSA(Optimizer, Generic[S]):
         self._observers = [Observer(model, name, heads[name], solvers[name], process_group) for name in heads]
         for observer in self._observers:
             observer.forget_per_step, observer.samples_per_epoch = forget_per == "step", samples_per_epoch
-            follows = getattr(observer.solver, "anneals", False) if anneal is None else anneal
-            observer.base = self.base if follows else None
+            observer.base = self.base if anneal else None
         self._dtype = self._observers[0].head.weight.dtype
         self._repeats = Repeats() if is_default and samples_per_epoch is None else None
         super().__init__(self.base.param_groups, self.base.defaults)
@@ -375,7 +371,7 @@ class SepSA(Optimizer, Generic[S]):
 
         def take_part() -> None:
             for observer in self._observers:
-                observer.learn_without_batch(ddp)
+                ranks.learn_without_batch(observer, ddp)
 
         for observer in self._observers:
             observer.joined = ddp

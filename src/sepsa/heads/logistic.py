@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,8 @@ from torch.nn import functional
 
 from sepsa.heads.base import parameters, partial_targets
 from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, explain_nonfinite, is_integer
-from sepsa.heads.base.newton import NewtonHead
-from sepsa.heads.math.cross_entropy import CrossEntropyState, UpdateSettings, effective_samples, learned
-from sepsa.heads.protocols import Posterior
-from sepsa.validation import in_range
+from sepsa.heads.base.newton import NewtonHead, check_count, weights_setting
+from sepsa.heads.math.cross_entropy import CrossEntropyState, UpdateSettings, learned
 
 IGNORE_INDEX = -100
 
@@ -71,7 +69,7 @@ class LogisticNewton(NewtonHead):
         pos_weight: Sequence[float] | Tensor | None = None,
     ) -> None:
         super().__init__(ridge, forgetting, bias_ridge)
-        self.pos_weight = positive_weights(pos_weight)
+        self.pos_weight = weights_setting("pos_weight", pos_weight, "output")
 
     # ------------------------------------------------------------------ state
 
@@ -90,7 +88,7 @@ class LogisticNewton(NewtonHead):
         )
 
     def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
-        check_count(self.pos_weight, len(W))
+        check_count("pos_weight", self.pos_weight, len(W), "output")
         return {"weights": class_weights(self.pos_weight, W), "ridge": self._ridges_now(linear, W, self.ridge)}
 
     def _ridges(self, linear: nn.Linear, W: Tensor, ridge: float) -> Tensor:
@@ -98,40 +96,6 @@ class LogisticNewton(NewtonHead):
 
     def _parts(self, state: CrossEntropyState) -> Sequence[CrossEntropyState]:
         return each_output(state)
-
-    @property
-    def steps(self) -> int:
-        """The number of updates learned by the output that has learned most."""
-        self._ready()
-        return int(self._state.counters[:, 0].max())
-
-    @property
-    def samples(self) -> float:
-        """The number of samples that an output has learned, each counted by its weight; a mean over the outputs."""
-        self._ready()
-        return float(self._state.counters[:, 1].mean())
-
-    @torch.no_grad()
-    def covariance(self) -> Tensor:
-        """Return B = A⁻¹ (out_features, p, p), the inverse curvature of each output; a bias is the last coordinate."""
-        self._ready()
-        T = self._state.T
-        B = T.mT @ T
-        return (B + B.mT) / 2
-
-    @torch.no_grad()
-    def health(self) -> dict[str, float]:
-        """Return the numbers of `SoftmaxNewton.health`, each for the output where it is worst."""
-        self._ready()
-        state = self._state
-        roots = torch.linalg.svdvals(state.T)  # (m, p), of each B's eigenvalues, the largest first
-        return {
-            "condition": float((roots[:, 0] / roots[:, -1]).max()) ** 2,
-            "smallest_eigenvalue": 1 / float(roots[:, 0].max()) ** 2,
-            "effective_samples": min(effective_samples(one, self.forgetting) for one in each_output(state)),
-            "last_step": self._last_step(),
-            "dead_features": float((state.T.square().sum(1) * state.ridge_left > 1 - 1e-9).sum(1).max()),
-        }
 
     def __repr__(self) -> str:
         return self._words("" if self.pos_weight is None else f", pos_weight={self.pos_weight}")
@@ -174,11 +138,7 @@ class LogisticNewton(NewtonHead):
             ValueError: A shape or target is wrong, or a value is not finite; nothing was learned.
         """
         linear = self._ready()
-        check_rows(linear, features)
-        if is_integer(targets):
-            check_labels(linear, features, targets)
-            targets = as_numbers(targets, linear.weight, features.shape[:-1])
-        x, y, weight, observed = partial_targets.rows_of(linear, features, targets, sample_weight)
+        x, y, weight, observed = self._check(linear, features, targets, sample_weight)
         with torch.autocast(linear.weight.device.type, enabled=False):
             before = parameters.follow(linear, self._state.W)
             y = y.to(before.dtype)
@@ -195,12 +155,12 @@ class LogisticNewton(NewtonHead):
             head = new.W.to(linear.weight.dtype)
         self._assign(head, _state=new, _previous=before, _updates=self._updates_now() + 1)
 
-    def _check(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> None:
+    def _check(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Any:
         check_rows(linear, features)
         if is_integer(targets):
             check_labels(linear, features, targets)
             targets = as_numbers(targets, linear.weight, features.shape[:-1])
-        partial_targets.rows_of(linear, features, targets, sample_weight)
+        return partial_targets.rows_of(linear, features, targets, sample_weight)
 
     def _loss_at(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Tensor:
         return self.loss(self._head()(features.detach().to(self._head().weight.dtype)), targets, sample_weight)
@@ -240,43 +200,11 @@ class LogisticNewton(NewtonHead):
             return ValueError(f"targets must be 0 or 1, or probabilities in [0, 1], got {worst:g}: nothing was learned")
         return explain_nonfinite(features, y, self._head(), learned)
 
-    # ------------------------------------------------------------------ prediction
+    def _probabilities(self, outputs: Tensor) -> Tensor:
+        return outputs.sigmoid()
 
-    @torch.no_grad()
-    def predict_proba(self, features: Tensor) -> Tensor:
-        """Return the probability that each output is 1.
-
-        Args:
-            features: Inputs of the head (..., in_features).
-
-        Returns:
-            Probabilities (..., out_features).
-        """
-        linear = self._ready()
-        check_rows(linear, features)
-        probabilities: Tensor = linear(features).sigmoid()
-        return probabilities
-
-    @overload
-    def predict(self, features: Tensor, return_std: Literal[False] = False) -> Tensor: ...
-    @overload
-    def predict(self, features: Tensor, return_std: Literal[True]) -> Posterior: ...
-    @torch.no_grad()
-    def predict(self, features: Tensor, return_std: bool = False) -> Tensor | Posterior:
-        """Return the logits, on request with their standard deviation.
-
-        Args:
-            features: Inputs of the head (..., in_features).
-            return_std: Whether to return the standard deviation too, from a Laplace approximation with `covariance`.
-
-        Returns:
-            Logits (..., out_features), or a `Posterior(mean, std)` of two such tensors.
-        """
-        Phi, mean = self._logits(features)
-        if not return_std:
-            return mean
-        std = torch.linalg.vector_norm(Phi @ self._state.T.mT, dim=2).T
-        return Posterior(mean, std.reshape(mean.shape).to(mean.dtype))
+    def _deviation(self, Phi: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(Phi @ self._state.T.mT, dim=2).T
 
 
 def each_output(state: CrossEntropyState) -> list[CrossEntropyState]:
@@ -311,18 +239,3 @@ def class_weights(pos_weight: list[float] | None, like: Tensor) -> Tensor:
     """(m, 2): the weights of a negative and a positive sample for each output."""
     yes = like.new_tensor(pos_weight or [1.0] * len(like))
     return torch.stack([torch.ones_like(yes), yes], 1)
-
-
-def positive_weights(values: Sequence[float] | Tensor | None) -> list[float] | None:
-    """The setting `pos_weight`."""
-    if values is None:
-        return None
-    if isinstance(values, (str, dict)) or not hasattr(values, "__iter__"):
-        raise TypeError(f"pos_weight must be numbers, one an output, or None, got {values!r}")
-    return [in_range("pos_weight", c, 0.0, math.inf) for c in getattr(values, "tolist", lambda: values)()]
-
-
-def check_count(pos_weight: list[float] | None, m: int) -> None:
-    """Raise an error unless there is one weight for each output."""
-    if pos_weight is not None and len(pos_weight) != m:
-        raise ValueError(f"pos_weight must have {m} numbers, one an output of this head, got {len(pos_weight)}")

@@ -172,7 +172,7 @@ class PerOutput(OwnsHead, Generic[S]):
     def _ready(self) -> nn.Linear:
         """The head, with the rows that the solvers own laid over its memory."""
         linear = self._head()
-        if not lies_over(self._each[-1].linear, linear):  # the last to be laid, so that an interrupt is made good
+        if not lies_over(self._each[-1].linear, linear):  # set last, so that after an interrupt all are set again
             for solver, row in zip(self._each, rows_of(linear), strict=True):
                 for name, parameter in row._parameters.items():
                     solver.linear._parameters[name] = parameter

@@ -6,7 +6,7 @@ The mathematics is in `math.least_squares`, whose symbols are used here; `backen
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -272,36 +272,69 @@ class RLS(AcceptsAuto, NormalPosterior):
             NotFinite: A value is NaN, infinite or too large; nothing was learned.
             ValueError: A shape is wrong; nothing was learned.
         """
-        linear = self._head()
-        check_rows(linear, features, targets, sample_weight)
-        if not self._learn(features, targets, sample_weight):
+        linear, backend = self._head(), self._backend
+        plain = sample_weight is None and backend.name == "numba" and cast(Any, backend).is_plain(features, targets)
+        if not plain:
+            check_rows(linear, features, targets, sample_weight)
+        if not self._learn(features, targets, sample_weight, backend if plain else None):
             raise explain_nonfinite(features, targets, linear)
 
     def _learn(
         self,
         features: Tensor,
         targets: Tensor,
-        sample_weight: Tensor | None = None,
-        other: RLS | None = None,
+        sample_weight: Tensor | None,
+        checked_by: Any = None,
         records: bool = True,
     ) -> bool:
         """Learn samples that are checked already; False, and nothing changes, where a value is not finite.
 
-        `other` is a solver of this kind that has just learned the same samples. `records` for `health`.
+        `checked_by` is the backend that found them plain. `records` for `health`.
         """
         backend: Any = self._backend_for(features.numel() // self._problem.linear.in_features)
         steps = int(backend.counters[STEPS])
-        before = backend.read()[0].W.clone() if records and steps % health.EVERY == 0 else None
-        lam = annealed_forgetting(self.forgetting, self._ratio) if self.forgets else 1.0
-        if self._epoch is not None:
-            self._weigh_ridge(float(backend.counters[SAMPLES]) / self._epoch)
-        if other is not None and backend.name == other._backend.name == "numba":
-            Phi = backend.learn_rows_of(other._backend, lam)
+        before = backend.state.W.clone() if records and steps % health.EVERY == 0 else None
+        lam = self._forgetting(backend)
+        if backend is checked_by:
+            Phi = backend.learn_plain(features, targets, lam)
         else:
             Phi = backend.learn(features, targets, sample_weight, lam)
         if Phi is not None and before is not None:
             self._recent.note(Phi, before, steps)
         return Phi is not None
+
+    def _forgetting(self, backend: Any) -> float:
+        """The forgetting of the next update, for which the ridge gets its weight."""
+        if self._epoch is not None:
+            self._weigh_ridge(float(backend.counters[SAMPLES]) / self._epoch)
+        if not self.forgets:
+            return 1.0
+        return self.forgetting if self._ratio == 1.0 else annealed_forgetting(self.forgetting, self._ratio)
+
+    @staticmethod
+    def _compiled(members: Sequence[RLS], rows: int) -> list[Any] | None:
+        """The backends of solvers that can learn the same rows by one compiled call; None where they cannot."""
+        backends: list[Any] = [member._backend_for(rows) for member in members]
+        return backends if all(backend.name == "numba" for backend in backends) else None
+
+    @staticmethod
+    def _learn_together(
+        members: Sequence[RLS], backends: list[Any], active: RLS, samples: Sequence[Tensor | None], lam_error: Any
+    ) -> list[bool]:
+        """Let solvers of copies of one head learn the same samples, checked already, by one compiled call.
+
+        `health` is recorded for the `active` one. `lam_error` (J, 2) gets the forgetting of each, and the sum of its
+        squared errors before. Returns which of them have learned.
+        """
+        steps = int(active._backend.counters[STEPS])
+        before = cast(Any, active._backend).state.W.clone() if steps % health.EVERY == 0 else None
+        lam_error[:, 0] = [member._forgetting(backend) for member, backend in zip(members, backends, strict=True)]
+        learned = backends[0].learn_together(backends, *samples, lam_error)
+        if before is not None:
+            for member, Phi in zip(members, learned, strict=True):
+                if member is active and Phi is not None:
+                    member._recent.note(Phi, before, steps)
+        return [Phi is not None for Phi in learned]
 
     def anneal(self, ratio: float, samples_per_epoch: int | None = None) -> None:
         """Remember ratio^-2 times as many updates: the forgetting becomes 1 - (1 - `forgetting`) * ratio^2.
@@ -322,15 +355,6 @@ class RLS(AcceptsAuto, NormalPosterior):
         backend.ridge_weight = ridge_weight(epochs)
         each.copy_(ridges(linear, self.ridge, self.bias_ridge, prior) * backend.ridge_weight)  # a recording knows it
         backend.ridge.copy_(each)
-
-    def _keeps_error(self, rows: int) -> bool:
-        """Whether `_error` will tell the error of this many rows, as a compiled update does."""
-        return self._backend_for(rows).name == "numba"
-
-    def _error(self) -> float:
-        """The mean squared error of the last rows before they were learned, NaN where the update did not keep it."""
-        backend: Any = self._backend
-        return float(backend.error()) if backend.name == "numba" else math.nan
 
     def _leverage(self, Phi: Tensor) -> Tensor:
         """φᵀBφ (n,) of the rows of Φ (n, p); inside a CUDA graph, too."""
@@ -365,7 +389,7 @@ class RLS(AcceptsAuto, NormalPosterior):
         larger = ridges(linear, float(ridge), self.bias_ridge, prior)
         problem = self._problem._replace(ridge=larger)
         if steps:
-            backend = TorchBackend(problem, state.map(Tensor.clone), counters.copy())
+            backend = TorchBackend(problem, state.copy(), counters.copy())
             gain = (larger - state.ridge_left).clamp(min=0).sqrt()
             backend.learn_rows(torch.diag(gain), (prior * gain).T, 0.0, 1.0)
             state, counters = backend.read()
@@ -378,8 +402,8 @@ class RLS(AcceptsAuto, NormalPosterior):
 
     def checkpoint(self) -> Any:
         """Return what `rollback` needs to undo the next update: references and small copies of the state."""
-        linear, place = self._head(), self._place
-        weight = linear._parameters["weight"]  # this runs at every step, and `_read` costs as much as the copies
+        place, weight = self._place, self._head()._parameters["weight"]
+        # This runs at every step, and `_read` costs as much as the copies.
         if not place or weight is None or weight.data_ptr() != place[0]:
             self._read()
         return self._eager().checkpoint()
@@ -397,7 +421,7 @@ class RLS(AcceptsAuto, NormalPosterior):
         """A backend that learns outside of a graph, with the state as it is."""
         if self._backend is self._captured:
             state, counters = self._backend.read()
-            self._backend, self._place = TorchBackend(self._problem, state.map(Tensor.clone), counters), ()
+            self._backend, self._place = TorchBackend(self._problem, state.copy(), counters), ()
         return cast(Backend, self._backend)
 
     # ------------------------------------------------------------------ learning inside a CUDA graph

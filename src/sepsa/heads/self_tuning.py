@@ -385,11 +385,6 @@ class SelfTuning(OwnsHead):
 
     # ------------------------------------------------------------------ learning
 
-    @property
-    def anneals(self) -> bool:
-        """Whether the members follow the body's learning rate, unless the caller of `SepSA` says otherwise."""
-        return all(getattr(member, "anneals", False) for member in self.members)
-
     def anneal(self, ratio: float, samples_per_epoch: int | None = None) -> None:
         """Let the members follow the body's learning rate; at a ratio below 1 no new comparison of ridges starts.
 
@@ -472,9 +467,9 @@ class SelfTuning(OwnsHead):
         before = unscaled if unscaled.scale else self._scaled(features)
         n = features.numel() // linear.in_features
         held = [] if split is None else split.held_out
+        backends = RLS._compiled(self.members, n - len(held)) if squared else None
         # What compiled updates compute anyway is not computed twice.
-        after = squared and weight is None and split.scored is None and not held and len(self.members) > 1
-        after = after and all(member._keeps_error(n) for member in self.members)
+        after = backends is not None and weight is None and split.scored is None and not held and len(self.members) > 1
         errors, size = (None, 0.0) if after else self._errors(features, targets, weight, split, squared)
         mask = None
         if held:
@@ -483,19 +478,30 @@ class SelfTuning(OwnsHead):
             kept, mask = (~mask).nonzero()[:, 0].to(linear.weight.device), mask.to(linear.weight.device)
             features, targets = features.reshape(n, -1)[kept], targets.reshape(n, -1)[kept]
             weight = None if weight is None else weight.reshape(-1)[kept]
-        members, interrupted = self.members, False
+        members, interrupted, lam_error = self.members, False, np.empty((len(self.members), 2))
         refusals: list[Any] = [None] * len(members)
+
+        def learn(again: bool) -> None:
+            nonlocal errors, size
+            best, samples = members[before.active], (features, targets, weight)
+            have = [again and member.steps > count for member, count in zip(members, before.learned, strict=True)]
+            if backends is None:
+                for k, member in enumerate(members):
+                    if not have[k]:
+                        refusals[k] = refusal(member, *samples, member is best if squared else None)
+                return
+            learned = have if any(have) else RLS._learn_together(members, backends, best, samples, lam_error)
+            refusals[:] = [not one for one in learned]
+            if after:
+                errors, size = (lam_error[:, 1] / targets.numel()).tolist(), mean_square(targets)
 
         def write() -> None:
             nonlocal interrupted
             again, interrupted = interrupted, True
-            for k, member in enumerate(members if len(held) < n else ()):
-                if not (again and member.steps > before.learned[k]):
-                    other = members[0] if k and squared else None
-                    refusals[k] = refusal(member, features, targets, weight, squared, other, k == before.active)
+            if len(held) < n:
+                learn(again)
             if not all(refusals):
-                found, scale = (own_errors(members), mean_square(targets)) if after else (errors, size)
-                now, left = self._after(before, members, found, scale, refusals, len(held) < n)
+                now, left = self._after(before, members, errors, size, refusals, len(held) < n)
                 self.members, self._now, self._held_out = left, now, mask
                 if split is not None:
                     self._seen.accept(split, now.steps)
@@ -705,11 +711,14 @@ def settings_of(member: Any) -> tuple[float, float]:
 
 
 def refusal(
-    member: Any, features: Tensor, targets: Tensor, weight: Tensor | None, checked: bool, other: Any, records: bool
+    member: Any, features: Tensor, targets: Tensor, weight: Tensor | None, records: bool | None
 ) -> NotFinite | bool | None:
-    """Let a solver learn samples, `checked` or not; an error or True for numbers that are not finite."""
-    if checked:
-        return not member._learn(features, targets, weight, other, records)
+    """Let a solver learn samples; an error, or True, for numbers that are not finite.
+
+    `records` is for an `RLS` whose samples are checked: whether `health` records them.
+    """
+    if records is not None:
+        return not member._learn(features, targets, weight, records=records)
     try:
         member.update(features, targets, weight)
     except NotFinite as error:
@@ -723,12 +732,6 @@ def loss_of(member: Any, features: Tensor, targets: Tensor, weight: Tensor | Non
         return member._loss_at(features, targets, weight)
     loss: Tensor = member.loss(member.linear(features.detach().to(member.linear.weight.dtype)), targets)
     return loss
-
-
-def own_errors(members: Sequence[RLS]) -> list[float] | None:
-    """The errors of all members before their last update."""
-    errors = [member._error() for member in members]
-    return None if any(map(math.isnan, errors)) else errors
 
 
 def mean_square(targets: Tensor) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +16,13 @@ from sepsa.heads.backends.choose import UpdateSize, choose
 from sepsa.heads.backends.recorded_cross_entropy import Kind, RecordedBlocks, block_rows, product_precision
 from sepsa.heads.base import parameters
 from sepsa.heads.base.checks import check_labels, check_outputs, check_rows, explain_nonfinite, is_integer
-from sepsa.heads.base.newton import NewtonHead
+from sepsa.heads.base.newton import NewtonHead, check_count, weights_setting
 from sepsa.heads.math.cross_entropy import (
     TOLERANCE,
     CrossEntropyState,
     UpdateSettings,
     both,
     class_factors,
-    effective_samples,
     finish_large,
     floor,
     is_large,
@@ -34,8 +33,7 @@ from sepsa.heads.math.cross_entropy import (
     with_curvature,
     with_root,
 )
-from sepsa.heads.protocols import Posterior
-from sepsa.validation import in_range, is_number
+from sepsa.validation import is_number
 
 # A state with T, because a block would have lost digits or something has read T, gets A at one update in so many.
 TRY_AGAIN = 8
@@ -95,7 +93,7 @@ class SoftmaxNewton(NewtonHead):
     ) -> None:
         super().__init__(ridge, forgetting, bias_ridge)
         self.label_smoothing = smoothing(label_smoothing)
-        self.class_weight = class_weights(class_weight)
+        self.class_weight = weights_setting("class_weight", class_weight, "class")
         self._captured: CapturedSoftmax | None = None  # what recordings of captured steps write to
         self._recorded: RecordedBlocks | None = None  # what recordings of large blocks write to
         self._bounds: many_classes.Bounds | None = None  # of the state, after a block of many classes
@@ -108,9 +106,9 @@ class SoftmaxNewton(NewtonHead):
         self._state = start(W, **self._derived(linear, W))
 
     def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
-        K = len(W)
-        check_class_count(self.class_weight, K)
-        weights = W.new_tensor(self.class_weight or [1.0] * max(K, 2))
+        classes = max(len(W), 2)
+        check_count("class_weight", self.class_weight, classes, "class")
+        weights = W.new_tensor(self.class_weight or [1.0] * classes)
         return {"weights": weights, "ridge": self._ridges_now(linear, W, self.ridge)}
 
     def _ridges(self, linear: nn.Linear, W: Tensor, ridge: float) -> Tensor:
@@ -129,7 +127,7 @@ class SoftmaxNewton(NewtonHead):
         """Return what `rollback` restores: a copy of the head's weights and references to the rest of the state."""
         (state, *rest), head = super().checkpoint()
         if any(memory is not None and state.W is memory.now.W for memory in (self._captured, self._recorded)):
-            state = state.map(Tensor.clone)  # recordings write into these
+            state = state.copy()  # recordings write into these
         return (state, *rest), head
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,57 +137,10 @@ class SoftmaxNewton(NewtonHead):
             "_bounds": None,
         }  # recordings stay with the original
 
-    @property
-    def steps(self) -> int:
-        """The number of updates that the head has learned."""
-        self._located()
-        return int(self._state.counters[0])
-
-    @property
-    def samples(self) -> float:
-        """The number of samples that the head has learned, each counted by its weight."""
-        self._located()
-        return float(self._state.counters[1])
-
-    @torch.no_grad()
-    def covariance(self) -> Tensor:
-        """Return B = A⁻¹ (p, p), the inverse of the curvature that all classes share; a bias is the last coordinate."""
-        self._ready()
-        T = self._state.T
-        B = T.T @ T
-        return (B + B.T) / 2
-
     def class_shares(self) -> Tensor:
         """Return s (out_features,): the curvature of class k is s_k A, and the covariance of its weights B / s_k."""
         self._ready()
         return class_factors(self._state.shares)
-
-    @torch.no_grad()
-    def health(self) -> dict[str, float]:
-        """Return numbers that show why a run goes wrong, to log about every hundred steps.
-
-        The cost is a singular value decomposition of a p x p matrix.
-
-        - `condition`: largest over smallest eigenvalue of the curvature. Above 1e10 digits are lost: raise `ridge`, or
-          normalize the features.
-        - `smallest_eigenvalue` of the curvature A. A value near `ridge` times half the number of classes means that no
-          sample had a component in some direction; there only the ridge determines the weights.
-        - `effective_samples`: about how many samples the curvature remembers, an eighth of those seen or fewer by
-          `forgetting`.
-        - `last_step`: norm of the weights' change in the last update. It should fall during training; if it does not,
-          lower the body's learning rate. NaN before the first update and after a captured one.
-        - `dead_features`: number of features that were zero in all samples remembered: make the body narrower.
-        """
-        self._ready()
-        state = self._state
-        roots = torch.linalg.svdvals(state.T)  # of B's eigenvalues, the largest first
-        return {
-            "condition": float(roots[0] / roots[-1]) ** 2,
-            "smallest_eigenvalue": 1 / float(roots[0]) ** 2,
-            "effective_samples": effective_samples(state, self.forgetting),
-            "last_step": self._last_step(),
-            "dead_features": float((state.T.square().sum(0) * state.ridge_left > 1 - 1e-9).sum()),
-        }
 
     def __repr__(self) -> str:
         more = f", label_smoothing={self.label_smoothing:g}" if self.label_smoothing else ""
@@ -243,41 +194,12 @@ class SoftmaxNewton(NewtonHead):
             total: Tensor = many_classes.ChunkedLoss.apply(features, linear, labels, weight)  # type: ignore[no-untyped-call]
         return total / len(labels)
 
-    @torch.no_grad()
-    def predict_proba(self, features: Tensor) -> Tensor:
-        """Return class probabilities.
+    def _probabilities(self, outputs: Tensor) -> Tensor:
+        return both(outputs).softmax(-1)
 
-        Args:
-            features: Inputs of the head (..., in_features).
-
-        Returns:
-            Probabilities (..., out_features); (..., 2) for a head with one output.
-        """
-        linear = self._ready()
-        check_rows(linear, features)
-        return both(linear(features)).softmax(-1)
-
-    @overload
-    def predict(self, features: Tensor, return_std: Literal[False] = False) -> Tensor: ...
-    @overload
-    def predict(self, features: Tensor, return_std: Literal[True]) -> Posterior: ...
-    @torch.no_grad()
-    def predict(self, features: Tensor, return_std: bool = False) -> Tensor | Posterior:
-        """Return the logits, on request with their standard deviation.
-
-        Args:
-            features: Inputs of the head (..., in_features).
-            return_std: Whether to return the standard deviation too. The variance of class k is φᵀBφ / s_k, from a
-                Laplace approximation with the curvature of `covariance`.
-
-        Returns:
-            Logits (..., out_features), or a `Posterior(mean, std)` of two such tensors.
-        """
-        Phi, mean = self._logits(features)
-        if not return_std:
-            return mean
+    def _deviation(self, Phi: Tensor) -> Tensor:
         spread = (Phi @ self._state.T.T).square().sum(1, keepdim=True) / class_factors(self._state.shares)
-        return Posterior(mean, spread.sqrt().reshape(mean.shape).to(mean.dtype))
+        return spread.sqrt()
 
     @torch.no_grad()
     def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
@@ -468,19 +390,3 @@ def smoothing(value: float) -> float:
     if not 0.0 <= value < 1.0:
         raise ValueError(f"label_smoothing must be in [0, 1), got {value}")
     return float(value)
-
-
-def class_weights(values: Sequence[float] | Tensor | None) -> list[float] | None:
-    """The setting `class_weight`."""
-    if values is None:
-        return None
-    if isinstance(values, (str, dict)) or not hasattr(values, "__iter__"):
-        raise TypeError(f"class_weight must be numbers, one a class, or None, got {values!r}")
-    return [in_range("class_weight", c, 0.0, math.inf) for c in getattr(values, "tolist", lambda: values)()]
-
-
-def check_class_count(class_weight: list[float] | None, K: int) -> None:
-    """Raise an error unless there is one weight for each class of a head with K outputs."""
-    classes = max(K, 2)
-    if class_weight is not None and len(class_weight) != classes:
-        raise ValueError(f"class_weight must have {classes} numbers, one a class of this head, got {len(class_weight)}")

@@ -76,14 +76,16 @@ class HeadHook:
         if observer is not None:
             _observers[self.number] = observer
         self.holds_out = observer is not None and observer.holds_out
+        self.observed = False  # in a forward pass for which the head is frozen
         # A solver that holds out samples must see the model's inputs: there a compiled model breaks its graph.
         self.in_graph = not self.holds_out
 
     def learn_first(self, module: nn.Linear, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Let the head learn before it computes its output, if it is observed."""
         if self.in_graph and torch.compiler.is_compiling():
-            # An observation freezes the head where the body learns, so a head that is not frozen is not observed.
-            if not self.number or module.weight.requires_grad:
+            # A graph depends on this attribute. From Python 3.12 on it does not on module.weight.requires_grad: torch
+            # compares no tensors of a module whose dictionaries have not changed.
+            if not self.number or not self.observed:
                 return None
             if not self.holds_out:
                 torch.ops.sepsa.learn_head(args[0], module.weight, module.bias, self.number)

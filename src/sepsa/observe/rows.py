@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from sepsa.distributed import Samples
+from sepsa.heads.base.checks import check_rows, check_weight
 
 # The class index that torch's losses ignore by default.
 IGNORE_INDEX = -100
@@ -68,3 +74,47 @@ def check_dense(name: str, value: Tensor) -> None:
         raise TypeError(f"{name} must be a dense tensor, got {value.layout}: call {name}.to_dense()")
     if value.is_quantized:
         raise TypeError(f"{name} must be a dense tensor, got {value.dtype}: call {name}.dequantize()")
+
+
+# ---------------------------------------------------------------------- of an `Observation` by its `Observer`
+
+
+def check_samples(observer: Any, observation: Any, features: Tensor, per_output_weight: bool) -> None:
+    """Raise an error for samples that cannot be indexed by rows; the solver checks integer targets."""
+    targets = observation.targets
+    integers = not targets.is_floating_point() and (observer.partial_targets or are_labels(features, targets))
+    check_rows(observer.head, features, None if integers else targets)
+    if not per_output_weight:
+        check_weight(observer.head, features, observation.sample_weight)
+
+
+def draw(observer: Any, observation: Any, features: Tensor) -> tuple[Samples, Tensor]:
+    """Draw `head_fraction` of the observed rows at random. Returns the samples and the indices of their rows."""
+    targets, sample_weight = observation.targets, observation.sample_weight
+    flat = features.reshape(-1, features.shape[-1])
+    n = len(flat)
+    if observation.observed is None:
+        rows = torch.randperm(n, generator=observer.generator)
+    else:
+        rows = observation.observed.nonzero()[:, 0].cpu()
+        if observer.head_fraction < 1.0:
+            rows = rows[torch.randperm(len(rows), generator=observer.generator)]
+    rows = rows[: math.ceil(observer.head_fraction * len(rows))].to(flat.device)
+    weight = None if sample_weight is None else weight_rows(sample_weight, n)[rows]
+    targets = targets.reshape(-1) if are_labels(features, targets) else targets.reshape(n, -1)
+    identity = observation.identity(n) if observer.holds_out else None
+    if identity is not None:
+        identity = identity[rows // (n // len(identity))]
+    return Samples(flat[rows], targets[rows], weight, identity), rows
+
+
+def excluded_rows(observation: Any, features: Tensor, held: Tensor | None, rows: Tensor | None = None) -> Tensor | None:
+    """A mask (n,) of the rows from which the body must not learn: held out, or without a target. None: no row.
+
+    `held` says for each of `rows`, or of all, whether the solver held it out.
+    """
+    if held is not None and rows is not None:
+        held = held.new_zeros(features.numel() // features.shape[-1]).index_put((rows,), held)
+    if observation.observed is None:
+        return held
+    return ~observation.observed if held is None else held | ~observation.observed

@@ -209,5 +209,4 @@ def separable(
 ) -> SepSA[HeadSolver]:
     """SepSA with this head solver and a first-order optimizer for the body."""
     base, options = first_order(body, model)
-    # The paper's heads do not anneal.
-    return SepSA(model, base, solver=solver, lr=lr, weight_decay=decay, anneal=False, **options)
+    return SepSA(model, base, solver=solver, lr=lr, weight_decay=decay, **options)

@@ -1,4 +1,4 @@
-"""The base of scikit-learn's estimators: parameters, fit, learning in order, and saved states."""
+"""The base of scikit-learn's estimators: fit, learning in order, and saved states."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import get_num_threads
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.base import RegressorMixin
 from sklearn.utils import check_array, check_random_state, check_X_y
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
@@ -28,13 +28,11 @@ from sepsa.stream.committee import Committee
 from sepsa.stream.engine.bodies import NAMED, body_of, engine_type
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import NewInput, learn_rows
-from sepsa.stream.learner import StreamLearner
-from sepsa.stream.rows import row_parts
+from sepsa.stream.learner import WARM_UP, StreamLearner
+from sepsa.stream.options import Options
+from sepsa.stream.rows import dense, row_parts
+from sepsa.stream.scales import order_of_columns
 from sepsa.validation import at_least, one_of
-
-if TYPE_CHECKING:
-    from torch import nn
-
 
 MOST_INPUTS = 2048  # of a compiled network
 NUMBERS = {"dtype": np.float64, "order": "C", "ensure_all_finite": "allow-nan"}  # what scikit-learn checks
@@ -47,12 +45,9 @@ class Rows(NamedTuple):
     new_inputs: Sequence[NewInput] = ()
 
 
-class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
-    """The base of the regressor and the classifier: parameters, a learner of rows of numbers, and its state."""
+class StreamEstimator(Saves, Options):
+    """The base of the regressor and the classifier: a learner of rows of numbers, and its state."""
 
-    body: Literal["auto", "fourier", "experts"] = "fourier"  # in pickles from before it was a parameter
-    experts: Sequence[Any] = ()
-    verbose: int = 0
     _learner: Any  # a StreamLearner or a Committee
     _encoder: FrameEncoder | None = None  # of DataFrames that do not hold numbers alone
     _EXTRA: tuple[str, ...]  # the entries of a state that only one of the two estimators has
@@ -63,72 +58,6 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
     def _load_extra_state(self, state: Entries, outputs: int) -> dict[str, Any]:
         """The attributes that these entries hold."""
         raise NotImplementedError
-
-    def __init__(
-        self,
-        hidden_layer_sizes: int | Sequence[int] | Literal["auto"] = "auto",
-        activation: str = "auto",
-        *,
-        optimizer: str = "auto",
-        learning_rate: float | Literal["auto"] = "auto",
-        weight_decay: float = 0.0,
-        ridge: float | Literal["auto"] = 10.0,
-        forgetting: float | Literal["auto"] = "auto",
-        loss: Literal["huber", "squared"] = "huber",
-        batch_size: int | Literal["auto"] = "auto",
-        max_iter: int = 400,
-        early_stopping: bool = True,
-        random_state: int | np.random.RandomState | None = None,
-        module: nn.Module | None = None,
-        body: Literal["auto", "fourier", "experts"] = "auto",
-        experts: Sequence[Any] = (),
-        verbose: int = 0,
-    ) -> None:
-        """Set the parameters; `fit` and `partial_fit` check them.
-
-        Args:
-            hidden_layer_sizes: Widths of the hidden layers; () for a linear model. "auto": (50, 50) for `fit`, 64 for
-                `partial_fit`.
-            activation: "fourier", "gelu", "relu", "tanh", "sigmoid" or "identity". "auto": "gelu" for `fit`, "fourier"
-                for `partial_fit`.
-            optimizer: The body's: "adam", "sgd", "momentum", "nag", "rmsprop". "auto": Adam, without momentum where it
-                learns single rows.
-            learning_rate: The body's. "auto": 3e-3 for `partial_fit`; for `fit` it falls from 1e-2 to 0.
-            weight_decay: The body's weight decay.
-            ridge: The head's ridge; 10 has the weight of ten rows of unit features. "auto": `partial_fit` also tries 1
-                and 100.
-            forgetting: The head's forgetting factor in (0, 1]; below 1 it follows drift. It acts once a row in
-                `partial_fit`, once a mini-batch in `fit`. "auto": several heads in `partial_fit`, 0.98 in `fit`.
-            loss: "huber" bounds the influence of a row; "squared" does not, nor does `fit` where weights differ more
-                than tenfold.
-            batch_size: Rows per step. "auto": 1 in `partial_fit`, mini-batches in `fit`.
-            max_iter: The largest number of passes of `fit`; large tables get fewer.
-            early_stopping: Whether `fit` chooses the number of passes by rows left out.
-            random_state: Seed or generator of the body's initial weights and of the shuffling.
-            module: An `nn.Module` from (n, features) to (n, k) as the body, instead of hidden layers. A copy is trained
-                in PyTorch by `sepsa.SepSA`, with one head and squared loss.
-            body: "experts" for other models beside the network, "fourier" for the network alone, whose `partial_fit` is
-                about three times as fast. "auto": "experts", except without hidden layers.
-            experts: Models of yours beside them: River's, scikit-learn's with `partial_fit`, or "lightgbm" for boosted
-                trees that are refitted as the rows grow (the extra `boosting`).
-            verbose: 1 to print the passes of `fit` and their errors, 0 for nothing.
-        """
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.activation = activation
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.ridge = ridge
-        self.forgetting = forgetting
-        self.loss = loss
-        self.batch_size = batch_size
-        self.max_iter = max_iter
-        self.early_stopping = early_stopping
-        self.random_state = random_state
-        self.module = module
-        self.body = body
-        self.experts = experts
-        self.verbose = verbose
 
     def _new_learner(
         self, inputs: int, outputs: int, seed: int, for_fit: bool = False, alone: bool = False, **more: Any
@@ -169,7 +98,10 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         there = np.flatnonzero(weight > 0)
         if not there.size:
             raise ValueError("sample_weight must be positive for at least one sample, got zeros alone")
-        table = batch_fit.Table(X[there], Y[there], weight[there])
+        names = self._input_names(X.shape[1])
+        order = None if names is None else order_of_columns(dense(X[there[:WARM_UP]]), names)
+        X = X[there] if order is None else X[there][:, order]
+        table = batch_fit.Table(X, Y[there], weight[there])
         plan = engine_type(self.module).fit_plan(self.get_params(deep=False), X.shape[1])
         rate, forgetting = self.learning_rate, self.forgetting
         if forgetting == "auto":
@@ -198,6 +130,8 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
             rng=check_random_state(self.random_state),
             new_mixture=new_learner if mixed else None,
         )
+        for member in result.committee.members:
+            member.order = order
         self._learner, self.n_iter_ = result.committee, result.passes
         return there[result.rows], result.predictions
 
@@ -205,7 +139,8 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         """Learn rows in order; returns the predictions made before."""
 
         def new_learner(inputs: int, outputs: int) -> StreamLearner:
-            return self._new_learner(inputs, outputs, check_random_state(self.random_state).randint(2**31 - 1))
+            seed = check_random_state(self.random_state).randint(2**31 - 1)
+            return self._new_learner(inputs, outputs, seed, names=self._input_names(inputs))
 
         if self._encoder is not None:
             rows = Rows(*self._encoder.learn_means(rows.X, Y, rows.new_inputs, shuffled=False))
@@ -215,6 +150,13 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         new_outputs = [0] * (Y.shape[1] - (0 if learner is None else learner.engine.outputs))
         self._learner, before = learn_rows(learner, new_learner, rows.X, Y, weight, rows.new_inputs, new_outputs)
         return before
+
+    def _input_names(self, inputs: int) -> Sequence[Any] | None:
+        """The names of the inputs, by which equal ones are ordered; None where they stay in the order they have."""
+        if self._encoder is not None or self.module is not None or not all(type(e) is str for e in self.experts):
+            return None  # in the order of their names already, or a module or an expert of the user expects this one
+        names = getattr(self, "feature_names_in_", None)
+        return range(inputs) if names is None else list(names)
 
     def _means(self, outputs: int) -> int:
         """Of how many targets a column of many texts has means."""
@@ -229,13 +171,13 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
             validate_data(self, X, reset=True, skip_check_array=True)
             names = getattr(self, "feature_names_in_", None)
             means = self._means(sum(np.asarray(y).shape[1:2]) or 1)
-            encoder = FrameEncoder([f"x{i}" for i in range(X.shape[1])] if names is None else list(names), means)
+            encoder = FrameEncoder([f"x{i}" for i in range(X.shape[1])] if names is None else sorted(names), means)
         if reset:
             self._encoder = encoder
         if encoder is None:
             return None
         if not is_frame(X):
-            columns = ", ".join(map(repr, list(encoder.kinds)[:10]))
+            columns = ", ".join(repr(str(name)) for name in [*getattr(self, "feature_names_in_", encoder.kinds)][:10])
             raise ValueError(f"X must be a DataFrame with the columns {columns}, as before, got {type(X).__name__}")
         validate_data(self, X, reset=False, skip_check_array=True)
         if not learn:
@@ -347,6 +289,8 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
             found = {name: engine.get(name) if isinstance(engine, dict) else None for name in ("inputs", "outputs")}
             sizes = [Entries("state_dict['learner']['engine']", found).integer(name, 1) for name in found]
             options = loss_and_experts(engine) if fitted and self.module is None else {}
+            if not fitted and not with_encoder and self.module is None:
+                options["names"] = new["feature_names"] or range(sizes[0])
             learner: Any = self._new_learner(sizes[0], sizes[1], seed=0, for_fit=fitted, **options)
             if fitted:
                 learner = Committee([learner])
@@ -360,7 +304,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
             loaded: dict[str, Any] = {"_learner": learner, "_encoder": encoder, "n_features_in_": columns}
             if new["feature_names"] is not None:
                 names = new.items("feature_names", columns).values
-                if not all(isinstance(name, str) for name in names) or (encoder and names != list(encoder.kinds)):
+                if not all(isinstance(name, str) for name in names) or (encoder and {*names} != {*encoder.kinds}):
                     raise new.damaged("feature_names", f"the names of {columns} columns", names)
                 loaded["feature_names_in_"] = np.array(names, dtype=object)
             elif encoder is not None and list(encoder.kinds) != [f"x{i}" for i in range(columns)]:
@@ -383,7 +327,7 @@ class StreamEstimator(Saves, BaseEstimator):  # type: ignore[misc]
         state = check_stamp(state)
         if "_learner" in state:
             state = state | {"_learner": pickle.loads(state["_learner"])}
-        super().__setstate__(state)
+        super().__setstate__({"body": "fourier"} | state)  # as before it was a parameter
 
 
 def loss_and_experts(engine: Any) -> dict[str, Any]:

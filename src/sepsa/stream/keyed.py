@@ -117,7 +117,7 @@ class KeyedLearner:
             self._rename_keys()
         if (common := self._read("common", 1)) is not None:
             saved, given = common["settings"], self._settings
-            if saved != given:
+            if [saved[0], given[1] | saved[1]] != given:  # an earlier version may lack a parameter
                 raise CheckpointError(f"{self._path} holds learners {saved}, and start is {given}: give one like it")
             self.start, self.position = common["start"] or self.start, common["position"]
 

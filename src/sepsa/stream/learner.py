@@ -3,7 +3,9 @@
 The first rows are kept. Whenever their number is a power of two, up to `WARM_UP`, the scales are computed from all of
 them, and they are learned again from the start, at less than twice the cost of learning them once. Then the scales are
 fixed: a scaler that changed later would change the features under the head's curvature. An input that is constant in
-the first rows gets its scale from the first value that differs (`kernels.robust.scale_constant_inputs`).
+the first rows gets its scale from the first value that differs (`kernels.robust.scale_constant_inputs`). The same rows
+determine the order in which the engine sees the inputs, because its random weights go by position: the order in which
+the inputs come has no influence.
 
 Targets are measured from the first one seen, and the head has no scale: its prior is zero, so that the fit to c·y is c
 times the fit to y. Only the body's loss is divided by the targets' variance.
@@ -24,7 +26,15 @@ from sepsa.stream.engine.bodies import body_of, engine_type
 from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats, StreamEngine
 from sepsa.stream.rows import column_parts
-from sepsa.stream.scales import is_indicator, moments, quantiles_of_sizes, reciprocal, scaled_as_they_came, trimmed
+from sepsa.stream.scales import (
+    is_indicator,
+    moments,
+    order_of_columns,
+    quantiles_of_sizes,
+    reciprocal,
+    scaled_as_they_came,
+    trimmed,
+)
 from sepsa.validation import one_of
 
 WARM_UP = 256  # rows that determine the scales
@@ -34,10 +44,15 @@ ROWS_TO_RECOGNIZE = 8  # rows by which a running scaler before the learner is re
 class StreamLearner:
     """A learner of raw rows of numbers, one after another; NaN in an input is a missing value.
 
-    `regression` measures targets from the first one and scales the body's loss; class indicators need neither.
+    `regression` measures targets from the first one and scales the body's loss; class indicators need neither. With
+    `names` of the inputs, the engine sees them in the order of their values in the first rows, and those that are equal
+    there in the order of their names; without, as they come.
     `options` are the engine's; `body` or `module` among them chooses it (`sepsa.stream.engine.bodies`). A method that
     fails or is interrupted leaves the learner in the state before or after it.
     """
+
+    order: NDArray[np.intp] | None = None  # the input in each place of the engine; None: as they come
+    _names: Sequence[Any] | None = None
 
     def __init__(
         self,
@@ -47,8 +62,10 @@ class StreamLearner:
         regression: bool,
         missing: str = "mean",
         seed: int | None = 0,
+        names: Sequence[Any] | None = None,
         **options: Any,
     ) -> None:
+        self._names = names
         self.regression, self.options = regression, options
         self.missing = one_of("missing", missing, ("auto", "zero", "mean"))
         # Drawn once, because the warm-up starts from the same body several times.
@@ -103,11 +120,14 @@ class StreamLearner:
             "offset": self.offset.copy(),
             "warm_up": {"X": X.copy(), "Y": Y.copy(), "weight": weight.copy()},
             "engine": self.engine.state_dict(),
+            **({} if self.order is None else {"order": self.order.astype(np.int64)}),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
         """Continue from the result of `state_dict`; a ValueError names the wrong entry and changes nothing."""
-        new = schema.read(entry, state_dict, {"regression", "seed", "rows", "offset", "warm_up", "engine"})
+        keys = {"regression", "seed", "rows", "offset", "warm_up", "engine"}
+        ordered = isinstance(state_dict, dict) and "order" in state_dict
+        new = schema.read(entry, state_dict, keys | {"order"} if ordered else keys)
         new.equal("regression", self.regression)
         other = self.copy()
         other.engine.load_state_dict(new["engine"], new.path("engine"))
@@ -120,6 +140,11 @@ class StreamLearner:
         other._X = first.array("X", (n, d), missing=True)
         other._Y = first.array("Y", (n, m))
         other._weight = first.array("weight", (n,), low=0.0)
+        other.order = new.array("order", (d,), np.int64).astype(np.intp) if ordered else None
+        if other.order is None:
+            other._names = None  # of a version that took inputs as they come
+        elif not np.array_equal(np.sort(other.order), np.arange(d)):
+            raise new.damaged("order", f"each of 0 to {d - 1} once", other.order.tolist())
         self.__dict__.update(other.__dict__)
 
     # ------------------------------------------------------------------ learning
@@ -179,7 +204,9 @@ class StreamLearner:
         """Learn all first rows from the start, at their common scales."""
         losses = self.engine.calibration_losses()
         self.engine = self._new_engine(self.engine.inputs, self.engine.outputs)
-        self._fit_scales(self._X, self._Y, self._weight)
+        if self._names is not None:
+            self.order = order_of_columns(self._X, self._names)
+        self._fit_scales(self._in_order(self._X), self._Y, self._weight)
         self._engine_learn(self._X, self._Y, self._weight)
         self.engine.set_calibration_losses(losses)  # of predictions made before the rows were learned at all
 
@@ -257,7 +284,8 @@ class StreamLearner:
 
     def learn_row(self, x: Sequence[float], y: Sequence[float], weight: float = 1.0) -> None:
         """Learn one row of a positive weight, at little more than the cost of the kernel."""
-        if self._rows < WARM_UP and not self._learn_first_row(x, y, weight):
+        ordered = self._names is not None or self.order is not None
+        if ordered or (self._rows < WARM_UP and not self._learn_first_row(x, y, weight)):
             self.learn(np.array([x], np.float64), np.array([y], np.float64), np.array([weight], np.float64))
         elif self._rows >= WARM_UP:
             self.engine.learn_row(x, map(sub, y, self.offset.tolist()), weight)
@@ -281,21 +309,27 @@ class StreamLearner:
 
     def predict_row(self, x: Sequence[float]) -> list[float]:
         """The prediction for one row, at little more than the cost of the kernel; threads may call it at once."""
+        if self.order is not None:
+            x = [x[j] for j in self.order.tolist()]
         return list(map(add, self.engine.predict_row(x), self.offset.tolist()))
+
+    def _in_order(self, X: Floats) -> Floats:
+        """The rows as the engine sees them."""
+        return X if self.order is None else X[:, self.order]
 
     def _engine_learn(self, X: Floats, Y: Floats, weight: Floats) -> Floats:
         Y = np.clip(Y, -HUGE, HUGE) if self.engine.robust else Y
-        return self.engine.learn(X, Y - self.offset, weight) + self.offset
+        return self.engine.learn(self._in_order(X), Y - self.offset, weight) + self.offset
 
     # ------------------------------------------------------------------ prediction
 
     def predict(self, X: Floats) -> Floats:
         """The predictions (n, outputs)."""
-        return self.engine.predict(X) + self.offset
+        return self.engine.predict(self._in_order(X)) + self.offset
 
     def predict_with_leverage(self, X: Floats) -> tuple[Floats, Floats]:
         """The predictions (n, outputs) and φᵀBφ (n,)."""
-        mean, leverage = self.engine.predict_with_leverage(X)
+        mean, leverage = self.engine.predict_with_leverage(self._in_order(X))
         return mean + self.offset, leverage
 
     # ------------------------------------------------------------------ growth
@@ -308,6 +342,8 @@ class StreamLearner:
         other.engine.set_typical_inputs(typical, first=old)
         X = self._first_rows()[0]
         other._X = np.concatenate([X, np.full((len(X), len(mean)), np.nan)], 1)
+        if self.order is not None:
+            other.order = np.concatenate([self.order, np.arange(old, old + len(mean))])
         self.__dict__.update(other.__dict__)
 
     def add_outputs(self, count: int) -> None:

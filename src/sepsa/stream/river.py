@@ -64,6 +64,7 @@ class StreamModel(Saves, base.Estimator):
     _regression = True
     body = "fourier"  # in pickles from before it was a parameter
     experts: Sequence[Any] = ()
+    max_rows = 16384
     _counted: tuple[Names, int] = ({}, 0)  # the features whose shared inputs were counted, and their number
 
     def __init__(
@@ -82,6 +83,7 @@ class StreamModel(Saves, base.Estimator):
         seed: int | None = None,
         body: str = "auto",
         experts: Sequence[Any] = (),
+        max_rows: int = 16384,
         **optimizer_options: float,
     ) -> None:
         """Make a model; the options are checked.
@@ -105,6 +107,8 @@ class StreamModel(Saves, base.Estimator):
                 "auto": "experts", except without hidden layers.
             experts: Models of yours beside them: River's, scikit-learn's with `partial_fit`, or "lightgbm" for boosted
                 trees that are refitted as the rows grow (the extra `boosting`).
+            max_rows: The last rows that the trees among the experts keep, at one byte for each input and about 120
+                more.
             **optimizer_options: Further options of the optimizer: "momentum", "beta2", "eps".
         """
         if not isinstance(hidden, Sequence):
@@ -121,7 +125,7 @@ class StreamModel(Saves, base.Estimator):
         self.max_features = at_least("max_features", max_features, 1)
         self.skip = skip
         self.body = one_of("body", body, NAMED)
-        self.experts = list(experts)
+        self.experts, self.max_rows = list(experts), max_rows
         self.seed = seed
         self.optimizer_options = optimizer_options
         self._learner: StreamLearner | None = None

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats
@@ -17,6 +21,18 @@ def moments(X: Floats, weight: Floats) -> tuple[Floats, Floats]:
     off = np.where(there, X - first, 0.0)  # from the first value, so that a constant has exactly no deviation
     shift = (w * off).sum(0) / total
     return first + shift, (w * np.where(there, off - shift, 0.0) ** 2).sum(0) / total
+
+
+def order_of_columns(X: Floats, names: Sequence[Any]) -> NDArray[np.intp]:
+    """The order (columns,) of columns by their values, in the order of rows, and of equal columns by their names.
+
+    Standardized values come first, so that the order depends on units only where rows are too few to tell.
+    """
+    with np.errstate(all="ignore"):
+        mean, variance = moments(X, np.ones(len(X)))
+        rounded = np.round((X - mean) * reciprocal(np.sqrt(variance)), 6)
+    keys = np.nan_to_num(np.concatenate([rounded, X]), nan=np.inf, posinf=np.inf, neginf=-np.inf).T.tolist()
+    return np.array(sorted(range(X.shape[1]), key=lambda j: (keys[j], names[j])), np.intp)
 
 
 def is_indicator(values: Floats, share: float) -> bool:

@@ -17,8 +17,7 @@ scores probabilities, by the losses they would have made on rows not yet learned
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -36,11 +35,9 @@ from sepsa.stream.calibration import (
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.estimator import Rows, StreamEstimator
 from sepsa.stream.growth import first_rows, indicators
+from sepsa.stream.options import ClassifierOptions
 from sepsa.stream.rows import dense, row_parts
 from sepsa.validation import not_negative
-
-if TYPE_CHECKING:
-    from torch import nn
 
 Labels = NDArray[Any]
 
@@ -65,11 +62,12 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
     stacked and weighted by their errors on rows not yet learned; `chosen_` holds the weight of each. `body="fourier"`
     is the network alone.
 
-    `fit` trains a network of two layers of 50 GELU units by mini-batches, with a learning rate that falls from 1e-2 to
-    0 and a forgetting of 0.98 per mini-batch; the other experts learn each row twice. `partial_fit` trains 64 random
-    Fourier features by single rows, and mixes several heads, with and without forgetting and hidden units, by their
-    recent errors. These are the meanings of "auto". `fit`, then `partial_fit` goes on: what `fit` has trained learns
-    the further rows once, in order, its network with one head at a learning rate of 1e-4. `fit` again starts anew.
+    `fit` trains a network of two layers of 50 GELU units by mini-batches, with a learning rate that falls from 1e-2
+    to 0 and a forgetting of 0.98 per mini-batch; the other experts learn each row twice, and 120 trees are boosted
+    on all of them. `partial_fit` trains 64 random Fourier features by single rows, and mixes several heads, with
+    and without forgetting and hidden units, by their recent errors. These are the meanings of "auto". `fit`, then
+    `partial_fit` goes on: what `fit` has trained learns the further rows once, in order, its network with one head
+    at a learning rate of 1e-4. `fit` again starts anew.
 
     Attributes:
         n_features_in_: Number of input columns.
@@ -189,7 +187,7 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
         return tags
 
 
-class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
+class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # type: ignore[misc]
     """Classify tables and streams by a neural network with a recursive-least-squares head on class indicators.
 
     Choose it where rows come one after another, or where classes may appear late: the head then gets an output more and
@@ -219,78 +217,6 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator):  # type: ignore[misc]
         >>> bool(model.score(X[400:], y[400:]) > 0.8)
         True
     """
-
-    def __init__(
-        self,
-        hidden_layer_sizes: int | Sequence[int] | Literal["auto"] = "auto",
-        activation: str = "auto",
-        *,
-        optimizer: str = "auto",
-        learning_rate: float | Literal["auto"] = "auto",
-        weight_decay: float = 0.0,
-        ridge: float | Literal["auto"] = 10.0,
-        forgetting: float | Literal["auto"] = "auto",
-        loss: Literal["huber", "squared"] = "huber",
-        class_weight: dict[Any, float] | Literal["balanced"] | None = None,
-        batch_size: int | Literal["auto"] = "auto",
-        max_iter: int = 400,
-        early_stopping: bool = True,
-        random_state: int | np.random.RandomState | None = None,
-        module: nn.Module | None = None,
-        body: Literal["auto", "fourier", "experts"] = "auto",
-        experts: Sequence[Any] = (),
-        verbose: int = 0,
-    ) -> None:
-        """Set the parameters; `fit` and `partial_fit` check them.
-
-        Args:
-            hidden_layer_sizes: Widths of the hidden layers; () for a linear model. "auto": (50, 50) for `fit`, 64 for
-                `partial_fit`.
-            activation: "fourier", "gelu", "relu", "tanh", "sigmoid" or "identity". "auto": "gelu" for `fit`, "fourier"
-                for `partial_fit`.
-            optimizer: The body's: "adam", "sgd", "momentum", "nag", "rmsprop". "auto": Adam, without momentum where it
-                learns single rows.
-            learning_rate: The body's. "auto": 3e-3 for `partial_fit`; for `fit` it falls from 1e-2 to 0.
-            weight_decay: The body's weight decay.
-            ridge: The head's ridge; 10 has the weight of ten rows of unit features. "auto": `partial_fit` also tries 1
-                and 100.
-            forgetting: The head's forgetting factor in (0, 1]; below 1 it follows drift. It acts once a row in
-                `partial_fit`, once a mini-batch in `fit`. "auto": several heads in `partial_fit`, 0.98 in `fit`.
-            loss: "huber" bounds the influence of a row; "squared" does not, nor does `fit` where weights differ more
-                than tenfold.
-            class_weight: Dict of the weight of each class, 1 for classes that it does not have; "balanced" for `fit`
-                alone.
-            batch_size: Rows per step. "auto": 1 in `partial_fit`, mini-batches in `fit`.
-            max_iter: The largest number of passes of `fit`; large tables get fewer.
-            early_stopping: Whether `fit` chooses the number of passes by rows left out.
-            random_state: Seed or generator of the body's initial weights and of the shuffling.
-            module: An `nn.Module` from (n, features) to (n, k) as the body, instead of hidden layers. A copy is trained
-                in PyTorch by `sepsa.SepSA`, with one head and squared loss.
-            body: "experts" for other models beside the network, "fourier" for the network alone, whose `partial_fit` is
-                about three times as fast. "auto": "experts", except without hidden layers.
-            experts: Models of yours beside them: River's, scikit-learn's with `partial_fit`, or "lightgbm" for boosted
-                trees that are refitted as the rows grow (the extra `boosting`).
-            verbose: 1 to print the passes of `fit` and their errors, 0 for nothing.
-        """
-        super().__init__(
-            hidden_layer_sizes,
-            activation,
-            optimizer=optimizer,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            ridge=ridge,
-            forgetting=forgetting,
-            loss=loss,
-            batch_size=batch_size,
-            max_iter=max_iter,
-            early_stopping=early_stopping,
-            random_state=random_state,
-            module=module,
-            body=body,
-            experts=experts,
-            verbose=verbose,
-        )
-        self.class_weight = class_weight
 
     _loss: Floats  # (G,) of each inverse temperature, on rows not yet learned; (labels, G) for multilabel targets
     _columns: NDArray[np.intp]  # the learner's output for each of classes_

@@ -76,6 +76,7 @@ def run_to(call: Callable[[], object], packages: set[str], at: int | None) -> in
 
     previous = sys.gettrace()
     with modes_restored():
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 traces bytecodes only if a frame asked for it before
         sys.settrace(trace)
         try:
             call()

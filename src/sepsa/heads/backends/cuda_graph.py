@@ -48,7 +48,7 @@ recording_lock = threading.Lock()  # the streams on which updates are recorded a
 def streams(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
     """Where to record: one for the kernels that others wait for, which go first, and one beside it.
 
-    Always the same two, because torch keeps 32 MB of BLAS's for each stream that there ever was.
+    Always the same two: torch allocates a workspace of 32 MB for cuBLAS on each new stream, and never frees it.
     """
     first, aside = (torch.cuda.Stream(device, priority=priority) for priority in (-1, 0))  # type: ignore[no-untyped-call]
     return first, aside
@@ -101,7 +101,7 @@ class RecordedUpdate:
 
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            new = learn(*look(state.map(Tensor.clone)))  # on a copy: a graph needs its kernels loaded
+            new = learn(*look(state.copy()))  # on a copy: a graph needs its kernels loaded
             self.leaves_gathered = new.H is not None
         del new
         torch.cuda.synchronize(device)  # so that what they left is free on both streams
@@ -234,7 +234,7 @@ class GraphBackend(TorchBackend):
         if self._recorded:
             return
         state, _ = self.read()
-        state = state.map(torch.clone)
+        state = state.copy()
         self.state = state._replace(H=self._in_fixed_memory(state.H))
         self.cursor = torch.tensor(int(self.counters[CURSOR]), device=self.prior.device)
         self._prior_norm = float(torch.linalg.vector_norm(self.prior))

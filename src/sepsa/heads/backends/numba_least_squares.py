@@ -12,8 +12,9 @@ Loaded only where numba is installed; the first call in a fresh cache compiles f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+from weakref import ref
 
 import numpy as np
 import torch
@@ -21,9 +22,11 @@ from numba import carray, njit, types  # type: ignore[attr-defined]
 from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from sepsa.heads.backends.choose import Counters, Problem
 from sepsa.heads.backends.torch_least_squares import TorchBackend
+from sepsa.heads.base.parameters import join
 from sepsa.heads.math.least_squares import (
     CURSOR,
     GROWTH,
@@ -209,7 +212,8 @@ def whiten(T, W, Phi, Y, F, E):
     return size, error
 
 
-restored_coordinate = _inner(next_cursor)  # the i-th of the coordinates that an update restores
+restored_count = _inner(due)  # how many coordinates an update restores
+restored_coordinate = _inner(next_cursor)  # the i-th of them
 
 
 @_inner
@@ -269,25 +273,28 @@ def part(memory, start, rows, columns):
 
 def sizes(p: int, m: int) -> tuple[tuple[int, int], ...]:
     """The matrices of a head's memory in their order: the state, what it is held to, and buffers."""
-    state = (p, p), (m, p), (p, p), (1, m), (1, p), (1, 5)  # T, W, H, energy, left, counters
-    buffers = (p + m, p), (p, p), (m, p), (5, max(p, m)), (1, 1)  # Z, C, D, rows, the error
+    state = (p, p), (m, p), (1, m), (1, p), (1, 5), (p, p)  # T, W, energy, left, counters, H
+    buffers = (p + m, p), (p, p), (m, p), (5, max(p, m))  # Z, C, D, rows
     return *state, (m, p), (1, p), *buffers  # prior, ridge
+
+
+memory_sizes = _inner(sizes)
 
 
 @_inner
 def parts(memory, p, m):
-    """The matrices of a head's memory, as `sizes` orders them, and the place of the error."""
+    """The matrices of a head's memory, as `sizes` orders them."""
     T, end = part(memory, 0, p, p)
     W, end = part(memory, end, m, p)
-    H, end = part(memory, end, p, p)
     energy, left, counters = memory[end : end + m], memory[end + m : end + m + p], memory[end + m + p : end + m + p + 5]
-    prior, end = part(memory, end + m + p + 5, m, p)
+    H, end = part(memory, end + m + p + 5, p, p)
+    prior, end = part(memory, end, m, p)
     ridge = memory[end : end + p]
     Z, end = part(memory, end + p, p + m, p)
     C, end = part(memory, end, p, p)
     D, end = part(memory, end, m, p)
     scratch, end = part(memory, end, 5, max(p, m))
-    return T, W, H, energy, left, counters, prior, ridge, Z, C, D, scratch, memory[end : end + 1]
+    return T, W, H, energy, left, counters, prior, ridge, Z, C, D, scratch
 
 
 @_inner
@@ -430,24 +437,38 @@ def count_update(counters, lam, samples, cursor, pending, growth):
     counters[GROWTH] = growth
 
 
-@cached(**OPTIONS)
-def update(memory, rows, weight, bias, x, y, lam, samples, count):
+@_inner
+def save(memory, weight, bias, pending, saved):
+    """Copy the head as (m, p) and the state, with H where something is gathered in it, behind a flag to `saved`."""
+    m, k = weight.shape
+    p = k + (1 if bias.size else 0)
+    head = saved[1 : 1 + m * p].reshape(m, p)
+    for o in range(m):
+        for j in range(k):
+            head[o, j] = weight[o, j]
+        if k < p:
+            head[o, k] = bias[o]
+    end = p * p + m * p + m + p + 5 + (p * p if pending else 0)
+    saved[1 + m * p : 1 + m * p + end] = memory[:end]
+    saved[0] = 1.0
+
+
+@_inner
+def learn(memory, rows, weight, bias, samples, lam_error, saved):
     """Learn the rows Φ (n, p), Y (n, m), already scaled by the roots of their weights, which sum to `samples`.
 
     `memory` holds what `sizes` says, `rows` holds Φ, Y and buffers for F and E, and `weight` and `bias` are the head's
-    own. x and y are the addresses of features and targets in the head's dtype, of which Φ and Y are made, or 0.
-    `count` coordinates get their ridge back.
+    own. `lam_error` has the forgetting, and gets the sum of the squared errors before the rows are learned. `saved`, a
+    `Snapshot`, gets what is there before, unless it is empty or has it.
     """
-    m, p = weight.shape[0], weight.shape[1] + (1 if bias.size else 0)
-    n = rows.size // (2 * (p + m))
-    T, W, H, energy, left, counters, prior, ridge, Z, C, D, scratch, kept_error = parts(memory, p, m)
+    m, p, lam = weight.shape[0], weight.shape[1] + (1 if bias.size else 0), lam_error[0]
+    n, count = rows.size // (2 * (p + m)), restored_count(p, lam)
+    T, W, H, energy, left, counters, prior, ridge, Z, C, D, scratch = parts(memory, p, m)
     Phi, Y, F, E = row_parts(rows, n, p, m)
-    if x:
-        read_rows(x, y, weight, Phi, Y)
     new_T, new_W, new_energy, new_left = Z[:p], Z[p:], scratch[3, :m], scratch[4, :p]
     follow(W, weight, bias, new_W)
     size, error = whiten(T, new_W, Phi, Y, F, E)
-    kept_error[0] = error
+    lam_error[1] = error
     if not size + error < np.inf:
         return NOT_FINITE
     if size > PRODUCT_LIMIT:
@@ -480,6 +501,8 @@ def update(memory, rows, weight, bias, x, y, lam, samples, count):
         return NOT_FINITE
 
     # From here on nothing can fail, so the state changes.
+    if saved.size and saved[0] == 0.0:
+        save(memory, weight, bias, counters[PENDING] != 0.0, saved)
     if in_place:
         step_root(T, f, u, 1.0 + size)
     elif absorbed:
@@ -493,6 +516,34 @@ def update(memory, rows, weight, bias, x, y, lam, samples, count):
     return LEARNED
 
 
+@cached(**OPTIONS)
+def update(heads, rows, weight, x, y, samples, lam_error):
+    """Let one head after the other learn the same rows. Returns the worst outcome; the last column of `heads` has each.
+
+    `heads` (J, 5) are the addresses of each head's memory, weight, bias, and of memory for what is there before, the
+    latter two or 0; all have the dtype and the shape of `weight`. x and y are the addresses of features and targets in
+    this dtype, of which the rows are made, or 0. `samples` is the sum of the rows' weights. `lam_error` (J, 2) has
+    the forgetting of each head, and gets the sum of its squared errors before it learns the rows.
+    """
+    m, k = weight.shape
+    p = k + (1 if heads[0, 2] else 0)
+    if x:
+        n = rows.size // (2 * (p + m))
+        Phi, Y, _, _ = row_parts(rows, n, p, m)
+        read_rows(x, y, weight, Phi, Y)
+    size, worst = 0, LEARNED
+    for a, b in memory_sizes(p, m):
+        size += a * b
+    for j in range(heads.shape[0]):
+        memory = carray(_pointer(heads[j, 0]), size, np.float64)
+        own = carray(_pointer(heads[j, 1]), (m, k), weight.dtype)
+        bias = carray(_pointer(heads[j, 2]), m if p > k else 0, weight.dtype)
+        saved = carray(_pointer(heads[j, 3]), memory.size if heads[j, 3] else 0, np.float64)
+        heads[j, 4] = learn(memory, rows, own, bias, samples, lam_error[j], saved)
+        worst = max(worst, heads[j, 4])
+    return worst
+
+
 class Block(NamedTuple):
     """Φ (n, p) and Y (n, m) of a batch, and the array that holds them, with buffers behind them."""
 
@@ -501,25 +552,38 @@ class Block(NamedTuple):
     memory: Any
 
 
-class Snapshot:
-    """A state and its head at some time, in three copies; as a tuple it is the state, its counters and the head (m, p).
+Rows: TypeAlias = tuple[Block, int, int, float]  # a block, the addresses of features and targets or 0, the weights' sum
 
-    What a step keeps in case it fails, so it is unpacked only then.
+
+class Snapshot:
+    """A state and its head at some time; as a tuple it is the state, its counters and the head (m, p).
+
+    What a step keeps in case it fails. It becomes a copy when the state changes: the kernel makes it, or `fill`. The
+    first number of its memory tells whether it is one.
     """
 
-    __slots__ = ("bias", "memory", "weight")
+    __slots__ = ("__weakref__", "backend", "memory")
 
-    def __init__(self, memory: Any, weight: Any, bias: Any) -> None:
-        self.memory, self.weight, self.bias = memory.copy(), weight.copy(), bias.copy()
+    def __init__(self, backend: NumbaBackend, memory: Any) -> None:
+        self.backend, self.memory = backend, memory
+
+    def fill(self) -> None:
+        """Copy the state as it is, unless the kernel has copied that of before."""
+        if not self.memory[0]:
+            backend = self.backend
+            head = join(backend.linear).numpy().ravel()
+            self.memory[1:] = np.concatenate([head, backend.memory[: backend.end]])
+            self.memory[0] = 1.0
 
     def __iter__(self) -> Iterator[Any]:
-        m = len(self.weight)
-        p = self.weight.shape[1] + (self.bias.size > 0)
-        T, W, H, energy, left, counters = parts_of(torch.from_numpy(self.memory), p, m)[:6]
+        self.fill()
+        m, p = self.backend.state.W.shape
+        memory = torch.from_numpy(self.memory[1:])
+        T, W, energy, left, counters, H = parts_of(memory[m * p :], p, m)[:6]
         own = counters[0].numpy()
         yield LeastSquaresState(T, W, H if own[PENDING] else None, energy[0], left[0])
         yield own.copy()
-        yield torch.from_numpy(np.concatenate([self.weight, self.bias.reshape(m, -1)], 1))
+        yield memory[: m * p].view(m, p)
 
 
 def parts_of(memory: Tensor, p: int, m: int) -> list[Tensor]:
@@ -540,25 +604,25 @@ class NumbaBackend(TorchBackend):
         announce_compilation(update, "the update of a head", 20)
         weight, bias = problem.linear.weight.detach(), problem.linear.bias
         (m, p), self.k = state.W.shape, problem.linear.in_features
-        self.width, self.outputs = p, m
+        self.outputs = m
         shapes = sizes(p, m)
         memory = state.T.new_zeros(sum(a * b for a, b in shapes))
-        T, W, H, energy, left, own, prior, ridge = parts_of(memory, p, m)[:8]
-        self._end = sum(a * b for a, b in shapes[:6])  # of the state
+        T, W, energy, left, own, H, prior, ridge = parts_of(memory, p, m)[:8]
+        self.end = sum(a * b for a, b in shapes[:6])  # of the state
         prior.copy_(problem.prior)
         ridge.copy_(problem.ridge)
         super().__init__(problem, LeastSquaresState(T, W, H, energy[0], left[0]), own[0].numpy())
         self.ridge = ridge[0]
         self.memory = memory.numpy()
-        self.load(state, counters)
         self.weight = weight.numpy()
         self.bias = np.zeros(0, self.weight.dtype) if bias is None else bias.detach().numpy()
         self.dtype = weight.dtype
-        self.block: Block | None = None
-        self.total = 0.0  # the weights of its rows
+        addresses = memory.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), 0, LEARNED
+        self.heads, self.lam_error = np.array([addresses], np.intp), np.ones((1, 2))  # as `update` takes them
+        self.snapshot: Callable[[], Snapshot | None] = lambda: None  # the last one, while somebody has it
         self._blocks: dict[int, Block] = {}  # by their rows: samples that are held out leave blocks of many sizes
-        # The kernel writes where autograd does not see it; a write to no element tells it that the weight changed.
-        self.version = weight[:0]
+        self.load(state, counters)
+        self.version = weight[:0]  # which shares the counter by which autograd notices changes
 
     def learn(
         self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float
@@ -567,33 +631,69 @@ class NumbaBackend(TorchBackend):
 
         None: they are not finite.
         """
-        n = features.numel() // self.k
-        self.block = self._blocks.get(n) or self._block(n)
-        x = y = 0
-        self.total = float(n)
-        if sample_weight is None and is_plain(features, self.dtype) and is_plain(targets, self.dtype):
-            x, y = features.data_ptr(), targets.data_ptr()
-        else:
-            self.total = self._fill(self.block, features, targets, sample_weight)
-        self.version.zero_()
-        return self._learn(self.block, x, y, self.total, forgetting)
+        return self._learn(*self.given(features, targets, sample_weight), forgetting)
 
-    def learn_rows_of(self, other: NumbaBackend, forgetting: float) -> Tensor | None:
-        """Learn the samples that the backend of another head of this shape learned last; autograd is not told."""
-        assert other.block is not None
-        self.block, self.total = other.block, other.total
-        return self._learn(other.block, 0, 0, other.total, forgetting)
+    def learn_plain(self, features: Tensor, targets: Tensor, forgetting: float) -> Tensor | None:
+        """Learn samples of which `is_plain` is true."""
+        n = features.numel() // self.k
+        block = self._blocks.get(n) or self._block(n)
+        return self._learn(block, features.data_ptr(), targets.data_ptr(), float(n), forgetting)
+
+    def given(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Rows:
+        """The rows of samples, which the kernel reads where they are if they are plain."""
+        n = features.numel() // self.k
+        block = self._blocks.get(n) or self._block(n)
+        if sample_weight is None and self.is_plain(features, targets):
+            return block, features.data_ptr(), targets.data_ptr(), float(n)
+        return block, 0, 0, self._fill(block, features, targets, sample_weight)
+
+    def is_plain(self, features: Tensor, targets: Tensor) -> bool:
+        """Whether samples are as `check_rows` wants them, and their numbers follow each other in the head's dtype."""
+        return (
+            type(features) is type(targets) is Tensor
+            and features.dtype is targets.dtype is self.dtype
+            and features.is_cpu
+            and targets.is_cpu
+            and features.layout is targets.layout is torch.strided
+            and not (features.is_nested or targets.is_nested)
+            and (shape := features.shape)[-1:] == (self.k,)
+            and 0 not in shape
+            and targets.shape == (*shape[:-1], self.outputs)
+            and features.is_contiguous()
+            and targets.is_contiguous()
+            and not (features.is_neg() or targets.is_neg() or torch.is_inference_mode_enabled())
+        )
 
     def _learn(self, block: Block, x: int, y: int, total: float, forgetting: float) -> Tensor | None:
-        count = due(self.width, forgetting)
-        outcome = update(self.memory, block.memory, self.weight, self.bias, x, y, forgetting, total, count)
+        self.lam_error[0, 0] = forgetting
+        increment_version(self.version)  # the kernel writes where autograd does not see it
+        outcome = update(self.heads, block.memory, self.weight, x, y, total, self.lam_error)
+        return self._after(outcome, block, total, forgetting)
+
+    def _after(self, outcome: int, block: Block, total: float, forgetting: float) -> Tensor | None:
+        """Φ as learned; what was too large for the kernel is learned now."""
         if outcome == TOO_LARGE:
             return self.learn_rows(block.Phi, block.Y, total, forgetting)
         return block.Phi if outcome == LEARNED else None
 
-    def error(self) -> float:
-        """The mean squared error of the last rows before they were learned, if they had no weights."""
-        return float(self.memory[-1]) / (self.total * self.outputs)
+    @staticmethod
+    def learn_together(
+        backends: Sequence[NumbaBackend],
+        features: Tensor,
+        targets: Tensor,
+        sample_weight: Tensor | None,
+        lam_error: Any,
+    ) -> list[Tensor | None]:
+        """Let heads of one shape learn the same samples in one compiled call, `lam_error` as in `update`.
+
+        Returns Φ for each, or None where it is not finite. Autograd is not told.
+        """
+        first = backends[0]
+        block, x, y, total = first.given(features, targets, sample_weight)
+        heads = np.concatenate([backend.heads for backend in backends])
+        update(heads, block.memory, first.weight, x, y, total, lam_error)
+        outcomes = zip(backends, heads[:, -1].tolist(), lam_error[:, 0].tolist(), strict=True)
+        return [backend._after(outcome, block, total, lam) for backend, outcome, lam in outcomes]
 
     def _block(self, n: int) -> Block:
         m, p = self.state.W.shape
@@ -620,16 +720,30 @@ class NumbaBackend(TorchBackend):
 
     def checkpoint(self) -> Snapshot:
         """The state and the head as they are now."""
-        return Snapshot(self.memory[: self._end], self.weight, self.bias)
+        snapshot = self.snapshot()
+        if snapshot is not None and not snapshot.memory[0]:
+            return snapshot
+        if snapshot is not None or not self.heads[0, 3]:  # else its memory is free
+            self.heads[0, 3] = 0
+            memory = self.state.T.new_empty(1 + self.state.W.numel() + self.end)
+            self.saved = memory.numpy()
+            self.heads[0, 3] = memory.data_ptr()
+        self.saved[0] = 0.0
+        snapshot = Snapshot(self, self.saved)
+        self.snapshot = ref(snapshot)
+        return snapshot
+
+    def read(self) -> tuple[LeastSquaresState, Counters]:
+        """The state and its counters, which other code may change."""
+        if (snapshot := self.snapshot()) is not None:
+            snapshot.fill()
+        return super().read()
 
     def load(self, state: LeastSquaresState, counters: Counters) -> None:
         """Continue from this state, copied into the array."""
+        if (snapshot := self.snapshot()) is not None:
+            snapshot.fill()
         for mine, other in zip(self.state, state, strict=True):
             if mine is not None and other is not None:
                 mine.copy_(other)
         self.counters[:] = counters
-
-
-def is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
-    """Whether its numbers can be read one after the other at its address."""
-    return type(tensor) is Tensor and tensor.dtype is dtype and tensor.is_contiguous() and not tensor.is_neg()

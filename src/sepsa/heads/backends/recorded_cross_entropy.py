@@ -75,7 +75,7 @@ class RecordedBlocks(HeadMemory):
     """The state at fixed addresses, and the recordings that change it."""
 
     def __init__(self, linear: nn.Linear, state: CrossEntropyState) -> None:
-        self.now = state.map(torch.clone)
+        self.now = state.copy()
         super().__init__(linear, self.now.W)
         self.previous = torch.empty_like(self.now.W)  # W before the last block
         self.flags = torch.empty(2, dtype=torch.float64).pin_memory()
@@ -154,7 +154,7 @@ class RecordedBlocks(HeadMemory):
 
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            trial = self.now.map(torch.clone)
+            trial = self.now.copy()
             finish_large(trial, look(trial)[0])  # a graph needs its kernels loaded
         torch.cuda.synchronize(device)
         graphs = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()

@@ -67,7 +67,7 @@ class TorchBackend:
         """The state, its counters and the head as they are now."""
         state, counters = self.read()
         if self.in_place:
-            state = state.map(Tensor.clone)
+            state = state.copy()
         return state, counters.copy(), join(self.linear)
 
     def undo(self, checkpoint: Any) -> None:

@@ -82,13 +82,6 @@ def is_new_head(name: str, owned: nn.Linear | None, linear: nn.Linear) -> bool:
     return owned is None
 
 
-def owned_head(name: str, owned: nn.Linear | None) -> nn.Linear:
-    """The head of the solver `name`; an error if it is not bound."""
-    if owned is None:
-        raise RuntimeError(f"this {name} is not bound to a head: call bind(linear) first, or pass it to SepSA")
-    return owned
-
-
 def check_dtype(dtype: object) -> None:
     """The dtypes a solver may compute in."""
     if dtype not in (torch.float32, torch.float64):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads.base.checks import is_new_head, owned_head
+from sepsa.heads.base.checks import is_new_head
 from sepsa.heads.base.parameters import commit, join, store
 
 if TYPE_CHECKING:
@@ -95,7 +95,10 @@ class OwnsHead(ABC):
         return type(self).__name__
 
     def _head(self) -> nn.Linear:
-        return owned_head(self._label(), self.linear)
+        if self.linear is None:
+            name = self._label()
+            raise RuntimeError(f"this {name} is not bound to a head: call bind(linear) first, or pass it to SepSA")
+        return self.linear
 
     def _shape_words(self) -> str:
         """The head's shape for a repr."""

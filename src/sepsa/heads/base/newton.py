@@ -7,7 +7,7 @@ import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,8 @@ from sepsa.heads.base.deprecated import AcceptsAuto
 from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.state_checks import check_root, read_ridges, read_solver
 from sepsa.heads.math.anneal import annealed_ridge
-from sepsa.heads.math.cross_entropy import CrossEntropyState, with_ridge, with_root
-from sepsa.heads.protocols import PrecisionWarning
+from sepsa.heads.math.cross_entropy import CrossEntropyState, effective_samples, with_ridge, with_root
+from sepsa.heads.protocols import Posterior, PrecisionWarning
 from sepsa.states import schema
 from sepsa.states.schema import Entries
 from sepsa.validation import in_range
@@ -35,7 +35,6 @@ class NewtonHead(AcceptsAuto, OwnsHead):
     """Base of `SoftmaxNewton` and `LogisticNewton`; not a head by itself."""
 
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
-    anneals = True  # unless the caller of `SepSA` says otherwise
     settings: ClassVar[tuple[str, ...]]  # arguments that a state keeps, beside the ridges
     _state: CrossEntropyState
     _replaced = ("_state", "_previous", "_updates", "ridge", "_annealed")
@@ -68,12 +67,20 @@ class NewtonHead(AcceptsAuto, OwnsHead):
         """The state as one for each curvature."""
 
     @abstractmethod
-    def _check(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> None:
+    def _check(self, linear: nn.Linear, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Any:
         """Raise an error for samples whose shape, dtype, device or weights are wrong."""
 
     @abstractmethod
     def _loss_at(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Tensor:
         """The mean loss (0-d) of the head at checked samples, each by its weight; NaN for targets that are wrong."""
+
+    @abstractmethod
+    def _probabilities(self, outputs: Tensor) -> Tensor:
+        """The probabilities of logits (..., out_features)."""
+
+    @abstractmethod
+    def _deviation(self, Phi: Tensor) -> Tensor:
+        """The standard deviations (n, m) of the logits at the rows Φ (n, p)."""
 
     def _updates_now(self) -> int:
         """The number of updates of the output that has most."""
@@ -111,7 +118,7 @@ class NewtonHead(AcceptsAuto, OwnsHead):
         if state is None:
             return None
         other = copy.copy(self)
-        other.linear, other.ridge, other._state = linear, ridge, state.map(Tensor.clone)  # recordings write into W
+        other.linear, other.ridge, other._state = linear, ridge, state.copy()  # recordings write into W
         return other
 
     @torch.no_grad()
@@ -198,6 +205,94 @@ class NewtonHead(AcceptsAuto, OwnsHead):
         settings = {name: getattr(fresh, name) for name in (*self.settings, "ridge", "bias_ridge", "_annealed")}
         self._assign(**settings, _state=state, _previous=None, _updates=None)
 
+    @property
+    def steps(self) -> int:
+        """The number of updates that the head, or its output with most updates, has learned."""
+        self._located()
+        return int(self._state.counters.reshape(-1, 3)[:, 0].max())
+
+    @property
+    def samples(self) -> float:
+        """The number of samples learned, each counted by its weight; a mean over outputs that learn separately."""
+        self._located()
+        return float(self._state.counters.reshape(-1, 3)[:, 1].mean())
+
+    @torch.no_grad()
+    def covariance(self) -> Tensor:
+        """Return B = A⁻¹ (p, p), the inverse of the curvature that all classes share; a bias is the last coordinate.
+
+        Of a `LogisticNewton`, (out_features, p, p): one for each output.
+        """
+        self._ready()
+        T = self._state.T
+        B = T.mT @ T
+        return (B + B.mT) / 2
+
+    @torch.no_grad()
+    def health(self) -> dict[str, float]:
+        """Return numbers that show why a run goes wrong, to log about every hundred steps.
+
+        The cost is a singular value decomposition of a p x p matrix.
+
+        - `condition`: largest over smallest eigenvalue of the curvature. Above 1e10 digits are lost: raise `ridge`, or
+          normalize the features.
+        - `smallest_eigenvalue` of the curvature A. A value near `ridge` times half the number of classes means that no
+          sample had a component in some direction; there only the ridge determines the weights.
+        - `effective_samples`: about how many samples the curvature remembers, an eighth of those seen or fewer by
+          `forgetting`.
+        - `last_step`: norm of the weights' change in the last update. It should fall during training; if it does not,
+          lower the body's learning rate. NaN before the first update and after a captured one.
+        - `dead_features`: number of features that were zero in all samples remembered: make the body narrower.
+
+        With a curvature for each output, each number is that of the output where it is worst.
+        """
+        self._ready()
+        state = self._state
+        roots = torch.linalg.svdvals(state.T)  # of B's eigenvalues, the largest first
+        return {
+            "condition": float((roots[..., 0] / roots[..., -1]).max()) ** 2,
+            "smallest_eigenvalue": 1 / float(roots[..., 0].max()) ** 2,
+            "effective_samples": min(effective_samples(part, self.forgetting) for part in self._parts(state)),
+            "last_step": self._last_step(),
+            "dead_features": float((state.T.square().sum(-2) * state.ridge_left > 1 - 1e-9).sum(-1).max()),
+        }
+
+    @torch.no_grad()
+    def predict_proba(self, features: Tensor) -> Tensor:
+        """Return class probabilities.
+
+        Args:
+            features: Inputs of the head (..., in_features).
+
+        Returns:
+            Probabilities (..., out_features): of the classes, (..., 2) for one output, or of a `LogisticNewton` that
+            each output is 1.
+        """
+        linear = self._ready()
+        check_rows(linear, features)
+        return self._probabilities(linear(features))
+
+    @overload
+    def predict(self, features: Tensor, return_std: Literal[False] = False) -> Tensor: ...
+    @overload
+    def predict(self, features: Tensor, return_std: Literal[True]) -> Posterior: ...
+    @torch.no_grad()
+    def predict(self, features: Tensor, return_std: bool = False) -> Tensor | Posterior:
+        """Return the logits, on request with their standard deviation.
+
+        Args:
+            features: Inputs of the head (..., in_features).
+            return_std: Whether to return the standard deviation too, from a Laplace approximation with the curvature of
+                `covariance`. The variance of class k of a `SoftmaxNewton` is φᵀBφ / s_k, s the `class_shares`.
+
+        Returns:
+            Logits (..., out_features), or a `Posterior(mean, std)` of two such tensors.
+        """
+        Phi, mean = self._logits(features)
+        if not return_std:
+            return mean
+        return Posterior(mean, self._deviation(Phi).reshape(mean.shape).to(mean.dtype))
+
     def _last_step(self) -> float:
         """The norm of the weights' change in the last update, for `health`."""
         return math.nan if self._previous is None else float(torch.linalg.vector_norm(self._state.W - self._previous))
@@ -231,3 +326,18 @@ def check_consistent(saved: Entries, state: CrossEntropyState) -> None:
     if not bool(((left > 0) & (left <= state.ridge * (1 + 1e-6))).all()):
         raise saved.damaged("ridge_left", f"in (0, {ridge:g}]", f"{float(left.min()):g} to {float(left.max()):g}")
     check_root(saved, "T", state.T, left)
+
+
+def weights_setting(name: str, values: Sequence[float] | Tensor | None, of: str) -> list[float] | None:
+    """The setting `name`: positive numbers, one for each class or output, or None."""
+    if values is None:
+        return None
+    if isinstance(values, (str, dict)) or not hasattr(values, "__iter__"):
+        raise TypeError(f"{name} must be numbers, one a {of}, or None, got {values!r}")
+    return [in_range(name, c, 0.0, math.inf) for c in getattr(values, "tolist", lambda: values)()]
+
+
+def check_count(name: str, values: list[float] | None, count: int, of: str) -> None:
+    """Raise an error unless there is one weight for each class or output of a head."""
+    if values is not None and len(values) != count:
+        raise ValueError(f"{name} must have {count} numbers, one a {of} of this head, got {len(values)}")

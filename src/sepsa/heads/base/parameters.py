@@ -87,10 +87,9 @@ def twin_of(linear: nn.Linear) -> nn.Linear:
 
 def copy_head(source: nn.Linear, target: nn.Linear) -> None:
     """Copy the weights of one head into another."""
-    for name, value in source._parameters.items():
-        own = target._parameters[name]
-        if value is not None and own is not None:
-            own.copy_(value)
+    weight, bias = target._parameters.values()
+    theirs, other = source._parameters.values()
+    torch._foreach_copy_([weight] if bias is None else [weight, bias], [theirs] if other is None else [theirs, other])  # type: ignore[list-item]
 
 
 def heads_of(members: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:

@@ -36,7 +36,7 @@ class RLSSettings(NamedTuple):
 
 def write_root(root: LeastSquaresState, counters: NDArray[np.float64], settings: RLSSettings) -> dict[str, Any]:
     """The state of an `RLS`, as copies."""
-    state: dict[str, Any] = dict(zip(_ROOT, root.map(Tensor.clone), strict=True))
+    state: dict[str, Any] = dict(zip(_ROOT, root.copy(), strict=True))
     steps, samples, cursor, pending, growth = counters.tolist()
     state |= {"steps": int(steps), "samples": samples, "cursor": int(cursor), "pending": int(pending), "growth": growth}
     pair = [settings.ridge, settings.bias_ridge]

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sepsa.heads.math.least_squares import PRODUCT_LIMIT, add_by_qr, andrews, root_of
+from sepsa.heads.math.least_squares import PRODUCT_LIMIT, add_by_qr, andrews, copies, root_of
 from sepsa.heads.math.ridge import coordinates, due, lacking, next_cursor
 
 FADE = 7.0  # how many old samples a new one replaces in the curvature; benchmarks/softmax_newton.py compares
@@ -61,6 +61,11 @@ class CrossEntropyState(NamedTuple):
     def map(self, function: Callable[[Tensor], Tensor]) -> CrossEntropyState:
         """The function of every tensor."""
         return self._replace(**{name: function(t) for name, t in zip(self._fields, self, strict=True) if t is not None})
+
+    def copy(self) -> CrossEntropyState:
+        """The state in memory of its own."""
+        mine = iter(copies([part for part in self if part is not None]))
+        return self.map(lambda _: next(mine))
 
 
 def start(W: Tensor, weights: Tensor, ridge: Tensor) -> CrossEntropyState:

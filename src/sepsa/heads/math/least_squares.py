@@ -13,7 +13,7 @@ stays as it is. All but `learn` and `unlearn`, which check their results on the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -52,6 +52,18 @@ UNLEARN_TOLERANCE = 1e-6
 STEPS, SAMPLES, CURSOR, PENDING, GROWTH = range(5)
 
 
+def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """A copy of each tensor; on a GPU one kernel for all of a dtype, because a launch takes longer than a copy."""
+    if not tensors or not tensors[0].is_cuda:
+        return [tensor.clone() for tensor in tensors]
+    found: list[Tensor] = [tensors[0]] * len(tensors)
+    for dtype in {tensor.dtype for tensor in tensors}:
+        places = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        for i, copy in zip(places, torch._foreach_mul([tensors[i] for i in places], 1), strict=True):
+            found[i] = copy
+    return found
+
+
 class LeastSquaresState(NamedTuple):
     """What an update changes beside its counters. H is None where it is the identity."""
 
@@ -64,6 +76,11 @@ class LeastSquaresState(NamedTuple):
     def map(self, change: Callable[[Tensor], Tensor]) -> LeastSquaresState:
         """The state with `change` applied to every tensor."""
         return LeastSquaresState._make(None if part is None else change(part) for part in self)
+
+    def copy(self) -> LeastSquaresState:
+        """The state in memory of its own."""
+        mine = iter(copies([part for part in self if part is not None]))
+        return self.map(lambda _: next(mine))
 
 
 def start(prior: Tensor, ridge: Tensor) -> LeastSquaresState:

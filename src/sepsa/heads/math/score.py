@@ -45,13 +45,15 @@ def start(heads: int) -> Score:
 def add(score: Score, errors: Sequence[float], size: float = 0.0) -> Score:
     """The score after an update with these errors (J,), at targets whose mean square is `size`."""
     count, sums, products = score
-    J = range(len(sums))
     limit = min(OUTLIER * max(min(sums) / count, EXACT * size), LARGEST) if count else LARGEST
     clipped = [min(error, limit) if error < LARGEST else limit for error in errors]  # a NaN is not smaller
     return Score(
         FADING * count + 1.0,
-        [FADING * sums[j] + clipped[j] for j in J],
-        [[FADING * products[i][j] + clipped[i] * clipped[j] for j in J] for i in J],
+        [FADING * total + error for total, error in zip(sums, clipped, strict=True)],
+        [
+            [FADING * product + own * error for product, error in zip(row, clipped, strict=True)]
+            for row, own in zip(products, clipped, strict=True)
+        ],
     )
 
 

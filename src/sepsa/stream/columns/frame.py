@@ -29,7 +29,7 @@ class FrameInputs(Inputs):
 
 
 class FrameEncoder:
-    """The columns of a DataFrame, what each holds, and the inputs that encode them; `names` are the columns'.
+    """The columns of a DataFrame, what each holds, and the inputs that encode them, in the order of `names`.
 
     `means` is the number of targets whose means are inputs for a column of many texts.
     """
@@ -79,8 +79,10 @@ class FrameEncoder:
         return self.inputs.encode(columns, len(frame))
 
     def _series(self, frame: Any) -> list[tuple[str, Any]]:
-        """The columns of a frame, which are in the order of the first one's, by name."""
-        return list(zip(self.kinds, (series for _, series in frame.items()), strict=True))
+        """The columns of a frame by name; columns without names are called by their numbers."""
+        columns = dict(frame.items())
+        given = zip(self.kinds, (series for _, series in frame.items()), strict=True)
+        return [(name, columns.get(name, series)) for name, series in given]
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -69,7 +69,7 @@ class TorchEngine(StreamEngine):
         base, options = BASES[optimizer]
         self.solver = RLS(ridge=ridge, forgetting=forgetting, bias_ridge="ridge")
         self.optimizer = SepSA(
-            nn.Sequential(body, head), base, head="1", solver=self.solver, anneal=False,
+            nn.Sequential(body, head), base, head="1", solver=self.solver,
             lr=lr, weight_decay=weight_decay, **options,
         )  # fmt: skip
         self.inputs, self.outputs, self.batch_size = inputs, outputs, batch
@@ -263,7 +263,7 @@ class TorchEngine(StreamEngine):
             state[name] = torch.cat([state[name], state[name].new_zeros(more, *state[name].shape[1:])])
         self.solver = RLS(ridge=self.solver.ridge, forgetting=self.solver.forgetting, bias_ridge="ridge")
         model = nn.Sequential(self.optimizer.model[0], head)  # type: ignore[index]
-        self.optimizer = SepSA(model, self.optimizer.base, head="1", solver=self.solver, anneal=False)
+        self.optimizer = SepSA(model, self.optimizer.base, head="1", solver=self.solver)
         self.solver.load_state_dict(state)
         self.outputs = outputs
         self._output_weights = np.concatenate([self._output_weights, np.zeros(more)])

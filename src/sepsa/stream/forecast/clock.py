@@ -67,8 +67,8 @@ class Grid(NamedTuple):
         if self.unit == BUSINESS:
             business_day = np.busday_offset(day_of(self.origin), index, roll="forward")
             return float(business_day.astype(np.int64)) * DAY + self.origin % DAY
-        start = np.datetime64(0, "M") + int(month_of(self.origin) + index * self.step)
-        length = int(((start + 1).astype("datetime64[D]") - start.astype("datetime64[D]")).astype(int))
+        start = np.datetime64(int(month_of(self.origin) + index * self.step), "M")
+        length = days_in(start)
         day = int(
             (day_of(self.origin) - day_of(self.origin).astype("datetime64[M]").astype("datetime64[D]")).astype(int)
         )
@@ -99,6 +99,12 @@ class Grid(NamedTuple):
 def leap(rows: int) -> int:
     """The number of steps at once that a row waits for confirmation beyond, after this many rows."""
     return max(1000, 2 * rows)
+
+
+def days_in(month: np.datetime64) -> int:
+    """The number of days of a month."""
+    following = month + np.timedelta64(1, "M")
+    return int((following.astype("datetime64[D]") - month.astype("datetime64[D]")).astype(np.int64))
 
 
 def day_of(at: float) -> np.datetime64:
@@ -165,8 +171,8 @@ def end_of_long_month(at: float, step: int) -> float:
     month = month_of(at)
     for back in range(0, 12 * step + 1, step):
         start = np.datetime64(month - back, "M")
-        if ((start + 1).astype("datetime64[D]") - start.astype("datetime64[D]")).astype(int) == 31:
-            return float((start + 1).astype("datetime64[D]").astype(np.int64) - 1) * DAY + at % DAY
+        if days_in(start) == 31:
+            return float(start.astype("datetime64[D]").astype(np.int64) + 30) * DAY + at % DAY
     return at
 
 

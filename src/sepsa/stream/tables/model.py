@@ -212,7 +212,7 @@ class TableModel:
     ) -> tuple[dict[str, Column], Column | None, NDArray[np.intp]]:
         """The columns and the target at rows that can be used, and which these are; the others are added to `bad`."""
         ignored = {*self.drop, self.target}
-        columns = {name: column for name, column in block.columns.items() if name not in ignored}
+        columns = {name: column for name, column in sorted(block.columns.items()) if name not in ignored}
         target = block.columns.get(self.target)
         good = np.ones(len(block), bool)
 

@@ -1,7 +1,7 @@
 """The captured update of `SoftmaxNewton` as a few Triton kernels; symbols and equations as in `cross_entropy`.
 
 With n samples and c coordinates that get their ridge back, r = n + c rows join A. All of them are columns of one array
-P = Z [Φᵀ, e_at] (p + K, r), Z = [T; W]: the rows as T sees them, the logits, and the weights to be pulled to the prior.
+P = Z [Φᵀ, e_at] (p + K, r), Z = [T; W]: the rows times Tᵀ, the logits, and the weights to be pulled to the prior.
 What (1) and (2) make of the logits is a number a row, a, with F = P_T diag a for T/√λ, and the residuals. Then
 
     one sample, c = 1:   W and T in the columns of Z, from the 2 x 2 matrix I + DMD: three kernels in all

@@ -1,0 +1,85 @@
+"""The parameters of scikit-learn's estimators, each declared and described once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from sklearn.base import BaseEstimator
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+
+@dataclass(eq=False, repr=False)
+class Options(BaseEstimator):  # type: ignore[misc]
+    """The parameters of the regressor, and of the classifier but one; `fit` and `partial_fit` check them."""
+
+    hidden_layer_sizes: int | Sequence[int] | Literal["auto"] = "auto"
+    """Widths of the hidden layers; () for a linear model. "auto": (50, 50) for `fit`, 64 for `partial_fit`."""
+
+    activation: str = "auto"
+    """"fourier", "gelu", "relu", "tanh", "sigmoid" or "identity". "auto": "gelu" for `fit`, "fourier" for
+    `partial_fit`."""
+
+    _: KW_ONLY
+    optimizer: str = "auto"
+    """The body's: "adam", "sgd", "momentum", "nag", "rmsprop". "auto": Adam, without momentum where it learns single
+    rows."""
+
+    learning_rate: float | Literal["auto"] = "auto"
+    """The body's. "auto": 3e-3 for `partial_fit`; for `fit` it falls from 1e-2 to 0."""
+
+    weight_decay: float = 0.0
+    """The body's weight decay."""
+
+    ridge: float | Literal["auto"] = 10.0
+    """The head's ridge; 10 has the weight of ten rows of unit features. "auto": `partial_fit` also tries 1 and 100."""
+
+    forgetting: float | Literal["auto"] = "auto"
+    """The head's forgetting factor in (0, 1]; below 1 it follows drift. It acts once a row in `partial_fit`, once a
+    mini-batch in `fit`. "auto": several heads in `partial_fit`, 0.98 in `fit`."""
+
+    loss: Literal["huber", "squared"] = "huber"
+    """"huber" bounds the influence of a row; "squared" does not, nor does `fit` where weights differ more than
+    tenfold."""
+
+    batch_size: int | Literal["auto"] = "auto"
+    """Rows per step. "auto": 1 in `partial_fit`, mini-batches in `fit`."""
+
+    max_iter: int = 400
+    """The largest number of passes of `fit`; large tables get fewer."""
+
+    early_stopping: bool = True
+    """Whether `fit` chooses the number of passes by rows left out."""
+
+    random_state: int | np.random.RandomState | None = None
+    """Seed or generator of the body's initial weights and of the shuffling."""
+
+    module: nn.Module | None = None
+    """An `nn.Module` from (n, features) to (n, k) as the body, instead of hidden layers. A copy is trained in PyTorch
+    by `sepsa.SepSA`, with one head and squared loss."""
+
+    body: Literal["auto", "fourier", "experts"] = "auto"
+    """"experts" for other models beside the network, "fourier" for the network alone, whose `partial_fit` is about
+    three times as fast. "auto": "experts", except without hidden layers."""
+
+    experts: Sequence[Any] = ()
+    """Models of yours beside them: River's, scikit-learn's with `partial_fit`, or "lightgbm" for boosted trees that are
+    refitted as the rows grow (the extra `boosting`)."""
+
+    max_rows: int = 16384
+    """The last rows that the trees among the experts keep, at one byte for each input and about 120 more."""
+
+    verbose: int = 0
+    """1 to print the passes of `fit` and their errors, 0 for nothing."""
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class ClassifierOptions(Options):
+    """The parameters of the classifier."""
+
+    class_weight: dict[Any, float] | Literal["balanced"] | None = None
+    """Dict of the weight of each class, 1 for classes that it does not have; "balanced" for `fit` alone."""
