@@ -204,7 +204,8 @@ class LogisticNewton(NewtonHead):
         return outputs.sigmoid()
 
     def _deviation(self, Phi: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(Phi @ self._state.T.mT, dim=2).T
+        deviations: Tensor = torch.linalg.vector_norm(Phi @ self._state.T.mT, dim=2).T
+        return deviations
 
 
 def each_output(state: CrossEntropyState) -> list[CrossEntropyState]:
