@@ -21,7 +21,7 @@ class Plain:
     stats = SimpleNamespace(cache_path=_EMPTY)
 
     def __init__(self, function):
-        self.py_func = function
+        self.py_func = self.compile = function
 
     def __call__(self, *args):
         with np.errstate(all="ignore"):  # kernels are compiled with NumPy's rules for errors

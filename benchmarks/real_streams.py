@@ -463,6 +463,15 @@ def summary(met: list[Any]) -> dict[str, Any]:
 
 def print_tables(half: str | None, rows: list[Row]) -> None:
     for part in [half] if half else HALVES:
+        names = ("first", "more than 5 % behind", "ratio to the best peer")
+        both: dict[str, dict[str, Any]] = {}
+        for size in SIZES:
+            met = [races(rows, part, ours, size, "error", None) for ours in OURS]
+            if not all(met):
+                continue
+            one, other = map(summary, met)
+            both[f"{size:,}"] = {"streams": one["streams"]} | {name: f"{one[name]} / {other[name]}" for name in names}
+        print_table(f"{' / '.join(OURS)}, {part}: rows", both)
         for ours in OURS:
             counted = {
                 f"{size:,} rows, {words}{kind or 'all'}": summary(met)

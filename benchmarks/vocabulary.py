@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from language import CONSTANT, CONTEXT, EVERY, GPT, SEQUENCES, batches, draw, known, learner, stepper, store
+from language import CONTEXT, EVERY, FORMS, GPT, SEQUENCES, batches, draw, known, learner, stepper, store
 from measure import alternate_on_gpu, median_and_quartiles, ratio, require_cuda
 from torch import Tensor, nn
 from torch.nn import functional
@@ -39,7 +39,7 @@ RESULT = Path(__file__).with_suffix(".json")
 WIDTH, LAYERS, VOCABULARY = 768, 12, 32_768
 STEPS, SEARCH_STEPS, WARM_UP, SEEDS = 500, 150, 50, range(2)
 RATES = {"AdamW": (1e-3, 2e-3), "Muon": (4e-3, 8e-3)}
-METHODS = {form.format(base): base for base in RATES for form in ("{}", "SepSA over {}" + CONSTANT)}
+METHODS = {form.format(base): base for base in RATES for form in FORMS}
 RIDGES = (3.0, 30.0, 300.0, 3000.0)
 
 
@@ -222,14 +222,8 @@ def train_all(file: Path) -> None:
     for method, base in ours.items():
         run_missing(tokens, [(method, rates[base], 100, SEARCH_STEPS, ridge) for ridge in RIDGES])
     best = {method: min(found(method, SEARCH_STEPS), key=last)["ridge"] for method in ours}
-    run_missing(
-        tokens,
-        [
-            (method, rates[base], seed, STEPS, best.get(method, 0.0))
-            for seed in SEEDS
-            for method, base in METHODS.items()
-        ],
-    )
+    each = [(method, rates[base], best.get(method, 0.0)) for method, base in METHODS.items()]
+    run_missing(tokens, [(method, lr, seed, STEPS, ridge) for seed in SEEDS for method, lr, ridge in each])
 
 
 def run_missing(tokens: dict[str, Tensor], items: list[tuple[str, float, int, int, float]]) -> None:

@@ -46,6 +46,11 @@ def frame(X: Any) -> Any:
     return pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "colour": colours, "date": dates})
 
 
+def texts(X: Any) -> Any:
+    """Numbers, and texts of which there are more than get an indicator at once."""
+    return pd.DataFrame({"a": X[:, 0], "name": [f"n{abs(int(40 * x))}" for x in X[:, 1]]})
+
+
 def with_gaps(X: Any) -> Any:
     return np.where(X > 1.5, np.nan, X)
 
@@ -418,6 +423,8 @@ CASES: dict[str, Any] = {
     "regressor-two-targets.sepsa": Estimator(REGRESSOR, FOURIER, outputs=2),
     "regressor-fit.sepsa": Estimator(REGRESSOR, SMALL | {"max_iter": 3}, "fit"),
     "regressor-frame.sepsa": Estimator(REGRESSOR, FOURIER, table=frame),
+    "regressor-texts.sepsa": Estimator(REGRESSOR, FOURIER, table=texts),
+    "regressor-lightgbm.sepsa": Estimator(REGRESSOR, SMALL | {"experts": ["lightgbm"]}),
     "regressor-module.sepsa": Estimator(REGRESSOR, {"module": True}),
     "regressor-module-fit.sepsa": Estimator(REGRESSOR, {"module": True, "max_iter": 3}, "fit"),
     "classifier.sepsa": Estimator(CLASSIFIER),

@@ -16,7 +16,7 @@ import torch
 import river_models
 import sepsa
 from breaking.damage import damages, same, several
-from learners import FOURIER, Estimator, Forecaster, Head, Kind, River, Training, frame
+from learners import FOURIER, Estimator, Forecaster, Head, Kind, River, Training, frame, texts
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SoftmaxNewton
 from sepsa.paper.slimtik import SlimTik
 from sepsa.stream.columns.cells import Column
@@ -78,15 +78,18 @@ STREAMS = {
     "river.SepSAClassifier": River("SepSAClassifier", {"hidden": (3,), "body": "fourier"}),
     "experts": Estimator(sepsa.SepSARegressor, {"hidden_layer_sizes": (3,)}),
     "a frame": Estimator(sepsa.SepSARegressor, {"hidden_layer_sizes": (), "body": "fourier"}, table=frame),
+    "many texts": Estimator(sepsa.SepSARegressor, {"hidden_layer_sizes": (), "body": "fourier"}, table=texts),
     "sepsa stream": Table(),
 }
 # After these a state is another valid one: a parameter without a gradient has no moments yet, any plain value may be
-# the name of a feature or class, any number of rows may wait, and a value of the first rows may be missing.
+# the name of a feature or class, any number of rows may wait, a value of the first rows may be missing, and version 0.2
+# had no levels.
 NAME = r"(a string|no string|None|NaN|-?Inf|a fraction|a flag|huge|empty|truncated|an item too many)"
 LAWFUL = re.compile(
     r"\['state'\](\[\d\])?: empty|\['state'\]: without \d"
     r"|\['state'\]\[\d\](\['momentum_buffer'\]: None|: without 'momentum_buffer')"
     rf"|.*\['(features|outputs|names|labels|warned|feature_names)'\]\[\d+\](\['tuple'\](\[\d\])?)?: {NAME}"
+    r"|.*\['inputs'\]: without 'levels'"
     r"|.*\['uncalibrated'\]: (truncated|empty|an item too many)|.*\['warm_up'\]\['X'\]: NaN at \d+"
 )
 

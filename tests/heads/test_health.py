@@ -40,6 +40,15 @@ def test_the_numbers_are_those_of_the_curvature(options, backend, batch):
     assert all(isinstance(value, float) and math.isfinite(value) for value in health.values())
 
 
+@pytest.mark.parametrize("options", [{}, AUTO])
+def test_the_last_step_is_the_change_of_the_head(options):
+    solver, linear, x = trained(n=496, **options)  # a number of updates after which one is noted
+    before = torch.cat([linear.weight, linear.bias[:, None]], 1).detach().clone()
+    solver.update(torch.randn_like(x[:3]), torch.randn(3, 2, dtype=torch.float64))
+    after = torch.cat([linear.weight, linear.bias[:, None]], 1).detach()
+    assert solver.health()["last_step"] == pytest.approx(float((after - before).norm()), rel=1e-9)
+
+
 @pytest.mark.parametrize("options", [{}, {"forgetting": 0.98}, AUTO])
 def test_dead_and_silent_features_are_counted(options):
     solver, _, x = trained(dead=(1, 4), **options)

@@ -35,10 +35,15 @@ def test_boosting_is_refitted_as_the_rows_grow_and_resumed_to_the_same_bits(clas
     ahead = model.prequential(X[400:], y[400:])
     for other in others:
         np.testing.assert_array_equal(other.prequential(X[400:], y[400:]), ahead)
-    state = others[1].state_dict()
-    state["learner"]["engine"]["models"][0]["state"]["due"] = 0
-    with pytest.raises(ValueError, match="due"):
-        others[1].load_state_dict(state)
+    for name, place, value in (("due", None, 0), ("models", 0, 7), ("table", -1, np.nan), ("digest", None, "0")):
+        state = others[1].state_dict()
+        mine = state["learner"]["engine"]["models"][0]["state"]
+        if place is None:
+            mine[name] = value
+        else:
+            (mine[name][0] if name == "models" else mine[name]).flat[place] = value
+        with pytest.raises(ValueError, match="digest" if name == "models" else name):
+            others[1].load_state_dict(state)
 
 
 def test_boosting_keeps_the_latest_rows_and_copies_do_not_share_what_they_learn(monkeypatch):

@@ -133,9 +133,34 @@ def test_a_tree_is_grown_as_by_the_slow_reference(seed, d, m, positive):
             assert gain == pytest.approx(best, rel=1e-4, abs=whole)
         for leaf in range(len(splits) + 1):
             mine = leaves[t, :rows] == leaf
-            expected = trees.RATE * (weight[mine] @ r[mine]) / (weight[mine].sum() + trees.SHRINK)
+            expected = trees.RATE / 1000 * (weight[mine] @ r[mine]) / (weight[mine].sum() + trees.SHRINK)
             np.testing.assert_allclose(values[t, leaf], expected, rtol=1e-3, atol=1e-4)
     assert checked
+
+
+@pytest.mark.parametrize("m", [1, 2])
+def test_boosted_trees_each_fit_what_those_before_leave(m):
+    rng = np.random.default_rng(m)
+    X, weight = rng.normal(size=(300, 3)), rng.choice([0.5, 1.0, 2.0], 300)
+    Y = 5 + np.abs(X[:, :m]) + rng.normal(size=(300, m))
+    learner = StreamLearner(3, m, regression=True, trees=40, **OPTIONS)
+    learner.learn(X, Y, weight)
+    learner.engine.boost_trees()
+    part = learner.engine.parts_of("trees")
+    leaves, values, omega = part("LEAF_OF_ROW")[:, :300], part("VALUES"), part("WEIGHTS")[:300].astype(float)
+    left = part("TARGETS")[:300].astype(float)
+    first = omega @ left[:, 0] ** 2
+    for t in range(40):
+        for leaf in np.unique(leaves[t]):
+            mine = leaves[t] == leaf
+            expected = trees.TABLE_RATE / 1000 * (omega[mine] @ left[mine]) / (omega[mine].sum() + trees.SHRINK)
+            # Sums of rows are float32: some roundings of 6e-8 of a target of 10.
+            np.testing.assert_allclose(values[t, leaf], expected, atol=1e-5)
+        left -= values[t, leaves[t]]
+    assert omega @ left[:, 0] ** 2 < 0.5 * first
+    ahead = learner.copy()
+    ahead.load_state_dict(learner.state_dict())
+    assert np.array_equal(ahead.learn(X, Y), learner.learn(X, Y))
 
 
 @settings(deadline=None, max_examples=20)

@@ -102,7 +102,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(rows, tmp_path):
     table(parts / "t.csv", lines(rows))
     assert forecast(parts, 40).exit_code == 0
     with (parts / "p.csv").open("a") as file:
-        file.write("what a killed run wrote after its last checkpoint\n")
+        file.write("what a killed run wrote after its last checkpoint\n" * 1000)
     with (parts / "t.csv").open("a") as file:
         file.write("\n".join(lines(500, rows)) + "\n")
     result = forecast(parts, 40)

@@ -487,7 +487,7 @@ def test_missing_texts_and_categories_have_no_indicator():
     assert (seen[::3, cities] == 0).all()
     assert (seen[1::3, cities].sum(1) == 1).all()
     assert np.isnan(seen[::4, names.index("time:days")]).all()
-    weekdays = X["time"].dt.weekday.to_numpy()[1::4]
+    weekdays = X["time"].dt.day_of_week.to_numpy()[1::4]
     np.testing.assert_array_equal(seen[1::4, names.index("time:weekday")], weekdays)
     for missing in (None, np.nan, pd.NA, "", "NA", "?"):
         np.testing.assert_array_equal(model.predict(X.assign(city=missing)), model.predict(X.assign(city=None)))

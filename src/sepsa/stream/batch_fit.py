@@ -9,10 +9,12 @@ A pass takes the rows in random order, in mini-batches; over T passes the body's
 and the head forgets by `forgetting` per mini-batch, because its curvature is that of features which have moved since.
 T is tried in factors of four, each time from the start, as a rate that has fallen cannot be continued; the trials end
 with the first that raises the squared error on rows left out. These passes are the network's: the other experts learn
-each row twice, one row after the other as in a stream, and their mixture is that of `sepsa.stream.stacking`.
+each row twice, one row after the other as in a stream, then trees are boosted on all rows that they keep; the mixture
+is that of `sepsa.stream.stacking`.
 
 The variance of a target about the committee's mean is σ² (1 + c φᵀBφ), with φᵀBφ of the head's curvature. c is that
-under which the errors on rows left out are most likely as normal errors, and σ² holds nine tenths of them.
+under which the errors on rows left out are most likely as normal errors, and σ² holds nine tenths of them. These are
+errors of one learner, made smaller by as much as the mean of all is better (`averaged`).
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ VISITS = 1_200_000  # of rows, over all learners and passes, by a small compiled
 TOLERANCE = 1.02  # of a longer trial's squared error: what makes it worse for one learner is averaged out in several
 ENOUGH = 250  # rows left out determine σ to 4 %, where the folds have no other use
 TRIALS = (64, 16, 4, 1)  # the most passes divided by this
+COMPARED = 500  # rows on which members are compared
 INFLATIONS = [2.0**k for k in range(17)]
 NINE_TENTHS = 1.6448536269514722  # standard deviations within which nine tenths of a normal distribution lie
 
@@ -154,11 +157,13 @@ def fit(
         members = trained_on_all(new_network, new_mixture, table, schedule._replace(passes=passes), rng)
     # `set_effective_samples` makes one pass of many, and B larger by as much.
     leverages = leverages * max(1.0, members[0].engine.samples / share)
-    noise, inflation = likeliest(left_out.Y - means, leverages, left_out.weight)
+    for member in members if mixture is not None else ():
+        member.engine.set_mixture(mixture.evidence, mixture.parts)  # type: ignore[attr-defined, union-attr]
+    errors = left_out.Y - means
+    errors *= averaged(members, left_out.X, errors)
+    noise, inflation = likeliest(errors, leverages, left_out.weight)
     for member in members:
         member.set_effective_samples(share, noise)
-        if mixture is not None:
-            member.engine.set_mixture(mixture.evidence, mixture.parts)  # type: ignore[attr-defined]
     return FitResult(Committee(members, inflation), passes, np.concatenate(folds), means)
 
 
@@ -243,6 +248,7 @@ def teach_experts(
                 if not stop.is_set():
                     learner.learn(part, Y[some], weight[some])
         learner.take_network(networks[k])
+        learner.engine.boost_trees()  # type: ignore[attr-defined]
         return learner
 
     return in_threads(member, len(folds), threads)
@@ -315,6 +321,20 @@ def train(
 def error_weights(learner: StreamLearner, table: Table) -> Floats:
     """The weight (outputs,) of each output's squared error: by its variance, or 1 for indicators of classes."""
     return reciprocal(moments(table.Y, table.weight)[1]) if learner.regression else np.ones(table.Y.shape[1])
+
+
+def averaged(members: list[StreamLearner], X: Any, errors: Floats) -> Floats:
+    """The factor (outputs,) by which errors of the members' mean are smaller than errors (n, outputs) of one of them.
+
+    A member differs from their mean by some variance v, and M of them average it to v/M: e² becomes e² - (1 - 1/M) v.
+    """
+    some = np.linspace(0, len(errors) - 1, min(len(errors), COMPARED)).astype(int)
+    parts = [[member.predict(part) for _, part in row_parts(X[some])] for member in members]
+    told = np.array([np.concatenate(part) for part in parts])
+    less = (1 - 1 / len(members)) * told.var(0, ddof=min(1, len(members) - 1)).mean(0)
+    square = (errors**2).mean(0)
+    factor: Floats = np.sqrt(np.maximum(1 - np.divide(less, square, out=np.zeros_like(less), where=square > 0), 0.25))
+    return factor
 
 
 def likeliest(errors: Floats, leverage: Floats, weight: Floats) -> tuple[Floats, float]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -143,11 +145,14 @@ class Boosting:
             "outputs": self._outputs,
             "table": self._latest().copy(),
             "models": [np.frombuffer(model.encode(), np.uint8).copy() for model in self.models],
+            "digest": digest(self.models),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
         """Continue from the result of `state_dict`; a ValueError names the wrong entry."""
-        new = schema.read(entry, state_dict, {"rows", "due", "inputs", "outputs", "table", "models"})
+        keys = {"rows", "due", "inputs", "outputs", "table", "models"}
+        hashed = isinstance(state_dict, dict) and "digest" in state_dict
+        new = schema.read(entry, state_dict, keys | {"digest"} if hashed else keys)
         outputs, table = new.integer("outputs"), new.array("table", (None, None), missing=True)
         rows, models = new.integer("rows", len(table)), new.items("models")
         inputs = new.integer("inputs", 0, max(0, table.shape[1] - outputs - 1))
@@ -155,5 +160,14 @@ class Boosting:
         texts = tuple(models.array(i, (None,), np.uint8).tobytes().decode(errors="replace") for i in range(len(models)))
         if len(texts) not in (0, 1 if self.classes else outputs):
             raise new.damaged("models", f"0 or {1 if self.classes else outputs} models", len(texts))
+        if hashed:
+            new.equal("digest", digest(texts))  # LightGBM itself may read beyond what a damaged text holds
+        if not np.isfinite(table[:, max(0, table.shape[1] - outputs - 1) :]).all() or (table[:, -1:] <= 0).any():
+            raise new.damaged("table", "finite targets and positive weights", "others")
         self.rows, self.due, self.inputs, self._outputs, self.models = rows, due, inputs, outputs, texts
         self._table, self._stop, self._filled, self._boosters = table, len(table), [len(table)], None
+
+
+def digest(models: Sequence[str]) -> str:
+    """A hash of the texts of models."""
+    return hashlib.sha256("\0".join(models).encode()).hexdigest()

@@ -177,7 +177,7 @@ class StreamEstimator(Saves, Options):
         if encoder is None:
             return None
         if not is_frame(X):
-            columns = ", ".join(map(repr, list(encoder.kinds)[:10]))
+            columns = ", ".join(repr(str(name)) for name in [*getattr(self, "feature_names_in_", encoder.kinds)][:10])
             raise ValueError(f"X must be a DataFrame with the columns {columns}, as before, got {type(X).__name__}")
         validate_data(self, X, reset=False, skip_check_array=True)
         if not learn:

@@ -73,7 +73,8 @@ class Inputs:
     @classmethod
     def from_state(cls, categories: int, means: int, state: Any, entry: str = "state['inputs']") -> Inputs:
         """Inputs that continue from the result of `state_dict`; ValueError where that is damaged."""
-        state = {"levels": {}} | state if isinstance(state, dict) else state  # version 0.2 had none
+        of_version_0_2 = isinstance(state, dict) and "levels" not in state
+        state = state | {"levels": {}} if of_version_0_2 else state
         new = schema.read(entry, state, {"names", "indicators", "texts", "text_rows", "warned", "levels"})
         out = cls(categories, means)
         for part in ("names", "indicators", "warned"):
@@ -96,8 +97,9 @@ class Inputs:
         out.texts = {column: dict(texts) for column, texts in new["texts"].items()}
         text_rows = schema.Entries(new.path("text_rows"), new["text_rows"])
         out.text_rows = {column: text_rows.integer(column) for column in text_rows.values}
-        if not isinstance(new["levels"], dict) or not set(new["levels"]) <= set(out.text_rows):
-            raise new.damaged("levels", "a dict of columns with texts", type(new["levels"]).__name__)
+        many = {name for name, texts in out.texts.items() if len(texts) > AT_ONCE and not of_version_0_2}
+        if not isinstance(new["levels"], dict) or not many <= set(new["levels"]) <= set(out.text_rows):
+            raise new.damaged("levels", "a dict of the columns with many texts", schema.brief(new["levels"]))
         levels = schema.Entries(new.path("levels"), new["levels"])
         for column in levels.values:
             out.levels[column] = LevelMeans.from_state(

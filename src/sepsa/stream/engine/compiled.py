@@ -85,6 +85,7 @@ class Engine(StreamEngine):
         seed: int | None = 0,
         experts: Sequence[Any] | None = None,
         max_rows: int = 16384,
+        trees: int = 32,
         **optimizer_options: float,
     ) -> None:
         if dtype not in (np.float32, np.float64):
@@ -116,6 +117,8 @@ class Engine(StreamEngine):
             "robust": LOSSES[one_of("loss", loss, LOSSES)],
             "classes": int(classes),
             "room": _experts("trees").room_for(0, inputs, self._most) if experts is not None else 0,
+            "trees": at_least("trees", trees, 16),
+            "rate": _experts("trees").RATE,
         }
         self._allocate(inputs, outputs, tuple(hidden), settings)
         self._start()
@@ -187,6 +190,7 @@ class Engine(StreamEngine):
             sizes = (50, 50) if for_fit else (64,)
         if body_of(parameters["body"], sizes, parameters["experts"]) == "experts":
             options |= {"body": "experts", "experts": parameters["experts"], "max_rows": parameters["max_rows"]}
+            options |= {"trees": _experts("trees").TABLE_TREES} if for_fit else {}
         return options | {
             "batch": 1 if batch == "auto" else at_least("batch_size", batch, 1),
             "loss": parameters["loss"],
@@ -340,14 +344,17 @@ class Engine(StreamEngine):
         return float(self._options[layout.O_LR]), forgetting, self.batch_size
 
     def set_schedule(self, lr: float, forgetting: float, batch: int) -> None:
-        self._options, layout_of_copies = self._options.copy(), self._layout  # a copy of the engine shares them
+        self._options = self._options.copy()  # a copy of the engine shares them
         self._options[layout.O_LR] = lr
         self._view("NUMBERS", 0)[layout.H_FORGETTING] = forgetting
-        if batch == self.batch_size:
-            return
+        if batch != self.batch_size:
+            self._set(batch=batch)
+
+    def _set(self, **settings: int) -> None:
+        """Change settings that the layout of the state does not depend on."""
         state = self._state
-        self._allocate(self.inputs, self.outputs, layout_of_copies.hidden, layout_of_copies.settings | {"batch": batch})
-        self._state = state  # the batch changes the workspace alone
+        self._allocate(self.inputs, self.outputs, self._layout.hidden, self._layout.settings | settings)
+        self._state = state
 
     def noise_variance(self) -> Floats:
         """The variance (outputs,) of targets about predictions.
@@ -440,6 +447,16 @@ class Engine(StreamEngine):
             answers[i].flat = workspace[start : start + answers[i].size]
         return answers
 
+    def boost_trees(self) -> None:
+        """Grow all trees anew, each once on the rows that are stored, by boosting."""
+        trees, log = _experts("trees"), int(self._layout.numbers[positions["row", "LOG"]]) + 1
+        workspace, regression = np.zeros(self._layout.workspace), not self._layout.settings["classes"]
+        workspace[log] = regression and self.outputs == 1 and self._view("ORIGIN", "log products")[0] > 0
+        trees.clear_trees(self.parts_of("trees"))
+        self._set(rate=trees.TABLE_RATE)
+        self._ready().run("boost", workspace, np.zeros((1, self.inputs)), None, None, None, np.empty(1))
+        self._set(rate=trees.RATE)
+
     def take_network(self, other: Engine) -> None:
         """Continue with the network and the heads of another engine of the same form, and models fitted on all rows."""
         if self._models:
@@ -476,12 +493,12 @@ class Engine(StreamEngine):
         """
         self.__dict__.update(saved.grown(self, inputs, outputs).__dict__)
 
-    def resized(self, inputs: int, outputs: int, room: int) -> Engine:
-        """A copy with a state of zeros for these numbers of inputs and outputs, and this room for rows."""
+    def resized(self, inputs: int, outputs: int, **settings: int) -> Engine:
+        """A copy with a state of zeros for these numbers of inputs and outputs, and other settings."""
         other = self.copy()
         # Copies share one generator until it is drawn from.
         other._rng = read_generator("generator", generator_state(self._rng))
-        other._allocate(inputs, outputs, self._layout.hidden, self._layout.settings | {"room": room})
+        other._allocate(inputs, outputs, self._layout.hidden, self._layout.settings | settings)
         return other
 
     # ------------------------------------------------------------------ learning
@@ -579,7 +596,7 @@ class Kernels:
         found = self._compiled.get(name)
         if found is None:
             step = _experts("step")
-            top = step.learn if name == "learn" else step.predict
+            top = {"learn": step.learn, "boost": _experts("trees").boost}.get(name, step.predict)
             rows = step.kernels(self.table, name == "learn", self.classes, name == "leverage")
             what = "the stream engine with experts" if len(self.table) > 1 else "the stream engine"
             compile_kernels([top, *(kernel for row in rows for kernel in row if kernel)], what)
@@ -626,7 +643,7 @@ def compile_for_learners() -> None:
     """Compile what the learners of numbers and of classes call by default, unless it is in the cache."""
     for classes in (False, True):
         kernels = Engine.for_raw_rows(1, 2, classes=classes, seed=0, experts=())._ready()
-        for name in ("learn", "leverage"):
+        for name in ("learn", "leverage", "boost"):
             kernels[name]
 
 

@@ -19,7 +19,7 @@ END, HIDDEN = range(2)
 SIZES = (
     "inputs", "outputs", "depth", "hidden", "heads", "parameters", "units", "deltas", "features", "stride", "experts",
     "stacked", "candidates", "built_in", "models", "calls", "batch", "activation", "optimizer",
-    "standardize", "robust", "classes", "room",
+    "standardize", "robust", "classes", "room", "trees", "rate", "tree_slots",
 )  # fmt: skip
 
 O_LR, O_DECAY, O_MOMENTUM, O_BETA2, O_EPS, O_NESTEROV, O_DISCOUNT, O_POWER, O_CALIBRATION = range(9)
@@ -64,7 +64,8 @@ class Layout:
             "inputs": d, "outputs": outputs, "depth": len(hidden), "hidden": last, "heads": len(subsets),
             "parameters": self.body, "units": d + sum(hidden), "deltas": 2 * max(hidden, default=0),
             "features": last + d + 1, "stride": 2 * last + d + 2, "experts": experts, "stacked": experts - 1,
-            "candidates": experts + 1, "built_in": built_in, "models": models, "calls": experts + 2, **settings,
+            "candidates": experts + 1, "built_in": built_in, "models": models, "calls": experts + 2,
+            "tree_slots": settings["trees"] + 1, **settings,
         }  # fmt: skip
         for group in groups:
             if not group.repeated:

@@ -7,6 +7,7 @@ state and writes another.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pkgutil import resolve_name
 from typing import Any, TypeAlias
 
@@ -19,6 +20,8 @@ from sepsa.stream.engine.options import ACTIVATIONS
 
 Engine: TypeAlias = Any  # that of `compiled`, which imports this module
 
+EMPTY: Mapping[str, int] = {}
+MOST_TREES = 1000
 BODY_PARTS = ("THETA", "FIRST", "SECOND")
 POSITIVE = ("D", "RIDGE")
 NOT_NEGATIVE = ("SECOND", "ENERGY", "SCALE", "TYPICAL", "USUAL", "LATE", "GAIN", "ERROR", "NUMBERS", "COUNTS")
@@ -100,7 +103,7 @@ def loaded(engine: Engine, state: Any, entry: str) -> Engine:
         {"inputs", "outputs", "network", "experts", "mixture", "models"},
     )
     experts = upgraded(new["experts"], new.path("experts"))
-    other = load_network(engine, new["network"], new.path("network"), room_of(experts))
+    other = load_network(engine, new["network"], new.path("network"), sizes_of(experts))
     for name, size in (("inputs", other.inputs), ("outputs", other.outputs)):
         new.equal(name, size)
     load_experts(other, experts, new.path("experts"))
@@ -114,15 +117,14 @@ def loaded(engine: Engine, state: Any, entry: str) -> Engine:
     return other
 
 
-def load_network(engine: Engine, state: Any, entry: str, room: int = 0) -> Engine:
+def load_network(engine: Engine, state: Any, entry: str, sizes: Mapping[str, int] = EMPTY) -> Engine:
     """An engine like this one, with the network in a saved state and all other experts at their start."""
     new = schema.read(entry, state, {"settings", "inputs", "outputs", "arrays", "generator"})
     wanted = settings(engine)
     saved = new.entries("settings", set(wanted))
     for name, value in wanted.items():
         saved.equal(name, value)
-    room = room or engine._layout.settings["room"]
-    other = engine.resized(new.integer("inputs", 1), new.integer("outputs", 1), room)
+    other = engine.resized(new.integer("inputs", 1), new.integer("outputs", 1), **sizes)
     other._start()
     names = network_parts(other)
     arrays = new.entries("arrays", set(names))
@@ -147,11 +149,12 @@ def upgraded(states: Any, entry: str) -> Any:
         raise schema.damaged(entry, "the states of experts", repr(error)) from error
 
 
-def room_of(states: Any) -> int:
-    """The rows for which saved trees have room; 0 where the state does not say."""
+def sizes_of(states: Any) -> dict[str, int]:
+    """The number of saved trees, and the rows for which they have room; none where the state does not say."""
     trees = states.get("trees") if isinstance(states, dict) else None
-    weights = trees.get("WEIGHTS") if isinstance(trees, dict) else None
-    return len(weights) if isinstance(weights, np.ndarray) and weights.ndim == 1 else 0
+    leaves = trees.get("LEAF_OF_ROW") if isinstance(trees, dict) else None
+    known = isinstance(leaves, np.ndarray) and leaves.ndim == 2 and 0 < len(leaves) < MOST_TREES
+    return {"trees": len(leaves), "room": leaves.shape[1]} if known else {}  # type: ignore[union-attr, arg-type]
 
 
 def load_experts(engine: Engine, states: Any, entry: str) -> None:
@@ -278,9 +281,10 @@ def unpickle(engine: Engine, state: dict[str, Any]) -> None:
         state = alone_of_version_0_2(state)
     engine._heads, engine._options, engine._dtype = state["heads"], state["options"], state["dtype"]
     engine._models, engine._rng = state["models"], state["generator"]
-    engine._most = state.get("max_rows", resolve_name("sepsa.stream.experts.trees").MOST_ROWS)
+    trees = resolve_name("sepsa.stream.experts.trees")
+    engine._most = state.get("max_rows", trees.MOST_ROWS)
     experts = upgraded(state.get("experts", {}), "experts")
-    form = state["settings"] | {"room": room_of(experts)}
+    form = {"room": 0, "trees": trees.TREES, "rate": trees.RATE} | state["settings"] | sizes_of(experts)
     engine._allocate(state["inputs"], state["outputs"], tuple(state["hidden"]), form)
     engine._start()
     for name, array in state["network"].items():
@@ -331,7 +335,7 @@ def with_experts_of_version_0_2(state: dict[str, Any]) -> dict[str, Any]:
 
 def grown(engine: Engine, inputs: int, outputs: int) -> Engine:
     """The engine with more inputs or outputs, which were zero in all rows so far."""
-    other = engine.resized(inputs, outputs, room_after_growth(engine, inputs))
+    other = engine.resized(inputs, outputs, room=room_after_growth(engine, inputs))
     other._start()
     grow_heads(engine, other)
     old, new = engine._layout, other._layout
@@ -384,7 +388,7 @@ def room_after_growth(engine: Engine, inputs: int) -> int:
 
 def with_room(engine: Engine, room: int) -> Engine:
     """The engine with more room for rows, in the same state otherwise; a tree begins anew if all places are taken."""
-    other = engine.resized(engine.inputs, engine.outputs, room)
+    other = engine.resized(engine.inputs, engine.outputs, room=room)
     for name in engine._layout.parts:
         old, new = part(engine, name), part(other, name)
         new[tuple(slice(0, length) for length in old.shape)] = old

@@ -48,7 +48,8 @@ def of_complete_trees(old: dict[str, Any], window: dict[str, Any]) -> dict[str, 
     order, (count, leaves, m) = in_order(window), old["VALUES"].shape
     count, rows, d = count - 1, len(order), len(window["ROWS"])
     room = trees.room_for(rows, d, trees.MOST_ROWS)
-    sizes = {"inputs": d, "room": room} | {name: size(d, m) for name, size in trees.GROUP.sizes.items()}
+    sizes = {"inputs": d, "room": room, "trees": trees.TREES, "tree_slots": trees.TREES + 1}
+    sizes |= {name: size(d, m) for name, size in trees.GROUP.sizes.items()}
     new = {
         name: np.zeros([sizes.get(length, length) for length in shape], dtype)
         for name, (dtype, shape) in trees.PARTS.items()

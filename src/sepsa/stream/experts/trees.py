@@ -11,8 +11,8 @@ The leaf with the largest gain is split next, until there are `LEAVES`, or no sp
 
 where r has several outputs, along a random direction. Rows of a leaf lie together in `ORDER`. A split moves them to
 its two leaves, counts the rows of the smaller one in histograms over the codes, and subtracts these from its parent's.
-The value of a leaf is `RATE` Σr/(n + λ). A cell of a histogram is one integer, so that a row is added to it in one
-operation: the sum of weights in its upper bits, and that of weighted residuals in the lower ones.
+The value of a leaf is Σr/(n + λ), times a rate. A cell of a histogram is one integer, so that a row is added to it in
+one operation: the sum of weights in its upper bits, and that of weighted residuals in the lower ones.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ BINS = 64
 INPUTS = 32  # at most, of a tree
 SAMPLE = 1024  # latest values of each input, from which edges are drawn
 CROWD = 16  # if one in so many of them has the same code and they differ, the edges are drawn again
-RATE = 0.3
+RATE = 300  # in thousandths
+TABLE_TREES, TABLE_RATE = 120, 150  # of `fit`, where each tree is grown once on all rows
 SHRINK = 2.0
 LEAST = 4.0  # rows on either side of a split; and one of `LEAST_SHARE` of all
 LEAST_SHARE = 1000.0
-ROWS_PER_TREE, ROWS_PER_LEAF = 24, 48  # in the window: more of them, more trees and leaves
+ROWS_PER_TREE, ROWS_PER_LEAF = 24, 48  # in the window: more of them, more trees and leaves; for a table all trees
 FEWEST_TREES, FEWEST_LEAVES = 16, 8
 # The work for each row learned, in cells of histograms to which a row is added: a fixed part, and one for each input
 # of a tree. To move a row or see it in another pass counts as `MOVE` cells; to look for a split, `LOOK` for each cell.
@@ -94,10 +95,10 @@ PARTS = {
     "DRAWN": (float, ("inputs",)),  # the rows from which the edges were drawn
     "LATEST": (np.float32, ("inputs", SAMPLE)),
     "MISSED": (np.uint8, ("inputs",)),  # 1 where an input was ever missing; else one that is missing counts as its mean
-    "SPLIT_INPUTS": (np.uint32, (TREES + 1, LEAVES - 1)),
-    "SPLIT_THRESHOLDS": (np.float32, (TREES + 1, LEAVES - 1)),
-    "CHILDREN": (np.int8, (TREES + 1, LEAVES - 1, 2)),  # a split, or -1 - a leaf
-    "VALUES": (float, (TREES + 1, LEAVES, "targets")),
+    "SPLIT_INPUTS": (np.uint32, ("tree_slots", LEAVES - 1)),
+    "SPLIT_THRESHOLDS": (np.float32, ("tree_slots", LEAVES - 1)),
+    "CHILDREN": (np.int8, ("tree_slots", LEAVES - 1, 2)),  # a split, or -1 - a leaf
+    "VALUES": (float, ("tree_slots", LEAVES, "targets")),
     "CUTS": (np.uint8, (LEAVES - 1,)),  # the codes at which the tree in growth divides
     "LEAF_STARTS": (np.int64, (LEAVES,)),
     "LEAF_ROWS": (np.int64, (LEAVES,)),
@@ -113,10 +114,10 @@ PARTS = {
     "PACKED": (np.int64, ("room",)),
     "ORDER": (np.uint32, ("room",)),
     "OTHERS": (np.uint32, ("room",)),
-    "LEAF_OF_ROW": (np.uint8, (TREES, "room")),
+    "LEAF_OF_ROW": (np.uint8, ("trees", "room")),
 }
 TEMPORARY = {
-    "LEAVES": (np.int64, (TREES,)),
+    "LEAVES": (np.int64, ("trees",)),
     "TOLD": (float, ("targets",)),
     "MERGED": (float, (3, SAMPLE + BINS)),
     "ASKED": (np.float32, ("inputs",)),
@@ -267,7 +268,7 @@ def draw_edges(edges, codes, rows, latest, ever, following, merged):
 
 
 @called
-def choose(growth, gains, chosen, direction, outputs, logarithm):
+def choose(growth, gains, chosen, direction, outputs, logarithm, trees):
     """Choose the inputs of the next tree, half of them by their recent gains, and the direction of its residuals."""
     d, wanted = gains.size, chosen.size
     for f in range(wanted if wanted == d else 0):
@@ -288,7 +289,7 @@ def choose(growth, gains, chosen, direction, outputs, logarithm):
                     rank -= 1
         chosen[f] = best
     for j in range(d):
-        gains[j] *= 1.0 - 1.0 / TREES
+        gains[j] *= 1.0 - 1.0 / trees
     for k in range(direction.size):
         direction[k] = 2.0 * random(growth) - 1.0
     if outputs == 2:
@@ -405,19 +406,20 @@ def best_split(cells, growth, least):
 @called
 def begin(model):
     """Begin a tree on the last rows."""
-    growth, stored, room = parts.GROWTH(model), parts.STORED(model), size.room(model)
+    growth, stored, room, trees = parts.GROWTH(model), parts.STORED(model), size.room(model), size.trees(model)
     rows = min(stored[S_ROWS], room * 8 // 9)
     if growth[G_TREE] == 0:
-        growth[G_TREES] = min(max(rows // ROWS_PER_TREE, FEWEST_TREES), TREES)
+        fewest = FEWEST_TREES if trees == TREES else trees
+        growth[G_TREES] = min(max(rows // ROWS_PER_TREE, fewest), trees)
     growth[G_ROWS], growth[G_FIRST], stored[S_LATE] = rows, (stored[S_NEXT] - rows) % room, 0
     choose(
         growth, parts.GAINS(model), parts.CHOSEN(model), parts.DIRECTION(model), size.outputs(model),
-        row.LOG(model)[1] > 0.0,
+        row.LOG(model)[1] > 0.0, trees,
     )  # fmt: skip
     growth[G_WEIGHT] = growth[G_RESIDUAL] = 1e-300
     growth[G_LEAVES], growth[G_PHASE], growth[G_CURSOR] = 1, DRAW, 0
     parts.LEAF_STARTS(model)[0], parts.LEAF_ROWS(model)[0], parts.LEAF_ABOVE(model)[0] = 0, rows, -1
-    thresholds, children = parts.SPLIT_THRESHOLDS(model)[TREES], parts.CHILDREN(model)[TREES]
+    thresholds, children = parts.SPLIT_THRESHOLDS(model)[trees], parts.CHILDREN(model)[trees]
     for node in range(LEAVES - 1):
         thresholds[node], children[node, 0], children[node, 1] = NOWHERE, -1, -1
     d, width = size.inputs(model), size.tree_inputs(model)
@@ -516,6 +518,7 @@ def find_next(model):
 def divide_leaf(model, left):
     """Divide rows of the leaf that is split, and make the split once all are."""
     growth, chosen, order, others = parts.GROWTH(model), parts.CHOSEN(model), parts.ORDER(model), parts.OTHERS(model)
+    trees = size.trees(model)
     leaf, first, new = int(growth[G_LEAF]), int(growth[G_CURSOR]), int(growth[G_LEAVES])
     starts, sizes, cut = parts.LEAF_STARTS(model), parts.LEAF_ROWS(model), parts.LEAF_CUTS(model)[leaf]
     start, rows, j, code = starts[leaf], sizes[leaf], chosen[cut // BINS], cut % BINS
@@ -527,7 +530,7 @@ def divide_leaf(model, left):
             order[start + lower + p] = others[p]
         node, above = new - 1, parts.LEAF_ABOVE(model)
         inputs, thresholds, children = (
-            parts.SPLIT_INPUTS(model)[TREES], parts.SPLIT_THRESHOLDS(model)[TREES], parts.CHILDREN(model)[TREES]
+            parts.SPLIT_INPUTS(model)[trees], parts.SPLIT_THRESHOLDS(model)[trees], parts.CHILDREN(model)[trees]
         )  # fmt: skip
         inputs[node], parts.CUTS(model)[node] = j, code
         thresholds[node] = parts.EDGES(model)[j, code - 1] if code > 0 else -NOWHERE
@@ -575,7 +578,8 @@ def fill_leaf(model, left):
         parts.TARGETS(model), parts.SUMS(model), parts.WEIGHTS(model), parts.ORDER(model), int(growth[G_TREE])
     )  # fmt: skip
     values, leaves, counts = parts.VALUES(model), parts.LEAF_OF_ROW(model)[t], parts.LEAF_COUNTS(model)
-    start, rows, new, old = parts.LEAF_STARTS(model)[leaf], parts.LEAF_ROWS(model)[leaf], values[TREES, leaf], values[t]
+    start, rows, old = parts.LEAF_STARTS(model)[leaf], parts.LEAF_ROWS(model)[leaf], values[t]
+    new, rate = values[size.trees(model), leaf], size.rate(model) / 1000.0
     stop = min(rows, first + 1 + left // (2 * MOVE))
     growth[G_CURSOR] = stop
     if growth[G_PHASE] == COLLECT:
@@ -595,7 +599,7 @@ def fill_leaf(model, left):
             new[k] += total
         if stop == rows:
             for k in range(new.size):
-                new[k] *= RATE / counts[leaf]
+                new[k] *= rate / counts[leaf]
             growth[G_PHASE], growth[G_CURSOR] = UPDATE, 0
     else:
         for p in range(np.uint64(start + first), np.uint64(start + stop)):
@@ -616,22 +620,22 @@ def finish(model):
         parts.SPLIT_INPUTS(model), parts.SPLIT_THRESHOLDS(model), parts.CHILDREN(model), parts.VALUES(model),
         parts.CUTS(model), parts.SUMS(model),
     )  # fmt: skip
-    t, m = int(growth[G_TREE]), values.shape[2]
+    t, m, trees = int(growth[G_TREE]), values.shape[2], size.trees(model)
     leaves = parts.LEAF_OF_ROW(model)[t]
     for late in range(stored[S_LATE]):
         i, node = (stored[S_NEXT] - 1 - late) % room, 0
         while node >= 0:
-            right = thresholds[TREES, node] < NOWHERE and codes[inputs[TREES, node], i] > cuts[node]
-            node = children[TREES, node, 1 if right else 0]
+            right = thresholds[trees, node] < NOWHERE and codes[inputs[trees, node], i] > cuts[node]
+            node = children[trees, node, 1 if right else 0]
         for k in range(m):
-            F[i, k] += values[TREES, -1 - node, k] - values[t, leaves[i], k]
+            F[i, k] += values[trees, -1 - node, k] - values[t, leaves[i], k]
         leaves[i] = -1 - node
     for node in range(LEAVES - 1):  # loops, because assignments of arrays take long to compile
-        inputs[t, node], thresholds[t, node] = inputs[TREES, node], thresholds[TREES, node]
-        children[t, node, 0], children[t, node, 1] = children[TREES, node, 0], children[TREES, node, 1]
+        inputs[t, node], thresholds[t, node] = inputs[trees, node], thresholds[trees, node]
+        children[t, node, 0], children[t, node, 1] = children[trees, node, 0], children[trees, node, 1]
     for v in range(LEAVES):
         for k in range(m):
-            values[t, v, k] = values[TREES, v, k]
+            values[t, v, k] = values[trees, v, k]
     growth[G_TREE], growth[G_PHASE] = (t + 1) % int(growth[G_TREES]), BEGIN
     return 20 * stored[S_LATE]
 
@@ -655,6 +659,25 @@ def grow(model):
             left -= count_smaller(model, left)
         else:
             left -= fill_leaf(model, left)
+
+
+@kernel(cost=4.0)
+def boost(model, n):
+    """Grow each tree once on the stored rows, after all were removed (`clear_trees`): boosting."""
+    growth, last, steps = parts.GROWTH(model), 0.0, 0
+    while growth[G_TREE] >= last and parts.STORED(model)[S_ROWS] >= 2 * LEAST:
+        last = growth[G_TREE]
+        grow(model)
+        steps += 1
+    return steps
+
+
+def clear_trees(part):
+    """Remove all trees; the rows stay."""
+    for name in ("VALUES", "SUMS", "LEAF_OF_ROW"):
+        part(name)[:] = 0
+    part("SPLIT_THRESHOLDS")[:], part("CHILDREN")[:] = NOWHERE, -1
+    part("GROWTH")[[G_TREE, G_PHASE, G_CURSOR]] = 0, BEGIN, 0
 
 
 @kernel(cost=0.6)
@@ -741,7 +764,8 @@ def wrong(part):
     if (numbers < 0).any() or (numbers[: S_LATE + 1] > [room, room - 1, room]).any():
         return "STORED", f"numbers and places of {room} rows"
     whole = np.delete(growth, [G_WEIGHT, G_RESIDUAL, G_TOP])
-    most = [TREES - 1, TREES, UPDATE, room, 2**32 - 1, room, room - 1, LEAVES, LEAVES, room]
+    trees = len(part("LEAF_OF_ROW"))
+    most = [trees - 1, trees, UPDATE, room, 2**32 - 1, room, room - 1, LEAVES, LEAVES, room]
     if (whole < 0).any() or (whole > most).any() or (whole != np.floor(whole)).any():
         return "GROWTH", f"integers up to {most}"
     if (part("LEAF_STARTS") + part("LEAF_ROWS") > room).any():
