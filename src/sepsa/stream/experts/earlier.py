@@ -52,7 +52,7 @@ def of_complete_trees(old: dict[str, Any], window: dict[str, Any]) -> dict[str, 
     sizes: dict[Any, Any] = {"inputs": d, "room": room, "trees": trees.TREES, "tree_slots": trees.TREES + 1}
     sizes |= {name: size(d, m) for name, size in trees.GROUP.sizes.items()}
     new = {
-        name: np.zeros([sizes.setdefault(length, length) for length in shape], dtype)
+        name: np.zeros([n if isinstance(n, int) else sizes[n] for n in shape], dtype)
         for name, (dtype, shape) in parts.items()
     }
     trees.EXPERT.start(PartsOf(d, m, new), 0, 0)
