@@ -111,7 +111,7 @@ INPUTS = Tests(
 STATE = Tests(["tests/breaking/test_states.py"], "river.SepSAClassifier and first")
 ESTIMATORS = Tests(
     ["tests/stream/test_estimators.py", "tests/stream/test_robust.py", "tests/test_river.py"],
-    "absence or simplex or losses_made",
+    "absence or simplex or losses_fade",
 )
 
 MATH = "heads/math/least_squares.py"

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from sepsa.paper import demo
 from sepsa.paper.data import load
 
 
-@pytest.mark.parametrize("method", demo.METHODS)
-def test_online_curves_start_alike_and_end_where_they_should(method):
+def test_online_curves_start_alike_and_end_where_they_should():
     dataset = load("diabetes")
-    errors = demo.online(dataset, method, 1e-4, 233)
-    assert len(errors) == 283
-    assert errors[0] == demo.online(dataset, "SepSA", 1e-4, 233)[0]
-    if method == "NAG":
-        assert np.isnan(errors[-1])  # diverges, as in the paper
-    else:
-        assert errors[-1] < errors[0]
+    curves = {method: demo.online(dataset, method, 1e-4, 233) for method in demo.METHODS}
+    for method, errors in curves.items():
+        assert len(errors) == 283
+        assert errors[0] == curves["SepSA"][0]
+        if method == "NAG":
+            assert np.isnan(errors[-1])  # diverges, as in the paper
+        else:
+            assert errors[-1] < errors[0]
 
 
 def test_sepsa_beats_the_mean_at_every_learning_rate():
@@ -40,12 +39,12 @@ def test_errors_are_in_the_units_of_the_targets_also_where_these_are_standardize
 
 
 def test_the_command_prints_a_table_and_draws_a_figure(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(demo, "LEARNING_RATES", (1e-3, 1e-4))
+    monkeypatch.setattr(demo, "LEARNING_RATES", (1e-4,))
     demo.run(tmp_path / "new" / "figure.png", seeds=1)
     said = capsys.readouterr().out
     assert "SepSA" in said
     assert "diverged" in said
-    assert said.count("standardized") >= 2  # a column for each learning rate
+    assert "standardized" in said
     assert "figure.png" in said.replace("\n", "")
     with Image.open(tmp_path / "new" / "figure.png") as image:
         assert image.width > 1000

@@ -362,7 +362,7 @@ def test_says_that_it_compiles_where_the_cache_is_cold(tmp_path, preloaded_bin):
     said = [
         subprocess.run(
             [preloaded_bin / "python", "-c", code],
-            env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_OPT": "0"},
+            env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
             capture_output=True,
             text=True,
             check=True,

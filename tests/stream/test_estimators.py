@@ -342,6 +342,15 @@ def test_the_mixture_loses_no_more_than_log_g(seed, n, classes, noise):
     assert mine <= loss.sum(0).min() + np.log(calibration.INVERSE_TEMPERATURES.size) + 1e-9
 
 
+def test_accumulated_losses_fade_by_the_forgetting():
+    rng = np.random.default_rng(0)
+    scores, labels, weight = rng.standard_normal((6, 3)), rng.integers(0, 3, 6), rng.uniform(0, 2, 6)
+    sums = calibration.accumulate(np.ones(calibration.INVERSE_TEMPERATURES.size), scores, labels, weight, 0.9)
+    losses = weight[:, None] * calibration.log_losses(calibration.project_to_simplex(scores), labels)
+    np.testing.assert_allclose(sums[0], 1.0)
+    np.testing.assert_allclose(sums[1:], 0.9 * sums[:-1] + losses, rtol=1e-12)
+
+
 # ---------------------------------------------------------------------- bad input
 
 
