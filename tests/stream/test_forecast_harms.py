@@ -136,7 +136,7 @@ def test_rows_at_one_time_are_an_error_or_the_aggregate_that_was_chosen():
     assert last.rows == 300
     mean = small(same_time="mean")
     mean.prequential(twice, times=doubled)
-    np.testing.assert_allclose(mean._Y[199], (y[199] + 7.0) / 2)
+    np.testing.assert_allclose(mean._history.Y[199], (y[199] + 7.0) / 2)
 
 
 # ---------------------------------------------------------------------- 4: revise
