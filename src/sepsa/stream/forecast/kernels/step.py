@@ -185,18 +185,17 @@ def accept(s, y, x, t, H, z, there):
 
 
 @called
-def follow_quantiles(s, at, j, h, e):
-    """Move the quantiles of the errors of step h by the error e of the forecast of row `at`, and the ends it had.
+def follow_quantiles(quantiles, ends, levels, e):
+    """Move the quantiles of the errors of a step by the error e of a forecast, which had these ends.
 
     Whatever comes, the share of errors above an end differs from its level by at most its range over STEP times rows.
     """
-    if s.ends[at, 0, j, h] == s.ends[at, -1, j, h]:
+    if ends[0] == ends[-1]:
         return
-    for v in range(s.levels.size):
-        above = e > s.ends[at, v, j, h]
-        s.quantiles[v, j, h] += STEP * (s.levels[v] if above else s.levels[v] - 1.0)
-    for v in range(1, s.levels.size):
-        s.quantiles[v, j, h] = max(s.quantiles[v, j, h], s.quantiles[v - 1, j, h])
+    for v in range(levels.size):
+        quantiles[v] += STEP * (levels[v] if e > ends[v] else levels[v] - 1.0)
+    for v in range(1, levels.size):
+        quantiles[v] = max(quantiles[v], quantiles[v - 1])
 
 
 @called
@@ -213,7 +212,7 @@ def judge(s, z, there, x, t, H, R, unit):
             w = s.XW[j, h]
             e = z[j] - s.made[at, j, h] - dot(w, x)
             learn_error(w, k, R, c, e)
-            follow_quantiles(s, at, j, h, e)
+            follow_quantiles(s.quantiles[:, j, h], s.ends[at, :, j, h], s.levels, e)
             s.size[j, h] += rate * (abs(e) - s.size[j, h])
 
 
@@ -226,28 +225,27 @@ def back(period, h):
 
 
 @called
-def seasonal(c, j, h, phase, last, lags, now, ahead, off, x):
-    """The inputs of the stack for step h + 1 of series j, beside the mean of the heads x[1].
+def seasonal(periods, profile, h, phase, last, lags, now, ahead, off, x):
+    """The inputs of the stack for step h + 1 of a series, beside the mean of the heads x[1].
 
     For each season: its last value and its mean at the row that is forecast, and how far the last value was from both
     a season ago. `now` is the row of the last value, `ahead` that of the forecast, in the lags; both have `phase`
     counted at the last value.
     """
     x[0] = 1.0
-    for i in range(c.periods.size):
-        period = c.periods[i]
-        lag = back(period, h)
-        x[2 + 4 * i] = lags[j, ahead - lag] - last
-        x[3 + 4 * i] = c.profile[j, i, int((phase + h + 1) % period)] - last
-        x[4 + 4 * i] = off[j, i]
-        x[5 + 4 * i] = last - lags[j, now - math.floor(period + 0.5)]
+    for i in range(periods.size):
+        period = periods[i]
+        x[2 + 4 * i] = lags[ahead - back(period, h)] - last
+        x[3 + 4 * i] = profile[i, int((phase + h + 1) % period)] - last
+        x[4 + 4 * i] = off[i]
+        x[5 + 4 * i] = last - lags[now - math.floor(period + 0.5)]
 
 
 @called
-def seasons_ago(c, s, j, h, i, t, now, last):
+def seasons_ago(periods, lags, h, i, t, now, last):
     """Naive forecast i of row t by h + 1 steps: the last value, or that of season i - 1, as soon as there is one."""
-    lag = back(c.periods[i - 1], h) if i > 0 else 0
-    return s.lags[j, now - lag] if 0 < lag <= t else last
+    lag = back(periods[i - 1], h) if i > 0 else 0
+    return lags[now - lag] if 0 < lag <= t else last
 
 
 @called
@@ -259,21 +257,22 @@ def learn_stack(c, s, z, there, t, H, now, ridge):
     phase = s.counts[C_PHASE]
     for h in range(min(t, H)):
         at = (t - h - 1) % H
-        rate, soon = max(choice_rate(s, h), 1.0 / (t - h)), max(1.0 - RECENT, 1.0 / (t - h))
+        rate, soon = max(choice_rate(s.options, h), 1.0 / (t - h)), max(1.0 - RECENT, 1.0 / (t - h))
         for j in range(z.size):
             if not there[j]:
                 continue
             last = s.base[at, j]
             if p > 0:
                 x[1] = c.heads[at, j, h] - last
-                seasonal(c, j, h, phase - h - 1, last, s.lags, now - h - 1, now, c.off[at], x)
+                before = now - h - 1
+                seasonal(c.periods, c.profile[j], h, phase - h - 1, last, s.lags[j], before, now, c.off[at, j], x)
                 e = z[j] - c.heads[at, j, h] - dot(c.W[j, h], x)
                 first = gains(
                     c.U[j, h], c.D[j, h], c.left[j, h], ridge, c.turn[j, h], s.options[O_STACK], x, k, R, unit
                 )
                 learn_error(c.W[j, h], k, R, first, e)
             for i in range(S + 1):
-                naive[i] = seasons_ago(c, s, j, h, i, t, now, last)
+                naive[i] = seasons_ago(c.periods, s.lags[j], h, i, t, now, last)
             off = z[j] - naive[c.leader[j, h]]
             c.typical[j, h] += soon * (off * off - c.typical[j, h])
             size = math.sqrt(c.typical[j, h]) if c.typical[j, h] > 0.0 else 1.0
@@ -284,25 +283,29 @@ def learn_stack(c, s, z, there, t, H, now, ridge):
                     made = c.heads[at, j, h] if i == S + 1 else c.stacked[at, j, h] if i == S + 2 else s.made[at, j, h]
                 missed[i] = min(abs(z[j] - made) / size, LARGE)
                 c.missed[i, j, h] += rate * (missed[i] - c.missed[i, j, h])
+            mixed, leading = c.mixed[at, j, h], missed[c.leader[j, h]]
             for i in range(S + 1):
-                lead = missed[c.leader[j, h]] - missed[i]
-                error = min(max((z[j] - naive[i]) / size, -LARGE), LARGE)
-                change = min(max((c.mixed[at, j, h] - naive[i]) / size, -LARGE), LARGE)
-                gain = abs(error) - abs(error - change)
-                known = c.known[i, j, h]
-                known[K_LEAD] += rate * (lead - known[K_LEAD])
-                known[K_LEAD2] += rate * (lead * lead - known[K_LEAD2])
-                known[K_GAIN] += soon * (gain - known[K_GAIN])
-                known[K_GAIN2] += soon * (gain * gain - known[K_GAIN2])
-                known[K_PRODUCT] += rate * (error * change - known[K_PRODUCT])
-                known[K_CHANGE2] += rate * (change * change - known[K_CHANGE2])
-                known[K_ERROR2] += rate * (error * error - known[K_ERROR2])
+                follow_naive(c.known[i, j, h], (z[j] - naive[i]) / size, (mixed - naive[i]) / size, leading, rate, soon)
 
 
 @called
-def choice_rate(s, h):
+def follow_naive(known, error, change, leading, rate, soon):
+    """Let what is known of a naive forecast learn its error, its distance from the heads, and the leader's error."""
+    error, change = min(max(error, -LARGE), LARGE), min(max(change, -LARGE), LARGE)
+    lead, gain = leading - abs(error), abs(error) - abs(error - change)
+    known[K_LEAD] += rate * (lead - known[K_LEAD])
+    known[K_LEAD2] += rate * (lead * lead - known[K_LEAD2])
+    known[K_GAIN] += soon * (gain - known[K_GAIN])
+    known[K_GAIN2] += soon * (gain * gain - known[K_GAIN2])
+    known[K_PRODUCT] += rate * (error * change - known[K_PRODUCT])
+    known[K_CHANGE2] += rate * (change * change - known[K_CHANGE2])
+    known[K_ERROR2] += rate * (error * error - known[K_ERROR2])
+
+
+@called
+def choice_rate(options, h):
     """The rate of the errors by which the forecast of step h + 1 is chosen: far steps remember for longer."""
-    return (1.0 - s.options[O_CHOICE]) / max(1.0, (1.0 + h) / s.options[O_STRETCH])
+    return (1.0 - options[O_CHOICE]) / max(1.0, (1.0 + h) / options[O_STRETCH])
 
 
 @called
@@ -363,7 +366,7 @@ def choose(c, s, z, t, H, now):
             c.stacked[at, j, h] = made
             if p > 0:
                 x[1] = made - z[j]
-                seasonal(c, j, h, phase, z[j], s.lags, now, now + h + 1, c.off[at], x)
+                seasonal(c.periods, c.profile[j], h, phase, z[j], s.lags[j], now, now + h + 1, c.off[at, j], x)
                 c.stacked[at, j, h] = min(max(made + dot(c.W[j, h], x), low - width), high + width)
             a, b = c.missed[S + 1, j, h], c.missed[S + 2, j, h]
             share = (
@@ -372,9 +375,9 @@ def choose(c, s, z, t, H, now):
                 else 1.0 / (1.0 + min((b / a if a > 0.0 else HUGE), 1e3) ** (2.0 * s.options[O_SHARPNESS]))
             )
             mixed = made + share * (c.stacked[at, j, h] - made)
-            share, known = share_of_rows(choice_rate(s, h), t - h, h), c.known[:, j, h]
+            share, known = share_of_rows(choice_rate(s.options, h), t - h, h), c.known[:, j, h]
             leader = follow_leader(known, c.leader[j, h], share, s.options[O_LEAD])
-            naive = seasons_ago(c, s, j, h, leader, t + h + 1, now + h + 1, z[j])
+            naive = seasons_ago(c.periods, s.lags[j], h, leader, t + h + 1, now + h + 1, z[j])
             c.mixed[at, j, h], c.leader[j, h] = mixed, leader
             latest = share_of_rows(1.0 - RECENT, t - h, h)
             far = trust(known[leader], share, latest, s.options[O_SURE], s.options[O_GUARD])
