@@ -201,7 +201,7 @@ MUTANTS = [
     Mutant("observe/observer: statistics", OBSERVER, "buffer.copy_(before)", "pass", OPTIMIZER),
     Mutant("observe/observer: forgets again", OBSERVER, "solver.forgets = not self.forgot", "solver.forgets = True",
            ACCUMULATION),
-    Mutant("observe/rows: rows left out", "observe/rows.py", "held | ~observation.observed", "held", MASKS),
+    Mutant("observe/rows: rows left out", "observe/rows.py", "held | ~observed", "held", MASKS),
     Mutant("observe/observer: a copy of the head", OBSERVER, "copy.copy_(parameter.detach())", "pass", OPERATOR),
     Mutant("observe/observation: the mean", "observe/observation.py",
            "(weight * each).sum() / weight.sum().clamp(min=torch.finfo(each.dtype).tiny)", "(weight * each).sum() / n",

@@ -48,7 +48,7 @@ def solar(n):
         np.where(np.arange(1200) < 280, np.nan, 5e5 + 1e5 * day_and_week(1200)),
         10 ** np.linspace(1, 6, 1500) * (1 + 0.01 * day_and_week(1500)),
         np.where(np.arange(1200) < 500, 10.0, 1e6) + day_and_week(1200),
-        1e6 * 10 ** -np.linspace(0, 2, 1500) * (1 + 0.01 * day_and_week(1500)),
+        1e6 * 10 ** -np.linspace(0, 5, 1500) * (1 + 0.01 * day_and_week(1500)),
     ],
     ids=["starts at night", "starts missing", "rises", "jumps", "falls"],
 )
@@ -60,6 +60,20 @@ def test_scales_follow_the_data(y):
     assert error(made, y, n // 2) <= 1.1 * naive
     inside = (low[n // 2 : -1, 0] <= y[n // 2 + 1 :]) & (y[n // 2 + 1 :] <= high[n // 2 : -1, 0])
     assert inside.mean() > 0.8
+
+
+@pytest.mark.parametrize("seed", [100, 101])
+def test_hours_at_another_level_cost_about_what_they_cost_the_last_value(seed):
+    """Whole stretches at another level, as of a plant that is switched off, and stretches that are missing."""
+    rng, y = np.random.default_rng(seed), 100 + 0.3 * np.random.default_rng(seed).normal(size=1200).cumsum() / 10
+    for start in rng.integers(100, 1100, 6):
+        y[start : start + 30] -= 40
+    y[450:480] = np.nan
+    made = SepSAForecaster(24, lags=24, seasons=(24, 168)).prequential(y)
+    last = np.where(np.isnan(y), y[449], y)
+    for h in (1, 24):
+        naive = np.nanmean(np.abs(last[600:-h] - y[600 + h :]))
+        assert error(made, y, 600, h) <= 1.05 * naive
 
 
 def test_a_scale_that_changes_by_a_power_of_two_changes_no_forecast():
@@ -136,7 +150,7 @@ def test_rows_at_one_time_are_an_error_or_the_aggregate_that_was_chosen():
     assert last.rows == 300
     mean = small(same_time="mean")
     mean.prequential(twice, times=doubled)
-    np.testing.assert_allclose(mean._Y[199], (y[199] + 7.0) / 2)
+    np.testing.assert_allclose(mean._history.Y[199], (y[199] + 7.0) / 2)
 
 
 # ---------------------------------------------------------------------- 4: revise

@@ -69,7 +69,7 @@ class LogisticNewton(NewtonHead):
         pos_weight: Sequence[float] | Tensor | None = None,
     ) -> None:
         super().__init__(ridge, forgetting, bias_ridge)
-        self.pos_weight = weights_setting("pos_weight", pos_weight, "output")
+        self.pos_weight = weights_setting("pos_weight", pos_weight, "an output")
 
     # ------------------------------------------------------------------ state
 
@@ -88,7 +88,7 @@ class LogisticNewton(NewtonHead):
         )
 
     def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
-        check_count("pos_weight", self.pos_weight, len(W), "output")
+        check_count("pos_weight", self.pos_weight, len(W), "an output")
         return {"weights": class_weights(self.pos_weight, W), "ridge": self._ridges_now(linear, W, self.ridge)}
 
     def _ridges(self, linear: nn.Linear, W: Tensor, ridge: float) -> Tensor:
@@ -204,7 +204,8 @@ class LogisticNewton(NewtonHead):
         return outputs.sigmoid()
 
     def _deviation(self, Phi: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(Phi @ self._state.T.mT, dim=2).T
+        deviations: Tensor = torch.linalg.vector_norm(Phi @ self._state.T.mT, dim=2).T
+        return deviations
 
 
 def each_output(state: CrossEntropyState) -> list[CrossEntropyState]:

@@ -326,9 +326,10 @@ class RLS(AcceptsAuto, NormalPosterior):
         `health` is recorded for the `active` one. `lam_error` (J, 2) gets the forgetting of each, and the sum of its
         squared errors before. Returns which of them have learned.
         """
-        steps = int(active._backend.counters[STEPS])
-        before = cast(Any, active._backend).state.W.clone() if steps % health.EVERY == 0 else None
-        lam_error[:, 0] = [member._forgetting(backend) for member, backend in zip(members, backends, strict=True)]
+        backend: Any = active._backend
+        steps = int(backend.counters[STEPS])
+        before = backend.state.W.clone() if steps % health.EVERY == 0 else None
+        lam_error[:, 0] = [member._forgetting(own) for member, own in zip(members, backends, strict=True)]
         learned = backends[0].learn_together(backends, *samples, lam_error)
         if before is not None:
             for member, Phi in zip(members, learned, strict=True):

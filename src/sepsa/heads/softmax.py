@@ -93,7 +93,7 @@ class SoftmaxNewton(NewtonHead):
     ) -> None:
         super().__init__(ridge, forgetting, bias_ridge)
         self.label_smoothing = smoothing(label_smoothing)
-        self.class_weight = weights_setting("class_weight", class_weight, "class")
+        self.class_weight = weights_setting("class_weight", class_weight, "a class")
         self._captured: CapturedSoftmax | None = None  # what recordings of captured steps write to
         self._recorded: RecordedBlocks | None = None  # what recordings of large blocks write to
         self._bounds: many_classes.Bounds | None = None  # of the state, after a block of many classes
@@ -107,7 +107,7 @@ class SoftmaxNewton(NewtonHead):
 
     def _derived(self, linear: nn.Linear, W: Tensor) -> dict[str, Tensor]:
         classes = max(len(W), 2)
-        check_count("class_weight", self.class_weight, classes, "class")
+        check_count("class_weight", self.class_weight, classes, "a class")
         weights = W.new_tensor(self.class_weight or [1.0] * classes)
         return {"weights": weights, "ridge": self._ridges_now(linear, W, self.ridge)}
 

@@ -115,6 +115,7 @@ def excluded_rows(observation: Any, features: Tensor, held: Tensor | None, rows:
     """
     if held is not None and rows is not None:
         held = held.new_zeros(features.numel() // features.shape[-1]).index_put((rows,), held)
-    if observation.observed is None:
+    observed: Tensor | None = observation.observed
+    if observed is None:
         return held
-    return ~observation.observed if held is None else held | ~observation.observed
+    return ~observed if held is None else held | ~observed

@@ -333,11 +333,11 @@ def weights_setting(name: str, values: Sequence[float] | Tensor | None, of: str)
     if values is None:
         return None
     if isinstance(values, (str, dict)) or not hasattr(values, "__iter__"):
-        raise TypeError(f"{name} must be numbers, one a {of}, or None, got {values!r}")
+        raise TypeError(f"{name} must be numbers, one {of}, or None, got {values!r}")
     return [in_range(name, c, 0.0, math.inf) for c in getattr(values, "tolist", lambda: values)()]
 
 
 def check_count(name: str, values: list[float] | None, count: int, of: str) -> None:
     """Raise an error unless there is one weight for each class or output of a head."""
     if values is not None and len(values) != count:
-        raise ValueError(f"{name} must have {count} numbers, one a {of} of this head, got {len(values)}")
+        raise ValueError(f"{name} must have {count} numbers, one {of} of this head, got {len(values)}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sepsa.stream.engine.kernels.views import PartsOf
+from sepsa.stream.engine.kernels.views import Parts, PartsOf
 from sepsa.stream.experts import neighbours, products, trees
 
 DEPTH = 5  # of the complete trees that were grown on the window of the neighbours
@@ -48,11 +48,12 @@ def of_complete_trees(old: dict[str, Any], window: dict[str, Any]) -> dict[str, 
     order, (count, leaves, m) = in_order(window), old["VALUES"].shape
     count, rows, d = count - 1, len(order), len(window["ROWS"])
     room = trees.room_for(rows, d, trees.MOST_ROWS)
-    sizes = {"inputs": d, "room": room, "trees": trees.TREES, "tree_slots": trees.TREES + 1}
+    parts: Parts = trees.PARTS
+    sizes: dict[Any, Any] = {"inputs": d, "room": room, "trees": trees.TREES, "tree_slots": trees.TREES + 1}
     sizes |= {name: size(d, m) for name, size in trees.GROUP.sizes.items()}
     new = {
-        name: np.zeros([sizes.get(length, length) for length in shape], dtype)
-        for name, (dtype, shape) in trees.PARTS.items()
+        name: np.zeros([n if isinstance(n, int) else sizes[n] for n in shape], dtype)
+        for name, (dtype, shape) in parts.items()
     }
     trees.EXPERT.start(PartsOf(d, m, new), 0, 0)
     below = 2 * np.arange(leaves - 1)[:, None] + [1, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
@@ -16,19 +17,17 @@ from sepsa.states.objects import Saves, check_stamp, stamp
 from sepsa.states.plain import pack_label, unpack_labels
 from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.forecast.clock import SETTLED, Clock, Grid, Moments, Place, Time, read_time
+from sepsa.stream.forecast.clock import Clock, Moments, Place, Time, read_time
+from sepsa.stream.forecast.history import IMAGINED, MOST_LAGS, History
 from sepsa.stream.forecast.model import LEVELS, ForecastModel, Settings, interval
 from sepsa.stream.forecast.rows import ONLY, Table, arranged, in_order, read_inputs, read_table, read_values
-from sepsa.stream.forecast.seasons import check_seasons, find_seasons
+from sepsa.stream.forecast.seasons import check_seasons
 from sepsa.validation import at_least, in_range
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-WARM_UP = 256  # rows after which scales follow the data by themselves
-HISTORY = 2048  # rows after which seasons are no longer looked for
-IMAGINED = 512  # rows of a gap that are forecast; over the others only the seasons go on
-LARGEST = {"horizon": 2000, "lags": 2000}
+LARGEST = {"horizon": 2000, "lags": MOST_LAGS}
 AGGREGATES = ("error", "first", "last", "mean", "sum")
 OLD_KEYS = {"names", "inputs", "time", "step", "first", "lags", "seasons", "model"}  # of states of earlier versions
 
@@ -107,33 +106,28 @@ class SepSAForecaster(Saves):
         self._inputs: list[Hashable] = []
         self._flat = True
         self._frame = ""  # "pandas" where rows came in its frames
-        self._model: ForecastModel | None = None
-        self._Y: Floats = np.empty((0, 0))  # the first HISTORY rows
-        self._E: Floats = np.empty((0, 0))
-        self._points: list[int] = []  # the rows among them that had a time
-        self._skipped: list[tuple[int, int]] = []  # rows before which the seasons went on, and by how many rows
+        self._history = self._new_history()
         self._waiting: list[tuple[Floats, Floats]] = []  # rows after a leap in time
         self._same: tuple[int, Floats] = (0, np.empty(0))  # number and sum of the rows at the last time
         self._refused = 0
         self._clock = Clock(self.step)
-        self._grid: Grid | None = None  # that of the clock at the last row learned
+
+    def _new_history(self) -> History:
+        """The history of the series and inputs that are named."""
+        forgetting, m, q = tuple(map(float, self.forgetting)), len(self._names or ()), len(self._inputs)
+        settings = Settings(m, q, self.horizon, 0, (), forgetting, self.ridge, self._limits)
+        return History(settings, self.lags, self.seasons)
+
+    @property
+    def _model(self) -> ForecastModel | None:
+        return self._history.model
 
     def _get_params(self) -> dict[str, Any]:
-        return {
-            "horizon": self.horizon,
-            "lags": self.lags,
-            "seasons": self.seasons if isinstance(self.seasons, str) else list(self.seasons),
-            "forgetting": list(self.forgetting),
-            "ridge": self.ridge,
-            "step": self.step,
-            "bounds": list(self.bounds),
-            "same_time": self.same_time,
-        }
+        return plain_values({name: getattr(self, name) for name in OPTIONS})
 
     def __repr__(self) -> str:
-        defaults = {"lags": "auto", "seasons": "auto", "forgetting": [0.9995, 0.9998, 1.0], "ridge": 30.0, "step": None}
-        defaults |= {"bounds": [None, None], "same_time": "error"}
-        given = ", ".join(f"{k}={v!r}" for k, v in self._get_params().items() if v != defaults.get(k))
+        defaults = plain_values(OPTIONS) | {"horizon": None}
+        given = ", ".join(f"{k}={v!r}" for k, v in self._get_params().items() if v != defaults[k])
         grid, name = self._clock.grid, type(self).__name__
         if self._model is None:
             return f"{name}({given})"
@@ -143,7 +137,7 @@ class SepSAForecaster(Saves):
     @property
     def rows(self) -> int:
         """The number of rows so far, including rows in gaps."""
-        return 0 if self._model is None else self._model.rows
+        return self._history.rows
 
     @property
     def outliers_(self) -> int:
@@ -282,10 +276,10 @@ class SepSAForecaster(Saves):
             clock.proceed(len(Y))
         if self._names is None:
             self._names, self._inputs, self._frame, self._flat = names, inputs, frame, names == [ONLY]
-            self._Y, self._E = np.empty((HISTORY, Y.shape[1])), np.empty((HISTORY, E.shape[1]))
+            self._history = self._new_history()
         self._clock = clock
         if plan is None:
-            return self._learn(Y, E, intervals, ahead)
+            return self._history.learn(Y, E, intervals, ahead)
         return self._follow(plan, Y, E, intervals, ahead)
 
     def _plan(self, clock: Clock, moments: Moments) -> list[Place]:
@@ -317,9 +311,9 @@ class SepSAForecaster(Saves):
             if place.dropped:
                 self._refuse(place.dropped)
             if place.grid is not None:
-                self._grid = place.grid
+                self._history.grid = place.grid
             if place.points is not None:
-                self._regrid(place.points)
+                self._history.regrid(place.points)
             if place.same:
                 made[i], ends = self._join(Y[i])
                 if intervals:
@@ -330,34 +324,18 @@ class SepSAForecaster(Saves):
                 rows = [*self._waiting, (Y[i], E[i])]
                 self._waiting = []
                 for (y, e), gap in zip(rows, place.gaps, strict=True):
-                    result = self._learn_spaced(y[None], e[None], [gap], intervals, ahead)
+                    result = self._history.learn_spaced(y[None], e[None], [gap], intervals, ahead)
                 made[i], quantiles[i : i + intervals] = result[0][0], result[1]
             else:
                 while end < len(Y) and plain(plan[end]):
                     end += 1
                 gaps = [one.gaps[0] for one in plan[i:end]]
-                result = self._learn_spaced(Y[i:end], E[i:end], gaps, intervals, ahead)
+                result = self._history.learn_spaced(Y[i:end], E[i:end], gaps, intervals, ahead)
                 made[i:end], quantiles[i : end if intervals else i] = result
             if not place.same:
                 self._same = (1, np.nan_to_num(Y[end - 1]))
             i = end
         return made, quantiles
-
-    def _learn_spaced(
-        self, Y: Floats, E: Floats, gaps: list[int], intervals: bool, ahead: bool
-    ) -> tuple[Floats, Floats]:
-        """Learn rows with so many missing ones before each."""
-        if gaps[0] > IMAGINED and self._model is not None:
-            if self.rows < HISTORY:
-                self._skipped.append((self.rows, gaps[0] - IMAGINED))
-            self._model.skip(gaps[0] - IMAGINED)
-        at = np.cumsum(np.minimum(gaps, IMAGINED) + 1) - 1
-        if len(self._points) < SETTLED and self.rows < HISTORY:
-            self._points += [self.rows + int(point) for point in at]
-        if at[-1] >= len(Y):
-            Y, E = spaced(Y, at), spaced(E, at)
-        made, quantiles = self._learn(Y, E, intervals, ahead)
-        return made[at], quantiles[at if intervals else []]
 
     def _refuse(self, count: int) -> None:
         """Report rows whose time was wrong."""
@@ -373,82 +351,9 @@ class SepSAForecaster(Saves):
         count, total = self._same
         self._same = (count + 1, total + np.nan_to_num(y))
         new = {"first": y * np.nan, "last": y, "mean": self._same[1] / (count + 1), "sum": self._same[1]}
-        self._revise(new[self.same_time], 0)
+        self._history.revise(new[self.same_time], 0)
         assert self._model is not None
         return self._model.forecast(np.empty((0, len(self._inputs))))
-
-    def _regrid(self, points: Any) -> None:
-        """Put the rows so far on other points of the grid, and learn them again."""
-        old = np.array(self._points, np.int64)
-        if len(points) and int(points[-1]) >= HISTORY:
-            raise ValueError("times of the first rows have no common step: give step=, or aggregate the rows")
-        Y, E = spaced(self._Y[old], points), spaced(self._E[old], points)
-        self._points, self._skipped = points.tolist(), []
-        self._Y[: len(Y)], self._E[: len(E)] = Y, E
-        self._model = self._new_model(len(Y))
-        self._relearn(self._model, len(Y))
-
-    def _learn(self, Y: Floats, E: Floats, intervals: bool = False, ahead: bool = False) -> tuple[Floats, Floats]:
-        """Learn rows of the grid; in the warm-up all are learned again whenever their number is a power of two."""
-        parts = []
-        at = 0
-        while at < len(Y) and self.rows < HISTORY:
-            due = 1 << self.rows.bit_length()
-            some = slice(at, at + due - self.rows)
-            count = len(Y[some])
-            self._Y[self.rows : self.rows + count], self._E[self.rows : self.rows + count] = Y[some], E[some]
-            if self._model is None:
-                self._model = self._new_model(count)
-            parts.append(self._model.learn(Y[some], E[some], intervals, ahead))
-            if self.rows >= due and (due <= WARM_UP or self._seasons(due) != self.seasons_):
-                model = self._new_model(due)
-                again = self._relearn(model, due, intervals)
-                for part, learned in zip(parts[-1], again, strict=True):
-                    part[-1:] = learned[-1:]
-                self._model = model
-            at = some.stop
-        if self.rows >= HISTORY and len(self._Y):
-            self._Y, self._E, self._points, self._skipped = self._Y[:0].copy(), self._E[:0].copy(), [], []
-        if at < len(Y):
-            assert self._model is not None
-            parts.append(self._model.learn(Y[at:], E[at:], intervals, ahead))
-        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
-
-    def _relearn(self, model: ForecastModel, rows: int, intervals: bool = False) -> tuple[Floats, Floats]:
-        """Let a new model learn the first rows; returns what it forecasts after the last of them."""
-        Y, E = model.fit_scales(self._Y[:rows], self._E[:rows]), self._E[:rows]
-        start = 0
-        for stop, skip in self._skipped:
-            if stop < rows:
-                model.learn(Y[start:stop], E[start:stop])
-                model.skip(skip)
-                start = stop
-        model.learn(Y[start:-1], E[start:-1])
-        return model.learn(Y[-1:], E[-1:], intervals)
-
-    def _seasons(self, rows: int) -> tuple[float, ...]:
-        """The seasons to use from this number of rows on: a longer one as soon as there are two of it."""
-        if self.seasons != "auto":
-            return check_seasons(self.seasons)
-        known = () if self._grid is None else self._grid.seasons()
-        if known:
-            return tuple(period for i, period in enumerate(known) if i == 0 or 2 * period <= rows)
-        return find_seasons(self._Y[:rows])
-
-    def _new_model(self, rows: int) -> ForecastModel:
-        """A model for the first rows, at their scales."""
-        seasons = self._seasons(rows)
-        lags = self.lags
-        if lags == "auto":
-            lags = int(min(max(24, 4 * min(seasons, default=12)), 96))
-        model = ForecastModel(self._settings(lags, seasons))
-        model.fit_scales(self._Y[:rows], self._E[:rows])
-        return model
-
-    def _settings(self, lags: int, seasons: tuple[float, ...]) -> Settings:
-        forgetting = tuple(map(float, self.forgetting))
-        m, q = len(self._names or ()), len(self._inputs)
-        return Settings(m, q, self.horizon, lags, seasons, forgetting, self.ridge, self._limits)
 
     def revise(self, y: Any, *, rows_ago: int | None = None, time: Time | None = None) -> None:
         """Learn values of an earlier row that came late or were corrected.
@@ -476,14 +381,7 @@ class SepSAForecaster(Saves):
                     f"rows_ago must be less than {min(self.rows, self.horizon)}, as gains of more rows are not kept, "
                     f"got {ago}"
                 )
-            self._revise(in_order("y", self._names, names, values), ago)
-
-    def _revise(self, row: Floats, ago: int) -> None:
-        assert self._model is not None
-        for j in np.flatnonzero(~np.isnan(row)):
-            value = self._model.revise(int(j), ago, float(row[j]))
-            if len(self._Y):
-                self._Y[self.rows - 1 - ago, j] = value
+            self._history.revise(in_order("y", self._names, names, values), ago)
 
     # ------------------------------------------------------------------ forecasts
 
@@ -665,24 +563,15 @@ class SepSAForecaster(Saves):
         bits.
         """
         with self._lock:
-            model, first = self._model, min(self.rows, HISTORY) if len(self._Y) else 0
             return {
                 "names": None if self._names is None else [pack_label(name) for name in self._names],
                 "inputs": [pack_label(name) for name in self._inputs],
                 "frame": self._frame,
                 "clock": self._clock.state_dict(),
-                "first": {
-                    "Y": self._Y[:first].copy(),
-                    "E": self._E[:first].copy(),
-                    "points": list(self._points if self._clock.first else ()),
-                },
-                "skipped": [list(pair) for pair in self._skipped],
                 "waiting": [[y.copy(), e.copy()] for y, e in self._waiting],
                 "same": [self._same[0], self._same[1].copy()],
                 "refused": self._refused,
-                "lags": 0 if model is None else model.settings.lags,
-                "seasons": [] if model is None else list(model.settings.seasons),
-                "model": None if model is None else model.state_dict(),
+                **self._history.state_dict(settled=not self._clock.first),
             }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -713,17 +602,12 @@ class SepSAForecaster(Saves):
         self._frame, self._flat = ("pandas" if new["frame"] == "pandas" else ""), self._names in (None, [ONLY])
         self._refused = new.integer("refused")
         self._clock.load_state_dict(new["clock"])
-        self._grid = self._clock.grid
         m, q = len(self._names or ()), len(self._inputs)
-        if new["model"] is not None:
-            if not m:
-                raise new.damaged("names", "names of series", new["names"])
-            with schema.settings("state_dict['seasons']"):
-                seasons = check_seasons(new.items("seasons").numbers())
-            model = ForecastModel(self._settings(new.integer("lags", 1, LARGEST["lags"]), seasons))
-            model.load_state_dict(new["model"], "state_dict['model']")
-            self._model = model
-        self._load_first(new, m, q)
+        if new["model"] is not None and not m:
+            raise new.damaged("names", "names of series", new["names"])
+        self._history = self._new_history()
+        self._history.grid = self._clock.grid
+        self._history.load(new, len(self._clock.first))
         waiting = new.items("waiting")
         for i in range(len(waiting)):
             pair = waiting.items(i, 2)
@@ -735,24 +619,6 @@ class SepSAForecaster(Saves):
         if len(self._same[1]) not in (0, m):
             raise new.damaged("same", f"sums of {m} series", len(self._same[1]))
 
-    def _load_first(self, new: schema.Entries, m: int, q: int) -> None:
-        """Load the first rows, which are kept until there are HISTORY."""
-        first = new.entries("first", {"Y", "E", "points"})
-        Y, E = first.array("Y", (None, m), missing=True), first.array("E", (None, q), missing=True)
-        kept = self.rows if 0 < self.rows < HISTORY else 0
-        if len(Y) != kept or len(E) != len(Y) or (self._names is None) != (self._model is None):
-            raise schema.damaged("state_dict['first']", f"{kept} rows", len(Y))
-        self._Y, self._E = np.empty((HISTORY if kept else 0, m)), np.empty((HISTORY if kept else 0, q))
-        self._Y[:kept], self._E[:kept] = Y, E
-        points = first.items("points")
-        self._points = [points.integer(i, 0, max(kept - 1, 0)) for i in range(len(points))]
-        if len(self._points) != len(self._clock.first):
-            raise first.damaged("points", f"those of {len(self._clock.first)} rows", len(self._points))
-        skipped = new.items("skipped")
-        for i in range(len(skipped)):
-            pair = skipped.items(i, 2)
-            self._skipped.append((pair.integer(0, 0, kept), pair.integer(1, 0, 2**48)))
-
     def __getstate__(self) -> dict[str, Any]:
         return stamp({"parameters": self._get_params(), "state": self.state_dict()})
 
@@ -762,16 +628,19 @@ class SepSAForecaster(Saves):
         self.load_state_dict(state["state"])
 
 
+# The options and their defaults, as the constructor declares them.
+OPTIONS = {name: one.default for name, one in inspect.signature(SepSAForecaster).parameters.items()}
+
+
+def plain_values(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as plain data: sequences are lists."""
+    sequences = ("seasons", "forgetting", "bounds")
+    return {k: list(v) if k in sequences and not isinstance(v, str) else v for k, v in options.items()}
+
+
 def plain(place: Place) -> bool:
     """Whether a row just follows the one before, perhaps after a short gap."""
     return len(place.gaps) == 1 and place.gaps[0] <= IMAGINED and not place.dropped and place.points is None
-
-
-def spaced(rows: Floats, at: Any) -> Floats:
-    """The rows at these positions, and NaN between them."""
-    out = np.full((int(at[-1]) + 1, rows.shape[1]), np.nan)
-    out[at] = rows
-    return out
 
 
 def check_bounds(bounds: Any) -> tuple[float, float]:

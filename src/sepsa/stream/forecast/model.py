@@ -24,8 +24,10 @@ DISCOUNT, SHARPNESS = 0.998, 20.0  # of the losses by which heads are weighed
 BIAS_RIDGE = 1e-3
 EXOGENOUS_FORGETTING = 0.9998
 STACK_FORGETTING, STACK_RIDGE = 0.9995, 30.0
-CHOICE, SURE = 0.999, 2.0  # discount of the errors of candidates; standard errors from which heads beat naive ones
-GUARD = 20.0  # standard errors by which absolute errors may be larger where squared ones are smaller
+CHOICE = 0.999  # discount of the errors of candidates
+STRETCH = 96.0  # steps ahead from which these are remembered in proportion to the step
+SURE, LEAD = 2.0, 1.5  # standard errors from which heads beat a naive forecast, and another naive one the leader
+GUARD = 3.0  # standard errors by which the latest absolute errors of heads may be larger
 
 
 Term: TypeAlias = tuple[int, int, int, int, int]  # one of `arrays.Family.terms`
@@ -77,20 +79,23 @@ class ForecastModel:
             drift=np.zeros(q),
             spread2=np.zeros(q),
             angles=np.array(angles),
-            options=np.array([DISCOUNT, SHARPNESS, EXOGENOUS_FORGETTING, STACK_FORGETTING, CHOICE, SURE, GUARD]),
+            options=np.array(
+                [DISCOUNT, SHARPNESS, EXOGENOUS_FORGETTING, STACK_FORGETTING, CHOICE, SURE, GUARD, LEAD, STRETCH]
+            ),
             counts=np.zeros(arrays.COUNTS, np.int64),
             lags=np.zeros((m, 2 * n)),
             base=np.zeros((H, m)),
             there=np.zeros((H, m), np.bool_),
             made=np.zeros((H, m, H)),
             ends=np.zeros((H, len(LEVELS), m, H)),
-            square=np.zeros((m, H)),
+            size=np.zeros((m, H)),
             levels=LEVELS.copy(),
-            quantiles=np.tile(SCORES[:, None, None], (1, m, H)),
+            quantiles=np.tile(np.sqrt(np.pi / 2) * SCORES[:, None, None], (1, m, H)),
             told=np.zeros((m, H)),
             told_ends=np.zeros((len(LEVELS), m, H)),
             extent=np.zeros((2, m)),
-            odd=np.zeros(m, np.int64),
+            odd=np.zeros((2, m), np.int64),
+            strange=np.zeros(m),
             XU=np.zeros(q * (q - 1) // 2),
             XD=np.full(q, 1 / XR),
             XW=np.zeros((m, H, q)),
@@ -139,9 +144,10 @@ class ForecastModel:
             heads=np.zeros((H, m, H)),
             stacked=np.zeros((H, m, H)),
             mixed=np.zeros((H, m, H)),
-            naive=np.zeros((H, m, H)),
             typical=np.zeros((m, H)),
-            missed=np.zeros((S + 9, m, H)),
+            missed=np.zeros((S + 4, m, H)),
+            leader=np.zeros((m, H), np.int64),
+            known=np.zeros((S + 1, m, H, 7)),
         )
 
     @property
@@ -169,8 +175,8 @@ class ForecastModel:
         The quantiles (n, levels, m, H) are empty unless `intervals`. `ahead` uses the exogenous inputs of later rows,
         as far as E has them.
         """
-        announce_compilation(kernel.learn, "the forecaster", 40)
-        m, H = self.shared.square.shape
+        announce_compilation(kernel.learn, "the forecaster", 20)
+        m, H = self.shared.size.shape
         out = np.empty((len(Y), m, H))
         quantiles = np.empty((len(Y) if intervals else 0, len(LEVELS), m, H))
         heads = (self.own, self.joint)
@@ -178,7 +184,8 @@ class ForecastModel:
         while at < len(Y):
             rest = quantiles[at:] if intervals else quantiles
             at += kernel.learn(heads, self.stack, self.shared, self.stack_ridge, Y[at:], E[at:], out[at:], rest, ahead)
-            rescale.follow_scales(*heads, self.stack, self.shared, self.stack_ridge)
+            if self.rows > arrays.FIRST:
+                rescale.follow_scales(*heads, self.stack, self.shared, self.stack_ridge)
         return out, quantiles
 
     def errors(self) -> dict[str, Floats]:
@@ -246,14 +253,17 @@ STATE = {
     "own": FAMILY,
     "joint": FAMILY,
     "stack": (
-        "profile", "off", "U", "D", "W", "left", "turn", "heads", "stacked", "mixed", "naive", "typical", "missed",
+        "profile", "off", "U", "D", "W", "left", "turn", "heads", "stacked", "mixed", "typical", "missed",
+        "leader", "known",
     ),
     "shared": (
         "mean", "scale", "level", "spread", "reach", "drift", "spread2", "counts", "lags", "base", "there", "made",
-        "ends", "square", "quantiles", "told", "told_ends", "extent", "odd", "XU", "XD", "XW", "XK", "XT",
+        "ends", "size", "quantiles", "told", "told_ends", "extent", "odd", "strange", "XU", "XD", "XW", "XK", "XT",
     ),
 }  # fmt: skip
-LEAST = dict.fromkeys(("left", "loss", "square", "counts", "odd", "spread", "reach", "spread2", "turn", "typical"), 0.0)
+LEAST = dict.fromkeys(
+    ("left", "loss", "size", "counts", "spread", "reach", "spread2", "turn", "typical", "missed", "leader"), 0.0
+)
 LEAST |= {"D": 1e-300, "XD": 1e-300, "scale": 1e-150, "C": -1.0}
 MOST_ROWS = 2**48
 MOST = 1e40  # of standardized numbers in a state; those in units of the series, and of the ridge, may be larger
@@ -280,8 +290,10 @@ def check_state(entry: str, parts: dict[str, Any]) -> None:
             raise wrong(part, "turn", "coordinates of a head")
     c, s = parts["stack"], parts["shared"]
     S = c.periods.size
-    if c.missed[: S + 4].min() < 0 or c.missed[[S + 5, S + 7, S + 8]].min() < 0:
-        raise wrong("stack", "missed", "at least 0")
+    if c.known[..., [1, 3, 5, 6]].min() < 0:
+        raise wrong("stack", "known", "squares")
+    if c.leader.max() > S:
+        raise wrong("stack", "leader", "naive forecasts")
     if c.D.shape[2] and c.turn[..., 0].max() >= c.D.shape[2]:
         raise wrong("stack", "turn", "coordinates of a head")
     if s.XT[0] > max(s.drift.size - 1, 0) or s.XT.min() < 0:

@@ -30,6 +30,7 @@ from sepsa.stream.tables.report import ticks
 from sepsa.stream.tables.trace import ErrorTrace
 
 SHOWN = 4  # horizons of past rows in the chart
+OF_FORECASTER = ("horizon", "lags", "seasons", "step", "bounds", "same_time")  # options that are passed on
 TEXTS = 8  # inputs of a column of texts: one for each of its first texts, the last for all others
 
 
@@ -48,24 +49,14 @@ class ForecastTable:
         target: Sequence[str],
         *,
         time: str | None = None,
-        horizon: int = 24,
         inputs: Sequence[str] = (),
-        lags: int | str = "auto",
-        seasons: Sequence[float] | str = "auto",
-        step: float | str | None = None,
-        bounds: Sequence[float | None] = (None, None),
-        same_time: str = "error",
         known_ahead: bool = False,
         date_format: str | None = None,
+        **options: Any,
     ) -> None:
-        self.target, self.time, self.horizon = tuple(target), time, horizon
-        self.inputs, self.lags, self.step = tuple(inputs), lags, step
-        self.seasons = seasons if isinstance(seasons, str) else tuple(seasons)
-        self.bounds, self.same_time = tuple(bounds), same_time
+        self.target, self.time, self.inputs = tuple(target), time, tuple(inputs)
         self.known_ahead, self.date_format = known_ahead, check_date_format(date_format)
-        self.forecaster = SepSAForecaster(
-            horizon, lags=lags, seasons=seasons, step=step, bounds=self.bounds, same_time=same_time,  # type: ignore[arg-type]
-        )  # fmt: skip
+        self.forecaster = SepSAForecaster(**options)
         self.trace = ErrorTrace()
         self.quarantined = 0
         self.texts: dict[str, list[str]] = {}  # the first texts of columns of inputs that have texts
@@ -75,9 +66,14 @@ class ForecastTable:
         self.ahead_at: list[float] = []  # and their times
 
     def get_params(self) -> dict[str, Any]:
-        names = ("target", "time", "horizon", "inputs", "lags", "seasons", "step")
-        more = ("bounds", "same_time", "known_ahead", "date_format")
-        return {name: getattr(self, name) for name in (*names, *more)}
+        own = {name: getattr(self, name) for name in ("target", "time", "inputs", "known_ahead", "date_format")}
+        passed = {name: getattr(self.forecaster, name) for name in OF_FORECASTER}
+        return own | {name: tuple(value) if isinstance(value, list) else value for name, value in passed.items()}
+
+    @property
+    def horizon(self) -> int:
+        """The number of rows to forecast."""
+        return self.forecaster.horizon
 
     def learn(self, block: RowBlock, asked: object = None) -> BlockResult:
         """Learn the rows that can be used; the predictions are the forecasts (series, horizon) made after each."""
@@ -185,7 +181,7 @@ class ForecastTable:
                     raise ValueError(self._no_time(block, int(i)))
                 trial.begin(Moments(at, dated))
                 place = trial.place(float(held[-1 - i] if i < 0 else at[i]), learned)
-                if place.same and self.same_time == "error":
+                if place.same and self.forecaster.same_time == "error":
                     raise ValueError(f"there is a row at this time, {trial.ahead(0)}, already: give --same-time")
             except ValueError as error:
                 bad.append(block.bad_row(int(i), str(error).partition(": ")[0]))
@@ -263,8 +259,7 @@ class ForecastOptions(StreamOptions):
     kind: ClassVar[str] = "sepsa forecast"
     table: ClassVar[Any] = ForecastTable
     of_model: ClassVar[tuple[str, ...]] = (
-        "target", "time", "horizon", "inputs", "lags", "seasons", "step", "bounds", "same_time", "known_ahead",
-        "date_format",
+        "target", "time", "inputs", "known_ahead", "date_format", *OF_FORECASTER,
     )  # fmt: skip
 
     def __post_init__(self) -> None:

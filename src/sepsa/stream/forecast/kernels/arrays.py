@@ -11,14 +11,12 @@ last H rows: `X` (H, G, p), inputs, `K` (H, L, G, p), gains, `R` (H, L, G, c, p)
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from sepsa.heads.math import ridge as ridge_rule
-from sepsa.stream.engine.kernels.compilation import OPTIONS
+from sepsa.stream.engine.kernels.compilation import called
 from sepsa.stream.engine.kernels.head import rank_one
 
 FIRST = 32  # rows before any value is implausible
@@ -27,11 +25,7 @@ COUNTS = 4
 CHANGE = 16.0  # factor by which the spread of a series leaves its scale before the scale follows
 SMALLEST = 1e-9  # scale of a series in units of its mean
 
-# What calls `gains` is part of its caller, so that LLVM optimizes that code once more and not once for each level.
-part = njit(inline="always", **OPTIONS)
-_WITHOUT_WRAPPERS: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # these take half of the compilation
-callee = njit(**_WITHOUT_WRAPPERS, **OPTIONS)
-due = njit(ridge_rule.due)
+due = called(ridge_rule.due)
 
 
 class Family(NamedTuple):
@@ -58,11 +52,12 @@ class Stack(NamedTuple):
 
     `periods` (S,) in rows; `profile` (m, S, n), recent means of the rows of a season; `off` (H, m, S), how far values
     were from it; `U` (m, H, .), `D`, `W`, `left` (m, H, p) and `turn` (m, H, 2) as in a family; `heads`, `stacked` and
-    `mixed` (H, m, H), rings of forecasts: the mean of the heads, the stack, the mean of both; `naive` (H, m, H), the
-    naive forecast beside them, and `typical` (m, H), its recent squared errors; `missed` (S + 9, m, H), recent absolute
-    errors in units of the root of that: of the last value, the last of each season, heads, stack and the forecast; how
-    much smaller those of `mixed` are than those of `naive`, and its square; the product of the error of `naive` and its
-    distance from `mixed`, and both squares.
+    `mixed` (H, m, H), rings of forecasts: the mean of the heads, the stack, the mean of both; `leader` (m, H), which
+    naive forecast is used, and `typical` (m, H), its recent squared errors; `missed` (S + 4, m, H), recent absolute
+    errors in units of the root of that: of the last value, the last of each season, heads, stack and the forecast;
+    `known` (S + 1, m, H, 7), for each naive forecast: how much smaller its errors are than the leader's, and its
+    square; how much smaller those of `mixed` are, and its square; the product of its error and its distance from
+    `mixed`, and both squares.
     """
 
     periods: Any
@@ -76,9 +71,10 @@ class Stack(NamedTuple):
     heads: Any
     stacked: Any
     mixed: Any
-    naive: Any
     typical: Any
     missed: Any
+    leader: Any
+    known: Any
 
 
 class Shared(NamedTuple):
@@ -89,9 +85,10 @@ class Shared(NamedTuple):
     of the exogenous inputs; `angles` (a,) of the seasons, in radians a row; `options`; `counts`; `lags` (m, 2n), values
     twice, so that the last n are contiguous; rings of the last H rows: `base` (H, m), values, `there` (H, m), whether
     they were observed, `made` (H, m, H), forecasts, `ends` (H, v, m, H), quantiles of their errors as they were issued;
-    `square` (m, H), recent squared errors; `levels` (v,) and `quantiles` (v, m, H) of errors in units of its root;
-    `told` (m, H) and `told_ends` (v, m, H), the last forecasts and their quantiles in units of the series;
-    `extent` (2, m), the least and the largest value observed; `odd` (m,), how many values in a row were implausible;
+    `size` (m, H), recent absolute errors; `levels` (v,) and `quantiles` (v, m, H) of errors in units of it; `told`
+    (m, H) and `told_ends` (v, m, H), the last forecasts and their quantiles in units of the series; `extent` (2, m),
+    the least and the largest value observed; `odd` (2, m), how many values in a row were implausible, and how much
+    oftener the next value confirmed such a one than not; `strange` (m,), the last implausible value;
     `XU`, `XD`, `XW` (m, H, q), `XK` (3, q) and `XT` (2,), the head on the exogenous inputs of the row that is forecast:
     covariance, weights, gain, the ridge left and the ridge, and the turn.
     """
@@ -112,13 +109,14 @@ class Shared(NamedTuple):
     there: Any
     made: Any
     ends: Any
-    square: Any
+    size: Any
     levels: Any
     quantiles: Any
     told: Any
     told_ends: Any
     extent: Any
     odd: Any
+    strange: Any
     XU: Any
     XD: Any
     XW: Any
@@ -126,7 +124,7 @@ class Shared(NamedTuple):
     XT: Any
 
 
-@callee
+@called
 def dot(a, b):
     """aᵀb."""
     total = 0.0
@@ -135,24 +133,20 @@ def dot(a, b):
     return total
 
 
-@callee
-def change_due(s, j):
-    """The power of two by which the scale of series j should change, as its spread has left it; else 1."""
-    spread = s.spread[j]
-    if s.counts[C_ROWS] <= FIRST or spread <= 0.0 or 1.0 / CHANGE < spread < CHANGE:
-        return 1.0
-    least = max(SMALLEST * abs(s.mean[j]), 1e-90) / s.scale[j]
-    factor = 2.0 ** math.floor(math.log2(max(spread, least)))
-    return factor if factor < 0.5 or factor > 2.0 else 1.0
+@called
+def fill(row, value):
+    """Set every number of a row; numba compiles a loop much faster than the assignment to a slice."""
+    for i in range(row.size):
+        row[i] = value
 
 
-@callee
+@called
 def scratch(p, lam):
     """An array for the gains of the coordinates that are restored at once."""
-    return np.zeros((max(1, due(p, lam)), p))
+    return np.zeros((max(1, due(max(p, 1), lam)), p))
 
 
-@callee
+@called
 def gains(U, D, left, ridge, turn, lam, x, k, R, unit):
     """Update B = UDUᵀ by the inputs x of a row; k gets their gain, R those of the coordinates restored after it.
 

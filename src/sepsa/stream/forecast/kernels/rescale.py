@@ -1,35 +1,39 @@
-"""A change of a series' scale by a power of two: all that is in its units changes with it, and no bit is lost."""
+"""A change of a series' scale by a power of two: all that is in its units changes with it, and no bit is lost.
+
+It is rare, so that NumPy does it; the ridge that a change takes from a head is restored by a kernel.
+"""
 
 from __future__ import annotations
+
+import math
+from typing import Any
 
 import numpy as np
 
 from sepsa.stream.engine.kernels.compilation import compiled
 from sepsa.stream.engine.kernels.head import rank_one
-from sepsa.stream.forecast.kernels.arrays import callee, change_due
+from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.forecast.kernels.arrays import CHANGE, SMALLEST, Family, Shared, Stack
 
 
-@compiled
-def follow_scales(own, joint, c, s, stack_ridge):
+def follow_scales(own: Family, joint: Family, c: Stack, s: Shared, stack_ridge: Floats) -> None:
     """Change the scale of each series whose spread has left it."""
-    for j in range(s.scale.size):
-        factor = change_due(s, j)
-        if factor != 1.0:
+    for j, spread in enumerate(s.spread.tolist()):
+        if spread <= 0.0 or 1.0 / CHANGE < spread < CHANGE:
+            continue
+        least = max(SMALLEST * abs(s.mean[j]), 1e-90) / s.scale[j]
+        factor = 2.0 ** math.floor(math.log2(max(spread, least)))
+        if factor < 0.5 or factor > 2.0:
             change_family(own, j, factor)
             change_family(joint, j, factor)
             change_stack(c, j, factor, stack_ridge)
             change_shared(s, j, factor)
 
 
-@callee
-def change_covariance(U, D, left, ridge, by, W):
-    """Let the inputs of a head become `by` (p,) times as large; lost ridge is restored in B and in all weights W."""
-    p = by.size
-    for b in range(p):
-        for a in range(b):
-            U[b * (b - 1) // 2 + a] *= by[b] / by[a]
-        D[b] /= by[b] ** 2
-        left[b] *= by[b] ** 2
+@compiled
+def restore(U, D, left, ridge, W):  # type: ignore[no-untyped-def]
+    """Restore lost ridge in B = UDUᵀ and in all weights W (k, H, p)."""
+    p = ridge.size
     r, unit = np.empty(p), np.zeros(p)
     for b in range(p):
         lacking = ridge[b] - left[b]
@@ -39,58 +43,57 @@ def change_covariance(U, D, left, ridge, by, W):
             unit[b] = 0.0
             for i in range(W.shape[0]):
                 for h in range(W.shape[1]):
-                    W[i, h] -= r * (lacking / total * W[i, h, b])
+                    old = lacking / total * W[i, h, b]
+                    for n in range(p):
+                        W[i, h, n] -= r[n] * old
 
 
-@callee
-def change_family(f, j, factor):
+def change_covariance(U: Floats, D: Floats, left: Floats, ridge: Floats, by: Floats, W: Floats) -> None:
+    """Let the inputs of a head become `by` (p,) times as large; lost ridge is restored in B and in all weights W."""
+    column, row = np.tril_indices(len(by), -1)
+    U *= by[column] / by[row]
+    D /= by**2
+    left *= by**2
+    if (left < ridge).any():
+        restore(U, D, left, ridge, W)
+
+
+def change_family(f: Family, j: int, factor: float) -> None:
     """Divide the values of series j by `factor` in all heads of a family."""
     p, d = f.ridge.size, f.terms.shape[1]
-    by = np.ones(p)
-    for g in range(f.series.shape[0]):
-        for n in range(d):
-            by[n] = 1.0 / factor if f.terms[g, n, 0] == j else 1.0
+    for g, terms in enumerate(f.terms):
+        by = np.ones(p)
+        by[:d][terms[:, 0] == j] = 1.0 / factor
         f.X[:, g] *= by
+        f.K[:, :, g] /= by
+        restored = (f.C[:, :, g, None] + np.arange(f.R.shape[3])) % p
+        f.R[:, :, g] *= np.where(f.C[:, :, g, None] < 0, 1.0, by[restored])[..., None] / by
+        one = np.where(f.series[g] == j, factor, 1.0)
+        f.loss[:, g] /= one[:, None] ** 2
+        f.W[:, g] /= one[:, None, None] * by
         for v in range(f.forgetting.size):
-            f.K[:, v, g] /= by
-            for row in range(f.C.shape[0]):
-                if f.C[row, v, g] >= 0:
-                    for i in range(f.R.shape[3]):
-                        f.R[row, v, g, i] *= by[(f.C[row, v, g] + i) % p] / by
-            for i in range(f.series.shape[1]):
-                one = factor if f.series[g, i] == j else 1.0
-                f.loss[v, g, i] /= one * one
-                for h in range(f.W.shape[3]):
-                    f.W[v, g, i, h] /= one * by
             change_covariance(f.U[v, g], f.D[v, g], f.left[v, g], f.ridge, by, f.W[v, g])
 
 
-@callee
-def change_stack(c, j, factor, ridge):
+def change_stack(c: Stack, j: int, factor: float, ridge: Floats) -> None:
     """Divide the values of series j by `factor` in its stacks and candidates."""
-    for ring in (c.heads, c.stacked, c.mixed, c.naive):
+    for ring in (c.heads, c.stacked, c.mixed, c.off):
         ring[:, j] /= factor
     c.profile[j] /= factor
-    c.off[:, j] /= factor
     c.typical[j] /= factor * factor
-    if c.D.shape[2] > 0:
-        by = np.full(c.D.shape[2], 1.0 / factor)
-        by[0] = 1.0
-        for h in range(c.D.shape[1]):
-            c.W[j, h] /= factor * by
-            change_covariance(c.U[j, h], c.D[j, h], c.left[j, h], ridge, by, c.W[j : j + 1, h : h + 1])
+    by = np.full(c.D.shape[2], 1.0 / factor)
+    by[:1] = 1.0
+    c.W[j] /= factor * by
+    for h in range(c.D.shape[1]):
+        change_covariance(c.U[j, h], c.D[j, h], c.left[j, h], ridge, by, c.W[j : j + 1, h : h + 1])
 
 
-@callee
-def change_shared(s, j, factor):
+def change_shared(s: Shared, j: int, factor: float) -> None:
     """Divide the values of series j by `factor` in what all heads share."""
     s.scale[j] *= factor
-    for one in (s.level, s.spread, s.reach):
-        one[j] /= factor
-    s.made[:, j] /= factor
+    of_series: list[Any] = [s.level, s.spread, s.reach, s.strange, s.lags, s.size, s.XW]
+    for array in of_series:
+        array[j] /= factor
+    for ring in (s.made, s.extent, s.base):
+        ring[:, j] /= factor
     s.ends[:, :, j] /= factor
-    s.extent[:, j] /= factor
-    s.base[:, j] /= factor
-    s.lags[j] /= factor
-    s.square[j] /= factor * factor
-    s.XW[j] /= factor
