@@ -145,6 +145,9 @@ def test_rows_at_one_time_are_an_error_or_the_aggregate_that_was_chosen():
     twice, doubled = np.insert(y, 200, 7.0), np.insert(at, 200, at[199] + 60)
     with pytest.raises(ValueError, match='aggregate such rows by same_time="mean"'):
         small().prequential(twice, times=doubled)
+    for second, words in ((0.0, "half a step"), (-HOUR, "later than that of the last row, 0, got -3600")):
+        with pytest.raises(ValueError, match=words):
+            small().prequential(y[:2], times=np.array([0.0, second]))
     last = small(same_time="last")
     last.prequential(twice, times=doubled)
     assert last.rows == 300

@@ -254,7 +254,9 @@ class Clock:
             points = self._corrected(at)
         elif self.first:
             self.first = []
-        point = self.index(at)
+        if self.grid is None and at == self.first[-1]:  # a second row at the first time, before there is a step
+            return Place((), same=True)
+        point = self.index(at) if self.grid is not None else -1
         steps = point - self.last
         dropped = 0
         if self.waiting:
@@ -272,7 +274,7 @@ class Clock:
             return Place((), dropped, points=points, grid=self.grid)
         if steps < 0:
             raise ValueError(
-                f"time must be later than that of the last row, {self.ahead(0)}, got {self.label(at)}: revise() takes "
+                f"time must be later than that of the last row, {self.latest()}, got {self.label(at)}: revise() takes "
                 "values of earlier rows"
             )
         self.last = point
@@ -364,6 +366,10 @@ class Clock:
         if self.zone is None or self.grid.seconds() < DAY:
             return self.label(at)
         return (EPOCH + timedelta(seconds=round(at, 6))).replace(tzinfo=self.zone)
+
+    def latest(self) -> Any:
+        """The time of the last row."""
+        return self.label(self.first[-1]) if self.grid is None else self.ahead(0)
 
     def state_dict(self) -> dict[str, Any]:
         """The clock as plain data."""

@@ -291,7 +291,7 @@ class SepSAForecaster(Saves):
             if place.same and self.same_time == "error":
                 raise ValueError(
                     f"time must be at least half a step ({self.step_ or 'unknown'}) after that of the last row, "
-                    f'{clock.ahead(0)}, got {clock.label(at)}: aggregate such rows by same_time="mean", or give a '
+                    f'{clock.latest()}, got {clock.label(at)}: aggregate such rows by same_time="mean", or give a '
                     "shorter step"
                 )
             if place.points is not None:

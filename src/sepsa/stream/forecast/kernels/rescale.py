@@ -31,7 +31,7 @@ def follow_scales(own: Family, joint: Family, c: Stack, s: Shared, stack_ridge: 
 
 
 @compiled
-def restore(U, D, left, ridge, W):  # type: ignore[no-untyped-def]
+def restore(U, D, left, ridge, W):
     """Restore lost ridge in B = UDUᵀ and in all weights W (k, H, p)."""
     p = ridge.size
     r, unit = np.empty(p), np.zeros(p)
