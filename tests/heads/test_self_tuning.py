@@ -484,7 +484,7 @@ def test_sepsa_tells_samples_apart_by_the_models_inputs(fraction):
     optimizer = SepSA(model, torch.optim.SGD, lr=1e-2, solver=SelfTuning())
     optimizer.head_fraction = fraction
     torch.manual_seed(1)
-    x, y = torch.randn(200, 4), torch.randn(200, 2)
+    x, y = torch.randn(1000, 4), torch.randn(1000, 2)
     optimizer.learn(x, y)
     assert optimizer.solver.held_out is None
     features = []
