@@ -62,6 +62,8 @@ def run(setting: str, arguments: list[str]) -> tuple[int, list[str]]:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *arguments]
         if setting == "perturbed":
             command.append("--perturb")
+        if setting == "torch default" and ARM:
+            command += ["-k", "not inductor"]  # torch 2.13 writes C++ there that does not compile
         done = subprocess.run(
             command, cwd=ROOT, env=os.environ | SETTINGS[setting], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True,
