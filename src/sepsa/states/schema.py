@@ -116,12 +116,14 @@ class Entries:
         return read_items(self.path(key), self[key], count)
 
 
-def read(name: str, value: object, keys: Set[str], owner: str = "this version") -> Entries:
-    """The entries of a dict that has these keys and no others; `owner` is what saves such a dict."""
+def read(
+    name: str, value: object, keys: Set[str], owner: str = "this version", optional: Set[str] = frozenset()
+) -> Entries:
+    """The entries of a dict of these keys, and maybe `optional` ones, but no others; `owner` is what saves it."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{name} must be a dict, got {type(value).__name__}")
-    if set(value) != keys:
-        missing, extra = sorted(keys - set(value)), sorted(map(str, set(value) - keys))
+    missing, extra = sorted(keys - set(value)), sorted(map(str, set(value) - keys - optional))
+    if missing or extra:
         raise ValueError(f"{name} has other entries than {owner} saves: missing {missing}, unexpected {extra}")
     return Entries(name, value)
 

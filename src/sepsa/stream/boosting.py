@@ -151,8 +151,7 @@ class Boosting:
     def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
         """Continue from the result of `state_dict`; a ValueError names the wrong entry."""
         keys = {"rows", "due", "inputs", "outputs", "table", "models"}
-        hashed = isinstance(state_dict, dict) and "digest" in state_dict
-        new = schema.read(entry, state_dict, keys | {"digest"} if hashed else keys)
+        new = schema.read(entry, state_dict, keys, optional={"digest"})
         outputs, table = new.integer("outputs"), new.array("table", (None, None), missing=True)
         rows, models = new.integer("rows", len(table)), new.items("models")
         inputs = new.integer("inputs", 0, max(0, table.shape[1] - outputs - 1))
@@ -160,7 +159,7 @@ class Boosting:
         texts = tuple(models.array(i, (None,), np.uint8).tobytes().decode(errors="replace") for i in range(len(models)))
         if len(texts) not in (0, 1 if self.classes else outputs):
             raise new.damaged("models", f"0 or {1 if self.classes else outputs} models", len(texts))
-        if hashed:
+        if "digest" in state_dict:
             new.equal("digest", digest(texts))  # LightGBM itself may read beyond what a damaged text holds
         if not np.isfinite(table[:, max(0, table.shape[1] - outputs - 1) :]).all() or (table[:, -1:] <= 0).any():
             raise new.damaged("table", "finite targets and positive weights", "others")

@@ -279,8 +279,8 @@ class StreamEstimator(Saves, Options):
         """
         with self._exclusive():
             keys = {"estimator", "learner", "feature_names", "n_iter", *self._EXTRA}
-            with_encoder = isinstance(state_dict, dict) and "encoder" in state_dict
-            new = schema.read("state_dict", state_dict, keys | {"encoder"} if with_encoder else keys)
+            new = schema.read("state_dict", state_dict, keys, optional={"encoder"})
+            with_encoder = "encoder" in state_dict
             new.equal("estimator", type(self).__name__)
             fitted = isinstance(new["learner"], dict) and "members" in new["learner"]  # by `fit`, a committee
             members = Entries(new.path("learner"), new["learner"]).items("members").values if fitted else []

@@ -126,8 +126,7 @@ class StreamLearner:
     def load_state_dict(self, state_dict: dict[str, Any], entry: str = "state_dict") -> None:
         """Continue from the result of `state_dict`; a ValueError names the wrong entry and changes nothing."""
         keys = {"regression", "seed", "rows", "offset", "warm_up", "engine"}
-        ordered = isinstance(state_dict, dict) and "order" in state_dict
-        new = schema.read(entry, state_dict, keys | {"order"} if ordered else keys)
+        new = schema.read(entry, state_dict, keys, optional={"order"})
         new.equal("regression", self.regression)
         other = self.copy()
         other.engine.load_state_dict(new["engine"], new.path("engine"))
@@ -140,7 +139,7 @@ class StreamLearner:
         other._X = first.array("X", (n, d), missing=True)
         other._Y = first.array("Y", (n, m))
         other._weight = first.array("weight", (n,), low=0.0)
-        other.order = new.array("order", (d,), np.int64).astype(np.intp) if ordered else None
+        other.order = new.array("order", (d,), np.int64).astype(np.intp) if "order" in state_dict else None
         if other.order is None:
             other._names = None  # of a version that took inputs as they come
         elif not np.array_equal(np.sort(other.order), np.arange(d)):
