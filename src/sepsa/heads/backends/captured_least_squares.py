@@ -91,11 +91,11 @@ class CapturedState(HeadMemory):
         chosen = choose("captured least squares", case)
         finite: Tensor
         if chosen.backend == "triton":
-            kernels, settings = chosen.load(), (count > 0, self.ridge, self.prior)
+            kernels = chosen.load()
             if n == 1:
-                finite = kernels.rank_one(self, x, y, *settings)
+                finite = kernels.rank_one(self, x, y, self.ridge, self.prior)
             else:
-                self._unfinished, finite = kernels.block(self, x, y, *settings, keep)
+                self._unfinished, finite = kernels.block(self, x, y, self.ridge, self.prior, keep)
             return finite
         Phi, Y = rows(self.linear, x, self.Z.dtype), y.to(self.Z.dtype)
         if keep is not None:

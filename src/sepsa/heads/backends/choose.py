@@ -134,8 +134,8 @@ TABLE: dict[str, tuple[BackendRow, ...]] = {
     ),
     # One pass over the logits of a chunk instead of five: 4 ms of a step of 40 with 50,304 classes.
     "many classes": (BackendRow("triton", "triton.residuals", _has_kernels), BackendRow("torch", "", _always)),
-    # Captured steps: one program holds all rows of a few columns of Z in registers, up to 1,024 of them; a block of
-    # 64 samples is solved in two halves of 32, and one coordinate at most gets its ridge back.
+    # Captured steps: one program holds all rows of a few columns of Z in registers, up to 1,024 of them, and those of
+    # the coordinates that get their ridge back; a block of 64 samples is solved in two halves of 32.
     "captured least squares": (
         BackendRow(
             "triton",
@@ -143,14 +143,17 @@ TABLE: dict[str, tuple[BackendRow, ...]] = {
             lambda c: (
                 _has_kernels(c)
                 and c.width + c.outputs <= 1024
-                and c.restored <= 1
-                and (c.rows == 1 or (c.rows <= 64 and c.outputs + c.restored <= 64))
+                and (c.restored <= 1 or c.restored * (c.width + c.outputs) <= 8192)
+                and (c.rows == 1 or (c.rows <= 64 and c.outputs + (c.restored == 1) <= 64))
             ),
         ),
         BackendRow("torch", "", _always),
     ),
     # The choice among several heads, on the device; the members' own updates are captured least squares.
-    "captured choice": (BackendRow("torch", "captured_choice:CapturedChoice", _always),),
+    "captured choice": (
+        BackendRow("triton", "captured_choice:CompiledChoice", _has_kernels),
+        BackendRow("torch", "captured_choice:CapturedChoice", _always),
+    ),
     # From p rows on, the system of the rows is singular but for its identity, and torch solves that of the columns.
     "captured cross-entropy": (
         BackendRow(

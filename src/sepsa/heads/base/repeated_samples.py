@@ -162,23 +162,40 @@ class DatasetIndex:
             if len(seen.hashes) < LIMIT:
                 seen.hashes.setdefault(name, step)
 
-    def split(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Which of these rows (n,) are scored, which are held out, and the updates that learned those."""
-        code, names = self.codes[rows], self.first_rows[rows]
-        learned = self.learned[names]
-        known = learned > 0
-        first = torch.where(self.numbers[0] < 0, code[0], self.numbers[0])
-        fold = (code % HELD_OUT == 0) | (code == first)
-        held_out, new = fold & known, fold & ~known
-        unrepeated = torch.where(held_out.any(), 0, self.numbers[1] + new.sum())
-        self._next = names, new, torch.stack([first, unrepeated])
-        return fold | (unrepeated >= UNREPEATED), held_out, learned
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What `split_rows` and `accept_rows` take."""
+        return self.codes, self.first_rows, self.learned, self.numbers
 
-    def accept(self, valid: Tensor, step: Tensor) -> None:
-        """Remember the samples of the last `split` as learned by this update, where `valid` (0-d) says so."""
-        names, new, numbers = self._next
-        self.learned.scatter_reduce_(0, names, torch.where(new & valid, step, 0), "amax")
-        self.numbers.copy_(torch.where(valid, numbers, self.numbers))
+
+class RowSplit(NamedTuple):
+    """What is known of the rows (n,) of an update."""
+
+    scored: Tensor  # whether each is scored
+    held_out: Tensor  # whether it is held out
+    learned: Tensor  # the update that learned it; 0: none
+    names: Tensor  # the first row that is equal to it
+    new: Tensor  # whether it is to be remembered
+    numbers: Tensor  # (2,): those of the index after this update
+
+
+def split_rows(rows: Tensor, codes: Tensor, first_rows: Tensor, learned: Tensor, numbers: Tensor) -> RowSplit:
+    """Which of these rows (n,) of a data set are scored and which are held out."""
+    code, names = codes[rows], first_rows[rows]
+    before = learned[names]
+    known = before > 0
+    first = torch.where(numbers[0] < 0, code[0], numbers[0])
+    fold = (code % HELD_OUT == 0) | (code == first)
+    held_out, new = fold & known, fold & ~known
+    unrepeated = torch.where(held_out.any(), 0, numbers[1] + new.sum())
+    following = torch.stack([first, unrepeated])
+    return RowSplit(fold | (unrepeated >= UNREPEATED), held_out, before, names, new, following)
+
+
+def accept_rows(learned: Tensor, numbers: Tensor, split: RowSplit, valid: Tensor, step: Tensor) -> None:
+    """Remember the rows of a split as learned by this update, where `valid` (0-d) says so."""
+    learned.scatter_reduce_(0, split.names, torch.where(split.new & valid, step, 0), "amax")
+    numbers.copy_(torch.where(valid, split.numbers, numbers))
 
 
 def key_of(inputs: Tensor, targets: Tensor) -> tuple[Any, ...]:

@@ -90,7 +90,8 @@ def add_captured(score: Score, errors: Tensor, size: Tensor) -> Score:
 def best_captured(score: Score, memory: Tensor, active: Tensor) -> Tensor:
     """`best` on a device."""
     count, sums, products = score
-    n, squares, order = count.clamp(min=1.0), products.diagonal(), torch.arange(len(sums), device=sums.device)
+    n, order = count.clamp(min=1.0), torch.arange(len(sums), device=sums.device)
+    squares = products.flatten()[:: len(order) + 1]
     least = sums.argmin()[None]
     mean = (sums - sums.min()) / n
     square = (squares + squares.index_select(0, least) - 2 * products.index_select(0, least)[0]) / n
@@ -99,7 +100,7 @@ def best_captured(score: Score, memory: Tensor, active: Tensor) -> Tensor:
     equal = equal & (memory == memory.where(equal, -1.0).max())
     losses = sums.where(equal, math.inf)
     ranks = torch.where(losses == losses.min(), order.where(order != active, -1), len(order))  # the active one first
-    return torch.where(count > 1.0, ranks.argmin(), active)
+    return torch.where(count.reshape(()) > 1.0, ranks.argmin(), active)
 
 
 def squared_errors(weights: Sequence[Any], biases: Sequence[Any], x: Any, y: Any) -> Any:

@@ -62,7 +62,7 @@ def _learn(
     T, CUF, V, f, fading, finite_in, n, all, p,
     FADES: tl.constexpr, SIZE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """T <- S - GU in this tile, G = FV; with FADES also f - G(Fᵀf), the row of the ridge as it is seen after that."""
+    """T <- S - GU in this tile, G = FV; with FADES, one row of the ridge, also f - G(Fᵀf), that row seen after it."""
     dtype: tl.constexpr = CUF.dtype.element_ty
     wide = all + 2 * p
     i, j = tl.arange(0, SIZE), tl.arange(0, SIZE)
@@ -75,10 +75,10 @@ def _learn(
     inside = (r < p)[:, None] & (c < p)[None, :]
     place = T + r[:, None] * p + c[None, :]
     tile = tl.load(place, mask=inside, other=0.0)
+    tile *= tl.where(tl.load(finite_in), tl.load(fading + 1), 1.0).to(dtype)
     if FADES:
-        tile *= tl.where(tl.load(finite_in), tl.load(fading + 1), 1.0).to(dtype)
+        met = tl.load(CUF + i * wide + n, mask=i < n, other=0.0)
         if tl.program_id(1) == 0:
-            met = tl.load(CUF + i * wide + n, mask=i < n, other=0.0)
             row = tl.load(of_F + n * wide, mask=r < p, other=0.0)
             tl.store(f + r, row - tl.sum(G * met[None, :], axis=1), mask=r < p)
     tl.store(place, tile - tl.dot(G, U, input_precision="ieee", out_dtype=dtype), mask=inside)

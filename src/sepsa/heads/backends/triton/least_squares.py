@@ -22,7 +22,7 @@ from torch import Tensor
 
 from sepsa.heads.backends.triton.finish import buffers, finish
 from sepsa.heads.backends.triton.linalg import NEAR, readable, solve_by_sweeps, solve_near_identity, tile_of
-from sepsa.heads.backends.triton.ridge import coordinate, lacking
+from sepsa.heads.backends.triton.ridge import coordinate, is_restored, lacking
 from sepsa.heads.math.least_squares import CAPTURED_LIMIT, CAPTURED_ROW_LIMIT
 
 # One program holds all rows of a few columns of Z.
@@ -36,91 +36,117 @@ _WARPS = 4
 
 
 @triton.jit
-def _ridge_row(left, ridge, tally, p, fading):
-    """The coordinate j that gets its ridge back, and √q, q the ridge it lacks once all have faded."""
-    j = coordinate(tl.load(tally + 2).to(tl.int64), 0, p)
+def _ridge_row(left, ridge, cursor, t, p, fading):
+    """The t-th coordinate that gets its ridge back, and √q, q the ridge it lacks once all have faded."""
+    j = coordinate(cursor, t, p)
     old = tl.load(left + j)
     return j, tl.sqrt(lacking(tl.load(ridge + j), tl.load(fading).to(old.dtype) * old))
 
 
 @triton.jit
-def _restore(left, ridge, tally, j, p, fading, finite, BLOCK_P: tl.constexpr):
-    """All coordinates fade, j gets its ridge back, and the cursor moves on; nothing changes where not `finite`."""
+def _restore(left, ridge, tally, cursor, count, p, fading, finite, BLOCK_P: tl.constexpr):
+    """All coordinates fade, `count` get their ridge back, and the cursor moves on; nothing where not `finite`."""
     c = tl.arange(0, BLOCK_P)
     old = tl.load(left + c, mask=c < p, other=0.0)
-    new = tl.where(c == j, tl.load(ridge + c, mask=c < p, other=0.0), tl.load(fading).to(old.dtype) * old)
+    whole = tl.load(ridge + c, mask=c < p, other=0.0)
+    new = tl.where(is_restored(c, cursor, count, p), whole, tl.load(fading).to(old.dtype) * old)
     tl.store(left + c, tl.where(finite, new, old), mask=c < p)
-    tl.store(tally + 2, tl.load(tally + 2) + finite.to(tl.float64))
+    tl.store(tally + 2, tl.load(tally + 2) + tl.where(finite, count, 0).to(tl.float64))
 
 
 @triton.jit
 def _project(
-    Z, x, z, left, ridge, tally, fading, rows, p, k, FADES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
+    Z, x, z, left, ridge, tally, fading, rows, p, k,
+    SAMPLE: tl.constexpr, COUNT: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """z = Zh with h = [x, 1]: f = Th, then the predictions Wh. With FADES also column j of Z, √q and j."""
+    """z = Zh with h = [x, 1]: f = Th, then the predictions Wh. Behind it COUNT columns of Z, each √q and the cursor."""
     r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    c = tl.arange(0, BLOCK_C)
-    inside = (r < rows)[:, None] & (c < p)[None, :]
-    tile = tl.load(Z + r[:, None] * p + c[None, :], mask=inside, other=0.0)
-    h = tl.load(x + c, mask=c < k, other=0.0).to(tile.dtype)
-    h = tl.where((c >= k) & (c < p), 1.0, h)
-    tl.store(z + r, tl.sum(tile * h[None, :], axis=1), mask=r < rows)
-    if FADES:
-        j, root = _ridge_row(left, ridge, tally, p, fading)
-        tl.store(z + rows + r, tl.sum(tl.where((c == j)[None, :], tile, 0.0), axis=1), mask=r < rows)
+    if SAMPLE:
+        c = tl.arange(0, BLOCK_C)
+        inside = (r < rows)[:, None] & (c < p)[None, :]
+        tile = tl.load(Z + r[:, None] * p + c[None, :], mask=inside, other=0.0)
+        h = tl.load(x + c, mask=c < k, other=0.0).to(tile.dtype)
+        h = tl.where((c >= k) & (c < p), 1.0, h)
+        tl.store(z + r, tl.sum(tile * h[None, :], axis=1), mask=r < rows)
+    if COUNT:
+        t, cursor = tl.arange(0, BLOCK_T), coordinate(tl.load(tally + 2).to(tl.int64), 0, p)
+        j, root = _ridge_row(left, ridge, cursor, t, p, fading)
+        inside = (r < rows)[:, None] & (t < COUNT)[None, :]
+        columns = tl.load(Z + r[:, None] * p + j[None, :], mask=inside, other=0.0)
+        tl.store(z + (1 + t)[None, :] * rows + r[:, None], columns, mask=inside)
         if tl.program_id(0) == 0:
-            tl.store(z + 2 * rows, root)
-            tl.store(z + 2 * rows + 1, j.to(tile.dtype))
+            behind = z + (1 + COUNT) * rows
+            tl.store(behind + t, root, mask=t < COUNT)
+            tl.store(behind + COUNT, cursor.to(root.dtype))
+
+
+@triton.jit
+def _rotate(tile, value, coefficient, is_f):
+    """T -= f uᵀ/(g + √g) and W += e uᵀ/g in these columns of [T; W], u = fᵀT and `value` = [f; e]."""
+    u = tl.sum(tl.where(is_f[:, None], tile * value[:, None], 0.0), axis=0)
+    return tile + coefficient[:, None] * u[None, :]
 
 
 @triton.jit
 def _learn(
-    Z, z, y, weight, bias, energy, left, ridge, prior, tally, fading, finite_out, too_large, p, m, k,
-    LIMIT: tl.constexpr, HAS_BIAS: tl.constexpr, FADES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    Z, z, y, weight, bias, energy, left, ridge, prior, tally, fading, finite_flag, too_large, p, m, k,
+    LIMIT: tl.constexpr, HAS_BIAS: tl.constexpr, SAMPLE: tl.constexpr, COUNT: tl.constexpr, BLOCK_T: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """u = fᵀT, then T -= f uᵀ/(g + √g) and W += e uᵀ/g in these columns, and the head takes W.
+    """The sample and COUNT rows √q e_j of the ridge, one after the other, in these columns, and the head takes W.
 
-    With FADES first T <- T/√λ, and afterwards the same for the row √q e_j with the prior's target, f = √q T e_j.
+    With COUNT first T <- T/√λ; the target of a row of the ridge is the prior's, and f = √q T e_j. Every program turns
+    the columns j of Z beside its own. Without SAMPLE a block was learned, which has faded T; its flag is read.
     """
     r = tl.arange(0, BLOCK_R)
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    is_f, is_e = r < p, (r >= p) & (r < p + m)
-    value = tl.load(z + r, mask=r < p + m, other=0.0)
-    target = tl.load(y + r - p, mask=is_e, other=0.0).to(value.dtype)
-    value = tl.where(is_e, target - value, value)  # [f; e]
-    if FADES:
-        inverse_root = tl.load(fading + 1).to(value.dtype)
-        value = tl.where(is_f, value * inverse_root, value)
-    size = tl.sum(tl.where(is_f, value * value, 0.0))
-    total = size + tl.sum(tl.where(is_e, value * value, 0.0))
-    finite = (total - total) == 0.0  # neither NaN nor Inf
-    refused = finite & (size > LIMIT)
-    finite = finite & (size <= LIMIT)
-    value = tl.where(finite, value, 0.0)  # zeros change nothing
-    g = tl.where(finite, 1.0 + size, 1.0)
-
-    inside = (r < p + m)[:, None] & (c < p)[None, :]
+    rows = p + m
+    is_f, is_e = r < p, (r >= p) & (r < rows)
+    inside = (r < rows)[:, None] & (c < p)[None, :]
     place = Z + r[:, None] * p + c[None, :]
     tile = tl.load(place, mask=inside, other=0.0)
-    fall = value * value / g
-    coefficient = tl.where(is_f, -value / (g + tl.sqrt(g)), value / g)
-    if FADES:
-        scale = tl.where(is_f & finite, inverse_root, 1.0).to(value.dtype)
-        tile *= scale[:, None]
-    u = tl.sum(tl.where(is_f[:, None], tile * value[:, None], 0.0), axis=0)
-    tile += coefficient[:, None] * u[None, :]
-    if FADES:
-        rows = p + m
-        column = tl.load(z + rows + r, mask=r < rows, other=0.0) * scale
-        column += coefficient * tl.sum(tl.where(is_f, column * value, 0.0))  # column j of what Z is by now
-        root = tl.where(finite, tl.load(z + 2 * rows), 0.0)
-        j = tl.load(z + 2 * rows + 1).to(tl.int64)
-        aim = tl.load(prior + (r - p) * p + j, mask=is_e, other=0.0)
-        second = root * tl.where(is_e, aim - column, column)
-        g = 1.0 + tl.sum(tl.where(is_f, second * second, 0.0))
-        u = tl.sum(tl.where(is_f[:, None], tile * second[:, None], 0.0), axis=0)
-        tile += tl.where(is_f, -second / (g + tl.sqrt(g)), second / g)[:, None] * u[None, :]
-        fall += second * second / g
+    fall = tl.zeros((BLOCK_R,), dtype=tile.dtype)
+    if COUNT:
+        t = tl.arange(0, BLOCK_T)
+        columns = tl.load(
+            z + (1 + t)[None, :] * rows + r[:, None], mask=(r < rows)[:, None] & (t < COUNT)[None, :], other=0.0
+        )
+    if SAMPLE:
+        value = tl.load(z + r, mask=r < rows, other=0.0)
+        target = tl.load(y + r - p, mask=is_e, other=0.0).to(value.dtype)
+        value = tl.where(is_e, target - value, value)  # [f; e]
+        if COUNT:
+            inverse_root = tl.load(fading + 1).to(value.dtype)
+            value = tl.where(is_f, value * inverse_root, value)
+        size = tl.sum(tl.where(is_f, value * value, 0.0))
+        total = size + tl.sum(tl.where(is_e, value * value, 0.0))
+        finite = (total - total) == 0.0  # neither NaN nor Inf
+        refused = finite & (size > LIMIT)
+        finite = finite & (size <= LIMIT)
+        value = tl.where(finite, value, 0.0)  # zeros change nothing
+        g = tl.where(finite, 1.0 + size, 1.0)
+        fall += value * value / g
+        coefficient = tl.where(is_f, -value / (g + tl.sqrt(g)), value / g)
+        if COUNT:
+            scale = tl.where(is_f, tl.where(finite, inverse_root, 1.0), 1.0).to(value.dtype)
+            tile *= scale[:, None]
+            columns = _rotate(columns * scale[:, None], value, coefficient, is_f)
+        tile = _rotate(tile, value, coefficient, is_f)
+    else:
+        finite = tl.load(finite_flag)
+    if COUNT:
+        behind = z + (1 + COUNT) * rows
+        cursor = tl.load(behind + COUNT).to(tl.int64)
+        for number in range(COUNT):
+            column = tl.sum(tl.where((t == number)[None, :], columns, 0.0), axis=1)
+            root = tl.where(finite, tl.load(behind + number), 0.0)
+            aim = tl.load(prior + (r - p) * p + coordinate(cursor, number, p), mask=is_e, other=0.0)
+            value = root * tl.where(is_e, aim - column, column)
+            g = 1.0 + tl.sum(tl.where(is_f, value * value, 0.0))
+            fall += value * value / g
+            coefficient = tl.where(is_f, -value / (g + tl.sqrt(g)), value / g)
+            tile = _rotate(tile, value, coefficient, is_f)
+            columns = _rotate(columns, value, coefficient, is_f)
     tl.store(place, tile, mask=inside)
 
     out = is_e[:, None] & (c < k)[None, :]
@@ -129,39 +155,47 @@ def _learn(
         last = is_e[:, None] & (c == k)[None, :]
         tl.store(bias + (r - p)[:, None] + 0 * c[None, :], tile, mask=last)
     if tl.program_id(0) == 0:
-        fade = tl.where(finite, tl.load(fading), 1.0)
         before = tl.load(energy + r - p, mask=is_e, other=0.0)
-        tl.store(energy + r - p, fade.to(before.dtype) * before + fall, mask=is_e)
-        good = finite.to(tl.float64)
-        tl.store(tally, tl.load(tally) + good)
-        tl.store(tally + 1, fade * tl.load(tally + 1) + good)
-        tl.store(finite_out, finite)
-        tl.store(too_large, tl.load(too_large) + refused.to(tl.int64))
-        if FADES:
-            _restore(left, ridge, tally, j, p, fading, finite, BLOCK_R)
+        if SAMPLE:
+            fade = tl.where(finite, tl.load(fading), 1.0)
+            before *= fade.to(before.dtype)
+            good = finite.to(tl.float64)
+            tl.store(tally, tl.load(tally) + good)
+            tl.store(tally + 1, fade * tl.load(tally + 1) + good)
+            tl.store(finite_flag, finite)
+            tl.store(too_large, tl.load(too_large) + refused.to(tl.int64))
+        tl.store(energy + r - p, before + fall, mask=is_e)
+        if COUNT:
+            _restore(left, ridge, tally, cursor, COUNT, p, fading, finite, BLOCK_R)
 
 
-def rank_one(state: Any, features: Tensor, targets: Tensor, fades: bool, ridge: Tensor, prior: Tensor) -> Tensor:
-    """Learn one sample in a `CapturedState`, and where it `fades` give one coordinate its ridge back.
+def rank_one(
+    state: Any, features: Tensor | None, targets: Tensor | None, ridge: Tensor, prior: Tensor,
+    finite: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Learn one sample in a `CapturedState`, and give as many coordinates as it forgets their ridge back.
 
-    Returns the flag (0-d) that says whether all was finite.
+    Without a sample the latter alone, after a block whose flag is `finite`. Returns the flag (0-d) that says whether
+    all was finite.
     """
-    Z, p = state.Z, state.Z.shape[1]
+    Z, p, count = state.Z, state.Z.shape[1], state.count
     rows, m = Z.shape[0], state.W.shape[0]
-    z = Z.new_empty(2 * rows + 2)
-    finite: Tensor = Z.new_empty((), dtype=torch.bool)
-    block_r, block_c = triton.next_power_of_2(rows), triton.next_power_of_2(p)
+    z = Z.new_empty(rows * (1 + count) + count + 1)
+    sample = features is not None
+    flag: Tensor = Z.new_empty((), dtype=torch.bool) if finite is None else finite
+    block_r, block_c, block_t = (triton.next_power_of_2(size) for size in (rows, p, max(count, 1)))
     _project[(triton.cdiv(rows, _ROWS),)](
-        Z, features, z, state.ridge_left, ridge, state.tally, state.fading, rows, p, state.k,
-        FADES=fades, BLOCK_R=_ROWS, BLOCK_C=block_c,
+        Z, features if sample else Z, z, state.ridge_left, ridge, state.tally, state.fading, rows, p, state.k,
+        SAMPLE=sample, COUNT=count, BLOCK_T=block_t, BLOCK_R=_ROWS, BLOCK_C=block_c,
     )  # fmt: skip
     bias = state.weight if state.bias is None else state.bias  # a pointer must be given, used or not
     _learn[(triton.cdiv(p, _COLUMNS),)](
-        Z, z, targets, state.weight, bias, state.energy, state.ridge_left, ridge, prior, state.tally,
-        state.fading, finite, state.too_large, p, m, state.k,
-        LIMIT=CAPTURED_ROW_LIMIT, HAS_BIAS=state.bias is not None, FADES=fades, BLOCK_R=block_r, BLOCK_C=_COLUMNS,
+        Z, z, targets if sample else Z, state.weight, bias, state.energy, state.ridge_left, ridge, prior, state.tally,
+        state.fading, flag, state.too_large, p, m, state.k,
+        LIMIT=CAPTURED_ROW_LIMIT, HAS_BIAS=state.bias is not None, SAMPLE=sample, COUNT=count, BLOCK_T=block_t,
+        BLOCK_R=block_r, BLOCK_C=_COLUMNS, num_warps=4 if count <= 1 else 8,
     )  # fmt: skip
-    return finite
+    return flag
 
 
 @triton.jit
@@ -196,7 +230,7 @@ def _whiten(
     size = tl.sum(product * product)
     size_of_F = tl.sum(tl.where((r < p)[:, None], product * product, 0.0))
     if FADES:
-        j, root = _ridge_row(left, ridge, tally, p, fading)
+        j, root = _ridge_row(left, ridge, tl.load(tally + 2).to(tl.int64), 0, p, fading)
         column = tl.load(Z + r * p + j, mask=r < rows, other=0.0)
         aim = tl.load(prior + (r - p) * p + j, mask=of_W, other=0.0)
         column = root * tl.where(of_W, aim - column, column * inverse_root)
@@ -319,17 +353,27 @@ def _solve(
         tl.store(tally + 1, fade * tl.load(tally + 1) + good * n)
         if FADES:
             j = coordinate(tl.load(tally + 2).to(tl.int64), 0, p)
-            _restore(left, ridge, tally, j, p, fading, finite, BLOCK_P)
+            _restore(left, ridge, tally, j, 1, p, fading, finite, BLOCK_P)
 
 
 def block(
-    state: Any, features: Tensor, targets: Tensor, fades: bool, ridge: Tensor, prior: Tensor, keep: Tensor | None = None
-) -> tuple[Callable[[], None], Tensor]:
-    """Update W and the head of a `CapturedState` by a block and, where it `fades`, one row of the ridge; not yet T.
+    state: Any, features: Tensor, targets: Tensor, ridge: Tensor, prior: Tensor, keep: Tensor | None = None
+) -> tuple[Callable[[], None] | None, Tensor]:
+    """Update W and the head of a `CapturedState` by a block and, where it forgets, by rows of the ridge.
 
     `keep` (n,) says which samples are learned. Returns a function that updates T, to be called before the next block,
-    and a flag (0-d): whether all was finite.
+    and a flag (0-d): whether all was finite. Several rows of the ridge need the T that the samples leave: no function.
     """
+    if state.count <= 1:
+        return _block(state, features, targets, ridge, prior, keep, fades=state.count == 1)
+    finish_now, finite = _block(state, features, targets, ridge, prior, keep, fades=False)
+    finish_now()
+    return None, rank_one(state, None, None, ridge, prior, finite)
+
+
+def _block(
+    state: Any, features: Tensor, targets: Tensor, ridge: Tensor, prior: Tensor, keep: Tensor | None, fades: bool
+) -> tuple[Callable[[], None], Tensor]:
     Z, W, k = state.Z, state.W, state.k
     (rows, p), m, n = Z.shape, W.shape[0], features.shape[0]
     all, fading = n + fades, state.fading
