@@ -5,7 +5,6 @@
     python benchmarks/language.py --steps 1000        # a shorter schedule
     python benchmarks/language.py --ridge 300 1000 3000 10000 "3 batches" "10 batches" --only "SepSA over AdamW"
     python benchmarks/language.py --time              # compiled steps of all methods in turns
-    python benchmarks/language.py --classes           # time and peak memory of a step with 50,257 classes
     python benchmarks/language.py --table
     python benchmarks/language.py --figure            # language.svg
 
@@ -211,12 +210,13 @@ def held_out_loss(model: nn.Module, checks: list[tuple[Tensor, Tensor]]) -> floa
     return float(torch.stack(losses).mean())
 
 
-# ---------------------------------------------------------------------- steps and memory
+# ---------------------------------------------------------------------- the time of a step
 
 
 def time_steps() -> dict[str, Any]:
     """The time of a compiled step over that of the base, in turns, after 160 steps of each."""
     torch.manual_seed(0)
+    torch._dynamo.config.recompile_limit = 64  # all models are of one class
     source = batches(text("choice").cuda(), 0)
     data = [next(source) for _ in range(64)]
     contestants = {}
@@ -243,27 +243,6 @@ def stepper(
             group["lr"] *= 0.1 ** (1 / STEPS)
 
     return run
-
-
-def many_classes() -> dict[str, Any]:
-    """A step with 50,257 classes and 768 features: milliseconds and the peak of the memory allocated, in GiB."""
-    result: dict[str, Any] = {}
-    torch.manual_seed(0)
-    windows = torch.randint(50_257, (SEQUENCES, CONTEXT + 1), device="cuda")
-    data = [(windows[:, :-1], windows[:, 1:])]
-    for method in ("AdamW", "SepSA over AdamW"):
-        torch.cuda.empty_cache()
-        model = GPT(classes=50_257, width=768, heads=12).cuda()
-        solver = SoftmaxNewton(ridge=1000.0) if method != "AdamW" else None
-        run = stepper(model, learner(method, model, 1e-3, solver), data)
-        for _ in range(4):
-            run()
-        torch.cuda.reset_peak_memory_stats()
-        times = alternate_on_gpu({method: run}, rounds=7, calls=3)[method]
-        peak = torch.cuda.max_memory_allocated() / 2**30
-        result[method] = {"milliseconds": 1e3 * statistics.median(times), "peak_gib": peak}
-        del model, solver, run
-    return result
 
 
 # ---------------------------------------------------------------------- results
@@ -338,8 +317,6 @@ def table(options: argparse.Namespace) -> None:
             f"{entry['milliseconds']:.2f} ms",
             median_and_quartiles(entry["of_base"]) if "of_base" in entry else "",
         )
-    for name, entry in result.get("classes", {}).items():
-        print(f"50,257 classes, {name}: {entry['milliseconds']:.1f} ms, peak {entry['peak_gib']:.2f} GiB")
 
 
 def figure(options: argparse.Namespace) -> None:
@@ -375,7 +352,7 @@ def draw(path: Path, found: dict[str, list[dict[str, Any]]], unit: str, limits: 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name in ("search", "time", "classes", "table", "figure"):
+    for name in ("search", "time", "table", "figure"):
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", default="", help="methods whose name has this")
@@ -399,8 +376,8 @@ def main() -> None:
             table(options)
         return
     require_cuda()
-    if options.time or options.classes:
-        store(known() | ({"steps": time_steps()} if options.time else {"classes": many_classes()}))
+    if options.time:
+        store(known() | {"steps": time_steps()})
         table(options)
         return
     part, steps = ("choice", SEARCH_STEPS) if options.search else ("end", options.steps)
