@@ -240,7 +240,9 @@ def over_seeds(rows: list[dict[str, Any]], path: tuple[str, ...]) -> Iterator[Va
     """The summary of each number over rows that have the same names and differ by a seed or a split."""
     alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        alike.setdefault(tuple(value.lower() for value in row.values() if isinstance(value, str)), []).append(row)
+        alike.setdefault(tuple(sorted(value.lower() for value in row.values() if isinstance(value, str))), []).append(
+            row
+        )
     for names, several in alike.items():
         for key in dict.fromkeys(key for row in several for key in row) if len(several) > 1 else ():
             numbers = [row[key] for row in several if isinstance(row.get(key), (int, float))]
