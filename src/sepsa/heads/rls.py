@@ -363,6 +363,15 @@ class RLS(AcceptsAuto, NormalPosterior):
         state = captured.state if captured is not None and self._backend is captured else self._backend.read()[0]
         return least_squares.leverage(state, Phi.to(state.T.dtype))
 
+    @staticmethod
+    def _leverages(members: Sequence[RLS], Phi: Tensor) -> Tensor:
+        """`_leverage` (n, J) of several solvers of copies of one head."""
+        backends: list[Any] = [member._backend for member in members]
+        if all(backend.name == "numba" for backend in backends):
+            found: Tensor = backends[0].leverages(backends, Phi.contiguous())
+            return found
+        return torch.stack([member._leverage(Phi) for member in members], 1)
+
     def _start_with(self, ridge: float) -> None:
         """Take another ridge, before the first update."""
         linear, prior, each = self._problem

@@ -473,11 +473,11 @@ class SelfTuning(OwnsHead):
         errors, size = (None, 0.0) if after else self._errors(features, targets, weight, split, squared)
         mask = None
         if held:
-            mask = torch.zeros(n, dtype=torch.bool)
-            mask[held] = True
-            kept, mask = (~mask).nonzero()[:, 0].to(linear.weight.device), mask.to(linear.weight.device)
-            features, targets = features.reshape(n, -1)[kept], targets.reshape(n, -1)[kept]
-            weight = None if weight is None else weight.reshape(-1)[kept]
+            out, device = set(held), linear.weight.device
+            kept = torch.tensor([i for i in range(n) if i not in out], dtype=torch.int64, device=device)
+            mask = torch.ones(n, dtype=torch.bool, device=device).index_fill_(0, kept, False)
+            features, targets = (part.reshape(n, -1).index_select(0, kept) for part in (features, targets))
+            weight = None if weight is None else weight.reshape(-1).index_select(0, kept)
         members, interrupted, lam_error = self.members, False, np.empty((len(self.members), 2))
         refusals: list[Any] = [None] * len(members)
 
@@ -594,8 +594,9 @@ class SelfTuning(OwnsHead):
     def _unlearn(self, errors: Any, features: Tensor, weight: Tensor | None, split: Any) -> None:
         """Make the errors (n, J) at held-out rows those of members that had never learned them."""
         held = split.held_out
-        Phi = rows(self._head(), features.reshape(-1, features.shape[-1])[held], self.members[0]._problem.prior.dtype)
-        leverage = torch.stack([member._leverage(Phi) for member in self.members], 1).cpu().double().numpy()
+        x = features.reshape(-1, features.shape[-1]).index_select(0, torch.tensor(held, device=features.device))
+        Phi = rows(self._head(), x, self.members[0]._problem.prior.dtype)
+        leverage = RLS._leverages(self.members, Phi).cpu().double().numpy()
         omega = np.ones(len(held)) if weight is None else weight.detach().reshape(-1)[held].double().cpu().numpy()
         ages = self._now.steps - np.array(split.learned)
         memory = np.array([member.forgetting for member in self.members])

@@ -544,6 +544,31 @@ def update(heads, rows, weight, x, y, samples, lam_error):
     return worst
 
 
+@cached(**OPTIONS)
+def leverages(heads, Phi, m, result):
+    """φᵀBφ of the rows of Φ (n, p) under `heads`, as in `update` and of m outputs: `result` (n, J)."""
+    (n, p), size = Phi.shape, 0
+    for a, b in memory_sizes(p, m):
+        size += a * b
+    for j in range(heads.shape[0]):
+        memory = carray(_pointer(heads[j, 0]), size, np.float64)
+        T, _, H, _, _, counters, _, _, _, C, _, scratch = parts(memory, p, m)
+        gathered, f = counters[PENDING] != 0.0, scratch[0, :p]
+        if gathered:
+            C[:] = H
+            cholesky(C)
+        for r in range(n):
+            for i in range(p):
+                f[i] = 0.0
+                for q in range(p):
+                    f[i] += T[i, q] * Phi[r, q]
+            if gathered:
+                forward_row(C, f)
+            result[r, j] = 0.0
+            for i in range(p):
+                result[r, j] += f[i] * f[i]
+
+
 class Block(NamedTuple):
     """Φ (n, p) and Y (n, m) of a batch, and the array that holds them, with buffers behind them."""
 
@@ -694,6 +719,14 @@ class NumbaBackend(TorchBackend):
         update(heads, block.memory, first.weight, x, y, total, lam_error)
         outcomes = zip(backends, heads[:, -1].tolist(), lam_error[:, 0].tolist(), strict=True)
         return [backend._after(outcome, block, total, lam) for backend, outcome, lam in outcomes]
+
+    @staticmethod
+    def leverages(backends: Sequence[NumbaBackend], Phi: Tensor) -> Tensor:
+        """φᵀBφ (n, J) of the rows of Φ (n, p) under the states of heads of one shape, by one compiled call."""
+        heads = np.concatenate([backend.heads for backend in backends])
+        result = Phi.new_empty(len(Phi), len(backends))
+        leverages(heads, Phi.numpy(), backends[0].outputs, result.numpy())
+        return result
 
     def _block(self, n: int) -> Block:
         m, p = self.state.W.shape
