@@ -33,15 +33,8 @@ def test_a_block_in_place_satisfies_the_normal_equations(lam, count, size):
     if count:
         given[at] = (ridge - lam * state.ridge_left)[at]
     before = state.map(torch.clone)
-    new = learn_block(
-        state,
-        Phi,
-        *least_squares.whiten(state, Phi, Y),
-        lam,
-        learn_ridge(state, lam, ridge, prior, at) if count else None,
-        None,
-    )
-
+    restored = learn_ridge(state, lam, ridge, prior, at) if count else None
+    new = learn_block(state, Phi, *least_squares.whiten(state, Phi, Y), lam, restored, None)
     A = lam * torch.linalg.inv(before.T.T @ before.T)
     curvature = A + Phi.T @ Phi + torch.diag(given)
     W = torch.linalg.solve(curvature, A @ before.W.T + Phi.T @ Y + given[:, None] * prior.T).T
