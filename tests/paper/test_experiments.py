@@ -152,15 +152,13 @@ def test_every_epoch_shows_every_row_once_in_a_new_order(diabetes, monkeypatch, 
         assert sorted(orders[0].flatten().tolist()) == list(range(n))
     else:
         assert [tuple(o.shape) for o in orders] == 3 * [(n // 32, 32), (1, n % 32)]
-        epochs = [
-            torch.cat([a.flatten(), b.flatten()]).tolist() for a, b in zip(orders[::2], orders[1::2], strict=True)
-        ]
+        epochs = torch.cat([order.flatten() for order in orders]).reshape(3, n).tolist()
         assert all(sorted(rows) == list(range(n)) for rows in epochs)
         assert epochs[0] != epochs[1] != epochs[2]
 
 
-def test_the_curves_have_a_point_where_they_should(diabetes):
-    online = train(one("fig1", "diabetes", "SepSA"), diabetes)
+def test_the_curves_have_a_point_where_they_should_and_are_of_one_training_with_the_table(diabetes):
+    online = train(one("fig1", "diabetes", "SepSA", seed=200), diabetes)
     assert online.x == [*range(0, 283, 2)]
     assert len(online.x) == len(online.test_curve) <= 150
     assert online.train_curve == []
@@ -171,23 +169,15 @@ def test_the_curves_have_a_point_where_they_should(diabetes):
     assert epochs.test_curve[-1] == epochs.test
     table = train(one("table3", "diabetes", "SepSA", mode="online"), diabetes)
     assert (table.x, table.test_curve) == ([], [])
-
-
-def test_curves_and_table_are_one_training(diabetes):
-    curve = train(one("fig1", "diabetes", "SepSA", seed=200), diabetes)
-    table = train(one("table3", "diabetes", "SepSA", mode="online"), diabetes)
-    assert (curve.train, curve.test) == (table.train, table.test)
+    assert (table.train, table.test) == (online.train, online.test)
 
 
 @pytest.mark.parametrize("experiment", ["fig1", "fig2"])
 def test_a_diverged_run_is_null_from_there_on(diabetes, experiment):
     outcome = train(one(experiment, "diabetes", "NAG", lr=1e-2), diabetes)
     assert outcome.diverged
-    assert outcome.train is None
-    assert outcome.test is None
-    assert outcome.test_curve[-1] is None
-    whole = one(experiment, "diabetes", "SepSA")
-    assert outcome.x == train(whole, diabetes).x
+    assert outcome.train is outcome.test is outcome.test_curve[-1] is None
+    assert outcome.x == train(one(experiment, "diabetes", "SepSA"), diabetes).x
     at = outcome.test_curve.index(None)
     assert outcome.test_curve[at:] == [None] * (len(outcome.x) - at)
     assert all(math.isfinite(value) for value in outcome.test_curve[:at])
@@ -205,9 +195,7 @@ def test_a_head_that_meets_numbers_beyond_it_ends_the_run_and_nothing_else(diabe
 
 @pytest.mark.parametrize("method", ["SepSA", TUNED, CROSS_ENTROPY, "Adam"])
 def test_images_are_learned_and_measured_in_percent(method):
-    dataset = images(n_train=200)
-    run = one("table3", "mnist", method, mode="mini-batch", epochs=6, lr=1e-3)
-    outcome = train(run, dataset)
+    outcome = train(one("table3", "mnist", method, mode="mini-batch", epochs=6), images(n_train=200))
     assert outcome.test > 60
     assert 0 <= outcome.train <= 100
 
