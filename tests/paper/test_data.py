@@ -320,13 +320,6 @@ def test_a_download_cut_short_leaves_nothing_under_a_true_name(published, pooch,
 
 
 @beside
-def test_energy_as_published(tmp_path):
-    write(tmp_path / ONE_FILE["energy"], (SHARED / "ENB2012_data.csv").read_bytes())
-    table = np.genfromtxt(SHARED / "ENB2012_data.csv", delimiter=",", skip_header=1)
-    check_split(load("energy", tmp_path), table[:, :8], table[:, 8:], 491, 123, 154)
-
-
-@beside
 def test_mnist_as_published():
     dataset = load("mnist", SHARED)
     check_classes(dataset)
