@@ -83,9 +83,6 @@ class Twin:
             self.s, self.gathered, self.steps = d / d.norm(), [], []
 
 
-# ---------------------------------------------------------------------- tools
-
-
 def make(k, m, bias=True, dtype=torch.float64, seed=0, **options):
     torch.manual_seed(seed)
     linear = nn.Linear(k, m, bias=bias, dtype=dtype)
@@ -100,9 +97,6 @@ def draw(loss, n, k, m, seed=0):
     if m == 1:
         return x, torch.rand(n, 1, generator=generator, dtype=torch.float64).round()
     return x, one_hot(torch.randint(m, (n,), generator=generator), m).double()
-
-
-# ---------------------------------------------------------------------- the mathematics
 
 
 @settings(max_examples=40, deadline=None)

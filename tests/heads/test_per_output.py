@@ -109,9 +109,6 @@ def test_the_loss_is_the_mean_over_what_was_observed():
     torch.testing.assert_close(deep, loss)
 
 
-# ---------------------------------------------------------------------- in SepSA
-
-
 def network(outputs=3):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, outputs)).double()
@@ -139,9 +136,6 @@ def test_a_network_learns_from_gaps(weighted, fraction):
             for p, q in zip(model.parameters(), twin.model.parameters(), strict=True):
                 torch.testing.assert_close(p, q)
     assert loss.isfinite()
-
-
-# ---------------------------------------------------------------------- the head's memory, errors
 
 
 def test_one_output_that_refuses_takes_all_back():

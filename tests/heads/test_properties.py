@@ -228,8 +228,6 @@ def test_the_state_follows_the_head(row):
         assert large <= {"meta"}
 
 
-# ---------------------------------------------------------------------- settings and saved entries that are wrong
-
 SETTINGS = [
     *((make, {"ridge": 0.0}, r"ridge must be in \(0, inf\), got 0") for make in (RLS, SoftmaxNewton, OnlineLBFGS)),
     *((make, {"forgetting": 1.2}, r"forgetting must be in \(0, 1\], got 1.2") for make in (SoftmaxNewton, OnlineLBFGS)),
@@ -257,9 +255,6 @@ SETTINGS = [
 def test_wrong_settings_are_named(make, options, words):
     with pytest.raises((ValueError, TypeError), match=words):
         make(**options).bind(nn.Linear(K, M))
-
-
-# ---------------------------------------------------------------------- what several solvers offer, with one meaning
 
 
 def test_health_predict_and_covariance_mean_the_same_everywhere(row):

@@ -55,7 +55,8 @@ def learn(solver, x, y, w, weighted=True):
     solver.update(torch.as_tensor(x), torch.as_tensor(y), torch.as_tensor(w) if weighted else None)
 
 
-def assert_ridge_regression(solver, Phi, Y, weight, ridge, prior, close):
+def assert_ridge_regression(solver, X, Y, weight, ridge, prior, close):
+    Phi, Y = with_ones(np.vstack(X), solver.linear.bias is not None), np.vstack(Y)
     truth = ridge_regression(Phi, Y, weight, ridge, prior)
     assert relative(weights(solver.linear), truth) <= close
     assert relative(solver.covariance(), np.linalg.inv(curvature(Phi, weight, ridge))) <= close
@@ -73,10 +74,9 @@ def test_block_equals_loop_equals_ridge_regression(problem):
         learn(solver, x, y, w, problem["weighted"])
         for i in range(len(x)):
             learn(loop, x[i : i + 1], y[i : i + 1], w[i : i + 1])
-    Phi, Yall, weight = with_ones(np.vstack(X), problem["bias"]), np.vstack(Y), np.concatenate(omega)
-    ridge = ridges(Phi.shape[1], problem["ridge"], problem["bias"])
+    ridge = ridges(prior.shape[1], problem["ridge"], problem["bias"])
     for one in (solver, loop):
-        assert_ridge_regression(one, Phi, Yall, weight, ridge, prior, close=1e-9)
+        assert_ridge_regression(one, X, Y, np.concatenate(omega), ridge, prior, close=1e-9)
 
 
 @settings(max_examples=30, deadline=None)
@@ -88,13 +88,11 @@ def test_forgetting_keeps_the_ridge(problem, forgetting):
         learn(solver, x, y, w, problem["weighted"])
     sizes = problem["sizes"]
     age = np.concatenate([np.full(n, len(sizes) - 1 - i) for i, n in enumerate(sizes)])
-    Phi, Yall = with_ones(np.vstack(X), problem["bias"]), np.vstack(Y)
-    weight = np.concatenate(omega) * forgetting**age
-    ridge = ridges(Phi.shape[1], problem["ridge"], problem["bias"])
+    ridge = ridges(prior.shape[1], problem["ridge"], problem["bias"])
     left = ridge_left(ridge, forgetting, sizes)
     assert (left >= ridge / 2 * (1 - 1e-12)).all()
     np.testing.assert_allclose(solver.ridge_left, left, rtol=1e-12)
-    assert_ridge_regression(solver, Phi, Yall, weight, left, prior, close=1e-8)
+    assert_ridge_regression(solver, X, Y, np.concatenate(omega) * forgetting**age, left, prior, close=1e-8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -273,9 +271,6 @@ def test_samples_have_the_mean_and_covariance_of_the_weights(path, options, nois
         torch.testing.assert_close(z @ z.T / 1000, torch.eye(3).double(), atol=0.2, rtol=0)
     apart = torch.corrcoef(drawn[:, 0].T)[0, 1]
     assert abs(apart) < 4.5 / 1000**0.5  # outputs are drawn independently
-
-
-# ---------------------------------------------------------------------- state
 
 
 def test_a_state_loads_after_forgetting_was_set_to_one():

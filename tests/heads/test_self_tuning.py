@@ -36,9 +36,6 @@ def weights(solver):
     return head_weights(solver.linear)
 
 
-# ---------------------------------------------------------------------- the score
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6), heads=st.integers(1, 6), updates=st.integers(1, 60), scale=st.sampled_from([1e-9, 1.0])
@@ -292,9 +289,6 @@ def test_a_member_that_cannot_learn_loses_and_the_others_go_on():
     assert solver.steps == 2
 
 
-# ---------------------------------------------------------------------- state
-
-
 def test_states_of_version_01_load_or_name_the_cure():
     head = nn.Linear(4, 3)
     with pytest.raises(ValueError, match=r"load the model's weights alone and start a new SelfTuning\(\) on them"):
@@ -399,9 +393,6 @@ def test_another_ridge_changes_the_curvature_by_the_difference_alone():
         torch.testing.assert_close(other.ridge_left, factor * state.ridge_left)
     learn(solver, ((x + 1e9, y) for x, y in batches(3)))
     assert with_ridge(solver._state, solver._state.ridge / 5) is None  # which cannot be taken away exactly
-
-
-# ---------------------------------------------------------------------- inside SepSA
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])

@@ -67,9 +67,6 @@ class Dense:
         self.A = self.A + own
 
 
-# ---------------------------------------------------------------------- tools
-
-
 def make(k, K, bias=True, dtype=torch.float64, seed=0, **options):
     torch.manual_seed(seed)
     linear = nn.Linear(k, K, bias=bias, dtype=dtype)
@@ -210,8 +207,6 @@ def test_the_loss_is_torchs():
     torch.testing.assert_close(solver.predict_proba(x)[:, 1], linear(x)[:, 0].sigmoid())
 
 
-# ---------------------------------------------------------------------- what comes in
-
 bad_input = {
     "too large": lambda x, y: (1e200 * x, y, "small enough to square"),
     "label 3 of 3": lambda x, y: (x, y + 1, r"class labels in \[0, 2\], got 3"),
@@ -236,9 +231,6 @@ def test_bad_input_changes_nothing_and_is_named_or_on_a_device_skipped(what):
     assert not bool(captured.update_captured(features, targets))
     for one in (solver, captured):
         assert not difference(before, snapshot(one))
-
-
-# ---------------------------------------------------------------------- state
 
 
 def test_health_and_deviations_are_those_of_the_curvature():

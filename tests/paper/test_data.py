@@ -316,9 +316,6 @@ def test_a_download_cut_short_leaves_nothing_under_a_true_name(published, pooch,
     assert files_under(tmp_path) == []
 
 
-# ---------------------------------------------------------------------- the published files
-
-
 @beside
 def test_mnist_as_published():
     dataset = load("mnist", SHARED)

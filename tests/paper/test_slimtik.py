@@ -53,9 +53,6 @@ def published_sgcv(Z, M, C, W, lam, tau):
     return np.sum((C - moved @ Z) ** 2) / (n - m * np.trace(Z.T @ np.linalg.solve(curvature, Z))) ** 2
 
 
-# ---------------------------------------------------------------------- tools
-
-
 def make(k, m, bias=True, dtype=torch.float64, seed=0, head_dtype=torch.float64, kind=SlimTik, **options):
     torch.manual_seed(seed)
     linear = nn.Linear(k, m, bias=bias, dtype=head_dtype)
@@ -184,9 +181,6 @@ def test_zero_features_and_a_perfect_fit_leave_the_head_finite():
     fitted.update(x, targets)
     assert fitted.last_regularization == 0.0
     assert relative(weights(head), before) < 1e-12
-
-
-# ---------------------------------------------------------------------- the interface
 
 
 def test_a_failed_svd_and_weights_change_nothing(monkeypatch):
