@@ -91,14 +91,11 @@ def test_samples_that_do_not_fit_are_named(features, targets, weight, error, wor
         check_rows(nn.Linear(4, 2), features, targets, weight)
 
 
-@pytest.mark.parametrize(
-    ("features", "targets", "words"),
-    [
-        (x * math.nan, y, r"features must be finite, got nan \(12 of 12"),
-        (x, y.index_fill(1, torch.tensor([0]), -math.inf), r"targets must be finite, got -inf \(3 of 6"),
-        (x.double() + 1e200, y, r"small enough to square, got 1e\+200"),
-    ],
-)
+@pytest.mark.parametrize(("features", "targets", "words"), [
+    (x * math.nan, y, r"features must be finite, got nan \(12 of 12"),
+    (x, y.index_fill(1, torch.tensor([0]), -math.inf), r"targets must be finite, got -inf \(3 of 6"),
+    (x.double() + 1e200, y, r"small enough to square, got 1e\+200"),
+])  # fmt: skip
 def test_numbers_that_cannot_be_learned_are_named_in_every_verb(features, targets, words):
     solver = RLS().bind(nn.Linear(4, 2))
     solver.update(torch.ones(3, 4), y)

@@ -103,17 +103,14 @@ def test_a_delta_holds_what_came_after_the_mark_and_nothing_else(k):
 # ---------------------------------------------------------------------- what is refused, with nothing changed
 
 
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
-        (lambda: make(5), r"other must have a head of shape \(2, 5\), got \(2, 6\)"),
-        (lambda: make(m=1), r"other must have a head of shape \(2, 5\), got \(1, 5\)"),
-        (lambda: make(ridge=3.0), "same prior, ridge 1 .* and the same initial weights, got ridge 3"),
-        (lambda: make(seed=3), "same prior, ridge 1 .* and the same initial weights"),
-        (lambda: make(bias_ridge="ridge"), r"ridge 1 \(0\.0001 for the bias\) and the same .* got ridge 1 and its own"),
-        (lambda: make(dtype=torch.float32), "must compute in torch.float64, as this head does, got torch.float32"),
-    ],
-)
+@pytest.mark.parametrize(("other", "words"), [
+    (lambda: make(5), r"other must have a head of shape \(2, 5\), got \(2, 6\)"),
+    (lambda: make(m=1), r"other must have a head of shape \(2, 5\), got \(1, 5\)"),
+    (lambda: make(ridge=3.0), "same prior, ridge 1 .* and the same initial weights, got ridge 3"),
+    (lambda: make(seed=3), "same prior, ridge 1 .* and the same initial weights"),
+    (lambda: make(bias_ridge="ridge"), r"ridge 1 \(0\.0001 for the bias\) and the same .* got ridge 1 and its own"),
+    (lambda: make(dtype=torch.float32), "must compute in torch.float64, as this head does, got torch.float32"),
+])  # fmt: skip
 def test_a_delta_of_another_head_is_refused(other, words):
     worker, central = other(), make()
     worker.update(*data(9, worker.linear.in_features, worker.linear.out_features))
@@ -167,19 +164,16 @@ def test_a_curvature_that_has_lost_digits_is_refused():
         worker.delta_since()
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"features": torch.zeros(9, 4)}, r"state_dict\['features'\] must be a tensor of shape \(9, 5\)"),
-        ({"features": torch.zeros(5, 5)}, "a tensor of torch.float64"),
-        ({"targets": torch.full((5, 2), torch.nan, dtype=torch.float64)}, "must be finite"),
-        ({"energy": torch.tensor([-1.0, 0.0], dtype=torch.float64)}, "must be at least 0"),
-        ({"ridge": torch.zeros(5, dtype=torch.float64)}, "must be at least 0"),
-        ({"prior": None}, r"state_dict\['prior'\] must be a tensor \(m, p\)"),
-        ({"samples": float("inf")}, r"state_dict\['samples'\] must be a number of at least 0"),
-        ({"steps": 1.5}, r"state_dict\['steps'\] must be an integer"),
-    ],
-)
+@pytest.mark.parametrize(("change", "words"), [
+    ({"features": torch.zeros(9, 4)}, r"state_dict\['features'\] must be a tensor of shape \(9, 5\)"),
+    ({"features": torch.zeros(5, 5)}, "a tensor of torch.float64"),
+    ({"targets": torch.full((5, 2), torch.nan, dtype=torch.float64)}, "must be finite"),
+    ({"energy": torch.tensor([-1.0, 0.0], dtype=torch.float64)}, "must be at least 0"),
+    ({"ridge": torch.zeros(5, dtype=torch.float64)}, "must be at least 0"),
+    ({"prior": None}, r"state_dict\['prior'\] must be a tensor \(m, p\)"),
+    ({"samples": float("inf")}, r"state_dict\['samples'\] must be a number of at least 0"),
+    ({"steps": 1.5}, r"state_dict\['steps'\] must be an integer"),
+])  # fmt: skip
 def test_what_no_head_can_have_learned_is_refused(change, words):
     """Such as bytes that somebody made, whose checksums fit."""
     worker = make()

@@ -181,14 +181,11 @@ def test_a_head_set_by_hand_takes_the_fast_iterate_along():
     torch.testing.assert_close(linear.weight, expected.linear.weight, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("m", "row", "words"),
-    [
-        (3, [0.5, 0.7, -0.2], "targets must be probabilities for loss 'cross-entropy', got -0.2"),
-        (3, [0.5, 0.7, 0.2], "targets must sum to 1 in each row"),
-        (1, [1.5], "targets must be probabilities for loss 'cross-entropy', got 1.5"),
-    ],
-)
+@pytest.mark.parametrize(("m", "row", "words"), [
+    (3, [0.5, 0.7, -0.2], "targets must be probabilities for loss 'cross-entropy', got -0.2"),
+    (3, [0.5, 0.7, 0.2], "targets must sum to 1 in each row"),
+    (1, [1.5], "targets must be probabilities for loss 'cross-entropy', got 1.5"),
+])  # fmt: skip
 def test_targets_that_are_no_probabilities(m, row, words):
     solver, _ = make(2, m, loss="cross-entropy")
     before = snapshot(solver)

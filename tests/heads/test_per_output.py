@@ -109,16 +109,12 @@ def test_the_loss_is_the_mean_over_what_was_observed():
     torch.testing.assert_close(deep, loss)
 
 
-def network(outputs=3):
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, outputs)).double()
-
-
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_network_learns_from_gaps(weighted, fraction):
     """As outputs with heads of their own on a shared body, whose loss is the mean over what was observed."""
-    model = network()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3)).double()
     optimizer = SepSA(model, torch.optim.SGD, lr=0.05, solver=PerOutput(RLS()))
     optimizer.head_fraction = fraction
     rng = np.random.default_rng(0)
@@ -150,26 +146,23 @@ def test_one_output_that_refuses_takes_all_back():
 
 def test_what_is_refused():
     solver, _ = make()
-    x, y = torch.randn(5, 4).double(), torch.randn(5, 3).double()
-    y[2] = NAN
-    with pytest.raises(NotFinite, match="got 1 of 5 samples without any"):
-        solver.update(x, y)
-    y[2] = 0.0
-    with pytest.raises(ValueError, match=r"sample_weight must have shape \(5,\)"):
-        solver.update(x, y, torch.ones(5, 2).double())
-    for bad in (-1.0, NAN):
-        weight = torch.ones(5, 3).double()
-        weight[1, 1] = bad
-        with pytest.raises(ValueError, match="sample_weight must be finite and at least 0"):
-            solver.update(x, y, weight)
-    with pytest.raises(TypeError, match="which holds some out"):
-        PerOutput(SelfTuning.of(RLS, forgetting=1.0))
-    with pytest.raises(TypeError, match=r"must be a head solver with checkpoint\(\) and rollback\(\), got Linear"):
-        PerOutput(nn.Linear(2, 1))
-    with pytest.raises(ValueError, match="owns no head"):
-        PerOutput(RLS().bind(nn.Linear(2, 1)))
-    with pytest.raises(ValueError, match="must be a list of 3 items, got 2 items"):
-        solver.load_state_dict({"outputs": solver.state_dict()["outputs"][:2]})
+    x, y, weight = torch.randn(5, 4).double(), torch.randn(5, 3).double(), torch.ones(5, 3).double()
+    without, second = y.index_fill(0, torch.tensor(2), NAN), torch.tensor(1)
+    for act, error, words in (
+        (lambda: solver.update(x, without), NotFinite, "got 1 of 5 samples without any"),
+        (lambda: solver.update(x, y, weight[:, :2]), ValueError, r"sample_weight must have shape \(5,\)"),
+        (lambda: solver.update(x, y, weight.index_fill(1, second, -1.0)), ValueError, "weight must be finite and"),
+        (lambda: solver.update(x, y, weight.index_fill(1, second, NAN)), ValueError, "weight must be finite and"),
+        (lambda: PerOutput(SelfTuning.of(RLS, forgetting=1.0)), TypeError, "which holds some out"),
+        (lambda: PerOutput(nn.Linear(2, 1)), TypeError, r"solver with checkpoint\(\) and rollback\(\), got Linear"),
+        (lambda: PerOutput(RLS().bind(nn.Linear(2, 1))), ValueError, "owns no head"),
+        (
+            lambda: solver.load_state_dict({"outputs": solver.state_dict()["outputs"][:2]}),
+            ValueError, "must be a list of 3 items, got 2 items",
+        ),
+    ):  # fmt: skip
+        with pytest.raises(error, match=words):
+            act()
 
 
 def test_samples_and_known_noise_are_those_of_heads_of_one_output():

@@ -109,41 +109,35 @@ def test_settings_that_are_given_are_not_chosen():
     assert [member.ridge for member in own.members] == [5.0, 1.0]  # not relative to the features
 
 
-@pytest.mark.parametrize(
-    ("act", "words"),
-    [
-        (lambda: RLS(ridge="auto", bias_ridge=1.0), r"SelfTuning.of\(RLS, forgetting=1.0, bias_ridge=1.0\)"),
-        (lambda: RLS(forgetting="auto"), r"SelfTuning.of\(RLS, ridge=1.0\)"),
-        (lambda: RLS(forgetting="auto", ridge="auto"), r"SelfTuning.of\(RLS\)"),
-        (lambda: SoftmaxNewton(ridge="auto"), r"SelfTuning.of\(SoftmaxNewton\)"),
-        (lambda: LogisticNewton(ridge="auto", forgetting=0.9), r"SelfTuning.of\(LogisticNewton, forgetting=0.9\)"),
-    ],
-)
+@pytest.mark.parametrize(("act", "words"), [
+    (lambda: RLS(ridge="auto", bias_ridge=1.0), r"SelfTuning.of\(RLS, forgetting=1.0, bias_ridge=1.0\)"),
+    (lambda: RLS(forgetting="auto"), r"SelfTuning.of\(RLS, ridge=1.0\)"),
+    (lambda: RLS(forgetting="auto", ridge="auto"), r"SelfTuning.of\(RLS\)"),
+    (lambda: SoftmaxNewton(ridge="auto"), r"SelfTuning.of\(SoftmaxNewton\)"),
+    (lambda: LogisticNewton(ridge="auto", forgetting=0.9), r"SelfTuning.of\(LogisticNewton, forgetting=0.9\)"),
+])  # fmt: skip
 def test_the_old_spelling_makes_one_and_names_the_new_one(act, words):
     with pytest.warns(DeprecationWarning, match=words):
         assert isinstance(act(), SelfTuning)
 
 
-@pytest.mark.parametrize(
-    ("act", "error", "words"),
-    [
-        (lambda: SelfTuning.of(RLS, forgetting=1.2), ValueError, r"forgetting must be in \(0, 1\], got 1.2"),
-        (lambda: SelfTuning.of(SepSA), TypeError, "kind must be RLS, SoftmaxNewton or LogisticNewton"),
-        (lambda: SelfTuning([]), ValueError, "members must be one head solver or more, got none"),
-        (lambda: SelfTuning([nn.Linear(2, 1)]), TypeError, "members must be plain head solvers"),
-        (lambda: SelfTuning([SelfTuning()]), TypeError, "members must be plain head solvers"),
-        (lambda: SelfTuning([RLS().bind(nn.Linear(2, 1))]), ValueError, "must be new solvers that own no head"),
-        (lambda: RLS().bind(nn.Linear(3, 1)).merge(make(3)[0]), TypeError, r"an RLS or a Delta, .* got SelfTuning"),
-        (
-            lambda: make(3)[0].update(torch.ones(4, 3), torch.ones(4, 1), identity=torch.ones(3, 1)),
-            ValueError, "identity must have one row a sample",
-        ),
-        (
-            lambda: SelfTuning.of(SoftmaxNewton).bind(nn.Linear(3, 2)).prepare_capture(),
-            ValueError, r"take SoftmaxNewton\(ridge=10\)",
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("act", "error", "words"), [
+    (lambda: SelfTuning.of(RLS, forgetting=1.2), ValueError, r"forgetting must be in \(0, 1\], got 1.2"),
+    (lambda: SelfTuning.of(SepSA), TypeError, "kind must be RLS, SoftmaxNewton or LogisticNewton"),
+    (lambda: SelfTuning([]), ValueError, "members must be one head solver or more, got none"),
+    (lambda: SelfTuning([nn.Linear(2, 1)]), TypeError, "members must be plain head solvers"),
+    (lambda: SelfTuning([SelfTuning()]), TypeError, "members must be plain head solvers"),
+    (lambda: SelfTuning([RLS().bind(nn.Linear(2, 1))]), ValueError, "must be new solvers that own no head"),
+    (lambda: RLS().bind(nn.Linear(3, 1)).merge(make(3)[0]), TypeError, r"an RLS or a Delta, .* got SelfTuning"),
+    (
+        lambda: make(3)[0].update(torch.ones(4, 3), torch.ones(4, 1), identity=torch.ones(3, 1)),
+        ValueError, "identity must have one row a sample",
+    ),
+    (
+        lambda: SelfTuning.of(SoftmaxNewton).bind(nn.Linear(3, 2)).prepare_capture(),
+        ValueError, r"take SoftmaxNewton\(ridge=10\)",
+    ),
+])  # fmt: skip
 def test_what_it_refuses(act, error, words):
     with pytest.raises(error, match=words):
         act()

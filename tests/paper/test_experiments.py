@@ -94,15 +94,12 @@ def test_the_table_has_the_papers_seeds_and_more_rows():
     assert Counter(r.mode for r in runs) == {"online": len(runs) // 2, "mini-batch": len(runs) // 2}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("fig9",), "experiment must be one of 'fig1', .* got 'fig9'"),
-        (("fig1", ["iris"]), "dataset must be one of 'energy', .* got 'iris'"),
-        (("fig1", None, ["adam"]), "method must be one of 'SepSA', .* got 'adam'"),
-        (("table3", ["mnist"], ["SepSA"], 11), "seeds must be a number of 1 to 10 for table3 on mnist, got 11"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("fig9",), "experiment must be one of 'fig1', .* got 'fig9'"),
+    (("fig1", ["iris"]), "dataset must be one of 'energy', .* got 'iris'"),
+    (("fig1", None, ["adam"]), "method must be one of 'SepSA', .* got 'adam'"),
+    (("table3", ["mnist"], ["SepSA"], 11), "seeds must be a number of 1 to 10 for table3 on mnist, got 11"),
+])  # fmt: skip
 def test_wrong_names_are_refused_with_the_right_ones(arguments, message):
     with pytest.raises(ValueError, match=message):
         plan(*arguments)
@@ -112,15 +109,12 @@ def test_wrong_names_are_refused_with_the_right_ones(arguments, message):
 
 
 # Two of the paper's standard deviations over 100 seeds about its means, for means over 3.
-@pytest.mark.parametrize(
-    ("name", "mode", "train_range", "test_range"),
-    [
-        pytest.param("energy", "online", (7.0264, 8.4448), (7.2163, 9.3935), marks=beside),
-        ("diabetes", "online", (2351.1, 2611.5), (2681.0, 3199.4)),
-        pytest.param("energy", "mini-batch", (1.6973, 3.0765), (2.1596, 4.3956), marks=beside),
-        ("diabetes", "mini-batch", (1124.8, 1458.8), (2733.4, 3418.6)),
-    ],
-)
+@pytest.mark.parametrize(("name", "mode", "train_range", "test_range"), [
+    pytest.param("energy", "online", (7.0264, 8.4448), (7.2163, 9.3935), marks=beside),
+    ("diabetes", "online", (2351.1, 2611.5), (2681.0, 3199.4)),
+    pytest.param("energy", "mini-batch", (1.6973, 3.0765), (2.1596, 4.3956), marks=beside),
+    ("diabetes", "mini-batch", (1124.8, 1458.8), (2733.4, 3418.6)),
+])  # fmt: skip
 def test_sepsa_comes_to_the_papers_errors(name, mode, train_range, test_range, request):
     dataset = request.getfixturevalue(name)
     outcomes = [train(r, dataset) for r in plan("table3", [name], ["SepSA"], 3) if r.mode == mode]
@@ -196,15 +190,12 @@ def test_images_are_learned_and_measured_in_percent(method):
     assert 0 <= outcome.train <= 100
 
 
-@pytest.mark.parametrize(
-    ("dataset", "mode", "body", "memory", "halving"),
-    [
-        ("diabetes", "online", torch.optim.Adam, 5, False),
-        ("diabetes", "mini-batch", torch.optim.RMSprop, 5, True),
-        ("mnist", "online", torch.optim.Adam, 0, False),
-        ("mnist", "mini-batch", torch.optim.Adam, 5, True),
-    ],
-)
+@pytest.mark.parametrize(("dataset", "mode", "body", "memory", "halving"), [
+    ("diabetes", "online", torch.optim.Adam, 5, False),
+    ("diabetes", "mini-batch", torch.optim.RMSprop, 5, True),
+    ("mnist", "online", torch.optim.Adam, 0, False),
+    ("mnist", "mini-batch", torch.optim.Adam, 5, True),
+])  # fmt: skip
 def test_the_settings_that_differ_from_case_to_case(diabetes, dataset, mode, body, memory, halving):
     data = diabetes if dataset == "diabetes" else images()
     sepsa = training._build(one("table3", dataset, "SepSA", mode=mode), data, torch.device("cpu"))

@@ -238,13 +238,10 @@ def test_quick_runs_are_called_so_and_notes_are_told(tmp_path):
     assert f"sepsa reproduce table3 --datasets energy --methods {others} --quick" in text
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("method", "Lion", r"method must be one of .*'SepSA'.*, got 'Lion' in .*energy-online-sepsa.json"),
-        ("runs", [{"lr": 1}], r"energy-online-sepsa\.json holds an invalid run"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "message"), [
+    ("method", "Lion", r"method must be one of .*'SepSA'.*, got 'Lion' in .*energy-online-sepsa.json"),
+    ("runs", [{"lr": 1}], r"energy-online-sepsa\.json holds an invalid run"),
+])  # fmt: skip
 def test_foreign_records_are_refused_by_name(tmp_path, key, value, message):
     lay_out(tmp_path, plan("table3", ["energy"], ["SepSA"], seeds=1))
     file = tmp_path / "table3" / "energy-online-sepsa.json"

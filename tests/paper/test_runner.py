@@ -75,14 +75,11 @@ def test_each_item_is_done_once_on_one_thread(jobs):
     assert torch.get_num_threads() == before
 
 
-@pytest.mark.parametrize(
-    ("item", "error", "words"),
-    [
-        ("{}['key']", KeyError, "key"),
-        ("open('absent.csv')", FileNotFoundError, "absent.csv"),
-        ("__import__('os')._exit(3)", RuntimeError, "a worker process died"),
-    ],
-)
+@pytest.mark.parametrize(("item", "error", "words"), [
+    ("{}['key']", KeyError, "key"),
+    ("open('absent.csv')", FileNotFoundError, "absent.csv"),
+    ("__import__('os')._exit(3)", RuntimeError, "a worker process died"),
+])  # fmt: skip
 def test_an_error_in_another_process_is_an_error_here(item, error, words):
     with pytest.raises(error, match=words):
         list(runner.each(eval, ["1", item], 2))

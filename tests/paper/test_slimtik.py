@@ -200,21 +200,18 @@ def test_a_failed_svd_and_weights_change_nothing(monkeypatch):
     assert not difference(before, snapshot(solver))
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "match"),
-    [
-        ({"memory": -1}, ValueError, "memory must be an integer of at least 0, got -1"),
-        ({"memory": 2.0}, TypeError, "memory must be an integer"),
-        ({"candidates": 1}, ValueError, "candidates must be an integer of at least 2, got 1"),
-        ({"regularization": 0.0}, ValueError, "regularization must be in"),
-        ({"regularization": 1e4}, ValueError, "regularization must be within bounds"),
-        ({"regularization": "auto"}, TypeError, "regularization must be a number"),
-        ({"bounds": (1.0, 0.1)}, ValueError, "low < high"),
-        ({"bounds": (0.0, 0.1)}, ValueError, r"bounds\[0\] must be in"),
-        ({"bounds": 0.1}, TypeError, "bounds must be a pair"),
-        ({"dtype": torch.float16}, ValueError, "dtype must be torch.float32 or torch.float64"),
-    ],
-)
+@pytest.mark.parametrize(("options", "error", "match"), [
+    ({"memory": -1}, ValueError, "memory must be an integer of at least 0, got -1"),
+    ({"memory": 2.0}, TypeError, "memory must be an integer"),
+    ({"candidates": 1}, ValueError, "candidates must be an integer of at least 2, got 1"),
+    ({"regularization": 0.0}, ValueError, "regularization must be in"),
+    ({"regularization": 1e4}, ValueError, "regularization must be within bounds"),
+    ({"regularization": "auto"}, TypeError, "regularization must be a number"),
+    ({"bounds": (1.0, 0.1)}, ValueError, "low < high"),
+    ({"bounds": (0.0, 0.1)}, ValueError, r"bounds\[0\] must be in"),
+    ({"bounds": 0.1}, TypeError, "bounds must be a pair"),
+    ({"dtype": torch.float16}, ValueError, "dtype must be torch.float32 or torch.float64"),
+])  # fmt: skip
 def test_bad_settings_are_refused(options, error, match):
     with pytest.raises(error, match=match):
         SlimTik(**options)
