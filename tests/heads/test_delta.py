@@ -100,9 +100,6 @@ def test_a_delta_holds_what_came_after_the_mark_and_nothing_else(k):
     assert repr(delta) == f"Delta(samples=9, rows={len(delta.features)}, head={k + 1}->2, dtype=torch.float64)"
 
 
-# ---------------------------------------------------------------------- what is refused, with nothing changed
-
-
 @pytest.mark.parametrize(("other", "words"), [
     (lambda: make(5), r"other must have a head of shape \(2, 5\), got \(2, 6\)"),
     (lambda: make(m=1), r"other must have a head of shape \(2, 5\), got \(1, 5\)"),

@@ -18,13 +18,9 @@ with pytest.MonkeyPatch.context() as patch:  # not longer: benchmarks/ranks.py w
     import exactness
 
 TABLES = (
-    "standardized",
-    "all features + 1e+05",
-    "factors 1e-12 to 1e12",
-    "time stamp in milliseconds",
-    "one row x 1e6",
+    "standardized", "all features + 1e+05", "factors 1e-12 to 1e12", "time stamp in milliseconds", "one row x 1e6",
     "ridge 1e-30",
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

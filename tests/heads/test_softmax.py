@@ -173,20 +173,15 @@ def test_on_a_full_batch_it_converges_to_the_optimum_of_what_it_remembers(ridge)
 
 def test_labels_are_one_hot_probabilities_in_any_leading_shape():
     x, y = samples(24, 3, 4)
-    heads = []
-    for features, targets in (
-        (x, y),
-        (x, one_hot(y, 4).double()),
-        (x.reshape(2, 12, 3), y.reshape(2, 12).to(torch.int32)),
-        (x.reshape(2, 12, 3), one_hot(y, 4).float().reshape(2, 12, 4)),
-    ):
+    deep, hot, heads = x.reshape(2, 12, 3), one_hot(y, 4), []
+    kinds = [(x, y), (x, hot.double()), (deep, y.reshape(2, 12).int()), (deep, hot.float().reshape(2, 12, 4))]
+    for features, targets in kinds:
         solver, linear = make(3, 4)
         solver.update(features, targets)
         heads.append(weights(linear))
-        outputs = linear(features)
-        assert solver.loss(outputs, targets).item() == pytest.approx(cross_entropy(linear(x), y).item(), rel=1e-12)
-    for head in heads[1:]:
-        np.testing.assert_array_equal(head, heads[0])
+        loss = cross_entropy(linear(x), y).item()
+        assert solver.loss(linear(features), targets).item() == pytest.approx(loss, rel=1e-12)
+    np.testing.assert_array_equal(heads, heads[:1] * 4)
     one, _ = make(3, 4)
     one.update(x[0], y[0])
     assert one.steps == 1
