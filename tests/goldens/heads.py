@@ -125,8 +125,7 @@ def states(device: str = "cpu") -> dict[str, Tensor]:
     return {f"{name}; {part}": value for name, parts in result.items() for part, value in parts.items()}
 
 
-# Which of several heads is best may be a matter of rounding after a few updates: it has no recorded answer.
-RECORDED = {name: case for name, case in (SOLVERS | OTHERS).items() if name != "RLS, auto"}
+RECORDED = SOLVERS | OTHERS
 
 
 def answers(name: str, backend: str, device: str = "cpu") -> dict[str, list[float]]:

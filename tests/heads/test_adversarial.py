@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from reference import ridge_left, ridge_regression, ridges, with_ones
+from reference import ridge_left, ridge_regression, ridges, weights, with_ones
 from sepsa import RLS
 
 SHORT, LONG, K, M = 2_000, 100_000, 6, 2
@@ -31,6 +31,7 @@ def half_dead(steps):
     return rows
 
 
+# Features (steps, K) of each kind.
 BATTERY = {
     "all zeros": lambda steps: np.zeros((steps, K), np.float32),
     "one constant vector": lambda steps: np.tile(random_rows(1.0, 1), (steps, 1)),
@@ -41,11 +42,6 @@ BATTERY = {
 }
 
 
-def battery(name, steps):
-    """Features (steps, K) of one kind."""
-    return BATTERY[name](steps)
-
-
 @pytest.mark.parametrize("steps", [SHORT, pytest.param(LONG, marks=pytest.mark.long)])
 @pytest.mark.parametrize("forgetting", [1.0, 0.99, 0.9])
 @pytest.mark.parametrize("name", BATTERY)
@@ -53,8 +49,8 @@ def test_battery(name, forgetting, steps):
     torch.manual_seed(0)
     linear = nn.Linear(K, M)
     solver = RLS(forgetting=forgetting).bind(linear)
-    prior = torch.cat([linear.weight, linear.bias[:, None]], 1).detach().double().numpy()
-    features = battery(name, steps)
+    prior = weights(linear)
+    features = BATTERY[name](steps)
     rng = np.random.default_rng(1)
     targets = (features @ rng.normal(size=(K, M)) + 5 + rng.normal(size=(steps, M))).astype(np.float32)
     scale = np.abs(features).max() or 1.0

@@ -41,6 +41,8 @@ def test_a_captured_self_tuning_head_holds_out_scores_and_chooses_as_the_eager_o
     two = SelfTuning.of(RLS, **settings).bind(copy.deepcopy(linear))
     held = 0
     for i, (x, y, rows) in enumerate(batches):
+        if i == 12:  # a data set that was written to is hashed anew
+            raw.copy_(raw.flip(0))
         one.prepare_capture(raw, targets)
         assert one.update_captured(x, y, rows)
         two.update(x, y, identity=raw[rows])
@@ -57,22 +59,8 @@ def test_a_captured_self_tuning_head_holds_out_scores_and_chooses_as_the_eager_o
     torch.testing.assert_close(one.covariance(), two.covariance(), rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(one.linear.weight, two.linear.weight, rtol=1e-9, atol=1e-9)
     assert [one.steps, one._now.active] == [two.steps, two._now.active]
-    torch.testing.assert_close(torch.tensor(one.scores), torch.tensor(two.scores), rtol=1e-6, atol=1e-9)
-
-
-def test_a_data_set_that_was_written_to_is_hashed_anew():
-    raw, targets, batches = drifting(60, 9, 2, 12, 8)
-    linear = nn.Linear(9, 2)
-    one, two = SelfTuning().bind(linear), SelfTuning().bind(copy.deepcopy(linear))
-    for i, (x, y, rows) in enumerate(batches):
-        if i == 6:
-            raw.copy_(raw.flip(0))
-        one.prepare_capture(raw, targets)
-        one.update_captured(x, y, rows)
-        two.update(x, y, identity=raw[rows])
-    assert one.steps == two.steps
     assert one._seen.hashes.keys() == two._seen.hashes.keys()
-    torch.testing.assert_close(one.linear.weight, two.linear.weight, rtol=1e-5, atol=1e-6)  # float32
+    torch.testing.assert_close(torch.tensor(one.scores), torch.tensor(two.scores), rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

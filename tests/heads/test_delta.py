@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from heads.test_rls import relative
 from reference import weights
 from sepsa import RLS, NotFinite
 from sepsa.heads import Delta
@@ -19,20 +20,15 @@ from sepsa.testing import difference, snapshot
 HUGE = torch.full((5, 2), 1.7e308, dtype=torch.float64)
 
 
-def make(k=4, m=2, seed=0, bias=True, dtype=torch.float64, **options):
+def make(k=4, m=2, seed=0, bias=True, **options):
     torch.manual_seed(seed)
-    return RLS(**options).bind(nn.Linear(k, m, bias=bias, dtype=dtype))
+    return RLS(**options).bind(nn.Linear(k, m, bias=bias, dtype=torch.float64))
 
 
 def data(n, k=4, m=2, seed=1, scale=1.0):
     g = torch.Generator().manual_seed(seed)
     x = scale * torch.randn(n, k, generator=g, dtype=torch.float64)
     return x, torch.randn(n, m, generator=g, dtype=torch.float64) + x[:, :1] / scale
-
-
-def relative(a, b):
-    a, b = torch.as_tensor(a), torch.as_tensor(b)
-    return float(torch.linalg.vector_norm(a - b) / torch.linalg.vector_norm(b).clamp(min=1e-300))
 
 
 def condition(B):
@@ -104,23 +100,14 @@ def test_a_delta_holds_what_came_after_the_mark_and_nothing_else(k):
     assert repr(delta) == f"Delta(samples=9, rows={len(delta.features)}, head={k + 1}->2, dtype=torch.float64)"
 
 
-# ---------------------------------------------------------------------- what is refused, with nothing changed
-
-
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
-        (lambda: make(5), r"other must have a head of shape \(2, 5\), got \(2, 6\)"),
-        (lambda: make(m=1), r"other must have a head of shape \(2, 5\), got \(1, 5\)"),
-        (lambda: make(ridge=3.0), "same prior, ridge 1 .* and the same initial weights, got ridge 3"),
-        (lambda: make(seed=3), "same prior, ridge 1 .* and the same initial weights"),
-        (lambda: make(bias_ridge="ridge"), r"ridge 1 \(0\.0001 for the bias\) and the same .* got ridge 1 and its own"),
-        (
-            lambda: RLS(dtype=torch.float32).bind(copy.deepcopy(make().linear)),
-            "other must compute in torch.float64, as this head does, got torch.float32",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("other", "words"), [
+    (lambda: make(5), r"other must have a head of shape \(2, 5\), got \(2, 6\)"),
+    (lambda: make(m=1), r"other must have a head of shape \(2, 5\), got \(1, 5\)"),
+    (lambda: make(ridge=3.0), "same prior, ridge 1 .* and the same initial weights, got ridge 3"),
+    (lambda: make(seed=3), "same prior, ridge 1 .* and the same initial weights"),
+    (lambda: make(bias_ridge="ridge"), r"ridge 1 \(0\.0001 for the bias\) and the same .* got ridge 1 and its own"),
+    (lambda: make(dtype=torch.float32), "must compute in torch.float64, as this head does, got torch.float32"),
+])  # fmt: skip
 def test_a_delta_of_another_head_is_refused(other, words):
     worker, central = other(), make()
     worker.update(*data(9, worker.linear.in_features, worker.linear.out_features))
@@ -138,28 +125,31 @@ def test_a_delta_of_another_head_is_refused(other, words):
 def test_forgetting_is_refused_with_the_reason():
     forgetful = make(forgetting=0.9)
     words = r"exact only at forgetting 1, got 0\.9: with forgetting, a head depends on when each sample came"
-    with pytest.raises(ValueError, match=f"delta_since is {words}"):
-        forgetful.delta_since()
-    with pytest.raises(ValueError, match=f"merge is {words}"):
-        forgetful.merge(make().delta_since())
+    for verb, arguments in (("delta_since", ()), ("merge", (make().delta_since(),))):
+        with pytest.raises(ValueError, match=f"{verb} is {words}"):
+            getattr(forgetful, verb)(*arguments)
+    with pytest.raises(ValueError, match="mark must be a state_dict"):
+        make().delta_since(forgetful.state_dict())
 
 
 def test_a_mark_that_is_none_of_this_head_is_refused():
     solver = make()
     solver.update(*data(20))
-    for other in (make(seed=4), make(ridge=2.0), make(forgetting=0.5)):
-        with pytest.raises(ValueError, match="mark must be a state_dict"):
-            solver.delta_since(other.state_dict())
-    with pytest.raises(ValueError, match="another size"):
-        solver.delta_since(make(5).state_dict())
-    later = copy.deepcopy(solver)
-    later.update(*data(5, seed=2))
-    with pytest.raises(ValueError, match="mark: the head has less curvature than it had then"):
-        solver.delta_since(later.state_dict())
-    mark = solver.state_dict()
-    solver.unlearn(*(part[:3] for part in data(20)))
-    with pytest.raises(ValueError, match="samples were unlearned since"):
-        solver.delta_since(mark)
+    later, fewer = copy.deepcopy(solver), copy.deepcopy(solver)
+    later.update(*data(2, seed=2))  # fewer than the head has inputs
+    fewer.unlearn(*(part[:3] for part in data(20)))
+    changed = copy.deepcopy(later)
+    with torch.no_grad():
+        changed.linear.weight.add_(1)
+    for one, mark, words in (
+        *((solver, other, "mark must be a state_dict") for other in (make(seed=4), make(ridge=2.0))),
+        (solver, make(5), "another size"),
+        (solver, later, "mark: the head has less curvature than it had then"),
+        (fewer, solver, "samples were unlearned since"),
+        (changed, solver, "set by something other than this solver"),  # and not learned
+    ):
+        with pytest.raises(ValueError, match=words):
+            one.delta_since(mark.state_dict())
 
 
 def test_a_curvature_that_has_lost_digits_is_refused():
@@ -171,30 +161,16 @@ def test_a_curvature_that_has_lost_digits_is_refused():
         worker.delta_since()
 
 
-def test_weights_that_somebody_set_are_not_passed_on_as_learned():
-    solver = make(8, 1)
-    solver.update(*data(20, 8, 1))
-    mark = solver.state_dict()
-    solver.update(*data(2, 8, 1, seed=2))
-    with torch.no_grad():
-        solver.linear.weight.add_(1)
-    with pytest.raises(ValueError, match="set by something other than this solver"):
-        solver.delta_since(mark)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"features": torch.zeros(9, 4)}, r"state_dict\['features'\] must be a tensor of shape \(9, 5\)"),
-        ({"features": torch.zeros(5, 5)}, "a tensor of torch.float64"),
-        ({"targets": torch.full((5, 2), torch.nan, dtype=torch.float64)}, "must be finite"),
-        ({"energy": torch.tensor([-1.0, 0.0], dtype=torch.float64)}, "must be at least 0"),
-        ({"ridge": torch.zeros(5, dtype=torch.float64)}, "must be at least 0"),
-        ({"prior": None}, r"state_dict\['prior'\] must be a tensor \(m, p\)"),
-        ({"samples": float("inf")}, r"state_dict\['samples'\] must be a number of at least 0"),
-        ({"steps": 1.5}, r"state_dict\['steps'\] must be an integer"),
-    ],
-)
+@pytest.mark.parametrize(("change", "words"), [
+    ({"features": torch.zeros(9, 4)}, r"state_dict\['features'\] must be a tensor of shape \(9, 5\)"),
+    ({"features": torch.zeros(5, 5)}, "a tensor of torch.float64"),
+    ({"targets": torch.full((5, 2), torch.nan, dtype=torch.float64)}, "must be finite"),
+    ({"energy": torch.tensor([-1.0, 0.0], dtype=torch.float64)}, "must be at least 0"),
+    ({"ridge": torch.zeros(5, dtype=torch.float64)}, "must be at least 0"),
+    ({"prior": None}, r"state_dict\['prior'\] must be a tensor \(m, p\)"),
+    ({"samples": float("inf")}, r"state_dict\['samples'\] must be a number of at least 0"),
+    ({"steps": 1.5}, r"state_dict\['steps'\] must be an integer"),
+])  # fmt: skip
 def test_what_no_head_can_have_learned_is_refused(change, words):
     """Such as bytes that somebody made, whose checksums fit."""
     worker = make()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import pickle
 
 import numpy as np
@@ -14,10 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import one_hot
 
-from reference import ridge_regression, ridges, with_ones
-from sepsa.heads.lbfgs import OnlineLBFGS
-
-LOSSES = ("squared", "cross-entropy")
+from reference import ridge_regression, ridges, weights, with_ones
+from sepsa import OnlineLBFGS
+from sepsa.testing import difference, snapshot
 
 # ---------------------------------------------------------------------- the slow, obvious truth, in float64
 
@@ -85,18 +83,10 @@ class Twin:
             self.s, self.gathered, self.steps = d / d.norm(), [], []
 
 
-# ---------------------------------------------------------------------- tools
-
-
 def make(k, m, bias=True, dtype=torch.float64, seed=0, **options):
     torch.manual_seed(seed)
     linear = nn.Linear(k, m, bias=bias, dtype=dtype)
     return OnlineLBFGS(**({"dtype": torch.float64} | options)).bind(linear), linear
-
-
-def weights(linear):
-    W = linear.weight.detach().double()
-    return W.clone() if linear.bias is None else torch.cat([W, linear.bias.detach().double()[:, None]], 1)
 
 
 def draw(loss, n, k, m, seed=0):
@@ -109,32 +99,24 @@ def draw(loss, n, k, m, seed=0):
     return x, one_hot(torch.randint(m, (n,), generator=generator), m).double()
 
 
-# ---------------------------------------------------------------------- the mathematics
-
-
 @settings(max_examples=40, deadline=None)
 @given(
-    loss=st.sampled_from(LOSSES),
-    k=st.integers(1, 9),
-    m=st.integers(1, 3),
-    bias=st.booleans(),
+    k=st.integers(1, 9), m=st.integers(1, 3), bias=st.booleans(), weighted=st.booleans(), seed=st.integers(0, 10**6),
     sizes=st.lists(st.integers(1, 12), min_size=2, max_size=14),
-    memory=st.integers(1, 4),
-    ridge=st.sampled_from([0.1, 1.0, 10.0]),
-    forgetting=st.sampled_from([1.0, 0.8]),
-    weighted=st.booleans(),
-    seed=st.integers(0, 10**6),
-)
-def test_every_step_equals_the_twins(loss, k, m, bias, sizes, memory, ridge, forgetting, weighted, seed):
-    options = {"loss": loss, "memory": memory, "ridge": ridge, "forgetting": forgetting}
+    options=st.fixed_dictionaries({
+        "loss": st.sampled_from(["squared", "cross-entropy"]), "memory": st.integers(1, 4),
+        "ridge": st.sampled_from([0.1, 1.0, 10.0]), "forgetting": st.sampled_from([1.0, 0.8]),
+    }),
+)  # fmt: skip
+def test_every_step_equals_the_twins(k, m, bias, weighted, seed, sizes, options):
     solver, linear = make(k, m, bias, seed=seed, **options)
-    twin = Twin(weights(linear), **options, bias=bias)
+    twin = Twin(torch.as_tensor(weights(linear)), **options, bias=bias)
     for i, n in enumerate(sizes):
-        x, y = draw(loss, n, k, m, seed + i)
+        x, y = draw(options["loss"], n, k, m, seed + i)
         omega = torch.rand(n, dtype=torch.float64) + 0.1 if weighted else torch.ones(n, dtype=torch.float64)
         solver.update(x, y, omega if weighted else None)
         twin.update(torch.cat([x, torch.ones(n, 1, dtype=torch.float64)], 1) if bias else x, y, omega)
-        torch.testing.assert_close(weights(linear), twin.W, rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(weights(linear), twin.W, rtol=1e-6, atol=1e-8)
         assert solver.pairs == len(twin.pairs)
         assert solver.samples == pytest.approx(twin.mass)
     assert solver.steps == len(sizes)
@@ -164,7 +146,7 @@ def test_many_passes_approach_ridge_regression():
     x = rng.normal(size=(400, 20)) @ np.diag(np.geomspace(1, 0.1, 20))
     y = x @ rng.normal(size=(20, 2)) + rng.normal(size=(400, 2))
     solver, linear = make(20, 2, ridge=50.0)
-    prior, passes = weights(linear).numpy(), 60
+    prior, passes = weights(linear), 60
     for _ in range(passes):
         for i in np.array_split(rng.permutation(400), 20):
             solver.update(torch.as_tensor(x[i]), torch.as_tensor(y[i]))
@@ -174,7 +156,7 @@ def test_many_passes_approach_ridge_regression():
     def loss(W):
         return float(((y - Phi @ W.T) ** 2).sum() + (ridges(21, 50.0, True) / passes * (W - prior) ** 2).sum())
 
-    assert loss(weights(linear).numpy()) <= 1.002 * loss(truth)
+    assert loss(weights(linear)) <= 1.002 * loss(truth)
 
 
 def test_it_keeps_no_matrix_of_p_by_p():
@@ -183,9 +165,6 @@ def test_it_keeps_no_matrix_of_p_by_p():
     numbers = sum(value.numel() for value in solver.state_dict().values() if isinstance(value, torch.Tensor))
     assert numbers <= (2 * 10 + 6) * 2 * 5001
     assert len(pickle.dumps(solver)) <= 8 * (2 * 10 + 9) * 2 * 5001  # nothing beside the state is much larger
-
-
-# ---------------------------------------------------------------------- the head and its dtype
 
 
 def test_a_head_set_by_hand_takes_the_fast_iterate_along():
@@ -202,22 +181,14 @@ def test_a_head_set_by_hand_takes_the_fast_iterate_along():
     torch.testing.assert_close(linear.weight, expected.linear.weight, rtol=1e-12, atol=1e-12)
 
 
-# ---------------------------------------------------------------------- the border
-
-
-@pytest.mark.parametrize(
-    ("m", "row", "words"),
-    [
-        (3, [0.5, 0.7, -0.2], "targets must be probabilities for loss 'cross-entropy', got -0.2"),
-        (3, [0.5, 0.7, 0.2], "targets must sum to 1 in each row"),
-        (1, [1.5], "targets must be probabilities for loss 'cross-entropy', got 1.5"),
-        (3, [math.nan, 0.5, 0.5], "targets must be finite, got nan"),
-    ],
-)
+@pytest.mark.parametrize(("m", "row", "words"), [
+    (3, [0.5, 0.7, -0.2], "targets must be probabilities for loss 'cross-entropy', got -0.2"),
+    (3, [0.5, 0.7, 0.2], "targets must sum to 1 in each row"),
+    (1, [1.5], "targets must be probabilities for loss 'cross-entropy', got 1.5"),
+])  # fmt: skip
 def test_targets_that_are_no_probabilities(m, row, words):
-    solver, linear = make(2, m, loss="cross-entropy")
-    before = weights(linear)
+    solver, _ = make(2, m, loss="cross-entropy")
+    before = snapshot(solver)
     with pytest.raises(ValueError, match=words):
         solver.update(torch.ones(1, 2), torch.tensor([row]))
-    assert torch.equal(weights(linear), before)
-    assert solver.steps == 0
+    assert not difference(before, snapshot(solver))

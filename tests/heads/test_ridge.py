@@ -1,4 +1,4 @@
-"""The rule by which forgotten ridge comes back, in Python and compiled."""
+"""The rule by which forgotten ridge comes back."""
 
 from __future__ import annotations
 
@@ -20,11 +20,3 @@ def test_no_coordinate_ever_has_less_than_half_of_its_ridge(p, forgetting, each)
         cursor = next_cursor(cursor, count, p)
         assert min(left) >= 0.5
     assert due(p, forgetting, at_least=2) >= min(p, 2)
-
-
-def test_kernels_compile_it():
-    numba = pytest.importorskip("numba")
-    compiled = numba.njit(due)
-    for step in range(5):
-        assert compiled(51, 0.9999, step) == due(51, 0.9999, step)
-    assert compiled(51, 0.9) == due(51, 0.9)

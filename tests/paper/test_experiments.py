@@ -94,15 +94,12 @@ def test_the_table_has_the_papers_seeds_and_more_rows():
     assert Counter(r.mode for r in runs) == {"online": len(runs) // 2, "mini-batch": len(runs) // 2}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("fig9",), "experiment must be one of 'fig1', .* got 'fig9'"),
-        (("fig1", ["iris"]), "dataset must be one of 'energy', .* got 'iris'"),
-        (("fig1", None, ["adam"]), "method must be one of 'SepSA', .* got 'adam'"),
-        (("table3", ["mnist"], ["SepSA"], 11), "seeds must be a number of 1 to 10 for table3 on mnist, got 11"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("fig9",), "experiment must be one of 'fig1', .* got 'fig9'"),
+    (("fig1", ["iris"]), "dataset must be one of 'energy', .* got 'iris'"),
+    (("fig1", None, ["adam"]), "method must be one of 'SepSA', .* got 'adam'"),
+    (("table3", ["mnist"], ["SepSA"], 11), "seeds must be a number of 1 to 10 for table3 on mnist, got 11"),
+])  # fmt: skip
 def test_wrong_names_are_refused_with_the_right_ones(arguments, message):
     with pytest.raises(ValueError, match=message):
         plan(*arguments)
@@ -112,15 +109,12 @@ def test_wrong_names_are_refused_with_the_right_ones(arguments, message):
 
 
 # Two of the paper's standard deviations over 100 seeds about its means, for means over 3.
-@pytest.mark.parametrize(
-    ("name", "mode", "train_range", "test_range"),
-    [
-        pytest.param("energy", "online", (7.0264, 8.4448), (7.2163, 9.3935), marks=beside),
-        ("diabetes", "online", (2351.1, 2611.5), (2681.0, 3199.4)),
-        pytest.param("energy", "mini-batch", (1.6973, 3.0765), (2.1596, 4.3956), marks=beside),
-        ("diabetes", "mini-batch", (1124.8, 1458.8), (2733.4, 3418.6)),
-    ],
-)
+@pytest.mark.parametrize(("name", "mode", "train_range", "test_range"), [
+    pytest.param("energy", "online", (7.0264, 8.4448), (7.2163, 9.3935), marks=beside),
+    ("diabetes", "online", (2351.1, 2611.5), (2681.0, 3199.4)),
+    pytest.param("energy", "mini-batch", (1.6973, 3.0765), (2.1596, 4.3956), marks=beside),
+    ("diabetes", "mini-batch", (1124.8, 1458.8), (2733.4, 3418.6)),
+])  # fmt: skip
 def test_sepsa_comes_to_the_papers_errors(name, mode, train_range, test_range, request):
     dataset = request.getfixturevalue(name)
     outcomes = [train(r, dataset) for r in plan("table3", [name], ["SepSA"], 3) if r.mode == mode]
@@ -144,23 +138,17 @@ def test_a_run_is_decided_by_its_specification_alone(diabetes, method):
 def test_every_epoch_shows_every_row_once_in_a_new_order(diabetes, monkeypatch, mode):
     orders = []
     monkeypatch.setattr(training, "advance", lambda learner, x, y, order: orders.append(order))
-    run = one("table3", "diabetes", "Adam", mode=mode)
-    train(replace(run, epochs=3) if mode == "mini-batch" else run, diabetes)
-    n = len(diabetes.train_inputs)
-    if mode == "online":
-        assert [tuple(o.shape) for o in orders] == [(n, 1)]
-        assert sorted(orders[0].flatten().tolist()) == list(range(n))
-    else:
-        assert [tuple(o.shape) for o in orders] == 3 * [(n // 32, 32), (1, n % 32)]
-        epochs = [
-            torch.cat([a.flatten(), b.flatten()]).tolist() for a, b in zip(orders[::2], orders[1::2], strict=True)
-        ]
-        assert all(sorted(rows) == list(range(n)) for rows in epochs)
-        assert epochs[0] != epochs[1] != epochs[2]
+    count, n = 1 if mode == "online" else 3, len(diabetes.train_inputs)
+    train(replace(one("table3", "diabetes", "Adam", mode=mode), epochs=count), diabetes)
+    shapes = [(n, 1)] if mode == "online" else 3 * [(n // 32, 32), (1, n % 32)]
+    assert [tuple(order.shape) for order in orders] == shapes
+    epochs = torch.cat([order.flatten() for order in orders]).reshape(count, n).tolist()
+    assert all(sorted(rows) == list(range(n)) for rows in epochs)
+    assert len(set(map(tuple, epochs))) == count
 
 
-def test_the_curves_have_a_point_where_they_should(diabetes):
-    online = train(one("fig1", "diabetes", "SepSA"), diabetes)
+def test_the_curves_have_a_point_where_they_should_and_are_of_one_training_with_the_table(diabetes):
+    online = train(one("fig1", "diabetes", "SepSA", seed=200), diabetes)
     assert online.x == [*range(0, 283, 2)]
     assert len(online.x) == len(online.test_curve) <= 150
     assert online.train_curve == []
@@ -171,23 +159,15 @@ def test_the_curves_have_a_point_where_they_should(diabetes):
     assert epochs.test_curve[-1] == epochs.test
     table = train(one("table3", "diabetes", "SepSA", mode="online"), diabetes)
     assert (table.x, table.test_curve) == ([], [])
-
-
-def test_curves_and_table_are_one_training(diabetes):
-    curve = train(one("fig1", "diabetes", "SepSA", seed=200), diabetes)
-    table = train(one("table3", "diabetes", "SepSA", mode="online"), diabetes)
-    assert (curve.train, curve.test) == (table.train, table.test)
+    assert (table.train, table.test) == (online.train, online.test)
 
 
 @pytest.mark.parametrize("experiment", ["fig1", "fig2"])
 def test_a_diverged_run_is_null_from_there_on(diabetes, experiment):
     outcome = train(one(experiment, "diabetes", "NAG", lr=1e-2), diabetes)
     assert outcome.diverged
-    assert outcome.train is None
-    assert outcome.test is None
-    assert outcome.test_curve[-1] is None
-    whole = one(experiment, "diabetes", "SepSA")
-    assert outcome.x == train(whole, diabetes).x
+    assert outcome.train is outcome.test is outcome.test_curve[-1] is None
+    assert outcome.x == train(one(experiment, "diabetes", "SepSA"), diabetes).x
     at = outcome.test_curve.index(None)
     assert outcome.test_curve[at:] == [None] * (len(outcome.x) - at)
     assert all(math.isfinite(value) for value in outcome.test_curve[:at])
@@ -205,22 +185,17 @@ def test_a_head_that_meets_numbers_beyond_it_ends_the_run_and_nothing_else(diabe
 
 @pytest.mark.parametrize("method", ["SepSA", TUNED, CROSS_ENTROPY, "Adam"])
 def test_images_are_learned_and_measured_in_percent(method):
-    dataset = images(n_train=200)
-    run = one("table3", "mnist", method, mode="mini-batch", epochs=6, lr=1e-3)
-    outcome = train(run, dataset)
+    outcome = train(one("table3", "mnist", method, mode="mini-batch", epochs=6), images(n_train=200))
     assert outcome.test > 60
     assert 0 <= outcome.train <= 100
 
 
-@pytest.mark.parametrize(
-    ("dataset", "mode", "body", "memory", "halving"),
-    [
-        ("diabetes", "online", torch.optim.Adam, 5, False),
-        ("diabetes", "mini-batch", torch.optim.RMSprop, 5, True),
-        ("mnist", "online", torch.optim.Adam, 0, False),
-        ("mnist", "mini-batch", torch.optim.Adam, 5, True),
-    ],
-)
+@pytest.mark.parametrize(("dataset", "mode", "body", "memory", "halving"), [
+    ("diabetes", "online", torch.optim.Adam, 5, False),
+    ("diabetes", "mini-batch", torch.optim.RMSprop, 5, True),
+    ("mnist", "online", torch.optim.Adam, 0, False),
+    ("mnist", "mini-batch", torch.optim.Adam, 5, True),
+])  # fmt: skip
 def test_the_settings_that_differ_from_case_to_case(diabetes, dataset, mode, body, memory, halving):
     data = diabetes if dataset == "diabetes" else images()
     sepsa = training._build(one("table3", dataset, "SepSA", mode=mode), data, torch.device("cpu"))

@@ -12,17 +12,7 @@ from torch.nn.functional import mse_loss
 
 from sepsa import SepSA, SoftmaxNewton
 from sepsa.paper import methods
-from sepsa.paper.methods import (
-    CROSS_ENTROPY,
-    NAMES,
-    NEWTON,
-    PUBLISHED,
-    SELF_TUNING,
-    STANDARDIZED,
-    TUNED,
-    Trainer,
-    build,
-)
+from sepsa.paper.methods import CROSS_ENTROPY, NAMES, NEWTON, PUBLISHED, SELF_TUNING, STANDARDIZED, TUNED, build
 from sepsa.paper.slimtik import SlimTik
 
 TUNING = Path(__file__).resolve().parents[2] / "results" / "tuning.json"
@@ -48,8 +38,12 @@ def test_every_method_learns_and_moves_all_its_weights(name):
     task = "classification" if name in WITH_LABELS else "regression"
     assert methods.applies(name, task)
     x, y = samples(classes=2 if name in WITH_LABELS else None)
-    model = network()
-    learner = build(name, model, 1e-3 if name == "NAG" else 1e-2, train_targets=y)
+    model, lr = network(), 1e-3 if name == "NAG" else 1e-2
+    learner = build(name, model, lr, train_targets=y)
+    (group,) = learner.optimizer.param_groups  # of what the first-order method owns
+    assert group["weight_decay"] == (0 if "no weight decay" in name else 1e-5)
+    assert group["lr"] == lr
+    assert len(group["params"]) == (2 if name in WITH_HEAD_SOLVER else 4)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     first = learner.loss_fn(model(x), y).item()
     for _ in range(60):
@@ -58,31 +52,21 @@ def test_every_method_learns_and_moves_all_its_weights(name):
     assert all(not torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_weight_decay_acts_on_what_the_first_order_method_owns(name):
-    model = network()
-    learner = build(name, model, 1e-3, body="RMSprop", train_targets=torch.randn(9, 2))
-    (group,) = learner.optimizer.param_groups
-    assert group["weight_decay"] == (0 if "no weight decay" in name else 1e-5)
-    assert group["lr"] == 1e-3
-    assert len(group["params"]) == (2 if name in WITH_HEAD_SOLVER else 4)
-
-
 def test_the_papers_settings():
-    of = {
-        name: build(name, network(), 1e-3).optimizer for name in ("SepSA", "slimTrain", "SGD", "NAG", "RMSprop", "Adam")
-    }
-    assert type(of["SGD"]) is type(of["NAG"]) is torch.optim.SGD
-    assert of["SGD"].param_groups[0]["momentum"] == 0
-    assert of["NAG"].param_groups[0]["momentum"] == 0.9
-    assert of["NAG"].param_groups[0]["nesterov"]
-    assert of["RMSprop"].param_groups[0]["momentum"] == 0.9
-    assert of["Adam"].param_groups[0]["betas"] == (0.9, 0.999)
-    assert (of["SepSA"].solver.ridge, of["SepSA"].solver.forgetting) == (1.0, 1.0)
-    assert isinstance(of["slimTrain"].solver, SlimTik)
-    assert of["slimTrain"].solver.memory == 5
-    assert isinstance(of["slimTrain"].base, torch.optim.Adam)
-    assert isinstance(build("SepSA", network(), 1e-3, body="RMSprop").optimizer.base, torch.optim.RMSprop)
+    for name, kind, settings in (
+        ("SGD", torch.optim.SGD, {"momentum": 0}),
+        ("NAG", torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+        ("RMSprop", torch.optim.RMSprop, {"momentum": 0.9}),
+        ("Adam", torch.optim.Adam, {"betas": (0.9, 0.999)}),
+    ):
+        optimizer = build(name, network(), 1e-3).optimizer
+        assert type(optimizer) is kind
+        assert optimizer.param_groups[0] | settings == optimizer.param_groups[0]
+    sepsa, slim_train = (build(name, network(), 1e-3, body="RMSprop").optimizer for name in ("SepSA", "slimTrain"))
+    assert (sepsa.solver.ridge, sepsa.solver.forgetting) == (1.0, 1.0)
+    assert isinstance(sepsa.base, torch.optim.RMSprop)
+    assert isinstance(slim_train.solver, SlimTik)
+    assert slim_train.solver.memory == 5
 
 
 def test_the_head_sees_half_as_much_in_each_epoch_where_that_is_the_rule():
@@ -100,7 +84,7 @@ def test_standardized_targets_equal_a_training_on_targets_standardized_by_hand()
     x, y = samples()
     learner = build(STANDARDIZED, network(), 1e-2, train_targets=y)
     other = network()
-    plain = Trainer(other, torch.optim.Adam(other.parameters(), lr=1e-2, weight_decay=1e-5))
+    plain = methods.Trainer(other, torch.optim.Adam(other.parameters(), lr=1e-2, weight_decay=1e-5))
     mean, std = y.mean(0), y.std(0, correction=0)
     for _ in range(30):
         learner.learn(x, y)

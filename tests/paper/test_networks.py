@@ -18,14 +18,6 @@ def dataset(inputs, outputs):
     return Dataset("toy", "regression", x, y, x, y)
 
 
-def count(model):
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def affine(model):
-    return [module for module in model.modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
-
-
 # By hand from Table II, for the four data sets.
 TABLE = [
     ((8,), 2, (8 * 50 + 50) + (50 * 2 + 2)),
@@ -36,39 +28,16 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("inputs", "outputs", "parameters"), TABLE)
-def test_every_data_set_gets_its_network(inputs, outputs, parameters):
+def test_every_data_set_gets_its_network_and_the_papers_start(inputs, outputs, parameters):
+    torch.manual_seed(0)
     model = for_dataset(dataset(inputs, outputs))
-    assert count(model) == parameters
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
     assert model(torch.randn(5, *inputs)).shape == (5, outputs)
     assert isinstance(model[-1], nn.Linear)
     assert model[-1].out_features == outputs
-
-
-def test_the_layers_of_the_cnn():
-    block = [nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.MaxPool2d]
-    model = cnn(3, 32, 10)
-    assert [type(module) for module in model] == [*block, *block, nn.Flatten, nn.Linear, nn.ReLU, nn.Linear]
-    # Table II, last column: what each layer hands on.
-    x, shapes = torch.zeros(1, 3, 32, 32), []
-    for module in model:
-        x = module(x)
-        shapes.append(tuple(x.shape[1:]))
-    assert [shapes[i] for i in (2, 3, 6, 7, 10, 11)] == [
-        (32, 32, 32),
-        (32, 16, 16),
-        (64, 16, 16),
-        (64, 8, 8),
-        (128,),
-        (10,),
-    ]
-
-
-@pytest.mark.parametrize(("inputs", "outputs"), [row[:2] for row in TABLE])
-def test_the_papers_start(inputs, outputs):
-    torch.manual_seed(0)
-    model = for_dataset(dataset(inputs, outputs))
-    assert affine(model)
-    for module in affine(model):
+    affine = [module for module in model.modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
+    assert affine
+    for module in affine:
         assert (module.bias == 0.01).all()
         weight = module.weight.detach()
         bound = math.sqrt(6 / weight[0].numel())
@@ -82,6 +51,16 @@ def test_the_papers_start(inputs, outputs):
         if isinstance(module, nn.BatchNorm2d):
             assert (module.weight == 1).all()
             assert (module.bias == 0).all()
+
+
+def test_the_layers_of_the_cnn():
+    block = [nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.MaxPool2d]
+    model = cnn(3, 32, 10)
+    assert [type(module) for module in model] == [*block, *block, nn.Flatten, nn.Linear, nn.ReLU, nn.Linear]
+    # Table II, last column: what each layer hands on.
+    shapes = [(32, 32, 32), (32, 16, 16), (64, 16, 16), (64, 8, 8), (128,), (10,)]
+    for i, shape in zip((3, 4, 7, 8, 11, 12), shapes, strict=True):
+        assert model[:i](torch.zeros(1, 3, 32, 32)).shape == (1, *shape)
 
 
 @pytest.mark.parametrize("inputs", [(), (3, 8), (3, 8, 9)])

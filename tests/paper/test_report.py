@@ -20,9 +20,9 @@ from sepsa.paper.methods import slug
 from sepsa.paper.training import Outcome
 
 ASKED_FOR = {
-    *("mode", "dataset", "method", "metric", "train_mean", "train_std", "test_mean", "test_std"),
-    *("seconds_mean", "seeds", "paper_train_mean", "paper_test_mean"),
-}
+    "mode", "dataset", "method", "metric", "train_mean", "train_std", "test_mean", "test_std", "seconds_mean", "seeds",
+    "paper_train_mean", "paper_test_mean",
+}  # fmt: skip
 PAGE = "# Reproduction\n\nbefore\n\n<!-- table3 begin -->\nold\n<!-- table3 end -->\n\nafter\n"
 
 
@@ -45,10 +45,6 @@ def made_up(run):
     return outcome
 
 
-def made_up_run():
-    return table3.RecordedRun(1e-3, {}, 1.0, 50.0, 50.0, False, {}, None)
-
-
 def lay_out(results, runs, outcome=made_up, note=None):
     """Records of these runs, in the files where `sepsa reproduce` would put them."""
     files = defaultdict(list)
@@ -64,13 +60,10 @@ def lay_out(results, runs, outcome=made_up, note=None):
 
 def lay_out_convergence(results):
     k = [1, 10, 100, 1000]
-    problem = {
-        name: {"mean": [1 / i for i in k], "low": [0.8 / i for i in k], "high": [1.2 / i for i in k]}
-        for name in ("gradient_norm", "objective_gap")
-    }
+    curve = {name: [factor / i for i in k] for name, factor in (("mean", 1), ("low", 0.8), ("high", 1.2))}
     slope = {"gradient": [-0.5, -0.6, -0.4], "objective": [-1.0, -1.1, -0.9]}
     cost = {key: [{key: n, "seconds": n * 1e-5} for n in (10, 100)] for key in ("p", "q")}
-    content = {"k": k, **problem, "slope": slope, "seeds": 4, "cost": cost}
+    content = {"k": k, "gradient_norm": curve, "objective_gap": curve, "slope": slope, "seeds": 4, "cost": cost}
     (results / "convergence.json").write_text(json.dumps(content), encoding="utf-8")
 
 
@@ -135,59 +128,55 @@ def test_diverged_runs_are_counted_and_left_out(tmp_path):
     assert "all diverged" in text
 
 
-def test_verdicts_know_which_way_is_better():
-    assert formatting.judge(0.4, "mse") == "≈ 0.4 σ"
-    assert formatting.judge(1.5, "mse") == "▽ 1.5 σ worse"
-    assert formatting.judge(1.5, "accuracy") == "△ 1.5 σ better"
-    assert formatting.judge(-3.21, "mse") == "▲ 3.2 σ better"
-    assert formatting.judge(-250.4, "accuracy") == "▼ 250 σ worse"
-    assert formatting.judge(None, "mse") == "–"
-
-
-def test_numbers_are_printed_as_the_paper_prints_them():
-    for printed, text in ((7.7356, "7.7356"), (29.926, "29.926"), (165.11, "165.11"), (26413.9, "26,413.9")):
-        assert formatting.number(printed, "mse") == text
+def test_verdicts_know_which_way_is_better_and_numbers_are_printed_as_in_the_paper():
+    mse = {0.4: "≈ 0.4 σ", 1.5: "▽ 1.5 σ worse", -3.21: "▲ 3.2 σ better", None: "–"}
+    accuracy = {1.5: "△ 1.5 σ better", -250.4: "▼ 250 σ worse"}
+    assert [formatting.judge(value, "mse") for value in mse] == list(mse.values())
+    assert [formatting.judge(value, "accuracy") for value in accuracy] == list(accuracy.values())
+    printed = {7.7356: "7.7356", 29.926: "29.926", 165.11: "165.11", 26413.9: "26,413.9", 3e12: "3e+12", None: "–"}
+    assert [formatting.number(value, "mse") for value in printed] == list(printed.values())
     assert formatting.number(98.4, "accuracy") == "98.40"
-    assert formatting.number(3e12, "mse") == "3e+12"
-    assert formatting.number(None, "mse") == "–"
     assert formatting.mean_and_std(165.11, 21.64, "mse").split() == ["165.11", "±", "21.64"]
 
 
 # ---------------------------------------------------------------------- the page and what lies beside it
 
 
-def test_everything_is_there(whole):
+def test_everything_is_there_links_to_records_and_loads_nothing(whole):
     _, out, _ = whole
     names = {*report.FIGURE_TITLES}
     assert names == {*FIGURES, "convergence"} >= {"fig1", "fig2", "fig3", "fig4"}
     wanted = {f"{name}.{suffix}" for name in names for suffix in ("svg", "png")}
     assert {path.name for path in (out / "figures").iterdir()} == wanted
-    captions = re.findall(r'<img src="data:image/svg[^"]*" alt="([^"]*)"', page(out))
+    text = page(out)
+    captions = re.findall(r'<img src="data:image/svg[^"]*" alt="([^"]*)"', text)
     assert len(captions) == len(names)
     assert any("Diverged: NAG in 5 panels" in alt for alt in captions)
-
-
-def test_the_page_links_to_records_and_loads_nothing(whole):
-    text = page(whole[1])
-    links = [whole[1] / link for link in re.findall(r'<a href="([^"]*)"', text)]
+    links = [out / link for link in re.findall(r'<a href="([^"]*)"', text)]
     assert len(links) == len(set(links)) >= 24 + 6
     assert all(link.is_file() for link in links)
     assert {link.parent.name for link in links} == {"table3", "augmented", "variants"}
     assert not re.search(r"https?://|@import|url\(|<script", text)
 
 
-def test_the_same_records_give_the_same_bytes(whole, tmp_path):
+def test_the_same_records_give_the_same_bytes_and_what_is_missing_can_be_run_as_it_is_told(whole, tmp_path):
     results, out, _ = whole
     partial = tmp_path / "results"
-    for name in ("table3", "fig4"):
+    for name in ("table3", "fig1", "fig4"):
         shutil.copytree(results / name, partial / name)
     shutil.copy(results / "convergence.json", partial)
+    for file in [partial / "fig1" / "energy-online-nag.json", *(partial / "fig1").glob("mnist*")]:
+        file.unlink()
     report.write(partial, tmp_path / "out")
     assert (partial / "table3.json").read_bytes() == (results / "table3.json").read_bytes()
-    drawn = sorted(path.name for path in (tmp_path / "out" / "figures").iterdir())
-    assert drawn == ["convergence.png", "convergence.svg", "fig4.png", "fig4.svg"]
-    for name in drawn:
+    drawn = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
+    assert drawn == {f"{name}.{suffix}" for name in ("convergence", "fig1", "fig4") for suffix in ("png", "svg")}
+    for name in drawn - {"fig1.png", "fig1.svg"}:
         assert (tmp_path / "out" / "figures" / name).read_bytes() == (out / "figures" / name).read_bytes()
+    told = {command: what for what, command in report.missing(partial, table3.read(partial)).items()}
+    assert told["sepsa reproduce fig1 --datasets energy --methods nag"] == "Fig. 1, Energy: 3 runs of NAG"
+    assert told["sepsa reproduce fig1 --datasets mnist"] == "Fig. 1, MNIST: 18 runs of all methods"
+    assert "sepsa reproduce fig2" in told
 
 
 def test_the_docs_keep_what_is_around_the_table(whole):
@@ -203,58 +192,38 @@ def test_the_docs_keep_what_is_around_the_table(whole):
     assert "are left without an explanation" in text
 
 
-def test_docs_without_the_marks_are_refused(tmp_path):
-    (tmp_path / "page.md").write_text("no marks", encoding="utf-8")
-    with pytest.raises(ValueError, match="docs must hold the lines <!-- table3 begin -->"):
-        report.write(tmp_path, tmp_path / "out", tmp_path / "page.md")
-    assert not (tmp_path / "out").exists()
-
-
 def test_what_no_experiment_meets_is_left_without_an_explanation():
     def row(experiment, method, train, test):
-        record = table3.Record(experiment, "cifar10", "mini-batch", method, "accuracy", ())
+        run = table3.RecordedRun(1e-3, {}, 1.0, 50.0, 50.0, False, {}, None)
+        made = table3._row(table3.Record(experiment, "cifar10", "mini-batch", method, "accuracy", (run,)))
         paper = table3.PAPER["mini-batch", "cifar10", method.partition(",")[0]]
-        return replace(
-            table3._row(replace(record, runs=(made_up_run(),))),
-            train_difference=train,
-            test_difference=test,
-            paper_test_mean=paper.test_mean,
-        )
+        return replace(made, train_difference=train, test_difference=test, paper_test_mean=paper.test_mean)
 
-    far = row("table3", "SepSA", 9.0, 1.0)
-    assert [(r.experiment, split) for r, split in table3.unexplained([far])] == [("table3", "train")]
-    cut = row("augmented", "SepSA", 3.0, 2.5)
+    far, cut = row("table3", "SepSA", 9.0, 1.0), row("augmented", "SepSA", 3.0, 2.5)
+    half, near = (row("variants", "SepSA, no weight decay", 1.0, test) for test in (-2.5, -1.5))
     both = [("augmented", "train"), ("augmented", "test")]
-    assert [(r.experiment, split) for r, split in table3.unexplained([far, cut])] == both
-    half = row("variants", "SepSA, no weight decay", 1.0, -2.5)
-    assert len(table3.unexplained([far, cut, half])) == 2  # one mean alone does not meet the row
-    assert table3.unexplained([far, cut, row("variants", "SepSA, no weight decay", 1.0, -1.5)]) == []
+    for rows, left in (
+        ([far], [("table3", "train")]),
+        ([far, cut], both),
+        ([far, cut, half], both),  # one mean alone does not meet the row
+        ([far, cut, near], []),
+    ):
+        assert [(each.experiment, split) for each, split in table3.unexplained(rows)] == left
 
 
 # ---------------------------------------------------------------------- what is missing, small or foreign
 
 
 def test_nothing_run_yet_says_how_to_run_it(tmp_path):
+    (tmp_path / "page.md").write_text("no marks", encoding="utf-8")
+    with pytest.raises(ValueError, match="docs must hold the lines <!-- table3 begin -->"):
+        report.write(tmp_path, tmp_path / "out", tmp_path / "page.md")
+    assert not (tmp_path / "out").exists()
     report.write(tmp_path, tmp_path / "out")
     assert json.loads((tmp_path / "table3.json").read_text(encoding="utf-8")) == []
     text = page(tmp_path / "out")
     for name in (*EXPERIMENTS, "convergence"):
         assert f"sepsa reproduce {name}<" in text
-
-
-def test_what_is_missing_can_be_run_as_it_is_told(whole, tmp_path):
-    results = tmp_path / "results"
-    shutil.copytree(whole[0] / "fig1", results / "fig1")
-    (results / "fig1" / "energy-online-nag.json").unlink()
-    for file in (results / "fig1").glob("mnist*"):
-        file.unlink()
-    told = {command: what for what, command in report.missing(results, table3.read(results)).items()}
-    assert told["sepsa reproduce fig1 --datasets energy --methods nag"] == "Fig. 1, Energy: 3 runs of NAG"
-    assert told["sepsa reproduce fig1 --datasets mnist"] == "Fig. 1, MNIST: 18 runs of all methods"
-    assert "sepsa reproduce fig2" in told
-    report.write(results, tmp_path / "out")
-    assert (tmp_path / "out" / "figures" / "fig1.svg").exists()
-    assert not (tmp_path / "out" / "figures" / "fig2.svg").exists()
 
 
 def test_quick_runs_are_called_so_and_notes_are_told(tmp_path):
@@ -269,13 +238,10 @@ def test_quick_runs_are_called_so_and_notes_are_told(tmp_path):
     assert f"sepsa reproduce table3 --datasets energy --methods {others} --quick" in text
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("method", "Lion", r"method must be one of .*'SepSA'.*, got 'Lion' in .*energy-online-sepsa.json"),
-        ("runs", [{"lr": 1}], r"energy-online-sepsa\.json holds an invalid run"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "message"), [
+    ("method", "Lion", r"method must be one of .*'SepSA'.*, got 'Lion' in .*energy-online-sepsa.json"),
+    ("runs", [{"lr": 1}], r"energy-online-sepsa\.json holds an invalid run"),
+])  # fmt: skip
 def test_foreign_records_are_refused_by_name(tmp_path, key, value, message):
     lay_out(tmp_path, plan("table3", ["energy"], ["SepSA"], seeds=1))
     file = tmp_path / "table3" / "energy-online-sepsa.json"

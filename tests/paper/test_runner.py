@@ -21,36 +21,6 @@ QUIET = Console(quiet=True)
 linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are found under /proc")
 
 
-@pytest.fixture
-def reproduce(preloaded_bin):
-    """A function that runs `sepsa reproduce` in a process of its own, in the folder of its results."""
-
-    def start(out, *arguments, wait=True):
-        program = out.with_suffix(".py")
-        program.write_text(
-            f"import os, sys\nfrom sepsa.cli import main\n"
-            f"sys.argv = {['sepsa', 'reproduce', *arguments, '--out', str(out)]}\n"
-            "if __name__ == '__main__':  # and not in the processes that it starts\n"
-            "    print(os.getpid(), flush=True)\n    main()\n"
-        )
-        process = subprocess.Popen(
-            [preloaded_bin / "python", program], cwd=out.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True,
-        )  # fmt: skip
-        started.append(process)
-        pid = process.stdout.readline()
-        if wait:
-            said, _ = process.communicate()
-            assert process.returncode == 0, pid + said
-        return int(pid), process
-
-    started = []
-    yield start
-    for process in started:
-        process.wait()
-        process.stdout.close()
-
-
 def contents(results):
     return {file.name: records.read(file)["runs"] for file in records.files(results)}
 
@@ -92,9 +62,6 @@ def gone(pid):
         return True
 
 
-# ---------------------------------------------------------------------- work, here and elsewhere
-
-
 # The work is `eval`, because other processes cannot import this file.
 
 
@@ -108,14 +75,11 @@ def test_each_item_is_done_once_on_one_thread(jobs):
     assert torch.get_num_threads() == before
 
 
-@pytest.mark.parametrize(
-    ("item", "error", "words"),
-    [
-        ("{}['key']", KeyError, "key"),
-        ("open('absent.csv')", FileNotFoundError, "absent.csv"),
-        ("__import__('os')._exit(3)", RuntimeError, "a worker process died"),
-    ],
-)
+@pytest.mark.parametrize(("item", "error", "words"), [
+    ("{}['key']", KeyError, "key"),
+    ("open('absent.csv')", FileNotFoundError, "absent.csv"),
+    ("__import__('os')._exit(3)", RuntimeError, "a worker process died"),
+])  # fmt: skip
 def test_an_error_in_another_process_is_an_error_here(item, error, words):
     with pytest.raises(error, match=words):
         list(runner.each(eval, ["1", item], 2))
@@ -151,34 +115,38 @@ def test_an_interrupt_ends_all(tmp_path, monkeypatch):
     assert recorded(tmp_path) == len(runs)
 
 
-# ---------------------------------------------------------------------- violence
-
-
 @linux
-def test_killed_and_interrupted_it_ends_where_it_would_have_ended(tmp_path, reproduce):
-    what = ("fig2", "--datasets", "diabetes", "--methods", "sepsa,adam,nag", "--seeds", "7", "--quick")
-    runs = plan("fig2", ["diabetes"], ["SepSA", "Adam", "NAG"], 7, quick=True)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+def test_killed_and_interrupted_it_ends_where_it_would_have_ended(tmp_path, preloaded_bin):
+    runs = plan("fig2", ["diabetes"], ["SepSA", "Adam"], 4, quick=True)
+    whole, killed, program = (tmp_path / name for name in ("whole", "killed", "program.py"))
+    what = f"fig2 --datasets diabetes --methods sepsa,adam --seeds 4 --quick --out {killed} --jobs 2"
+    program.write_text(
+        f"import os, sys\nfrom sepsa.cli import main\nsys.argv = 'sepsa reproduce {what}'.split()\n"
+        "if __name__ == '__main__':  # and not in the processes that it starts\n"
+        "    print(os.getpid(), flush=True)\n    main()\n"
+    )
     chance = random.Random()  # other moments every time
     at = [0]
-    for jobs, number in (("2", signal.SIGINT), ("2", signal.SIGKILL), ("1", signal.SIGKILL)):
-        process, client = reproduce(killed, *what, "--jobs", jobs, wait=False)
-        wait_until(lambda process=process: recorded(killed) > at[-1] or gone(process))
-        time.sleep(chance.uniform(0, 0.15))
-        processes = [process, *children(process)]
-        for pid in processes if number == signal.SIGINT else processes[:1]:  # a terminal tells all of a group
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        if number == signal.SIGINT:
+    for number in (signal.SIGINT, signal.SIGKILL):
+        command = [preloaded_bin / "python", program]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        with subprocess.Popen(command, cwd=tmp_path, text=True, **streams) as client:
+            process = int(client.stdout.readline())
+            wait_until(lambda process=process: recorded(killed) > at[-1] or gone(process))
+            time.sleep(chance.uniform(0, 0.1))
+            processes = [process, *children(process)]
+            for pid in processes if number == signal.SIGINT else processes[:1]:  # a terminal tells all of a group
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
             said, _ = client.communicate(timeout=600)
+        if number == signal.SIGINT:
             assert client.returncode == 130
             assert "the same command goes on from there" in " ".join(said.split())
         wait_until(lambda processes=processes: all(gone(pid) for pid in processes))
         at.append(recorded(killed))
     assert at == sorted(set(at)), at  # each time some runs stayed
-    assert at[-1] < len(runs), "all was done before the last kill"
-    for folder in (killed, whole):
-        reproduce(folder, *what, "--jobs", "1")
+    assert runner.reproduce(runs, killed, console=QUIET) == len(runs) - at[-1] > 0
+    runner.reproduce(runs, whole, console=QUIET)
     assert recorded(whole) == len(runs)
     assert_same(whole, killed)
     assert not [file for file in killed.rglob("*") if file.suffix == ".new"]

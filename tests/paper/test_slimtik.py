@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from heads.test_rls import relative
 from reference import weights
 from sepsa.paper import slimtik
-from sepsa.paper.slimtik import SlimTik
+from sepsa.paper.slimtik import PublishedSlimTik, SlimTik
+from sepsa.testing import difference, snapshot
 
 # ---------------------------------------------------------------------- the slow, obvious truth, in float64
 
@@ -42,50 +46,35 @@ def dense_sgcv(Z, M, C, W, lam, tau):
     return np.sum((C - moved @ Z) ** 2) / np.trace(np.eye(n * m) - influence) ** 2
 
 
-def ridge_regression(blocks, ridge, center):
-    """argmin_W sum ||WZ - C||^2 + ridge ||W - center||^2."""
-    p = center.shape[1]
-    A = np.hstack([Z for Z, _ in blocks] + [np.sqrt(ridge) * np.eye(p)])
-    b = np.hstack([C for _, C in blocks] + [np.sqrt(ridge) * center])
-    return np.linalg.lstsq(A.T, b.T, rcond=None)[0].T
+def published_sgcv(Z, M, C, W, lam, tau):
+    """The criterion as published, whose trace is n - m tr H, H (n, n) formed."""
+    (m, n), curvature = C.shape, Z @ Z.T + M @ M.T + tau * np.eye(len(Z))
+    moved = W + dense_increment(Z, M, C - W @ Z, W, lam, tau)
+    return np.sum((C - moved @ Z) ** 2) / (n - m * np.trace(Z.T @ np.linalg.solve(curvature, Z))) ** 2
 
 
-# ---------------------------------------------------------------------- tools
-
-
-def make(k, m, bias=True, dtype=torch.float64, seed=0, head_dtype=torch.float64, **options):
+def make(k, m, bias=True, dtype=torch.float64, seed=0, head_dtype=torch.float64, kind=SlimTik, **options):
     torch.manual_seed(seed)
     linear = nn.Linear(k, m, bias=bias, dtype=head_dtype)
-    return SlimTik(dtype=dtype, **options).bind(linear), linear
+    return kind(dtype=dtype, **options).bind(linear), linear
 
 
-def data(n, k, m, seed=0, dtype=torch.float64):
+def data(n, k, m, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(n, size, generator=generator, dtype=torch.float64).to(dtype) for size in (k, m))
+    return (torch.randn(n, size, generator=generator, dtype=torch.float64) for size in (k, m))
 
 
-def relative(a, b):
-    return float(np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-300))
+problems = st.fixed_dictionaries({
+    "k": st.integers(1, 9), "m": st.integers(1, 3), "bias": st.booleans(), "seed": st.integers(0, 10**6),
+    "sizes": st.lists(st.integers(1, 12), min_size=1, max_size=7), "memory": st.integers(0, 4),
+    "low": st.sampled_from([1e-7, 1e-4, 1e-2]), "noise": st.sampled_from([0.0, 0.3, 3.0]),
+})  # fmt: skip
 
 
-problems = st.fixed_dictionaries(
-    {
-        "k": st.integers(1, 9),
-        "m": st.integers(1, 3),
-        "bias": st.booleans(),
-        "sizes": st.lists(st.integers(1, 12), min_size=1, max_size=7),
-        "memory": st.integers(0, 4),
-        "low": st.sampled_from([1e-7, 1e-4, 1e-2]),
-        "noise": st.sampled_from([0.0, 0.3, 3.0]),
-        "seed": st.integers(0, 10**6),
-    }
-)
-
-
-def stream(k, m, bias, sizes, memory, low, noise, seed):
+def stream(k, m, bias, sizes, memory, low, noise, seed, **options):
     """A solver, its head, and before every update what it is about to see: Z, M, C, W and the sum of Λ."""
     rng = np.random.default_rng(seed)
-    solver, linear = make(k, m, bias, seed=seed, memory=memory, bounds=(low, 1e3))
+    solver, linear = make(k, m, bias, seed=seed, memory=memory, bounds=(low, 1e3), **options)
     truth, past = rng.normal(size=(k, m)), []
     p = k + bias
     for n in sizes:
@@ -128,18 +117,19 @@ def test_the_chosen_parameter_minimizes_the_sampled_gcv_function(problem):
         assert slow[trials.tolist().index(solver.last_regularization)] <= min(slow) * (1 + 1e-6) + 1e-20 * scale
 
 
-@settings(max_examples=40, deadline=None)
-@given(problem=problems)
-def test_with_all_blocks_in_memory_it_is_ridge_regression_on_all_data(problem):
-    problem["memory"] = 7
-    seen, initial = [], None
-    for solver, linear, Z, _, C, W, _, samples in stream(**problem):
-        initial = W if initial is None else initial
-        seen.append((Z, C))
+@pytest.mark.parametrize("memory", [0, 2])
+@pytest.mark.parametrize("n", [1, 4])
+def test_published_step_and_choice(n, memory):
+    given = stream(5, 3, True, [n] * 6, memory, 1e-4, 1.0, n, kind=PublishedSlimTik, candidates=20)
+    for solver, linear, Z, M, C, W, total, samples in given:
         solver.update(*samples)
-        ridge = solver.regularization_sum
-        center = solver.regularization / ridge * initial
-        assert relative(weights(linear), ridge_regression(seen, ridge, center)) <= 1e-6  # the dense side loses more
+        lam, tau = solver.last_regularization, solver.regularization_sum
+        assert tau == pytest.approx(total + lam, rel=1e-12)
+        assert relative(weights(linear), W + dense_increment(Z, M, C - W @ Z, W, lam, tau)) <= 1e-7
+        ends = (math.log10(1e3), math.log10(total / 2 - 1e-4))  # of the points above 0 and below
+        above, below = (torch.logspace(math.log10(torch.finfo(torch.float64).eps), end, 20).double() for end in ends)
+        least = min(published_sgcv(Z, M, C, W, t, total + t) for t in torch.cat([above, -below]).tolist())
+        assert published_sgcv(Z, M, C, W, lam, tau) <= least * (1 + 1e-9)
 
 
 @settings(max_examples=60, deadline=None)
@@ -157,17 +147,6 @@ def test_trial_points_keep_the_sum_in_bounds(total, low, count, eps):
     assert float(sums.min()) >= max(low, total / 2)
     assert float(sums.max()) <= 1e3
     torch.testing.assert_close(sums, total + trials, rtol=1e-12, atol=0)
-
-
-def test_memory_never_exceeds_its_depth():
-    for memory in (0, 1, 3):
-        solver, _ = make(3, 1, memory=memory)
-        for i in range(6):
-            solver.update(*data(2, 3, 1, seed=i))
-            assert len(solver.state_dict()["blocks"]) == min(i + 1, memory)
-        newest, _ = block(*data(2, 3, 1, seed=5), bias=True)
-        if memory:
-            np.testing.assert_allclose(solver.state_dict()["blocks"][-1].numpy(), newest, rtol=1e-12)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
@@ -204,23 +183,11 @@ def test_zero_features_and_a_perfect_fit_leave_the_head_finite():
     assert relative(weights(head), before) < 1e-12
 
 
-# ---------------------------------------------------------------------- the interface
-
-
-def snapshot(solver, linear):
-    """All there is, bit for bit."""
-    return frozen(solver.state_dict()), weights(linear).tobytes()
-
-
-def frozen(state):
-    return {**state, "blocks": [(block.dtype, block.shape, block.numpy().tobytes()) for block in state["blocks"]]}
-
-
 def test_a_failed_svd_and_weights_change_nothing(monkeypatch):
-    solver, linear = make(3, 2, dtype=torch.float32, head_dtype=torch.float32)
-    x, y = data(6, 3, 2, dtype=torch.float32)
+    solver, _ = make(3, 2, dtype=torch.float32, head_dtype=torch.float32)
+    x, y = data(6, 3, 2)
     solver.update(x, y)
-    before = snapshot(solver, linear)
+    before = snapshot(solver)
     with pytest.raises(ValueError, match=r"sample_weight must be None.*RLS"):
         solver.update(x, y, torch.ones(6))
 
@@ -230,25 +197,21 @@ def test_a_failed_svd_and_weights_change_nothing(monkeypatch):
     monkeypatch.setattr(torch.linalg, "svd", fail)
     with pytest.raises(RuntimeError, match=r"SVD of features and memory, \(4, 12\).*nothing was learned"):
         solver.update(x, y)
-    assert snapshot(solver, linear) == before
+    assert not difference(before, snapshot(solver))
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "match"),
-    [
-        ({"memory": -1}, ValueError, "memory must be an integer of at least 0, got -1"),
-        ({"memory": 2.0}, TypeError, "memory must be an integer"),
-        ({"memory": True}, ValueError, "memory must be an integer"),
-        ({"candidates": 1}, ValueError, "candidates must be an integer of at least 2, got 1"),
-        ({"regularization": 0.0}, ValueError, "regularization must be in"),
-        ({"regularization": 1e4}, ValueError, "regularization must be within bounds"),
-        ({"regularization": "auto"}, TypeError, "regularization must be a number"),
-        ({"bounds": (1.0, 0.1)}, ValueError, "low < high"),
-        ({"bounds": (0.0, 0.1)}, ValueError, r"bounds\[0\] must be in"),
-        ({"bounds": 0.1}, TypeError, "bounds must be a pair"),
-        ({"dtype": torch.float16}, ValueError, "dtype must be torch.float32 or torch.float64"),
-    ],
-)
+@pytest.mark.parametrize(("options", "error", "match"), [
+    ({"memory": -1}, ValueError, "memory must be an integer of at least 0, got -1"),
+    ({"memory": 2.0}, TypeError, "memory must be an integer"),
+    ({"candidates": 1}, ValueError, "candidates must be an integer of at least 2, got 1"),
+    ({"regularization": 0.0}, ValueError, "regularization must be in"),
+    ({"regularization": 1e4}, ValueError, "regularization must be within bounds"),
+    ({"regularization": "auto"}, TypeError, "regularization must be a number"),
+    ({"bounds": (1.0, 0.1)}, ValueError, "low < high"),
+    ({"bounds": (0.0, 0.1)}, ValueError, r"bounds\[0\] must be in"),
+    ({"bounds": 0.1}, TypeError, "bounds must be a pair"),
+    ({"dtype": torch.float16}, ValueError, "dtype must be torch.float32 or torch.float64"),
+])  # fmt: skip
 def test_bad_settings_are_refused(options, error, match):
     with pytest.raises(error, match=match):
         SlimTik(**options)

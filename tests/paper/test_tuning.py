@@ -14,14 +14,11 @@ from sepsa.paper.data import Dataset, load
 QUIET = Console(quiet=True)
 
 
-def test_the_regressions_validate_on_the_rows_the_paper_leaves():
+def test_the_regressions_validate_on_the_rows_the_paper_leaves_and_the_classifications_on_the_last_images():
     dataset = load("diabetes")
     held_out = tuning.held_out(dataset)
     assert held_out.test_inputs is dataset.validation_inputs
     assert held_out.train_inputs is dataset.train_inputs
-
-
-def test_the_classifications_hold_out_the_last_images():
     rows = torch.arange(6000.0)[:, None]
     dataset = tuning.held_out(Dataset("mnist", "classification", rows, rows, rows[:9], rows[:9]))
     assert torch.equal(dataset.train_inputs, rows[:1000])
