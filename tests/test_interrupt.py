@@ -78,9 +78,6 @@ def test_it_leaves_other_threads_and_ignored_signals_alone():
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 
 
-# ---------------------------------------------------------------------- in learning
-
-
 def batch(n, generator):
     x = torch.randn(n, 9, generator=generator)
     return x, torch.eye(3)[torch.randint(3, (n,), generator=generator)]  # regression and classes alike
