@@ -139,17 +139,12 @@ def test_tokens_with_shifted_labels_and_padding():
     features, seen = model.mix(model.embed(tokens))[0].detach(), labels != -100
     alone = SoftmaxNewton().bind(copy.deepcopy(model.head))
     alone.update(features[seen], labels[seen])
-    with optimizer.observe(labels):
+    with optimizer.observe(labels) as observation:
         outputs = model(tokens)
     assert torch.equal(model.head.weight, alone.linear.weight)
-    loss = cross_entropy(outputs.flatten(0, 1), labels.flatten())  # ignores the same tokens
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    for _ in range(15):
-        last = optimizer.learn(tokens, labels)
-    assert last < 0.8 * loss.detach()
-    assert (optimizer.solver.steps, optimizer.solver.samples) == (16, 16 * int(seen.sum()))
+    # torch ignores the same tokens
+    torch.testing.assert_close(observation.loss(outputs), cross_entropy(outputs.flatten(0, 1), labels.flatten()))
+    assert (optimizer.solver.steps, optimizer.solver.samples) == (1, int(seen.sum()))
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
