@@ -13,7 +13,6 @@ import os
 import re
 import subprocess
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +26,11 @@ from typer.testing import CliRunner
 
 import sepsa
 from breaking.test_files import forged, set_entry
-from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton, cli
-from sepsa.paper.slimtik import SlimTik
+from heads.test_properties import SOLVERS as CASES
+from sepsa import RLS, SepSA, SoftmaxNewton, cli
 from sepsa.states.file import lock
+from test_observe import in_a_thread
+from test_optimizer import Named, batches
 
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
 
@@ -145,25 +146,20 @@ def partial_base(freeze=False):
     return seen(SepSA, model, torch.optim.SGD(model[0].parameters(), lr=0.1))
 
 
-def in_another_thread(function, *arguments):
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(function, *arguments).result()
-
-
 def another_thread_predicts():
     net, alone = Net(), Net()
-    with net.optimizer.observe(net.y):
-        in_another_thread(net.model, net.X + 1)
-        net.model(net.X)
-    with alone.optimizer.observe(alone.y):
-        alone.model(alone.X)
+    for one in (net, alone):
+        with one.optimizer.observe(one.y):
+            if one is net:
+                in_a_thread(lambda: net.model(net.X + 1))
+            one.model(one.X)
     return "not learned" if net.weights() == alone.weights() else "learned"
 
 
 def two_threads_observe():
     net = Net()
     with net.optimizer.observe(net.y):
-        told = seen(in_another_thread, net.optimizer.learn, net.X, net.y, unchanged=net.weights)
+        told = in_a_thread(net.learn)
         net.model(net.X)
     return told
 
@@ -452,23 +448,13 @@ def inference(solver, what):
     return seen(solver().bind, linear)
 
 
-class WrongHead(nn.Module):
-    """The last linear layer that it registers is not the last one that it calls."""
-
-    def __init__(self):
-        super().__init__()
-        self.readout, self.body = nn.Linear(2, 2), nn.Linear(3, 2)
-
-    def forward(self, x):
-        return self.readout(torch.relu(self.body(x)))
-
-
 def wrong_head(**options):
-    optimizer = SepSA(WrongHead(), torch.optim.SGD, lr=1e-2, **options)
+    """Of a model in which the last linear layer that it registers is not the last one that it calls."""
+    optimizer = SepSA(Named(), torch.optim.SGD, lr=1e-2, **options)
 
     def loop():
-        for _ in range(2):
-            optimizer.learn(torch.randn(8, 3), torch.randn(8, 2))
+        for inputs, targets in batches(2):
+            optimizer.learn(inputs, targets)
 
     return seen(loop)
 
@@ -502,16 +488,7 @@ class Ridged(torch.optim.SGD):
         super().__init__(params, lr=lr, weight_decay=ridge)
 
 
-SOLVERS = {
-    "RLS": RLS,
-    "auto": lambda: SelfTuning.of(RLS, forgetting=1.0),
-    "PerOutput": lambda: PerOutput(RLS()),
-    "LogisticNewton": LogisticNewton,
-    "SoftmaxNewton": SoftmaxNewton,
-    "OnlineLBFGS": OnlineLBFGS,
-    "OnlineLBFGS of classes": lambda: OnlineLBFGS(loss="cross-entropy"),
-    "SlimTik": SlimTik,
-}
+SOLVERS = {name: case.make for name, case in CASES.items()}
 LABELS, HOT = torch.zeros(8, dtype=torch.long), torch.zeros(8, 1, dtype=torch.long)
 BROADCAST = r"output has shape \(8,\) and the targets \(8, 1\), and \w+ broadcasts them to \(8, 8\).*view_as"
 NOT_THE_HEADS = r"differs from the output of its head '2', \(8, 2\): .* head="
@@ -580,7 +557,7 @@ FURTHER = {
             ("log_softmax", lambda outputs, y: -(y * outputs.log_softmax(-1)).mean(), "SoftmaxNewton"),
             ("binary_cross_entropy_with_logits", nn.BCEWithLogitsLoss(), "LogisticNewton"),
         )
-        for kind, solver in SOLVERS.items() if kind in ("RLS", "PerOutput", "auto")
+        for kind, solver in SOLVERS.items() if kind in ("RLS", "PerOutput", "RLS, self-tuning")
     },
     "a loss of its own": (lambda: of_classes(mse_loss), QUIET),
     "a loss of classes for classes": (lambda: of_classes(nn.CrossEntropyLoss(), SoftmaxNewton), QUIET),

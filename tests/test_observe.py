@@ -64,6 +64,8 @@ def test_every_way_to_observe_is_learn(way):
         plain.learn(inputs, targets)
     assert same(model, twin)
     assert optimizer.solver.steps == 12
+    with torch.no_grad():
+        assert not plain.learn(inputs, targets, loss_fn=nn.functional.smooth_l1_loss).requires_grad
 
 
 def test_settings_reach_the_head_through_a_copy():

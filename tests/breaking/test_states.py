@@ -16,12 +16,13 @@ import torch
 import river_models
 import sepsa
 from breaking.damage import damages, same
+from heads.test_properties import SOLVERS
 from learners import FOURIER, Estimator, Forecaster, Head, Kind, River, Training, frame, texts
-from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SoftmaxNewton
-from sepsa.paper.slimtik import SlimTik
+from sepsa import RLS, SoftmaxNewton
 from sepsa.stream.columns.cells import Column
 from sepsa.stream.tables.cells import RowBlock
 from sepsa.stream.tables.model import TableModel
+from sepsa.testing import Case
 
 NAMED = re.compile(r"state_dict(\[| must be a dict| has other entries)")
 CHECKPOINT = "torch.distributed.checkpoint.state_dict"
@@ -46,26 +47,12 @@ class Table(Kind):
         return model.predict(self.block(1990, 1995)).predictions, model.trace.mean
 
 
-def double(make, targets="numbers"):
-    return Head(make, targets, torch.float64)
-
-
-HEADS = {
-    "RLS": double(RLS),
-    "RLS, forgetting 0.9": double(lambda: RLS(forgetting=0.9)),
-    "RLS, float32": double(lambda: RLS(dtype=torch.float32)),
-    "RLS, self-tuning": double(SelfTuning),
-    "RLS, self-tuning ridge": double(lambda: SelfTuning.of(RLS, forgetting=1.0)),
-    "RLS, bias_ridge": double(lambda: RLS(bias_ridge=0.5)),
-    "PerOutput": double(lambda: PerOutput(RLS())),
-    "SlimTik": double(SlimTik),
-    "OnlineLBFGS": double(OnlineLBFGS),
-    "OnlineLBFGS, forgetting 0.9": double(lambda: OnlineLBFGS(forgetting=0.9)),
-    "OnlineLBFGS, cross-entropy": double(lambda: OnlineLBFGS(loss="cross-entropy"), "labels"),
-    "SoftmaxNewton": double(SoftmaxNewton, "labels"),
-    "SoftmaxNewton, forgetting 0.9": double(lambda: SoftmaxNewton(forgetting=0.9), "labels"),
-    "LogisticNewton": double(LogisticNewton, "yes or no"),
+TARGETS = {"regression": "numbers", "classification": "labels", "labels": "yes or no"}
+FURTHER = {
+    "RLS, bias_ridge": Case(lambda: RLS(bias_ridge=0.5)),
+    "SoftmaxNewton, forgetting 0.9": Case(lambda: SoftmaxNewton(forgetting=0.9), "classification"),
 }
+HEADS = {name: Head(case.make, TARGETS[case.task], torch.float64) for name, case in (SOLVERS | FURTHER).items()}
 TRAININGS = {
     "Adam": Training(solver=RLS),
     "SGD": Training({"momentum": 0.9}, RLS, base=torch.optim.SGD),
