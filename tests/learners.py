@@ -56,10 +56,9 @@ def with_gaps(X: Any) -> Any:
 
 
 class Kind:
-    """What the kinds have in common: a model with a state, saved by `sepsa.save`."""
+    """What the kinds have in common: a model with a state, saved by `sepsa.save` or pickled."""
 
-    def make(self) -> Any:
-        raise NotImplementedError
+    pickled: bool = False
 
     def module(self, model: Any) -> nn.Module | None:
         """The module whose weights are beside the state."""
@@ -72,10 +71,13 @@ class Kind:
         model.load_state_dict(state)
 
     def save(self, model: Any, path: Path, position: Any = None) -> None:
-        sepsa.save(model, path, position=position)
+        if self.pickled:
+            path.write_bytes(pickle.dumps(model))
+        else:
+            sepsa.save(model, path, position=position)
 
     def load(self, path: Path) -> Any:
-        return sepsa.load(path)
+        return pickle.loads(path.read_bytes()) if self.pickled else sepsa.load(path)
 
     def again(self, model: Any, folder: Path) -> Any:
         """The model after it was saved and loaded."""
@@ -177,10 +179,9 @@ class Training(Kind):
     def save(self, model: Any, path: Path, position: Any = None) -> None:
         if self.by_torch:
             torch.save({"model": model.model.state_dict(), "optimizer": model.state_dict()}, path)
-        elif self.whole_run:
-            sepsa.save({"optimizer": model, "random": torch.get_rng_state()}, path, position=position)
         else:
-            sepsa.save(model, path, position=position)
+            whole = {"optimizer": model, "random": torch.get_rng_state()} if self.whole_run else model
+            sepsa.save(whole, path, position=position)
 
     def load(self, path: Path) -> Any:
         model = self.make()
@@ -226,18 +227,12 @@ class Estimator(Kind):
         return model.predict_proba(X) if hasattr(model, "predict_proba") else np.array(model.predict(X, True))
 
     def save(self, model: Any, path: Path, position: Any = None) -> None:
-        if self.pickled:
-            path.write_bytes(pickle.dumps(model))
-        elif "module" in self.options:  # a file of sepsa does not hold it
-            sepsa.save({"state": model.state_dict()}, path)
-        else:
-            model.save(path, position=position)
+        saved = {"state": model.state_dict()} if "module" in self.options else model  # a file does not hold a module
+        super().save(saved, path, position)
 
     def load(self, path: Path) -> Any:
-        if self.pickled:
-            return pickle.loads(path.read_bytes())
         if "module" not in self.options:
-            return sepsa.load(path)
+            return super().load(path)
         model = self.make()
         model.load_state_dict(sepsa.load(path)["state"])
         return model
@@ -285,18 +280,16 @@ class River(Kind):
         return {str(key): model[key].state_dict() for key in model} if self.keys else super().state(model)
 
     def save(self, model: Any, path: Path, position: Any = None) -> None:
-        if self.pickled:
-            path.write_bytes(pickle.dumps(model))
-        elif self.keys:
+        if self.keys:
             model.close()
             path.write_bytes(Path(model._path).read_bytes())
         else:
-            model.save(path, position=position)
+            super().save(model, path, position)
 
     def load(self, path: Path) -> Any:
         if self.keys:
             return KeyedLearner(getattr(river_models, self.kind)(seed=0, **self.options), path, in_memory=1)
-        return pickle.loads(path.read_bytes()) if self.pickled else sepsa.load(path)
+        return super().load(path)
 
 
 class Forecaster(Kind):
@@ -331,12 +324,8 @@ class Command(Kind):
             day, hour = divmod(i, 24)
             month, day = divmod(day, 28)
             target = str(labels(y[i])) if self.options.get("classify") else f"{y[i]:.4f}"
-            cells = [
-                f"2026-{1 + month:02}-{1 + day:02}T{hour:02}:00",
-                *(f"{v:.4f}" for v in X[i, :2]),
-                texts[i],
-                target,
-            ]
+            time = f"2026-{1 + month:02}-{1 + day:02}T{hour:02}:00"
+            cells = [time, *(f"{v:.4f}" for v in X[i, :2]), texts[i], target]
             if self.kind == "sepsa forecast":
                 pass  # all rows can be used
             elif i % 97 == 5:

@@ -2,6 +2,8 @@
 
 Only other packages are preloaded: a program imports `sepsa` itself, as a reader's program does. In a program that is a
 file, warnings are errors, as under `python -W error`.
+
+`python preloaded.py SOCKET` is the parent, and `python -IS preloaded.py SOCKET ARGUMENTS` is `python ARGUMENTS`.
 """
 
 from __future__ import annotations
@@ -34,12 +36,11 @@ LIMIT = 600  # seconds of one program
 @contextlib.contextmanager
 def preloaded():
     """A folder with two executables, `python` and `sepsa`, for a test to start or to put on its PATH."""
-    client = Path(__file__).with_name("start_preloaded.py")
     with tempfile.TemporaryDirectory(prefix="python-") as folder:
         address = f"{folder}/socket"
         for name, more in (("python", ""), ("sepsa", "-m sepsa ")):
             file = Path(folder, name)
-            file.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {client} {address} {more}"$@"\n')
+            file.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {__file__} {address} {more}"$@"\n')
             file.chmod(0o700)
         command = [sys.executable, __file__, address]
         pipe, environment = subprocess.PIPE, ENVIRONMENT | os.environ
@@ -151,5 +152,25 @@ def run(arguments, folder, environment, streams):
         runpy.run_path(option, run_name="__main__")
 
 
+def start(address, arguments):
+    """Ask the parent for a program, with the streams, the folder and the environment of this process, and end as it."""
+    streams = [number for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)) if stream is not None]
+    with socket.socket(socket.AF_UNIX) as parent:
+        parent.connect(address)
+        words = json.dumps([arguments, os.getcwd(), dict(os.environ), streams]).encode()
+        socket.send_fds(parent, [len(words).to_bytes(8, "big")], streams)
+        parent.sendall(words)
+        with parent.makefile("r") as told:
+            pid = int(told.readline())
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda number, _: os.kill(pid, number))
+            status = int(told.readline())
+    if status < 0:
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    start(sys.argv[1], sys.argv[2:]) if sys.argv[2:] else serve(sys.argv[1])

@@ -26,12 +26,9 @@ def network(hidden, outputs=2):
 
 
 def batches(count, n, outputs=2):
-    generator = torch.Generator().manual_seed(1)
+    g = torch.Generator().manual_seed(1)
     for _ in range(count):
-        yield (
-            torch.randn(n, 3, generator=generator, dtype=torch.float64),
-            torch.randn(n, outputs, generator=generator, dtype=torch.float64),
-        )
+        yield torch.randn(n, 3, generator=g).double(), torch.randn(n, outputs, generator=g).double()
 
 
 def accumulate(optimizer, x, y, micro):

@@ -6,16 +6,11 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.functional import mse_loss, smooth_l1_loss
 
 from sepsa import SepSA
 from sepsa.capture import capture
-
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 2))
+from test_optimizer import network, same
 
 
 def data(n=40):
@@ -23,14 +18,10 @@ def data(n=40):
     return torch.randn(n, 6, generator=g), torch.randn(n, 2, generator=g)
 
 
-def same(a, b):
-    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
-
-
 @pytest.mark.parametrize("loss_fn", [None, smooth_l1_loss])
 def test_a_captured_sepsa_is_learn(loss_fn):
     model, twin = network(), network()
-    optimizer, other = SepSA(model, torch.optim.Adam, lr=1e-2), SepSA(twin, torch.optim.Adam, lr=1e-2)
+    optimizer, other = (SepSA(m, torch.optim.Adam, lr=1e-2) for m in (model, twin))
     x, y = data()
     step = optimizer.capture(x[:8], y[:8], loss_fn)
     order = torch.arange(40).reshape(5, 8)

@@ -37,10 +37,7 @@ def test_a_small_version_runs_once_and_says_that_it_is_one(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (
-            ("fig9",),
-            f"experiment must be one of {', '.join(EXPERIMENTS)}, convergence, tuning, all, got 'fig9'",
-        ),
+        (("fig9",), f"experiment must be one of {', '.join(EXPERIMENTS)}, convergence, tuning, all, got 'fig9'"),
         (
             ("fig1", "--datasets", "energy,iris"),
             "--datasets must be one of energy, diabetes, mnist, cifar10, got 'iris'",
@@ -107,9 +104,6 @@ def test_a_missing_extra_is_one_line(capsys):
         )
     with pytest.raises(ModuleNotFoundError, match="absent"), cli.extras():
         raise ModuleNotFoundError("No module named 'sepsa.absent'", name="sepsa.absent")
-
-
-# ---------------------------------------------------------------------- one line, with the cure
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import os
 import signal
 import subprocess
@@ -18,9 +17,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import mse_loss
 
-import elastic
 import ranks
-from sepsa import RLS, SepSA
+from sepsa import RLS
 from sepsa.distributed import as_samples, triangular
 
 HERE = Path(__file__).parent
@@ -41,64 +39,17 @@ def run(*command):
     assert process.returncode == 0, said
 
 
-def one_process(solver, data, loss_fn=mse_loss, decay=1.0, **options):
-    model = ranks.network()
-    optimizer = ranks.build(model, solver, **options)
-    ranks.train(model, optimizer, data, loss_fn, decay)
-    return model
-
-
-def accumulated():
-    model = ranks.network()
-    optimizer = ranks.build(model, RLS())
-    for k, (x, y) in enumerate(ranks.batches(ranks.STEPS)):
-        with optimizer.observe(y):
-            loss = mse_loss(model(x), y) / 2
-        loss.backward()
-        if k % 2:
-            optimizer.step()
-            optimizer.zero_grad()
-    return model
-
-
-def masked(world):
-    model = ranks.network()
-    optimizer = ranks.build(model, RLS())
-    first = ranks.uneven(0, world, False)
-    for k, (x, y) in enumerate(ranks.batches(ranks.STEPS)):
-        gone, weight = ranks.missing(k)
-        weight[first] = 1  # the first rank gives none
-        with optimizer.observe(torch.where(gone[:, None], torch.nan, y), weight):
-            outputs = model(x)
-        ((outputs - y)[~gone].square().sum() / y.numel()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model
-
-
-def with_gaps(solver):
-    model = ranks.network()
-    model.load_state_dict(ranks.gaps(0, 1, None, solver, whole=True))
-    return model
-
-
 def joined(world):
     """Of batches whose first ranks' shards are missing from some step on, as zeros in the mean over all ranks."""
-    model = ranks.network()
-    optimizer = ranks.build(model, RLS(forgetting=0.95))
+    model, optimizer, _ = ranks.start(1, RLS(forgetting=0.95))
     shards = [ranks.even(rank, world, ranks.batches(ranks.STEPS))[:n] for rank, n in enumerate(ranks.lasts(world))]
-    whole = [[shard[k] for shard in shards if k < len(shard)] for k in range(ranks.STEPS)]
-    for parts in whole:
-        x, y = (torch.cat(part) for part in zip(*parts, strict=True))
-        with optimizer.observe(y):
-            loss = mse_loss(model(x), y) * len(parts) / world
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    for k in range(ranks.STEPS):
+        x, y = (torch.cat(part) for part in zip(*(s[k] for s in shards if k < len(s)), strict=True))
+        ranks.train(model, optimizer, [(x, y)], lambda out, y: (out - y).square().sum() / 3 / ranks.ROWS)
     x, y = ranks.batches(ranks.STEPS)[0]
     with optimizer.observe(y):
         model(x)
-    return model
+    return ranks.state(model)
 
 
 def check_joins(found):
@@ -129,81 +80,38 @@ def check_captured(found):
         assert unknown.startswith("a captured step cannot infer which ranks train one head together")
 
 
-@functools.cache
-def truths_of_any_world():
-    """What one process learns from the whole batches, for each case that does not depend on the number of ranks."""
-    plain = one_process(RLS(), ranks.batches(ranks.STEPS))
-    solvers = {
-        f"solver {name}": one_process(
-            make(), ranks.batches(ranks.STEPS, labels="Softmax" in name), ranks.loss_of(name), ranks.DECAY
-        )
-        for name, make in ranks.SOLVERS.items()
-        if name != "LogisticNewton"
-    }
-    return solvers | {
-        "wrapped first": plain,
-        "moments": one_process(RLS(forgetting=0.9), ranks.batches(ranks.STEPS, rows=240)),
-        "uneven": plain,
-        "an empty rank": plain,
-        "accumulated": accumulated(),
-        "gaps": with_gaps("PerOutput"),
-        "labels with gaps": with_gaps("LogisticNewton"),
-        "refused": one_process(RLS(), ranks.batches(4)[1:]),
-        "failed": one_process(RLS(), ranks.batches(4)[1:]),
-        "captured": plain,
-        "epochs": one_process(RLS(), ranks.batches(ranks.STEPS), samples_per_epoch=ranks.ROWS * ranks.STEPS // 2),
-    }
+def alone(function, *arguments):
+    """What one process gives with the whole batches."""
+    return function(0, 1, None, *arguments)
 
 
-def truths(world):
-    """What one process learns from the whole batches, for each case."""
-    data = ranks.batches(ranks.STEPS)[: ranks.SAVED_AT if world == 2 else ranks.STEPS]
-    return truths_of_any_world() | {
-        "masked": masked(world),
-        "joined": joined(world),
-        "checkpoint": one_process(RLS(forgetting=0.95), data),
-    }
-
-
-def check_model(case, found, model):
+def check_model(case, found, truth):
     """Every rank has the model, and all ranks have one head to the last bit."""
-    for name, value in model.state_dict().items():
+    for name, value in truth.items():
         for result in found:
             torch.testing.assert_close(
                 result[name], value, rtol=1e-6, atol=1e-6, msg=lambda m, name=name: f"{case}, {name}: {m}"
             )
-            assert torch.equal(result[name], found[0][name]) or not name.startswith("2."), (case, name)
-
-
-def check_refused(found):
-    for rank, ((kind, words), (other, finite)) in enumerate(result["said"] for result in found):
-        if rank == 1:
-            assert kind == "ValueError"
-            assert "targets must have shape" in words
-        else:
-            assert kind == "RuntimeError"
-            assert words.startswith("rank 1 refused its samples, so no rank has learned: ValueError: targets must have")
-        assert other == "NotFinite"
-        assert "features must be finite" in finite
+            assert name[:2] != "2." or torch.equal(result[name], found[0][name]), (case, name)
 
 
 def check_failed(found):
-    told = "rank {} failed before its samples reached the head, so no rank has learned: {}"
+    missed = "HeadNotReached", "the forward inside observe never reached the head '2': nothing was learned;"
     for rank, result in enumerate(found):
-        before, inside, left_out, later = result["said"]
-        missed = "the forward inside observe never reached the head '2': nothing was learned;"
-        for (kind, words), fails, own, reason in (
-            (before, 1, "KeyError", "'before the forward'"),
-            (inside, 0, "KeyError", "'inside the forward'"),
-            (left_out, 1, "HeadNotReached", missed),
-            (later, 0, "KeyError", "'before the forward'"),
-        ):
-            if rank == fails:
-                assert kind == own
-                assert words.startswith(reason)
+        for (fails, how), (kind, words) in zip(ranks.FAULTS, result["said"], strict=True):
+            own = {"shape": ("ValueError", "targets must have shape"), "leave out": missed}.get(
+                how, ("KeyError", f"'{how}'")
+            )
+            place = "refused its samples" if how == "shape" else "failed before its samples reached the head"
+            if how == "NaN":
+                assert kind == "NotFinite"
+                assert "features must be finite" in words
+            elif rank == fails:
+                assert kind == own[0]
+                assert words.startswith(own[1])
             else:
                 assert kind == "RuntimeError"
-                assert words.startswith(told.format(fails, f"{own}: {reason}"))
+                assert words.startswith(f"rank {fails} {place}, so no rank has learned: {own[0]}: {own[1]}")
         assert result["steps"] == 3
 
 
@@ -221,10 +129,11 @@ def check_kinds(found):
 
 def check_alone(found):
     for result in found:
-        (words,) = result["warned"]
+        (words,), *others = result["warned"]
         assert words.startswith(f"torch.distributed has {len(found)} ranks, but the model is not inside Distributed")
-        assert torch.equal(result["named"], found[0]["named"])
-    assert not torch.equal(found[0]["2.weight"], found[1]["2.weight"])
+        assert others == [[], []]
+        equal = [torch.equal(one, first) for one, first in zip(result["heads"], found[0]["heads"], strict=True)]
+        assert equal == ([True] * 3 if result is found[0] else [False, False, True])
 
 
 @pytest.fixture(scope="module")
@@ -238,10 +147,14 @@ def results(tmp_path_factory):
 @pytest.mark.filterwarnings("ignore:torch.distributed is .*unavailable")  # torch's own, of the process without a group
 def test_two_and_three_ranks_learn_as_one_process(results):
     folder, worlds = results
+    truths = {case: alone(*arguments) for case, arguments in ranks.EXACT.items()}
+    truths |= dict.fromkeys(("wrapped first", "captured"), truths["uneven"])
+    truths |= {"failed": alone(ranks.solver, "RLS", ranks.ROWS, 1.0, slice(1, 4))}
+    checkpoint = alone(ranks.solver, "forgetting")
     for world, found in worlds.items():
-        for case, model in truths(world).items():
-            check_model(case, [result[case] for result in found], model)
-        check_refused([result["refused"] for result in found])
+        saved = alone(ranks.solver, "forgetting", ranks.ROWS, 1.0, slice(ranks.SAVED_AT)) if world == 2 else checkpoint
+        for case, truth in (truths | {"joined": joined(world), "checkpoint": saved}).items():
+            check_model(case, [result[case] for result in found], truth)
         for case in ("failed", "failed, without DDP"):
             check_failed([result[case] for result in found])
         check_kinds([result["kinds"] for result in found])
@@ -252,30 +165,25 @@ def test_two_and_three_ranks_learn_as_one_process(results):
         check_joins(found)
         check_captured([result["captured"] for result in found])
         assert "head '2' is sharded over ranks, and its solver needs it whole" in found[0]["sharded"]["said"]
-    assert [result["checkpoint"]["forgetting"] for result in found] == [0.95] * 3
-    assert [result["checkpoint"]["steps"] for result in found] == [ranks.STEPS] * 3
+    assert [(r["checkpoint"]["forgetting"], r["checkpoint"]["steps"]) for r in found] == [(0.95, ranks.STEPS)] * 3
     again = ranks.checkpoint_load(0, 1, folder)  # and in a process without a group
-    check_model("loaded by one process", [again], one_process(RLS(forgetting=0.95), ranks.batches(ranks.STEPS)))
+    check_model("loaded by one process", [again], checkpoint)
 
 
 @pytest.mark.skipif(not ranks.LEAVES_WHOLE, reason="fully_shard of this torch has no ignored_params for the head")
 def test_a_head_beside_fully_shard_learns_as_one_process(results):
-    model = one_process(RLS(), ranks.batches(ranks.STEPS))
     for found in results[1].values():
-        check_model("sharded", [result["sharded"] for result in found], model)
+        check_model("sharded", [result["sharded"] for result in found], alone(ranks.solver))
 
 
 @pytest.mark.long
 def test_a_killed_rank_continues_from_the_last_checkpoint(tmp_path):
-    run(HERE / "elastic.py", tmp_path)
-    assert (tmp_path / "resumed").read_text() == "10"
-    model = one_process(RLS(forgetting=0.95), ranks.batches(elastic.STEPS))
+    run(HERE / "ranks.py", tmp_path, "elastic")
     found = [torch.load(tmp_path / f"end-{rank}.pt") for rank in range(2)]
-    check_model("restarted", [result["end"] for result in found], model)
-    for result in found:  # and as the same two ranks without a kill to the last bit
+    for result in found:  # as the same two ranks without a kill to the last bit
+        assert (result["from"], result["steps"]) == (6, ranks.STEPS)
         for name, value in result["end"].items():
             assert torch.equal(value, result["undisturbed"][name]), name
-    assert [result["steps"] for result in found] == [elastic.STEPS] * 2
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is .*unavailable")
@@ -286,8 +194,7 @@ def test_a_state_by_names_needs_one_body_parameter_that_learns(frozen):
 
     def build():
         model = ranks.network()
-        for parameter in list(model.parameters())[:frozen]:
-            parameter.requires_grad_(False)
+        model[0].weight.requires_grad_(not frozen)
         return model, ranks.build(model, RLS())
 
     model, optimizer = build()
@@ -300,9 +207,6 @@ def test_a_state_by_names_needs_one_body_parameter_that_learns(frozen):
     for network, solver in ((model, optimizer), (again, resumed)):
         ranks.train(network, solver, ranks.batches(2), mse_loss)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
-
-
-# ---------------------------------------------------------------------- moments as rows
 
 
 @settings(deadline=None, max_examples=50)
@@ -336,7 +240,6 @@ def test_weights_of_zero_stay_weights_of_zero():
 
 
 def test_one_process_needs_no_group():
-    model = ranks.network()
-    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2, process_group=None)
+    model, optimizer, _ = ranks.start(1, RLS(), process_group=None)
     ranks.train(model, optimizer, ranks.batches(2), mse_loss)
     assert optimizer.solver.steps == 2

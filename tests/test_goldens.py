@@ -6,20 +6,16 @@ are compared between two trees on one machine, by tests/goldens/compare.py.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from goldens import compare
 from sepsa import SepSAClassifier, SepSARegressor
 
-FOLDER = Path(__file__).parent / "goldens"
-RECORD = FOLDER / "record.json"
-SPEC = importlib.util.spec_from_file_location("golden_compare", FOLDER / "compare.py")
-compare = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(compare)
+RECORD = Path(__file__).parent / "goldens" / "record.json"
 heads = compare.heads()
 
 # Relative to the largest number of an answer. One last bit of every float32 input changes an answer by at most 5e-7

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from breaking.damage import same
-from sepsa import RLS, OnlineLBFGS, SelfTuning, SepSA, SoftmaxNewton
+from heads.test_properties import SOLVERS as CASES
+from sepsa import OnlineLBFGS, SepSA
 from sepsa.interrupt import DeferredInterrupt
-from sepsa.paper.slimtik import SlimTik
 from sepsa.testing import difference, interrupt, modes_restored, snapshot
 from third_party import RevertibleLMS
 
@@ -78,9 +78,6 @@ def test_it_leaves_other_threads_and_ignored_signals_alone():
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 
 
-# ---------------------------------------------------------------------- in learning
-
-
 def batch(n, generator):
     x = torch.randn(n, 9, generator=generator)
     return x, torch.eye(3)[torch.randint(3, (n,), generator=generator)]  # regression and classes alike
@@ -116,14 +113,9 @@ class Trained(Alone):
         return copy.deepcopy((dict(self.model.state_dict()), self.solver.state_dict()))
 
 
-SOLVERS = {
-    "RLS": RLS,
-    "RLS, forgetting 0.9": lambda: RLS(forgetting=0.9),
-    "RLS, self-tuning": SelfTuning,
-    "SoftmaxNewton": SoftmaxNewton,
-    "OnlineLBFGS": lambda: OnlineLBFGS(memory=3),  # often enough a pair is completed
-    "SlimTik": SlimTik,
-}
+NAMES = ("RLS", "RLS, forgetting 0.9", "RLS, self-tuning", "SoftmaxNewton", "SlimTik")
+SOLVERS = {name: CASES[name].make for name in NAMES}
+SOLVERS["OnlineLBFGS"] = lambda: OnlineLBFGS(memory=3)  # often enough a pair is completed
 # A solver alone is interrupted at its bytecodes, and by signals in the long version.
 ALONE = {name: lambda make=make: Alone(make) for name, make in SOLVERS.items()}
 TRAINED = {

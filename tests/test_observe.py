@@ -12,17 +12,13 @@ from torch.nn.functional import mse_loss
 
 import sepsa
 from sepsa import RLS, SelfTuning, SepSA
+from test_optimizer import batches
 from third_party import LMS
 
 
 def network(seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 2))
-
-
-def batches(count=12, n=8, seed=1):
-    g = torch.Generator().manual_seed(seed)
-    return [(torch.randn(n, 6, generator=g), torch.randn(n, 2, generator=g)) for _ in range(count)]
 
 
 def same(a, b):
@@ -68,6 +64,8 @@ def test_every_way_to_observe_is_learn(way):
         plain.learn(inputs, targets)
     assert same(model, twin)
     assert optimizer.solver.steps == 12
+    with torch.no_grad():
+        assert not plain.learn(inputs, targets, loss_fn=nn.functional.smooth_l1_loss).requires_grad
 
 
 def test_settings_reach_the_head_through_a_copy():
@@ -95,25 +93,6 @@ def test_observe_needs_a_head_that_is_taught():
     assert optimizer.solver.steps == 1
 
 
-def test_micro_batches_teach_the_head_what_the_whole_batch_does():
-    model = network().double().eval()
-    twin = copy.deepcopy(model)
-    optimizer, other = (SepSA(m, torch.optim.SGD, lr=1e-2) for m in (model, twin))
-    inputs, targets = batches(1, n=32)[0]
-    inputs, targets = inputs.double(), targets.double()
-    for rows in torch.arange(32).split(8):
-        with optimizer.observe(targets[rows]):
-            model(inputs[rows])
-    with other.observe(targets):
-        twin(inputs)
-    torch.testing.assert_close(model[3].weight, twin[3].weight)
-    torch.testing.assert_close(optimizer.solver.covariance(), other.solver.covariance())
-    assert (optimizer.solver.steps, other.solver.steps) == (4, 1)
-
-
-# ---------------------------------------------------------------------- solvers of somebody's own
-
-
 def test_a_solver_may_call_its_head():
     model = network()
     twin = copy.deepcopy(model)
@@ -130,27 +109,6 @@ def test_a_solver_may_call_its_head():
     assert same(model, twin)
     with pytest.raises(RuntimeError, match="reached the head '3' twice"), optimizer.observe(targets):
         _ = model(inputs), model(inputs)
-
-
-def test_a_third_party_solver_resumes():
-    model = network()
-    optimizer = SepSA(model, torch.optim.Adam, solver=LMS(), lr=1e-2)
-    for batch in batches(6):
-        optimizer.learn(*batch)
-    twin = network(1)
-    other = SepSA(twin, torch.optim.Adam, solver=LMS(rate=0.5), lr=1e-2)
-    twin.load_state_dict(model.state_dict())
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for batch in batches(6, seed=2):
-        assert torch.equal(optimizer.learn(*batch), other.learn(*batch))
-    assert same(model, twin)
-    assert other.solver.state_dict() == {"rate": 0.1, "steps": 12}
-
-
-# ---------------------------------------------------------------------- errors in the middle of a step
-
-
-# ---------------------------------------------------------------------- bad input
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own: sparse and nested tensors are in beta

@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import pickle
 import shutil
+import subprocess
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from sepsa import RLS, SelfTuning, SepSA, SoftmaxNewton
+import sepsa
+from sepsa import RLS, OnlineLBFGS, SelfTuning, SepSA, SoftmaxNewton
 from sepsa.model_parts import DEFAULT_RIDGE
 
 
@@ -35,7 +38,7 @@ def train(model, optimizer, data):
         optimizer.zero_grad()
 
 
-def by_hand(model, base, solver, data):
+def by_hand(model, bases, solver, data):
     """The same without SepSA: features, head, loss at the new head, body."""
     body, head = model[:-1], model[-1]
     solver.bind(head)
@@ -43,9 +46,10 @@ def by_hand(model, base, solver, data):
         features = body(inputs)
         solver.update(features.detach(), targets)
         loss = mse_loss(nn.functional.linear(features, head.weight.detach(), head.bias.detach()), targets)
-        base.zero_grad()
+        model.zero_grad()
         loss.backward()
-        base.step()
+        for base in bases:
+            base.step()
 
 
 def same(a, b):
@@ -58,21 +62,9 @@ def test_it_is_the_loop_by_hand(base):
     model, twin = network(), network()
     optimizer = SepSA(model, base, lr=1e-2)
     train(model, optimizer, batches())
-    by_hand(twin, base([*twin[0].parameters()], lr=1e-2), RLS(ridge=DEFAULT_RIDGE), batches())
+    by_hand(twin, [base([*twin[0].parameters()], lr=1e-2)], RLS(ridge=DEFAULT_RIDGE), batches())
     assert same(model, twin)
     assert not same(model, network())
-
-
-def test_learn_is_the_four_lines():
-    model, twin = network(), network()
-    optimizer, other = SepSA(model, torch.optim.Adam, lr=1e-2), SepSA(twin, torch.optim.Adam, lr=1e-2)
-    train(model, optimizer, batches())
-    for inputs, targets in batches():
-        loss = other.learn(inputs, targets)
-    assert same(model, twin)
-    assert not loss.requires_grad
-    with torch.no_grad():
-        other.learn(*batches()[0], loss_fn=nn.functional.smooth_l1_loss)
 
 
 def test_forward_outside_observe_never_learns():
@@ -111,31 +103,28 @@ def test_observe_that_misses_the_head_or_meets_it_twice():
 class Named(nn.Module):
     def __init__(self):
         super().__init__()
-        self.readout = nn.Linear(9, 2)
-        self.body = nn.Linear(6, 9)  # registered last, but not the head
+        self.readout = nn.Linear(2, 2)
+        self.body = nn.Linear(6, 2)  # registered last, but not the head
 
     def forward(self, x):
         return self.readout(torch.tanh(self.body(x)))
 
 
-def test_a_named_head_that_is_not_the_last_module():
-    torch.manual_seed(0)
-    model = Named()
-    optimizer = SepSA(model, torch.optim.Adam, head="readout", lr=1e-2)
-    assert optimizer.head is model.readout
-    train(model, optimizer, batches())
-    assert optimizer.solver.steps == 12
-    by_module = SepSA(Named(), torch.optim.Adam, head=None)
-    assert list(by_module.heads) == ["body"]  # None is the last registered, as documented
+def nested():
+    return nn.Sequential(nn.Linear(6, 9), nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(9, 2))))
 
 
-def test_a_nested_head():
-    model = nn.Sequential(nn.Linear(6, 9), nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(9, 2))))
-    optimizer = SepSA(model, torch.optim.Adam, lr=1e-2)
-    assert list(optimizer.heads) == ["1.1.0"]
+@pytest.mark.parametrize(
+    ("model", "head", "name"),
+    [(Named(), "readout", "readout"), (nested(), None, "1.1.0"), (nn.Linear(6, 2), None, "")],  # the last has no body
+)
+def test_the_head_is_named_or_the_last_linear(model, head, name):
+    optimizer = SepSA(model, torch.optim.Adam, head=head, lr=1e-2)
+    assert optimizer.heads == {name: model.get_submodule(name)}
     train(model, optimizer, batches())
     assert optimizer.solver.steps == 12
-    free = copy.deepcopy(model)
+    assert list(SepSA(Named(), torch.optim.Adam, head=None).heads) == ["body"]  # the last registered, as documented
+    free = nested()
     assert list(SepSA(free, torch.optim.Adam, head=free[0]).heads) == ["0"]
 
 
@@ -150,24 +139,12 @@ def test_frozen_body(by):
     solver = RLS(ridge=DEFAULT_RIDGE).bind(twin[-1])
     for inputs, targets in batches():
         if by == "requires_grad":
-            with optimizer.observe(targets):
-                loss = mse_loss(model(inputs), targets)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            train(model, optimizer, [(inputs, targets)])
         else:
             with torch.no_grad(), optimizer.observe(targets):
                 model(inputs)
         solver.update(twin[:-1](inputs).detach(), targets)
     assert same(model, twin)
-
-
-def test_a_lone_head_has_an_empty_body():
-    head = nn.Linear(6, 2)
-    optimizer = SepSA(head, torch.optim.Adam)
-    for inputs, targets in batches():
-        optimizer.learn(inputs, targets)
-    assert optimizer.solver.steps == 12
 
 
 # ---------------------------------------------------------------------- an optimizer as any other
@@ -191,7 +168,6 @@ def test_add_param_group():
     "make",
     [
         lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=20),
-        lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda k: 0.9**k),
         lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=0),
     ],
 )
@@ -203,7 +179,7 @@ def test_learning_rate_schedulers(make):
     ours, theirs = make(optimizer), make(base)
     for k, batch in enumerate(batches()):
         train(model, optimizer, [batch])
-        by_hand(twin, base, solver, [batch])
+        by_hand(twin, [base], solver, [batch])
         for scheduler in (ours, theirs):
             scheduler.step(float(k)) if "Plateau" in type(scheduler).__name__ else scheduler.step()
         assert optimizer.param_groups[0]["lr"] == base.param_groups[0]["lr"]
@@ -228,11 +204,9 @@ def test_autocast_in_bfloat16():
 
 
 def test_gradient_scaler():
-    model = network()
-    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
+    model, twin = network(), network()
+    optimizer, plain = (SepSA(m, torch.optim.SGD, lr=1e-2) for m in (model, twin))
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    twin = network()
-    plain = SepSA(twin, torch.optim.SGD, lr=1e-2)
     for inputs, targets in batches():
         with optimizer.observe(targets):
             loss = mse_loss(model(inputs), targets)
@@ -273,20 +247,16 @@ COMPILER = pytest.mark.skipif(
 def test_torch_compile(backend, first):
     torch._dynamo.reset()
     model, twin = network(), network()
-    if first == "compile":
-        compiled = torch.compile(model, backend=backend)
-        optimizer = SepSA(compiled, torch.optim.SGD, lr=1e-2)
-    else:
+    if first == "optimizer":
         optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
-        compiled = torch.compile(model, backend=backend)
+    compiled = torch.compile(model, backend=backend)
+    if first == "compile":
+        optimizer = SepSA(compiled, torch.optim.SGD, lr=1e-2)
     plain = SepSA(twin, torch.optim.SGD, lr=1e-2)
     for inputs, targets in batches():
-        compiled(inputs)  # a look without learning in between
-        with optimizer.observe(targets):
-            loss = mse_loss(compiled(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        if backend == "eager":
+            compiled(inputs)  # a look without learning in between
+        train(compiled, optimizer, [(inputs, targets)])
         plain.learn(inputs, targets)
     assert optimizer.solver.steps == 12
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
@@ -329,33 +299,21 @@ def test_closures():
 # ---------------------------------------------------------------------- the paper's mini-batch rule
 
 
-def test_head_fraction_feeds_a_random_share_rounded_up():
-    model = network()
-    optimizer = SepSA(model, torch.optim.SGD, lr=0.0)
-    sizes = []
-    original = optimizer.solver.update
-    optimizer.solver.update = lambda f, t, w=None: (sizes.append((len(f), len(t))), original(f, t, w))[1]
-    for epoch in range(5):
-        optimizer.head_fraction = 0.5**epoch
-        train(model, optimizer, batches(1))
-    assert sizes == [(8, 8), (4, 4), (2, 2), (1, 1), (1, 1)]
-
-
-def test_head_fraction_keeps_features_targets_and_weights_together():
+def test_head_fraction_feeds_a_random_share_rounded_up_of_features_targets_and_weights():
     model = nn.Sequential(nn.Identity(), nn.Linear(1, 1))
     optimizer = SepSA(model, torch.optim.SGD, lr=0.0)
-    optimizer.head_fraction = 0.3
-    seen = []
+    inputs, state, seen = torch.arange(8.0).unsqueeze(1), torch.get_rng_state(), []
     optimizer.solver.update = lambda f, t, w=None: seen.append((f, t, w))
-    inputs = torch.arange(10.0).unsqueeze(1)
-    for _ in range(20):
+    for fraction in (1.0, 0.5, 0.3, 0.125, 0.01, *[0.3] * 20):
+        optimizer.head_fraction = fraction
         with optimizer.observe(2 * inputs, sample_weight=3 * inputs[:, 0]):
             model(inputs)
     for f, t, w in seen:
         assert torch.equal(t, 2 * f)
         assert torch.equal(w, 3 * f[:, 0])
-        assert len(set(f[:, 0].tolist())) == 3
-    assert len({tuple(f[:, 0].tolist()) for f, _, _ in seen}) > 1
+    assert [len(set(f[:, 0].tolist())) for f, _, _ in seen] == [8, 4, 3, 1, 1] + [3] * 20
+    assert len({tuple(f[:, 0].tolist()) for f, _, _ in seen}) > 6
+    assert torch.equal(state, torch.get_rng_state())  # the global random numbers are left alone
 
 
 def test_head_fraction_takes_class_labels_where_the_solver_does():
@@ -366,15 +324,6 @@ def test_head_fraction_takes_class_labels_where_the_solver_does():
     assert optimizer.solver.steps == 1
     with pytest.raises(ValueError, match="sample_weight"), optimizer.observe(torch.randint(0, 4, (8,)), torch.ones(7)):
         model(torch.randn(8, 3))
-
-
-def test_head_fraction_leaves_the_global_random_numbers_alone():
-    model = network()
-    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
-    optimizer.head_fraction = 0.5
-    state = torch.get_rng_state()
-    train(model, optimizer, batches())
-    assert torch.equal(state, torch.get_rng_state())
 
 
 def test_head_fraction_out_of_range():
@@ -441,6 +390,16 @@ def test_a_checkpoint_of_another_shape_is_refused_whole():
 # ---------------------------------------------------------------------- bad input
 
 
+def tied():
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
+    model[1].weight = model[0].weight
+    return model
+
+
+def solved_by(solver):
+    return SepSA(network(), torch.optim.Adam, solver=solver)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
@@ -456,6 +415,11 @@ def test_a_checkpoint_of_another_shape_is_refused_whole():
         (lambda m: SepSA(m, torch.optim.Adam, head=m[1]), TypeError, "head must be an nn.Linear, its name, or None"),
         (lambda m: SepSA(m, torch.optim.Adam, head=nn.Linear(9, 2)), ValueError, "head is not a module of the model"),
         (lambda m: SepSA(m[1], torch.optim.Adam), ValueError, "model has no nn.Linear"),
+        (lambda m: SepSA(tied(), torch.optim.Adam), ValueError, "shares a parameter with '0.weight'"),
+        (lambda m: solved_by(5), TypeError, r"such as RLS\(\), None or one of .*, got 5: a solver of your own needs"),
+        (lambda m: solved_by(RLS), TypeError, r"must be an instance, got the class RLS: write solver=RLS\(\)"),
+        (lambda m: solved_by(nn.Linear(2, 2)), TypeError, "solver must be a head solver"),
+        (lambda m: solved_by("hinge"), ValueError, "None or one of .*'cross-entropy'.*, got 'hinge'"),
     ],
 )
 def test_bad_construction(make, error, words):
@@ -463,24 +427,13 @@ def test_bad_construction(make, error, words):
         make(network())
 
 
-def test_tied_heads_are_refused():
-    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
-    model[1].weight = model[0].weight
-    with pytest.raises(ValueError, match=r"shares a parameter with '0.weight'"):
-        SepSA(model, torch.optim.Adam)
-
-
 def test_targets_are_checked_where_they_enter():
     optimizer = SepSA(network(), torch.optim.Adam)
     with pytest.raises(TypeError, match=r"targets must be a torch.Tensor, got list"):
         optimizer.observe([1.0])
-    with pytest.raises(ValueError, match=r"targets must have shape \(8, 2\)"):
-        optimizer.learn(batches()[0][0], torch.zeros(8, 3))
-    optimizer.head_fraction = 0.5
-    with pytest.raises(ValueError, match=r"targets must have shape \(8, 2\)"):
-        optimizer.learn(batches()[0][0], torch.zeros(8, 3))
-    with pytest.raises(ValueError, match=r"targets must have shape \(8, 2\)"):
-        optimizer.learn(batches()[0][0], torch.zeros(7, 2))
+    for optimizer.head_fraction, shape in ((1.0, (8, 3)), (0.5, (8, 3)), (0.5, (7, 2))):
+        with pytest.raises(ValueError, match=r"targets must have shape \(8, 2\)"):
+            optimizer.learn(batches()[0][0], torch.zeros(shape))
 
 
 def test_it_says_what_it_is():
@@ -490,19 +443,6 @@ def test_it_says_what_it_is():
 
 
 # ---------------------------------------------------------------------- mistakes that get a cure
-
-
-@pytest.mark.parametrize(
-    ("solver", "words"),
-    [
-        (5, r"solver must be a head solver such as RLS\(\), None or one of .*, got 5: a solver of your own needs"),
-        (RLS, r"solver must be an instance, got the class RLS: write solver=RLS\(\)"),
-        (nn.Linear(2, 2), "solver must be a head solver"),
-    ],
-)
-def test_what_is_no_solver_is_refused(solver, words):
-    with pytest.raises(TypeError, match=words):
-        SepSA(network(), torch.optim.Adam, solver=solver)
 
 
 class WithHead(torch.optim.SGD):
@@ -570,3 +510,71 @@ def test_a_model_with_hooks_can_be_scripted():
     torch.testing.assert_close(scripted(x), model(x), rtol=0, atol=0)
     optimizer.learn(*batches()[1])
     assert optimizer.solver.steps == 2
+
+
+# ---------------------------------------------------------------------- what looks like a mistake and is none
+
+
+@pytest.mark.parametrize("base", [torch.optim.Adam, torch.optim.RMSprop])
+def test_another_dtype_in_mid_run_is_followed(base):
+    model, twin = network(), network()
+    optimizer, other = (SepSA(m, base, lr=1e-2) for m in (model, twin))
+    for k, (inputs, targets) in enumerate(batches(6)):
+        model.to(torch.float64 if k > 2 else torch.float32)
+        optimizer.learn(inputs.to(model[0].weight.dtype), targets.to(model[0].weight.dtype))
+        other.learn(inputs, targets)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert p.dtype == torch.float64
+        torch.testing.assert_close(p.float(), q, rtol=1e-4, atol=1e-5)
+
+
+def test_numpy_numbers_are_numbers(tmp_path):
+    def build():
+        base = {"lr": np.float32(0.125), "momentum": np.float64(0.5), "nesterov": np.True_}
+        return SepSA(network(), torch.optim.SGD, solver=RLS(ridge=np.float32(2), forgetting=np.float16(0.5)), **base)
+
+    optimizer = build()
+    optimizer.head_fraction = np.float32(0.5)
+    optimizer.param_groups[0]["lr"] = np.float32(0.25)  # as a scheduler may set it
+    optimizer.learn(*batches()[0])
+    path = tmp_path / "checkpoint.sepsa"
+    sepsa.save(optimizer, path, keep=np.int64(2))
+    loaded = sepsa.load(path, into=build())
+    assert loaded.solver.ridge == 2
+    assert loaded.solver.forgetting == 0.5
+    assert loaded.head_fraction == 0.5
+    assert loaded.param_groups[0]["lr"] == 0.25
+    assert OnlineLBFGS(memory=np.int32(3)).memory == 3
+    assert SoftmaxNewton(label_smoothing=np.float32(0.5)).label_smoothing == 0.5
+
+
+@pytest.mark.parametrize("solver", [RLS, lambda: SelfTuning.of(RLS, forgetting=1.0)])
+def test_a_detached_model_is_free_of_us(solver, tmp_path):
+    model = network()
+    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2, solver=solver())
+    optimizer.learn(*batches()[0])
+    free = optimizer.detach()
+    assert b"sepsa" not in pickle.dumps(model)
+    with pytest.raises(RuntimeError, match=r"no longer trains the head '2': .* or detach\(\) was called"):
+        optimizer.learn(*batches()[0])
+    with free:  # and back again
+        pass
+    optimizer.learn(*batches()[0])
+    with optimizer.detach():
+        saved = pickle.dumps(model)
+    assert b"sepsa" not in saved
+    optimizer.learn(*batches()[0])
+    assert optimizer.solver.steps == 3
+    assert b"sepsa" in pickle.dumps(model)
+
+
+def test_a_detached_model_loads_where_sepsa_is_not_installed(tmp_path, preloaded_bin):
+    model = network()
+    SepSA(model, torch.optim.SGD).detach()
+    torch.save(model, tmp_path / "model.pt")
+    code = (
+        "import sys; sys.modules['sepsa'] = None\nimport torch\n"
+        f"print(torch.load({str(tmp_path / 'model.pt')!r}, weights_only=False)(torch.ones(1, 6)).tolist())"
+    )
+    done = subprocess.run([preloaded_bin / "python", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(model(torch.ones(1, 6)).tolist())

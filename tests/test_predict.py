@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton
+from test_observe import in_a_thread
 
 
 def network(outputs=2, after=()):
@@ -160,15 +161,6 @@ def test_a_head_that_is_called_twice():
     optimizer, inputs = learned(Twice())
     with pytest.raises(ValueError, match="calls its head 'head' once in a forward pass, got 2 calls"):
         optimizer.predict(inputs, return_std=True)
-
-
-# ---------------------------------------------------------------------- observe, and other threads
-
-
-def in_a_thread(f):
-    """What f returns or raises in another thread."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(f).result()
 
 
 @pytest.mark.parametrize("training", [False, True])

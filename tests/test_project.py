@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -101,8 +101,5 @@ def test_the_files_of_make_check_and_make_portable_exist():
 
 
 def test_the_map_of_files_is_that_of_the_docstrings():
-    spec = importlib.util.spec_from_file_location("map", ROOT / "docs" / "map.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    page = read("CONTRIBUTING.md")
-    assert page == module.written(page), "the map in CONTRIBUTING.md is stale: run `python docs/map.py --write`"
+    page, written = read("CONTRIBUTING.md"), runpy.run_path(str(ROOT / "docs" / "map.py"))["written"]
+    assert page == written(page), "the map in CONTRIBUTING.md is stale: run `python docs/map.py --write`"

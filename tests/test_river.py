@@ -166,24 +166,24 @@ def test_a_frame_equals_its_rows_bit_by_bit(data):
         SepSAMultiTargetRegressor: pd.DataFrame(rng.normal(size=(n, 2)), columns=["sum", "a"]),
     }[model_type]
     one, many = trained(model_type, warm), trained(model_type, warm)
-    for x, y, w in zip(
-        X, targets.to_dict("records") if model_type is MODEL_TYPES[2] else targets, weights, strict=True
-    ):
-        one.learn_one(dict(zip(names, x.tolist(), strict=True)), y, w=float(w))
+    rows = [dict(zip(names, x, strict=True)) for x in X.tolist()]
+    records = targets.to_dict("records") if model_type is MODEL_TYPES[2] else targets
+    for x, y, w in zip(rows, records, weights.tolist(), strict=True):
+        one.learn_one(x, y, w=w)
     cut = data.draw(st.integers(0, n))
-    for rows in (slice(0, cut), slice(cut, n)):
-        if len(X[rows]):
-            many.learn_many(pd.DataFrame(X[rows], columns=names), targets[rows], w=pd.Series(weights[rows]))
+    for part in (slice(0, cut), slice(cut, n)):
+        if len(X[part]):
+            many.learn_many(pd.DataFrame(X[part], columns=names), targets[part], w=pd.Series(weights[part]))
     one._target_name = many._target_name
     assert inside(one) == inside(many)
     frame = pd.DataFrame(X, columns=names, index=range(100, 100 + n))
     told = many.predict_many(frame)
     assert list(told.index) == list(frame.index)
-    singles = [one.predict_one(dict(zip(names, x.tolist(), strict=True))) for x in X]
+    singles = [one.predict_one(x) for x in rows]
     assert (told.to_dict("records") if model_type is MODEL_TYPES[2] else told.tolist()) == singles
     if model_type is SepSAClassifier:
         probabilities = many.predict_proba_many(frame)
-        singles = [list(one.predict_proba_one(dict(zip(names, x.tolist(), strict=True))).values()) for x in X]
+        singles = [list(one.predict_proba_one(x).values()) for x in rows]
         np.testing.assert_allclose(probabilities, singles, rtol=1e-12)
 
 
@@ -217,20 +217,13 @@ def test_texts_booleans_and_dates_are_features():
         errors.append(abs(one.predict_one(x) - target))
         one.learn_one(x, target)
     many.learn_many(frame, y)
-    named = {
-        "city=Oslo",
-        "city=Rome",
-        "open",
-        "size",
-        *(f"time:{part}" for part in ("days", "month", "weekday", "hour")),
-    }
+    named = {"city=Oslo", "city=Rome", "open", "size", "time:days", "time:month", "time:weekday", "time:hour"}
     assert set(one._features) == set(many._features) == named
     np.testing.assert_allclose(many.predict_many(frame), [one.predict_one(x) for x in frame.to_dict("records")])
     assert np.mean(errors[100:]) < 0.2 * np.mean(errors[:10])
     assert np.isfinite(one.predict_one({"city": "Lima", "time": pd.NaT, "open": np.bool_(True)}))
-    assert one.predict_one({"time": np.datetime64("2026-01-05")}) == one.predict_one(
-        {"time": datetime.date(2026, 1, 5)}
-    )
+    days = np.datetime64("2026-01-05"), datetime.date(2026, 1, 5)
+    assert len({one.predict_one({"time": day}) for day in days}) == 1
 
 
 def test_before_anything_is_learned():
@@ -415,24 +408,17 @@ def test_a_bad_row_refuses_the_frame(n):
         assert inside(model) == before
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_options_are_checked_at_once_and_survive_a_clone():
+    for options, message in (
         ({"forgetting": 1.2}, r"forgetting must be in \(0, 1\], got 1.2"),
         ({"optimizer": "lbfgs"}, "optimizer must be one of .* got 'lbfgs'"),
         ({"hidden": (0,)}, "hidden must be an integer of at least 1, got 0"),
         ({"hidden": 50}, r"hidden must be a sequence of widths such as \(50,\), got 50"),
         ({"beta3": 0.1}, r"got \['beta3'\]"),
-    ],
-)
-def test_bad_options_are_refused_at_once(options, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        SepSARegressor(**options)
-
-
-def test_options_of_the_optimizer_survive_a_clone():
-    model = SepSARegressor(optimizer="momentum", momentum=0.5, hidden=())
-    copy = model.clone()
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            SepSARegressor(**options)
+    copy = SepSARegressor(optimizer="momentum", momentum=0.5, hidden=()).clone()
     assert copy.optimizer_options == {"momentum": 0.5}
     assert list(copy.hidden) == []
 

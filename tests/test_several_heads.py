@@ -106,29 +106,21 @@ def test_a_state_of_other_heads_is_refused_whole():
         optimizer.load_state_dict(one)
 
 
+def make(head, **options):
+    return SepSA(ActorCritic(), torch.optim.SGD, head=head, **options)
+
+
 @pytest.mark.parametrize(
     ("use", "error", "words"),
     [
         (lambda o: o.solver, AttributeError, "this SepSA has several heads: use optimizer.heads and optimizer.solvers"),
-        (
-            lambda o: o.observe(torch.zeros(3)),
-            ValueError,
-            r"one tensor for each of several heads, \['value', 'policy'\]",
-        ),
+        (lambda o: o.observe(torch.zeros(3)), ValueError, r"one tensor for each of several .*\['value', 'policy'\]"),
         (lambda o: o.observe((torch.zeros(3),)), ValueError, "got 1 of them"),
         (lambda o: o.observe({"actor": torch.zeros(3)}), ValueError, r"names of heads, .* got \['actor'\]"),
-        (lambda o: SepSA(ActorCritic(), torch.optim.SGD, head=["value", "value"]), ValueError, "each once"),
-        (lambda o: SepSA(ActorCritic(), torch.optim.SGD, head=[]), ValueError, "one nn.Linear or more"),
-        (
-            lambda o: SepSA(ActorCritic(), torch.optim.SGD, head=["value"], solver=RLS()),
-            TypeError,
-            "a dict or a sequence",
-        ),
-        (
-            lambda o: o.add_param_group({"params": o.model.policy.weight}),
-            ValueError,
-            "head's parameter 'policy.weight'",
-        ),
+        (lambda o: make(["value", "value"]), ValueError, "each once"),
+        (lambda o: make([]), ValueError, "one nn.Linear or more"),
+        (lambda o: make(["value"], solver=RLS()), TypeError, "a dict or a sequence"),
+        (lambda o: o.add_param_group({"params": o.model.policy.weight}), ValueError, "head's parameter 'policy.weight"),
     ],
 )
 def test_bad_use(use, error, words):

@@ -30,24 +30,6 @@ def damages(state: Any) -> Iterator[tuple[str, Any]]:
             yield f"{spell(path)}: {what}", put(state, path, damaged)
 
 
-def several(state: Any, count: int, seed: int) -> Iterator[tuple[str, Any]]:
-    """Copies of a nested state, each damaged in two or three places drawn at random."""
-    chance = np.random.default_rng(seed)
-    places = [(path, list(of_value(path, value))) for path, value in walk(state) if path]
-    places = [(path, choices) for path, choices in places if choices]
-    for _ in range(count):
-        damaged, names = state, []
-        for i in chance.choice(len(places), size=int(chance.integers(2, 4)), replace=False):
-            path, choices = places[i]
-            what, new = choices[chance.integers(len(choices))]
-            try:
-                damaged = put(damaged, path, new)
-            except (KeyError, IndexError, TypeError, AttributeError):
-                continue  # what lay there is damaged already
-            names.append(f"{spell(path)}: {what}")
-        yield " and ".join(names), damaged
-
-
 def walk(state: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Every node of the state, from the whole to the leaves."""
     yield path, state

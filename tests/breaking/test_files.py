@@ -89,35 +89,30 @@ def lie(field, value):
     return change
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lie("shape", [10**15]),
-        lie("shape", [-1]),
-        lie("shape", [1.5]),
-        lie("shape", "3"),
-        lie("shape", None),
-        lie("dtype", "F32"),
-        lie("dtype", "C64"),
-        lie("dtype", "I64x"),
-        lambda own, table: table["0"].update(data_offsets=[0, 10**15]),
-        lambda own, table: table["0"].update(data_offsets=[8, 0]),
-        lambda own, table: table["1"].update(data_offsets=[0, 2]),
-        lambda own, table: own.update(format="1"),
-        lambda own, table: own.update(format=0),
-        lambda own, table: own.update(format=True),
-        lambda own, table: own.pop("state"),
-        lambda own, table: own.update(state=["tensor", 7]),
-        lambda own, table: own.update(state=["array", -1]),
-        lambda own, table: own.update(state=["call", "os.system"]),
-        lambda own, table: own.update(state=["dict", [[["list", []], 1]]]),
-        lambda own, table: own.update(tensors=[]),
-        lambda own, table: own.update(saved="yesterday"),
-        lambda own, table: own.update(saved=1e300),
-        lambda own, table: own["state"][1].pop(0),  # a tensor that nothing names
-        lambda own, table: own["state"][1].append(["again", ["array", 0]]),
-    ],
-)
+def say(**entries):
+    return lambda own, table: own.update(entries)
+
+
+def offsets(name, start, end):
+    return lambda own, table: table[name].update(data_offsets=[start, end])
+
+
+LIES = [
+    *(lie("shape", value) for value in ([10**15], [-1], [1.5], "3", None)),
+    *(lie("dtype", value) for value in ("F32", "C64", "I64x")),
+    *(offsets(*lying) for lying in (("0", 0, 10**15), ("0", 8, 0), ("1", 0, 2))),
+    *(say(format=value) for value in ("1", 0, True)),
+    *(say(state=[kind, value]) for kind, value in (("tensor", 7), ("array", -1), ("call", "os.system"))),
+    say(state=["dict", [[["list", []], 1]]]),
+    say(tensors=[]),
+    *(say(saved=value) for value in ("yesterday", 1e300)),
+    lambda own, table: own.pop("state"),
+    lambda own, table: own["state"][1].pop(0),  # a tensor that nothing names
+    lambda own, table: own["state"][1].append(["again", ["array", 0]]),
+]
+
+
+@pytest.mark.parametrize("change", LIES)
 def test_a_header_that_lies_is_refused(change):
     assert refused(forged(change))
 
@@ -152,8 +147,8 @@ def river_model():
 
 WIDE, VOID = ["tuple", [20_000, 20_000]], ["dict", [["numpy", "V1"], ["value", 4 * 10**9]]]
 HUGE = {  # what the header claims, and of which model
-    "texts of no width": (lambda own, table: own.update(state=["text", [[10**9], 0, 0]]), None),
-    "texts of great width": (lambda own, table: own.update(state=["text", [[1], 10**9, 0]]), None),
+    "texts of no width": (say(state=["text", [[10**9], 0, 0]]), None),
+    "texts of great width": (say(state=["text", [[1], 10**9, 0]]), None),
     "wide layers": (set_entry("configuration", "hidden_layer_sizes", value=WIDE), lambda: REGRESSOR),
     "many inputs": (set_entry("state", "learner", "engine", "inputs", value=10**6), lambda: REGRESSOR),
     "more inputs than bytes": (set_entry("state", "learner", "engine", "inputs", value=2**60), lambda: REGRESSOR),
@@ -200,11 +195,8 @@ def test_a_header_that_is_too_long_is_neither_read_nor_written(tmp_path, monkeyp
 
 
 def test_a_class_that_is_not_ours_is_not_built():
-    def change(own, table):
-        own["kind"] = "os.system"
-
     with pytest.raises(CheckpointError, match=r"holds a os\.system"):
-        from_bytes(forged(change))
+        from_bytes(forged(say(kind="os.system")))
 
 
 def test_nested_too_deep_is_refused():

@@ -120,30 +120,22 @@ def test_a_hundred_thousand_fuzzed_rows(seed, tmp_path, capsys, tally):
     assert done > 10_000
 
 
+def fuzzed_json(rng):
+    """A line that may be no row, or one with odd values."""
+    odd = [rng.choice(ODD), None, True, 10**400, {"a": 1}, [1]]
+    row = {f"c{i}": rng.choice(odd) if rng.random() < 0.1 else rng.gauss(0, 1) for i in range(3)}
+    row["y"] = rng.gauss(0, 1) if rng.random() < 0.9 else rng.choice(ODD)
+    text = json.dumps(row)
+    broken = [text[: rng.randrange(1, len(text))], "[]", "3", '"', "{}", "[" * 5000, text * 2]
+    return text if rng.random() < 0.9 else rng.choice(broken)
+
+
 def test_fuzzed_json_lines(tmp_path, capsys, tally):
     rng = random.Random(5)
     for _ in range(5):
-        lines = []
-        for _ in range(60):
-            row = {
-                f"c{i}": rng.choice([rng.gauss(0, 1), rng.choice(ODD), None, True, 10**400, {"a": 1}, [1]])
-                if rng.random() < 0.1
-                else rng.gauss(0, 1)
-                for i in range(3)
-            }
-            row["y"] = rng.gauss(0, 1) if rng.random() < 0.9 else rng.choice(ODD)
-            text = json.dumps(row)
-            lines.append(
-                text
-                if rng.random() < 0.9
-                else rng.choice([text[: rng.randrange(1, len(text))], "[]", "3", '"', "{}", "[" * 5000, text * 2])
-            )
-        if not lines[0].startswith("{"):
-            lines[0] = "{}"
-        data = "\n".join(lines).encode()
+        data = "\n".join(["{}", *(fuzzed_json(rng) for _ in range(59))]).encode()
         code, told, aside = stream(tmp_path, data, rng, "t.jsonl")
-        said = capsys.readouterr().err
-        assert code == 0, said
+        assert code == 0, capsys.readouterr().err
         assert sorted(told + aside) == list(range(1, 61))
         tally("fuzzed rows", 60, learned=len(told))
 
