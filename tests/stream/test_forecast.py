@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from datetime import datetime, timedelta
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 import sepsa
 import sepsa.river
+from breaking.damage import same
 from reference import faded_rows, late_regression
 from sepsa import SepSAForecaster
 from sepsa.stream.engine.kernels import head
@@ -35,17 +37,8 @@ def forecaster(**options):
     return SepSAForecaster(**({"horizon": 4, "lags": 6, "seasons": (12,), "ridge": 1.0} | options))
 
 
-def state_bytes(model):
-    return as_bytes(model.state_dict())
-
-
-def as_bytes(state):
-    """A state as bytes; pickles of equal states may differ."""
-    if isinstance(state, dict):
-        return b"".join(key.encode() + as_bytes(value) for key, value in state.items())
-    if isinstance(state, (list, tuple)):
-        return b"[" + b",".join(map(as_bytes, state)) + b"]"
-    return state.tobytes() if isinstance(state, np.ndarray) else repr(state).encode()
+def state_of(model):
+    return copy.deepcopy(model.state_dict())
 
 
 def inputs(model, family, g, z):
@@ -64,7 +57,6 @@ def ridge_left(family, g, X):
     """What the heads of a group have of their ridge: their information less that of the faded rows."""
     p = X.shape[1]
     U = np.eye(p)
-    U[np.triu_indices(p, 1)] = 0.0
     for b in range(p):
         U[:b, b] = family.U[0, g, b * (b - 1) // 2 : b * (b - 1) // 2 + b]
     information = np.linalg.inv(U @ np.diag(family.D[0, g]) @ U.T)
@@ -141,29 +133,28 @@ def test_a_new_leader_has_the_lead_over_all_others_and_one_event_makes_none():
 
 
 def test_inputs_are_lags_less_the_value_changes_of_others_and_both_by_the_time_of_the_season():
-    assert own_terms(1, 2, 3, 0) == [
-        (1, 0, 0, -1, -1),
-        (1, 1, 1, 0, -1),
-        (1, 2, 1, 0, -1),
-        (0, 0, 0, 1, -1),
-        (0, 0, 0, 2, -1),
-    ]
+    others = [(0, 0, 0, 1, -1), (0, 0, 0, 2, -1)]
+    assert own_terms(1, 2, 3, 0) == [(1, 0, 0, -1, -1), (1, 1, 1, 0, -1), (1, 2, 1, 0, -1), *others]
     by_season = own_terms(0, 1, 96, 24)[96:]
     assert {(i, j) for _, i, _, j, _ in by_season} == {(0, k) for k in (-1, 1, 2, 3, 23, 24, 25)}
     assert {u for *_, u in by_season} == {1, 2, 3, 4}
     assert {k for _, _, _, k, _ in joint_terms(1, 9, 4)} == {-1, *range(1, 9)}
 
 
-@pytest.mark.parametrize("t", [1, 5, 63, 64, 200, 255, 256, 400])
-def test_no_forecast_knows_a_later_value(t):
-    Y = series()
+@pytest.mark.parametrize(
+    ("t", "timed"), [*((t, False) for t in (1, 5, 63, 64, 200, 255, 256, 400)), (64, True), (400, True)]
+)
+def test_no_forecast_knows_a_later_value(t, timed):
+    Y, rng, more = series(), np.random.default_rng(1), {}
     Y[100:110, 0] = np.nan
     other = Y.copy()
     other[t + 1 :] = 1000 - 3 * other[t + 1 :]
-    X = np.random.default_rng(1).normal(size=(len(Y), 1))
+    X = rng.normal(size=(len(Y), 1))
+    if timed:
+        hours = np.sort(rng.choice(800, len(Y), replace=False)) + rng.uniform(-1, 1, len(Y)) / 60
+        more = {"times": 3600 * hours, "known_ahead": True}
     for options in ({}, {"lags": "auto", "seasons": "auto"}):
-        one = forecaster(**options).prequential(Y, X, coverage=0.9)
-        two = forecaster(**options).prequential(other, X, coverage=0.9)
+        one, two = (forecaster(**options).prequential(rows, X, coverage=0.9, **more) for rows in (Y, other))
         for a, b in zip(one, two, strict=True):
             assert a[: t + 1].tobytes() == b[: t + 1].tobytes()
             assert a[t + 1 :].tobytes() != b[t + 1 :].tobytes()
@@ -178,30 +169,24 @@ def test_rows_one_by_one_and_in_blocks_give_the_same_bytes():
     for i, y in enumerate(Y):
         single.learn_one(list(y))
         assert [list(step.values()) for step in single.forecast()] == made[i].tolist()
-    assert state_bytes(whole) == state_bytes(blocks) == state_bytes(single)
+    assert same([model.state_dict() for model in (blocks, single)], [whole.state_dict()] * 2)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 100, 300])
-def test_a_saved_forecaster_continues_bit_for_bit(rows, tmp_path):
-    Y, model = series(400), forecaster(step=60.0)
-    for i, y in enumerate(Y[:rows]):
+@pytest.mark.parametrize("rows", [0, 100])
+def test_a_saved_forecaster_keeps_names_of_any_kind(rows):
+    """breaking/test_resume.py goes on with one."""
+    model = forecaster(step=60.0)
+    for i, y in enumerate(series(rows)):
         model.learn_one({"a": y[0], ("b", 1): y[1]}, {"x": float(i)}, time=60.0 * i)
-    sepsa.save(model, tmp_path / "f.sepsa")
-    for other in (sepsa.load(tmp_path / "f.sepsa"), pickle.loads(pickle.dumps(model))):
-        assert state_bytes(other) == state_bytes(model)
-        for i in range(rows, 400):
-            other.learn_one({"a": Y[i, 0], ("b", 1): Y[i, 1]}, {"x": float(i)}, time=60.0 * i)
-        assert other.rows == 400
-    for i in range(rows, 400):
-        model.learn_one({"a": Y[i, 0], ("b", 1): Y[i, 1]}, {"x": float(i)}, time=60.0 * i)
-    assert model.forecast() == other.forecast()
-    assert model.intervals() == other.intervals()
+    for other in (sepsa.checkpoint.from_bytes(sepsa.checkpoint.to_bytes(model)), pickle.loads(pickle.dumps(model))):
+        assert same(other.state_dict(), model.state_dict())
+        assert other.forecast() == model.forecast()
 
 
 def test_a_damaged_state_is_refused_by_its_name_and_changes_nothing():
     model = forecaster()
     model.prequential(series(300))
-    good, before = model.state_dict(), state_bytes(model)
+    good, before = model.state_dict(), state_of(model)
     for part, name, value in (
         ("own", "U", np.full_like(good["model"]["own"]["U"], np.nan)),
         ("own", "D", -good["model"]["own"]["D"]),
@@ -219,7 +204,7 @@ def test_a_damaged_state_is_refused_by_its_name_and_changes_nothing():
             model.load_state_dict(damaged)
     with pytest.raises(ValueError, match="first"):
         model.load_state_dict(good | {"first": {"Y": np.zeros((5, 2)), "E": np.zeros((5, 0)), "points": []}})
-    assert state_bytes(model) == before
+    assert same(model.state_dict(), before)
 
 
 def test_a_gap_in_time_is_rows_of_missing_values():
@@ -261,26 +246,23 @@ def test_bad_rows_are_named_errors_and_change_nothing(arguments, words):
     model = forecaster()
     for i, y in enumerate(series(60)):
         model.learn_one(list(y), {"x": 1.0}, time=60.0 * i)
-    before = state_bytes(model)
+    before = state_of(model)
     with pytest.raises(ValueError, match=words):
         model.learn_one(**({"y": [1.0, 2.0], "x": {"x": 1.0}, "time": 3600.0} | arguments))
-    assert state_bytes(model) == before
+    assert same(model.state_dict(), before)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"horizon": 0}, "horizon must be an integer of at least 1, got 0"),
-        ({"lags": 0}, "lags must be"),
-        ({"seasons": (1.0,)}, "periods of more than 2 and up to 100000 rows"),
-        ({"forgetting": ()}, "forgetting must hold 1 to 16 numbers"),
-        ({"forgetting": (1.2,)}, "forgetting must be in"),
-        ({"ridge": 0.0}, "ridge must be in"),
-    ],
-)
-def test_wrong_options_are_named(options, words):
-    with pytest.raises(ValueError, match=words):
-        forecaster(**options)
+def test_wrong_options_are_named():
+    for name, value, words in (
+        ("horizon", 0, "horizon must be an integer of at least 1, got 0"),
+        ("lags", 0, "lags must be"),
+        ("seasons", (1.0,), "periods of more than 2 and up to 100000 rows"),
+        ("forgetting", (), "forgetting must hold 1 to 16 numbers"),
+        ("forgetting", (1.2,), "forgetting must be in"),
+        ("ridge", 0.0, "ridge must be in"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            forecaster(**{name: value})
 
 
 def test_a_longer_horizon_is_an_error_and_a_shorter_one_the_first_steps():
@@ -324,28 +306,22 @@ def test_a_series_that_dies_leaves_the_others_and_its_own_forecasts_bounded():
 def test_late_and_corrected_values_bring_the_forecasts_back():
     Y = series(500)
     Y[497, 1] += 5
-    clean, missing, late, wrong, corrected = (forecaster(forgetting=(1.0,)) for _ in range(5))
-    for i, y in enumerate(Y[:-1]):
-        spoiled = y - np.array([0, 5]) * (i == 497)
-        clean.learn_one(list(y))
-        missing.learn_one([y[0], None if i == 497 else y[1]])
-        late.learn_one([y[0], None if i == 497 else y[1]])
-        wrong.learn_one(list(spoiled))
-        corrected.learn_one(list(spoiled))
-    late.revise([None, Y[497, 1]], rows_ago=1)
-    corrected.revise([None, Y[497, 1]], rows_ago=1)
-    for model in (clean, missing, late, wrong, corrected):
+    first = {"clean": Y[497, 1], "missing": None, "late": None, "wrong": Y[497, 1] - 5, "corrected": Y[497, 1] - 5}
+    models = {name: forecaster(forgetting=(1.0,)) for name in first}
+    for name, model in models.items():
+        model.prequential(Y[:497])
+        model.learn_one([Y[497, 0], first[name]])
+        model.learn_one(list(Y[498]))
+        if name in ("late", "corrected"):
+            model.revise([None, Y[497, 1]], rows_ago=1)
         model.learn_one(list(Y[-1]))
-
-    def off(model):
-        return max(abs(a[1] - b[1]) for a, b in zip(model.forecast(), clean.forecast(), strict=True))
-
-    assert off(late) < 0.5 * off(missing)
-    assert off(corrected) < 0.5 * off(wrong)
-    with pytest.raises(ValueError, match="rows_ago must be less than 4"):
-        late.revise([1.0, 1.0], rows_ago=4)
-    with pytest.raises(ValueError, match="rows had no times: give rows_ago"):
-        late.revise([1.0, 1.0], time=5.0)
+    made = {name: np.array([step[1] for step in model.forecast()]) for name, model in models.items()}
+    off = {name: np.abs(steps - made["clean"]).max() for name, steps in made.items()}
+    assert off["late"] < 0.5 * off["missing"]
+    assert off["corrected"] < 0.5 * off["wrong"]
+    for where, words in (({"rows_ago": 4}, "rows_ago must be less than 4"), ({"time": 5.0}, "no times: give rows_ago")):
+        with pytest.raises(ValueError, match=words):
+            models["late"].revise([1.0, 1.0], **where)
 
 
 def test_exogenous_inputs_known_ahead_explain_what_lags_cannot():
@@ -362,16 +338,19 @@ def test_exogenous_inputs_known_ahead_explain_what_lags_cannot():
     assert ahead == pytest.approx([3.0, -3.0], abs=0.5)
 
 
-@pytest.mark.parametrize("coverage", [0.5, 0.8, 0.9])
+@pytest.mark.parametrize("coverage", [0.05, 0.5, 0.8, 0.9, 0.999])
 def test_intervals_hold_their_share_of_the_values_at_every_step(coverage):
     rng = np.random.default_rng(3)
-    y = np.cumsum(rng.standard_t(4, 6000)) * np.repeat([1.0, 5.0], 3000)
-    _, low, high = forecaster(seasons=()).prequential(y, coverage=coverage)
+    y, model = np.cumsum(rng.standard_t(4, 6000)) * np.repeat([1.0, 5.0], 3000), forecaster(seasons=())
+    _, low, high = model.prequential(y, coverage=coverage)
     assert (low <= high).all()
     for h in range(4):
         target = y[1001 + h :]
         inside = (low[1000 : len(y) - h - 1, h] <= target) & (target <= high[1000 : len(y) - h - 1, h])
         assert inside.mean() == pytest.approx(coverage, abs=0.02)
+    for wrong in (0, 1, 1.5, -1, True):
+        with pytest.raises(ValueError, match=r"coverage must be a share in \(0, 1\)"):
+            model.intervals(coverage=wrong)
 
 
 def test_seasons_are_found_or_none():
@@ -384,23 +363,10 @@ def test_seasons_are_found_or_none():
     assert find_seasons(np.ones((64, 1))) == ()
 
 
-@pytest.mark.parametrize(
-    ("step", "season"), [(3600, (24.0,)), (900, (96.0,)), (86400, (7.0,)), (1, ()), (40000, (15.12,))]
-)
-def test_times_give_the_season_of_the_calendar(step, season):
-    model = SepSAForecaster(2)
-    y = np.random.default_rng(0).normal(size=40).cumsum()
-    for i in range(40):
-        model.learn_one(y[i], time=1.0 * step * i)
-    assert model.seasons_ == season
-
-
 def test_river_evaluates_it():
     evaluate = pytest.importorskip("river.evaluate")
-    from river import datasets, metrics, time_series
+    from river import datasets, metrics
 
     ours = evaluate.evaluate(datasets.AirlinePassengers(), sepsa.river.SepSAForecaster(12), metrics.MAE(), horizon=12)
-    peer = time_series.HoltWinters(alpha=0.3, beta=0.1, gamma=0.6, seasonality=12, multiplicative=True)
-    theirs = evaluate.evaluate(datasets.AirlinePassengers(), peer, metrics.MAE(), horizon=12)
-    assert len(ours.get()) == len(theirs.get()) == 12
+    assert len(ours.get()) == 12
     assert np.isfinite(ours.get()).all()
