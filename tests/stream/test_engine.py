@@ -135,18 +135,6 @@ def test_a_float32_body_follows_the_float64_one():
     assert single.layers()[0][0].dtype == np.float32
 
 
-@pytest.mark.parametrize("batch", [1, 4])
-def test_sample_weights_are_those_of_rls(batch):
-    X, Y = stream(40)
-    weight = np.random.default_rng(1).uniform(0, 2, 40)
-    engine, model, solver, _ = twins(hidden=(), batch=batch, forgetting=0.9)
-    engine.learn(X, Y, weight)
-    for rows in torch.arange(40).split(batch):
-        solver.update(torch.tensor(X)[rows], torch.tensor(Y)[rows], torch.tensor(weight)[rows])
-    np.testing.assert_allclose(engine.head[:, :-1], model.head.weight.detach(), atol=1e-8)
-    assert engine.samples == pytest.approx(solver.samples)
-
-
 @pytest.mark.parametrize("n", [1, 7])
 def test_a_body_that_diverged_is_refused_and_nothing_changes(n):
     X, Y = stream(n)
@@ -271,15 +259,6 @@ def test_the_scale_of_the_data_changes_nothing():
     plain, scaled = learner(dtype=np.float64), learner(dtype=np.float64)
     a, b = plain.learn(X, Y), scaled.learn(X * 1024 + 3, Y * 2048)
     np.testing.assert_allclose(b / 2048, a, rtol=1e-6)
-
-
-def test_rows_one_by_one_equal_rows_at_once():
-    X, Y = raw()
-    whole, pieces = learner(forgetting=0.99), learner(forgetting=0.99)
-    before = whole.learn(X, Y)
-    cuts = [slice(0, 1), slice(1, 2), slice(2, 9), slice(9, 300), slice(300, len(X))]
-    assert np.array_equal(before, np.concatenate([pieces.learn(X[cut], Y[cut]) for cut in cuts]))
-    assert np.array_equal(whole.engine._state, pieces.engine._state)
 
 
 def test_a_constant_input_counts_for_nothing_until_it_moves():

@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from sklearn.base import clone
-from sklearn.datasets import load_iris, make_classification
+from sklearn.datasets import make_classification
 from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV
@@ -83,10 +83,12 @@ def held(model):
 # ---------------------------------------------------------------------- learning
 
 
-def test_without_hidden_layers_and_in_one_pass_it_is_ridge_regression():
+@pytest.mark.parametrize("passes", [1, 3])
+def test_without_hidden_layers_it_is_ridge_regression(passes):
     X, y = regression(outputs=(2,))
-    mine = SepSARegressor(hidden_layer_sizes=(), max_iter=1, loss="squared").fit(X, y)
-    true = make_pipeline(StandardScaler(), Ridge(alpha=10.0)).fit(X, y)
+    options = {"loss": "squared"} if passes == 1 else {"loss": "squared", "forgetting": 1.0, "early_stopping": False}
+    mine = SepSARegressor(hidden_layer_sizes=(), max_iter=passes, **options).fit(X, y)
+    true = make_pipeline(StandardScaler(), Ridge(alpha=10.0 / passes)).fit(X, y)
     np.testing.assert_allclose(mine.predict(X), true.predict(X), rtol=1e-6)
 
 
@@ -234,16 +236,10 @@ def test_predictions_have_the_shape_of_targets(shape):
 
 # ---------------------------------------------------------------------- classes and probabilities
 
-LABELS = [
-    np.array([-7, 0, 300]),
-    np.array([0.0, 1.0, 2.0]),
-    np.array(["red", "green", "a longer name"]),
-    np.array(["x", "y", "z"], dtype=object),
-    np.array([False, True]),
-]
+LABELS = [[-7, 0, 300], [0.0, 1.0, 2.0], ["red", "green", "a long name"], np.array(list("xyz"), object), [False, True]]
 
 
-@pytest.mark.parametrize("names", LABELS, ids=lambda names: str(names.dtype))
+@pytest.mark.parametrize("names", map(np.asarray, LABELS), ids=lambda names: str(names.dtype))
 def test_classes_in_any_dtype(names):
     X, y = classification(200, len(names))
     y = names[y]
@@ -303,18 +299,6 @@ def test_probabilities_are_calibrated_without_tuning():
 def test_nearest_point_of_the_simplex(scores):
     expected = np.array([nearest_on_simplex(row) for row in scores])
     np.testing.assert_allclose(calibration.project_to_simplex(scores), expected, atol=1e-10)
-
-
-@given(st.integers(0, 1000), st.integers(1, 200), st.integers(2, 6), st.floats(0.0, 3.0))
-@settings(max_examples=30)
-def test_the_mixture_loses_no_more_than_log_g(seed, n, classes, noise):
-    rng = np.random.default_rng(seed)
-    y = rng.integers(0, classes, n)
-    p = calibration.project_to_simplex(np.eye(classes)[y] + noise * rng.standard_normal((n, classes)))
-    loss = calibration.log_losses(p, y)
-    before = np.cumsum(loss, 0) - loss
-    mine = -np.log(calibration.mixture(p, before)[np.arange(n), y]).sum()
-    assert mine <= loss.sum(0).min() + np.log(calibration.INVERSE_TEMPERATURES.size) + 1e-9
 
 
 def test_accumulated_losses_fade_by_the_forgetting():
@@ -508,9 +492,6 @@ def test_frames_pipelines_and_searches():
         cv=2,
     )
     assert search.fit(frame, target).best_score_ > 0.2
-    iris = load_iris(as_frame=True)
-    labels = iris.target_names[iris.target]
-    assert SepSAClassifier(random_state=0).fit(iris.data, labels).score(iris.data, labels) > 0.9
 
 
 @pytest.mark.parametrize("model", [SepSARegressor, SepSAClassifier])

@@ -45,7 +45,7 @@ def steps(n, inputs=4, seed=0):
 # ---------------------------------------------------------------------- against the slow truth
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(seed=seeds, n=st.integers(1, 200), d=st.integers(1, 5), m=st.integers(1, 3))
 def test_neighbours_equal_the_slow_reference(seed, n, d, m):
     rng = np.random.default_rng(seed)
@@ -60,7 +60,7 @@ def test_neighbours_equal_the_slow_reference(seed, n, d, m):
     np.testing.assert_allclose(out, slow, rtol=1e-3, atol=1e-4)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(seed=seeds, n=st.integers(1, 40), experts=st.integers(2, 8), m=st.integers(1, 3))
 def test_the_stack_is_ridge_regression_on_differences_of_answers(seed, n, experts, m):
     rng = np.random.default_rng(seed)
@@ -73,7 +73,6 @@ def test_the_stack_is_ridge_regression_on_differences_of_answers(seed, n, expert
     np.testing.assert_allclose(w, stack_weights(answers, Y, omega, stack.FORGETTING, stack.RIDGE), rtol=1e-7, atol=1e-9)
 
 
-@settings(deadline=None)
 @given(losses=st.lists(st.floats(0.0, 1e6), min_size=2, max_size=6), evidence=st.floats(0, 100))
 def test_candidates_are_weighted_by_a_power_of_their_losses(losses, evidence):
     weights = np.empty(len(losses))
@@ -86,7 +85,7 @@ def test_candidates_are_weighted_by_a_power_of_their_losses(losses, evidence):
     assert weights[best] == weights.max()
 
 
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6)
 @given(seed=seeds, d=st.integers(1, 4), m=st.integers(1, 3), positive=st.booleans())
 def test_a_tree_is_grown_as_by_the_slow_reference(seed, d, m, positive):
     """Each split has the largest gain of all leaves, and each leaf the mean of what the other trees leave."""
@@ -155,7 +154,7 @@ def test_boosted_trees_each_fit_what_those_before_leave(m):
     assert np.array_equal(ahead.learn(X, Y), learner.learn(X, Y))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=seeds, n=st.integers(1, 40), d=st.integers(1, 5))
 def test_products_under_the_head_are_ridge_regression(seed, n, d):
     rng = np.random.default_rng(seed)
@@ -172,7 +171,7 @@ def test_products_under_the_head_are_ridge_regression(seed, n, d):
     np.testing.assert_allclose(W, expected, rtol=1e-6, atol=1e-9)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=seeds, n=st.integers(1, 40), p=st.integers(1, 8))
 def test_a_feature_that_leaves_a_head_leaves_the_others_as_they_are(seed, n, p):
     rng = np.random.default_rng(seed)
@@ -193,7 +192,7 @@ def test_a_feature_that_leaves_a_head_leaves_the_others_as_they_are(seed, n, p):
     np.testing.assert_allclose(covariance(), expected, rtol=1e-9, atol=1e-12)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=seeds, n=st.integers(1, 40), d=st.integers(1, 5), m=st.integers(2, 4))
 def test_the_logistic_expert_makes_newton_steps(seed, n, d, m):
     rng = np.random.default_rng(seed)
@@ -211,7 +210,7 @@ def test_the_logistic_expert_makes_newton_steps(seed, n, d, m):
     np.testing.assert_allclose(W, slow, rtol=1e-6, atol=1e-9)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=seeds, n=st.integers(1, 40), d=st.integers(1, 5), m=st.integers(1, 3))
 def test_naive_bayes_has_the_posterior_of_normal_laws_with_common_variances(seed, n, d, m):
     rng = np.random.default_rng(seed)
@@ -279,12 +278,15 @@ def test_linear_logits_are_learned_by_the_logistic_expert():
     assert model.chosen_["experts"]["logistic"] > 0.1
 
 
-@pytest.mark.parametrize("classes", [False, True])
-def test_rows_in_blocks_equal_rows_one_by_one(classes):
+PLAIN = {"hidden": (8,), "skip": True, "ridge": 10.0, "forgetting": 0.99}
+
+
+@pytest.mark.parametrize(("classes", "options"), [(False, OPTIONS), (True, OPTIONS), (False, PLAIN)])
+def test_rows_in_blocks_equal_rows_one_by_one(classes, options):
     X, y = steps(1200)  # room for rows is made at 512 and 1,024
     Y = np.stack([y > 0, y <= 0], 1).astype(float) if classes else y[:, None]
     X[5, 1] = np.nan
-    one, other = (StreamLearner(4, Y.shape[1], regression=not classes, **OPTIONS) for _ in range(2))
+    one, other = (StreamLearner(4, Y.shape[1], regression=not classes, **options) for _ in range(2))
     weight = np.where(np.arange(1200) % 7 == 3, 0.0, 1.0)
     blocks = one.learn(X, Y, weight)
     single = np.concatenate([other.learn(X[i : i + 1], Y[i : i + 1], weight[i : i + 1]) for i in range(1200)])

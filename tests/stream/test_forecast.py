@@ -37,10 +37,6 @@ def forecaster(**options):
     return SepSAForecaster(**({"horizon": 4, "lags": 6, "seasons": (12,), "ridge": 1.0} | options))
 
 
-def state_of(model):
-    return copy.deepcopy(model.state_dict())
-
-
 def inputs(model, family, g, z):
     """The inputs (n, p) of a group of heads, by the terms that name them."""
     rows = len(z)
@@ -186,7 +182,7 @@ def test_a_saved_forecaster_keeps_names_of_any_kind(rows):
 def test_a_damaged_state_is_refused_by_its_name_and_changes_nothing():
     model = forecaster()
     model.prequential(series(300))
-    good, before = model.state_dict(), state_of(model)
+    good, before = model.state_dict(), copy.deepcopy(model.state_dict())
     for part, name, value in (
         ("own", "U", np.full_like(good["model"]["own"]["U"], np.nan)),
         ("own", "D", -good["model"]["own"]["D"]),
@@ -230,15 +226,12 @@ def test_a_gap_in_time_is_rows_of_missing_values():
     [
         ({"time": 3540.0}, "at least half a step .minute. after that of the last row, 3540, got 3540: aggregate"),
         ({"time": 3480.0}, "time must be later than that of the last row, 3540, got 3480: revise"),
-        ({"time": 3550.0}, "at least half a step .minute. after"),
         ({"time": 1e16}, "seconds up to 1e15"),
         ({"time": datetime(2026, 1, 1)}, "must be numbers as before, got dates"),
         ({"time": "noon"}, "time must be seconds, a datetime or a datetime64, got 'noon'"),
         ({"y": [np.inf, 1.0]}, "y must hold numbers up to 1e[+]100, or NaN, got inf for 0"),
-        ({"y": [1e200, 1.0]}, "got 1e[+]200"),
         ({"y": ["1 m", 1.0]}, "y must hold numbers, got '1 m' for 0"),
         ({"y": {"a": 1.0}}, "y must have the names of the first row, 0, 1, got 'a'"),
-        ({"y": 1.0}, "y must have the names of the first row"),
         ({"x": {"x": 1.0, "z": 2.0}}, "x must have the names of the first row, 'x', got 'z'"),
     ],
 )
@@ -246,7 +239,7 @@ def test_bad_rows_are_named_errors_and_change_nothing(arguments, words):
     model = forecaster()
     for i, y in enumerate(series(60)):
         model.learn_one(list(y), {"x": 1.0}, time=60.0 * i)
-    before = state_of(model)
+    before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=words):
         model.learn_one(**({"y": [1.0, 2.0], "x": {"x": 1.0}, "time": 3600.0} | arguments))
     assert same(model.state_dict(), before)

@@ -19,7 +19,7 @@ from sepsa import FourierFeatures, SepSAClassifier, SepSARegressor
 from sepsa.jit import compile_kernels
 from sepsa.states.tree import tensors_of
 from sepsa.stream.engine import Engine
-from sepsa.stream.engine.kernels.body import cosines
+from sepsa.stream.engine.kernels.body import GELU, activate, cosines
 from sepsa.stream.engine.kernels.compilation import compiled, kernel
 from sepsa.stream.engine.kernels.robust import follow_quantile
 from sepsa.stream.experts import network
@@ -102,12 +102,19 @@ def test_an_input_rescaled_changes_no_prediction_of_a_linear_head(g):
         np.testing.assert_allclose(one, other, rtol=1e-9)
 
 
-def test_cosines_in_float32_are_cosines():
+def test_cosines_and_gelu_in_float32_are_those_of_float64():
     a = np.linspace(-200, 200, 20001).astype(np.float32)
     value, slope = a.copy(), np.empty_like(a)
     compiled(cosines.py_func)(value, slope)
     np.testing.assert_allclose(value, math.sqrt(2) * np.cos(a.astype(float)), atol=3e-5)
     np.testing.assert_allclose(slope, -math.sqrt(2) * np.sin(a.astype(float)), atol=3e-5)
+    wide = np.linspace(-12, 12, 4001)
+    narrow, gelu = wide.astype(np.float32), compiled(activate.py_func)
+    slopes = np.empty_like(wide), np.empty_like(narrow)
+    gelu(GELU, wide, slopes[0])
+    gelu(GELU, narrow, slopes[1])
+    np.testing.assert_allclose(narrow, wide, rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(slopes[1], slopes[0], atol=1e-6)
 
 
 def test_the_module_is_the_engines_body():
@@ -319,11 +326,12 @@ CASES = {  # River's model, the rows before, the sample and its target
 )
 def test_an_interrupted_row_is_learned_or_not(case, own):
     name, rows, x, y = CASES[case]
+    rows, count = (60, 8) if own else (rows, 20)
     expert = (SepSARegressor if name == "SepSARegressor" else SepSAClassifier)((3,), random_state=0)
     model = getattr(river_models, name)(hidden=(3,), seed=0, **{"experts": [expert]} if own else {})
-    for v in np.random.default_rng(0).normal(size=60 if own else rows).tolist():
+    for v in np.random.default_rng(0).normal(size=rows).tolist():
         model.learn_one({"a": v, "b": 1.0 - v}, int(v > 0))
-    assert not interrupt(Interruptible(model), lambda one: one.model.learn_one(x, y), 8 if own else 20, random.Random(0))
+    assert not interrupt(Interruptible(model), lambda one: one.model.learn_one(x, y), count, random.Random(0))
 
 
 @pytest.mark.parametrize("kind", [SepSARegressor, SepSAClassifier])
