@@ -21,14 +21,14 @@ def new_learner(seed):
     return StreamLearner(3, 1, regression=True, hidden=(8,), skip=True, ridge=1.0, seed=seed)
 
 
+def new_mixture(seed):
+    return StreamLearner(3, 1, regression=True, hidden=(8,), skip=True, ridge=1.0, seed=seed, body="experts")
+
+
 def fitted(X, Y, *, new=new_learner, mixture=None, early_stopping=False, together=False, threads=2, **schedule):
     table, schedule = batch_fit.Table(X, Y, np.ones(len(X))), batch_fit.Schedule(**{"passes": 3} | schedule)
     options = {"early_stopping": early_stopping, "together": together, "threads": threads, "new_mixture": mixture}
     return batch_fit.fit(new, table, schedule, rng=np.random.RandomState(0), **options)
-
-
-def new_mixture(seed):
-    return StreamLearner(3, 1, regression=True, hidden=(8,), skip=True, ridge=1.0, seed=seed, body="experts")
 
 
 @pytest.mark.parametrize("together", [False, True])

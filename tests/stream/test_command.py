@@ -9,7 +9,6 @@ import os
 import random
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -85,9 +84,6 @@ def inspected(name="m.sepsa"):
     return json.loads(run(f"inspect {name} --json").stdout)
 
 
-# ---------------------------------------------------------------------- formats
-
-
 def test_every_way_to_write_a_table_gives_the_same_predictions():
     plain = write().read_bytes()
     write("semicolons.csv", delimiter=";")
@@ -124,9 +120,6 @@ def test_standard_input_gives_a_line_for_each_row():
     assert lines[300] == ""  # the row of one cell
     assert float(lines[301]) == pytest.approx(12, abs=1)
     assert "301 rows, mean absolute error" in result.stderr
-
-
-# ---------------------------------------------------------------------- what it learns
 
 
 def test_classes_numbers_texts_and_dates():
@@ -175,15 +168,11 @@ def test_dropped_and_categorical_columns():
     assert np.abs(np.array(predictions())[300:] - targets[np.arange(300, 400) % 3]).max() < 0.5
 
 
-# ---------------------------------------------------------------------- bad rows
-
-
 BAD = [
     ("1,2,3", "the line has 3 cells where the header has 2"),
     ("1,", "there is no 'y'"),
     ("1,NA", "there is no 'y'"),
     ("1,abc", "'y' is not a number: add --classify if it is a class"),
-    ("1,2026-01-01", "'y' is not a number: add --classify if it is a class"),
     ("1,1e400", "'y' is not finite"),
     ("inf,1", "'x' is not finite"),
     ("1\x00,1", "the line holds a NUL byte"),
@@ -201,14 +190,13 @@ def test_rows_that_cannot_be_used_are_put_aside_with_line_and_reason():
     assert [reason for _, reason in aside[len(BAD) :]] == last
     assert len(predictions()) == 200
     assert "200 rows, mean absolute error" in told
-    assert "10 quarantined in aside.csv" in told
+    assert "9 quarantined in aside.csv" in told
     assert told.count("is quarantined:") == command.SHOWN
 
 
 GOOD = b"x,y\n1,2\n"
 WRONG = [  # beside test_bad_input.py: the table, further options, the exit code, and what the one line says
     (b"", "", 1, "is empty: its first line must name the columns"),
-    (b"\n\n", "", 1, "is empty: its first line must name the columns"),
     (b"a,b\n1,2\n", "", 2, "--target must be a column of the table, a, b, got 'y'"),
     (b"x,y\n", "", 2, "holds no rows"),
     (b"x,x,y\n1,2,3\n", "", 1, "has two columns 'x': rename one of them"),
@@ -273,14 +261,14 @@ def test_nothing_of_the_user_is_written_over():
     assert (Path("t.csv").read_bytes(), Path("m.sepsa").read_bytes()) == (before, saved)
 
 
-@pytest.mark.parametrize("size", [0, 3])
-def test_a_quarantine_that_a_killed_run_began_is_begun_anew(size):
+def test_a_quarantine_that_a_killed_run_began_is_begun_anew():
     table("x,y\n1,2\n3\n4,5\n")
     run(f"{STREAM} --quarantine bad.csv")
     whole = Path("bad.csv").read_bytes()
-    Path("bad.csv").write_bytes(whole[:size])
-    run(f"{STREAM} --quarantine bad.csv")
-    assert Path("bad.csv").read_bytes() == whole
+    for size in (0, 3):
+        Path("bad.csv").write_bytes(whole[:size])
+        run(f"{STREAM} --quarantine bad.csv")
+        assert Path("bad.csv").read_bytes() == whole
 
 
 def test_what_came_before_the_end_of_a_truncated_file_is_learned():
@@ -296,9 +284,6 @@ def test_a_field_of_a_megabyte_and_a_line_without_end(monkeypatch):
     run(f"{STREAM} --quarantine q.csv")
     assert [row["line"] for row in records("q.csv")] == ["4", "6"]
     assert len(predictions()) == 4
-
-
-# ---------------------------------------------------------------------- resuming
 
 
 def test_another_checkpoint_another_table_and_other_options():
@@ -342,19 +327,16 @@ def test_a_last_line_without_its_break_is_not_read_twice():
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_named(monkeypatch):
     write()
     monkeypatch.setattr(source, "CHUNK", 5000)
-    often = f"{SAVED} --every 1 --keep 2"
+    often, path = f"{SAVED} --every 1 --keep 2", Path("m.sepsa").absolute()
     run(often)
-    Path("m.sepsa").write_bytes(Path("m.sepsa").read_bytes()[:-1])
+    path.write_bytes(path.read_bytes()[:-1])
     told = said(often, code=1)
     assert "m.sepsa is damaged" in told
     assert "m.sepsa.1 is one" in told
-    shutil.move("m.sepsa.1", "m.sepsa")
+    Path("m.sepsa.1").replace(path)
     run(often)
-    with lock(Path("m.sepsa").absolute()):
+    with lock(path):
         assert "is being written by another process" in said(often, code=1)
-
-
-# ---------------------------------------------------------------------- processes
 
 
 def start(program, *arguments, **more):
@@ -438,9 +420,6 @@ def test_closed_streams_and_broken_pipes_end_in_one_line(preloaded_bin):
     assert len(records("p.csv")) == 50
 
 
-# ---------------------------------------------------------------------- what is written
-
-
 def test_the_last_line_says_what_was_written_where():
     write(n=50)
     with Path("t.csv").open("a") as file:
@@ -509,9 +488,6 @@ def test_probabilities_are_those_of_the_classes_known():
     assert loss < 0.45
     run("predict m.sepsa t.csv --probabilities --predictions o.csv")
     assert list(records("o.csv")[0]) == ["line", "prediction", "probabilities"]
-
-
-# ---------------------------------------------------------------------- predict and inspect
 
 
 def test_a_saved_model_predicts_without_learning_and_names_columns_that_it_does_not_know():

@@ -26,7 +26,6 @@ from sepsa.stream.columns.cells import Column
 from sepsa.stream.tables.cells import RowBlock
 from sepsa.stream.tables.model import TableModel
 
-CITIES = np.array(["Oslo", "Rome", "Lima"])
 EFFECT = {"Oslo": 0.0, "Rome": 5.0, "Lima": -5.0}
 
 
@@ -36,7 +35,7 @@ def table(n=300, seed=0):
     frame = pd.DataFrame(
         {
             "size": rng.normal(size=n),
-            "city": CITIES[rng.integers(0, 3, n)],
+            "city": np.array(list(EFFECT))[rng.integers(0, 3, n)],
             "open": rng.random(n) < 0.5,
             "grade": pd.Categorical(rng.integers(1, 4, n)),
             "time": pd.Timestamp("2026-01-05") + pd.to_timedelta(rng.integers(0, 24 * 7, n), unit="h"),
@@ -50,14 +49,13 @@ def table(n=300, seed=0):
 @pytest.mark.parametrize("how", ["fit", "partial_fit"])
 def test_a_frame_with_columns_of_all_kinds(how):
     X, y = table(900)
-    model = getattr(SepSARegressor(random_state=0, max_iter=20), how)(X[:600], y[:600])
+    model = getattr(SepSARegressor(random_state=0, max_iter=8), how)(X[:600], y[:600])
     assert model.score(X[600:], y[600:]) > 0.9
     assert model.n_features_in_ == 5
     assert model.feature_names_in_.tolist() == list(X)
     labels = np.where(y > y.mean(), "high", "low")
-    classes = getattr(SepSAClassifier(random_state=0, max_iter=20), how)(X[:600], labels[:600])
+    classes = getattr(SepSAClassifier(random_state=0, max_iter=8), how)(X[:600], labels[:600])
     assert classes.score(X[600:], labels[600:]) > 0.85
-    assert classes.predict_proba(X[600:]).shape == (300, 2)
 
 
 def test_columns_are_encoded_as_those_of_a_table():
@@ -145,9 +143,8 @@ def test_the_division_into_frames_does_not_matter(kind, rows, few_indicators):
         parts.partial_fit(X[at : at + 7], y[at : at + 7])
     one, two = (each._encoder.inputs for each in (whole, parts))
     assert list(one.names) == list(two.names)
-    assert {name: levels.sums.tolist() for name, levels in one.levels.items()} == {
-        name: levels.sums.tolist() for name, levels in two.levels.items()
-    }
+    assert list(one.levels) == list(two.levels)
+    assert all(np.array_equal(levels.sums, two.levels[name].sums) for name, levels in one.levels.items())
     np.testing.assert_allclose(getattr(parts, told)(X), getattr(whole, told)(X), rtol=1e-9)
     assert kind(random_state=0, max_iter=3).fit(X, y).score(X, y) > 0.5
 
@@ -233,9 +230,6 @@ def test_columns_without_names_are_found_by_position():
         model.predict(X[[0, 1, 2, 3]])
 
 
-# ---------------------------------------------------------------------- sparse matrices
-
-
 def sparse_table(n=200, d=12, seed=0):
     X = scipy.sparse.random(n, d, density=0.2, random_state=seed, format="csr")
     return X, 10 * X.toarray()[:, 0] - 5 * (X.toarray()[:, 1] > 0) + 3
@@ -285,9 +279,6 @@ def test_a_sparse_matrix_is_never_dense_as_a_whole(how, monkeypatch):
     assert 0 < max(largest) <= 600 + 12 * 32 * 8 < X.shape[0] * X.shape[1]  # a part, or the rows of a few mini-batches
 
 
-# ---------------------------------------------------------------------- several labels of each row
-
-
 def labelled(n=600, seed=0):
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(n, 3))
@@ -298,7 +289,7 @@ def labelled(n=600, seed=0):
 @pytest.mark.parametrize("how", ["fit", "partial_fit"])
 def test_several_labels_are_learned_each_by_itself(how):
     X, Y = labelled(900)
-    model = getattr(SepSAClassifier(random_state=0, max_iter=20), how)(X[:600], Y[:600])
+    model = getattr(SepSAClassifier(random_state=0, max_iter=10), how)(X[:600], Y[:600])
     predicted, proba = model.predict(X[600:]), model.predict_proba(X[600:])
     assert predicted.shape == proba.shape == Y[600:].shape
     assert predicted.dtype == Y.dtype
@@ -340,9 +331,6 @@ def test_targets_that_are_no_labels_are_refused():
     assert model.partial_fit(X, Y, classes=[0, 1, 2]).predict(X).shape == (50, 3)
 
 
-# ---------------------------------------------------------------------- scores, and what fit prints
-
-
 @pytest.mark.parametrize("how", ["fit", "partial_fit"])
 @pytest.mark.parametrize("classes", [2, 3])
 def test_decision_function_is_the_logarithm_of_the_probabilities(classes, how):
@@ -372,9 +360,6 @@ def test_verbose_prints_passes_and_changes_nothing(capsys):
     assert capsys.readouterr().out == ""
     SepSAClassifier(random_state=0, max_iter=1, verbose=1).fit(X, y > 0)
     assert capsys.readouterr().out.startswith("-- Pass 1 of 1: ")
-
-
-# ---------------------------------------------------------------------- bad input
 
 
 def learned(columns=None):

@@ -7,7 +7,7 @@ import os
 import random
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -34,9 +34,6 @@ def curve(n, seed=0, inputs=5):
     rng = np.random.default_rng(seed)
     X = rng.normal(5, 3, (n, inputs))
     return X, 20 + 3 * X[:, 0] + 5 * np.sin(X[:, 1]) + rng.normal(size=n)
-
-
-# ---------------------------------------------------------------------- against the slow truth
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
@@ -134,8 +131,6 @@ def test_the_module_is_the_engines_body():
         FourierFeatures(3, 0)
 
 
-# ---------------------------------------------------------------------- hostile rows
-
 FILL = [9.97e36, -9.99e33, 1e20, -9999.0, 1e300, -1.7e308, 1e-300, 5e-324]
 
 
@@ -211,9 +206,6 @@ def test_an_input_that_was_tiny_and_then_moves_is_learned():
     assert error[-1000:].mean() < 2.5  # the mean distance of 5|x| from its mean is 7
 
 
-# ---------------------------------------------------------------------- what is chosen
-
-
 def test_the_choice_follows_the_law():
     rng = np.random.default_rng(0)
     X = rng.standard_normal((3000, 4))
@@ -284,15 +276,10 @@ def test_class_weights_move_the_border():
     X = rng.normal(y[:, None], 1.0, (1500, 2))
     plain = SepSAClassifier(random_state=0).partial_fit(X, y)
     weighted = SepSAClassifier(random_state=0, class_weight={1: 9.0}).partial_fit(X, y)
-    balanced = SepSAClassifier(random_state=0, class_weight="balanced", max_iter=4).fit(X, y)
-    found = [(model.predict(X)[y == 1] == 1).mean() for model in (plain, weighted, balanced)]
+    found = [(model.predict(X)[y == 1] == 1).mean() for model in (plain, weighted)]
     assert found[1] > found[0] + 0.2
-    assert found[2] > found[0] + 0.2
     with pytest.raises(ValueError, match="class_weight must be a dict of weights for partial_fit, got 'balanced'"):
         SepSAClassifier(class_weight="balanced").partial_fit(X, y)
-
-
-# ---------------------------------------------------------------------- interrupts and threads
 
 
 class Interruptible:
@@ -316,7 +303,6 @@ CASES = {  # River's model, the rows before, the sample and its target
     "a first row": ("SepSARegressor", 31, ROW, 3.0),
     "a row with something missing": ("SepSARegressor", LATE, {"a": 1.0}, 3.0),
     "a new feature": ("SepSARegressor", LATE, ROW | {"word": 1.0}, 3.0),
-    "a class": ("SepSAClassifier", LATE, ROW, 1),
     "a new class": ("SepSAClassifier", LATE, ROW, 7),
 }
 
@@ -352,11 +338,8 @@ def test_threads_that_learn_wait_for_each_other():
             river.learn_one(x, target)
 
     learn(slice(0, 300))
-    threads = [threading.Thread(target=learn, args=(slice(300 + 400 * i, 700 + 400 * i),)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(learn, [slice(300 + 400 * i, 700 + 400 * i) for i in range(4)]))
     assert model._learner.engine.samples == pytest.approx(1900, rel=0.05)
     assert river._learner.engine.samples == pytest.approx(1900, rel=0.05)
     assert np.abs(model.predict(X) - y).mean() < 2.0
