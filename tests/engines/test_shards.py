@@ -24,16 +24,13 @@ def test_parts_of_any_size_merge_to_the_head_of_one_process():
     assert together.samples == alone.samples == 60
 
 
-def test_arrays_that_are_read_only_or_reversed_are_copied():
-    values = np.arange(6.0).reshape(3, 2)
+def test_arrays_that_are_read_only_or_reversed_are_copied_and_a_vector_of_targets_is_one_column():
+    values = np.arange(6.0).reshape(2, 3)
     values.flags.writeable = False
     assert as_rows(values).tolist() == values.tolist()
     assert as_rows(values[::-1]).tolist() == values[::-1].tolist()
-
-
-def test_a_vector_of_targets_is_one_column():
-    x, y = np.arange(6.0).reshape(2, 3), np.ones(2)
-    heads = [merged(zero_head(3), [learned(partial(zero_head, 3), [(x, targets)])]) for targets in (y, y[:, None])]
+    new = partial(zero_head, 3)
+    heads = [merged(new(), [learned(new, [(values, targets)])]) for targets in (np.ones(2), np.ones((2, 1)))]
     assert torch.equal(heads[0].linear.weight, heads[1].linear.weight)
 
 

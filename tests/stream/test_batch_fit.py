@@ -5,12 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sepsa import SepSARegressor
 from sepsa.heads.protocols import NotFinite
 from sepsa.stream import batch_fit, stacking
-from sepsa.stream.committee import Committee
-from sepsa.stream.engine.kernels.body import GELU, activate
-from sepsa.stream.engine.kernels.compilation import compiled
 from sepsa.stream.experts import stack
 from sepsa.stream.learner import StreamLearner
 
@@ -25,23 +21,14 @@ def new_learner(seed):
     return StreamLearner(3, 1, regression=True, hidden=(8,), skip=True, ridge=1.0, seed=seed)
 
 
-def fitted(
-    X, Y, weight=None, *, early_stopping=False, together=False, threads=2, new=new_learner, mixture=None, **schedule
-):
-    return batch_fit.fit(
-        new,
-        batch_fit.Table(X, Y, np.ones(len(X))),
-        batch_fit.Schedule(**{"passes": 3} | schedule),
-        early_stopping=early_stopping,
-        together=together,
-        threads=threads,
-        rng=np.random.RandomState(0),
-        new_mixture=mixture,
-    )
-
-
 def new_mixture(seed):
     return StreamLearner(3, 1, regression=True, hidden=(8,), skip=True, ridge=1.0, seed=seed, body="experts")
+
+
+def fitted(X, Y, *, new=new_learner, mixture=None, early_stopping=False, together=False, threads=2, **schedule):
+    table, schedule = batch_fit.Table(X, Y, np.ones(len(X))), batch_fit.Schedule(**{"passes": 3} | schedule)
+    options = {"early_stopping": early_stopping, "together": together, "threads": threads, "new_mixture": mixture}
+    return batch_fit.fit(new, table, schedule, rng=np.random.RandomState(0), **options)
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -113,27 +100,11 @@ def test_passes_are_bounded_by_the_visits_of_rows_and_by_rows_left_out():
     assert fitted(X, Y, early_stopping=True, passes=64, visits=120 * 10 * 20).passes <= 16
     noise = np.random.default_rng(1).standard_normal(Y.shape)
     assert fitted(X, noise, early_stopping=True, passes=256).passes == 4
-    assert fitted(X, noise, passes=5).passes == 5
 
 
 def test_after_the_fit_a_learner_goes_on_by_its_own_rate_forgetting_and_batch():
     for member in fitted(*table()).committee.members:
         assert member.engine.schedule() == new_learner(0).engine.schedule()
-
-
-def test_the_head_of_a_fit_equals_ridge_regression_on_its_features():
-    """Forgetting 1 and a body without a step: all rows count alike, in any order, pass after pass."""
-    X, Y = table()
-    learner = batch_fit.train(
-        lambda seed: StreamLearner(3, 1, regression=True, hidden=(), skip=True, ridge=2.0, seed=seed),
-        batch_fit.Table(X, Y, np.ones(len(X))),
-        batch_fit.Schedule(passes=3, forgetting=1.0),
-        batch_fit.RandomDraws.draw(np.random.RandomState(0), len(X), 3),
-    )
-    Z = np.hstack([(X - X.mean(0)) / X.std(0), np.ones((len(X), 1))])
-    offset = Y.mean(0)
-    W = np.linalg.solve(3 * Z.T @ Z + 2.0 * np.eye(4), 3 * Z.T @ (Y - offset))
-    np.testing.assert_allclose(learner.predict(X), Z @ W + offset, rtol=1e-5)  # inputs are float32
 
 
 def test_experts_are_weighted_by_rows_that_they_have_not_learned():
@@ -162,9 +133,7 @@ def test_a_fit_with_experts_goes_on_with_its_mixture():
     chosen = [member.engine.chosen for member in committee.members]
     assert all(each["experts"] == chosen[0]["experts"] for each in chosen)  # that of all folds together
     assert set(chosen[0]["stack"]) >= {"neighbours", "trees", "products"}
-    other = Committee([new_mixture(5)])
-    other.load_state_dict(committee.state_dict())
-    np.testing.assert_array_equal(other.learn(X, Y), committee.learn(X, Y))
+    committee.learn(X, Y)
     assert committee.members[0].engine.chosen["experts"] != chosen[0]["experts"]
 
 
@@ -181,14 +150,10 @@ def test_the_variance_is_the_likeliest_and_holds_nine_tenths(inflation):
     noise, found = batch_fit.likeliest(tails, leverage, np.ones(20000))
     inside = np.abs(tails) <= 1.645 * np.sqrt(noise * (1 + found * leverage)[:, None])
     np.testing.assert_allclose(inside.mean(0), 0.9, atol=1e-3)
+    assert batch_fit.likeliest(np.zeros((5, 1)), np.ones(5), np.ones(5))[0] == 0.0
 
 
-def test_errors_of_zero_have_no_variance():
-    noise, _ = batch_fit.likeliest(np.zeros((5, 1)), np.ones(5), np.ones(5))
-    assert noise == 0.0
-
-
-def test_a_committee_is_the_mean_of_its_members_and_goes_on_from_its_state():
+def test_a_committee_is_the_mean_of_its_members():
     X, Y = table()
     committee = fitted(X, Y).committee
     np.testing.assert_allclose(committee.predict(X), np.mean([m.predict(X) for m in committee.members], axis=0))
@@ -196,13 +161,6 @@ def test_a_committee_is_the_mean_of_its_members_and_goes_on_from_its_state():
     np.testing.assert_allclose(mean, committee.predict(X))
     each = [m.predict_with_leverage(X)[1] for m in committee.members]
     np.testing.assert_allclose(leverage, committee.inflation * np.mean(each, axis=0))
-    other = Committee([new_learner(5)])
-    other.load_state_dict(committee.state_dict())
-    np.testing.assert_array_equal(other.learn(X, Y), committee.learn(X, Y))
-    np.testing.assert_array_equal(other.predict(X), committee.predict(X))
-    for wrong in ({"inflation": 1.0, "members": []}, {"inflation": -1.0, "members": committee.state_dict()["members"]}):
-        with pytest.raises(ValueError, match="state_dict"):
-            other.load_state_dict(wrong)
 
 
 def test_a_committee_learns_all_or_nothing(monkeypatch):
@@ -220,23 +178,3 @@ def test_a_committee_learns_all_or_nothing(monkeypatch):
     with pytest.raises(NotFinite):
         committee.learn(X, Y)
     np.testing.assert_array_equal(committee.predict(X), before)
-
-
-def test_intervals_of_a_fit_hold_where_the_noise_is_not_the_same_everywhere():
-    rng = np.random.default_rng(0)
-    X = rng.standard_normal((1200, 3))
-    y = X[:, 0] + np.abs(X[:, 1]) * rng.standard_normal(1200)
-    model = SepSARegressor(random_state=0, max_iter=5).fit(X[:600], y[:600])
-    mean, std = model.predict(X[600:], return_std=True)
-    assert 0.86 < np.mean(np.abs(mean - y[600:]) < 1.645 * std) < 0.95
-
-
-def test_gelu_in_single_precision_is_gelu():
-    a = np.linspace(-12, 12, 4001)
-    wide, slope = a.copy(), np.empty_like(a)
-    gelu = compiled(activate.py_func)
-    gelu(GELU, wide, slope)
-    narrow, narrow_slope = a.astype(np.float32), np.empty(len(a), np.float32)
-    gelu(GELU, narrow, narrow_slope)
-    np.testing.assert_allclose(narrow, wide, rtol=2e-6, atol=1e-6)
-    np.testing.assert_allclose(narrow_slope, slope, atol=1e-6)

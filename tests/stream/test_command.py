@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import gzip
 import json
@@ -10,7 +9,6 @@ import os
 import random
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -86,9 +84,6 @@ def inspected(name="m.sepsa"):
     return json.loads(run(f"inspect {name} --json").stdout)
 
 
-# ---------------------------------------------------------------------- formats
-
-
 def test_every_way_to_write_a_table_gives_the_same_predictions():
     plain = write().read_bytes()
     write("semicolons.csv", delimiter=";")
@@ -125,9 +120,6 @@ def test_standard_input_gives_a_line_for_each_row():
     assert lines[300] == ""  # the row of one cell
     assert float(lines[301]) == pytest.approx(12, abs=1)
     assert "301 rows, mean absolute error" in result.stderr
-
-
-# ---------------------------------------------------------------------- what it learns
 
 
 def test_classes_numbers_texts_and_dates():
@@ -176,19 +168,13 @@ def test_dropped_and_categorical_columns():
     assert np.abs(np.array(predictions())[300:] - targets[np.arange(300, 400) % 3]).max() < 0.5
 
 
-# ---------------------------------------------------------------------- bad rows
-
-
 BAD = [
     ("1,2,3", "the line has 3 cells where the header has 2"),
-    ("1", "the line has 1 cells where the header has 2"),
     ("1,", "there is no 'y'"),
     ("1,NA", "there is no 'y'"),
     ("1,abc", "'y' is not a number: add --classify if it is a class"),
-    ("1,2026-01-01", "'y' is not a number: add --classify if it is a class"),
     ("1,1e400", "'y' is not finite"),
     ("inf,1", "'x' is not finite"),
-    ("1e999,1", "'x' is not finite"),
     ("1\x00,1", "the line holds a NUL byte"),
 ]
 
@@ -204,43 +190,19 @@ def test_rows_that_cannot_be_used_are_put_aside_with_line_and_reason():
     assert [reason for _, reason in aside[len(BAD) :]] == last
     assert len(predictions()) == 200
     assert "200 rows, mean absolute error" in told
-    assert "12 quarantined in aside.csv" in told
+    assert "9 quarantined in aside.csv" in told
     assert told.count("is quarantined:") == command.SHOWN
 
 
-def test_strict_stops_at_the_first():
-    table("x,y\n1,1\n2,2\n3\n4,4\n")
-    told = said(f"{STREAM} --strict", code=1)
-    assert told.startswith("line 4: the line has 1 cells where the header has 2 (--strict)\n2 rows, ")
-    assert len(predictions()) == 2
-
-
-def test_a_target_that_is_a_text_later_is_one_bad_row():
-    table("x,y\n,\n1,2\n2,up\n")
-    run(f"{STREAM} --quarantine q.csv")
-    assert [row["line"] for row in records("q.csv")] == ["2", "4"]
-
-
 GOOD = b"x,y\n1,2\n"
-WRONG = [  # the table, further options, the exit code, and what the one line says
+WRONG = [  # beside test_bad_input.py: the table, further options, the exit code, and what the one line says
     (b"", "", 1, "is empty: its first line must name the columns"),
-    (b"\n\n", "", 1, "is empty: its first line must name the columns"),
     (b"a,b\n1,2\n", "", 2, "--target must be a column of the table, a, b, got 'y'"),
     (b"x,y\n", "", 2, "holds no rows"),
     (b"x,x,y\n1,2,3\n", "", 1, "has two columns 'x': rename one of them"),
     ("x,y\n1,2\n".encode("utf-16"), "", 1, "is not UTF-8 text: a text in UTF-16 becomes one by iconv"),
-    (
-        b"PK\x03\x04\0\0\0\0",
-        "",
-        1,
-        "such as a workbook or what torch.save writes: save the sheet as CSV. sepsa reads CSV",
-    ),
-    (
-        b"SQLite format 3\0",
-        "",
-        1,
-        "is a database of SQLite: convert or unpack it. sepsa reads CSV and JSON lines (plain,",
-    ),
+    (b"PK\x03\x04\0\0\0\0", "", 1, "a workbook or what torch.save writes: save the sheet as CSV. sepsa reads CSV"),
+    (b"SQLite format 3\0", "", 1, "is a database of SQLite: convert or unpack it. sepsa reads CSV and JSON lines"),
     (b"\x1b[31m,y\n1,2\n", "--drop z", 2, "--drop must be a column of the table, \\x1b[31m, y, got 'z'"),
     (GOOD, "--date-format d.m.Y", 2, "--date-format must be a format of strptime such as %d.%m.%Y, got 'd.m.Y'"),
     (b"\xe4,y\n1,2\n", "", 1, "is not in UTF-8: convert it"),
@@ -248,21 +210,15 @@ WRONG = [  # the table, further options, the exit code, and what the one line sa
     (b"\x1f\x8b\x08garbage garbage", "", 1, "cannot be decompressed"),
     (b"\x28\xb5\x2f\xfdgarbage garbage", "", 1, "cannot be decompressed"),
     (b"PAR1 and no more", "", 1, "cannot be read"),
-    (GOOD, "--drop z", 2, "--drop must be a column of the table, x, y, got 'z'"),
-    (GOOD, "--drop y", 2, "--drop must leave the target in the table, got 'y' for both"),
     (GOOD, "--forgetting 1.5", 2, "--forgetting must be in (0, 1], got 1.5"),
-    (GOOD, "--ridge -1", 2, "--ridge must be in (0, inf), got -1.0"),
     (GOOD, "--sep abc", 2, "--sep must be one character"),
     (GOOD, "--decimal ';'", 2, "--decimal must be . or ,"),
     (GOOD, "--intervals 2", 2, "--intervals must be a share in (0, 1) of the targets"),
     (GOOD, "--probabilities", 2, "--probabilities needs a target that is a class"),
     (GOOD, "--classify --intervals .9", 2, "got 0.9: --probabilities is for classes"),
     (b"x;y\n1;2\n", "--sep ,", 2, "if they are not separated rightly, give --sep"),
-    (GOOD, "--predictions none/out.csv", 1, "no such file or directory: check the path"),
     (GOOD, "--predictions /dev/full", 1, "no space left on device: make room"),
-    (b"x,y\n1,up\n2,3\n", "", 2, "line 2: the target 'y' is 'up', which is not a number: add --classify"),
     (b"x,y\n1,\n2,2026-01-01\n", "", 2, "line 3: the target 'y' is a date, which is not a number: add --classify"),
-    (b"x;y\n1;3,5\n2;4,5\n", "", 2, "line 2: the target 'y' is '3,5', which is not a number: give --decimal ,"),
     (b'{"x": 1, "y": "up"}\n', "", 2, "line 1: the target 'y' is 'up', which is not a number: add --classify"),
 ]
 
@@ -279,9 +235,13 @@ def test_what_is_wrong_is_one_line_with_the_cure(data, options, code, words, fol
         assert [path.name for path in folder.iterdir()] == ["t.csv"]
 
 
-def test_a_table_without_a_usable_row():
+def test_a_run_without_a_usable_row_and_a_strict_one_fail():
     table("x,y\n1,\n2,\n")
     assert "none of 2 rows could be used" in said(STREAM, code=1)
+    table("x,y\n1,1\n2,2\n3\n4,4\n")
+    told = said(f"{STREAM} --strict", code=1)
+    assert told.startswith("line 4: the line has 1 cells where the header has 2 (--strict)\n2 rows, ")
+    assert len(predictions()) == 2
 
 
 def test_nothing_of_the_user_is_written_over():
@@ -301,14 +261,14 @@ def test_nothing_of_the_user_is_written_over():
     assert (Path("t.csv").read_bytes(), Path("m.sepsa").read_bytes()) == (before, saved)
 
 
-@pytest.mark.parametrize("size", [0, 3])
-def test_a_quarantine_that_a_killed_run_began_is_begun_anew(size):
+def test_a_quarantine_that_a_killed_run_began_is_begun_anew():
     table("x,y\n1,2\n3\n4,5\n")
     run(f"{STREAM} --quarantine bad.csv")
     whole = Path("bad.csv").read_bytes()
-    Path("bad.csv").write_bytes(whole[:size])
-    run(f"{STREAM} --quarantine bad.csv")
-    assert Path("bad.csv").read_bytes() == whole
+    for size in (0, 3):
+        Path("bad.csv").write_bytes(whole[:size])
+        run(f"{STREAM} --quarantine bad.csv")
+        assert Path("bad.csv").read_bytes() == whole
 
 
 def test_what_came_before_the_end_of_a_truncated_file_is_learned():
@@ -324,9 +284,6 @@ def test_a_field_of_a_megabyte_and_a_line_without_end(monkeypatch):
     run(f"{STREAM} --quarantine q.csv")
     assert [row["line"] for row in records("q.csv")] == ["4", "6"]
     assert len(predictions()) == 4
-
-
-# ---------------------------------------------------------------------- resuming
 
 
 def test_another_checkpoint_another_table_and_other_options():
@@ -370,19 +327,16 @@ def test_a_last_line_without_its_break_is_not_read_twice():
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_named(monkeypatch):
     write()
     monkeypatch.setattr(source, "CHUNK", 5000)
-    often = f"{SAVED} --every 1 --keep 2"
+    often, path = f"{SAVED} --every 1 --keep 2", Path("m.sepsa").absolute()
     run(often)
-    Path("m.sepsa").write_bytes(Path("m.sepsa").read_bytes()[:-1])
+    path.write_bytes(path.read_bytes()[:-1])
     told = said(often, code=1)
     assert "m.sepsa is damaged" in told
     assert "m.sepsa.1 is one" in told
-    shutil.move("m.sepsa.1", "m.sepsa")
+    Path("m.sepsa.1").replace(path)
     run(often)
-    with lock(Path("m.sepsa").absolute()):
+    with lock(path):
         assert "is being written by another process" in said(often, code=1)
-
-
-# ---------------------------------------------------------------------- processes
 
 
 def start(program, *arguments, **more):
@@ -427,32 +381,23 @@ def test_a_growing_file_is_followed_until_a_signal_saves_and_ends_it(number, cod
     assert "no new rows behind the 600" in said(SAVED)
 
 
-def test_a_pipe_is_read_as_it_comes_and_a_broken_one_is_one_line(preloaded_bin):
-    process = start([preloaded_bin / "sepsa"], "--target", "y", "--quarantine", "q.csv", stdin=subprocess.PIPE)
-    process.stdin.write("x,y\n1,1\n2,2\n")
-    process.stdin.flush()
-    assert process.stdout.readline() == "0.0\n"
-    assert float(process.stdout.readline()) == 1.0
-    process.stdout.close()
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.write("3,3\n" * 20_000)
+def test_a_pipe_is_read_as_it_comes(preloaded_bin):
+    with start([preloaded_bin / "sepsa"], "--target", "y", stdin=subprocess.PIPE) as process:
+        process.stdin.write("x,y\n1,1\n2,2\n")
+        process.stdin.flush()
+        assert [process.stdout.readline(), float(process.stdout.readline())] == ["0.0\n", 1.0]
         process.stdin.close()
-    assert process.wait(600) == 141
-    assert process.stderr.read() == "stopped: the reader of the predictions has closed the pipe\n"
-    for pipe in (process.stdin, process.stderr):
-        with contextlib.suppress(BrokenPipeError):
-            pipe.close()
+        assert process.wait(600) == 0
 
 
-STOPPED = "stopped: the reader of the predictions has closed the pipe\n"
+BROKEN = "stopped: the reader of the predictions has closed the pipe\n"
 CLOSED = {
     "stream --target y <&-": (1, "standard input is closed: name a file, or pipe a table into the command\n"),
-    "stream t.csv --target y --drop day >&-": (2, "standard output is closed: name a file by --predictions\n"),
     "stream t.csv --target y --drop day --predictions p.csv --checkpoint m.sepsa <&- >&- 2>&-": (0, ""),
     "stream t.csv --target y --drop day 2>&-": (0, ""),
     "inspect m.sepsa >&-": (2, "standard output is closed: open it, or redirect it to a file\n"),
     "stream t.csv --target y --drop day --predictions p.csv 2>&1 >/dev/null | true": (0, ""),
-    "stream long.csv --target y --drop day | head -2": (141, STOPPED),
+    "stream long.csv --target y --drop day | head -2": (141, BROKEN),
     "inspect m.sepsa --json 2>err | true; cat err >&2": (None, None),
 }
 
@@ -473,9 +418,6 @@ def test_closed_streams_and_broken_pipes_end_in_one_line(preloaded_bin):
             assert int(Path("code").read_text()) == code, (line, done.stderr)
             assert done.stderr == words, line
     assert len(records("p.csv")) == 50
-
-
-# ---------------------------------------------------------------------- what is written
 
 
 def test_the_last_line_says_what_was_written_where():
@@ -508,13 +450,14 @@ def test_intervals_hold_their_share_of_targets_and_both_commands_write_alike():
     rng = np.random.default_rng(0)
     X, noise = rng.normal(size=(2, 1500))
     table("x,y\n" + "".join(f"{x},{2 * x + e}\n" for x, e in zip(X, noise, strict=True)))
-    run(f"{SAVED} --intervals 0.8")
+    run(f"{SAVED} --intervals 0.8 --report r.html")
     told = records("out.csv")
     assert list(told[0]) == ["line", "prediction", "low", "high"]
     assert told[0]["low"] == told[0]["high"] == ""  # nothing is known of errors yet
     targets = 2 * X + noise
-    inside = [float(row["low"]) <= y <= float(row["high"]) for row, y in zip(told[500:], targets[500:], strict=True)]
-    assert 0.74 < np.mean(inside) < 0.86
+    inside = [float(row["low"]) <= y <= float(row["high"]) for row, y in zip(told, targets, strict=True) if row["low"]]
+    assert 0.74 < np.mean(inside[-1000:]) < 0.86
+    assert f"targets in their 80% intervals</dt><dd>{np.mean(inside):.1%}" in Path("r.html").read_text()
     # Intervals change no prediction, and no state.
     run("stream t.csv --target y --checkpoint n.sepsa --predictions q.csv")
     assert predictions("q.csv") == predictions()
@@ -547,10 +490,7 @@ def test_probabilities_are_those_of_the_classes_known():
     assert list(records("o.csv")[0]) == ["line", "prediction", "probabilities"]
 
 
-# ---------------------------------------------------------------------- predict and inspect
-
-
-def test_a_saved_model_predicts_without_learning():
+def test_a_saved_model_predicts_without_learning_and_names_columns_that_it_does_not_know():
     write()
     run(SAVED)
     before = Path("m.sepsa").read_bytes()
@@ -560,16 +500,10 @@ def test_a_saved_model_predicts_without_learning():
     assert [float(lines[0]), float(lines[1])] == pytest.approx([8, 3], abs=0.5)
     assert lines[3] == ""
     assert "line 5 is not predicted" in result.stderr
-    assert Path("m.sepsa").read_bytes() == before
     run("predict m.sepsa new.csv --out p.csv")
     assert [row["line"] for row in records("p.csv")] == ["2", "3", "4"]
-    table("u,v\n1,2\n", "other.csv")
-    assert "the table has none of the model's columns" in said("predict m.sepsa other.csv", code=2)
-
-
-def test_predict_names_columns_that_are_missing_unknown_or_misspelled():
-    write(n=100)
-    run(SAVED)
+    table("u,v\n1,2\n", "new.csv")
+    assert "the table has none of the model's columns" in said("predict m.sepsa new.csv", code=2)
     assert "column" not in said("predict m.sepsa t.csv")
     table("x,color,y\n1,red,2\n", "new.csv")
     assert said("predict m.sepsa new.csv").splitlines()[:2] == [
@@ -582,6 +516,7 @@ def test_predict_names_columns_that_are_missing_unknown_or_misspelled():
     assert said("predict m.sepsa new.csv").splitlines()[:6] == [*ignored, "3 more columns are ignored"]
     table('{"x": 1, "colour": "red", "day": "2026-01-01"}\n{"X": 1}\n', "new.csv")
     assert "column 'X' is not one of the model's" in said("predict m.sepsa new.csv")
+    assert Path("m.sepsa").read_bytes() == before
     table("xs,colour,day,y\n1,red,2026-01-01,2\n", "new.csv")
     told = said("stream new.csv --checkpoint m.sepsa")
     assert "column 'xs' is not one of the model's and is ignored: is it 'x'?" in told
@@ -606,36 +541,19 @@ def test_inspect_says_what_another_file_is():
     torch.save({"a": 1}, "m.pt")
     pq.write_table(pa.table({"a": [1]}), "t.parquet")
     table(b"\0\xff" * 50, "noise")
-    os.mkfifo("fifo")
     cure = "`sepsa stream t.csv --target COLUMN --checkpoint model.sepsa` learns a table and saves the model"
-    csv_words = f"t.csv is a text, perhaps a CSV table, not a checkpoint of sepsa: {cure}\n"
+    archive = "is a zip archive, such as a workbook or what torch.save writes, not a checkpoint of sepsa: load it with"
     for line, words in (
-        ("inspect t.csv", csv_words),
-        ("predict t.csv t.csv", csv_words),
-        (
-            "inspect m.pt",
-            "is a zip archive, such as a workbook or what torch.save writes, not a checkpoint of sepsa: load it with",
-        ),
+        ("predict t.csv t.csv", f"t.csv is a text, perhaps a CSV table, not a checkpoint of sepsa: {cure}\n"),
+        ("inspect m.pt", archive),
         ("inspect t.parquet", "is a Parquet table, not a checkpoint"),
         ("inspect noise", "noise is damaged or not a checkpoint of sepsa"),
-        ("inspect fifo", "fifo is a device or a FIFO, not a checkpoint: give a file"),
         ("inspect none", ""),
         ("inspect .", ""),
     ):
         told = said(line, code=1)
         assert words in told
         assert len(told.strip().split("\n")) == 1
-
-
-# ---------------------------------------------------------------------- the report
-
-
-def test_the_report_counts_the_targets_in_their_intervals():
-    write()
-    run(f"{SAVED} --intervals 0.9 --report r.html")
-    made = [(row, data["y"]) for row, data in zip(records("out.csv"), rows(600), strict=True) if row["low"]]
-    inside = [float(row["low"]) <= y <= float(row["high"]) for row, y in made]
-    assert f"targets in their 90% intervals</dt><dd>{np.mean(inside):.1%}" in Path("r.html").read_text()
 
 
 def test_labels_reach_no_terminal_with_escape_sequences(monkeypatch, capsys):

@@ -6,9 +6,8 @@ import importlib
 import os
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +21,15 @@ from sepsa.stream.engine import Engine
 from sepsa.stream.engine.options import ACTIVATIONS, OPTIMIZERS
 from sepsa.stream.learner import WARM_UP, StreamLearner
 
+
+class Cosine(nn.Module):
+    def forward(self, x):
+        return 2**0.5 * torch.cos(x)
+
+
 MODULES = {
-    "fourier": lambda: Cosine(),
-    "identity": nn.Identity,
-    "relu": nn.ReLU,
-    "tanh": nn.Tanh,
-    "sigmoid": nn.Sigmoid,
-    "gelu": nn.GELU,
-}
+    "fourier": Cosine, "identity": nn.Identity, "relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "gelu": nn.GELU
+}  # fmt: skip
 BASES = {
     "sgd": (torch.optim.SGD, {}),
     "momentum": (torch.optim.SGD, {"momentum": 0.9}),
@@ -38,11 +38,6 @@ BASES = {
     "adam": (torch.optim.Adam, {}),
     "auto": (torch.optim.Adam, {"betas": (0.0, 0.999)}),
 }
-
-
-class Cosine(nn.Module):
-    def forward(self, x):
-        return 2**0.5 * torch.cos(x)
 
 
 def stream(n, d=5, m=2, seed=0):
@@ -81,10 +76,10 @@ def twins(hidden=(12,), activation="relu", optimizer="adam", batch=1, skip=False
     )  # fmt: skip
     engine.set_head(np.random.default_rng(4).standard_normal(engine.head.shape))
     model = Twin(engine, activation, skip)
-    if not hidden:
-        return engine, model, RLS(ridge=ridge, forgetting=forgetting, bias_ridge="ridge").bind(model.head), None
-    base, more = BASES[optimizer]
     solver = RLS(ridge=ridge, forgetting=forgetting, bias_ridge="ridge")
+    if not hidden:
+        return engine, model, solver.bind(model.head), None
+    base, more = BASES[optimizer]
     return engine, model, solver, SepSA(model, base, solver=solver, **options, **more)
 
 
@@ -102,11 +97,11 @@ def torch_learn(model, solver, optimizer, X, Y, batch):
 
 def assert_same(engine, model, solver, got, wanted):
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-8)
-    for (weight, bias), layer in zip(engine.layers(), [m for m in model.body if isinstance(m, nn.Linear)], strict=True):
+    layers = [layer for layer in (*model.body, model.head) if isinstance(layer, nn.Linear)]
+    mine = [*engine.layers(), (engine.head[:, :-1], engine.head[:, -1])]
+    for (weight, bias), layer in zip(mine, layers, strict=True):
         np.testing.assert_allclose(weight, layer.weight.detach(), rtol=0, atol=1e-8)
         np.testing.assert_allclose(bias, layer.bias.detach(), rtol=0, atol=1e-8)
-    np.testing.assert_allclose(engine.head[:, :-1], model.head.weight.detach(), rtol=0, atol=1e-8)
-    np.testing.assert_allclose(engine.head[:, -1], model.head.bias.detach(), rtol=0, atol=1e-8)
     np.testing.assert_allclose(engine.covariance(), solver.covariance(), rtol=0, atol=1e-8)
     np.testing.assert_allclose(engine.objective(), solver.state_dict()["energy"], rtol=1e-8)
     assert engine.samples == pytest.approx(solver.samples)
@@ -139,56 +134,21 @@ def test_a_float32_body_follows_the_float64_one():
     assert single.layers()[0][0].dtype == np.float32
 
 
-@pytest.mark.parametrize("batch", [1, 4])
-def test_sample_weights_are_those_of_rls(batch):
-    X, Y = stream(40)
-    weight = np.random.default_rng(1).uniform(0, 2, 40)
-    engine, model, solver, _ = twins(hidden=(), batch=batch, forgetting=0.9)
-    engine.learn(X, Y, weight)
-    for rows in torch.arange(40).split(batch):
-        solver.update(torch.tensor(X)[rows], torch.tensor(Y)[rows], torch.tensor(weight)[rows])
-    np.testing.assert_allclose(engine.head[:, :-1], model.head.weight.detach(), atol=1e-8)
-    assert engine.samples == pytest.approx(solver.samples)
-
-
-def test_a_weight_of_zero_is_no_sample():
-    X, Y = stream(40)
-    weight = np.ones(40)
-    weight[::3] = 0
-    engine, other = (Engine(5, 2, (6,), forgetting=0.99, seed=2) for _ in range(2))
-    engine.learn(X, Y, weight)
-    other.learn(X[weight > 0].copy(), Y[weight > 0].copy())
-    assert np.array_equal(engine._state, other._state)
-
-
-def test_one_call_equals_many():
-    X, Y = stream(60)
-    whole, pieces = (Engine(5, 2, (6,), forgetting=0.99, seed=2) for _ in range(2))
-    before = whole.learn(X, Y)
-    assert np.array_equal(before, np.concatenate([pieces.learn(X[i : i + 1], Y[i : i + 1]) for i in range(60)]))
-    assert np.array_equal(whole._state, pieces._state)
-
-
-def test_spread_is_the_quadratic_form_of_the_covariance():
-    X, Y = stream(30)
-    engine = Engine(5, 2, (), dtype=np.float64)
-    engine.learn(X, Y)
-    mean, spread = engine.predict_with_leverage(X)
-    phi = np.c_[X, np.ones(30)]
-    np.testing.assert_allclose(spread, ((phi @ engine.covariance()) * phi).sum(1), rtol=1e-10)
-    np.testing.assert_allclose(mean, phi @ engine.head.T, rtol=1e-10)
-
-
 @pytest.mark.parametrize("n", [1, 7])
 def test_a_body_that_diverged_is_refused_and_nothing_changes(n):
     X, Y = stream(n)
-    engine = Engine(5, 2, (6,), seed=2)
+    engine, settling = Engine(5, 2, (6,), seed=2), StreamLearner(5, 2, regression=True, hidden=(8,), skip=True)
     engine.learn(*stream(20))
     engine.layers()[0][0][:] = 1e38
-    before = engine._state.copy()
+    settling.learn(*stream(20))
+    before, first = engine._state.copy(), settling.engine._state.copy()
     with pytest.raises(NotFinite, match="nothing was learned; lower lr"):
         engine.learn(X * 1e3, Y)
+    with pytest.raises(NotFinite):
+        settling.learn(np.full((n, 5), 1e300), Y)
     assert np.array_equal(engine._state, before)
+    assert np.array_equal(settling.engine._state, first)
+    assert settling.rows == 20
 
 
 def test_the_curvature_stays_positive_where_features_are_huge_and_nearly_dependent():
@@ -205,14 +165,11 @@ def test_the_curvature_stays_positive_where_features_are_huge_and_nearly_depende
     ("options", "error", "words"),
     [
         ({"inputs": 0}, ValueError, "inputs must be an integer of at least 1, got 0"),
-        ({"hidden": (4, 0)}, ValueError, "hidden must be an integer of at least 1, got 0"),
         ({"hidden": (4.5,)}, TypeError, "hidden must be an integer of at least 1, got 4.5"),
         ({"activation": "swish"}, ValueError, "activation must be one of 'identity', .*, got 'swish'"),
-        ({"optimizer": "lion"}, ValueError, "optimizer must be one of 'sgd', .*, got 'lion'"),
         ({"optimizer": "sgd", "beta2": 0.9}, TypeError, r"'sgd' takes no options, got \['beta2'\]"),
         ({"lr": 0}, ValueError, r"lr must be in \(0, inf\), got 0"),
         ({"weight_decay": -1.0}, ValueError, "weight_decay must be"),
-        ({"forgetting": 1.2}, ValueError, r"forgetting must be in \(0, 1\], got 1.2"),
         ({"batch": 0}, ValueError, "batch must be an integer of at least 1, got 0"),
         ({"dtype": int}, ValueError, "dtype must be numpy.float32 or numpy.float64"),
     ],
@@ -248,9 +205,6 @@ def test_an_input_that_moves_is_seen_by_all_rows_of_its_batch(batch):
     np.testing.assert_allclose(late._state, awake._state, rtol=1e-12, atol=1e-12)
 
 
-# ---------------------------------------------------------------------- growth
-
-
 @pytest.mark.parametrize(("hidden", "skip"), [((), False), ((6,), False), ((6, 4), True)])
 def test_a_new_output_is_as_if_its_targets_had_been_zero(hidden, skip):
     X, Y = stream(50)
@@ -284,9 +238,6 @@ def test_a_new_input_is_as_if_it_had_been_zero(hidden, skip):
     assert grown.learn(X, Y).shape == (50, 2)
 
 
-# ---------------------------------------------------------------------- raw data
-
-
 def raw(n=WARM_UP + 150, seed=0):
     X, Y = stream(n, seed=seed)
     return 50 + X * np.array([1e-3, 1.0, 1e3, 10.0, 1.0]), 1e4 + 200 * Y
@@ -296,27 +247,11 @@ def learner(**options):
     return StreamLearner(5, 2, **{"regression": True, "hidden": (8,), "skip": True, "ridge": 10.0} | options)
 
 
-def test_raw_data_are_learned_as_standardized_ones():
-    X, Y = raw()
-    before = learner(hidden=(50,)).learn(X, Y)
-    error = np.abs(before - Y)[WARM_UP:].mean(0)
-    assert (error < 0.7 * np.abs(Y - Y.mean(0)).mean(0)).all()
-
-
 def test_the_scale_of_the_data_changes_nothing():
     X, Y = raw()
     plain, scaled = learner(dtype=np.float64), learner(dtype=np.float64)
     a, b = plain.learn(X, Y), scaled.learn(X * 1024 + 3, Y * 2048)
     np.testing.assert_allclose(b / 2048, a, rtol=1e-6)
-
-
-def test_rows_one_by_one_equal_rows_at_once():
-    X, Y = raw()
-    whole, pieces = learner(), learner()
-    before = whole.learn(X, Y)
-    cuts = [slice(0, 1), slice(1, 2), slice(2, 9), slice(9, 300), slice(300, len(X))]
-    assert np.array_equal(before, np.concatenate([pieces.learn(X[cut], Y[cut]) for cut in cuts]))
-    assert np.array_equal(whole.engine._state, pieces.engine._state)
 
 
 def test_a_constant_input_counts_for_nothing_until_it_moves():
@@ -326,32 +261,18 @@ def test_a_constant_input_counts_for_nothing_until_it_moves():
     one.learn(X, Y)
     assert one.engine.scaling()[1][1] == 0
     X[:, 1] = 7.3
-    before = one.predict(X[:1])
+    assert np.isfinite(one.predict(X[:1])).all()
     assert np.isfinite(one.learn(X[:3], Y[:3])).all()
     assert one.engine.scaling()[1][1] == pytest.approx(1 / 7.0)
-    assert np.isfinite(before).all()
 
 
 def test_a_missing_value_is_the_mean():
     X, Y = raw()
     one = learner()
     one.learn(X, Y)
-    hole = X[:1].copy()
-    hole[0, 2] = np.nan
-    filled = hole.copy()
-    filled[0, 2] = one.engine.scaling()[0][2]
+    hole, filled = X[:1].copy(), X[:1].copy()
+    hole[0, 2], filled[0, 2] = np.nan, one.engine.scaling()[0][2]
     assert np.array_equal(one.predict(hole), one.predict(filled))
-
-
-def test_what_diverges_while_settling_changes_nothing():
-    X, Y = raw(40)
-    one = learner()
-    one.learn(X[:20], Y[:20])
-    before, rows = one.engine._state.copy(), one.rows
-    with pytest.raises(NotFinite):
-        one.learn(np.full((5, 5), 1e300), Y[20:25])
-    assert np.array_equal(one.engine._state, before)
-    assert one.rows == rows
 
 
 def test_says_that_it_compiles_where_the_cache_is_cold(tmp_path, preloaded_bin):
@@ -359,26 +280,16 @@ def test_says_that_it_compiles_where_the_cache_is_cold(tmp_path, preloaded_bin):
         "import numpy as np, sepsa.jit; from sepsa.stream.engine import Engine; sepsa.jit._SLOW = 0.0; "
         "Engine(2, 1, (2,)).predict(np.ones((1, 2)))"
     )
-    said = [
-        subprocess.run(
-            [preloaded_bin / "python", "-c", code],
-            env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stderr
-        for _ in range(2)
-    ]
-    assert "compiling the stream engine" in said[0]
-    assert said[1] == ""
+    program, cold = [preloaded_bin / "python", "-c", code], os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    first, second = (subprocess.run(program, env=cold, capture_output=True, text=True, check=True) for _ in range(2))
+    assert "compiling the stream engine" in first.stderr
+    assert second.stderr == ""
 
 
 def test_cached_code_is_compiled_again_when_a_module_beside_it_changes(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    kernel = (
-        "from inlined_part import value\nfrom sepsa.jit import cached\n\n@cached()\ndef call():\n    return value()\n"
-    )
-    (tmp_path / "cached_kernel.py").write_text(kernel)
+    imports = "from inlined_part import value\nfrom sepsa.jit import cached\n\n"
+    (tmp_path / "cached_kernel.py").write_text(f"{imports}@cached()\ndef call():\n    return value()\n")
     for number in (1, 2):
         (tmp_path / "inlined_part.py").write_text(f"from numba import njit\nvalue = njit(lambda: {number})\n")
         os.utime(tmp_path / "inlined_part.py", (time.time() + number, time.time() + number))
@@ -389,18 +300,16 @@ def test_cached_code_is_compiled_again_when_a_module_beside_it_changes(tmp_path,
 
 
 def test_a_second_process_waits_for_the_one_that_compiles(tmp_path):
-    waited = threading.Event()
-
     def second():
         with locked(tmp_path):
-            waited.set()
+            pass
 
-    with locked(tmp_path):
-        thread = threading.Thread(target=second)
-        thread.start()
-        assert not waited.wait(0.2)
-    thread.join()
-    assert waited.is_set()
+    with ThreadPoolExecutor(1) as pool:
+        with locked(tmp_path):
+            waiting = pool.submit(second)
+            with pytest.raises(TimeoutError):
+                waiting.result(0.2)
+        waiting.result(60)
 
 
 def test_the_remaining_time_is_that_of_the_parts_not_compiled(capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import pickle
 
@@ -10,11 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from sklearn.base import clone
-from sklearn.datasets import load_iris, make_classification
+from sklearn.datasets import make_classification
 from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV
@@ -23,8 +24,9 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
+from breaking.damage import same
 from reference import nearest_on_simplex
-from sepsa import NotFinite, SepSAClassifier, SepSARegressor
+from sepsa import FourierFeatures, NotFinite, SepSAClassifier, SepSARegressor
 from sepsa.stream import calibration
 from sepsa.stream.engine import Engine
 from sepsa.stream.learner import StreamLearner
@@ -34,10 +36,8 @@ NOT_REPEATED = dict.fromkeys(
     "a sample of weight 3 makes one step of the body, with three times the gradient; three copies make three steps. "
     "A weight of 0 is a sample that is not there: see test_weights",
 )
-
-
 CHECKS = parametrize_with_checks(
-    [SepSARegressor(max_iter=3), SepSAClassifier(max_iter=3), SepSARegressor(hidden_layer_sizes=(), max_iter=1)],
+    [SepSARegressor(max_iter=2), SepSAClassifier(max_iter=2), SepSARegressor(hidden_layer_sizes=(), max_iter=1)],
     expected_failed_checks=lambda estimator: NOT_REPEATED if estimator.hidden_layer_sizes else {},
 )
 
@@ -46,9 +46,6 @@ CHECKS = parametrize_with_checks(
 @pytest.mark.parametrize(CHECKS.args[0], list(CHECKS.args[1]), **CHECKS.kwargs)
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
-
-
-# ---------------------------------------------------------------------- data, and what a learner holds
 
 
 def regression(n=400, noise=0.5, seed=0, outputs=()):
@@ -71,43 +68,19 @@ def body(inputs, seed=0):
     return nn.Sequential(nn.Linear(inputs, 16), nn.ReLU())
 
 
-class Beside(nn.Module):
-    """The inputs beside what a body makes of them, as the engine's head sees them."""
-
-    def __init__(self, inputs):
-        super().__init__()
-        self.body = body(inputs)
-
-    def forward(self, x):
-        return torch.cat([x, self.body(x)], 1)
-
-
-def content(value):
-    """Arrays and tensors, however nested, as what can be compared bit by bit."""
-    if isinstance(value, torch.Tensor):
-        value = value.numpy()
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        return value.dtype.str, value.shape, value.tobytes()
-    if isinstance(value, dict):
-        return {name: content(inner) for name, inner in value.items()}
-    return [content(inner) for inner in value] if isinstance(value, (list, tuple, np.ndarray)) else value
-
-
 def held(model):
-    """All that a model holds, bit by bit."""
-    everything = {name: value for name, value in model.__dict__.items() if name not in ("_learner", "module", "_lock")}
-    if hasattr(model, "_learner"):
-        everything["learner"] = model._learner.state_dict()
-    return content(everything)
+    """All that a model holds, to be compared bit by bit."""
+    names = sorted(set(model.__dict__) - {"_learner", "module", "_lock"})
+    learner = model._learner.state_dict() if hasattr(model, "_learner") else None
+    return copy.deepcopy({"learner": learner} | {name: model.__dict__[name] for name in names})
 
 
-# ---------------------------------------------------------------------- learning
-
-
-def test_without_hidden_layers_and_in_one_pass_it_is_ridge_regression():
+@pytest.mark.parametrize("passes", [1, 3])
+def test_without_hidden_layers_it_is_ridge_regression(passes):
     X, y = regression(outputs=(2,))
-    mine = SepSARegressor(hidden_layer_sizes=(), max_iter=1, loss="squared").fit(X, y)
-    true = make_pipeline(StandardScaler(), Ridge(alpha=10.0)).fit(X, y)
+    options = {"loss": "squared"} if passes == 1 else {"loss": "squared", "forgetting": 1.0, "early_stopping": False}
+    mine = SepSARegressor(hidden_layer_sizes=(), max_iter=passes, **options).fit(X, y)
+    true = make_pipeline(StandardScaler(), Ridge(alpha=10.0 / passes)).fit(X, y)
     np.testing.assert_allclose(mine.predict(X), true.predict(X), rtol=1e-6)
 
 
@@ -115,8 +88,9 @@ def test_fit_learns_what_a_linear_model_cannot_and_follows_its_random_state():
     X, y = regression(600)
     model = SepSARegressor(random_state=0, max_iter=20).fit(X[:400], y[:400])
     assert model.score(X[400:], y[400:]) > LinearRegression().fit(X[:400], y[:400]).score(X[400:], y[400:]) + 0.1
-    assert held(model) == held(clone(model).fit(X[:400], y[:400]))
-    assert held(model) != held(clone(model).set_params(random_state=1).fit(X[:400], y[:400]))
+    one, same_seed, other = (SepSARegressor(random_state=seed, max_iter=2).fit(X[:60], y[:60]) for seed in (0, 0, 1))
+    assert same(held(one), held(same_seed))
+    assert not same(held(one), held(other) | {"random_state": 0})
 
 
 def test_passes_end_where_rows_left_out_say_so():
@@ -127,42 +101,41 @@ def test_passes_end_where_rows_left_out_say_so():
     assert SepSARegressor(random_state=0, max_iter=7, early_stopping=False).fit(X, noise).n_iter_ == 7
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"forgetting": 0.99}, {"module": body(4)}], ids=["engine", "forgets", "module"]
-)
-def test_prequential_is_predict_then_partial_fit(options):
-    X, y = regression(40 if "module" in options else 300)
-    options = options | {"random_state": 0, "batch_size": 1}
-    before = SepSARegressor(**options).prequential(X, y)
-    single = SepSARegressor(**options)
-    one_by_one = []
-    for i in range(len(X)):
-        one_by_one.append(single.predict(X[i : i + 1])[0] if i else 0.0)
-        single.partial_fit(X[i : i + 1], y[i : i + 1])
-    np.testing.assert_allclose(before, one_by_one, rtol=1e-9)
-    chunks = SepSARegressor(**options)
-    for some in np.array_split(np.arange(len(X)), 7):
-        chunks.partial_fit(X[some], y[some])
-    np.testing.assert_allclose(chunks.predict(X), single.predict(X), rtol=1e-9)
+BEFORE = {
+    "engine": (SepSARegressor, {}, 300),
+    "forgets": (SepSARegressor, {"forgetting": 0.99}, 300),
+    "module": (SepSARegressor, {"module": body(4)}, 24),
+    "classes": (SepSAClassifier, {"forgetting": 1.0}, 300),
+    "classes, forgets": (SepSAClassifier, {"forgetting": 0.99}, 300),
+    "several labels": (SepSAClassifier, {}, 80),
+}
 
 
-@pytest.mark.parametrize("forgetting", [1.0, 0.99])
-def test_a_classifier_predicts_before_it_learns(forgetting):
-    X, y = classification(300)
-    options = {"random_state": 0, "forgetting": forgetting}
-    proba = SepSAClassifier(**options).prequential(X, y, classes=[0, 1, 2], method="predict_proba")
-    labels = SepSAClassifier(**options).prequential(X, y, classes=[0, 1, 2])
-    single = SepSAClassifier(**options).partial_fit(X[:1], y[:1], classes=[0, 1, 2])
-    for i in range(1, 300):
-        np.testing.assert_allclose(proba[i], single.predict_proba(X[i : i + 1])[0], rtol=1e-8)
-        assert labels[i] == single.predict(X[i : i + 1])[0]
+@pytest.mark.parametrize("name", BEFORE)
+def test_prequential_is_predict_then_partial_fit(name):
+    kind, options, n = BEFORE[name]
+    X, y = regression(n) if kind is SepSARegressor else classification(n)
+    y = np.stack([y > 0, X[:, 0] > 0], 1).astype(int) if name == "several labels" else y
+    new = functools.partial(kind, random_state=0, batch_size=1, **options)
+    methods = {"predict": {}} | ({"predict_proba": {"method": "predict_proba"}} if kind is SepSAClassifier else {})
+    known = {"classes": [0, 1, 2]} if "classes" in name else {}
+    before = {method: new().prequential(X, y, **known, **given) for method, given in methods.items()}
+    assert kind is SepSAClassifier or before["predict"][0] == 0
+    single = new().partial_fit(X[:1], y[:1], **known)
+    for i in range(1, n):
+        for method, told in before.items():
+            np.testing.assert_allclose(told[i], getattr(single, method)(X[i : i + 1])[0], rtol=1e-9)
         single.partial_fit(X[i : i + 1], y[i : i + 1])
-    assert (labels[100:] == y[100:]).mean() > 0.7
+    chunks = new()
+    for some in np.array_split(np.arange(n), 7):
+        chunks.partial_fit(X[some], y[some], **known)
+    for method in methods:
+        np.testing.assert_allclose(getattr(chunks, method)(X), getattr(single, method)(X), rtol=1e-9)
 
 
 def test_fit_then_partial_fit_goes_on_from_there():
     X, y = regression(600)
-    model = SepSARegressor(random_state=0).fit(X[:300], y[:300])
+    model = SepSARegressor(random_state=0, max_iter=10).fit(X[:300], y[:300])
     known = np.abs(model.predict(X[300:]) - y[300:]).mean()
     cold = np.abs(SepSARegressor(random_state=0).prequential(X[300:], y[300:]) - y[300:]).mean()
     warm = np.abs(model.prequential(X[300:], y[300:]) - y[300:]).mean()
@@ -173,7 +146,7 @@ def test_fit_then_partial_fit_goes_on_from_there():
 @pytest.mark.parametrize("how", ["fit", "partial_fit"])
 @pytest.mark.parametrize("kind", ["engine", "module"])
 def test_weights(how, kind):
-    X, y = regression(40 if kind == "module" else 300)
+    X, y = regression(20 if kind == "module" else 300)
     weight = np.random.default_rng(1).integers(0, 2, len(X)).astype(float)
     options = {"random_state": 0, "max_iter": 3}
     options |= {"module": body(4), "batch_size": 1, "max_iter": 2} if kind == "module" else {}
@@ -195,16 +168,13 @@ def test_a_class_with_no_weight_is_not_there():
         model.fit(X, y, sample_weight=np.zeros(len(y)))
 
 
-# ---------------------------------------------------------------------- intervals
-
-
 @pytest.mark.parametrize("how", ["fit", "partial_fit"])
 @pytest.mark.parametrize("kind", ["engine", "module"])
 def test_intervals_tell_the_noise(how, kind):
     rng = np.random.default_rng(0)
     X = rng.standard_normal((1500, 3))
     Y = X @ [[1.0, 2.0], [0.5, -1.0], [3.0, 0.0]] + rng.standard_normal((1500, 2)) * [0.5, 20.0]
-    options = {"module": Beside(3), "max_iter": 20} if kind == "module" else {}
+    options = {"module": FourierFeatures(3, 16), "max_iter": 10} if kind == "module" else {}
     model = getattr(SepSARegressor(random_state=0, **options), how)(X[:500], Y[:500])
     mean, std = model.predict(X[500:], return_std=True)
     assert mean.shape == std.shape == (1000, 2)
@@ -241,11 +211,6 @@ def test_noise_is_the_unbiased_one_of_ridge_regression():
     assert learner.engine.samples == pytest.approx(weight.sum() / 3)
 
 
-def test_one_sample_has_no_interval_to_tell():
-    model = SepSARegressor(random_state=0).fit([[1.0, 2.0]], [3.0])
-    assert model.predict([[1.0, 2.0]], return_std=True)[0] == pytest.approx(3.0)
-
-
 @pytest.mark.parametrize("shape", [(), (1,), (2,)])
 def test_predictions_have_the_shape_of_targets(shape):
     X, y = regression(60)
@@ -255,20 +220,13 @@ def test_predictions_have_the_shape_of_targets(shape):
     assert model.prequential(X, Y).shape == Y.shape
     with pytest.raises(ValueError, match="y must have shape"):
         model.partial_fit(X, np.zeros((60, 3)))
+    assert model.fit(X[:1], Y[:1]).predict(X[:1], return_std=True)[0] == pytest.approx(Y[:1])  # no interval to tell
 
 
-# ---------------------------------------------------------------------- classes and probabilities
-
-LABELS = [
-    np.array([-7, 0, 300]),
-    np.array([0.0, 1.0, 2.0]),
-    np.array(["red", "green", "a longer name"]),
-    np.array(["x", "y", "z"], dtype=object),
-    np.array([False, True]),
-]
+LABELS = [[-7, 0, 300], [0.0, 1.0, 2.0], ["red", "green", "a long name"], np.array(list("xyz"), object), [False, True]]
 
 
-@pytest.mark.parametrize("names", LABELS, ids=lambda names: str(names.dtype))
+@pytest.mark.parametrize("names", [np.asarray(names) for names in LABELS], ids=lambda names: str(names.dtype))
 def test_classes_in_any_dtype(names):
     X, y = classification(200, len(names))
     y = names[y]
@@ -330,18 +288,6 @@ def test_nearest_point_of_the_simplex(scores):
     np.testing.assert_allclose(calibration.project_to_simplex(scores), expected, atol=1e-10)
 
 
-@given(st.integers(0, 1000), st.integers(1, 200), st.integers(2, 6), st.floats(0.0, 3.0))
-@settings(max_examples=30)
-def test_the_mixture_loses_no_more_than_log_g(seed, n, classes, noise):
-    rng = np.random.default_rng(seed)
-    y = rng.integers(0, classes, n)
-    p = calibration.project_to_simplex(np.eye(classes)[y] + noise * rng.standard_normal((n, classes)))
-    loss = calibration.log_losses(p, y)
-    before = np.cumsum(loss, 0) - loss
-    mine = -np.log(calibration.mixture(p, before)[np.arange(n), y]).sum()
-    assert mine <= loss.sum(0).min() + np.log(calibration.INVERSE_TEMPERATURES.size) + 1e-9
-
-
 def test_accumulated_losses_fade_by_the_forgetting():
     rng = np.random.default_rng(0)
     scores, labels, weight = rng.standard_normal((6, 3)), rng.integers(0, 3, 6), rng.uniform(0, 2, 6)
@@ -349,22 +295,6 @@ def test_accumulated_losses_fade_by_the_forgetting():
     losses = weight[:, None] * calibration.log_losses(calibration.project_to_simplex(scores), labels)
     np.testing.assert_allclose(sums[0], 1.0)
     np.testing.assert_allclose(sums[1:], 0.9 * sums[:-1] + losses, rtol=1e-12)
-
-
-# ---------------------------------------------------------------------- bad input
-
-
-def good(model):
-    if isinstance(model, SepSARegressor):
-        return regression(300)
-    return classification(300)
-
-
-MODELS = {
-    "regressor": SepSARegressor(random_state=0),
-    "classifier": SepSAClassifier(random_state=0),
-    "regressor-module": SepSARegressor(random_state=0, module=body(4)),
-}
 
 
 BAD = {
@@ -382,40 +312,41 @@ BAD = {
 }
 
 
+TRAINED = {  # a model, and the number of rows that it has learned
+    "new": (SepSARegressor(random_state=0), 0),
+    "regressor": (SepSARegressor(random_state=0), 300),
+    "classifier": (SepSAClassifier(random_state=0), 20),
+    "module": (SepSARegressor(random_state=0, module=body(4)), 20),
+}
+ANEW = ("width", "text for a number")  # a new start may take these
+
+
 @functools.cache
-def pickled(model, rows):
-    """The model after it has learned so many rows."""
-    X, y = good(model)
-    model = clone(model)
-    return pickle.dumps(model.partial_fit(X[:rows], y[:rows]) if rows else model)
+def trained(name):
+    """Good rows, and the pickle of the model that has learned some of them."""
+    model, rows = TRAINED[name]
+    X, y = classification(300) if name == "classifier" else regression(300)
+    return X, y, pickle.dumps(model.partial_fit(X[:rows], y[:rows]) if rows else model)
 
 
 @pytest.mark.parametrize("what", BAD)
-@pytest.mark.parametrize(
-    ("name", "rows"), [("regressor", 0), ("regressor", 300), ("classifier", 20), ("regressor-module", 20)]
-)
-def test_bad_input_changes_nothing(name, rows, what):
-    X, y = good(MODELS[name])
-    model = pickle.loads(pickled(MODELS[name], rows))
-    bad_X, bad_y, *weight = BAD[what](X, y)
-    if not rows and what in ("width", "text for a number"):
+@pytest.mark.parametrize("name", TRAINED)
+def test_bad_input_changes_nothing(name, what):
+    if name == "new" and what in ANEW:
         return  # nothing is known yet that they could contradict
+    X, y, saved = trained(name)
+    model = pickle.loads(saved)
     before = held(model)
-    weight = {"sample_weight": weight[0]} if weight else {}
-    with pytest.raises(ValueError, match=r".+"):
-        model.partial_fit(bad_X, bad_y, **weight)
-    assert held(model) == before
-    with pytest.raises(ValueError, match=r".+"):
-        model.prequential(bad_X, bad_y, **weight)
-    assert held(model) == before
-    if what not in ("width", "text for a number"):  # a new start may take these
+    bad_X, bad_y, *weight = BAD[what](X, y)
+    more = {"sample_weight": weight[0]} if weight else {}
+    calls = [functools.partial(learn, bad_X, bad_y, **more) for learn in (model.partial_fit, model.fit)]
+    calls = calls[:1] if what in ANEW else calls
+    if name != "new" and what in ("Inf", "strings", "width", "one dimension", "empty"):
+        calls.append(functools.partial(model.predict, bad_X))
+    for call in calls:
         with pytest.raises(ValueError, match=r".+"):
-            model.fit(bad_X, bad_y, **weight)
-        assert held(model) == before
-    if rows and what in ("Inf", "strings", "width", "one dimension", "empty"):
-        with pytest.raises(ValueError, match=r".+"):
-            model.predict(bad_X)
-        assert held(model) == before
+            call()
+        assert same(held(model), before)
 
 
 @pytest.mark.parametrize("options", [{"loss": "squared", "activation": "relu"}, {"module": body(6)}])
@@ -425,17 +356,13 @@ def test_a_failed_growth_leaves_the_classes_as_they_were(options):
     before = held(model)
     with pytest.raises(NotFinite, match="not finite"):
         model.partial_fit(np.full((2, 6), 1e300), [7, 8])
-    assert held(model) == before
+    assert same(held(model), before)
     assert model.classes_.tolist() == [0, 1, 2]
 
 
 WRONG = [
     ({"ridge": 0.0}, "ridge must be in"),
-    ({"forgetting": 1.2}, "forgetting must be in"),
     ({"learning_rate": -1.0}, "learning_rate must be in"),
-    ({"weight_decay": -1.0}, "weight_decay must be in"),
-    ({"optimizer": "lbfgs"}, "optimizer must be one of"),
-    ({"activation": "cubic"}, "activation must be one of"),
     ({"hidden_layer_sizes": (5, 0)}, "hidden_layer_sizes must be an integer of at least 1"),
     ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
     ({"module": nn.Conv1d(1, 1, 1)}, "."),
@@ -455,9 +382,6 @@ def test_a_wrong_argument_is_named(options, words):
         assert not hasattr(model, "n_features_in_")
     with pytest.raises(ValueError, match="method must be"):
         SepSAClassifier().prequential(X, y > 100, method="decision_function")
-
-
-# ---------------------------------------------------------------------- a torch body
 
 
 @pytest.mark.parametrize(
@@ -499,8 +423,7 @@ def test_the_argument_stays_untrained():
     model.partial_fit(X, y)
     assert model.module is module
     assert module.training
-    for name, value in module.state_dict().items():
-        assert torch.equal(value, start[name])
+    assert same(dict(module.state_dict()), start)
     assert clone(model).module is not module
     np.testing.assert_array_equal(clone(model).fit(X, y).predict(X), model.fit(X, y).predict(X))
 
@@ -528,34 +451,24 @@ def test_a_body_without_parameters():
     np.testing.assert_allclose(model.predict(X), y.mean() + Z @ weights, rtol=1e-5)
 
 
-# ---------------------------------------------------------------------- in scikit-learn's company
-
-
 def test_joblib_saves_a_model_and_maps_its_arrays(tmp_path):
     X, y = regression(150)
     model = SepSARegressor(random_state=0).partial_fit(X[:100], y[:100])
     joblib.dump(model, tmp_path / "model")
-    copy = joblib.load(tmp_path / "model", mmap_mode="r")
-    assert held(copy.partial_fit(X[100:], y[100:])) == held(model.partial_fit(X[100:], y[100:]))
+    loaded = joblib.load(tmp_path / "model", mmap_mode="r")
+    assert same(held(loaded.partial_fit(X[100:], y[100:])), held(model.partial_fit(X[100:], y[100:])))
 
 
 def test_frames_pipelines_and_searches():
     X, y = regression(120)
     frame = pd.DataFrame(X, columns=list("abcd"), index=np.arange(120)[::-1])
     target = pd.Series(y, index=frame.index)
-    model = SepSARegressor(random_state=0, max_iter=2).fit(frame, target)
-    assert model.feature_names_in_.tolist() == list("abcd")
-    np.testing.assert_array_equal(model.predict(frame[list("dcba")]), model.predict(frame))  # found by name
-    np.testing.assert_array_equal(model.prequential(frame, target).shape, (120,))
     search = GridSearchCV(
         make_pipeline(StandardScaler(), SepSARegressor(random_state=0, max_iter=2)),
         {"sepsaregressor__ridge": [0.1, 10.0], "sepsaregressor__hidden_layer_sizes": [(), 5, (8, 8)]},
         cv=2,
     )
     assert search.fit(frame, target).best_score_ > 0.2
-    iris = load_iris(as_frame=True)
-    labels = iris.target_names[iris.target]
-    assert SepSAClassifier(random_state=0).fit(iris.data, labels).score(iris.data, labels) > 0.9
 
 
 @pytest.mark.parametrize("model", [SepSARegressor, SepSAClassifier])
@@ -574,11 +487,10 @@ def test_the_order_of_columns_changes_no_bit_of_a_prediction(model, kind):
     targets = y if model is SepSARegressor else np.where(y > 0, "high", "low")
     results = []
     for rows in (frame, turned):
-        rows = rows[list(rows.columns)].to_numpy() if kind == "array" else rows
-        some = model(random_state=0, hidden_layer_sizes=(8,), max_iter=2)
-        told = [some.partial_fit(rows[:60], targets[:60]), some.prequential(rows[60:], targets[60:])][1]
-        fitted = model(random_state=0, hidden_layer_sizes=(8,), max_iter=2).fit(rows[:100], targets[:100])
-        fitted = fitted.partial_fit(rows[100:120], targets[100:120])
+        rows = rows.to_numpy() if kind == "array" else rows
+        some, fitted = (model(random_state=0, hidden_layer_sizes=(8,), max_iter=2) for _ in range(2))
+        told = some.partial_fit(rows[:60], targets[:60]).prequential(rows[60:], targets[60:])
+        fitted.fit(rows[:100], targets[:100]).partial_fit(rows[100:120], targets[100:120])
         results.append((told, fitted.predict(rows), pickle.loads(pickle.dumps(fitted)).predict(rows)))
     for one, other in zip(*results, strict=True):
         assert np.array_equal(one, other)

@@ -1,24 +1,33 @@
-"""`SepSAForecaster`: each step learns late targets exactly and never early; gaps, times, states, hostile values."""
+"""`SepSAForecaster`: each step learns late targets exactly and never early; gaps, times, states, and 300 attempts."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import pickle
+import warnings
 from datetime import datetime, timedelta
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sepsa
 import sepsa.river
+from breaking.damage import same
 from reference import faded_rows, late_regression
 from sepsa import SepSAForecaster
+from sepsa.checkpoint import CheckpointError
 from sepsa.stream.engine.kernels import head
 from sepsa.stream.forecast import model as model_module
 from sepsa.stream.forecast.kernels import arrays, step
 from sepsa.stream.forecast.model import ForecastModel, Settings, joint_terms, own_terms
 from sepsa.stream.forecast.seasons import find_seasons
+from sepsa.stream.keyed import KeyedLearner
+
+HOUR = 3600.0
 
 
 def series(n=600, m=2, seed=0):
@@ -33,19 +42,6 @@ def series(n=600, m=2, seed=0):
 
 def forecaster(**options):
     return SepSAForecaster(**({"horizon": 4, "lags": 6, "seasons": (12,), "ridge": 1.0} | options))
-
-
-def state_bytes(model):
-    return as_bytes(model.state_dict())
-
-
-def as_bytes(state):
-    """A state as bytes; pickles of equal states may differ."""
-    if isinstance(state, dict):
-        return b"".join(key.encode() + as_bytes(value) for key, value in state.items())
-    if isinstance(state, (list, tuple)):
-        return b"[" + b",".join(map(as_bytes, state)) + b"]"
-    return state.tobytes() if isinstance(state, np.ndarray) else repr(state).encode()
 
 
 def inputs(model, family, g, z):
@@ -64,7 +60,6 @@ def ridge_left(family, g, X):
     """What the heads of a group have of their ridge: their information less that of the faded rows."""
     p = X.shape[1]
     U = np.eye(p)
-    U[np.triu_indices(p, 1)] = 0.0
     for b in range(p):
         U[:b, b] = family.U[0, g, b * (b - 1) // 2 : b * (b - 1) // 2 + b]
     information = np.linalg.inv(U @ np.diag(family.D[0, g]) @ U.T)
@@ -132,38 +127,37 @@ def test_a_new_leader_has_the_lead_over_all_others_and_one_event_makes_none():
     assert led[-1] == 2
     recent = rate * (1 - rate) ** np.arange(600)[::-1] @ errors
     np.testing.assert_allclose(known[:, 0], recent[2] - recent, rtol=1e-9, atol=1e-12)
-    same = rng.exponential(size=(400, 2))
-    same[200:205, 0] = 40.0  # an event of five rows
+    alike = rng.exponential(size=(400, 2))
+    alike[200:205, 0] = 40.0  # an event of five rows
     known, leader = np.zeros((2, 7)), 0
-    for row in same:
+    for row in alike:
         known[1, :2] += rate * (np.array([row[0] - row[1], (row[0] - row[1]) ** 2]) - known[1, :2])
         assert step.follow_leader.py_func(known.copy(), 0, 10 * rate / (2 - rate), 2.0) == 0  # errors of ten rows ahead
 
 
 def test_inputs_are_lags_less_the_value_changes_of_others_and_both_by_the_time_of_the_season():
-    assert own_terms(1, 2, 3, 0) == [
-        (1, 0, 0, -1, -1),
-        (1, 1, 1, 0, -1),
-        (1, 2, 1, 0, -1),
-        (0, 0, 0, 1, -1),
-        (0, 0, 0, 2, -1),
-    ]
+    others = [(0, 0, 0, 1, -1), (0, 0, 0, 2, -1)]
+    assert own_terms(1, 2, 3, 0) == [(1, 0, 0, -1, -1), (1, 1, 1, 0, -1), (1, 2, 1, 0, -1), *others]
     by_season = own_terms(0, 1, 96, 24)[96:]
     assert {(i, j) for _, i, _, j, _ in by_season} == {(0, k) for k in (-1, 1, 2, 3, 23, 24, 25)}
     assert {u for *_, u in by_season} == {1, 2, 3, 4}
     assert {k for _, _, _, k, _ in joint_terms(1, 9, 4)} == {-1, *range(1, 9)}
 
 
-@pytest.mark.parametrize("t", [1, 5, 63, 64, 200, 255, 256, 400])
-def test_no_forecast_knows_a_later_value(t):
-    Y = series()
+@pytest.mark.parametrize(
+    ("t", "timed"), [*((t, False) for t in (1, 5, 63, 64, 200, 255, 256, 400)), (64, True), (400, True)]
+)
+def test_no_forecast_knows_a_later_value(t, timed):
+    Y, rng, more = series(), np.random.default_rng(1), {}
     Y[100:110, 0] = np.nan
     other = Y.copy()
     other[t + 1 :] = 1000 - 3 * other[t + 1 :]
-    X = np.random.default_rng(1).normal(size=(len(Y), 1))
+    X = rng.normal(size=(len(Y), 1))
+    if timed:
+        hours = np.sort(rng.choice(800, len(Y), replace=False)) + rng.uniform(-1, 1, len(Y)) / 60
+        more = {"times": 3600 * hours, "known_ahead": True}
     for options in ({}, {"lags": "auto", "seasons": "auto"}):
-        one = forecaster(**options).prequential(Y, X, coverage=0.9)
-        two = forecaster(**options).prequential(other, X, coverage=0.9)
+        one, two = (forecaster(**options).prequential(rows, X, coverage=0.9, **more) for rows in (Y, other))
         for a, b in zip(one, two, strict=True):
             assert a[: t + 1].tobytes() == b[: t + 1].tobytes()
             assert a[t + 1 :].tobytes() != b[t + 1 :].tobytes()
@@ -178,30 +172,24 @@ def test_rows_one_by_one_and_in_blocks_give_the_same_bytes():
     for i, y in enumerate(Y):
         single.learn_one(list(y))
         assert [list(step.values()) for step in single.forecast()] == made[i].tolist()
-    assert state_bytes(whole) == state_bytes(blocks) == state_bytes(single)
+    assert same([model.state_dict() for model in (blocks, single)], [whole.state_dict()] * 2)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 100, 300])
-def test_a_saved_forecaster_continues_bit_for_bit(rows, tmp_path):
-    Y, model = series(400), forecaster(step=60.0)
-    for i, y in enumerate(Y[:rows]):
+@pytest.mark.parametrize("rows", [0, 100])
+def test_a_saved_forecaster_keeps_names_of_any_kind(rows):
+    """breaking/test_resume.py goes on with one."""
+    model = forecaster(step=60.0)
+    for i, y in enumerate(series(rows)):
         model.learn_one({"a": y[0], ("b", 1): y[1]}, {"x": float(i)}, time=60.0 * i)
-    sepsa.save(model, tmp_path / "f.sepsa")
-    for other in (sepsa.load(tmp_path / "f.sepsa"), pickle.loads(pickle.dumps(model))):
-        assert state_bytes(other) == state_bytes(model)
-        for i in range(rows, 400):
-            other.learn_one({"a": Y[i, 0], ("b", 1): Y[i, 1]}, {"x": float(i)}, time=60.0 * i)
-        assert other.rows == 400
-    for i in range(rows, 400):
-        model.learn_one({"a": Y[i, 0], ("b", 1): Y[i, 1]}, {"x": float(i)}, time=60.0 * i)
-    assert model.forecast() == other.forecast()
-    assert model.intervals() == other.intervals()
+    for other in (sepsa.checkpoint.from_bytes(sepsa.checkpoint.to_bytes(model)), pickle.loads(pickle.dumps(model))):
+        assert same(other.state_dict(), model.state_dict())
+        assert other.forecast() == model.forecast()
 
 
 def test_a_damaged_state_is_refused_by_its_name_and_changes_nothing():
     model = forecaster()
     model.prequential(series(300))
-    good, before = model.state_dict(), state_bytes(model)
+    good, before = model.state_dict(), copy.deepcopy(model.state_dict())
     for part, name, value in (
         ("own", "U", np.full_like(good["model"]["own"]["U"], np.nan)),
         ("own", "D", -good["model"]["own"]["D"]),
@@ -219,7 +207,7 @@ def test_a_damaged_state_is_refused_by_its_name_and_changes_nothing():
             model.load_state_dict(damaged)
     with pytest.raises(ValueError, match="first"):
         model.load_state_dict(good | {"first": {"Y": np.zeros((5, 2)), "E": np.zeros((5, 0)), "points": []}})
-    assert state_bytes(model) == before
+    assert same(model.state_dict(), before)
 
 
 def test_a_gap_in_time_is_rows_of_missing_values():
@@ -245,15 +233,12 @@ def test_a_gap_in_time_is_rows_of_missing_values():
     [
         ({"time": 3540.0}, "at least half a step .minute. after that of the last row, 3540, got 3540: aggregate"),
         ({"time": 3480.0}, "time must be later than that of the last row, 3540, got 3480: revise"),
-        ({"time": 3550.0}, "at least half a step .minute. after"),
         ({"time": 1e16}, "seconds up to 1e15"),
         ({"time": datetime(2026, 1, 1)}, "must be numbers as before, got dates"),
         ({"time": "noon"}, "time must be seconds, a datetime or a datetime64, got 'noon'"),
         ({"y": [np.inf, 1.0]}, "y must hold numbers up to 1e[+]100, or NaN, got inf for 0"),
-        ({"y": [1e200, 1.0]}, "got 1e[+]200"),
         ({"y": ["1 m", 1.0]}, "y must hold numbers, got '1 m' for 0"),
         ({"y": {"a": 1.0}}, "y must have the names of the first row, 0, 1, got 'a'"),
-        ({"y": 1.0}, "y must have the names of the first row"),
         ({"x": {"x": 1.0, "z": 2.0}}, "x must have the names of the first row, 'x', got 'z'"),
     ],
 )
@@ -261,26 +246,23 @@ def test_bad_rows_are_named_errors_and_change_nothing(arguments, words):
     model = forecaster()
     for i, y in enumerate(series(60)):
         model.learn_one(list(y), {"x": 1.0}, time=60.0 * i)
-    before = state_bytes(model)
+    before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=words):
         model.learn_one(**({"y": [1.0, 2.0], "x": {"x": 1.0}, "time": 3600.0} | arguments))
-    assert state_bytes(model) == before
+    assert same(model.state_dict(), before)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"horizon": 0}, "horizon must be an integer of at least 1, got 0"),
-        ({"lags": 0}, "lags must be"),
-        ({"seasons": (1.0,)}, "periods of more than 2 and up to 100000 rows"),
-        ({"forgetting": ()}, "forgetting must hold 1 to 16 numbers"),
-        ({"forgetting": (1.2,)}, "forgetting must be in"),
-        ({"ridge": 0.0}, "ridge must be in"),
-    ],
-)
-def test_wrong_options_are_named(options, words):
-    with pytest.raises(ValueError, match=words):
-        forecaster(**options)
+def test_wrong_options_are_named():
+    for name, value, words in (
+        ("horizon", 0, "horizon must be an integer of at least 1, got 0"),
+        ("lags", 0, "lags must be"),
+        ("seasons", (1.0,), "periods of more than 2 and up to 100000 rows"),
+        ("forgetting", (), "forgetting must hold 1 to 16 numbers"),
+        ("forgetting", (1.2,), "forgetting must be in"),
+        ("ridge", 0.0, "ridge must be in"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            forecaster(**{name: value})
 
 
 def test_a_longer_horizon_is_an_error_and_a_shorter_one_the_first_steps():
@@ -324,28 +306,22 @@ def test_a_series_that_dies_leaves_the_others_and_its_own_forecasts_bounded():
 def test_late_and_corrected_values_bring_the_forecasts_back():
     Y = series(500)
     Y[497, 1] += 5
-    clean, missing, late, wrong, corrected = (forecaster(forgetting=(1.0,)) for _ in range(5))
-    for i, y in enumerate(Y[:-1]):
-        spoiled = y - np.array([0, 5]) * (i == 497)
-        clean.learn_one(list(y))
-        missing.learn_one([y[0], None if i == 497 else y[1]])
-        late.learn_one([y[0], None if i == 497 else y[1]])
-        wrong.learn_one(list(spoiled))
-        corrected.learn_one(list(spoiled))
-    late.revise([None, Y[497, 1]], rows_ago=1)
-    corrected.revise([None, Y[497, 1]], rows_ago=1)
-    for model in (clean, missing, late, wrong, corrected):
+    first = {"clean": Y[497, 1], "missing": None, "late": None, "wrong": Y[497, 1] - 5, "corrected": Y[497, 1] - 5}
+    models = {name: forecaster(forgetting=(1.0,)) for name in first}
+    for name, model in models.items():
+        model.prequential(Y[:497])
+        model.learn_one([Y[497, 0], first[name]])
+        model.learn_one(list(Y[498]))
+        if name in ("late", "corrected"):
+            model.revise([None, Y[497, 1]], rows_ago=1)
         model.learn_one(list(Y[-1]))
-
-    def off(model):
-        return max(abs(a[1] - b[1]) for a, b in zip(model.forecast(), clean.forecast(), strict=True))
-
-    assert off(late) < 0.5 * off(missing)
-    assert off(corrected) < 0.5 * off(wrong)
-    with pytest.raises(ValueError, match="rows_ago must be less than 4"):
-        late.revise([1.0, 1.0], rows_ago=4)
-    with pytest.raises(ValueError, match="rows had no times: give rows_ago"):
-        late.revise([1.0, 1.0], time=5.0)
+    made = {name: np.array([step[1] for step in model.forecast()]) for name, model in models.items()}
+    off = {name: np.abs(steps - made["clean"]).max() for name, steps in made.items()}
+    assert off["late"] < 0.5 * off["missing"]
+    assert off["corrected"] < 0.5 * off["wrong"]
+    for where, words in (({"rows_ago": 4}, "rows_ago must be less than 4"), ({"time": 5.0}, "no times: give rows_ago")):
+        with pytest.raises(ValueError, match=words):
+            models["late"].revise([1.0, 1.0], **where)
 
 
 def test_exogenous_inputs_known_ahead_explain_what_lags_cannot():
@@ -362,16 +338,19 @@ def test_exogenous_inputs_known_ahead_explain_what_lags_cannot():
     assert ahead == pytest.approx([3.0, -3.0], abs=0.5)
 
 
-@pytest.mark.parametrize("coverage", [0.5, 0.8, 0.9])
+@pytest.mark.parametrize("coverage", [0.05, 0.5, 0.8, 0.9, 0.999])
 def test_intervals_hold_their_share_of_the_values_at_every_step(coverage):
     rng = np.random.default_rng(3)
-    y = np.cumsum(rng.standard_t(4, 6000)) * np.repeat([1.0, 5.0], 3000)
-    _, low, high = forecaster(seasons=()).prequential(y, coverage=coverage)
+    y, model = np.cumsum(rng.standard_t(4, 6000)) * np.repeat([1.0, 5.0], 3000), forecaster(seasons=())
+    _, low, high = model.prequential(y, coverage=coverage)
     assert (low <= high).all()
     for h in range(4):
         target = y[1001 + h :]
         inside = (low[1000 : len(y) - h - 1, h] <= target) & (target <= high[1000 : len(y) - h - 1, h])
         assert inside.mean() == pytest.approx(coverage, abs=0.02)
+    for wrong in (0, 1, 1.5, -1, True):
+        with pytest.raises(ValueError, match=r"coverage must be a share in \(0, 1\)"):
+            model.intervals(coverage=wrong)
 
 
 def test_seasons_are_found_or_none():
@@ -384,23 +363,281 @@ def test_seasons_are_found_or_none():
     assert find_seasons(np.ones((64, 1))) == ()
 
 
-@pytest.mark.parametrize(
-    ("step", "season"), [(3600, (24.0,)), (900, (96.0,)), (86400, (7.0,)), (1, ()), (40000, (15.12,))]
-)
-def test_times_give_the_season_of_the_calendar(step, season):
-    model = SepSAForecaster(2)
-    y = np.random.default_rng(0).normal(size=40).cumsum()
-    for i in range(40):
-        model.learn_one(y[i], time=1.0 * step * i)
-    assert model.seasons_ == season
-
-
 def test_river_evaluates_it():
     evaluate = pytest.importorskip("river.evaluate")
-    from river import datasets, metrics, time_series
+    from river import datasets, metrics
 
     ours = evaluate.evaluate(datasets.AirlinePassengers(), sepsa.river.SepSAForecaster(12), metrics.MAE(), horizon=12)
-    peer = time_series.HoltWinters(alpha=0.3, beta=0.1, gamma=0.6, seasonality=12, multiplicative=True)
-    theirs = evaluate.evaluate(datasets.AirlinePassengers(), peer, metrics.MAE(), horizon=12)
-    assert len(ours.get()) == len(theirs.get()) == 12
+    assert len(ours.get()) == 12
     assert np.isfinite(ours.get()).all()
+
+
+def day_and_week(n, seed=0):
+    """Hourly values with a day, a week and noise."""
+    t = np.arange(n)
+    rng = np.random.default_rng(seed)
+    return 10 + 4 * np.sin(2 * np.pi * t / 24) + 3 * (t % 168 < 120) + 0.3 * rng.normal(size=n)
+
+
+def small(**options):
+    return SepSAForecaster(**({"horizon": 4, "lags": 8, "seasons": (24,)} | options))
+
+
+def error(made, y, first, h=1):
+    return np.nanmean(np.abs(made[first:-h, h - 1] - y[first + h :]))
+
+
+def solar(n):
+    return np.maximum(0, np.sin(2 * np.pi * (np.arange(n) - 300) / 288)) * 5.26e6 * (np.arange(n) > 290)
+
+
+def plant(seed):
+    """Whole stretches at another level, as of a plant that is switched off, and stretches that are missing."""
+    rng, y = np.random.default_rng(seed), 100 + 0.3 * np.random.default_rng(seed).normal(size=1200).cumsum() / 10
+    for start in rng.integers(100, 1100, 6):
+        y[start : start + 30] -= 40
+    y[450:480] = np.nan
+    return y
+
+
+WEEK = {"horizon": 24, "lags": 24, "seasons": (24, 168)}
+WALK = {"horizon": 8, "lags": 12, "seasons": "auto"}
+EXTREME = {"forgetting 0.6": {"forgetting": (0.6,)}} | {f"ridge {r}": {"ridge": r} for r in (1e-30, 1e-6, 1e90)}
+SERIES = {  # values, options, and the error at steps ahead relative to that of the last value
+    "starts at night": (solar(2000), {}, {1: 1.1}),
+    "starts missing": (np.where(np.arange(1200) < 280, np.nan, 5e5 + 1e5 * day_and_week(1200)), {}, {1: 1.1}),
+    "rises": (10 ** np.linspace(1, 6, 1500) * (1 + 0.01 * day_and_week(1500)), {}, {1: 1.1}),
+    "jumps": (np.where(np.arange(1200) < 500, 10.0, 1e6) + day_and_week(1200), {}, {1: 1.1}),
+    "falls": (1e6 * 10 ** -np.linspace(0, 5, 1500) * (1 + 0.01 * day_and_week(1500)), {}, {1: 1.1}),
+    "switched off": (plant(100), WEEK, {1: 1.05, 24: 1.05}),
+    "switched off at other times": (plant(101), WEEK, {1: 1.05, 24: 1.05}),
+    "a random walk": (np.random.default_rng(0).normal(size=2000).cumsum(), WALK, {1: 1.01, 8: 1.01}),
+    **{
+        f"{name}, {setting}": (y, options, {1: 1.05})
+        for name, y in {"solar": solar(900), "a week": day_and_week(900), "zero": np.zeros(300)}.items()
+        for setting, options in EXTREME.items()
+    },
+}
+
+
+@pytest.mark.parametrize("name", SERIES)
+def test_no_series_and_no_setting_is_forecast_much_worse_than_by_the_last_value(name):
+    y, options, allowed = SERIES[name]
+    made, low, high = small(**options).prequential(y, coverage=0.9)
+    assert np.isfinite(made).all()
+    half, last = len(y) // 2, pd.Series(y).ffill().to_numpy()
+    for h, factor in allowed.items():
+        naive = np.nanmean(np.abs(last[half:-h] - y[half + h :]))
+        assert error(made, y, half, h) <= factor * naive + 1e-12
+    inside = (low[half:-1, 0] <= y[half + 1 :]) & (y[half + 1 :] <= high[half:-1, 0])
+    assert inside.mean() > 0.8
+
+
+def test_a_scale_that_changes_by_a_power_of_two_changes_no_forecast():
+    """The same series in other units: all numbers are those of the first, times the unit."""
+    y = day_and_week(600) * np.where(np.arange(600) < 300, 1.0, 1000.0)
+    one, other = small().prequential(y), small().prequential(y * 2.0**20)
+    np.testing.assert_array_equal(one * 2.0**20, other)
+
+
+JITTER = pd.to_timedelta(np.random.default_rng(0).uniform(-1, 1, 600), unit="s")
+TIMES = {
+    "months": pd.date_range("1970-01-01", periods=600, freq="MS"),
+    "missing rows": pd.date_range("2024-01-01", periods=604, freq="h").delete([1, 50, 51, 300]),
+    "business days": pd.bdate_range("2024-01-05", periods=600),
+    "jitter": pd.date_range("2024-01-01", periods=600, freq="min") + JITTER,
+}
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_no_row_is_lost_and_none_invented(name):
+    times = TIMES[name]
+    model = SepSAForecaster(3, lags=6).fit(pd.Series(day_and_week(600), times))
+    assert model.rows == (604 if name == "missing rows" else 600)
+    ahead, step = model.predict().index[0] - times[-1], np.median(np.diff(times))
+    assert ahead > pd.Timedelta(0)
+    assert abs(ahead - step) < 0.1 * step + pd.Timedelta(days=3)
+
+
+def test_one_time_of_2104_waits_and_is_left_out():
+    times = pd.date_range("2024-01-01", periods=500, freq="h").to_list()
+    times[300] = pd.Timestamp("2104-01-01")
+    model = small()
+    with pytest.warns(UserWarning, match="time far ahead"):
+        made = model.prequential(day_and_week(500), times=times)
+    assert (model.rows, model.refused_) == (500, 1)
+    assert np.isnan(made[300]).all()
+    assert np.isfinite(np.delete(made, 300, 0)).all()
+
+
+def test_a_real_gap_of_years_costs_a_few_hundred_rows():
+    y = day_and_week(900)
+    at = np.arange(900) * HOUR + np.where(np.arange(900) < 400, 0, 70_000 * 24 * HOUR)
+    model = small()
+    made = model.prequential(y, times=at)
+    assert model.rows < 2000
+    assert model.times(1) == [int(at[-1] + HOUR)]
+    assert error(made, y, 700) < 1.2 * error(small().prequential(y), y, 700)
+
+
+def test_rows_at_one_time_are_an_error_or_the_aggregate_that_was_chosen():
+    y, at = day_and_week(300), np.arange(300) * HOUR
+    twice, doubled = np.insert(y, 200, 7.0), np.insert(at, 200, at[199] + 60)
+    with pytest.raises(ValueError, match='aggregate such rows by same_time="mean"'):
+        small().prequential(twice, times=doubled)
+    last, mean = small(same_time="last"), small(same_time="mean")
+    for model in (last, mean):
+        model.prequential(twice, times=doubled)
+        assert model.rows == 300
+    np.testing.assert_allclose(mean._history.Y[199], (y[199] + 7.0) / 2)
+
+
+@pytest.mark.parametrize("value", [1e6, 1e50, -1e90])
+def test_a_revised_outlier_is_bounded(value):
+    y = day_and_week(700)
+    model, clean = small(), small()
+    model.prequential(y[:400])
+    clean.prequential(y[:400])
+    model.revise(value, rows_ago=1)
+    assert error(model.prequential(y[400:]), y[400:], 100) < 1.5 * error(clean.prequential(y[400:]), y[400:], 100)
+
+
+@pytest.mark.parametrize(("name", "value"), [("seasons", [90_000.0] * 8), ("lags", 2000), ("horizon", 2000)])
+def test_a_small_file_builds_no_large_forecaster(name, value, monkeypatch):
+    model = small(horizon=2)
+    model.prequential(day_and_week(300))
+    state, parameters = model.state_dict(), model._get_params()
+    if name in state:
+        state[name] = value
+    monkeypatch.setattr(model, "_get_params", lambda: parameters | {name: value})
+    monkeypatch.setattr(model, "state_dict", lambda: state)
+    data = sepsa.checkpoint.to_bytes(model)
+    with pytest.raises(CheckpointError, match=r"too small|must be|other"):
+        sepsa.checkpoint.from_bytes(data)
+
+
+def test_infinite_inputs_are_refused_and_masks_respected():
+    y = day_and_week(200)
+    X = np.ones((200, 1))
+    X[50] = np.inf
+    with pytest.raises(ValueError, match="X must be numbers up to"):
+        small().prequential(y, X)
+    masked = np.ma.masked_array(y.copy(), np.arange(200) == 100)
+    masked.data[100] = 1e9
+    plain = y.copy()
+    plain[100] = np.nan
+    np.testing.assert_array_equal(small().prequential(masked), small().prequential(plain))
+
+
+def test_a_week_is_found_in_rows_without_times_and_known_with_them():
+    y = day_and_week(1600)
+    model = SepSAForecaster(24, lags=24)
+    made = model.prequential(y)
+    assert model.seasons_ == (24.0, 168.0)
+    week = np.abs(y[1200 - 168 + 24 : -168] - y[1200 + 24 :]).mean()
+    assert error(made, y, 1200, 24) < week
+    timed = SepSAForecaster(24, lags=24)
+    for rows, seasons in ((slice(0, 40), (24.0,)), (slice(40, 600), (24.0, 168.0))):
+        timed.prequential(y[rows], times=np.arange(600)[rows] * HOUR)
+        assert timed.seasons_ == seasons
+
+
+def test_bounds_hold_for_forecasts_and_intervals():
+    y = np.maximum(0, day_and_week(500) - 12)
+    made, low, high = small(bounds=(0, None)).prequential(y, coverage=0.99)
+    assert made.min() >= 0
+    assert low.min() >= 0
+    assert high.max() > y.max()
+    for wrong in ((1, 0), (0,), "ab", (np.nan, 1)):
+        with pytest.raises(ValueError, match="bounds must be"):
+            small(bounds=wrong)
+
+
+def test_interfaces_of_frames_agree_with_rows():
+    times = pd.date_range("2024-01-01", periods=400, freq="h")
+    frame = pd.DataFrame({"a": day_and_week(400), "b": day_and_week(400, 1)}, times)
+    model = small().fit(frame[:300]).update(frame[300:396])
+    made, low, high = model.predict(4, coverage=0.8)
+    assert list(made.columns) == ["a", "b"]
+    assert list(made.index) == list(times[396:])
+    assert (low <= high).all().all()
+    assert model.score(frame[396:]) == pytest.approx(np.abs(made - frame[396:]).to_numpy().mean())
+    column = frame.reset_index(names="when")
+    assert small().fit(column[:396], times="when").forecast() == model.forecast()
+    assert "396 rows, every hour" in repr(model)
+    plotting = pytest.importorskip("matplotlib")
+    plotting.use("Agg")
+    assert len(model.plot("b").lines) == 2
+    assert pickle.loads(pickle.dumps(model)).forecast() == model.forecast()
+
+
+def test_a_forecaster_for_each_key(tmp_path):
+    alone = small(lags=4, horizon=2)
+    with KeyedLearner(small(lags=4, horizon=2), tmp_path / "keys", in_memory=2) as models:
+        for i in range(30):
+            for key in range(4):
+                models.learn_one(key, None, float(key + i % 3), time=i * HOUR)
+            alone.learn_one(3.0 + i % 3, time=i * HOUR)
+        models.commit()
+        assert len(models) == 4
+        assert models.forecast(3) == alone.forecast()
+
+
+def break_state(rng, model):
+    """A forecaster with one number of a state replaced by a wild one."""
+    state, other = copy.deepcopy(model.state_dict()), small()
+    part = state["model"][rng.choice(list(state["model"]))]
+    array = part[rng.choice([name for name, array in part.items() if array.size])]
+    numbers = {"b": [False, True], "i": [-(2**40), -1, 0, 1, 10**6, 2**62]}
+    reals = [np.nan, np.inf, -1e300, 1e150, -1.0, 0.0, 1e-310, 1e5]
+    array.flat[rng.integers(array.size)] = rng.choice(numbers.get(array.dtype.kind, reals))
+    other.load_state_dict(state)
+    return other
+
+
+def odd_times(rng):
+    at = np.arange(120) * float(rng.choice([1, 60, HOUR, 86400, 31 * 86400]))
+    at = at + rng.choice([0.0, -1e9, 4e9]) + rng.normal(size=120) * rng.choice([0, 0.01, 0.2]) * (at[1] - at[0])
+    for _ in range(rng.integers(3)):
+        at[rng.integers(120)] *= rng.choice([-1, 0, 2, 1000])
+    dated = rng.random() < 0.5
+    return (at * 1e6).astype("datetime64[us]") if dated else at
+
+
+def odd_settings(rng):
+    return {
+        "ridge": rng.choice([0.0, 1e-30, 1e-9, 30.0, 1e99, np.inf, np.nan, -1.0]),
+        "forgetting": [(0.51,), (1.0,), (0.5,), (), (0.9, 1.1), (np.nan,), (0.7, 1.0)][rng.integers(7)],
+        "seasons": [(), (2.5,), (7, 7), (1e9,), (np.nan,), (3.7, 50.1), "weekly"][rng.integers(7)],
+        "lags": [1, 2, 8, 0, 10**9][rng.integers(5)],
+        "bounds": [(None, None), (0, None), (5, 5), (None, 1e308)][rng.integers(4)],
+    }
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_fifty_attempts_are_refused_or_end_with_sane_forecasts(seed):
+    """Nothing is accepted that gives NaN, a forecast beyond ten times the data, or more than a few thousand rows."""
+    rng = np.random.default_rng(seed)
+    y, accepted = day_and_week(200), 0
+    model = small()
+    model.prequential(y[:120])
+    for attempt in range(50):
+        with contextlib.suppress(ValueError, TypeError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            kind = attempt % 4
+            if kind in (0, 3):
+                tried = break_state(rng, model)
+            elif kind == 1:
+                tried = small()
+                tried.prequential(y[:120], times=odd_times(rng))
+            else:
+                tried = small(**{k: v for k, v in odd_settings(rng).items() if rng.random() < 0.4})
+                spoiled = y[:120] * rng.choice([1e-90, 1.0, 1e90])
+                spoiled[rng.integers(120, size=5)] = rng.choice([np.nan, 1e99, -1e99])
+                tried.prequential(spoiled / max(np.nanmedian(np.abs(spoiled)), 1e-300) * 10)
+            accepted += 1
+            assert tried.rows < 70_000
+            made = tried.prequential(y[120:])
+            assert np.isfinite(made).all()
+            assert np.abs(made[60:]).max() < 200, (seed, attempt, kind)
+    assert accepted >= 10

@@ -8,17 +8,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pytest
 
-from sepsa.stream.forecast.clock import (
-    BUSINESS,
-    MONTHS,
-    SECONDS,
-    Clock,
-    Grid,
-    Moments,
-    find_grid,
-    read_time,
-    read_times,
-)
+from sepsa.stream.forecast.clock import BUSINESS, MONTHS, SECONDS, Clock, Grid, find_grid, read_time, read_times
 
 pd = pytest.importorskip("pandas")
 HOUR, DAY = 3600.0, 86400.0
@@ -61,22 +51,6 @@ def test_the_step_and_its_unit_are_found(frequency, unit, step, start):
         assert abs((clock.ahead(h) - expected.to_pydatetime()).total_seconds()) <= tolerance
 
 
-def test_the_second_row_may_be_missing_and_rows_may_have_jitter():
-    hourly = np.delete(np.arange(400) * HOUR, [1, 50, 51, 300])
-    clock, rows = placed(hourly)
-    assert clock.grid.step == HOUR
-    assert rows == 400
-    rng = np.random.default_rng(0)
-    minutes = 60.0 * np.arange(600) + rng.uniform(-1, 1, 600) + 5e8
-    clock, rows = placed(minutes)
-    assert (clock.grid.step, rows) == (60.0, 600)
-    friday = pd.bdate_range("2024-01-05", periods=700)
-    clock, rows = placed(friday)
-    assert (clock.grid.unit, rows) == (BUSINESS, 700)
-    months = pd.date_range("1970-01-01", periods=600, freq="MS")
-    assert placed(months)[1] == 600
-
-
 def test_holidays_are_gaps_of_business_days_and_a_weekend_is_an_error():
     days = pd.bdate_range("2024-01-01", periods=300).delete([90, 91, 200])
     clock, rows = placed(days)
@@ -97,11 +71,7 @@ def test_a_leap_waits_until_later_rows_confirm_it():
     assert clock.ahead(0) == far + 2 * HOUR
 
 
-def test_rows_of_one_point_are_named_and_earlier_ones_refused():
-    clock, rows = placed(np.arange(300) * HOUR)
-    assert clock.place(299 * HOUR + 600, rows).same
-    with pytest.raises(ValueError, match="later than that of the last row, 1076400, got 1072800"):
-        clock.place(298 * HOUR, rows)
+def test_times_without_a_common_step_are_refused():
     with pytest.raises(ValueError, match="no common step"):
         find_grid(np.array([0.0, 1e-3, 1e3, 2e6, 9e7, 9e7 + 1]), False)
 
@@ -121,17 +91,9 @@ def test_daylight_saving_neither_adds_nor_loses_a_row():
 def test_times_are_taken_from_what_people_have():
     index = pd.date_range("2024-01-01 12:00", periods=5, freq="h")
     expected = np.arange(5) * HOUR + datetime(2024, 1, 1, 12, tzinfo=timezone.utc).timestamp()
-    for times in (
-        index,
-        index.to_series(),
-        index.to_numpy(),
-        index.to_period("h"),
-        list(index),
-        [time.to_pydatetime() for time in index],
-        index.tz_localize("UTC"),
-        index.tz_localize("UTC").to_series(),
-        index.to_numpy().astype("datetime64[m]"),
-    ):
+    zone, dates = index.tz_localize("UTC"), [time.to_pydatetime() for time in index]
+    arrays = index.to_numpy(), index.to_numpy().astype("datetime64[m]")
+    for times in (index, index.to_series(), zone, zone.to_series(), index.to_period("h"), list(index), dates, *arrays):
         assert read_times(times).seconds.tolist() == expected.tolist()
         assert read_times(times).dated
     numbers = read_times(np.arange(3))
@@ -146,14 +108,10 @@ def test_times_are_taken_from_what_people_have():
 
 
 def test_seasons_come_from_the_clock():
-    assert Grid(SECONDS, HOUR, 0.0).seasons() == (24.0, 168.0)
-    assert Grid(SECONDS, 1800.0, 0.0).seasons() == (48.0, 336.0)
-    assert Grid(SECONDS, DAY, 0.0).seasons() == (7.0, 365.25)
-    assert Grid(BUSINESS, 1.0, 0.0).seasons() == (5.0,)
-    assert Grid(MONTHS, 1.0, 0.0).seasons() == (12.0,)
-    assert Grid(MONTHS, 3.0, 0.0).seasons() == (4.0,)
-    assert Grid(MONTHS, 12.0, 0.0).seasons() == ()
-    assert Grid(SECONDS, 7 * DAY, 0.0).seasons() == (pytest.approx(365.25 / 7),)
+    steps = {1: (), 900: (96, 672), 1800: (48, 336), HOUR: (24, 168), DAY: (7, 365.25), 7 * DAY: (365.25 / 7,)}
+    for unit, seasons in ((SECONDS, steps), (BUSINESS, {1: (5,)}), (MONTHS, {1: (12,), 3: (4,), 12: ()})):
+        for step, expected in seasons.items():
+            assert Grid(unit, float(step), 0.0).seasons() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("zone", [None, "Europe/Berlin", timezone(timedelta(hours=5))])
@@ -164,12 +122,8 @@ def test_a_saved_clock_goes_on(zone):
     other.load_state_dict(clock.state_dict())
     assert other.ahead(3) == clock.ahead(3)
     assert other.state_dict() == clock.state_dict()
-    for entry, value in (
-        ("grid", ["lunar", 1.0, 0.0]),
-        ("grid", [SECONDS, 0.0, 0.0]),
-        ("zone", "Nowhere/City"),
-        ("last", 2**60),
-    ):
+    lunar, still = ["lunar", 1.0, 0.0], [SECONDS, 0.0, 0.0]
+    for entry, value in (("grid", lunar), ("grid", still), ("zone", "Nowhere/City"), ("last", 2**60)):
         with pytest.raises(ValueError, match=entry):
             Clock(None).load_state_dict(clock.state_dict() | {entry: value})
 
@@ -178,10 +132,3 @@ def test_a_saved_clock_goes_on(zone):
 def test_a_wrong_step_is_named(step):
     with pytest.raises(ValueError, match="step must be seconds"):
         Clock(step)
-
-
-def test_a_zone_that_comes_later_is_no_other_kind_but_numbers_are():
-    clock, rows = placed(pd.date_range("2024-01-01", periods=5, freq="D"))
-    with pytest.raises(ValueError, match="time must be dates as before, got numbers"):
-        clock.begin(Moments(np.array([1.0]), False))
-    assert rows == 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import pickle
 
 import numpy as np
@@ -25,7 +26,6 @@ from sepsa.stream.columns.cells import Column
 from sepsa.stream.tables.cells import RowBlock
 from sepsa.stream.tables.model import TableModel
 
-CITIES = np.array(["Oslo", "Rome", "Lima"])
 EFFECT = {"Oslo": 0.0, "Rome": 5.0, "Lima": -5.0}
 
 
@@ -35,7 +35,7 @@ def table(n=300, seed=0):
     frame = pd.DataFrame(
         {
             "size": rng.normal(size=n),
-            "city": CITIES[rng.integers(0, 3, n)],
+            "city": np.array(list(EFFECT))[rng.integers(0, 3, n)],
             "open": rng.random(n) < 0.5,
             "grade": pd.Categorical(rng.integers(1, 4, n)),
             "time": pd.Timestamp("2026-01-05") + pd.to_timedelta(rng.integers(0, 24 * 7, n), unit="h"),
@@ -49,14 +49,13 @@ def table(n=300, seed=0):
 @pytest.mark.parametrize("how", ["fit", "partial_fit"])
 def test_a_frame_with_columns_of_all_kinds(how):
     X, y = table(900)
-    model = getattr(SepSARegressor(random_state=0, max_iter=20), how)(X[:600], y[:600])
+    model = getattr(SepSARegressor(random_state=0, max_iter=8), how)(X[:600], y[:600])
     assert model.score(X[600:], y[600:]) > 0.9
     assert model.n_features_in_ == 5
     assert model.feature_names_in_.tolist() == list(X)
     labels = np.where(y > y.mean(), "high", "low")
-    classes = getattr(SepSAClassifier(random_state=0, max_iter=20), how)(X[:600], labels[:600])
+    classes = getattr(SepSAClassifier(random_state=0, max_iter=8), how)(X[:600], labels[:600])
     assert classes.score(X[600:], labels[600:]) > 0.85
-    assert classes.predict_proba(X[600:]).shape == (300, 2)
 
 
 def test_columns_are_encoded_as_those_of_a_table():
@@ -82,16 +81,6 @@ def test_columns_are_encoded_as_those_of_a_table():
     result = command.learn(RowBlock(columns, np.arange(300), str, [], {}))
     assert list(model._encoder.inputs.names) == list(command.inputs.names)
     np.testing.assert_array_equal(mine, result.predictions)
-
-
-@pytest.mark.parametrize("rows", [1, 7, 300])
-def test_the_division_into_frames_does_not_matter(rows):
-    X, y = table()
-    whole = SepSARegressor(random_state=0).partial_fit(X, y)
-    parts = SepSARegressor(random_state=0)
-    for at in range(0, 300, rows):
-        parts.partial_fit(X[at : at + rows], y[at : at + rows])
-    np.testing.assert_allclose(parts.predict(X), whole.predict(X), rtol=1e-9)
 
 
 def many_texts(n=120, levels=12, seed=0):
@@ -144,24 +133,20 @@ def test_a_column_of_many_texts_gets_the_mean_of_the_targets_before_each_row(few
 
 
 @pytest.mark.filterwarnings("ignore:column 'shop' has more than")
+@pytest.mark.parametrize("rows", [table, many_texts])
 @pytest.mark.parametrize("kind", [SepSARegressor, SepSAClassifier])
-def test_means_of_texts_do_not_depend_on_the_division_into_frames(kind, few_indicators):
-    X, y = many_texts()
-    y = y if kind is SepSARegressor else np.where(y > 20, "high", "low")
-    whole = kind(random_state=0).partial_fit(X, y)
-    parts = kind(random_state=0)
+def test_the_division_into_frames_does_not_matter(kind, rows, few_indicators):
+    X, y = rows(120)
+    y, told = (y, "predict") if kind is SepSARegressor else (np.where(y > np.median(y), "high", "low"), "predict_proba")
+    whole, parts = kind(random_state=0).partial_fit(X, y), kind(random_state=0)
     for at in range(0, 120, 7):
         parts.partial_fit(X[at : at + 7], y[at : at + 7])
     one, two = (each._encoder.inputs for each in (whole, parts))
     assert list(one.names) == list(two.names)
-    np.testing.assert_array_equal(one.levels["shop"].sums, two.levels["shop"].sums)
-    told = "predict" if kind is SepSARegressor else "predict_proba"
+    assert list(one.levels) == list(two.levels)
+    assert all(np.array_equal(levels.sums, two.levels[name].sums) for name, levels in one.levels.items())
     np.testing.assert_allclose(getattr(parts, told)(X), getattr(whole, told)(X), rtol=1e-9)
-    fitted = kind(random_state=0, max_iter=3).fit(X, y)
-    assert fitted.score(X, y) > 0.5
-    other = kind(random_state=0, max_iter=3)
-    other.load_state_dict(fitted.state_dict())
-    np.testing.assert_array_equal(getattr(other, told)(X), getattr(fitted, told)(X))
+    assert kind(random_state=0, max_iter=3).fit(X, y).score(X, y) > 0.5
 
 
 @pytest.mark.parametrize(
@@ -220,9 +205,12 @@ def test_pandas_dtypes_with_missing_values():
     objects = plain.astype({"size": object, "open": object, "time": object})
     zoned = plain.assign(time=plain["time"].dt.tz_localize("UTC").dt.tz_convert("Asia/Tokyo"))
     days = plain.assign(time=plain["time"].dt.date)
-    expected = SepSARegressor(random_state=0).partial_fit(plain, y).predict(plain)
+    model = SepSARegressor(random_state=0).partial_fit(plain, y)
+    expected = model.predict(plain)
     for frame in (nullable, objects, zoned):
         np.testing.assert_array_equal(SepSARegressor(random_state=0).partial_fit(frame, y).predict(frame), expected)
+    for kinds in ({"city": "category", "grade": str}, {"grade": object}):  # texts, and numbers among objects
+        np.testing.assert_array_equal(model.predict(plain.astype(kinds)), expected)
     assert isinstance(days["time"].iloc[0], datetime.date)
     assert SepSARegressor(random_state=0).partial_fit(days, y)._encoder.kinds["time"] == "dates"
     lengths = plain.assign(time=plain["time"] - plain["time"].min())
@@ -242,79 +230,53 @@ def test_columns_without_names_are_found_by_position():
         model.predict(X[[0, 1, 2, 3]])
 
 
-# ---------------------------------------------------------------------- sparse matrices
-
-
 def sparse_table(n=200, d=12, seed=0):
     X = scipy.sparse.random(n, d, density=0.2, random_state=seed, format="csr")
     return X, 10 * X.toarray()[:, 0] - 5 * (X.toarray()[:, 1] > 0) + 3
 
 
-@pytest.mark.parametrize("kind", ["csr_matrix", "coo_array"])
-@pytest.mark.parametrize("how", ["fit", "partial_fit"])
-def test_sparse_rows_are_learned_as_dense_ones(how, kind, monkeypatch):
-    monkeypatch.setattr(rows, "NUMBERS", 96)  # of 12 columns 8 rows at a time
-    X, y = sparse_table()
-    given = getattr(scipy.sparse, kind)(X)
-    mine, dense = (getattr(SepSARegressor(random_state=0, max_iter=3), how) for _ in range(2))
-    mine, dense = mine(given, y), dense(X.toarray(), y)
-    for one, other in zip(
-        mine.predict(given, return_std=True), dense.predict(X.toarray(), return_std=True), strict=True
-    ):
-        np.testing.assert_allclose(one, other, rtol=1e-9)
+@pytest.mark.parametrize(
+    ("how", "kind", "options"),
+    [
+        ("fit", "csr_matrix", {}),
+        ("partial_fit", "coo_array", {}),
+        ("partial_fit", "csr_matrix", {"batch_size": 3}),
+        ("partial_fit", "csr_matrix", {"module": nn.Sequential(nn.Linear(12, 4), nn.Tanh())}),
+    ],
+    ids=["fit", "partial_fit", "batches", "module"],
+)
+def test_sparse_rows_are_learned_as_dense_ones(how, kind, options, monkeypatch):
+    monkeypatch.setattr(rows, "NUMBERS", 96)  # of 12 columns 8 rows at a time; parts end where batches do
+    X, y = sparse_table(60 if "module" in options else 200)
+    X.data[::9] = np.nan
+    given, options = getattr(scipy.sparse, kind)(X), {"random_state": 0, "max_iter": 3} | options
+    mine, dense = (getattr(SepSARegressor(**options), how)(table, y) for table in (given, X.toarray()))
+    np.testing.assert_allclose(mine.predict(given, True), dense.predict(X.toarray(), True), rtol=1e-9)
     np.testing.assert_allclose(mine.prequential(given, y), dense.prequential(X.toarray(), y), rtol=1e-9)
     np.testing.assert_allclose(mine.predict(X.toarray()), dense.predict(given), rtol=1e-9)
     labels = np.where(y > 3, "high", "low")
     classes = getattr(SepSAClassifier(random_state=0, max_iter=3), how)(given, labels)
-    assert classes.predict_proba(given).shape == (200, 2)
+    assert classes.predict_proba(given).shape == (len(y), 2)
     assert classes.score(given, labels) > 0.8
-
-
-@pytest.mark.parametrize("options", [{"batch_size": 3}, {"module": nn.Sequential(nn.Linear(12, 4), nn.Tanh())}])
-def test_parts_of_a_sparse_matrix_end_where_batches_do(options, monkeypatch):
-    monkeypatch.setattr(rows, "NUMBERS", 96)
-    X, y = sparse_table(100)
-    mine = SepSARegressor(random_state=0, **options).partial_fit(X, y)
-    dense = SepSARegressor(random_state=0, **options).partial_fit(X.toarray(), y)
-    np.testing.assert_allclose(mine.predict(X), dense.predict(X), rtol=1e-9)
+    X.data[3] = np.inf
+    with pytest.raises(ValueError, match="infinity"):
+        mine.predict(X)
 
 
 @pytest.mark.parametrize("how", ["fit", "partial_fit"])
 def test_a_sparse_matrix_is_never_dense_as_a_whole(how, monkeypatch):
     X, y = sparse_table(400)
-    largest = []
-    dense = scipy.sparse.csr_matrix.toarray
+    largest, dense = [], scipy.sparse.csr_matrix.toarray
     monkeypatch.setattr(rows, "NUMBERS", 600)
+
+    def toarray(self, *args, **kwargs):
+        largest.append(self.shape[0] * self.shape[1])
+        return dense(self, *args, **kwargs)
+
     for kind in (scipy.sparse.csr_matrix, scipy.sparse.csc_matrix):
-
-        def toarray(self, *args, **kwargs):
-            largest.append(self.shape[0] * self.shape[1])
-            return dense(self, *args, **kwargs)
-
         monkeypatch.setattr(kind, "toarray", toarray, raising=False)
-    model = getattr(SepSARegressor(random_state=0, max_iter=1), how)(X, y)
-    model.predict(X)
-    assert 0 < max(largest) <= 600 + 12 * 32 * 8  # a part, or the rows of a few mini-batches
-    assert max(largest) < X.shape[0] * X.shape[1]
-
-
-def test_missing_and_infinite_values_in_sparse_matrices():
-    X, y = sparse_table()
-    missing = X.copy()
-    missing.data[::5] = np.nan
-    model = SepSARegressor(random_state=0).partial_fit(missing, y)
-    dense = SepSARegressor(random_state=0).partial_fit(missing.toarray(), y)
-    np.testing.assert_allclose(model.predict(missing), dense.predict(missing.toarray()), rtol=1e-9)
-    X.data[3] = np.inf
-    with pytest.raises(ValueError, match="infinity"):
-        model.predict(X)
-    frame, target = table(50)
-    encoded = SepSARegressor(random_state=0).partial_fit(frame, target)
-    with pytest.raises(ValueError, match="X must be a DataFrame with the columns"):
-        encoded.predict(X)
-
-
-# ---------------------------------------------------------------------- several labels of each row
+    getattr(SepSARegressor(random_state=0, max_iter=1), how)(X, y).predict(X)
+    assert 0 < max(largest) <= 600 + 12 * 32 * 8 < X.shape[0] * X.shape[1]  # a part, or the rows of a few mini-batches
 
 
 def labelled(n=600, seed=0):
@@ -327,7 +289,7 @@ def labelled(n=600, seed=0):
 @pytest.mark.parametrize("how", ["fit", "partial_fit"])
 def test_several_labels_are_learned_each_by_itself(how):
     X, Y = labelled(900)
-    model = getattr(SepSAClassifier(random_state=0, max_iter=20), how)(X[:600], Y[:600])
+    model = getattr(SepSAClassifier(random_state=0, max_iter=10), how)(X[:600], Y[:600])
     predicted, proba = model.predict(X[600:]), model.predict_proba(X[600:])
     assert predicted.shape == proba.shape == Y[600:].shape
     assert predicted.dtype == Y.dtype
@@ -341,17 +303,6 @@ def test_several_labels_are_learned_each_by_itself(how):
     assert 0 <= model.score(X[600:], Y[600:]) <= 1
 
 
-def test_several_labels_are_predicted_before_they_are_learned():
-    X, Y = labelled(80)
-    proba = SepSAClassifier(random_state=0).prequential(X, Y, method="predict_proba")
-    labels = SepSAClassifier(random_state=0).prequential(X, Y)
-    single = SepSAClassifier(random_state=0).partial_fit(X[:1], Y[:1])
-    for i in range(1, 80):
-        np.testing.assert_allclose(proba[i], single.predict_proba(X[i : i + 1])[0], rtol=1e-8)
-        np.testing.assert_array_equal(labels[i], single.predict(X[i : i + 1])[0])
-        single.partial_fit(X[i : i + 1], Y[i : i + 1])
-
-
 def test_a_saved_model_of_several_labels_goes_on():
     X, Y = labelled(200)
     model = SepSAClassifier(random_state=0, max_iter=2).fit(X[:100], Y[:100])
@@ -363,27 +314,21 @@ def test_a_saved_model_of_several_labels_goes_on():
 
 def test_targets_that_are_no_labels_are_refused():
     X, Y = labelled(50)
-    for bad in (Y + 1, np.where(Y, "yes", "no"), Y * 0.5):
-        with pytest.raises(ValueError, match=r"y must hold labels .*sklearn\.multioutput\.MultiOutputClassifier"):
-            SepSAClassifier().fit(X, bad)
-    model = SepSAClassifier(random_state=0).partial_fit(X, Y)
+    model, one_label = (SepSAClassifier(random_state=0).partial_fit(X, y) for y in (Y, Y[:, 0]))
     before = model.state_dict()["calibration_loss"]
-    for bad in (Y[:, :2], Y[:, 0]):
-        with pytest.raises(ValueError, match=r"y must have shape \(n, 3\) as before"):
-            model.partial_fit(X, bad)
-    with pytest.raises(ValueError, match=r"y must have shape \(n,\) as before, got \(50, 3\)"):
-        SepSAClassifier(random_state=0).partial_fit(X, Y[:, 0]).partial_fit(X, Y)
-    with pytest.raises(ValueError, match="classes must be None or 0 to 2"):
-        model.partial_fit(X, Y, classes=[0, 1])
-    with pytest.raises(ValueError, match="class_weight must be None for multilabel targets"):
-        SepSAClassifier(class_weight={0: 2.0}).fit(X, Y)
-    with pytest.raises(ValueError, match="experts must be empty for multilabel targets"):
-        SepSAClassifier(experts=[SGDClassifier()]).partial_fit(X, Y)
+    three, labels = r"y must have shape \(n, 3\) as before", r"y must hold labels .*sklearn\.multioutput"
+    for learn, y, words in (
+        *((SepSAClassifier().fit, y, labels) for y in (Y + 1, np.where(Y, "yes", "no"), Y * 0.5)),
+        *((model.partial_fit, y, three) for y in (Y[:, :2], Y[:, 0])),
+        (one_label.partial_fit, Y, r"y must have shape \(n,\) as before, got \(50, 3\)"),
+        (functools.partial(model.partial_fit, classes=[0, 1]), Y, "classes must be None or 0 to 2"),
+        (SepSAClassifier(class_weight={0: 2.0}).fit, Y, "class_weight must be None for multilabel targets"),
+        (SepSAClassifier(experts=[SGDClassifier()]).partial_fit, Y, "experts must be empty for multilabel targets"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            learn(X, y)
     np.testing.assert_array_equal(model.state_dict()["calibration_loss"], before)
     assert model.partial_fit(X, Y, classes=[0, 1, 2]).predict(X).shape == (50, 3)
-
-
-# ---------------------------------------------------------------------- scores, and what fit prints
 
 
 @pytest.mark.parametrize("how", ["fit", "partial_fit"])
@@ -403,25 +348,18 @@ def test_decision_function_is_the_logarithm_of_the_probabilities(classes, how):
 
 
 def test_verbose_prints_passes_and_changes_nothing(capsys):
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(100, 2))
-    y = 1000 * X[:, 0]
-    quiet = SepSARegressor(random_state=0, max_iter=4).fit(X, y)
-    assert capsys.readouterr().out == ""
-    loud = SepSARegressor(random_state=0, max_iter=4, verbose=1).fit(X, y)
+    X = np.random.default_rng(0).normal(size=(100, 2))
+    y, quiet = 1000 * X[:, 0], SepSARegressor(random_state=0, max_iter=4)
+    loud = clone(quiet).set_params(verbose=1).fit(X, y)
     lines = capsys.readouterr().out.splitlines()
-    np.testing.assert_array_equal(loud.predict(X), quiet.predict(X))
-    trials = [line for line in lines if line.startswith(f"{loud.n_iter_} passes: squared error ")]
-    assert len(trials) == 1
-    passes = [line for line in lines if line.startswith("-- Pass ")]
-    assert passes[-1].startswith("-- Pass 4 of 4: squared error ")
-    errors = [float(line.split()[7 if line.startswith("--") else 4]) for line in [passes[-1], trials[0]]]
-    assert max(errors) < 0.5  # in units of the targets' variance
+    np.testing.assert_array_equal(loud.predict(X), quiet.fit(X, y).predict(X))
+    (trial,) = [line for line in lines if line.startswith(f"{loud.n_iter_} passes: squared error ")]
+    last = [line for line in lines if line.startswith("-- Pass ")][-1]
+    assert last.startswith("-- Pass 4 of 4: squared error ")
+    assert max(float(last.split()[7]), float(trial.split()[4])) < 0.5  # in units of the targets' variance
+    assert capsys.readouterr().out == ""
     SepSAClassifier(random_state=0, max_iter=1, verbose=1).fit(X, y > 0)
     assert capsys.readouterr().out.startswith("-- Pass 1 of 1: ")
-
-
-# ---------------------------------------------------------------------- bad input
 
 
 def learned(columns=None):
@@ -446,12 +384,9 @@ def test_an_array_after_a_frame_and_a_frame_after_an_array():
 
 
 CHANGES = {
-    "number to text": (lambda X: X.assign(size="large"), "size", "numbers", "texts"),
     "number to category": (lambda X: X.astype({"size": "category"}), "size", "numbers", "categories"),
-    "text to number": (lambda X: X.assign(city=1.5), "city", "texts", "numbers"),
     "category to number": (lambda X: X.assign(grade=2), "grade", "categories", "numbers"),
     "date to text": (lambda X: X.assign(time="noon"), "time", "dates", "texts"),
-    "date to number": (lambda X: X.assign(time=1.0), "time", "dates", "numbers"),
     "text to date": (lambda X: X.assign(city=X["time"]), "city", "texts", "dates"),
 }
 
@@ -465,13 +400,6 @@ def test_a_column_that_changes_its_type_is_named(change):
         with pytest.raises(ValueError, match=rf"X\['{column}'\] must hold {before}, .* got {now} of dtype"):
             method(make(X))
     assert model.state_dict()["encoder"] == state
-
-
-def test_text_and_category_dtypes_are_the_same_texts():
-    model, X, _ = learned()
-    expected = model.predict(X)
-    np.testing.assert_array_equal(model.predict(X.astype({"city": "category", "grade": str})), expected)
-    np.testing.assert_array_equal(model.predict(X.astype({"grade": object})), expected)  # numbers among objects
 
 
 def test_missing_texts_and_categories_have_no_indicator():
@@ -497,17 +425,9 @@ def test_missing_texts_and_categories_have_no_indicator():
     assert empty.partial_fit(X, y)._encoder.kinds["city"] == "texts"
 
 
-def both(*cells):
-    return pd.Series(list(cells) * (20 // len(cells)), dtype=object)
-
-
-CELLS = "must hold numbers, dates or texts, got"
 UNUSABLE = {
-    rf"X\['city'\] {CELLS} list": lambda X: X.assign(city=both([1, 2])),
-    rf"X\['city'\] {CELLS} dict": lambda X: X.assign(city=both({"a": 1})),
-    rf"X\['city'\] {CELLS} bytes": lambda X: X.assign(city=both(b"x")),
-    rf"X\['city'\] {CELLS} complex": lambda X: X.assign(city=both(1j)),
-    r"X\['city'\] must hold numbers or dates, got both": lambda X: X.assign(city=both(1, datetime.date(2026, 1, 1))),
+    r"X\['city'\] must hold numbers, dates or texts, got bytes": lambda X: X.assign(city=[b"x"] * 20),
+    r"X\['city'\] must hold numbers or dates, got both": lambda X: X.assign(city=[1, datetime.date(2026, 1, 1)] * 10),
     r"X\['size'\] must be finite, got -inf": lambda X: X.assign(size=-np.inf),
     r"two columns 'city'|'city' 2 times": lambda X: pd.concat([X, X[["city"]]], axis=1),
     "minimum of 1 is required": lambda X: X[:0],
@@ -521,7 +441,7 @@ def test_cells_that_cannot_be_encoded_are_named(words):
     model, bad = SepSARegressor(), UNUSABLE[words](X)
     for learn in (model.fit, model.partial_fit):
         with pytest.raises(ValueError, match=words):
-            learn(bad, y[: len(bad)] if len(bad) != 19 else y)
+            learn(bad, y if len(bad) else y[:0])
     with pytest.raises(ValueError, match="X must hold numbers alone where module is given"):
         SepSARegressor(module=nn.Linear(5, 3)).fit(X, y)
     assert not hasattr(model, "n_features_in_")
