@@ -240,3 +240,18 @@ def test_muon_needs_a_torch_that_has_it(monkeypatch):
     monkeypatch.delattr(torch.optim, "Muon", raising=False)
     with pytest.raises(RuntimeError, match=r"needs torch.optim.Muon, of torch 2.9 or later, got torch"):
         sepsa.muon(network())
+
+
+def test_a_gradient_scaler_steps_all_of_them():
+    (model, optimizer), (twin, plain) = build(), build()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for inputs, targets in batches():
+        with optimizer.observe(targets):
+            loss = mse_loss(model(inputs), targets)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        plain.learn(inputs, targets)
+    for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
-
 import numpy as np
 import pytest
 
@@ -20,16 +18,34 @@ from sepsa.river import SepSARegressor
 ROWS = [(f"key {i % 3}", ({"a": float(np.sin(i)), "b": i % 7}, None if i % 10 == 9 else i / 5)) for i in range(60)]
 
 
-def test_each_key_learns_as_a_model_of_its_own():
-    told, expected, models = [], [], {}
-    flow = Dataflow("test")
-    keyed = operators.input("input", flow, TestingSource(ROWS, batch_size=7))
-    operators.output("output", learn("learn", keyed, SepSARegressor(hidden=(), seed=0)), TestingSink(told))
-    run_main(flow)
+def start():
+    return SepSARegressor(hidden=(), seed=0)
+
+
+def expected():
+    """The predictions of a model for each key, and the targets."""
+    models, told = {}, []
     for key, (x, y) in ROWS:
-        model = models.setdefault(key, SepSARegressor(hidden=(), seed=0))
-        expected.append((key, (model.predict_one(x), y)))
+        model = models.setdefault(key, start())
+        told.append((key, (model.predict_one(x), y)))
         if y is not None:
             model.learn_one(x, y)
-    # Of each key in order: Bytewax learns the rows of a batch key by key.
-    assert sorted(told, key=itemgetter(0)) == sorted(expected, key=itemgetter(0))
+    return told
+
+
+def told_by(source, **options):
+    told = []
+    flow = Dataflow("test")
+    keyed = operators.input("input", flow, source)
+    operators.output("output", learn("learn", keyed, start()), TestingSink(told))
+    run_main(flow, **options)
+    return by_key(told)
+
+
+def by_key(told):
+    """What was told of each key, in order; Bytewax learns the rows of a batch key by key."""
+    return {name: [value for key, value in told if key == name] for name in ("key 0", "key 1", "key 2")}
+
+
+def test_each_key_learns_as_a_model_of_its_own():
+    assert told_by(TestingSource(ROWS, batch_size=7)) == by_key(expected())

@@ -248,6 +248,17 @@ def test_a_held_out_sample_is_scored_as_if_it_had_never_been_learned():
         assert found == pytest.approx(min(error, cap), rel=1e-8)  # rounding, of matrices with condition up to 1e7
 
 
+@pytest.mark.parametrize("n", [1, 30])
+def test_leverages_of_all_members_by_one_call_are_those_of_each(n):
+    solver, _ = make(9, 2)
+    g = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        solver.update(torch.randn(n, 9, generator=g).double(), torch.randn(n, 2, generator=g).double())
+    Phi = torch.randn(5, 10, generator=g).double()
+    each = torch.stack([((Phi @ member.covariance()) * Phi).sum(1) for member in solver.members], 1)
+    torch.testing.assert_close(RLS._leverages(solver.members, Phi), each, rtol=1e-9, atol=0)
+
+
 def test_what_is_held_out_and_what_is_remembered(monkeypatch):
     solver, head = make(3)
     x, y = torch.randn(300, 3, dtype=torch.float64), torch.randn(300, 1, dtype=torch.float64)

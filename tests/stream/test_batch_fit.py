@@ -107,6 +107,21 @@ def test_after_the_fit_a_learner_goes_on_by_its_own_rate_forgetting_and_batch():
         assert member.engine.schedule() == new_learner(0).engine.schedule()
 
 
+def test_the_head_of_a_fit_equals_ridge_regression_on_its_features():
+    """Forgetting 1 and a body without a step: all rows count alike, in any order, pass after pass."""
+    X, Y = table()
+    learner = batch_fit.train(
+        lambda seed: StreamLearner(3, 1, regression=True, hidden=(), skip=True, ridge=2.0, seed=seed),
+        batch_fit.Table(X, Y, np.ones(len(X))),
+        batch_fit.Schedule(passes=3, forgetting=1.0),
+        batch_fit.RandomDraws.draw(np.random.RandomState(0), len(X), 3),
+    )
+    Z = np.hstack([(X - X.mean(0)) / X.std(0), np.ones((len(X), 1))])
+    offset = Y.mean(0)
+    W = np.linalg.solve(3 * Z.T @ Z + 2.0 * np.eye(4), 3 * Z.T @ (Y - offset))
+    np.testing.assert_allclose(learner.predict(X), Z @ W + offset, rtol=1e-5)  # inputs are float32
+
+
 def test_experts_are_weighted_by_rows_that_they_have_not_learned():
     """Answers of the truth, of noise and of a network that is off by half: the stack and the weights find the truth."""
     rng = np.random.default_rng(0)

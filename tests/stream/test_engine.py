@@ -134,6 +134,26 @@ def test_a_float32_body_follows_the_float64_one():
     assert single.layers()[0][0].dtype == np.float32
 
 
+@pytest.mark.parametrize("batch", [1, 4])
+def test_weights_and_leverages_are_those_of_rls_and_a_weight_of_zero_is_no_sample(batch):
+    X, Y = stream(40)
+    weight = np.random.default_rng(1).uniform(0, 2, 40)
+    engine, model, solver, _ = twins(hidden=(), batch=batch, forgetting=0.9)
+    engine.learn(X, Y, weight)
+    for rows in torch.arange(40).split(batch):
+        solver.update(torch.tensor(X)[rows], torch.tensor(Y)[rows], torch.tensor(weight)[rows])
+    np.testing.assert_allclose(engine.head[:, :-1], model.head.weight.detach(), atol=1e-8)
+    assert engine.samples == pytest.approx(solver.samples)
+    mean, leverage = engine.predict_with_leverage(X)
+    Phi = np.c_[X, np.ones(40)]
+    np.testing.assert_allclose(leverage, ((Phi @ solver.covariance().numpy()) * Phi).sum(1), rtol=1e-8)
+    np.testing.assert_allclose(mean, Phi @ engine.head.T, rtol=1e-10)
+    one, other = (Engine(5, 2, (6,), forgetting=0.99, seed=2) for _ in range(2))
+    one.learn(X, Y, np.where(weight < 0.5, 0.0, 1.0))
+    other.learn(X[weight >= 0.5].copy(), Y[weight >= 0.5].copy())
+    assert np.array_equal(one._state, other._state)
+
+
 @pytest.mark.parametrize("n", [1, 7])
 def test_a_body_that_diverged_is_refused_and_nothing_changes(n):
     X, Y = stream(n)
