@@ -31,6 +31,7 @@ from sepsa.heads import LogisticNewton, PerOutput, SoftmaxNewton
 from sepsa.heads.backends import choose
 from sepsa.heads.backends.choose import force
 from sepsa.heads.math.cross_entropy import FADE
+from sepsa.heads.self_tuning import AGAIN
 
 mp.dps = 60
 BATCHES, FEATURES, LIMIT = (1, 2, 7, 64, 1000), 11, 1e-6
@@ -329,6 +330,8 @@ def run(route: Route, table: Scaling, batch: int) -> Outcome:
         except (ValueError, RuntimeError) as error:
             return Outcome(None, f"{type(error).__name__}: {error}")
     told = "; ".join(sorted({str(one.message) for one in caught}))
+    if isinstance(head.solver, SelfTuning) and head.solver.chosen[-1].step > AGAIN:
+        return Outcome(None, "not compared: another ridge since its first comparison, where the reference has one")
     given = head.solver.ridge if isinstance(head.solver, SelfTuning) else table.ridge
     ridge = np.append(np.full(FEATURES, head.scale(given)), head.scale(min(given, 1e-4)))
     Phi = extended(np.column_stack([table.X, np.ones(len(table.X))]))

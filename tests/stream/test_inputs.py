@@ -416,6 +416,8 @@ def test_missing_texts_and_categories_have_no_indicator():
     assert (seen[1::3, cities].sum(1) == 1).all()
     assert np.isnan(seen[::4, names.index("time:days")]).all()
     np.testing.assert_array_equal(seen[:, names.index("size")], X["size"])
+    for grade in (1, 2, 3):
+        np.testing.assert_array_equal(seen[:, names.index(f"grade={grade}")], X["grade"] == grade)
     weekdays = X["time"].dt.day_of_week.to_numpy()[1::4]
     np.testing.assert_array_equal(seen[1::4, names.index("time:weekday")], weekdays)
     for missing in (None, np.nan, pd.NA, "", "NA", "?"):
