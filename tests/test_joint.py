@@ -15,7 +15,7 @@ from sepsa import RLS, SepSA
 from sepsa.capture import unwrapped_step
 from sepsa.joint import JointOptimizer
 from sepsa.model_parts import DEFAULT_RIDGE
-from test_optimizer import batches, by_hand, same
+from test_optimizer import batches, by_hand, check_gradient_scaler, same
 
 needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no torch.optim.Muon")
 
@@ -243,15 +243,4 @@ def test_muon_needs_a_torch_that_has_it(monkeypatch):
 
 
 def test_a_gradient_scaler_steps_all_of_them():
-    (model, optimizer), (twin, plain) = build(), build()
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    for inputs, targets in batches():
-        with optimizer.observe(targets):
-            loss = mse_loss(model(inputs), targets)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        plain.learn(inputs, targets)
-    for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs)
+    check_gradient_scaler(*build(), *build())

@@ -203,9 +203,8 @@ def test_autocast_in_bfloat16():
     assert torch.equal(model[-1].weight, plain.linear.weight)
 
 
-def test_gradient_scaler():
-    model, twin = network(), network()
-    optimizer, plain = (SepSA(m, torch.optim.SGD, lr=1e-2) for m in (model, twin))
+def check_gradient_scaler(model, optimizer, twin, plain):
+    """Scaled losses move a model as plain ones move its twin."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     for inputs, targets in batches():
         with optimizer.observe(targets):
@@ -217,6 +216,12 @@ def test_gradient_scaler():
         plain.learn(inputs, targets)
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(p, q)
+
+
+def test_gradient_scaler():
+    model, twin = network(), network()
+    optimizer, plain = (SepSA(m, torch.optim.SGD, lr=1e-2) for m in (model, twin))
+    check_gradient_scaler(model, optimizer, twin, plain)
 
 
 def test_backward_through_a_head_that_has_learned_since_is_noticed():
