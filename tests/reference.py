@@ -439,3 +439,18 @@ def tree_gains(
             largest[next((c for c, place in parents.items() if place == (q, side)), -1 - 2 * q - side)] = best(rows)
         del largest[q]
     yield 0.0, max(largest.values())
+
+
+# ---------------------------------------------------------------------- the ridge by evidence
+
+
+def log_evidence(X, Y, ridge, prior):
+    """The logarithm of the likelihood of targets Y (n, m), up to a constant, at the best variance of the noise: over
+    all biases, and over weights that scatter about `prior` (m, k).
+    """
+    n, m = Y.shape
+    X, Y = X - X.mean(0), Y - Y.mean(0)
+    errors = Y - X @ prior.T
+    spread = np.eye(n) + X @ X.T / ridge
+    squares = (errors * np.linalg.solve(spread, errors)).sum()
+    return -0.5 * m * ((n - 1) * np.log(squares) + np.linalg.slogdet(spread)[1])

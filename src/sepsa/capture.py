@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sepsa import distributed
-from sepsa.heads import Capturable, CapturableByRow
+from sepsa.heads import Capturable
 from sepsa.joint import JointOptimizer
 from sepsa.observe import Observation, Observer, observers_of
 
@@ -210,9 +210,23 @@ class GraphStep:
                 observer.count(ranks * order.shape[1] * observer.rows_per_sample * len(part))
 
     def _run(self, inputs: Tensor, targets: Tensor, order: Tensor) -> None:
-        head = self._prepare(inputs, targets)
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             rate.fill_(float(group["lr"]))
+        while len(order):
+            head = self._prepare(inputs, targets)
+            count = self._replays(order) or len(order)
+            self._replay(inputs, targets, order[:count], head)
+            order = order[count:]
+
+    def _replays(self, order: Tensor) -> int | None:
+        """How many steps may run before the solver is prepared again; None: any number."""
+        if self.observer is None or not hasattr(self.solver, "replays"):
+            return None
+        ranks = 1 if self.group is None else distributed.size_of(self.group)
+        steps: int | None = cast(Any, self.solver).replays(ranks * order.shape[1] * self.observer.rows_per_sample)
+        return steps
+
+    def _replay(self, inputs: Tensor, targets: Tensor, order: Tensor, head: Hashable) -> None:
         key = (inputs.data_ptr(), targets.data_ptr(), order.shape[1], *self._fixed(), head)
         graphs = self._graphs.get(key)
         if graphs is None:
@@ -229,8 +243,6 @@ class GraphStep:
         if self.observer is None or self.solver is None:
             return None
         self.observer.follow_rate()
-        if self.observer.holds_out:
-            return cast(CapturableByRow, self.solver).prepare_capture(inputs, targets)
         return self.solver.prepare_capture()
 
     def _fixed(self) -> tuple[Hashable, ...]:
@@ -252,8 +264,8 @@ class GraphStep:
             loss, *flags = self._loss_of(compiled, inputs, targets)
         else:
             observation = Observation(self.observer, targets)
-            observation.captured, observation.group, observation.rows = True, self.group, rows
-            with observation, self.observer.one_graph() if self.observer.holds_out else contextlib.nullcontext():
+            observation.captured, observation.group, observation.samples = True, self.group, len(inputs)
+            with observation:
                 loss, *flags = self._loss_of(compiled, inputs, targets)
             if observation.finite is not None:
                 flags.append(observation.finite)

@@ -45,12 +45,11 @@ class LearnsMoments(Protocol):
 
 
 class Samples(NamedTuple):
-    """Samples as rows: features (n, k), targets (n, m) or class indices (n,), weights (n,), inputs (n, ...)."""
+    """Samples as rows: features (n, k), targets (n, m) or class indices (n,), weights (n,)."""
 
     features: Tensor
     targets: Tensor
     sample_weight: Tensor | None
-    identity: Tensor | None = None
 
 
 # Whether there is a process group, False where torch was built without torch.distributed.
@@ -205,9 +204,9 @@ def share_headers(
 
 def gather(
     group: Any, rows: Samples | None, error: Exception | None, moments: bool, offered: int
-) -> tuple[Samples | None, slice, int]:
-    """The rows of all ranks in the order of ranks, None if there are none; the position of this rank's among them; and
-    the number of rows from which those of all ranks were drawn, of which this rank had `offered`.
+) -> tuple[Samples | None, int]:
+    """The rows of all ranks in the order of ranks, None if there are none; and the number of rows from which those of
+    all ranks were drawn, of which this rank had `offered`.
 
     `rows` is None where this rank's rows raised `error`: it is raised here, and a RuntimeError on the other ranks.
     `moments` says that second moments are enough.
@@ -220,7 +219,7 @@ def gather(
     counts = [header[_ROWS] for header in headers]
     most, offered = max(counts), sum(header[_OFFERED] for header in headers)
     if most == 0:
-        return None, slice(0), offered
+        return None, offered
     filled = [header for header in headers if header[_ROWS]]
     for header in filled[1:]:
         if header[_WIDTH:] != filled[0][_WIDTH:]:
@@ -232,9 +231,8 @@ def gather(
         rows = _empty(filled[0], rows.features.device)
     if any(header[_WEIGHTED] for header in filled):
         rows = rows._replace(sample_weight=_float64_weight(rows))
-    if moments and rows.identity is None and moments_are_fewer(counts, rows):
-        return gather_moments(group, rows, counts), slice(0), offered  # the reduced rows belong to no rank
-    own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
+    if moments and moments_are_fewer(counts, rows):
+        return gather_moments(group, rows, counts), offered
     parts = [part for part in rows if part is not None]
     flat = torch.cat([_bytes(part) for part in parts], 1)
     padded = flat.new_zeros(most, flat.shape[1])
@@ -245,7 +243,7 @@ def gather(
     found = [
         None if part is None else next(columns).clone().view(part.dtype).reshape(-1, *part.shape[1:]) for part in rows
     ]
-    return Samples(*found), own, offered  # type: ignore[arg-type]
+    return Samples(*found), offered  # type: ignore[arg-type]
 
 
 def capture_group(model: nn.Module, setting: Any, sharded: Any) -> Any:
@@ -408,24 +406,23 @@ def _float64_weight(rows: Samples) -> Tensor:
 
 
 def _header(rows: Samples | None, failure: int, offered: int = 0) -> Tensor:
-    """What this rank has, None after a failure; -1 as a width: class indices, or no inputs; as a dtype: none."""
+    """What this rank has, None after a failure; -1 as a width: class indices."""
     if rows is None:
-        return torch.tensor([0, failure] + [0] * 8)
-    x, y, w, z = rows
-    for part in (x, y, z):
-        if part is not None and part.dtype not in _DTYPES:
+        return torch.tensor([0, failure] + [0] * 6)
+    x, y, w = rows
+    for part in (x, y):
+        if part.dtype not in _DTYPES:
             raise ValueError(f"samples of {part.dtype} cannot be sent to other ranks: cast them, as by .float()")
-    widths = [x.shape[1], -1 if y.ndim == 1 else y.shape[1], -1 if z is None else _width(z)]
-    dtypes = [-1 if part is None else _DTYPES.index(part.dtype) for part in (x, y, z)]
+    widths = [x.shape[1], -1 if y.ndim == 1 else y.shape[1]]
+    dtypes = [_DTYPES.index(part.dtype) for part in (x, y)]
     return torch.tensor([len(x), 0, int(w is not None), offered, *widths, *dtypes])
 
 
 def _kind(header: list[int]) -> str:
     """The dtypes and widths of a header in words."""
-    width, target, identity, x, y, z = header[_WIDTH:]
+    width, target, x, y = header[_WIDTH:]
     targets = "class labels" if target < 0 else f"targets (n, {target})"
-    inputs = "" if identity < 0 else f", inputs (n, {identity}) of {_DTYPES[z]}"
-    return f"features (n, {width}) of {_DTYPES[x]}, {targets} of {_DTYPES[y]}{inputs}"
+    return f"features (n, {width}) of {_DTYPES[x]}, {targets} of {_DTYPES[y]}"
 
 
 def _words(error: Exception) -> str:
@@ -448,12 +445,11 @@ def _broadcast_object(group: Any, rank: int, value: Any) -> Any:
 
 def _empty(header: list[int], device: torch.device) -> Samples:
     """No samples, in the widths and dtypes of a header."""
-    width, target, identity, x, y, z = header[_WIDTH:]
+    width, target, x, y = header[_WIDTH:]
     return Samples(
         torch.zeros(0, width, dtype=_DTYPES[x], device=device),
         torch.zeros((0,) if target < 0 else (0, target), dtype=_DTYPES[y], device=device),
         None,
-        None if identity < 0 else torch.zeros(0, identity, dtype=_DTYPES[z], device=device),
     )
 
 

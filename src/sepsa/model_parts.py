@@ -80,11 +80,9 @@ def check_head(name: str, head: nn.Linear) -> None:
             )
 
 
-# The ridge of the default solver, by evidence: benchmarks/defaults.py. An `RLS()` of its own has 1, the paper's.
-DEFAULT_RIDGE = 10.0
-# Solvers by the loss that a user names, with settings that fit most networks.
+# Solvers by the loss that a user names, with settings that fit most networks: benchmarks/defaults.py.
 DEFAULTS: dict[str, Callable[[], HeadSolver]] = {
-    "squared": lambda: RLS(ridge=DEFAULT_RIDGE),
+    "squared": lambda: RLS(ridge="evidence"),
     "cross-entropy": lambda: SelfTuning.of(SoftmaxNewton),
     "logistic": lambda: SelfTuning.of(LogisticNewton),
 }
@@ -149,8 +147,8 @@ def check_forgetting(forget_per: str, samples_per_epoch: int | None, solvers: di
                 f"forget_per='step' needs a solver that can learn without forgetting, got {solver!r}: "
                 "choose its forgetting, as RLS(forgetting=0.99), or leave forget_per at 'update'"
             )
-        fixed = not hasattr(solver, "forgets") or getattr(solver, "holds_out", False)
-        fixed = fixed or getattr(solver, "forgetting", None) != 1.0
+        fixed = not hasattr(solver, "forgets") or getattr(solver, "forgetting", None) != 1.0
+        fixed = fixed or (isinstance(solver, SelfTuning) and not solver.rests)  # it compares several
         if samples_per_epoch is not None and not is_default and fixed:
             raise ValueError(
                 f"samples_per_epoch sets the forgetting of a solver that has forgetting 1, got {solver!r}: "

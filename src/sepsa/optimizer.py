@@ -285,7 +285,6 @@ class SepSA(Optimizer, Generic[S]):
 
             def loss_now() -> Tensor:
                 if body is not None and isinstance(observation, Observation):
-                    observation.inputs = [inputs] if isinstance(inputs, Tensor) else ()
                     return observation.loss_of_features(body(inputs))
                 outputs = self.model(inputs)
                 return observation.loss(outputs) if loss_fn is None else loss_fn(outputs, targets)

@@ -13,7 +13,7 @@ from sepsa.heads.base import partial_targets
 from sepsa.heads.base.checks import check_outputs, check_rows
 from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.parameters import commit
-from sepsa.heads.protocols import Anneals, HeadSolver, HoldsOut, Posterior, Revertible
+from sepsa.heads.protocols import Anneals, HeadSolver, Posterior, Revertible
 from sepsa.states import schema
 
 S = TypeVar("S", bound=HeadSolver)
@@ -55,11 +55,6 @@ class PerOutput(OwnsHead, Generic[S]):
             raise TypeError(
                 f"solver must be a head solver with checkpoint() and rollback(), got {type(solver).__name__}: "
                 "an update is taken back where one output refuses it"
-            )
-        if isinstance(given, HoldsOut):
-            raise TypeError(
-                f"solver must learn all its samples, got {solver!r}, which holds some out, and others for each output: "
-                "choose its ridge and forgetting"
             )
         if getattr(solver, "linear", None) is not None:
             raise ValueError(

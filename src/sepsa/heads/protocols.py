@@ -128,67 +128,6 @@ class Capturable(Protocol):
 
 
 @runtime_checkable
-class HoldsOut(Protocol):
-    """A solver that measures its error on samples that it holds out, from which the body must not learn either."""
-
-    @property
-    def held_out(self) -> Tensor | None:
-        """A mask (n,) of the samples of the last update that were held out; None if there were none."""
-        ...
-
-    def update(
-        self,
-        features: Tensor,
-        targets: Tensor,
-        sample_weight: Tensor | None = None,
-        *,
-        identity: Tensor | None = None,
-    ) -> None:
-        """Learn samples as `HeadSolver.update` does, except those that are held out.
-
-        Args:
-            features: Inputs of the head (..., in_features).
-            targets: Targets as `loss` takes them.
-            sample_weight: Weights (...), or None.
-            identity: Inputs (b, ...) by which samples are recognized when they repeat, b a divisor of the number of
-                samples.
-        """
-        ...
-
-
-class CapturableByRow(Protocol):
-    """A solver that is both `Capturable` and `HoldsOut`: in a graph it recognizes samples by their rows in the data
-    set.
-    """
-
-    def prepare_capture(self, inputs: Tensor | None = None, targets: Tensor | None = None) -> Hashable:
-        """Prepare a run over the rows of a data set, as `Capturable.prepare_capture` does.
-
-        Args:
-            inputs: The data set's inputs on the device.
-            targets: The data set's targets on the device.
-
-        Returns:
-            A value on which a recording depends.
-        """
-        ...
-
-    def update_captured(self, features: Tensor, targets: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Learn samples as `Capturable.update_captured` does; `held_out` is then a mask on the device.
-
-        Args:
-            features: Inputs of the head (n, in_features).
-            targets: Targets (n, out_features).
-            rows: Rows (n,) of the data set that the samples are; None, outside of a graph, to recognize them by
-                features.
-
-        Returns:
-            A boolean scalar on the device: whether all rows were finite.
-        """
-        ...
-
-
-@runtime_checkable
 class Forgets(Protocol):
     """A solver that forgets once per update, except in an update before which `forgets` was set to False.
 

@@ -27,8 +27,9 @@ from sepsa.heads.base.deprecated import AcceptsAuto
 from sepsa.heads.base.parameters import bias_words, commit, follow, ridges, samples, start, store
 from sepsa.heads.base.posterior import NormalPosterior
 from sepsa.heads.base.rls_state import RLSSettings, read_root, write_root
-from sepsa.heads.math import least_squares
+from sepsa.heads.math import evidence, least_squares
 from sepsa.heads.math.anneal import annealed_forgetting, ridge_weight
+from sepsa.heads.math.evidence import Choice
 from sepsa.heads.math.least_squares import GROWTH, PENDING, SAMPLES, STEPS, LeastSquaresState
 from sepsa.heads.math.ridge import due
 from sepsa.validation import in_range
@@ -50,12 +51,21 @@ class RLS(AcceptsAuto, NormalPosterior):
     all data seen, in any order and in any batches. The state is a square root of the inverse curvature, so that the
     curvature stays positive definite.
 
+    With `ridge="evidence"` the samples choose the ridge: it is the variance of the noise over that of the weights, both
+    of which the state determines, and `prior` is the initial weights times a factor in [0, 1], chosen likewise. Every
+    change is exact, as if the head had had that ridge from the first sample on. `ridge_now` is the present one.
+
     Args:
         ridge: Strength of the pull towards the initial weights; 1 has the weight of one sample of unit features.
+            "evidence": chosen after 8, 16, 32, ... samples, and four times in the memory of a head that forgets. It
+            starts at 10 and stays between 1e-4 and 1e6 times the variance of the features.
         forgetting: Factor in (0, 1] on the weight of earlier samples, once per update; below 1 the head follows changes
             of the data and of the body.
         bias_ridge: Ridge of the bias. None: 1e-4 (1e-3 in float32) or `ridge`, whichever is smaller, so that targets
             may have an offset; "ridge": `ridge`.
+        noise_factor: With `ridge="evidence"`, a factor on the variance of the noise that the residuals show. A body
+            that learns below the head fits the same samples, which they do not show; 5 is by evidence
+            (benchmarks/defaults.py). Choose 1 for features that nothing changes.
         dtype: Dtype of the arithmetic. None: float64, or float32 on MPS. Features and targets may have any floating
             dtype.
 
@@ -84,26 +94,36 @@ class RLS(AcceptsAuto, NormalPosterior):
     learns_moments = True  # rows with equal second moments are equal to it: see sepsa.distributed
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
     _ratio, _epoch = 1.0, None  # of `anneal`
+    _looked = -1  # the number of updates when evidence last looked at the ridge
 
     def __init__(
         self,
         *,
-        ridge: float = 1.0,
+        ridge: float | Literal["evidence"] = 1.0,
         forgetting: float = 1.0,
         bias_ridge: float | Literal["ridge"] | None = None,
+        noise_factor: float = 5.0,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.ridge = checks.ridge_setting(ridge)
+        self.ridge: float | Literal["evidence"] = ridge if ridge == "evidence" else checks.ridge_setting(ridge)
+        self.noise_factor = in_range("noise_factor", noise_factor, 0.0, math.inf)
         self.forgetting = in_range("forgetting", forgetting, 0.0, 1.0)
         self.bias_ridge, self.dtype = checks.bias_setting(bias_ridge), checks.optional_dtype(dtype)
 
     # ------------------------------------------------------------------ state
 
     def _start(self, linear: nn.Linear) -> None:
-        prior = start(linear, self.dtype)
-        ridge = ridges(linear, self.ridge, self.bias_ridge, prior)
-        self._recent = health.Recent(prior)
-        self._continue(Problem(linear, prior, ridge), least_squares.start(prior, ridge), np.zeros(5))
+        self._initial = start(linear, self.dtype)
+        self._choice = Choice(evidence.START if self.ridge == "evidence" else self.ridge, 1.0)
+        problem = self._problem_for(linear, self._choice)
+        self._recent = health.Recent(problem.prior)
+        self._continue(problem, least_squares.start(problem.prior, problem.ridge), np.zeros(5))
+
+    def _problem_for(self, linear: nn.Linear, choice: Choice) -> Problem:
+        """The prior and the ridges of a choice, in memory of their own."""
+        initial = self._initial = self._initial.to(linear.weight.device)
+        prior = evidence.about(initial, choice.scale, linear.bias is not None)
+        return Problem(linear, prior, ridges(linear, choice.ridge, self.bias_ridge, initial))
 
     def _ready(self) -> nn.Linear:
         self._read()
@@ -120,9 +140,9 @@ class RLS(AcceptsAuto, NormalPosterior):
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the settings, without the head's weights, which are in the `nn.Linear`."""
         state, counters = self._read()
-        return write_root(
-            state, counters, RLSSettings(self._problem.prior, self.ridge, self.bias_ridge, self.forgetting)
-        )
+        by_evidence = (self.noise_factor, self._choice.scale) if self.ridge == "evidence" else None
+        settings = self._initial, self._choice.ridge, self.bias_ridge, self.forgetting, by_evidence
+        return write_root(state, counters, RLSSettings(*settings))
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -137,13 +157,14 @@ class RLS(AcceptsAuto, NormalPosterior):
         self._read()
         linear = self._head()
         state, counters, settings = read_root(state_dict, linear, self._problem.prior)
-        prior, ridge, bias_ridge, forgetting = settings
-        problem = Problem(linear, prior, ridges(linear, ridge, bias_ridge, prior))
+        factor, scale = settings.by_evidence or (self.noise_factor, 1.0)
 
         def write() -> None:
-            self.ridge, self.bias_ridge, self.forgetting = ridge, bias_ridge, forgetting
-            self._continue(problem, state, counters)
-            self._recent = health.Recent(prior)
+            self._initial, self._choice = settings.prior, Choice(settings.ridge, scale)
+            self.ridge = settings.ridge if settings.by_evidence is None else "evidence"
+            self.bias_ridge, self.forgetting, self.noise_factor = settings.bias_ridge, settings.forgetting, factor
+            self._continue(self._problem_for(linear, self._choice), state, counters)
+            self._recent = health.Recent(settings.prior)
 
         commit(write)
 
@@ -156,6 +177,12 @@ class RLS(AcceptsAuto, NormalPosterior):
     def samples(self) -> float:
         """The number of samples that the head remembers: the sum of their weights times forgetting^age."""
         return float(self._read()[1][SAMPLES])
+
+    @property
+    def ridge_now(self) -> float:
+        """The ridge of the weights: `ridge`, or what evidence has chosen."""
+        self._head()
+        return self._choice.ridge
 
     @property
     def ridge_left(self) -> Tensor:
@@ -195,15 +222,24 @@ class RLS(AcceptsAuto, NormalPosterior):
 
     def __repr__(self) -> str:
         head = "" if self.linear is None else f"{self._shape_words()}, backend={self.backend}"
-        return f"RLS(ridge={self.ridge:g}, forgetting={self.forgetting:g}{bias_words(self.bias_ridge)}{head})"
+        ridge = self.ridge if isinstance(self.ridge, str) else f"{self.ridge:g}"
+        if self.ridge == "evidence" and self.linear is not None:
+            ridge = f"evidence, now {self._choice.ridge:.3g}"
+        return f"RLS(ridge={ridge}, forgetting={self.forgetting:g}{bias_words(self.bias_ridge)}{head})"
 
     def _read(self) -> tuple[LeastSquaresState, Counters]:
         """The state and its counters, on the device of the head."""
         device = self._head().weight.device
         state, counters = self._backend.read()
+        if self._captured is not None and self._backend is self._captured and self.ridge == "evidence":
+            known, steps = self._captured.known
+            self._captured.counters, self._captured.known = counters, (float(counters[SAMPLES]), int(counters[STEPS]))
+            self._choose_ridge(known, steps, annealed_forgetting(self.forgetting, self._ratio))
+            state, counters = self._backend.read()
         if self._problem.prior.device != device:
             state = state.map(lambda part: part.to(device))
-            problem = Problem(self._problem.linear, self._problem.prior.to(device), self._problem.ridge.to(device))
+            problem = self._problem_for(self._problem.linear, self._choice)
+            problem.ridge.copy_(self._problem.ridge)  # which annealing may have raised
             self._continue(problem, state, counters)
         return state, counters
 
@@ -292,20 +328,31 @@ class RLS(AcceptsAuto, NormalPosterior):
         `checked_by` is the backend that found them plain. `records` for `health`.
         """
         backend: Any = self._backend_for(features.numel() // self._problem.linear.in_features)
-        steps = int(backend.counters[STEPS])
+        steps, known = int(backend.counters[STEPS]), float(backend.counters[SAMPLES])
         before = backend.state.W.clone() if records and steps % health.EVERY == 0 else None
         lam = self._forgetting(backend)
-        if backend is checked_by:
-            Phi = backend.learn_plain(features, targets, lam)
+        Phi: Tensor | None = None
+
+        def learn() -> None:
+            nonlocal Phi
+            if int(backend.counters[STEPS]) > steps:  # an interrupt came after it
+                return
+            if backend is checked_by:
+                Phi = backend.learn_plain(features, targets, lam)
+            else:
+                Phi = backend.learn(features, targets, sample_weight, lam)
+
+        if self.ridge == "evidence":
+            commit(lambda: (learn(), self._choose_ridge(known, steps, lam)))
         else:
-            Phi = backend.learn(features, targets, sample_weight, lam)
+            learn()
         if Phi is not None and before is not None:
             self._recent.note(Phi, before, steps)
         return Phi is not None
 
     def _forgetting(self, backend: Any) -> float:
         """The forgetting of the next update, for which the ridge gets its weight."""
-        if self._epoch is not None:
+        if self._epoch is not None and self.ridge != "evidence":
             self._weigh_ridge(float(backend.counters[SAMPLES]) / self._epoch)
         if not self.forgets:
             return 1.0
@@ -351,40 +398,41 @@ class RLS(AcceptsAuto, NormalPosterior):
 
     def _weigh_ridge(self, epochs: float) -> None:
         """Multiply the ridges by the number of times that the head remembers each sample, if that is above 1."""
-        backend: Any = self._backend
-        linear, prior, each = self._problem
-        backend.ridge_weight = ridge_weight(epochs)
-        each.copy_(ridges(linear, self.ridge, self.bias_ridge, prior) * backend.ridge_weight)  # a recording knows it
-        backend.ridge.copy_(each)
+        linear, prior, _ = self._problem
+        each = ridges(linear, self._choice.ridge, self.bias_ridge, prior)
+        self._backend.penalize(prior, each * ridge_weight(epochs))
 
-    def _leverage(self, Phi: Tensor) -> Tensor:
-        """φᵀBφ (n,) of the rows of Φ (n, p); inside a CUDA graph, too."""
-        captured = self._captured
-        state = captured.state if captured is not None and self._backend is captured else self._backend.read()[0]
-        return least_squares.leverage(state, Phi.to(state.T.dtype))
-
-    @staticmethod
-    def _leverages(members: Sequence[RLS], Phi: Tensor) -> Tensor:
-        """`_leverage` (n, J) of several solvers of copies of one head."""
-        backends: list[Any] = [member._backend for member in members]
-        if all(backend.name == "numba" for backend in backends):
-            found: Tensor = backends[0].leverages(backends, Phi.contiguous())
-            return found
-        return torch.stack([member._leverage(Phi) for member in members], 1)
-
-    def _start_with(self, ridge: float) -> None:
-        """Take another ridge, before the first update."""
-        linear, prior, each = self._problem
-        each.copy_(ridges(linear, ridge, self.bias_ridge, prior))  # in place: a recording knows it
-        self.ridge = ridge
-        if self._backend is self._captured:
-            self._backend.load(least_squares.start(prior, each), np.zeros(5))
-        else:
-            self._continue(self._problem, least_squares.start(prior, each), np.zeros(5))
+    @torch.no_grad()
+    def _choose_ridge(self, known: float, earlier: int, lam: float) -> None:
+        """Take the ridge and the prior of the largest evidence where that is due: after update number `earlier`, before
+        which the head remembered `known` samples.
+        """
+        backend, (linear, prior, _) = self._backend, self._problem
+        samples, steps = float(backend.counters[SAMPLES]), int(backend.counters[STEPS])
+        if steps == self._looked or not evidence.due(known, samples, steps, earlier, lam):
+            return
+        state, counters = backend.read()
+        choice, kappa = self._choice, self.noise_factor
+        if self._epoch is not None:
+            kappa *= ridge_weight(samples / self._epoch)
+        with torch.autocast(prior.device.type, enabled=False):
+            for _ in range(evidence.ROUNDS):
+                found = evidence.best_choice(state, self._initial, choice, samples, kappa, linear.bias is not None)
+                if found == choice:
+                    break
+                _, new_prior, ridge = self._problem_for(linear, found)
+                _, old_prior, _ = self._problem_for(linear, choice)
+                state, choice = evidence.with_ridge(state, old_prior, ridge, new_prior), found
+        if choice != self._choice and all(bool(part.isfinite().all()) for part in (state.T, state.W)):
+            counters = counters.copy()
+            counters[PENDING] = counters[GROWTH] = 0.0
+            self._take(state, counters, choice)
+        self._looked = steps
 
     @torch.no_grad()
     def raise_ridge(self, ridge: float) -> None:
-        """Make the ridge larger, exactly: as if each weight had further samples of its prior.
+        """Make the ridge larger, exactly: as if each weight had further samples of its prior. Evidence then no longer
+        chooses it.
 
         Args:
             ridge: The new ridge, at least the present one.
@@ -393,8 +441,8 @@ class RLS(AcceptsAuto, NormalPosterior):
             ValueError: It is smaller than the present ridge.
         """
         linear, (state, counters) = self._head(), self._read()
-        if not checks.ridge_setting(ridge) >= self.ridge:
-            raise ValueError(f"ridge must be at least the present one, {self.ridge:g}, got {ridge:g}")
+        if not checks.ridge_setting(ridge) >= self._choice.ridge:
+            raise ValueError(f"ridge must be at least the present one, {self._choice.ridge:g}, got {ridge:g}")
         prior, steps = self._problem.prior, counters[STEPS]
         larger = ridges(linear, float(ridge), self.bias_ridge, prior)
         problem = self._problem._replace(ridge=larger)
@@ -407,7 +455,7 @@ class RLS(AcceptsAuto, NormalPosterior):
             state = least_squares.fade(state, 1.0)._replace(ridge_left=torch.maximum(larger, state.ridge_left))
         else:
             state = least_squares.start(prior, larger)
-        self.ridge = float(ridge)
+        self.ridge, self._choice = float(ridge), self._choice._replace(ridge=float(ridge))
         self._continue(problem, state, counters)
 
     def checkpoint(self) -> Any:
@@ -416,7 +464,7 @@ class RLS(AcceptsAuto, NormalPosterior):
         # This runs at every step, and `_read` costs as much as the copies.
         if not place or weight is None or weight.data_ptr() != place[0]:
             self._read()
-        return self._eager().checkpoint()
+        return self._eager().checkpoint(), self._choice
 
     def rollback(self, checkpoint: Any) -> None:
         """Restore the state and the head's weights as they were at a checkpoint.
@@ -425,7 +473,14 @@ class RLS(AcceptsAuto, NormalPosterior):
             checkpoint: The result of `checkpoint`.
         """
         self._read()
-        self._eager().undo(checkpoint)
+        own, choice = checkpoint
+        backend = self._eager()
+        if choice != self._choice:
+            _, prior, ridge = self._problem_for(self._head(), choice)
+            backend.penalize(prior, ridge)
+            self._choice = choice
+        self._looked = -1
+        backend.undo(own)
 
     def _eager(self) -> Backend:
         """A backend that learns outside of a graph, with the state as it is."""
@@ -449,28 +504,42 @@ class RLS(AcceptsAuto, NormalPosterior):
         if self._backend is not captured:
             captured.load(state, counters)
         captured.W.copy_(follow(linear, captured.W))
+        captured.known = float(counters[SAMPLES]), int(counters[STEPS])
         self._captured = self._backend = captured
         self._place = ()
-        if self._epoch is not None:
-            self._weigh_ridge(float(counters[SAMPLES]) / self._epoch)
         lam = annealed_forgetting(self.forgetting, self._ratio)
+        if self._epoch is not None and self.ridge != "evidence":
+            self._weigh_ridge(float(counters[SAMPLES]) / self._epoch)
         return *captured.place, *captured.forget(lam)
 
     @torch.no_grad()
-    def update_captured(self, features: Tensor, targets: Tensor, keep: Tensor | None = None) -> Tensor:
+    def update_captured(self, features: Tensor, targets: Tensor) -> Tensor:
         """Learn samples inside a CUDA graph, without synchronizing with the host.
 
         Args:
             features: Inputs of the head (..., in_features).
             targets: Targets (..., out_features).
-            keep: A mask (n,) of the samples to learn; None: all. Without any of them nothing changes.
 
         Returns:
             A boolean scalar on the device: False where a value was not finite, so that nothing was learned.
         """
         if self._captured is None or self._backend is not self._captured:
             raise RuntimeError("update_captured needs prepare_capture() first")
-        return self._captured.update(features, targets, keep)
+        return self._captured.update(features, targets)
+
+    def replays(self, rows: int) -> int | None:
+        """Return how many recorded updates of `rows` rows may run before `prepare_capture` chooses the ridge again.
+
+        Args:
+            rows: Number of rows of an update.
+
+        Returns:
+            The number of updates; None where a number fixes the ridge.
+        """
+        if self.ridge != "evidence" or self._captured is None:
+            return None
+        lam = annealed_forgetting(self.forgetting, self._ratio)
+        return evidence.updates_until(self._captured.known[0], rows, lam)
 
     @torch.no_grad()
     def finish_captured(self) -> None:
@@ -502,6 +571,7 @@ class RLS(AcceptsAuto, NormalPosterior):
         steps, seen, cursor, _, _ = counters
         state = state._replace(W=follow(linear, state.W))
         new = least_squares.unlearn(state, Phi, Y, total, seen, self._problem.prior, self._problem.ridge)
+        self._eager()
         self._take(new, np.array([steps, max(0.0, seen - total), cursor, 0.0, 0.0]))
 
     @torch.no_grad()
@@ -514,9 +584,18 @@ class RLS(AcceptsAuto, NormalPosterior):
         Returns:
             A `Delta`, whose size does not depend on the number of samples.
         """
-        (state, counters), (linear, prior, ridge) = self._read(), self._problem
+        (state, counters), linear = self._read(), self._head()
         self._remembers_all("delta_since")
-        return delta_since(mark, linear, state._replace(W=follow(linear, state.W)), counters, prior, ridge)
+        state = state._replace(W=follow(linear, state.W))
+        _, prior, ridge = self._at_bind()
+        if self.ridge == "evidence":
+            state = evidence.with_ridge(state, self._problem.prior, ridge, prior)
+        return delta_since(mark, linear, state, counters, prior, ridge)
+
+    def _at_bind(self) -> Problem:
+        """The prior and the ridges before any sample, by which two heads may be merged."""
+        by_evidence = self.ridge == "evidence"
+        return self._problem_for(self._head(), Choice(evidence.START, 1.0)) if by_evidence else self._problem
 
     @torch.no_grad()
     def merge(self, other: RLS | Delta) -> None:
@@ -530,20 +609,28 @@ class RLS(AcceptsAuto, NormalPosterior):
         """
         if not isinstance(other, (RLS, Delta)):
             raise TypeError(f"other must be an RLS or a Delta, which delta_since returns, got {type(other).__name__}")
-        (state, counters), (linear, prior, ridge) = self._read(), self._problem
+        (state, counters), linear = self._read(), self._head()
         self._remembers_all("merge")
         delta = other if isinstance(other, Delta) else other.delta_since()
         state = state._replace(W=follow(linear, state.W))
+        _, prior, ridge = self._at_bind()
         new = learn_delta(state, delta, prior, ridge, linear.weight.dtype)
         steps, seen, cursor, _, _ = counters
+        self._eager()
         self._take(new, np.array([steps + delta.steps, seen + delta.samples, cursor, 0.0, 0.0]))
+        if self.ridge == "evidence":
+            self._choose_ridge(seen, int(steps), 1.0)
 
-    def _take(self, state: LeastSquaresState, counters: Counters) -> None:
-        """Make this the state, and its W the weights of the head."""
-        backend, linear = self._eager(), self._problem.linear
+    def _take(self, state: LeastSquaresState, counters: Counters, choice: Choice | None = None) -> None:
+        """Make this the state, with a choice of the ridge where one is given, and its W the weights of the head."""
+        backend, linear = self._backend, self._problem.linear
         head = state.W.to(linear.weight.dtype)
+        chosen = None if choice is None else self._problem_for(linear, choice)
 
         def write() -> None:
+            if choice is not None and chosen is not None:
+                backend.penalize(chosen.prior, chosen.ridge)
+                self._choice, self._looked = choice, int(counters[STEPS])
             backend.load(state, counters)
             store(linear, head)
 

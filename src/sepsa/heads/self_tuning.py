@@ -5,34 +5,29 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import zlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads.backends import choose
-from sepsa.heads.base import deprecated, repeated_samples
 from sepsa.heads.base.checks import check_rows, explain_nonfinite
 from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.newton import NewtonHead
-from sepsa.heads.base.parameters import commit, copy_head, heads_of, join, rows, store, twin_of, width
-from sepsa.heads.base.repeated_samples import SeenSamples
+from sepsa.heads.base.parameters import commit, copy_head, heads_of, join, store, twin_of, width
 from sepsa.heads.logistic import LogisticNewton
 from sepsa.heads.math import score as scores
 from sepsa.heads.math.cross_entropy import is_large
+from sepsa.heads.math.least_squares import SAMPLES, STEPS
 from sepsa.heads.math.score import Score
-from sepsa.heads.protocols import Anneals, HeadSolver, HoldsOut, NotFinite, Revertible
+from sepsa.heads.protocols import Anneals, HeadSolver, NotFinite, Revertible
 from sepsa.heads.rls import RLS
 from sepsa.heads.softmax import SoftmaxNewton
 from sepsa.states import schema
 
-# (forgetting, ridge) of the members for least squares, by evidence: benchmarks/self_tuning.py; the first but one is
-# active before any has made a different error. A ridge is relative to the squared size of the first features.
-GRID = ((1.0, 0.1), (1.0, 3.0), (1.0, 1000.0), (0.98, 0.1), (0.98, 1000.0), (0.9, 0.1))
-START = (1.0, 3.0)
+# Of the members for least squares, whose ridges are by evidence; the first is active before any has made another error.
+FORGETTINGS = (1.0, 0.98, 0.9)
 # Ridges of the members for cross-entropy.
 RIDGES, START_RIDGE = (0.01, 0.3, 10.0, 300.0, 1e4), 10.0
 # Where comparisons end: the first has this many updates and samples at least, later ones, after 64, 128, 256, ...
@@ -44,10 +39,10 @@ LEAST, MOST = 1e-4, 1e6  # relative ridges beyond which no member goes
 BATCHES = 3.0
 RESTS, SETTLED = -1, -2  # no comparison runs; none will run any more
 _HISTORY_LIMIT = 1000
-_KEYS = {"members", "heads", "sums", "products", "count", "active", "steps", "scale", "started", "history", "seen"}
+_KEYS = {"members", "heads", "sums", "products", "count", "active", "steps", "scale", "started", "history"}
 # Attributes of the member that sets the head's weights.
 _OF_THE_BEST = ("backend", "class_shares", "class_weight", "covariance", "health", "objective", "pos_weight",
-                "predict", "predict_proba", "ridge_left", "samples", "sample")  # fmt: skip
+                "predict", "predict_proba", "ridge_left", "ridge_now", "samples", "sample")  # fmt: skip
 
 
 class Choice(NamedTuple):
@@ -73,24 +68,21 @@ class Progress(NamedTuple):
 class SelfTuning(OwnsHead):
     """Train a head by several solvers at once, of which the best at new samples sets the weights.
 
-    Choose it where you do not know how fast the body or the data change, or how noisy the targets are. Each member is a
-    solver of its own on a copy of the head, so an update costs that of all members. The error of a member at samples
-    before it learns them is its score, of which older updates fade. The member with the smallest score sets the head's
-    weights; where scores differ only by chance, the one that remembers most.
+    Choose it for least squares where the data or the body change, and you do not know how fast: `SelfTuning()` compares
+    three `RLS(ridge="evidence")` that remember all samples, about 50 updates, and about 10. Each member is a solver of
+    its own on a copy of the head, so an update costs that of all members. The error of a member at samples before it
+    learns them is its score, of which older updates fade. The member with the smallest score sets the head's weights;
+    where scores differ only by chance, the one that remembers most. Without drift one `RLS(ridge="evidence")` is as
+    good, and costs a third.
 
-    `SelfTuning()` compares six `RLS`, and `SelfTuning.of` heads of another kind or with settings given. Their ridges
-    are relative to the mean square of the features in the first update, rounded to a power of ten. Samples that are
-    learned again, as in a second epoch, no longer give an honest error. So a tenth of the samples, chosen by a hash,
-    becomes a validation set when they repeat, and neither head nor body learns from them any more. A sample that never
-    repeats exactly, as with data augmentation, always counts as new, and so do samples of data sets beyond 1.3 million
-    rows. Members for cross-entropy are compared only now and then, and hold out nothing: see `SelfTuning.of`.
+    `SelfTuning.of` makes heads of another kind or with settings given; for cross-entropy it chooses the ridge, whose
+    members are compared only now and then.
 
     `covariance`, `health`, `predict`, `sample`, `predict_proba` and the like are those of the active member.
 
     Args:
-        members: Solvers that are not bound to a head, of one loss; they are copied. None: six `RLS`, of forgetting 1,
-            0.98 and 0.9 and relative ridges from 0.1 to 1,000.
-        relative: Whether the members' ridges are relative to the features. None: where `members` is None.
+        members: Solvers that are not bound to a head, of one loss; they are copied. None: three `RLS`, of forgetting 1,
+            0.98 and 0.9, with ridges by evidence.
         rests: Whether a comparison ends after 32 updates, so that the best member goes on alone and is later compared
             with neighbours of its ridge.
 
@@ -113,25 +105,20 @@ class SelfTuning(OwnsHead):
         1.0
     """
 
-    # Until version 0.2 these tuned themselves where `ridge="auto"` was given.
-    reads_states_of = ("sepsa.SelfTuningRLS", "sepsa.SoftmaxNewton", "sepsa.LogisticNewton")
-    _held_out: Tensor | None = None
-    _captured: Any = None  # the choice on a device
+    relative = False  # whether the members' ridges are relative to the mean square of the first features
     _ratio = 1.0  # of the body's learning rate to its peak
 
-    def __init__(
-        self, members: Sequence[HeadSolver] | None = None, *, relative: bool | None = None, rests: bool = False
-    ) -> None:
+    def __init__(self, members: Sequence[HeadSolver] | None = None, *, rests: bool = False) -> None:
         given = members_of(RLS) if members is None else list(members)
         if not given:
             raise ValueError("members must be one head solver or more, got none")
         for member in given:
-            if not isinstance(member, HeadSolver) or not isinstance(member, Revertible) or isinstance(member, HoldsOut):
+            plain = isinstance(member, HeadSolver) and isinstance(member, Revertible)
+            if not plain or type(member) is SelfTuning:
                 raise TypeError(f"members must be plain head solvers with checkpoint() and rollback(), got {member!r}")
             if getattr(member, "linear", None) is not None:
                 raise ValueError(f"members must be new solvers that own no head, got {member!r}: they are copied")
         self._given: list[Any] = given
-        self.relative = members is None if relative is None else relative
         self.rests = rests
         self.members: list[Any] = given
 
@@ -140,26 +127,27 @@ class SelfTuning(OwnsHead):
         """Return a self-tuning head of one kind of solver, which chooses the settings that are not given.
 
         Args:
-            kind: `RLS`, for which ridge and forgetting are chosen; or `SoftmaxNewton` or `LogisticNewton`, for which
-                the ridge is, at about the cost of one head: five ridges in the first 32 updates, later the present one
-                and two neighbours for 8 updates after 64, 128, 256, ... updates. Choose those where samples do not
-                repeat: over many epochs of a small data set no sample is new, and the chosen ridge is too small.
+            kind: `RLS`, for which the forgetting is chosen, and the ridge by evidence; or `SoftmaxNewton` or
+                `LogisticNewton`, for which the ridge is, at about the cost of one head: five ridges in the first 32
+                updates, later the present one and two neighbours for 8 updates after 64, 128, 256, ... updates. These
+                ridges are relative to the mean square of the features in the first update. Choose those two where
+                samples do not repeat: over many epochs of a small data set no sample is new, and the chosen ridge is
+                too small.
             **settings: Settings of all members, such as `forgetting=0.99`.
 
         Returns:
             A `SelfTuning`.
         """
-        return cls(members_of(kind, **settings), relative="ridge" not in settings, rests=kind is not RLS)
+        head = cls(members_of(kind, **settings), rests=kind is not RLS)
+        head.relative = "ridge" not in settings and kind is not RLS
+        return head
 
     # ------------------------------------------------------------------ state
 
     def _start(self, linear: nn.Linear) -> None:
         self.members = [copy.deepcopy(member).bind(twin_of(linear)) for member in self._given]
-        W = join(linear)
-        # Another seed holds out another tenth.
-        self._seen = SeenSamples(0 if W.is_meta else zlib.crc32(W.cpu().double().numpy().tobytes()))
-        settings = [settings_of(member) for member in self._given]
-        wanted = [pair == START or (self.rests and pair[1] == START_RIDGE) for pair in settings]
+        settings = [settings_of(member) for member in self.members]
+        wanted = [self.rests and ridge == START_RIDGE for _, ridge in settings]
         active = wanted.index(True) if any(wanted) else 0
         history = (Choice(0, *settings[active]),)
         scale = 0.0 if self.relative else 1.0
@@ -169,24 +157,15 @@ class SelfTuning(OwnsHead):
     def _ready(self) -> nn.Linear:
         """The head, with the members where it is and as far moved as it was."""
         linear = self._head()
-        self._read()
         weight, last = linear.weight, self.members[-1].linear.weight
         if last.device != weight.device or last.dtype != weight.dtype:
             for member in self.members:
                 member.linear.to(weight.device, weight.dtype)
         return linear
 
-    def _read(self) -> None:
-        """Take over what captured updates have learned."""
-        if self._captured is not None and self._captured.ahead:
-            score, active, steps = self._captured.read(self._seen)
-            learned = tuple(member.steps for member in self.members)
-            self._now = changed(self._now._replace(score=score, steps=steps, learned=learned), active, self.members)
-
     @property
     def best(self) -> Any:
         """The member that sets the head's weights."""
-        self._read()
         return self.members[self._now.active] if self.linear is not None else self.members[0]
 
     def __getattr__(self, name: str) -> Any:
@@ -197,7 +176,7 @@ class SelfTuning(OwnsHead):
         return getattr(self.best, name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the members, their scores and the hashes of samples, without the head's weights."""
+        """Return the states of the members and their scores, without the head's weights."""
         self._ready()
         now = self._now
         return {
@@ -205,13 +184,12 @@ class SelfTuning(OwnsHead):
             "heads": torch.stack([join(member.linear) for member in self.members]),
             "sums": torch.tensor(now.score.sums, dtype=torch.float64),
             "products": torch.tensor(now.score.products, dtype=torch.float64),
-            "count": now.score.count,
+            "count": now.score.updates,
             "active": now.active,
             "steps": now.steps,
             "scale": now.scale,
             "started": now.started,
             "history": [list(change) for change in now.history],
-            "seen": self._seen.state_dict(),
         }
 
     @torch.no_grad()
@@ -225,53 +203,28 @@ class SelfTuning(OwnsHead):
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
         linear = self._ready()
-        if isinstance(state_dict, dict) and "choice" in state_dict and self.rests:
-            state_dict = self._from_version_01(state_dict)
-        if isinstance(state_dict, dict) and {"M", "N", "grid"} <= set(state_dict):
-            raise ValueError(
-                'state_dict was saved by RLS(ridge="auto") of version 0.2, whose sums a SelfTuning cannot continue: '
-                "load the model's weights alone and start a new SelfTuning() on them"
-            )
+        if isinstance(state_dict, dict) and "seen" in state_dict:  # hashes of samples, which were held out once
+            state_dict = {name: value for name, value in state_dict.items() if name != "seen"}
         saved = schema.read("state_dict", state_dict, _KEYS, "SelfTuning")
-        states = saved.items("members", None if self.rests else len(self._given))
+        states = saved.items("members")
         J, like = len(states), join(linear)
+        if not J:
+            raise saved.damaged("members", "one state or more", "none")
         heads = saved.tensor("heads", (J, *like.shape), like.dtype, like.device)
         members = []
         for k in range(J):
-            member = copy.deepcopy(self._given[0 if self.rests else k]).bind(twin_of(linear))
+            member = copy.deepcopy(self._given[min(k, len(self._given) - 1)]).bind(twin_of(linear))
             member.load_state_dict(states[k])
             store(member.linear, heads[k])
             members.append(member)
         now = read_progress(saved, [member.steps for member in members])
-        seen = repeated_samples.read(saved.entries("seen", {"salt", "first", "unrepeated", "hashes", "learned"}))
-        self._assign(members=members, _now=now, _seen=seen, _captured=None, _held_out=None)
-
-    def _from_version_01(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The state of a `SoftmaxNewton(ridge="auto")` of version 0.2 as that of its active ridge, which goes on."""
-        choice = schema.Entries("state_dict", state).entries(
-            "choice", {"scale", "started", "ridges", "losses", "others", "active", "history"}
-        )
-        member = {name: value for name, value in state.items() if name != "choice"}
-        steps = int(torch.as_tensor(member["counters"]).reshape(-1, 3)[:, 0].max())
-        return {
-            "members": [member],
-            "heads": join(self._head())[None],
-            "sums": torch.zeros(1, dtype=torch.float64),
-            "products": torch.zeros(1, 1, dtype=torch.float64),
-            "count": 0.0,
-            "active": 0,
-            "steps": steps,
-            "scale": choice["scale"],
-            "started": SETTLED if choice["started"] == SETTLED else RESTS,
-            "history": [[step, 1.0, ridge] for step, ridge in choice["history"]] or [[0, 1.0, START_RIDGE]],
-            "seen": self._seen.state_dict(),
-        }
+        self._assign(members=members, _now=now)
 
     def checkpoint(self) -> Any:
         """Return what `rollback` restores."""
         linear = self._ready()
         states = [(member, member.checkpoint()) for member in self.members]
-        return states, self._now, self._held_out, self._seen.checkpoint(), join(linear)
+        return states, self._now, join(linear)
 
     def rollback(self, checkpoint: Any) -> None:
         """Restore the state and the head's weights as they were at a checkpoint.
@@ -280,23 +233,17 @@ class SelfTuning(OwnsHead):
             checkpoint: The result of `checkpoint`.
         """
         linear = self._ready()
-        states, now, held_out, seen, head = checkpoint
+        states, now, head = checkpoint
 
         def write() -> None:
             for member, state in states:
                 member.rollback(state)
             self.members = [member for member, _ in states]
             self._unscale(now)
-            self._now, self._held_out = now, held_out
-            self._seen.rollback(seen)
+            self._now = now
             store(linear, head)
 
         commit(write)
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self.linear is not None:
-            self._read()
-        return self.__dict__ | {"_captured": None}  # CUDA graphs write to the original's memory
 
     def __repr__(self) -> str:
         kinds = ", ".join(dict.fromkeys(type(member).__name__ for member in self._given))
@@ -306,24 +253,19 @@ class SelfTuning(OwnsHead):
 
     @property
     def chosen(self) -> list[Choice]:
-        """The last 1,000 changes of the active member as (update, forgetting, ridge); the last one is active.
-
-        After captured steps the update is that at which the state was read.
-        """
-        self._read()
+        """The last 1,000 changes of the active member as (update, forgetting, ridge); the last one is active."""
         return list(self._now.history)
 
     @property
     def scores(self) -> list[float]:
         """The recent mean error of each member at samples before they were learned, outliers clipped."""
-        self._read()
         score = self._now.score
-        return [value / max(score.count, 1e-9) for value in score.sums]
+        return [value / max(score.updates, 1e-9) for value in score.sums]
 
     @property
     def ridge(self) -> float:
         """The ridge of the active member."""
-        return float(self.best.ridge)
+        return settings_of(self.best)[1]
 
     @property
     def forgetting(self) -> float:
@@ -346,16 +288,6 @@ class SelfTuning(OwnsHead):
             member.forgets = value
 
     @property
-    def holds_out(self) -> bool:
-        """Whether samples that repeat are held out: not where comparisons end."""
-        return not self.rests
-
-    @property
-    def held_out(self) -> Tensor | None:
-        """A mask (n,) of the samples of the last update that were held out; None if there were none."""
-        return self._held_out
-
-    @property
     def learns_partly(self) -> bool:
         """Whether the members take samples of which some outputs are not observed."""
         return all(getattr(member, "learns_partly", False) for member in self._given)
@@ -363,7 +295,6 @@ class SelfTuning(OwnsHead):
     @property
     def steps(self) -> int:
         """The number of updates that the head has learned."""
-        self._read()
         return self._now.steps
 
     @torch.no_grad()
@@ -381,7 +312,7 @@ class SelfTuning(OwnsHead):
         alone.raise_ridge(ridge)
         now = alone_with(self._now, SETTLED)
         history = (*now.history, Choice(now.steps, *settings_of(alone)))[-_HISTORY_LIMIT:]
-        self._assign(members=[alone], _now=now._replace(history=history), _captured=None)
+        self._assign(members=[alone], _now=now._replace(history=history))
 
     # ------------------------------------------------------------------ learning
 
@@ -412,22 +343,13 @@ class SelfTuning(OwnsHead):
         return loss
 
     @torch.no_grad()
-    def update(
-        self,
-        features: Tensor,
-        targets: Tensor,
-        sample_weight: Tensor | None = None,
-        *,
-        identity: Tensor | None = None,
-    ) -> None:
+    def update(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
         """Score every member on samples as one block, then let it learn them.
 
         Args:
             features: Inputs of the head (..., in_features).
             targets: Targets as the members take them.
             sample_weight: Factor (...) on each sample's loss.
-            identity: Inputs (b, ...) by which samples are recognized when they repeat, b a divisor of the number of
-                samples; None for the features. `SepSA` passes the model's inputs.
 
         Raises:
             NotFinite: A value is NaN, infinite or too large; nothing was learned.
@@ -435,19 +357,9 @@ class SelfTuning(OwnsHead):
         """
         linear = self._ready()
         squared = self._checked(linear, features, targets, sample_weight)
-        split = None
-        if self.holds_out:
-            n = features.numel() // linear.in_features
-            if identity is None:
-                identity = features.reshape(n, -1)
-            elif not identity.ndim or not len(identity) or n % len(identity):
-                raise ValueError(
-                    f"identity must have one row a sample, or a divisor of {n} rows, got shape {tuple(identity.shape)}"
-                )
-            split = self._seen.split(identity, targets, n)
         kind = features.device.type
         with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext():
-            self._update(linear, features, targets, sample_weight, split, squared)
+            self._update(linear, features, targets, sample_weight, squared)
 
     def _checked(self, linear: nn.Linear, features: Tensor, targets: Tensor, weight: Tensor | None) -> bool:
         """Check samples once for all members where these are `RLS`, and return whether they are."""
@@ -460,70 +372,40 @@ class SelfTuning(OwnsHead):
         return False
 
     def _update(
-        self, linear: nn.Linear, features: Tensor, targets: Tensor, weight: Tensor | None, split: Any, squared: bool
+        self, linear: nn.Linear, features: Tensor, targets: Tensor, weight: Tensor | None, squared: bool
     ) -> None:
         """Score the samples, then learn them: completely, also where an interrupt comes, or not at all."""
         unmoved, unscaled = self._move(linear), self._now
         before = unscaled if unscaled.scale else self._scaled(features)
-        n = features.numel() // linear.in_features
-        held = [] if split is None else split.held_out
-        backends = RLS._compiled(self.members, n - len(held)) if squared else None
+        members, samples = self.members, (features, targets, weight)
+        backends = RLS._compiled(members, features.numel() // linear.in_features) if squared else None
+        learning = Learning(members, samples, before, backends, squared)
         # What compiled updates compute anyway is not computed twice.
-        after = backends is not None and weight is None and split.scored is None and not held and len(self.members) > 1
-        errors, size = (None, 0.0) if after else self._errors(features, targets, weight, split, squared)
-        mask = None
-        if held:
-            out, device = set(held), linear.weight.device
-            kept = torch.tensor([i for i in range(n) if i not in out], dtype=torch.int64, device=device)
-            mask = torch.ones(n, dtype=torch.bool, device=device).index_fill_(0, kept, False)
-            features, targets = (part.reshape(n, -1).index_select(0, kept) for part in (features, targets))
-            weight = None if weight is None else weight.reshape(-1).index_select(0, kept)
-        members, interrupted, lam_error = self.members, False, np.empty((len(self.members), 2))
-        refusals: list[Any] = [None] * len(members)
-
-        def learn(again: bool) -> None:
-            nonlocal errors, size
-            best, samples = members[before.active], (features, targets, weight)
-            have = [again and member.steps > count for member, count in zip(members, before.learned, strict=True)]
-            if backends is None:
-                for k, member in enumerate(members):
-                    if not have[k]:
-                        refusals[k] = refusal(member, *samples, member is best if squared else None)
-                return
-            learned = have if any(have) else RLS._learn_together(members, backends, best, samples, lam_error)
-            refusals[:] = [not one for one in learned]
-            if after:
-                errors, size = (lam_error[:, 1] / targets.numel()).tolist(), mean_square(targets)
+        if backends is None or weight is not None or len(members) == 1:
+            learning.errors, learning.size = self._errors(features, targets, weight, squared)
 
         def write() -> None:
-            nonlocal interrupted
-            again, interrupted = interrupted, True
-            if len(held) < n:
-                learn(again)
-            if not all(refusals):
-                now, left = self._after(before, members, errors, size, refusals, len(held) < n)
-                self.members, self._now, self._held_out = left, now, mask
-                if split is not None:
-                    self._seen.accept(split, now.steps)
+            learning.run()
+            if not all(learning.refusals):
+                now, left = self._after(before, learning)
+                self.members, self._now = left, now
                 copy_head(left[now.active].linear, linear)
 
         commit(write)
-        if all(refusals):
+        if all(learning.refusals):
             self._unscale(unscaled)
             for heads, old in unmoved:
                 replace(heads, old)
-            raise refusals[0] if not squared else explain_nonfinite(features, targets, linear)
+            raise learning.refusals[0] if not squared else explain_nonfinite(features, targets, linear)
 
-    def _after(
-        self, now: Progress, members: list[Any], errors: Any, size: float, refusals: list[Any], learns: bool
-    ) -> tuple[Progress, list[Any]]:
+    def _after(self, now: Progress, learning: Learning) -> tuple[Progress, list[Any]]:
         """The progress after an update, and the members that go on."""
-        if learns:
-            learned = tuple(count + (not refused) for count, refused in zip(now.learned, refusals, strict=True))
-            now = now._replace(steps=now.steps + 1, learned=learned)
+        members, refusals, errors = learning.members, learning.refusals, learning.errors
+        learned = tuple(count + (not refused) for count, refused in zip(now.learned, refusals, strict=True))
+        now = now._replace(steps=now.steps + 1, learned=learned)
         if errors is not None:
             errors = [scores.LARGEST if refused else error for error, refused in zip(errors, refusals, strict=True)]
-            score = scores.add(now.score, errors, size)
+            score = scores.add(now.score, errors, learning.size)
             best = scores.best(score, [getattr(member, "forgetting", 1.0) for member in members], now.active)
             now = changed(now._replace(score=score), best, members)
         if not self.rests or now.started == SETTLED:
@@ -561,11 +443,10 @@ class SelfTuning(OwnsHead):
         return before
 
     def _errors(
-        self, features: Tensor, targets: Tensor, weight: Tensor | None, split: Any, squared: bool
+        self, features: Tensor, targets: Tensor, weight: Tensor | None, squared: bool
     ) -> tuple[list[float] | None, float]:
-        """The loss of every member at the rows to score, None without any, and the mean square of their targets."""
-        scored = None if split is None else split.scored
-        if len(self.members) == 1 or (scored is not None and not scored):
+        """The loss of every member at the samples, None without others, and the mean square of the targets."""
+        if len(self.members) == 1:
             return None, 0.0
         if not squared:
             return [float(loss_of(member, features, targets, weight)) for member in self.members], 0.0
@@ -578,31 +459,13 @@ class SelfTuning(OwnsHead):
             weights, biases = ([part.to(dtype) for part in parts] for parts in (weights, biases))
         x = features.detach().reshape(-1, features.shape[-1]).to(dtype)
         y = targets.detach().reshape(len(x), -1).to(dtype)
-        w = None if weight is None else weight.detach().reshape(-1).to(dtype)
-        if x.is_cpu:
-            x, y, w = x.numpy(), y.numpy(), None if w is None else w.numpy()  # type: ignore[assignment]
-            weights, biases = ([part.numpy() for part in parts] for parts in (weights, biases))
-        if scored is not None:
-            x, y, w = x[scored], y[scored], None if w is None else w[scored]
-        with np.errstate(all="ignore"):  # what is not finite the members refuse
-            errors = scores.squared_errors(weights, biases, x, y)
-            if split is not None and split.held_out:
-                self._unlearn(errors, features, weight, split)
-            mean = errors.mean(0) if w is None else (errors * w[:, None]).sum(0) / w.sum().clip(min=1e-30)
-            return mean.tolist(), float((y * y).mean())
-
-    def _unlearn(self, errors: Any, features: Tensor, weight: Tensor | None, split: Any) -> None:
-        """Make the errors (n, J) at held-out rows those of members that had never learned them."""
-        held = split.held_out
-        x = features.reshape(-1, features.shape[-1]).index_select(0, torch.tensor(held, device=features.device))
-        Phi = rows(self._head(), x, self.members[0]._problem.prior.dtype)
-        leverage = RLS._leverages(self.members, Phi).cpu().double().numpy()
-        omega = np.ones(len(held)) if weight is None else weight.detach().reshape(-1)[held].double().cpu().numpy()
-        ages = self._now.steps - np.array(split.learned)
-        memory = np.array([member.forgetting for member in self.members])
-        share = scores.share_left(leverage, memory, ages[:, None], omega[:, None])
-        at = np.searchsorted(split.scored or held, held)
-        errors[at] /= torch.from_numpy(share**2).to(errors) if isinstance(errors, Tensor) else share**2
+        errors = scores.squared_errors(weights, biases, x, y)
+        if weight is None:
+            mean = errors.mean(0)
+        else:
+            w = weight.detach().reshape(-1).to(dtype)
+            mean = (errors * w[:, None]).sum(0) / w.sum().clip(min=1e-30)
+        return mean.tolist(), float((y * y).mean())
 
     # ------------------------------------------------------------------ the scale of relative ridges
 
@@ -624,72 +487,6 @@ class SelfTuning(OwnsHead):
                 member._start_with(given.ridge)
             self._now = now
 
-    # ------------------------------------------------------------------ learning inside a CUDA graph
-
-    @torch.no_grad()
-    def prepare_capture(self, inputs: Tensor | None = None, targets: Tensor | None = None) -> Hashable:
-        """Copy the state to the memory that captured updates write.
-
-        Args:
-            inputs: The data set's inputs on the device, by whose rows samples are recognized.
-            targets: The data set's targets.
-
-        Returns:
-            The addresses on which a recording depends.
-        """
-        if any(type(member) is not RLS for member in self.members):
-            kind = type(self.members[0]).__name__
-            raise ValueError(
-                f"a SelfTuning of {kind} compares ridges on the host, which a captured step cannot: learn some batches "
-                f"without a graph first, then take {kind}(ridge={self.ridge:g}), the ridge that this head has chosen"
-            )
-        linear, captured = self._head(), self._captured
-        if captured is None or not captured.lies_in(linear):
-            self._ready()
-            captured = choose.choose("captured choice", self.members[0]._case(1)).load()(linear, self.members)
-        if inputs is not None and targets is not None:
-            if not captured.indexes(inputs, targets):
-                self._read()
-            captured.use(inputs, targets, self._seen)
-        if not captured.ahead:
-            captured.load(self._now.score, self._now.active, self._now.steps, self._seen)
-        captured.move()
-        addresses = tuple(member.prepare_capture() for member in self.members)
-        self._captured = captured
-        return *captured.place, addresses
-
-    @torch.no_grad()
-    def update_captured(self, features: Tensor, targets: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Learn samples inside a CUDA graph, without synchronizing with the host; `held_out` is then a mask on the
-        device.
-
-        Args:
-            features: Inputs of the head (..., in_features).
-            targets: Targets (..., out_features).
-            rows: Rows (n,) of the data set that the samples are. None: samples are recognized by a hash, which the host
-                computes, so not inside a graph.
-
-        Returns:
-            A boolean scalar on the device: False where a value was not finite, so that nothing was learned.
-        """
-        captured = self._captured
-        if captured is None or not captured.ahead:
-            raise RuntimeError("update_captured needs prepare_capture() first")
-        if not self._now.scale:  # in the first update, which is not recorded yet
-            self._scaled(features)
-        if rows is None:
-            captured.index_batch(features, targets, self._seen)
-            rows = torch.arange(features.numel() // features.shape[-1], device=features.device)
-        valid: Tensor
-        valid, self._held_out = captured.update(features, targets, rows)
-        return valid
-
-    @torch.no_grad()
-    def finish_captured(self) -> None:
-        """Compute the members' curvatures after the last `update_captured`; no forward or backward pass reads them."""
-        if self._captured is not None:
-            self._captured.finish()
-
 
 def members_of(kind: type, **settings: Any) -> list[Any]:
     """The members for one kind of solver, where settings that are given have one value."""
@@ -698,30 +495,60 @@ def members_of(kind: type, **settings: Any) -> list[Any]:
         raise TypeError(f"kind must be RLS, SoftmaxNewton or LogisticNewton, got {kind!r}: pass members instead")
     if kind is not RLS:
         return [make(**({"ridge": ridge} | settings)) for ridge in (RIDGES[:1] if "ridge" in settings else RIDGES)]
-    rest = {name: value for name, value in settings.items() if name not in ("ridge", "forgetting")}
-    forgettings = [settings["forgetting"]] if "forgetting" in settings else [lam for lam, _ in GRID]
-    ridges = [settings["ridge"]] if "ridge" in settings else [ridge for _, ridge in GRID]
-    whole = len(forgettings) == len(ridges) > 1
-    pairs = GRID if whole else [(lam, ridge) for lam in forgettings for ridge in ridges]
-    return [make(ridge=ridge, forgetting=lam, **rest) for lam, ridge in dict.fromkeys(pairs)]
+    forgettings = [settings.pop("forgetting")] if "forgetting" in settings else FORGETTINGS
+    return [make(**({"ridge": "evidence", "forgetting": lam} | settings)) for lam in forgettings]
+
+
+class Learning:
+    """One update of all members, which an interrupt may make run twice: a member learns its samples once."""
+
+    def __init__(self, members: list[Any], samples: Any, before: Progress, backends: Any, squared: bool) -> None:
+        self.members, self.samples, self.before = members, samples, before
+        self.backends, self.squared = backends, squared
+        self.errors: list[float] | None = None
+        self.size = 0.0
+        self.refusals: list[Any] = [None] * len(members)
+        self.lam_error = np.empty((len(members), 2))
+        self.known = [(float(own.counters[SAMPLES]), int(own.counters[STEPS])) for own in backends or ()]
+        self.again = False
+
+    def run(self) -> None:
+        """Let every member learn the samples that has not learned them yet."""
+        again, self.again = self.again, True
+        best = self.members[self.before.active]
+        have = [again and member.steps > count for member, count in zip(self.members, self.before.learned, strict=True)]
+        if self.backends is None:
+            for k, member in enumerate(self.members):
+                if not have[k]:
+                    records = member is best if self.squared else None
+                    self.refusals[k] = refusal(member, self.samples, records)
+            return
+        if not any(have):
+            have = RLS._learn_together(self.members, self.backends, best, self.samples, self.lam_error)
+        self.refusals[:] = [not one for one in have]
+        for k, member in enumerate(self.members):
+            if have[k] and member.ridge == "evidence":
+                member._choose_ridge(*self.known[k], float(self.lam_error[k, 0]))
+        if self.errors is None and len(self.members) > 1:
+            targets = self.samples[1]
+            self.errors, self.size = (self.lam_error[:, 1] / targets.numel()).tolist(), mean_square(targets)
 
 
 def settings_of(member: Any) -> tuple[float, float]:
     """The forgetting and the ridge of a solver."""
-    return getattr(member, "forgetting", 1.0), getattr(member, "ridge", 0.0)
+    ridge = member.ridge_now if isinstance(member, RLS) and member.linear is not None else getattr(member, "ridge", 0.0)
+    return getattr(member, "forgetting", 1.0), ridge
 
 
-def refusal(
-    member: Any, features: Tensor, targets: Tensor, weight: Tensor | None, records: bool | None
-) -> NotFinite | bool | None:
+def refusal(member: Any, samples: Any, records: bool | None) -> NotFinite | bool | None:
     """Let a solver learn samples; an error, or True, for numbers that are not finite.
 
     `records` is for an `RLS` whose samples are checked: whether `health` records them.
     """
     if records is not None:
-        return not member._learn(features, targets, weight, records=records)
+        return not member._learn(*samples, records=records)
     try:
-        member.update(features, targets, weight)
+        member.update(*samples)
     except NotFinite as error:
         return error
     return None
@@ -784,6 +611,3 @@ def read_progress(saved: schema.Entries, learned: list[int]) -> Progress:
     )
     numbers = saved.integer("steps"), saved.number("scale", 0.0), saved.integer("started", SETTLED)
     return Progress(score, saved.integer("active", 0, J - 1), tuple(learned), *numbers, changes)
-
-
-deprecated.makers.append(SelfTuning.of)

@@ -1,4 +1,4 @@
-"""The hooks on a model and its head, which pass features, inputs and outputs to an `Observer`.
+"""The hooks on a model and its head, which pass features and outputs to an `Observer`.
 
 In a compiled model the hook on the head is an operator, so that the model is one graph: `torch.compile` records a call
 of `sepsa::learn_head`, which finds the observation in progress when it runs. Its schema declares that it changes the
@@ -36,26 +36,11 @@ def _learn_head(features: Tensor, weight: Tensor, bias: Tensor | None, number: i
         observer.learn_compiled(features, weight, bias)
 
 
-def _learn_head_with_mask(features: Tensor, weight: Tensor, bias: Tensor | None, number: int) -> Tensor:
-    """Update the head like `_learn_head`. Returns a mask (..., 1) of the rows from which the body must not learn."""
-    observer, shape = _observers.get(number), (*features.shape[:-1], 1)
-    excluded = None if observer is None else observer.learn_compiled(features, weight, bias)
-    if excluded is None:
-        return features.new_zeros(shape, dtype=torch.bool)
-    mask: Tensor = excluded.reshape(shape).clone()  # a graph may overwrite what an operator returned
-    return mask
-
-
 _library = torch.library.Library("sepsa", "DEF")  # type: ignore[no-untyped-call]
 _library.define("learn_head(Tensor features, Tensor(a!) weight, Tensor(b!)? bias, int number) -> ()")  # type: ignore[no-untyped-call]
-_library.define("learn_head_with_mask(Tensor features, Tensor(a!) weight, Tensor(b!)? bias, int number) -> Tensor")  # type: ignore[no-untyped-call]
 for _device in ("CPU", "CUDA"):
     _library.impl("learn_head", _learn_head, _device)  # type: ignore[no-untyped-call]
-    _library.impl("learn_head_with_mask", _learn_head_with_mask, _device)  # type: ignore[no-untyped-call]
 _library.impl("learn_head", lambda features, weight, bias, number: None, "Meta")  # type: ignore[no-untyped-call]
-_library.impl(  # type: ignore[no-untyped-call]
-    "learn_head_with_mask", lambda x, weight, bias, number: x.new_empty((*x.shape[:-1], 1), dtype=torch.bool), "Meta"
-)
 
 
 def _scripted(self, input: tuple[Tensor]) -> None:  # type: ignore[no-untyped-def]
@@ -75,24 +60,16 @@ class HeadHook:
         self.number = 0 if observer is None else next(_numbers)
         if observer is not None:
             _observers[self.number] = observer
-        self.holds_out = observer is not None and observer.holds_out
         self.observed = False  # in a forward pass for which the head is frozen
-        # A solver that holds out samples must see the model's inputs: there a compiled model breaks its graph.
-        self.in_graph = not self.holds_out
 
     def learn_first(self, module: nn.Linear, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Let the head learn before it computes its output, if it is observed."""
-        if self.in_graph and torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             # A graph depends on this attribute. From Python 3.12 on it does not on module.weight.requires_grad: torch
             # compares no tensors of a module whose dictionaries have not changed.
-            if not self.number or not self.observed:
-                return None
-            if not self.holds_out:
+            if self.number and self.observed:
                 torch.ops.sepsa.learn_head(args[0], module.weight, module.bias, self.number)
-                return None
-            features = args[0].detach()
-            excluded = torch.ops.sepsa.learn_head_with_mask(features, module.weight, module.bias, self.number)
-            return torch.where(excluded, features, args[0]), *args[1:]
+            return None
         # torch.compiler.disable, for calls from a graph that breaks here, costs ten times the rest of this method.
         return self.learn_now(args) if _compiler_of_frames() is None else self.in_eager(args)
 
@@ -116,26 +93,6 @@ class HeadHook:
 
     def __reduce__(self) -> tuple[type[HeadHook], tuple[()]]:
         return type(self), ()
-
-
-class InputHook(HeadHook):
-    """The forward pre-hook on an observed model, for a solver that identifies samples by the model's inputs."""
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # type: ignore[override]
-        if not self.in_graph:
-            self.note(args, kwargs)
-        elif not torch.compiler.is_compiling():
-            self.keep(args, kwargs)
-
-    def note(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep the inputs where a compiled model breaks its graph for it."""
-        self.keep(args, kwargs)
-
-    def keep(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep the inputs for the observation in progress."""
-        observer = self.observer()
-        if observer is not None and (observation := observer.observing()) is not None:
-            observation.inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
 
 
 class OutputHook(HeadHook):

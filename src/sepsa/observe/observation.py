@@ -28,9 +28,7 @@ class Observation:
     observed: Tensor | None = None  # a mask (n,) of the rows that have a target; None: all have one
     finite: Tensor | None = None  # the flag that `update_captured` returned
     group: Any = None  # the process group of a captured step
-    excluded: Tensor | None = None  # a mask (n,) of the rows from which the body must not learn
-    rows: Tensor | None = None  # the rows of the data set in a captured step
-    inputs: Sequence[Tensor] = ()  # the model's, where the solver identifies samples by them
+    samples = 0  # of a captured step, each of which may have several rows of features
     frozen: Sequence[nn.Parameter] = ()
     before: Any = None  # the checkpoint of the head
 
@@ -90,13 +88,6 @@ class Observation:
         if chunked is None or self.observed is not None or self.sample_weight is not None:
             return self.loss(functional.linear(features, head.weight, head.bias))
         return cast(Tensor, chunked(features, self.targets))
-
-    def identity(self, n: int) -> Tensor | None:
-        """The input (b, ...) of the model by which a solver recognizes the samples of n rows, b a divisor of n."""
-        for x in self.inputs:
-            if n and x.ndim and len(x) and n % len(x) == 0:
-                return x
-        return None
 
     def freeze(self, head: nn.Linear) -> None:
         """Compute no gradient of the head until the context ends, because nothing uses it."""

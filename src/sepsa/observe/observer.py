@@ -11,10 +11,8 @@ far the body's learning rate has fallen from its peak.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import warnings
-from collections.abc import Iterator
 from threading import get_ident
 from types import TracebackType
 from typing import Any, NamedTuple, cast, overload
@@ -24,12 +22,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sepsa import distributed
-from sepsa.heads import RLS, Anneals, Capturable, CapturableByRow, HeadSolver, HoldsOut, LearnsPartly, Revertible
+from sepsa.heads import RLS, Anneals, Capturable, HeadSolver, LearnsPartly, Revertible
 from sepsa.heads.math.least_squares import copies
 from sepsa.observe import ranks
 from sepsa.observe.hooks import (
     HeadHook,
-    InputHook,
     OutputHook,
     OutputProbe,
     hook_of,
@@ -39,7 +36,7 @@ from sepsa.observe.hooks import (
 )
 from sepsa.observe.observation import Collection, Observation, Observations
 from sepsa.observe.rates import Rates, ratio_of, seen
-from sepsa.observe.rows import check_dense, check_samples, draw, excluded_rows, may_be_missing, observed_rows
+from sepsa.observe.rows import check_dense, check_samples, draw, may_be_missing, observed_rows
 
 ROWS_PER_FEATURE = 8  # that a head remembers at least, where an epoch has fewer
 LEAST_FORGETTING = 0.5  # for batches that are half of an epoch or more
@@ -135,7 +132,6 @@ class Observer:
     def look(self) -> None:
         """Look up what the solver can do and what the model has; again after a copy."""
         self.refuses_missing = type(self.solver) is RLS
-        self.holds_out = isinstance(self.solver, HoldsOut) and getattr(self.solver, "holds_out", True)
         self.revertible, self.anneals = isinstance(self.solver, Revertible), isinstance(self.solver, Anneals)
         self.partial_targets = isinstance(self.solver, LearnsPartly) and self.solver.learns_partly
         self.normalizations = [module for module in self.model.modules() if hasattr(module, "track_running_stats")]
@@ -146,10 +142,9 @@ class Observer:
     def attach(self) -> None:
         """Put the hook on the head, in place of those of an earlier observer."""
         self.look()
-        for kind, name in ((HeadHook, "in_eager"), (InputHook, "note")):
-            if not hasattr(getattr(kind, name), "_torchdynamo_disable"):
-                # Done here because it takes a second, which import would pay.
-                setattr(kind, name, torch.compiler.disable(getattr(kind, name)))  # type: ignore[no-untyped-call]
+        if not hasattr(HeadHook.in_eager, "_torchdynamo_disable"):
+            # Done here because it takes a second, which import would pay.
+            HeadHook.in_eager = torch.compiler.disable(HeadHook.in_eager)  # type: ignore[method-assign,no-untyped-call]
         for module in self.model.modules():
             remove_hooks(module, None)  # of observers that are gone, or copied with the model
         for registered in list(self.head._forward_pre_hooks.values()):
@@ -162,21 +157,6 @@ class Observer:
     def detach(self) -> None:
         for module in (self.head, self.model):
             remove_hooks(module, self)
-
-    @contextlib.contextmanager
-    def one_graph(self) -> Iterator[None]:
-        """A context in which a compiled model is one graph even if the solver holds out samples.
-
-        The solver then identifies samples by their rows in the data set, not by the model's inputs.
-        """
-        hooks = [hook for module in (self.head, self.model) for hook in hooks_of(module, self)]
-        for hook in hooks:
-            hook.in_graph = True
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.in_graph = not hook.holds_out
 
     # ------------------------------------------------------------------ the observation in progress
 
@@ -206,8 +186,6 @@ class Observer:
                     observation.freeze(self.head)
                     self.hook.observed = True
                     break
-        if self.holds_out and self.model is not self.head:
-            self.model.register_forward_pre_hook(InputHook(self), with_kwargs=True)
         if self.probe is not None:
             for module in (self.head, self.model):
                 module.register_forward_hook(OutputHook(self))
@@ -223,8 +201,6 @@ class Observer:
             self.current = None
             self.hook.observed = False
             observation.thaw()
-            if self.holds_out:
-                remove_hooks(self.model, self, InputHook)
             if self.probe is not None:
                 self.probe.stop()
                 for module in (self.head, self.model):
@@ -272,29 +248,28 @@ class Observer:
         observation.reached = observation.learning = True  # so that the solver may call its head
         try:
             if observation.captured:
-                excluded = self.learn_captured(observation, features)
+                self.learn_captured(observation, features)
             elif observation.ranks and self.process_group is not None and (group := self.group()) is not None:
-                excluded = ranks.learn(self, group, observation, features)
+                ranks.learn(self, group, observation, features)
             else:
-                excluded = self.learn_alone(observation, features)
+                self.learn_alone(observation, features)
         finally:
             observation.learning = False
         observation.learned = self.observed = True
-        observation.excluded = excluded
         if not features.requires_grad:
             observation.thaw()
         else:
-            if excluded is not None:
-                features = torch.where(excluded.view(*features.shape[:-1], 1), features.detach(), features)
+            if observation.observed is not None:  # the body does not learn from rows without a target
+                features = torch.where(observation.observed.view(*features.shape[:-1], 1), features, features.detach())
             if not observation.frozen and not (observation.ranks and distributed.takes_gradients(self.head)):
                 observation.freeze(self.head)
         return features
 
-    def learn_compiled(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """Let the head learn in a compiled graph, which may hold copies of its parameters. Returns `excluded_rows`."""
+    def learn_compiled(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        """Let the head learn in a compiled graph, which may hold copies of its parameters."""
         observation = self.observing()
         if observation is None:
-            return None
+            return
         frozen, observation.frozen = observation.frozen, ()
         try:
             self.learn(observation, features)
@@ -303,12 +278,11 @@ class Observer:
         for copy, parameter in ((weight, self.head.weight), (bias, self.head.bias)):
             if copy is not None and copy.data_ptr() != parameter.data_ptr():
                 copy.copy_(parameter.detach())
-        return observation.excluded
 
     # ------------------------------------------------------------------ rows, alone or in ranks
 
-    def learn_alone(self, observation: Observation, features: Tensor) -> Tensor | None:
-        """Let the head learn this process's rows that have a target. Returns the mask `excluded_rows`."""
+    def learn_alone(self, observation: Observation, features: Tensor) -> None:
+        """Let the head learn this process's rows that have a target."""
         targets, weight = observation.targets, observation.sample_weight
         try:
             # Reading targets on a GPU makes the host wait for the forward pass. So there the solver, which checks its
@@ -321,7 +295,8 @@ class Observer:
             if look:
                 observation.observed = observed_rows(features, targets, self.partial_targets)
                 self.expects_missing = observation.observed is not None
-            return self._learn_observed(observation, features)
+            self._learn_observed(observation, features)
+            return
         except Exception as error:
             check_dense("features", features)
             check_dense("targets", targets)
@@ -333,68 +308,49 @@ class Observer:
             if observation.observed is None:
                 raise
         self.expects_missing = True
-        return self._learn_observed(observation, features)
+        self._learn_observed(observation, features)
 
-    def _learn_observed(self, observation: Observation, features: Tensor) -> Tensor | None:
-        """Let the head learn `head_fraction` of the observed rows. Returns the mask `excluded_rows`."""
+    def _learn_observed(self, observation: Observation, features: Tensor) -> None:
+        """Let the head learn `head_fraction` of the observed rows."""
         if observation.observed is None and self.head_fraction == 1.0:
-            if not self.holds_out and self.samples_per_epoch is None and not self.forget_per_step:
+            if self.samples_per_epoch is None and not self.forget_per_step:
                 if self.base is not None:
                     self.follow_rate()
                 self.solver.update(features, observation.targets, observation.sample_weight)
-                return None
-            n = features.numel() // features.shape[-1]
-            identity = observation.identity(n) if self.holds_out else None
-            self.update(features, observation.targets, observation.sample_weight, identity, n)
-            return self.held_out
-        n = features.numel() // features.shape[-1]
+            else:
+                n = features.numel() // features.shape[-1]
+                self.update(features, observation.targets, observation.sample_weight, n)
+            return
         check_samples(self, observation, features, per_output_weight=self.partial_targets)
-        samples, rows = draw(self, observation, features)
-        if not len(rows):
-            return excluded_rows(observation, features, None)
-        self.update(*samples, n)
-        return excluded_rows(observation, features, self.held_out, rows)
+        samples = draw(self, observation, features)
+        if len(samples.features):
+            self.update(*samples, features.numel() // features.shape[-1])
 
-    def learn_captured(self, observation: Observation, features: Tensor) -> Tensor | None:
-        """Let the head learn inside a CUDA graph, without the host. Returns the mask `excluded_rows`."""
+    def learn_captured(self, observation: Observation, features: Tensor) -> None:
+        """Let the head learn inside a CUDA graph, without the host."""
         rows = features.detach().reshape(-1, features.shape[-1])
         targets, n = observation.targets.reshape(len(rows), -1), len(rows)
-        self.rows_per_sample = 1 if observation.rows is None else max(1, n // len(observation.rows))
+        self.rows_per_sample = max(1, n // max(observation.samples, 1))
         count = math.ceil(self.head_fraction * n)
-        drawn = None
         if count < n:
             drawn = torch.rand(n, device=rows.device).topk(count).indices
             rows, targets = rows[drawn], targets[drawn]
         if observation.group is not None:
             rows, targets = (distributed.gather_equal(observation.group, part) for part in (rows, targets))
-        if not self.holds_out or observation.rows is None:
-            observation.finite = cast(Capturable, self.solver).update_captured(rows, targets)
-            return None
-        names = observation.rows
-        if len(names) != n:
-            raise ValueError(
-                f"a captured solver that holds out samples needs one row of features for each, got {n} for "
-                f"{len(names)} samples: use optimizer.learn without a graph"
-            )
-        names = names if drawn is None else names[drawn]
-        observation.finite = cast(CapturableByRow, self.solver).update_captured(rows, targets, names)
-        return excluded_rows(observation, features, self.held_out, drawn)
+        observation.finite = cast(Capturable, self.solver).update_captured(rows, targets)
 
-    def update(
-        self, features: Tensor, targets: Tensor, weight: Tensor | None, identity: Tensor | None, offered: int
-    ) -> None:
+    def update(self, features: Tensor, targets: Tensor, weight: Tensor | None, offered: int) -> None:
         """Let the solver learn these samples, drawn from as many `offered` rows of all ranks."""
-        options = {"identity": identity} if self.holds_out else {}
         self.follow_rate()
         if self.samples_per_epoch is None and not self.forget_per_step:
-            self.solver.update(features, targets, weight, **options)
+            self.solver.update(features, targets, weight)
             return
         solver: Any = self.solver
         self.remember_one_epoch(offered)
         try:
             if self.forget_per_step:
                 solver.forgets = not self.forgot
-            solver.update(features, targets, weight, **options)
+            solver.update(features, targets, weight)
         finally:
             if self.forget_per_step:
                 solver.forgets = True
@@ -427,11 +383,6 @@ class Observer:
         """Count n rows that were offered to the head."""
         self.samples += n
         self.since_forgetting = n + self.since_forgetting * self.forgot
-
-    @property
-    def held_out(self) -> Tensor | None:
-        """The solver's mask of the samples that it held out of the last update; None: no sample."""
-        return cast(HoldsOut, self.solver).held_out if self.holds_out else None
 
     def group(self) -> Any:
         """The process group to learn with; None, with one warning, where other ranks exist in no known group."""

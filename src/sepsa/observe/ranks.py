@@ -11,20 +11,18 @@ from torch import Tensor
 from sepsa import distributed
 from sepsa.distributed import Samples
 from sepsa.observe.observation import Observation
-from sepsa.observe.rows import are_labels, check_samples, draw, excluded_rows, observed_rows
+from sepsa.observe.rows import are_labels, check_samples, draw, observed_rows
 
 
-def learn(observer: Any, group: Any, observation: Observation, features: Tensor) -> Tensor | None:
-    """Let the head learn the rows of all ranks. Returns the mask `excluded_rows` of this rank's rows."""
-    own, rows, error, offered = None, None, None, 0
+def learn(observer: Any, group: Any, observation: Observation, features: Tensor) -> None:
+    """Let the head learn the rows of all ranks."""
+    own, error, offered = None, None, 0
     try:
-        own, rows = _own_samples(observer, observation, features)
+        own = _own_samples(observer, observation, features)
         offered = features.numel() // features.shape[-1]
     except Exception as refused:  # raised after the exchange that the other ranks wait for
         error = refused
-    place = _learn_from_all(observer, group, own, error, offered, observation)
-    held = None if place is None else observer.held_out
-    return excluded_rows(observation, features, None if held is None else held[place], rows)
+    _learn_from_all(observer, group, own, error, offered, observation)
 
 
 def learn_without_batch(observer: Any, ddp: Any) -> None:
@@ -43,20 +41,18 @@ def _learn_from_all(
     error: Exception | None,
     offered: int,
     observation: Observation | None,
-) -> slice | None:
-    """Let the head learn the samples of all ranks. Returns the place of this rank's among them; None: no samples.
+) -> None:
+    """Let the head learn the samples of all ranks.
 
     `offered` is the number of rows from which this rank's samples were drawn.
     """
     moments = isinstance(observer.solver, distributed.LearnsMoments) and observer.solver.learns_moments
-    samples, place, offered = distributed.gather(group, own, error, moments, offered)
+    samples, offered = distributed.gather(group, own, error, moments, offered)
     if observer.start_together(group) and observation is not None:
         start = observer.checkpoint(statistics=False).state  # which a failed batch does not undo
         observation.before = observation.before._replace(state=start)
-    if samples is None:
-        return None
-    observer.update(*samples, offered)
-    return place
+    if samples is not None:
+        observer.update(*samples, offered)
 
 
 def report_failure(observer: Any, error: Exception, trace: TracebackType | None) -> None:
@@ -76,21 +72,16 @@ def report_failure(observer: Any, error: Exception, trace: TracebackType | None)
         distributed.share_headers(group, None, error, distributed.NOT_REACHED)
 
 
-def _own_samples(observer: Any, observation: Observation, features: Tensor) -> tuple[Samples, Tensor | None]:
-    """The samples that this rank shares, as rows, and the indices of these rows; None: all rows."""
-    targets, weight, rows = observation.targets, observation.sample_weight, None
+def _own_samples(observer: Any, observation: Observation, features: Tensor) -> Samples:
+    """The samples that this rank shares, as rows."""
+    targets, weight = observation.targets, observation.sample_weight
     flat = features.detach().reshape(-1, observer.head.in_features)
     n = len(flat)
-    identity = observation.identity(n) if observer.holds_out else None
     if n:
         observation.observed = observed_rows(features, targets, observer.partial_targets)
         check_samples(observer, observation, features, per_output_weight=False)
     if n and (observation.observed is not None or observer.head_fraction < 1.0):
-        (flat, targets, weight, identity), rows = draw(observer, observation, features)
-    elif identity is not None:
-        identity = identity.repeat_interleave(n // len(identity), 0)
-    if identity is not None:
-        identity = identity.detach().reshape(len(flat), -1)
+        flat, targets, weight = draw(observer, observation, features)
     labels = are_labels(features, observation.targets)
     targets = targets.detach().reshape((len(flat),) if labels else (len(flat), targets.shape[-1]))
-    return Samples(flat.detach(), targets, None if weight is None else weight.reshape(-1), identity), rows
+    return Samples(flat.detach(), targets, None if weight is None else weight.reshape(-1))

@@ -88,8 +88,8 @@ def check_samples(observer: Any, observation: Any, features: Tensor, per_output_
         check_weight(observer.head, features, observation.sample_weight)
 
 
-def draw(observer: Any, observation: Any, features: Tensor) -> tuple[Samples, Tensor]:
-    """Draw `head_fraction` of the observed rows at random. Returns the samples and the indices of their rows."""
+def draw(observer: Any, observation: Any, features: Tensor) -> Samples:
+    """Draw `head_fraction` of the observed rows at random."""
     targets, sample_weight = observation.targets, observation.sample_weight
     flat = features.reshape(-1, features.shape[-1])
     n = len(flat)
@@ -102,20 +102,4 @@ def draw(observer: Any, observation: Any, features: Tensor) -> tuple[Samples, Te
     rows = rows[: math.ceil(observer.head_fraction * len(rows))].to(flat.device)
     weight = None if sample_weight is None else weight_rows(sample_weight, n)[rows]
     targets = targets.reshape(-1) if are_labels(features, targets) else targets.reshape(n, -1)
-    identity = observation.identity(n) if observer.holds_out else None
-    if identity is not None:
-        identity = identity[rows // (n // len(identity))]
-    return Samples(flat[rows], targets[rows], weight, identity), rows
-
-
-def excluded_rows(observation: Any, features: Tensor, held: Tensor | None, rows: Tensor | None = None) -> Tensor | None:
-    """A mask (n,) of the rows from which the body must not learn: held out, or without a target. None: no row.
-
-    `held` says for each of `rows`, or of all, whether the solver held it out.
-    """
-    if held is not None and rows is not None:
-        held = held.new_zeros(features.numel() // features.shape[-1]).index_put((rows,), held)
-    observed: Tensor | None = observation.observed
-    if observed is None:
-        return held
-    return ~observed if held is None else held | ~observed
+    return Samples(flat[rows], targets[rows], weight)

@@ -42,6 +42,8 @@ class CapturedState(HeadMemory):
         self.blocks: dict[tuple[int, bool], tuple[Tensor, ...]] = {}
         self._increments: dict[tuple[int, int], Tensor] = {}
         self.fading = torch.ones(2, dtype=torch.float64, device=device)  # λ and 1/√λ: the same graph serves any λ
+        self.known = 0.0, 0  # samples and updates when the ridge was chosen last, or looked at
+        self.counters: Counters = np.zeros(5)  # as the host read them last
         self.lam, self.count = 1.0, 0  # λ on the host, and the coordinates that get their ridge back in an update
         self._unfinished: Callable[[], None] | None = None  # updates T by a block of which only W has learned
 
@@ -64,6 +66,11 @@ class CapturedState(HeadMemory):
             getattr(self, name).copy_(getattr(state, name))
         self.tally.copy_(torch.as_tensor(counters[[STEPS, SAMPLES, CURSOR]]))
 
+    def penalize(self, prior: Tensor, ridge: Tensor) -> None:
+        """Restore these ridges (p,) about this prior (m, p) from now on, in place: recordings know both."""
+        self.prior.copy_(prior)
+        self.ridge.copy_(ridge)
+
     def forget(self, lam: float) -> tuple[Hashable, ...]:
         """Set the forgetting of later updates. Returns what a recording of them depends on."""
         if lam != self.lam:
@@ -71,21 +78,13 @@ class CapturedState(HeadMemory):
             self.fading.copy_(torch.tensor([lam, lam**-0.5], dtype=torch.float64))
         return (self.count,)
 
-    def update(self, features: Tensor, targets: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Learn rows, those in `keep` (n,) if given; returns whether they were finite (0-d).
+    def update(self, features: Tensor, targets: Tensor) -> Tensor:
+        """Learn rows; returns whether they were finite (0-d).
 
         The update of T may be left to `finish`.
         """
         self.finish()
         x, y = features.detach().reshape(-1, self.k), targets.detach().reshape(-1, len(self.W))
-        if keep is None:
-            return self._learn(x, y)
-        some = keep.any()
-        finite = self._learn(x, torch.where(some, y, torch.nan), keep)  # what is not finite changes nothing
-        self.tally[1].sub_(torch.where(finite, (~keep).sum(), 0))
-        return finite | ~some
-
-    def _learn(self, x: Tensor, y: Tensor, keep: Tensor | None = None) -> Tensor:
         (m, p), n, count = self.W.shape, len(x), self.count
         case = UpdateSize(x.device.type, self.Z.dtype, p, m, n, count, contiguous=self.weight.is_contiguous())
         chosen = choose("captured least squares", case)
@@ -95,11 +94,9 @@ class CapturedState(HeadMemory):
             if n == 1:
                 finite = kernels.rank_one(self, x, y, self.ridge, self.prior)
             else:
-                self._unfinished, finite = kernels.block(self, x, y, self.ridge, self.prior, keep)
+                self._unfinished, finite = kernels.block(self, x, y, self.ridge, self.prior)
             return finite
         Phi, Y = rows(self.linear, x, self.Z.dtype), y.to(self.Z.dtype)
-        if keep is not None:
-            Phi, Y = Phi * keep[:, None], torch.where(keep[:, None] | ~Y.isfinite(), Y, 0)
         at = coordinates(p, count, self.tally[2].long(), x.device) if count else None
         lam = self.fading[0] if count else 1.0
         faded = fade(self.state, lam)

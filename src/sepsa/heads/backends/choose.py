@@ -49,6 +49,10 @@ class Backend(Protocol):
         """Continue from this state. Nothing is allocated that could fail where memory is fixed."""
         ...
 
+    def penalize(self, prior: Tensor, ridge: Tensor) -> None:
+        """Restore these ridges (p,) about this prior (m, p) from now on, in place: recordings know both."""
+        ...
+
     def checkpoint(self) -> Any:
         """What `undo` needs to undo the next updates."""
         ...
@@ -148,11 +152,6 @@ TABLE: dict[str, tuple[BackendRow, ...]] = {
             ),
         ),
         BackendRow("torch", "", _always),
-    ),
-    # The choice among several heads, on the device; the members' own updates are captured least squares.
-    "captured choice": (
-        BackendRow("triton", "captured_choice:CompiledChoice", _has_kernels),
-        BackendRow("torch", "captured_choice:CapturedChoice", _always),
     ),
     # From p rows on, the system of the rows is singular but for its identity, and torch solves that of the columns.
     "captured cross-entropy": (

@@ -119,6 +119,7 @@ class GraphBackend(TorchBackend):
     """The state of a head, at fixed addresses once an update is recorded, and its recordings."""
 
     name = "graph"
+    _smallest_ridge = math.inf
 
     def __init__(self, problem: Problem, state: LeastSquaresState, counters: Counters) -> None:
         super().__init__(problem, state, counters.copy())
@@ -140,6 +141,19 @@ class GraphBackend(TorchBackend):
         self.state = LeastSquaresState(T, W, self._in_fixed_memory(state.H), energy, ridge_left)
         self.counters[:] = counters
         self.cursor.fill_(int(counters[CURSOR]))
+
+    def penalize(self, prior: Tensor, ridge: Tensor) -> None:
+        """Restore these ridges (p,) about this prior (m, p) from now on, in place: recordings know both."""
+        super().penalize(prior, ridge)
+        self._note_penalty()
+
+    def _note_penalty(self) -> None:
+        """Note on the host how large the prior and the ridges are."""
+        self._prior_norm = float(torch.linalg.vector_norm(self.prior))
+        self._largest_ridge = float(self.ridge.max())
+        self._smallest_ridge = min(
+            self._smallest_ridge, float(self.ridge.min())
+        )  # a larger one is restored in rotation
 
     def learn(
         self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float
@@ -180,7 +194,7 @@ class GraphBackend(TorchBackend):
 
     def _is_certain(self, counters: list[float], error: float, weight: float, lam: float, size: float) -> bool:
         """Whether the norms that the host has seen prove that the new weights are finite."""
-        pull = self._largest_ridge * self.ridge_weight * (self._prior_norm + weight) ** 2 if lam < 1.0 else 0.0
+        pull = self._largest_ridge * (self._prior_norm + weight) ** 2 if lam < 1.0 else 0.0
         step = math.sqrt(2.0 * (error * error + pull) / (lam * self._smallest_ridge))
         fits = weight + step < torch.finfo(self.linear.weight.dtype).max / 16
         # No factor fails: H, or I + FᵀF, lies between λ^updates and what was added to it.
@@ -237,9 +251,7 @@ class GraphBackend(TorchBackend):
         state = state.copy()
         self.state = state._replace(H=self._in_fixed_memory(state.H))
         self.cursor = torch.tensor(int(self.counters[CURSOR]), device=self.prior.device)
-        self._prior_norm = float(torch.linalg.vector_norm(self.prior))
-        least, most = float(self.ridge.min()), float(self.ridge.max())
-        self._smallest_ridge, self._largest_ridge = least / self.ridge_weight, most / self.ridge_weight
+        self._note_penalty()
 
     def _in_fixed_memory(self, H: Tensor | None) -> Tensor | None:
         """A copy of H in the memory that recordings know."""

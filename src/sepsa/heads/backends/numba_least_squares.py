@@ -544,31 +544,6 @@ def update(heads, rows, weight, x, y, samples, lam_error):
     return worst
 
 
-@cached(**OPTIONS)
-def leverages(heads, Phi, m, result):
-    """φᵀBφ of the rows of Φ (n, p) under `heads`, as in `update` and of m outputs: `result` (n, J)."""
-    (n, p), size = Phi.shape, 0
-    for a, b in memory_sizes(p, m):
-        size += a * b
-    for j in range(heads.shape[0]):
-        memory = carray(_pointer(heads[j, 0]), size, np.float64)
-        T, _, H, _, _, counters, _, _, _, C, _, scratch = parts(memory, p, m)
-        gathered, f = counters[PENDING] != 0.0, scratch[0, :p]
-        if gathered:
-            C[:] = H
-            cholesky(C)
-        for r in range(n):
-            for i in range(p):
-                f[i] = 0.0
-                for q in range(p):
-                    f[i] += T[i, q] * Phi[r, q]
-            if gathered:
-                forward_row(C, f)
-            result[r, j] = 0.0
-            for i in range(p):
-                result[r, j] += f[i] * f[i]
-
-
 class Block(NamedTuple):
     """Φ (n, p) and Y (n, m) of a batch, and the array that holds them, with buffers behind them."""
 
@@ -637,7 +612,7 @@ class NumbaBackend(TorchBackend):
         prior.copy_(problem.prior)
         ridge.copy_(problem.ridge)
         super().__init__(problem, LeastSquaresState(T, W, H, energy[0], left[0]), own[0].numpy())
-        self.ridge = ridge[0]
+        self._penalty = prior, ridge[0]  # as the kernel reads them
         self.memory = memory.numpy()
         self.weight = weight.numpy()
         self.bias = np.zeros(0, self.weight.dtype) if bias is None else bias.detach().numpy()
@@ -648,6 +623,12 @@ class NumbaBackend(TorchBackend):
         self._blocks: dict[int, Block] = {}  # by their rows: samples that are held out leave blocks of many sizes
         self.load(state, counters)
         self.version = weight[:0]  # which shares the counter by which autograd notices changes
+
+    def penalize(self, prior: Tensor, ridge: Tensor) -> None:
+        """Restore these ridges (p,) about this prior (m, p) from now on."""
+        super().penalize(prior, ridge)
+        for own, new in zip(self._penalty, (prior, ridge), strict=True):
+            own.copy_(new)
 
     def learn(
         self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float
@@ -719,14 +700,6 @@ class NumbaBackend(TorchBackend):
         update(heads, block.memory, first.weight, x, y, total, lam_error)
         outcomes = zip(backends, heads[:, -1].tolist(), lam_error[:, 0].tolist(), strict=True)
         return [backend._after(outcome, block, total, lam) for backend, outcome, lam in outcomes]
-
-    @staticmethod
-    def leverages(backends: Sequence[NumbaBackend], Phi: Tensor) -> Tensor:
-        """φᵀBφ (n, J) of the rows of Φ (n, p) under the states of heads of one shape, by one compiled call."""
-        heads = np.concatenate([backend.heads for backend in backends])
-        result = Phi.new_empty(len(Phi), len(backends))
-        leverages(heads, Phi.numpy(), backends[0].outputs, result.numpy())
-        return result
 
     def _block(self, n: int) -> Block:
         m, p = self.state.W.shape

@@ -19,7 +19,6 @@ class TorchBackend:
 
     name = "torch"
     in_place = False  # whether an update writes into the tensors of the state
-    ridge_weight = 1.0  # times its setting that the ridge is, where a head anneals
 
     def __init__(self, problem: Problem, state: LeastSquaresState, counters: Counters) -> None:
         self.linear, self.prior, self.ridge = problem
@@ -33,6 +32,11 @@ class TorchBackend:
     def load(self, state: LeastSquaresState, counters: Counters) -> None:
         """Continue from this state."""
         self.state, self.counters = state, counters
+
+    def penalize(self, prior: Tensor, ridge: Tensor) -> None:
+        """Restore these ridges (p,) about this prior (m, p) from now on, in place: recordings know both."""
+        self.prior.copy_(prior)
+        self.ridge.copy_(ridge)
 
     def learn(
         self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float

@@ -32,6 +32,9 @@ class RLSSettings(NamedTuple):
     ridge: float
     bias_ridge: BiasRidge
     forgetting: float
+    by_evidence: tuple[float, float] | None = (
+        None  # where evidence chooses the ridge: `noise_factor`, scale of the prior
+    )
 
 
 def write_root(root: LeastSquaresState, counters: NDArray[np.float64], settings: RLSSettings) -> dict[str, Any]:
@@ -40,14 +43,16 @@ def write_root(root: LeastSquaresState, counters: NDArray[np.float64], settings:
     steps, samples, cursor, pending, growth = counters.tolist()
     state |= {"steps": int(steps), "samples": samples, "cursor": int(cursor), "pending": int(pending), "growth": growth}
     pair = [settings.ridge, settings.bias_ridge]
-    return state | {"prior": settings.prior.clone(), "ridges": pair, "forgetting": settings.forgetting}
+    state |= {"prior": settings.prior.clone(), "ridges": pair, "forgetting": settings.forgetting}
+    return state if settings.by_evidence is None else state | {"by_evidence": list(settings.by_evidence)}
 
 
 def read_root(
     state_dict: Any, linear: nn.Linear, like: Tensor
 ) -> tuple[LeastSquaresState, NDArray[np.float64], RLSSettings]:
     """The state that `write_root` wrote, for a head whose prior has the shape, dtype and device of `like`."""
-    state = read_solver("RLS", state_dict, {*_ROOT, *_COUNTERS, "prior", "forgetting"})
+    chosen = {"by_evidence"} & set(state_dict) if isinstance(state_dict, dict) else set()
+    state = read_solver("RLS", state_dict, {*_ROOT, *_COUNTERS, "prior", "forgetting", *chosen})
     m, p = like.shape
     shapes = {"T": (p, p), "W": (m, p), "H": (p, p), "energy": (m,), "left": (p,), "prior": (m, p)}
     tensors = {
@@ -56,7 +61,10 @@ def read_root(
         if name != "H" or state["H"] is not None
     }
     settings = RLSSettings(
-        tensors["prior"], *read_ridges("state_dict['ridges']", state["ridges"]), read_forgetting(state)
+        tensors["prior"],
+        *read_ridges("state_dict['ridges']", state["ridges"]),
+        read_forgetting(state),
+        read_choice(state.items("by_evidence", 2)) if chosen else None,
     )
     counters = read_counters(state, p)
     H, energy = tensors.get("H"), tensors["energy"]
@@ -71,6 +79,14 @@ def read_root(
         raise state.damaged("left", expected, f"{low:g} to {high:g} of it")
     check_root(state, "T", tensors["T"], left if H is None else torch.zeros_like(left))
     return LeastSquaresState(tensors["T"], tensors["W"], H, energy, left), counters, settings
+
+
+def read_choice(pair: Entries) -> tuple[float, float]:
+    """What `RLSSettings.by_evidence` has."""
+    factor, scale = pair.number(0, 0.0), pair.number(1, 0.0, 1.0)
+    if not factor > 0:
+        raise pair.damaged(0, "above 0", factor)
+    return factor, scale
 
 
 def read_counters(state: Entries, p: int) -> NDArray[np.float64]:

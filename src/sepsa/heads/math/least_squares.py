@@ -190,14 +190,6 @@ def square_root(state: LeastSquaresState) -> Tensor:
     return T.contiguous()  # so that a copy has the same bits
 
 
-def leverage(state: LeastSquaresState, Phi: Tensor) -> Tensor:
-    """φᵀBφ of each row of Φ (n, p)."""
-    F = state.T @ Phi.T
-    if state.H is not None:
-        F = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(state.H).L, F, upper=False)
-    return F.square().sum(0)
-
-
 def fade(state: LeastSquaresState, lam: float | Tensor) -> LeastSquaresState:
     """A <- λA, with H = I afterwards."""
     if state.H is None and isinstance(lam, float) and lam == 1.0:

@@ -1,16 +1,11 @@
-"""Which of several heads predicts best: faded sums of their errors at samples before they learn them.
-
-`add` and `best` compute with Python's numbers, `add_captured` and `best_captured` with tensors of which they read no
-value, so that they run inside a CUDA graph.
-"""
+"""Which of several heads predicts best: faded sums of their errors at samples before they learn them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,18 +18,15 @@ CERTAINTY = 0.5
 OUTLIER = 4.0
 # Errors below this share of the targets' mean square count as equal.
 EXACT = 1e-6
-# The lower bound of 1 - λ^age φᵀBφ, which may be negative where the features have moved since; float32 errors divided
-# by it still have three digits.
-LEAST = 1e-4
 LARGEST = 1e100  # the error of a head that is not finite
 
 
 class Score(NamedTuple):
-    """Faded sums over updates, for J heads: numbers and lists, or tensors."""
+    """Faded sums over updates, for J heads."""
 
-    count: Any  # the updates
-    sums: Any  # (J,): their errors
-    products: Any  # (J, J): products of the errors of two heads
+    updates: float
+    sums: list[float]  # (J,): their errors
+    products: list[list[float]]  # (J, J): products of the errors of two heads
 
 
 def start(heads: int) -> Score:
@@ -78,48 +70,10 @@ def best(score: Score, memory: Sequence[float], active: int) -> int:
     return min(equal, key=lambda j: (sums[j], j != active))
 
 
-def add_captured(score: Score, errors: Tensor, size: Tensor) -> Score:
-    """`add` on a device."""
-    errors = errors.nan_to_num(nan=LARGEST, posinf=LARGEST)
-    usual = torch.maximum(score.sums.min() / score.count.clamp(min=0.01), EXACT * size)
-    errors = errors.minimum(torch.where(score.count > 0, (OUTLIER * usual).clamp(max=LARGEST), LARGEST))
-    products = FADING * score.products + errors[:, None] * errors
-    return Score(FADING * score.count + 1.0, FADING * score.sums + errors, products)
-
-
-def best_captured(score: Score, memory: Tensor, active: Tensor) -> Tensor:
-    """`best` on a device."""
-    count, sums, products = score
-    n, order = count.clamp(min=1.0), torch.arange(len(sums), device=sums.device)
-    squares = products.flatten()[:: len(order) + 1]
-    least = sums.argmin()[None]
-    mean = (sums - sums.min()) / n
-    square = (squares + squares.index_select(0, least) - 2 * products.index_select(0, least)[0]) / n
-    deviation = (square - mean * mean).clamp(min=0.0) / (n - 1.0).clamp(min=1e-9)
-    equal = mean <= CERTAINTY * deviation.sqrt()
-    equal = equal & (memory == memory.where(equal, -1.0).max())
-    losses = sums.where(equal, math.inf)
-    ranks = torch.where(losses == losses.min(), order.where(order != active, -1), len(order))  # the active one first
-    return torch.where(count.reshape(()) > 1.0, ranks.argmin(), active)
-
-
-def squared_errors(weights: Sequence[Any], biases: Sequence[Any], x: Any, y: Any) -> Any:
-    """The mean squared errors (n, J) of heads, each (m, k) and (m,) or none, at rows x (n, k) with targets y (n, m).
-
-    Arrays of NumPy, which takes less time for small ones, or tensors.
-    """
-    xp: Any = torch if isinstance(x, Tensor) else np
-    outputs = x @ xp.concatenate(weights).T
+def squared_errors(weights: Sequence[Tensor], biases: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
+    """The mean squared errors (n, J) of heads, each (m, k) and (m,) or none, at rows x (n, k) with targets y (n, m)."""
+    outputs = x @ torch.cat(list(weights)).T
     if biases:
-        outputs += xp.concatenate(biases)
+        outputs += torch.cat(list(biases))
     errors = outputs.reshape(len(x), len(weights), -1) - y[:, None]
     return (errors * errors).mean(-1)
-
-
-def share_left(leverage: Any, forgetting: Any, age: Any, weight: Any = 1.0) -> Any:
-    """What is left of the error at a sample after it was learned: 1 - ωλ^age φᵀBφ, at least `LEAST`.
-
-    A head that learned a sample of weight ω `age` updates ago errs at it by this share of the error that it would make
-    without it; `leverage` is φᵀBφ under its present covariance B.
-    """
-    return (1.0 - weight * forgetting**age * leverage).clip(min=LEAST)

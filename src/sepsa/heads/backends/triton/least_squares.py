@@ -200,13 +200,12 @@ def rank_one(
 
 @triton.jit
 def _whiten(
-    Z, x, y, keep, P, sizes, left, ridge, prior, tally, fading, rows, n, all, p, m, k,
-    SOME: tl.constexpr, FADES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    Z, x, y, P, sizes, left, ridge, prior, tally, fading, rows, n, all, p, m, k,
+    FADES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """P = [F; Eᵀ] (p + m, all): the rows of TΦᵀ, and by how much the targets exceed those of WΦᵀ; and their squares.
 
-    With FADES there is one row more than the n of Φ, √q e_j, which is a column of Z, and F is that of T/√λ. With SOME
-    the rows that are not in `keep` become zeros.
+    With FADES there is one row more than the n of Φ, √q e_j, which is a column of Z, and F is that of T/√λ.
     """
     r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     i = tl.arange(0, BLOCK_N)
@@ -223,9 +222,6 @@ def _whiten(
     inverse_root = tl.load(fading + 1).to(product.dtype)
     product = tl.where(of_W[:, None], target.to(product.dtype) - product, product * inverse_root)
     product = tl.where(inside, product, 0.0)
-    if SOME:  # a NaN stays, so that nothing is learned
-        kept = tl.load(keep + i, mask=i < n, other=1) != 0
-        product = tl.where(kept[None, :] | (product != product), product, 0.0)
     tl.store(P + r[:, None] * all + i[None, :], product, mask=inside)
     size = tl.sum(product * product)
     size_of_F = tl.sum(tl.where((r < p)[:, None], product * product, 0.0))
@@ -357,22 +353,22 @@ def _solve(
 
 
 def block(
-    state: Any, features: Tensor, targets: Tensor, ridge: Tensor, prior: Tensor, keep: Tensor | None = None
+    state: Any, features: Tensor, targets: Tensor, ridge: Tensor, prior: Tensor
 ) -> tuple[Callable[[], None] | None, Tensor]:
     """Update W and the head of a `CapturedState` by a block and, where it forgets, by rows of the ridge.
 
-    `keep` (n,) says which samples are learned. Returns a function that updates T, to be called before the next block,
-    and a flag (0-d): whether all was finite. Several rows of the ridge need the T that the samples leave: no function.
+    Returns a function that updates T, to be called before the next block, and a flag (0-d): whether all was finite.
+    Several rows of the ridge need the T that the samples leave: no function.
     """
     if state.count <= 1:
-        return _block(state, features, targets, ridge, prior, keep, fades=state.count == 1)
-    finish_now, finite = _block(state, features, targets, ridge, prior, keep, fades=False)
+        return _block(state, features, targets, ridge, prior, fades=state.count == 1)
+    finish_now, finite = _block(state, features, targets, ridge, prior, fades=False)
     finish_now()
     return None, rank_one(state, None, None, ridge, prior, finite)
 
 
 def _block(
-    state: Any, features: Tensor, targets: Tensor, ridge: Tensor, prior: Tensor, keep: Tensor | None, fades: bool
+    state: Any, features: Tensor, targets: Tensor, ridge: Tensor, prior: Tensor, fades: bool
 ) -> tuple[Callable[[], None], Tensor]:
     Z, W, k = state.Z, state.W, state.k
     (rows, p), m, n = Z.shape, W.shape[0], features.shape[0]
@@ -387,8 +383,8 @@ def _block(
     tiles = {"BLOCK_N": max(_HALF, triton.next_power_of_2(n)), "BLOCK_K": _DEPTH, "FADES": fades}
     stages = 1 if fades else 3  # sums beside a product are slower in a pipeline
     _whiten[(parts,)](
-        Z, readable(features), readable(targets), Z if keep is None else keep, P, sizes, state.ridge_left, ridge, prior,
-        state.tally, fading, rows, n, all, p, m, k, SOME=keep is not None, BLOCK_R=_TILE, num_stages=stages, **tiles,
+        Z, readable(features), readable(targets), P, sizes, state.ridge_left, ridge, prior,
+        state.tally, fading, rows, n, all, p, m, k, BLOCK_R=_TILE, num_stages=stages, **tiles,
     )  # fmt: skip
     _products[(triton.cdiv(all, _TILE) + programs,)](
         P, Z, CUF, sizes, fading, finite, state.too_large, n, all, p, parts,

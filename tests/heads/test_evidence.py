@@ -1,0 +1,285 @@
+"""The ridge by evidence: the law of `math.evidence`, the exactness of a change, and what bad samples get."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import reference
+from sepsa import RLS, NotFinite, PerOutput, SepSA, SoftmaxNewton
+from sepsa.heads import Delta
+from sepsa.heads.backends.choose import force
+from sepsa.heads.math import evidence, least_squares
+from sepsa.heads.math.evidence import best_ridge, best_scale, evidence_of, with_ridge
+
+K, M = 5, 2
+
+
+def samples(n=200, noise=0.5, seed=0, offset=0.0, unit=1.0):
+    torch.manual_seed(seed)
+    x = torch.randn(n, K, dtype=torch.float64)
+    truth = torch.randn(M, K, dtype=torch.float64)
+    return unit * (x + offset), x @ truth.T + 3 + noise * torch.randn(n, M, dtype=torch.float64), truth / unit
+
+
+def head(seed=0):
+    torch.manual_seed(seed)
+    return nn.Linear(K, M).double()
+
+
+def weights(linear):
+    return torch.cat([linear.weight, linear.bias[:, None]], 1).detach()
+
+
+def ridge_regression(Phi, y, ridge, prior):
+    return torch.linalg.solve(Phi.T @ Phi + torch.diag(ridge), Phi.T @ y + (ridge * prior).T).T
+
+
+def log_evidence(x, y, ridge, prior):
+    return float(reference.log_evidence(x.numpy(), y.numpy(), ridge, prior.numpy()))
+
+
+def joined(x):
+    return torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
+
+
+def learned(x, y, solver=None, batch=10, linear=None):
+    solver = (solver or RLS(ridge="evidence")).bind(linear or head())
+    for rows in torch.arange(len(x)).split(batch):
+        solver.update(x[rows], y[rows])
+    return solver
+
+
+def fixed_point(x, y, prior, bias=True):
+    """A state at the ridge that `best_ridge` would not change, by iteration from 1."""
+    Phi = joined(x)
+    ridge, prior = 1.0, torch.cat([prior, torch.zeros(M, 1, dtype=x.dtype)], 1)
+    for _ in range(500):
+        each = torch.full((K + 1,), ridge, dtype=x.dtype)
+        each[-1] = 1e-9
+        W = ridge_regression(Phi, y, each, prior)
+        T = torch.linalg.cholesky(torch.linalg.inv(Phi.T @ Phi + torch.diag(each))).T
+        energy = (y - Phi @ W.T).square().sum(0) + (each * (W - prior).square()).sum(1)
+        found = evidence_of(least_squares.LeastSquaresState(T, W, None, energy, each), prior, len(x), True)
+        best = found.determined * found.residual / ((len(x) - found.determined - 1) * found.weights)
+        if abs(best / ridge - 1) < 1e-12:
+            break
+        ridge = best
+    return ridge
+
+
+@given(seed=st.integers(0, 99), noise=st.floats(0.3, 3.0), n=st.integers(12, 60))
+def test_the_fixed_point_has_the_largest_likelihood(seed, noise, n):
+    x, y, _ = samples(n, noise, seed)
+    prior = torch.zeros(M, K, dtype=torch.float64)
+    ridge = fixed_point(x, y, prior)
+    around = [log_evidence(x, y, ridge * factor, prior) for factor in (0.9, 1.0, 1.1)]
+    assert max(around) == around[1]
+
+
+@given(seed=st.integers(0, 99), n=st.integers(8, 60), ridge=st.floats(0.05, 50.0))
+def test_the_scale_of_the_prior_has_the_largest_likelihood(seed, n, ridge):
+    x, y, truth = samples(n, 1.0, seed)
+    initial = torch.cat([truth * 0.6 + 0.2, torch.zeros(M, 1, dtype=x.dtype)], 1)
+    each = torch.full((K + 1,), ridge, dtype=x.dtype)
+    each[-1] = 1e-9
+    state = least_squares.start(initial, each)
+    F, E = least_squares.whiten(state, joined(x), y)
+    state = least_squares.block(state, F, E)
+    scale = best_scale(state, initial, 1.0, True)
+    near = [log_evidence(x, y, ridge, s * initial[:, :K]) for s in (max(scale - 0.05, 0), scale, min(scale + 0.05, 1))]
+    assert max(near) == pytest.approx(near[1], rel=1e-9)
+
+
+@pytest.mark.parametrize("backend", ["numba", "torch"])
+@pytest.mark.parametrize("batch", [1, 7, 64])
+def test_the_head_is_ridge_regression_with_the_ridge_that_it_chose(backend, batch):
+    x, y, _ = samples(130)
+    with force(backend):
+        solver = learned(x, y, RLS(ridge="evidence", noise_factor=1.0), batch)
+    start = weights(head())
+    each = torch.full((K + 1,), solver.ridge_now, dtype=x.dtype)
+    each[-1] = 1e-4
+    scale = solver._choice.scale
+    prior = torch.cat([scale * start[:, :K], start[:, K:]], 1)
+    torch.testing.assert_close(
+        weights(solver.linear), ridge_regression(joined(x), y, each, prior), rtol=1e-9, atol=1e-9
+    )
+    assert 0.25 / 4 < solver.ridge_now < 0.25 * 4  # the noise of variance 0.25, weights of variance 1
+    residuals = y - joined(x) @ weights(solver.linear).T
+    objective = residuals.square().sum(0) + (each * (weights(solver.linear) - prior).square()).sum(1)
+    torch.testing.assert_close(solver.objective(), objective, rtol=1e-9, atol=0)
+
+
+@given(seed=st.integers(0, 99), new=st.floats(1e-3, 1e3), scale=st.floats(0, 1))
+def test_another_ridge_and_prior_need_no_sample_again(seed, new, scale):
+    x, y, _ = samples(30, 1.0, seed)
+    prior = weights(head(seed))
+    one, other = (torch.full((K + 1,), value, dtype=x.dtype) for value in (1.0, new))
+    state = least_squares.block(
+        least_squares.start(prior, one), *least_squares.whiten(least_squares.start(prior, one), joined(x), y)
+    )
+    changed = with_ridge(state, prior, other, scale * prior)
+    direct = least_squares.start(scale * prior, other)
+    direct = least_squares.block(direct, *least_squares.whiten(direct, joined(x), y))
+    for name in ("W", "energy", "ridge_left"):
+        torch.testing.assert_close(getattr(changed, name), getattr(direct, name), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(changed.T.T @ changed.T, direct.T.T @ direct.T, rtol=1e-8, atol=1e-10)
+
+
+def test_an_initial_head_that_was_trained_stays_and_one_drawn_at_random_is_left():
+    x, y, truth = samples(64, noise=3.0)
+    trained = head()
+    with torch.no_grad():
+        trained.weight.copy_(truth)
+        trained.bias.fill_(3.0)
+    assert learned(x, y, linear=trained)._choice.scale > 0.5
+    random = head()
+    with torch.no_grad():
+        random.weight.copy_(-truth)
+    assert learned(x, y, linear=random)._choice.scale == 0.0
+
+
+def test_offsets_and_units_of_the_features_hardly_matter():
+    x, y, _ = samples(256)
+    plain = learned(x, y)
+    for offset, unit in ((1000.0, 1.0), (0.0, 100.0), (0.0, 0.01)):
+        moved, _, _ = samples(256, offset=offset, unit=unit)
+        other, fixed = learned(moved, y), learned(moved, y, RLS(ridge=plain.ridge_now * unit**2))
+        assert 0.2 < other.ridge_now / unit**2 / plain.ridge_now < 5
+        error, usual = (float(nn.functional.mse_loss(one.linear(moved), y).detach()) for one in (other, fixed))
+        assert error < 1.05 * usual  # with an offset both pay for the ridge of the bias
+
+
+BAD = {
+    "one sample": lambda: (torch.randn(1, K), torch.randn(1, M)),
+    "fewer samples than weights": lambda: (torch.randn(4, K), torch.randn(4, M)),
+    "constant features": lambda: (torch.ones(64, K), torch.randn(64, M)),
+    "features of zeros": lambda: (torch.zeros(64, K), torch.randn(64, M)),
+    "constant targets": lambda: (torch.randn(64, K), torch.full((64, M), 7.0)),
+    "targets of zeros": lambda: (torch.randn(64, K), torch.zeros(64, M)),
+    "targets without noise": lambda: (x := torch.randn(64, K), x[:, :M] * 2),
+    "targets of noise": lambda: (torch.randn(64, K), torch.randn(64, M)),
+    "huge features": lambda: (1e12 * torch.randn(64, K), torch.randn(64, M)),
+    "tiny features": lambda: (1e-12 * torch.randn(64, K), torch.randn(64, M)),
+    "huge targets": lambda: (torch.randn(64, K), 1e30 * torch.randn(64, M)),
+    "offset of a million": lambda: (1e6 + torch.randn(64, K), torch.randn(64, M)),
+    "one outlier": lambda: (torch.randn(64, K), torch.randn(64, M).index_fill(0, torch.tensor([5]), 1e6)),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize("forgetting", [1.0, 0.9])
+def test_every_choice_is_finite_and_within_its_bounds(kind, forgetting):
+    torch.manual_seed(0)
+    x, y = (part.double() for part in BAD[kind]())
+    for batch in (1, 8):
+        solver = learned(x, y, RLS(ridge="evidence", forgetting=forgetting), batch)
+        assert 0 < solver.ridge_now < math.inf
+        # The variance is that of the samples remembered when it was chosen, some of all.
+        most = max(float((x - x.mean(0)).square().max()), evidence.START / evidence.MOST)
+        assert solver.ridge_now <= evidence.MOST * most
+        assert torch.isfinite(weights(solver.linear)).all()
+        assert torch.isfinite(solver.covariance()).all()
+
+
+def test_without_evidence_the_ridge_stays():
+    unknown = evidence.Evidence(0.0, 0.0, 0.0, 0.0)
+    assert best_ridge(unknown, 3.0, 100.0, 1.0) == 3.0
+    assert best_ridge(evidence.Evidence(5.0, math.nan, 1.0, 1.0), 3.0, 100.0, 1.0) == 3.0
+    assert best_ridge(evidence.Evidence(5.0, 100.0, 1e-300, 1.0), 3.0, 100.0, 1.0) == 3.0 * evidence.MOST_CHANGE
+
+
+def test_a_refused_batch_leaves_ridge_and_prior_as_they_were():
+    x, y, _ = samples(15)
+    solver = learned(x, y)
+    before = copy.deepcopy(solver.state_dict())
+    with pytest.raises(NotFinite):
+        solver.update(torch.full((9, K), math.nan, dtype=torch.float64), y[:9])
+    torch.testing.assert_close(solver.state_dict(), before, rtol=0, atol=0)
+
+
+def test_a_rollback_restores_ridge_and_prior():
+    x, y, _ = samples(64)
+    solver = learned(x[:15], y[:15])
+    before, checkpoint = copy.deepcopy(solver.state_dict()), solver.checkpoint()
+    solver.update(x[15:], y[15:])
+    assert solver.ridge_now != before["ridges"][0]
+    solver.rollback(checkpoint)
+    torch.testing.assert_close(solver.state_dict(), before, rtol=0, atol=0)
+
+
+def test_a_saved_head_continues_with_the_same_bits():
+    x, y, _ = samples(300)
+    one = learned(x[:100], y[:100], RLS(ridge="evidence", forgetting=0.99, noise_factor=2.0))
+    other = RLS().bind(copy.deepcopy(one.linear))
+    other.load_state_dict(one.state_dict())
+    assert (other.ridge, other.noise_factor, other.ridge_now) == ("evidence", 2.0, one.ridge_now)
+    for solver in (one, other):
+        for rows in torch.arange(100, 300).split(10):
+            solver.update(x[rows], y[rows])
+    torch.testing.assert_close(other.state_dict(), one.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"), [("by_evidence", [0.0, 1.0]), ("by_evidence", [1.0, 2.0]), ("by_evidence", 3)]
+)
+def test_a_damaged_choice_is_refused(entry, value):
+    solver = learned(*samples(20)[:2])
+    before = copy.deepcopy(solver.state_dict())
+    with pytest.raises((ValueError, TypeError), match="by_evidence"):
+        solver.load_state_dict(before | {entry: value})
+    torch.testing.assert_close(solver.state_dict(), before, rtol=0, atol=0)
+
+
+def test_heads_that_chose_different_ridges_merge_as_if_one_had_learned_all():
+    x, y, _ = samples(300)
+    parts = [learned(x[:40], y[:40]), learned(x[40:], 5 * y[40:])]
+    assert parts[0].ridge_now != parts[1].ridge_now
+    delta = Delta.from_bytes(parts[1].delta_since().to_bytes())
+    parts[0].merge(delta)
+    one = RLS(ridge=1.0).bind(head())
+    one.update(x[:40], y[:40])
+    one.update(x[40:], 5 * y[40:])
+    prior, _, each = parts[0]._problem.prior, 0, parts[0]._problem.ridge
+    joint = with_ridge(one._read()[0], one._problem.prior, each, prior)
+    torch.testing.assert_close(weights(parts[0].linear), joint.W, rtol=1e-8, atol=1e-8)
+    assert parts[0].samples == 300
+
+
+def test_what_is_unlearned_was_never_learned():
+    x, y, _ = samples(120)
+    solver = learned(x, y)
+    solver.unlearn(x[100:], y[100:])
+    other = RLS(ridge="evidence").bind(head())
+    other.update(x[:100], y[:100])
+    state = with_ridge(other._read()[0], other._problem.prior, solver._problem.ridge, solver._problem.prior)
+    torch.testing.assert_close(weights(solver.linear), state.W, rtol=1e-7, atol=1e-7)
+
+
+def test_outputs_of_their_own_choose_ridges_of_their_own():
+    x, y, _ = samples(200)
+    y = torch.stack([y[:, 0], torch.randn(200, dtype=torch.float64)], 1)
+    y[::3, 1] = math.nan
+    solver = learned(x, y, PerOutput(RLS(ridge="evidence")))
+    ridges = [one.ridge_now for one in solver.solvers]
+    assert ridges[1] > 10 * ridges[0]  # noise alone
+
+
+def test_it_is_the_default_of_sepsa_and_a_number_fixes_the_ridge():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    assert SepSA(model, torch.optim.Adam).solver.ridge == "evidence"
+    x, y, _ = samples(100)
+    assert learned(x, y, RLS(ridge=2.0)).ridge_now == 2.0
+
+
+@pytest.mark.parametrize("make", [lambda: RLS(ridge="proof"), lambda: SoftmaxNewton(ridge="evidence")])
+def test_another_word_is_an_error_that_names_what_can(make):
+    with pytest.raises((TypeError, ValueError), match="evidence"):
+        make()
