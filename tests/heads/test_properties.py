@@ -30,7 +30,7 @@ SOLVERS = {
     "RLS, forgetting 0.9": Case(lambda: RLS(forgetting=0.9)),
     "RLS, float32": Case(lambda: RLS(dtype=torch.float32), block=1e-4, too_large=1e30),
     "RLS, evidence": Case(lambda: RLS(ridge="evidence")),
-    "RLS, evidence, forgetting 0.9": Case(lambda: RLS(ridge="evidence", forgetting=0.9)),
+    "RLS, evidence, forgetting 0.9": Case(lambda: RLS(ridge="evidence", forgetting=0.9), falls_to=0.85),
     "RLS, evidence, float32": Case(lambda: RLS(ridge="evidence", dtype=torch.float32), too_large=1e30),
     "RLS, self-tuning": Case(lambda: SelfTuning(), captured=False),
     "PerOutput": Case(lambda: PerOutput(RLS()), block=1e-10),

@@ -42,17 +42,15 @@ def write_root(root: LeastSquaresState, counters: NDArray[np.float64], settings:
     state: dict[str, Any] = dict(zip(_ROOT, root.copy(), strict=True))
     steps, samples, cursor, pending, growth = counters.tolist()
     state |= {"steps": int(steps), "samples": samples, "cursor": int(cursor), "pending": int(pending), "growth": growth}
-    pair = [settings.ridge, settings.bias_ridge]
-    state |= {"prior": settings.prior.clone(), "ridges": pair, "forgetting": settings.forgetting}
-    return state if settings.by_evidence is None else state | {"by_evidence": list(settings.by_evidence)}
+    each = [settings.ridge, settings.bias_ridge, *(settings.by_evidence or ())]
+    return state | {"prior": settings.prior.clone(), "ridges": each, "forgetting": settings.forgetting}
 
 
 def read_root(
     state_dict: Any, linear: nn.Linear, like: Tensor
 ) -> tuple[LeastSquaresState, NDArray[np.float64], RLSSettings]:
     """The state that `write_root` wrote, for a head whose prior has the shape, dtype and device of `like`."""
-    chosen = {"by_evidence"} & set(state_dict) if isinstance(state_dict, dict) else set()
-    state = read_solver("RLS", state_dict, {*_ROOT, *_COUNTERS, "prior", "forgetting", *chosen})
+    state = read_solver("RLS", state_dict, {*_ROOT, *_COUNTERS, "prior", "forgetting"})
     m, p = like.shape
     shapes = {"T": (p, p), "W": (m, p), "H": (p, p), "energy": (m,), "left": (p,), "prior": (m, p)}
     tensors = {
@@ -60,11 +58,11 @@ def read_root(
         for name, shape in shapes.items()
         if name != "H" or state["H"] is not None
     }
+    each, by_evidence = state["ridges"], None
+    if isinstance(each, (list, tuple)) and len(each) == 4:
+        each, by_evidence = each[:2], read_choice(state.items("ridges", 4))
     settings = RLSSettings(
-        tensors["prior"],
-        *read_ridges("state_dict['ridges']", state["ridges"]),
-        read_forgetting(state),
-        read_choice(state.items("by_evidence", 2)) if chosen else None,
+        tensors["prior"], *read_ridges("state_dict['ridges']", each), read_forgetting(state), by_evidence
     )
     counters = read_counters(state, p)
     H, energy = tensors.get("H"), tensors["energy"]
@@ -81,11 +79,11 @@ def read_root(
     return LeastSquaresState(tensors["T"], tensors["W"], H, energy, left), counters, settings
 
 
-def read_choice(pair: Entries) -> tuple[float, float]:
-    """What `RLSSettings.by_evidence` has."""
-    factor, scale = pair.number(0, 0.0), pair.number(1, 0.0, 1.0)
+def read_choice(each: Entries) -> tuple[float, float]:
+    """What `RLSSettings.by_evidence` has, after the ridge and that of the bias."""
+    factor, scale = each.number(2, 0.0), each.number(3, 0.0, 1.0)
     if not factor > 0:
-        raise pair.damaged(0, "above 0", factor)
+        raise each.damaged(2, "above 0", factor)
     return factor, scale
 
 
