@@ -570,7 +570,7 @@ def test_a_frozen_head_stays_and_its_batches_train_the_body():
     with pytest.raises(ValueError, match=r"targets must have shape \(8, 2\)"):
         optimizer.learn(inputs, targets[:, :1])
     model[2].bias.requires_grad_(True)
-    with pytest.raises(ValueError, match="head '2' has a frozen weight alone.*requires_grad_"):
+    with pytest.raises(ValueError, match=r"head '2' has a frozen weight alone.*requires_grad_"):
         optimizer.learn(inputs, targets)
     step = optimizer.capture(inputs, targets.nan_to_num())
     model[2].requires_grad_(False)
