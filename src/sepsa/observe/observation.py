@@ -161,7 +161,7 @@ def close(observations: Iterable[Observation], error: BaseException | None, trac
     for observation in observations:
         try:
             observation.observer.end(observation, error, trace)
-        except BaseException as missed:  # noqa: PERF203  # the others must end, after KeyboardInterrupt too
+        except BaseException as missed:  # the others must end, after KeyboardInterrupt too
             failure = missed if failure is None else failure
     if failure is None:
         try:
