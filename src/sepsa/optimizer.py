@@ -599,7 +599,7 @@ class SepSA(Optimizer, Generic[S]):
         self._dtype = weight.dtype
         for parameter, state in self.base.state.items():
             for name, value in state.items():
-                if isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape:
+                if name != "step" and isinstance(value, Tensor) and value.is_floating_point():  # as torch's loader
                     state[name] = value.to(parameter.dtype)
 
     def _adopt_base(self) -> None:
