@@ -89,7 +89,7 @@ def twin_of(linear: nn.Linear) -> nn.Linear:
 def copy_head(source: nn.Linear, target: nn.Linear) -> None:
     """Copy the weights of one head into another."""
     (weight, bias), (theirs, other) = own_parameters(target), own_parameters(source)
-    torch._foreach_copy_([weight] if bias is None else [weight, bias], [theirs] if other is None else [theirs, other])  # type: ignore[arg-type]
+    torch._foreach_copy_([weight] if bias is None else [weight, bias], [theirs] if other is None else [theirs, other])
 
 
 def heads_of(members: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
