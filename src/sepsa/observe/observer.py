@@ -195,7 +195,7 @@ class Observer:
         observation.idle = self.is_frozen()
         hooks = self.head._forward_pre_hooks
         if self.hook_id in hooks and next(reversed(hooks)) != self.hook_id:
-            hooks.move_to_end(self.hook_id)  # a later hook may change what the head is applied to
+            hooks[self.hook_id] = hooks.pop(self.hook_id)  # a later hook may change what the head is applied to
         if not observation.captured:
             observation.ranks = distributed.is_initialized()
             observation.before = self.checkpoint(statistics)

@@ -121,7 +121,7 @@ def frozen_heads_stay(case: Case) -> None:
         optimizer.learn(x[:n], y[:n])
         with optimizer.observe(y[:n]):
             loss = solver.loss(model(x[:n]), y[:n])
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     expect_state(solver, before, "a frozen head and its solver stay as they are", "{} changed")
