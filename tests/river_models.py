@@ -1,6 +1,6 @@
 """River's models where River is installed; else classes that skip the test which makes one.
 
-River asks for Python 3.11 and numpy 2.2.5, more than sepsa does; a module has tests that need none of it beside those.
+River asks for numpy 2.2.5, more than sepsa does; a module has tests that need none of it beside those.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib.util
 import pytest
 
 THERE = importlib.util.find_spec("river") is not None
-REASON = "River is not installed: it asks for Python 3.11 and numpy 2.2.5"
+REASON = "River is not installed: it asks for numpy 2.2.5"
 
 if THERE:
     from sepsa.river import SepSAClassifier, SepSAMultiTargetRegressor, SepSARegressor

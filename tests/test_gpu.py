@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrize
 
 from sepsa import RLS, OnlineLBFGS, SelfTuning, SepSA, SoftmaxNewton, distributed
 from sepsa.heads import PrecisionWarning
@@ -378,6 +379,33 @@ def test_every_capturable_solver_is_captured(name, n, compile):
     step(x[:n] * float("nan"), y[:n])
     assert step.skipped == 1
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(("name", "compile"), [*((name, False) for name in SOLVERS), ("forgetting", True)])
+def test_a_captured_step_leaves_a_frozen_head_as_it_is(name, compile):
+    torch.manual_seed(0)
+    model = copy.deepcopy(CNN).cuda()
+    twin = copy.deepcopy(model)
+    optimizer, plain = (SepSA(m, torch.optim.Adam, solver=SOLVERS[name](), lr=1e-3, fused=True) for m in (model, twin))
+    x, y = images(32, 8)
+    if "Softmax" in name:
+        y = y.argmax(1)
+    step = optimizer.capture(x[:8], y[:8], compile=compile)
+    for i in range(32):
+        frozen = i // 8 % 2 == 1
+        for one in (optimizer, plain):
+            one.head.requires_grad_(not frozen)
+        rows, before = slice(8 * i, 8 * i + 8), optimizer.head.weight.clone()
+        torch.testing.assert_close(step(x[rows], y[rows]), plain.learn(x[rows], y[rows]), rtol=1e-3, atol=1e-4)
+        assert torch.equal(optimizer.head.weight, before) is frozen
+    assert_alike(model, twin, tolerance=1e-3)
+    assert optimizer.solver.steps == plain.solver.steps == 16
+    optimizer.head.bias.requires_grad_(True)
+    with pytest.raises(ValueError, match="has a frozen weight alone"):
+        step(x[:8], y[:8])
+    parametrize.register_parametrization(optimizer.head, "weight", nn.Identity())
+    with pytest.raises(ValueError, match="head computes its weight from other parameters"):
+        step(x[:8], y[:8])
 
 
 def test_a_solver_that_decides_on_the_host_is_not_captured():

@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
+from torch.nn.utils import parametrizations, parametrize, prune
 
 import sepsa
-from sepsa import RLS, OnlineLBFGS, SelfTuning, SepSA, SoftmaxNewton
+from sepsa import RLS, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton
 from sepsa.model_parts import DEFAULT_RIDGE
 
 
@@ -283,6 +284,11 @@ def test_hooks_run_on_it_as_on_any_optimizer():
     assert state["mine"] == 1
     optimizer.load_state_dict(state)
     assert seen == [("before", True), ("after", True), ("saving", True), ("loaded", True)]
+    for way in (copy.deepcopy, copy.copy, lambda o: pickle.loads(pickle.dumps(o))):  # as of Adam
+        twin = way(optimizer)
+        train(twin.model, twin, batches(1))
+        assert "mine" not in twin.state_dict()
+    assert len(seen) == 4
 
 
 def test_closures():
@@ -343,9 +349,10 @@ def test_head_fraction_out_of_range():
 
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
-def test_copies_of_model_and_optimizer_go_their_own_way(how):
+@pytest.mark.parametrize("base", [torch.optim.Adam, torch.optim.Adafactor])
+def test_copies_of_model_and_optimizer_go_their_own_way(how, base):
     model = network()
-    optimizer = SepSA(model, torch.optim.Adam, lr=1e-2)
+    optimizer = SepSA(model, base, lr=1e-2)
     optimizer.head_fraction = 0.5
     train(model, optimizer, batches(6))
     twin, other = how((model, optimizer))
@@ -353,6 +360,7 @@ def test_copies_of_model_and_optimizer_go_their_own_way(how):
     assert other.param_groups[0]["params"][0] is twin[0].weight
     train(model, optimizer, batches(6, seed=3))
     assert not same(model, twin)
+    other.load_state_dict(copy.deepcopy(other.state_dict()))
     train(twin, other, batches(6, seed=3))
     assert same(model, twin)
 
@@ -421,6 +429,7 @@ def solved_by(solver):
         (lambda m: SepSA(m, torch.optim.Adam, head=nn.Linear(9, 2)), ValueError, "head is not a module of the model"),
         (lambda m: SepSA(m[1], torch.optim.Adam), ValueError, "model has no nn.Linear"),
         (lambda m: SepSA(tied(), torch.optim.Adam), ValueError, "shares a parameter with '0.weight'"),
+        (lambda m: SepSA(m, torch.optim.Adam, anneal="no"), TypeError, "anneal must be True or False, got 'no'"),
         (lambda m: solved_by(5), TypeError, r"such as RLS\(\), None or one of .*, got 5: a solver of your own needs"),
         (lambda m: solved_by(RLS), TypeError, r"must be an instance, got the class RLS: write solver=RLS\(\)"),
         (lambda m: solved_by(nn.Linear(2, 2)), TypeError, "solver must be a head solver"),
@@ -480,10 +489,98 @@ def test_a_head_that_was_changed_or_replaced_is_named():
     model[2] = copy.deepcopy(model[2])
     with pytest.raises(RuntimeError, match="the model no longer has the head '2' of this SepSA, which was replaced"):
         optimizer.learn(inputs, targets)
+    model = network()
+    optimizer = SepSA(model, torch.optim.Adam)
+    model[2].bias = None
+    with pytest.raises(ValueError, match=r"head '2' has a bias of shape None and had \(2,\)"):
+        optimizer.learn(inputs, targets)
     later = network()
     still = SepSA(network(), torch.optim.Adam)
     with pytest.raises(RuntimeError, match=r"optimizer\.model, not a later one or a copy"), still.observe(targets):
         later(inputs)
+
+
+COMPUTED = {
+    "prune": (lambda head: prune.l1_unstructured(head, "weight", 0.5), lambda head: prune.remove(head, "weight")),
+    "prune the bias": (
+        lambda head: prune.random_unstructured(head, "bias", 1),
+        lambda head: prune.remove(head, "bias"),
+    ),
+    "weight_norm": (parametrizations.weight_norm, lambda head: parametrize.remove_parametrizations(head, "weight")),
+    "spectral_norm": (nn.utils.spectral_norm, nn.utils.remove_spectral_norm),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+@pytest.mark.parametrize("solver", [RLS, SelfTuning, OnlineLBFGS, lambda: PerOutput(RLS())])
+def test_a_head_that_is_pruned_or_parametrized_later_is_named(name, solver):
+    model, (inputs, targets) = network(), batches()[0]
+    optimizer = SepSA(model, torch.optim.Adam, solver=solver())
+    optimizer.learn(inputs, targets)
+    twin, other = copy.deepcopy((model, optimizer))
+    spoil, mend = COMPUTED[name]
+    spoil(model[2])
+    before = copy.deepcopy(model.state_dict())
+    which = "bias" if "bias" in name else "weight"
+    for use in (lambda: optimizer.learn(inputs, targets), lambda: optimizer.solver.update(model[:2](inputs), targets)):
+        with pytest.raises(ValueError, match=f"head computes its {which} from other parameters.*remove"):
+            use()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    mend(model[2])  # weight and bias are registered in another order now
+    twin.load_state_dict(model.state_dict())
+    for one in (optimizer, other):
+        one.learn(inputs, targets)
+    assert all(torch.equal(value, twin.state_dict()[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("with_kwargs", [False, True])
+def test_the_head_learns_what_it_is_applied_to(with_kwargs):
+    """A forward pre-hook that is added to the head later changes its features before it learns."""
+    model, twin = network(), network()
+    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2)
+    other = SepSA(twin, torch.optim.SGD, lr=1e-2)
+    twin[1].register_forward_hook(lambda module, args, output: 3 * output + 1)
+    if with_kwargs:
+        model[2].register_forward_pre_hook(lambda module, args, kwargs: ((3 * args[0] + 1,), kwargs), with_kwargs=True)
+    else:
+        model[2].register_forward_pre_hook(lambda module, args: (3 * args[0] + 1,))
+    for inputs, targets in batches(3):
+        optimizer.learn(inputs, targets)
+        other.learn(inputs, targets)
+    assert same(model, twin)
+
+
+def test_a_frozen_head_stays_and_its_batches_train_the_body():
+    """As a frozen parameter of Adam: what is missing or shaped wrongly is treated as of a head that learns."""
+    model, twin, (inputs, targets) = network(), network(), batches()[0]
+    optimizer = SepSA(model, torch.optim.Adam, lr=1e-2)
+    model[2].requires_grad_(False)
+    base = torch.optim.Adam(twin[0].parameters(), lr=1e-2)
+    targets[2] = float("nan")
+    for _ in range(3):
+        optimizer.learn(inputs, targets)
+        rows = torch.arange(8) != 2
+        mse_loss(twin(inputs[rows]), targets[rows]).backward()
+        base.step()
+        base.zero_grad()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+    assert torch.equal(model[2].weight, network()[2].weight)
+    assert optimizer.solver.steps == 0
+    with pytest.raises(ValueError, match=r"targets must have shape \(8, 2\)"):
+        optimizer.learn(inputs, targets[:, :1])
+    model[2].bias.requires_grad_(True)
+    with pytest.raises(ValueError, match=r"head '2' has a frozen weight alone.*requires_grad_"):
+        optimizer.learn(inputs, targets)
+    step = optimizer.capture(inputs, targets.nan_to_num())
+    model[2].requires_grad_(False)
+    step(inputs, targets.nan_to_num())
+    assert optimizer.solver.steps == 0
+    model[2].requires_grad_(True)
+    step(inputs, targets.nan_to_num())
+    assert optimizer.solver.steps == 1
 
 
 def hooks(model):
@@ -520,7 +617,7 @@ def test_a_model_with_hooks_can_be_scripted():
 # ---------------------------------------------------------------------- what looks like a mistake and is none
 
 
-@pytest.mark.parametrize("base", [torch.optim.Adam, torch.optim.RMSprop])
+@pytest.mark.parametrize("base", [torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adafactor])
 def test_another_dtype_in_mid_run_is_followed(base):
     model, twin = network(), network()
     optimizer, other = (SepSA(m, base, lr=1e-2) for m in (model, twin))

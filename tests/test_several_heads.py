@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -104,6 +105,41 @@ def test_a_state_of_other_heads_is_refused_whole():
     one["sepsa"]["head"] = one["sepsa"].pop("heads")["value"]
     with pytest.raises(ValueError, match=r"belongs to the heads \['value'\], this SepSA has \['policy', 'value'\]"):
         optimizer.load_state_dict(one)
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda parts: pickle.loads(pickle.dumps(parts))])
+def test_copies_with_a_scheduler_go_their_own_way(way):
+    model, (x, y, labels) = ActorCritic(), batch()
+    optimizer = both(model, anneal=True)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+
+    def train(optimizer, scheduler):
+        for _ in range(3):
+            optimizer.learn(x, (y, labels))
+            scheduler.step()
+
+    def numbers(model):
+        return [value.clone() for value in model.state_dict().values()]
+
+    train(optimizer, scheduler)
+    twin, other, follower = way((model, optimizer, scheduler))
+    before = numbers(model)
+    train(other, follower)
+    assert all(map(torch.equal, before, numbers(model)))
+    train(optimizer, scheduler)
+    assert all(map(torch.equal, numbers(twin), numbers(model)))
+    assert optimizer.param_groups[0]["lr"] == other.param_groups[0]["lr"] == follower.get_last_lr()[0]
+
+
+def test_one_of_several_heads_may_be_frozen():
+    model, (x, y, labels) = ActorCritic(), batch()
+    optimizer = both(model)
+    model.policy.requires_grad_(False)
+    policy, value = model.policy.weight.clone(), model.value.weight.clone()
+    optimizer.learn(x, (y, labels))
+    assert torch.equal(model.policy.weight, policy)
+    assert not torch.equal(model.value.weight, value)
+    assert [solver.steps for solver in optimizer.solvers.values()] == [1, 0]
 
 
 def make(head, **options):

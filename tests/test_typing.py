@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import assert_type
+
 import torch
 from torch import nn
-from typing_extensions import assert_type
 
 from sepsa import RLS, HeadSolver, SepSA, SoftmaxNewton
 

@@ -197,7 +197,7 @@ class GraphStep:
     def _within_epochs(self, order: Tensor) -> Iterator[Tensor]:
         """The batches of an order in parts, in which the head forgets alike."""
         observer = self.observer
-        if observer is None or observer.samples_per_epoch is None:
+        if observer is None or observer.samples_per_epoch is None or observer.is_frozen():
             yield order
             return
         ranks = 1 if self.group is None else distributed.size_of(self.group)
@@ -242,6 +242,8 @@ class GraphStep:
     def _prepare(self, inputs: Tensor, targets: Tensor) -> Hashable:
         if self.observer is None or self.solver is None:
             return None
+        if self.observer.is_frozen():
+            return "frozen"
         self.observer.follow_rate()
         return self.solver.prepare_capture()
 
@@ -269,10 +271,10 @@ class GraphStep:
                 loss, *flags = self._loss_of(compiled, inputs, targets)
             if observation.finite is not None:
                 flags.append(observation.finite)
-            # In parallel with the backward pass, which does not need it.
-            self.finish_stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.finish_stream):
-                self.solver.finish_captured()
+            if not observation.idle:  # in parallel with the backward pass, which does not need it
+                self.finish_stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(self.finish_stream):
+                    self.solver.finish_captured()
         loss.backward(self._one.to(loss.dtype).expand_as(loss))  # type: ignore[no-untyped-call]
         if self.group is not None:
             distributed.average_gradients(self.group, self.model.parameters())

@@ -155,6 +155,8 @@ class SepSA(Optimizer, Generic[S]):
         process_group: Any = "auto",
         **base_options: Any,
     ) -> None:
+        if not isinstance(anneal, bool):
+            raise TypeError(f"anneal must be True or False, got {anneal!r}")
         samples_per_epoch = epoch_of(base, base_options, samples_per_epoch)
         heads = find_heads(model, head)
         given: Any = base
@@ -413,9 +415,7 @@ class SepSA(Optimizer, Generic[S]):
         Returns:
             The result of the base optimizer: the closure's loss, or None.
         """
-        weight = self._observers[0].head._parameters["weight"]  # four times as fast as `head.weight`
-        if weight is not None and weight.dtype is not self._dtype:
-            self._follow_dtype()
+        self._follow_dtype()
         for before in self._optimizer_step_pre_hooks.values():
             before(self, (closure,), {})
         result = self.base.step() if closure is None else self.base.step(closure)
@@ -490,6 +490,7 @@ class SepSA(Optimizer, Generic[S]):
         """Return the base optimizer's state and, under "sepsa", the solvers' states and SepSA's own."""
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
+        self._follow_dtype()
         state = self.base.state_dict()
         own = {
             "head_fraction": self.head_fraction,
@@ -591,10 +592,13 @@ class SepSA(Optimizer, Generic[S]):
 
     def _follow_dtype(self) -> None:
         """Cast the base's moments after `model.double()` and the like, which cast the parameters alone."""
-        self._dtype = self._observers[0].head.weight.dtype
+        weight = self._observers[0].head._parameters.get("weight")  # four times as fast as `head.weight`
+        if weight is None or weight.dtype is self._dtype:
+            return
+        self._dtype = weight.dtype
         for parameter, state in self.base.state.items():
             for name, value in state.items():
-                if isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape:
+                if name != "step" and isinstance(value, Tensor) and value.is_floating_point():  # as torch's loader
                     state[name] = value.to(parameter.dtype)
 
     def _adopt_base(self) -> None:
@@ -603,12 +607,14 @@ class SepSA(Optimizer, Generic[S]):
         self.state = self.base.state
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("param_groups", "state")}
+        # As torch's optimizers: without hooks, and without the `step` of a scheduler, which belong to this object.
+        left = {"param_groups", "state", *vars(Optimizer), *vars(SepSA)}
+        kept = {name: value for name, value in self.__dict__.items() if name not in left}
+        return {name: value for name, value in kept.items() if not name.startswith(("_optimizer_", "_opt_called"))}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        super().__setstate__(state)
         self._adopt_base()
-        self._patch_step_function()
 
     def __repr__(self) -> str:
         if self._several:

@@ -99,13 +99,15 @@ def offsets(name, start, end):
 
 LIES = [
     *(lie("shape", value) for value in ([10**15], [-1], [1.5], "3", None)),
+    *(lie("shape", value) for value in ([10**3999] * 1000, [0] + [10**3999] * 1000, [2**62] * 100_000)),
     *(lie("dtype", value) for value in ("F32", "C64", "I64x")),
     *(offsets(*lying) for lying in (("0", 0, 10**15), ("0", 8, 0), ("1", 0, 2))),
     *(say(format=value) for value in ("1", 0, True)),
     *(say(state=[kind, value]) for kind, value in (("tensor", 7), ("array", -1), ("call", "os.system"))),
     say(state=["dict", [[["list", []], 1]]]),
     say(tensors=[]),
-    *(say(saved=value) for value in ("yesterday", 1e300)),
+    *(say(state=["objects", [[value], [1]]]) for value in (10**400, 2**63, -2)),
+    *(say(saved=value) for value in ("yesterday", 1e300, 10**400)),
     lambda own, table: own.pop("state"),
     lambda own, table: own["state"][1].pop(0),  # a tensor that nothing names
     lambda own, table: own["state"][1].append(["again", ["array", 0]]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -90,7 +90,7 @@ def test_daylight_saving_neither_adds_nor_loses_a_row():
 
 def test_times_are_taken_from_what_people_have():
     index = pd.date_range("2024-01-01 12:00", periods=5, freq="h")
-    expected = np.arange(5) * HOUR + datetime(2024, 1, 1, 12, tzinfo=timezone.utc).timestamp()
+    expected = np.arange(5) * HOUR + datetime(2024, 1, 1, 12, tzinfo=UTC).timestamp()
     zone, dates = index.tz_localize("UTC"), [time.to_pydatetime() for time in index]
     arrays = index.to_numpy(), index.to_numpy().astype("datetime64[m]")
     for times in (index, index.to_series(), zone, zone.to_series(), index.to_period("h"), list(index), dates, *arrays):

@@ -72,7 +72,7 @@ class MergeDeltas(FedAvg):  # type: ignore[misc]
             for node in sorted(deltas):
                 try:
                     merged(head, [deltas[node]])
-                except ValueError as error:  # noqa: PERF203 - the error names the node
+                except ValueError as error:
                     raise ValueError(f"the delta of node {node} cannot be merged: {error}") from error
         return head
 

@@ -285,7 +285,7 @@ def rows_of(linear: nn.Linear) -> list[nn.Linear]:
 
 def lies_over(row: nn.Linear, linear: nn.Linear) -> bool:
     """Whether the last row still is where the head is: `model.to`, a copy or a load may have parted them."""
-    pairs = ((row._parameters[name], linear._parameters[name]) for name in ("weight", "bias"))
+    pairs = ((row._parameters[name], linear._parameters.get(name)) for name in ("weight", "bias"))
     return all(
         mine is None
         or its is None

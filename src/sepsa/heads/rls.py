@@ -19,7 +19,7 @@ from sepsa.heads.backends.captured_least_squares import CapturedState
 from sepsa.heads.backends.choose import Backend, Counters, Problem, UpdateSize
 from sepsa.heads.backends.torch_least_squares import TorchBackend
 from sepsa.heads.base import checks, health
-from sepsa.heads.base.checks import check_outputs, check_rows, explain_nonfinite
+from sepsa.heads.base.checks import check_outputs, check_rows, explain_nonfinite, own_parameters
 from sepsa.heads.base.delta import Delta
 from sepsa.heads.base.delta import learn as learn_delta
 from sepsa.heads.base.delta import since as delta_since
@@ -251,8 +251,7 @@ class RLS(AcceptsAuto, NormalPosterior):
     def _backend_for(self, rows: int) -> Backend:
         """The backend of an update of this many rows, which continues from the state of the one before."""
         linear = self._problem.linear
-        weight, bias = linear._parameters["weight"], linear._parameters["bias"]
-        assert weight is not None
+        weight, bias = own_parameters(linear)
         place = weight.data_ptr(), None if bias is None else bias.data_ptr(), choose.forced()
         moved = place != self._place  # another device, dtype or memory of the head
         if moved or self._chosen.get(rows) != self._backend.name:
@@ -460,9 +459,9 @@ class RLS(AcceptsAuto, NormalPosterior):
 
     def checkpoint(self) -> Any:
         """Return what `rollback` needs to undo the next update: references and small copies of the state."""
-        place, weight = self._place, self._head()._parameters["weight"]
+        place, (weight, _) = self._place, own_parameters(self._head())
         # This runs at every step, and `_read` costs as much as the copies.
-        if not place or weight is None or weight.data_ptr() != place[0]:
+        if not place or weight.data_ptr() != place[0]:
             self._read()
         return self._eager().checkpoint(), self._choice
 

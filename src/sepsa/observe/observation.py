@@ -24,6 +24,7 @@ class Observation:
 
     # Not set in __init__, which runs at every step.
     learned = learning = reached = captured = ranks = False
+    idle = False  # whether the head is frozen and does not learn
     thread = 0  # that opened the context; a forward pass in another thread does not learn and is not counted
     observed: Tensor | None = None  # a mask (n,) of the rows that have a target; None: all have one
     finite: Tensor | None = None  # the flag that `update_captured` returned
@@ -151,7 +152,7 @@ def close(observations: Iterable[Observation], error: BaseException | None, trac
     for observation in observations:
         try:
             observation.observer.end(observation, error, trace)
-        except BaseException as missed:  # noqa: PERF203  # the others must end, after KeyboardInterrupt too
+        except BaseException as missed:  # the others must end, after KeyboardInterrupt too
             failure = missed if failure is None else failure
     if failure is None:
         try:

@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from sepsa import distributed
 from sepsa.heads import RLS, Anneals, Capturable, HeadSolver, LearnsPartly, Revertible
+from sepsa.heads.base.checks import own_parameters
 from sepsa.heads.math.least_squares import copies
 from sepsa.observe import ranks
 from sepsa.observe.hooks import (
@@ -122,7 +123,8 @@ class Observer:
         self, model: nn.Module, name: str, head: nn.Linear, solver: HeadSolver, process_group: Any = "auto"
     ) -> None:
         self.model, self.name, self.head, self.solver = model, name, head, solver
-        self.process_group, self.shape = process_group, head.weight.shape
+        self.process_group = process_group
+        self.shapes = head.weight.shape, None if head.bias is None else head.bias.shape
         self.generator = torch.Generator().manual_seed(torch.initial_seed())
         self.probe: OutputProbe | None = None if model is head else OutputProbe()
         self.attach()
@@ -152,7 +154,7 @@ class Observer:
             for module in self.model.modules() if earlier is not None else ():
                 remove_hooks(module, earlier.observer())  # type: ignore[union-attr]
         self.hook = HeadHook(self)
-        self.head.register_forward_pre_hook(self.hook.learn_first)
+        self.hook_id = self.head.register_forward_pre_hook(self.hook.learn_first).id
 
     def detach(self) -> None:
         for module in (self.head, self.model):
@@ -170,12 +172,10 @@ class Observer:
                     f"{self.name!r}: hold a lock around observe, backward and step, or give each thread a model"
                 )
             raise RuntimeError("observe is already active: use one observe for each forward pass")
-        weight = self.head._parameters["weight"]  # four times as fast as `head.weight`
-        if weight is not None and weight.shape != self.shape:
-            raise ValueError(
-                f"head {self.name!r} has a weight of shape {tuple(weight.shape)} and had {tuple(self.shape)} when this "
-                "SepSA was made: make a new SepSA, with a new solver, after changing a head"
-            )
+        observation.idle = self.is_frozen()
+        hooks = self.head._forward_pre_hooks
+        if self.hook_id in hooks and next(reversed(hooks)) != self.hook_id:
+            hooks[self.hook_id] = hooks.pop(self.hook_id)  # a later hook may change what the head is applied to
         if not observation.captured:
             observation.ranks = distributed.is_initialized()
             observation.before = self.checkpoint(statistics)
@@ -191,11 +191,28 @@ class Observer:
                 module.register_forward_hook(OutputHook(self))
         self.current = observation
 
+    def is_frozen(self) -> bool:
+        """Whether the user froze the head, which then does not learn; an error for a head that was changed."""
+        weight, bias = own_parameters(self.head)
+        for name, parameter, had in (("weight", weight, self.shapes[0]), ("bias", bias, self.shapes[1])):
+            if had != (None if parameter is None else parameter.shape):
+                has = None if parameter is None else tuple(parameter.shape)
+                raise ValueError(
+                    f"head {self.name!r} has a {name} of shape {has} and had {had and tuple(had)} when this SepSA was "
+                    "made: make a new SepSA, with a new solver, after changing a head"
+                )
+        if bias is not None and bias.requires_grad is not weight.requires_grad:
+            raise ValueError(
+                f"head {self.name!r} has a frozen {'bias' if weight.requires_grad else 'weight'} alone, and its solver "
+                "trains weight and bias together: call requires_grad_(False) on the whole head, or requires_grad_(True)"
+            )
+        return not weight.requires_grad
+
     def end(self, observation: Observation, error: BaseException | None, trace: TracebackType | None) -> None:
         """End the observation in progress; raises an error where the pass did not reach the head."""
         missed = self._missed() if error is None and not observation.learned else error
         try:
-            if observation.ranks and not observation.reached and isinstance(missed, Exception):
+            if observation.ranks and not (observation.reached or observation.idle) and isinstance(missed, Exception):
                 ranks.report_failure(self, missed, None if isinstance(missed, HeadNotReached) else trace)
         finally:
             self.current = None
@@ -247,7 +264,9 @@ class Observer:
             )
         observation.reached = observation.learning = True  # so that the solver may call its head
         try:
-            if observation.captured:
+            if observation.idle:
+                self.skip(observation, features)
+            elif observation.captured:
                 self.learn_captured(observation, features)
             elif observation.ranks and self.process_group is not None and (group := self.group()) is not None:
                 ranks.learn(self, group, observation, features)
@@ -309,6 +328,12 @@ class Observer:
                 raise
         self.expects_missing = True
         self._learn_observed(observation, features)
+
+    def skip(self, observation: Observation, features: Tensor) -> None:
+        """Leave a frozen head as it is."""
+        if not observation.captured:
+            check_samples(self, observation, features, per_output_weight=self.partial_targets)
+            observation.observed = observed_rows(features, observation.targets, self.partial_targets)
 
     def _learn_observed(self, observation: Observation, features: Tensor) -> None:
         """Let the head learn `head_fraction` of the observed rows."""
@@ -404,7 +429,7 @@ class Observer:
         """Count a step of the body; warn once if the head has a gradient but has not learned since the last step."""
         self.body_steps += 1
         if not self.observed and not self.warned:
-            weight = self.head._parameters["weight"]
+            weight = self.head._parameters.get("weight")
             if weight is not None and weight.grad is not None:
                 self.warned = True
                 warnings.warn(

@@ -28,7 +28,7 @@ def learn(observer: Any, group: Any, observation: Observation, features: Tensor)
 def learn_without_batch(observer: Any, ddp: Any) -> None:
     """Let the head learn the other ranks' samples on a rank that has run out of batches."""
     group = distributed.active_group(observer.process_group, ddp.process_group)
-    if group is not None:
+    if group is not None and not observer.is_frozen():
         weight = observer.head.weight.detach()
         empty = Samples(weight.new_zeros(0, weight.shape[1]), weight.new_zeros(0, len(weight)), None)
         _learn_from_all(observer, group, empty, None, 0, None)

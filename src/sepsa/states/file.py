@@ -33,6 +33,7 @@ from sepsa.states.tree import CODES, SIZES, Decoder, Tree
 
 FORMAT = 1
 FIRST = b'{"__metadata__":{"sepsa":'  # behind the length
+MOST_DIMENSIONS = 64  # of NumPy's arrays
 LONGEST_HEADER = 16_000_000  # bytes; reading one of this length takes some seconds
 
 
@@ -224,7 +225,7 @@ def read(file: BinaryIO, size: int, name: str) -> tuple[Header, Any]:
             raise damaged(name, "it has no time at which it was saved")
     except CheckpointError:
         raise
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError):
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError):
         raise damaged(name, "its header cannot be read") from None
     return Header(table["format"], library, saved, kind, configuration, position, table["tensors"]), state
 
@@ -246,7 +247,8 @@ def read_table(file: BinaryIO, size: int, name: str) -> dict[str, Any]:
     if metadata["sha256"] != hashlib.sha256(metadata["sepsa"].encode()).hexdigest():
         raise damaged(name, "the checksum of its header is wrong")
     for key, entry in table["tensors"].items():
-        if not all(type(n) is int and n >= 0 for n in entry["shape"]):
+        # Before sizes are multiplied: a product of many long integers would take minutes.
+        if len(entry["shape"]) > MOST_DIMENSIONS or not all(type(n) is int and 0 <= n < 2**63 for n in entry["shape"]):
             raise damaged(name, f"tensor {key} has no shape")
     expected, total = first_bytes(metadata["sepsa"], table["tensors"])
     # The header is written again and compared byte by byte: no entry can disagree with another, and none is unknown.

@@ -24,7 +24,7 @@ from sepsa.states.tree import not_finite
 from sepsa.validation import at_least
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 # The classes that `load` builds, by their names in a file: module and name.
 BUILT = {

@@ -103,6 +103,8 @@ def check_base_state(state_dict: dict[str, Any], base: Optimizer) -> None:
 
 def check_group(name: str, group: object, own: dict[str, Any], defaults: dict[str, Any]) -> None:
     """Check that a parameter group has the parameters and the options of this optimizer."""
+    # torch gives the defaults of a copied optimizer an option "differentiable", which groups may lack.
+    defaults = {option: default for option, default in defaults.items() if option in own}
     if not isinstance(group, dict) or not {"params", *defaults} <= set(group):
         missing = sorted({"params", *defaults} - set(group)) if isinstance(group, dict) else brief(group)
         raise ValueError(f"{name} must be a group of this optimizer, missing {missing}")

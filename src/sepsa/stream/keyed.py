@@ -23,7 +23,7 @@ from sepsa.stream.columns.frame import is_frame
 from sepsa.validation import at_least
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 KIND, FORMAT = 0x5EB5A, 1  # SQLite's application_id and user_version of our files
 NEW = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sepsa.testing import checks
+from sepsa.testing import checks, in_sepsa
 from sepsa.testing.case import Case, difference, not_finite, snapshot
 from sepsa.testing.interrupts import interrupt, interrupts_leave_before_or_after, modes_restored
 
@@ -27,7 +27,11 @@ CHECKS: dict[str, Callable[[Case], None]] = {
     "wrong states": checks.wrong_states_change_nothing,
     "rollback": checks.rolls_back,
     "interrupts": interrupts_leave_before_or_after,
-    "SepSA": checks.drops_into_sepsa,
+    "SepSA": in_sepsa.drops_into_sepsa,
+    "schedulers": in_sepsa.copies_with_a_scheduler,
+    "frozen head": in_sepsa.frozen_heads_stay,
+    "other dtypes": in_sepsa.other_dtypes_are_followed,
+    "changed head": in_sepsa.changed_heads_are_named,
     "captured": checks.captured_updates_equal_update,
 }
 

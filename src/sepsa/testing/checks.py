@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.heads.protocols import Capturable, NotFinite
-from sepsa.optimizer import SepSA
 from sepsa.testing.case import Case, K, difference, expect, expect_state, learn, leaves, not_finite, refused, snapshot
 
 # ---------------------------------------------------------------------- learning
@@ -272,52 +271,7 @@ def rolls_back(case: Case) -> None:
         expect_state(solver, before, "rollback(checkpoint()) undoes updates bit for bit", "{} differs")
 
 
-# ---------------------------------------------------------------------- in SepSA, and in a CUDA graph
-
-
-def drops_into_sepsa(case: Case) -> None:
-    """A network learns with the solver in SepSA, and resumes from a state bit for bit."""
-    bases: list[tuple[type[torch.optim.Optimizer], float]] = [(torch.optim.Adam, 0.01), (torch.optim.SGD, 0.1)]
-    for base, lr in bases:
-        with torch.random.fork_rng(devices=[]):
-            model, x, y = model_and_data(case)
-            solver = case.make()
-            optimizer = SepSA(model, base, solver=solver, lr=lr)
-            layer = model[0]
-            assert isinstance(layer, nn.Linear)
-            body = layer.weight.detach().clone()
-            with torch.no_grad():
-                first = float(solver.loss(model(x), y))
-            for _ in range(15):
-                for i in torch.randperm(400).reshape(20, 20):
-                    optimizer.learn(x[i], y[i])
-            with torch.no_grad():
-                last = float(solver.loss(model(x), y))
-            expect(
-                last <= case.falls_to * first,
-                f"in SepSA with {base.__name__} the loss falls to {case.falls_to:g} of the first in 300 steps",
-                f"it went from {first:.4g} to {last:.4g}",
-            )
-            expect(not torch.equal(layer.weight, body), "the body learns too", "it did not move")
-            twin = copy.deepcopy(optimizer)
-            again = model_and_data(case)[0]
-            again.load_state_dict(model.state_dict())
-            third = SepSA(again, base, solver=case.make(), lr=1.0)
-            third.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch's own loader shares the moments
-            for one in (optimizer, twin, third):
-                one.learn(x[:20], y[:20])
-        for name, other in (("deepcopy", twin.model), ("state_dict", again)):
-            alike = all(map(torch.equal, model.parameters(), other.parameters()))
-            expect(alike, f"SepSA resumes from a {name} bit for bit", "the next step gave other weights")
-
-
-def model_and_data(case: Case) -> tuple[nn.Sequential, Tensor, Tensor]:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, case.outputs))
-    x = torch.randn(400, 4)
-    columns = torch.arange(case.outputs) % 3
-    bends = (torch.sin(2 * x[:, :3]) + x[:, 1:] * x[:, :-1])[:, columns]
-    return model, x, bends if case.task == "regression" else case.classes(bends, torch.zeros_like(bends))
+# ---------------------------------------------------------------------- in a CUDA graph
 
 
 def captured_updates_equal_update(case: Case) -> None:

@@ -571,7 +571,7 @@ class Snapshot:
         """Copy the state as it is, unless the kernel has copied that of before."""
         if not self.memory[0]:
             backend = self.backend
-            head = join(backend.linear).numpy().ravel()
+            head = join(backend.linear).double().cpu().numpy().ravel()  # it may have another dtype since
             self.memory[1:] = np.concatenate([head, backend.memory[: backend.end]])
             self.memory[0] = 1.0
 

@@ -42,11 +42,7 @@ def affine_parameters(linear: object) -> None:
         raise TypeError(f"head must be an nn.Linear, got {type(linear).__name__}")
     if isinstance(linear.weight, nn.parameter.UninitializedParameter):
         raise ValueError("head is a LazyLinear without weights yet: run the model once on a batch first")
-    if not isinstance(linear._parameters.get("weight"), nn.Parameter):
-        raise ValueError(
-            "head computes its weight from other parameters (weight_norm, parametrize): "
-            "remove the parametrization from the head, the solver sets its weight directly"
-        )
+    own_parameters(linear)
     if not linear.weight.is_floating_point() or linear.weight.dtype.itemsize < 2:
         raise TypeError(
             f"head must have real floating weights of 16 bits or more, got {linear.weight.dtype}: call head.float()"
@@ -63,6 +59,20 @@ def affine_parameters(linear: object) -> None:
                 f"head has an expanded {name} (strides {value.stride()}), whose entries share memory and cannot "
                 f"be updated separately: {cure}"
             )
+
+
+def own_parameters(linear: nn.Linear) -> tuple[nn.Parameter, nn.Parameter | None]:
+    """The head's weight and bias; an error where it computes one of them from other parameters."""
+    parameters = linear._parameters  # linear.weight takes five times as long, in every step
+    weight = parameters.get("weight")
+    if weight is None or "bias" not in parameters:
+        name = "bias" if weight is not None else "weight"
+        raise ValueError(
+            f"head computes its {name} from other parameters (pruning, weight_norm, parametrize), and its solver sets "
+            f"the {name} itself: make it a plain parameter again, as by torch.nn.utils.prune.remove(head, {name!r}) or "
+            f"torch.nn.utils.parametrize.remove_parametrizations(head, {name!r})"
+        )
+    return weight, parameters["bias"]
 
 
 def refuse_inference_mode(what: str) -> None:
@@ -117,9 +127,7 @@ def check_rows(
         TypeError: An argument is not a dense tensor of a suitable dtype.
         ValueError: A shape, a device or a weight is wrong.
     """
-    weight = linear._parameters["weight"]  # linear.weight takes five times as long, in every step
-    assert weight is not None
-    device = weight.device
+    device = own_parameters(linear)[0].device
     k, m = linear.in_features, linear.out_features
     _check_tensor("features", features, device)
     shape = features.shape

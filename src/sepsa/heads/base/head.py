@@ -12,7 +12,7 @@ from sepsa.heads.base.checks import is_new_head
 from sepsa.heads.base.parameters import commit, join, store
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 class OwnsHead(ABC):

@@ -25,7 +25,7 @@ from sepsa.states.schema import Entries
 from sepsa.validation import in_range
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 _SMALL_RIDGE = 1e-12
 KEYS = CrossEntropyState._fields[:-3]  # weights and ridge follow from the settings, T from A

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sepsa.heads.base.checks import own_parameters
 from sepsa.heads.math.ridge import BiasRidge, bias_bounds
 
 
@@ -87,9 +88,8 @@ def twin_of(linear: nn.Linear) -> nn.Linear:
 
 def copy_head(source: nn.Linear, target: nn.Linear) -> None:
     """Copy the weights of one head into another."""
-    weight, bias = target._parameters.values()
-    theirs, other = source._parameters.values()
-    torch._foreach_copy_([weight] if bias is None else [weight, bias], [theirs] if other is None else [theirs, other])  # type: ignore[list-item]
+    (weight, bias), (theirs, other) = own_parameters(target), own_parameters(source)
+    torch._foreach_copy_([weight] if bias is None else [weight, bias], [theirs] if other is None else [theirs, other])
 
 
 def heads_of(members: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:

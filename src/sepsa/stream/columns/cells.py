@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -65,12 +65,8 @@ def read_cell(text: str, decimal: str = ".", date_format: str | None = None) -> 
 
 def read_time(text: str) -> float:
     """Seconds since 1970 of a date in ISO 8601, in UTC where it names no zone."""
-    if "." in text:  # Python 3.10 takes three digits or six
-        start, digits, zone = re.fullmatch(r"(.*\.)(\d+)(.*)", text).groups()  # type: ignore[union-attr]
-        text = start + digits.ljust(6, "0") + zone
-    text = re.sub(r"([+-]\d\d)(\d\d)$", r"\1:\2", text.replace("Z", "+00:00")) if len(text) > 10 else text
     time = datetime.fromisoformat(text)
-    return (time if time.tzinfo else time.replace(tzinfo=timezone.utc)).timestamp()
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
 def read_date(text: str, date_format: str) -> float:
@@ -79,13 +75,13 @@ def read_date(text: str, date_format: str) -> float:
         time = datetime.strptime(text.strip(), date_format)
     except ValueError:
         return math.nan
-    return (time if time.tzinfo else time.replace(tzinfo=timezone.utc)).timestamp()
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
 def check_date_format(date_format: str | None) -> str | None:
     """A format of `strptime` with the year, or None."""
     year = None if date_format is None else read_date(datetime(2001, 1, 1).strftime(date_format), date_format)
-    if date_format is not None and year != datetime(2001, 1, 1, tzinfo=timezone.utc).timestamp():
+    if date_format is not None and year != datetime(2001, 1, 1, tzinfo=UTC).timestamp():
         raise ValueError(f"date_format must be a format of strptime such as %d.%m.%Y, got {date_format!r}")
     return date_format
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 Floats = NDArray[np.float64]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
-from datetime import date, datetime, timedelta, timezone, tzinfo
+from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from typing import Any, NamedTuple, TypeAlias
 from zoneinfo import ZoneInfo
 
@@ -321,7 +321,7 @@ class Clock:
         """Seconds since 1970 in the time of the grid, from those of UTC."""
         if self.zone is None or (self.grid is not None and self.grid.seconds() < DAY):
             return at
-        offset = (EPOCH + timedelta(seconds=at)).replace(tzinfo=timezone.utc).astimezone(self.zone).utcoffset()
+        offset = (EPOCH + timedelta(seconds=at)).replace(tzinfo=UTC).astimezone(self.zone).utcoffset()
         return at + (offset or timedelta()).total_seconds()
 
     def found(self, at: Floats) -> Grid | None:
@@ -356,7 +356,7 @@ class Clock:
             stamp = EPOCH + timedelta(seconds=round(at, 6))
         except OverflowError:
             return np.datetime64(round(at), "s")
-        return stamp if self.zone is None else stamp.replace(tzinfo=timezone.utc).astimezone(self.zone)
+        return stamp if self.zone is None else stamp.replace(tzinfo=UTC).astimezone(self.zone)
 
     def ahead(self, steps: int) -> Any:
         """The time of the row this many steps after the last one; None without times."""
@@ -440,7 +440,7 @@ def read_time(time: Any) -> tuple[float, bool, tzinfo | None]:
         if time != time:
             raise ValueError(f"time must be a number or a date, got {time!r}")
         zone = time.tzinfo
-        plain = time.replace(tzinfo=None) if zone is None else time.astimezone(timezone.utc).replace(tzinfo=None)
+        plain = time.replace(tzinfo=None) if zone is None else time.astimezone(UTC).replace(tzinfo=None)
         return (plain - EPOCH).total_seconds(), True, zone
     if isinstance(time, date):
         return (datetime(time.year, time.month, time.day) - EPOCH).total_seconds(), True, None

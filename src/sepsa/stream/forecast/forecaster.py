@@ -25,7 +25,7 @@ from sepsa.stream.forecast.seasons import check_seasons
 from sepsa.validation import at_least, in_range
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 LARGEST = {"horizon": 2000, "lags": MOST_LAGS}
 AGGREGATES = ("error", "first", "last", "mean", "sum")

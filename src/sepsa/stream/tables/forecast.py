@@ -7,7 +7,7 @@ import time as clock_time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -346,7 +346,7 @@ def block_text(column: Any, i: int) -> str:
     if column.codes is not None and column.codes[i] >= 0:
         return str(column.texts[column.codes[i]])
     if column.times is not None and column.times[i] == column.times[i]:
-        return datetime.fromtimestamp(column.times[i], timezone.utc).strftime("%Y-%m-%d")
+        return datetime.fromtimestamp(column.times[i], UTC).strftime("%Y-%m-%d")
     return f"{column.numbers[i]:.0f}"
 
 

@@ -1,0 +1,173 @@
+"""The checks of `check_solver` that train a network by SepSA with the solver."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from sepsa.optimizer import SepSA
+from sepsa.testing.case import Case, difference, expect, expect_state, leaves, refused, snapshot
+
+
+def drops_into_sepsa(case: Case) -> None:
+    """A network learns with the solver in SepSA, and resumes from a state bit for bit."""
+    bases: list[tuple[type[torch.optim.Optimizer], float]] = [(torch.optim.Adam, 0.01), (torch.optim.SGD, 0.1)]
+    for base, lr in bases:
+        with torch.random.fork_rng(devices=[]):
+            model, x, y = model_and_data(case)
+            solver = case.make()
+            optimizer = SepSA(model, base, solver=solver, lr=lr)
+            layer = model[0]
+            assert isinstance(layer, nn.Linear)
+            body = layer.weight.detach().clone()
+            with torch.no_grad():
+                first = float(solver.loss(model(x), y))
+            for _ in range(15):
+                for i in torch.randperm(400).reshape(20, 20):
+                    optimizer.learn(x[i], y[i])
+            with torch.no_grad():
+                last = float(solver.loss(model(x), y))
+            expect(
+                last <= case.falls_to * first,
+                f"in SepSA with {base.__name__} the loss falls to {case.falls_to:g} of the first in 300 steps",
+                f"it went from {first:.4g} to {last:.4g}",
+            )
+            expect(not torch.equal(layer.weight, body), "the body learns too", "it did not move")
+            twin = copy.deepcopy(optimizer)
+            again = model_and_data(case)[0]
+            again.load_state_dict(model.state_dict())
+            third = SepSA(again, base, solver=case.make(), lr=1.0)
+            third.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch's own loader shares the moments
+            for one in (optimizer, twin, third):
+                one.learn(x[:20], y[:20])
+        for name, other in (("deepcopy", twin.model), ("state_dict", again)):
+            alike = all(map(torch.equal, model.parameters(), other.parameters()))
+            expect(alike, f"SepSA resumes from a {name} bit for bit", "the next step gave other weights")
+
+
+def model_and_data(case: Case) -> tuple[nn.Sequential, Tensor, Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, case.outputs))
+    x = torch.randn(400, 4)
+    columns = torch.arange(case.outputs) % 3
+    bends = (torch.sin(2 * x[:, :3]) + x[:, 1:] * x[:, :-1])[:, columns]
+    return model, x, bends if case.task == "regression" else case.classes(bends, torch.zeros_like(bends))
+
+
+def started(case: Case) -> tuple[nn.Sequential, SepSA[Any], Tensor, Tensor]:
+    """A network and a SepSA that have learned three batches, and the data."""
+    with torch.random.fork_rng(devices=[]):
+        model, x, y = model_and_data(case)
+        optimizer: SepSA[Any] = SepSA(model, torch.optim.Adam, solver=case.make(), lr=0.01, anneal=True)
+    for i in range(3):
+        optimizer.learn(x[20 * i :][:20], y[20 * i :][:20])
+    return model, optimizer, x, y
+
+
+def copies_with_a_scheduler(case: Case) -> None:
+    """Copies and pickles of a SepSA with a learning-rate scheduler train like the original and leave it alone."""
+    ways: dict[str, Callable[[Any], Any]] = {
+        "deepcopy": copy.deepcopy,
+        "pickle": lambda parts: pickle.loads(pickle.dumps(parts)),
+    }
+
+    def train(optimizer: SepSA[Any], scheduler: Any) -> list[tuple[str, Any]]:
+        for i in range(3, 7):
+            optimizer.learn(x[20 * i :][:20], y[20 * i :][:20])
+            scheduler.step()
+        return everything(optimizer)
+
+    for way, again in ways.items():
+        model, optimizer, x, y = started(case)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        optimizer.step()  # of no gradients: torch's schedulers want to follow a step
+        scheduler.step()
+        before = everything(optimizer)
+        twin, other, follower = again((model, optimizer, scheduler))
+        expect(other.model is twin, f"a {way} has the copied model", "it has another one")
+        learned = train(other, follower)
+        path = difference(before, everything(optimizer))
+        expect(not path, f"a {way} with a scheduler leaves the original alone", f"its steps changed {path} there")
+        path = difference(learned, train(optimizer, scheduler))
+        expect(not path, f"a {way} with a scheduler trains like the original", f"{path} differs after 4 steps")
+        alone = again(optimizer)
+        alone.learn(x[:20], y[:20])
+        path = difference(learned, everything(optimizer))
+        expect(not path, f"a {way} of the optimizer alone is its own", f"its step changed {path} in the original")
+
+
+def everything(optimizer: SepSA[Any]) -> list[tuple[str, Any]]:
+    """A copy of every number of the model, the solver and the base."""
+    moments = [[*state.values()] for state in optimizer.base.state.values()]
+    rates = [group["lr"] for group in optimizer.param_groups]
+    body = [copy.deepcopy(part) for part in (dict(optimizer.model.state_dict()), moments, rates)]
+    return [*snapshot(optimizer.solver), *leaves(body)]
+
+
+def frozen_heads_stay(case: Case) -> None:
+    """A head that is frozen after SepSA was made stays as it is, while the body learns; later it learns on."""
+    model, optimizer, x, y = started(case)
+    layer, head, solver = model[0], optimizer.head, optimizer.solver
+    assert isinstance(layer, nn.Linear)
+    before, body = snapshot(solver), layer.weight.detach().clone()
+    head.requires_grad_(False)
+    for n in (1, 20):
+        optimizer.learn(x[:n], y[:n])
+        with optimizer.observe(y[:n]):
+            loss = solver.loss(model(x[:n]), y[:n])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    expect_state(solver, before, "a frozen head and its solver stay as they are", "{} changed")
+    expect(not head.weight.requires_grad, "a frozen head stays frozen", "it requires a gradient")
+    expect(not torch.equal(layer.weight, body), "the body learns behind a frozen head", "it did not move")
+    if head.bias is not None:
+        head.bias.requires_grad_(True)
+        refused(lambda: optimizer.learn(x, y), ValueError, "a head with a frozen weight alone raises ValueError")
+        expect_state(solver, before, "it changes nothing", "{} changed")
+    head.requires_grad_(True)
+    optimizer.learn(x[:20], y[:20])
+    expect(difference(before, snapshot(solver)), "a head learns again once it is not frozen", "it did not change")
+
+
+def other_dtypes_are_followed(case: Case) -> None:
+    """After `model.to(torch.bfloat16)` and back, a network goes on learning and its states load."""
+    model, optimizer, x, y = started(case)
+    for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.float32):
+        model.to(dtype)
+        with torch.random.fork_rng(devices=[]):
+            again = model_and_data(case)[0].to(dtype)
+            twin: SepSA[Any] = SepSA(again, torch.optim.Adam, solver=case.make(), lr=0.01, anneal=True)
+        again.load_state_dict(model.state_dict())
+        twin.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        before = snapshot(optimizer.solver)
+        for n in (1, 20):
+            for one in (optimizer, twin):
+                one.learn(x[:n].to(dtype), y[:n].to(dtype))
+        expect(difference(before, snapshot(optimizer.solver)), f"the head learns in {dtype}", "it did not change")
+        path = difference(everything(optimizer), everything(twin))
+        expect(not path, f"a state saved in {dtype} goes on bit for bit", f"{path} differs")
+
+
+def changed_heads_are_named(case: Case) -> None:
+    """A head that is pruned later is refused in a sentence; once it is plain again, it learns on."""
+    model, optimizer, x, y = started(case)
+    features = model[:2](x[:20]).detach()
+    for name in ("weight", "bias"):
+        parametrize.register_parametrization(optimizer.head, name, nn.Identity())
+        before = optimizer.solver.state_dict()
+        uses = (lambda: optimizer.learn(x, y), lambda: optimizer.solver.update(features, y[:20]))
+        for use in uses:
+            refused(use, ValueError, f"a head whose {name} is computed raises ValueError")
+        path = difference(leaves(before), leaves(optimizer.solver.state_dict()))
+        expect(not path, "it changes nothing", f"{path} changed")
+        parametrize.remove_parametrizations(optimizer.head, name)
+    before = snapshot(optimizer.solver)
+    optimizer.learn(x[:20], y[:20])
+    expect(difference(before, snapshot(optimizer.solver)), "a plain head learns again", "it did not change")
