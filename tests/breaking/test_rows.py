@@ -71,7 +71,7 @@ def stream(folder, data, rng, name="t.csv", **more):
     (folder / name).write_bytes(data)
     source.CHUNK = rng.choice([13, 200, 5000, 1 << 20])
     settings = command.StreamOptions(
-        folder / name, target="y", predictions=folder / "out.csv", quarantine=folder / "q.csv", separator=",", **more
+        folder / name, target="y", predictions=folder / "out.csv", quarantine=folder / "q.csv", reading={"sep": ","}, **more
     )
     code = command.stream(settings)
     return code, [int(r["line"]) for r in read(folder / "out.csv")], [int(r["line"]) for r in read(folder / "q.csv")]
