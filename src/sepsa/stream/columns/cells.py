@@ -45,7 +45,7 @@ class Column:
     def text(self, i: int) -> str:
         """Cell i as a text, as it was written or nearly so."""
         if self.codes is not None and self.codes[i] >= 0:
-            return self.texts[self.codes[i]]
+            return str(self.texts[self.codes[i]])
         if self.times is not None and self.times[i] == self.times[i]:
             time = datetime(1970, 1, 1) + timedelta(seconds=float(self.times[i]))
             return str(time).removesuffix(" 00:00:00")

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
@@ -27,6 +28,7 @@ import numpy as np
 from sepsa.states.file import Header, lock
 from sepsa.states.objects import check_target, save_locked
 from sepsa.states.output import check_writable
+from sepsa.stream.columns.cells import read_cell
 from sepsa.stream.tables.cells import RowBlock, TableError
 from sepsa.stream.tables.formats import TableReader, open_table
 from sepsa.stream.tables.inspection import column_names, load_model, spelled
@@ -217,8 +219,8 @@ class StreamRun:
         check_kinds(block, self.model)
 
     def _warn_of_columns(self) -> None:
-        if self.table.names is not None:
-            warn_of_columns(self.table.names, self.model)
+        if self.table.names is not None and self.model.trace.rows:
+            warn_of_columns(self.table.names, self.model, becomes="learned from here on")
 
     def _open_predictions(self, recorded: Any) -> Predictions:
         return Predictions(self.options.predictions, header_of(self.asked), recorded)
@@ -287,9 +289,8 @@ class StreamRun:
             say(f"{name_of(self.options.source)} holds no rows")
             return MISUSED
         if not rows and code == FINISHED:
-            say(f"none of {lost} rows could be used{where}: is --target {spelled(model.target)} right?")
-            say(self.left_out.last_line())
-            return FAILED
+            say(f"none of {lost} rows could be used{where}")
+            return many_lost(self.left_out, FAILED)
         if not rows:
             return code
         seconds = max(time.monotonic() - self.started, 1e-9)
@@ -397,6 +398,9 @@ def open_read(source: Path | None, held: contextlib.ExitStack, model: Any, **mor
     if table.is_utf8:
         said = f"{name_of(source)} is read as {model.reading.encoding}, and may be in UTF-8"
         say(f"{said}: give --encoding utf-8 if its texts look wrong")
+    form = model.reading.date_format
+    if form and isinstance(model, TableModel) and read_cell(datetime(2001, 1, 1).strftime(form))[0] == "number":
+        say(f"dates in the --date-format {form} look like numbers and are read as numbers: write them as 2026-01-31")
     return table
 
 
@@ -463,7 +467,9 @@ def check_kinds(block: RowBlock, model: TableModel) -> None:
             raise Misuse(f"line {block.lines[i]}: {model.why_other(name, column, i)}")
 
 
-def warn_of_columns(names: Sequence[str], model: TableModel, known: set[str] | None = None) -> None:
+def warn_of_columns(
+    names: Sequence[str], model: TableModel, known: set[str] | None = None, becomes: str = "ignored"
+) -> None:
     """Print which columns of the model the table lacks, and which columns of the table the model does not know.
 
     `known` are columns that earlier rows had, where each row names its own.
@@ -474,9 +480,9 @@ def warn_of_columns(names: Sequence[str], model: TableModel, known: set[str] | N
     unknown = [name for name in names if name not in ignored]
     for name in unknown[:SHOWN_COLUMNS]:
         near = difflib.get_close_matches(name, own, 1)
-        say(f"column {name!r} is not one of the model's and is ignored" + (f": is it {near[0]!r}?" if near else ""))
+        say(f"column {name!r} is not one of the model's and is {becomes}" + (f": is it {near[0]!r}?" if near else ""))
     if len(unknown) > SHOWN_COLUMNS:
-        say(f"{len(unknown) - SHOWN_COLUMNS} more columns are ignored")
+        say(f"{len(unknown) - SHOWN_COLUMNS} more columns are {becomes}")
     if missing and known is None:
         said = ", ".join(map(repr, missing[:20])) + (", ..." if len(missing) > 20 else "")
         say(f"{len(missing)} of the model's {len(own)} columns are absent, taken as missing values: {said}")
@@ -520,6 +526,8 @@ def predict_table(options: PredictOptions) -> int:
     for name, path in (("the model", options.model), ("the table", options.source)):
         check_files({name: path, "--predictions": options.predictions})
     model, _ = load_read(options.model, "sepsa stream", options.reading)
+    if model.learner is None:
+        raise Misuse(f"{options.model} has not learned any row yet and cannot predict: learn a table by sepsa stream")
     asked = check_details(options.intervals, options.probabilities, model)
     left_out = LeftOut()
     known: set[str] = set()  # the columns so far

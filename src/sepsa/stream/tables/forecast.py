@@ -370,11 +370,11 @@ def last_forecast(model: ForecastTable) -> list[tuple[Any, ...]]:
 
 def beside_naive(model: ForecastTable) -> list[str]:
     """The recent errors at some steps, beside those of the best naive forecast, for each series."""
-    errors, H = model.forecaster.errors_, model.horizon
+    errors, H, seen = model.forecaster.errors_, model.horizon, (~np.isnan(model.history)).sum(0)
     ours, naive = errors.pop("forecast"), list(errors)
     lines = []
     for j, name in enumerate(model.target):
-        for h in sorted({1, (H + 1) // 2, H}):
+        for h in sorted(h for h in {1, (H + 1) // 2, H} if seen[j] > h):
             best = min(naive, key=lambda one: errors[one][j, h - 1])
             lines.append(
                 f"{name}, {h} ahead: recent absolute error {ours[j, h - 1]:.4g}, best naive forecast "
@@ -396,6 +396,8 @@ def write_page(path: Path, source: str, model: ForecastTable) -> None:
     """Write a page with a fan chart for each series, which needs no network."""
     import jinja2
 
+    if not model.trace.rows:
+        raise TableError(f"{source} has learned no rows: nothing to draw")
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("sepsa.stream.tables", "."), autoescape=True, undefined=jinja2.StrictUndefined
     )

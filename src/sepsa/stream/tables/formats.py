@@ -34,7 +34,6 @@ Position = Mapping[str, Any]  # hashes that identify the table, and where in it 
 ROWS = 8192  # of a block, where rows are counted
 MOST_COLUMNS = 10_000
 SEPARATORS = ",;\t|"
-OTHER_ENCODING = "give its encoding, such as --encoding cp1250, or convert it, as iconv -f cp1250 -t utf-8 does"
 READS = "sepsa reads CSV and JSON lines (plain, gzip or zstd), Parquet and Arrow"
 # What other files begin with, and what they are.
 KINDS = {
@@ -127,7 +126,8 @@ class CsvReader(TextReader):
         try:
             text = batch.record(0).decode("utf-8-sig")
         except UnicodeDecodeError:
-            raise TableError(f"{name} is not in {spell_encoding(self.source.encoding)}: {OTHER_ENCODING}") from None
+            encoding = spell_encoding(self.source.encoding)
+            raise TableError(f"{name} is not in {encoding}: {encoding_cure(encoding)}") from None
         csv.field_size_limit(records.LONGEST + 1)
         cells = next(csv.reader([text], delimiter=self.separator))
         return check_names([cell.strip() or f"column {i + 1}" for i, cell in enumerate(cells)], name)
@@ -377,6 +377,12 @@ def kind_of_file(start: bytes) -> str:
 def spell_encoding(name: str) -> str:
     """An encoding in messages."""
     return name.upper() if name.startswith("utf") else name
+
+
+def encoding_cure(name: str) -> str:
+    """What to do about a text that is not in this encoding."""
+    other = "cp1250, or convert it, as iconv -f cp1250 -t utf-8 does" if name == "UTF-8" else "utf-8"
+    return f"give its encoding, such as --encoding {other}"
 
 
 def find_separator(header: str) -> str:

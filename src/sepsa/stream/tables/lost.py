@@ -7,19 +7,20 @@ from collections import Counter
 from collections.abc import Iterable
 
 from sepsa.stream.tables.cells import BadRow
-from sepsa.stream.tables.formats import OTHER_ENCODING
+from sepsa.stream.tables.formats import encoding_cure
 
 MANY = 1 / 20  # the share of the rows beyond which a command has an exit code of its own
 MOST_REASONS = 1000
 CURES = {  # by words of the reason; some reasons name their cure
-    "the line is not in": OTHER_ENCODING,
+    "is not in UTF-8": encoding_cure("UTF-8"),
+    "is not in": encoding_cure(""),
     "cells where the header has": "give --sep if another character separates cells, or quote cells that contain it",
     "is not closed": "close the quote, or double it if it is a character of the cell",
     "NUL byte": "give --encoding utf-16 if the table is in UTF-16",
     "is not a number": "give --na-values if such a text is a missing value, or --decimal",
     "must be a business day": "give --step day",
     "is not finite": "give --na-values if such a number is a missing value",
-    "there is no": "give the column with values, or remove these rows",
+    "there is no": "name a column that has values, or remove these rows",
     "at this time": "give --same-time, as mean",
     "leaps ahead": "correct these times, or give --step",
     "time": "sort the table by time, oldest first",
