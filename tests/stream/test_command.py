@@ -210,7 +210,7 @@ WRONG = [  # beside test_bad_input.py: the table, further options, the exit code
     (GOOD, "--encoding hex", 2, "--encoding must be one that Python knows"),
     (GOOD, "--date-format %d.%m", 2, "a format of strptime that names the year, such as %d.%m.%Y, got '%d.%m'"),
     (b'x,"a\nb"\n1,2\n', "", 2, "--target must be a column of the table, x, a\\nb, got 'y'"),
-    (b"x,y\n1,1.234.567\n", "", 2, "is '1.234.567', which is not a number: remove the separators of thousands"),
+    (b"x,y\n1,1.234.567\n", "", 2, "is '1.234.567', which is not a number: remove all but digits and"),
     (b"x;y\n1;1.5\n", "--decimal ,", 2, "the target 'y' is '1.5', which is not a number: give --decimal ."),
     (b'[{"x": 1, "y": 2}]', "", 1, "is one JSON array: write one object a line"),
     (b"\x1f\x8b\x08garbage garbage", "", 1, "cannot be decompressed"),

@@ -24,6 +24,10 @@ MISSING = (
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 NOT_FINITE = re.compile(r"[+-]?(inf|infinity|nan(\(.*\))?)", re.IGNORECASE)
 DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+([eE][+-]?\d+)?\s*", re.ASCII)
+# A number with separators of thousands, a sign of currency, a percent sign or other spaces.
+DECORATED = re.compile(
+    r"[\s€$£¥+\u2212-]*(\d+|\d{1,3}([., '\u2019\u00a0\u202f]\d{3})+)([.,]\d+)?([eE][+-]?\d+)?[\s€$£¥%]*"
+)
 OTHER_DATE = re.compile(r"(\d+)([./-])(\d\d?)\2(\d+)(?:(.)\d?\d:\d\d(:\d\d)?)?", re.ASCII)
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?", re.ASCII)
 

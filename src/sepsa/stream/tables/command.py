@@ -434,7 +434,11 @@ def check_names(table: TableReader, given: Mapping[str, Sequence[str]]) -> None:
     for option, names in given.items():
         for name in names:
             if name not in table.names:
-                hint = "" if len(table.names) > 1 else "; if they are not separated rightly, give --sep"
+                hint = (
+                    ""
+                    if len(table.names) > 1
+                    else "; if they are not separated rightly, give --sep; the first line must name them"
+                )
                 raise Misuse(f"--{option} must be a column of the table, {shown}, got {name!r}{hint}")
 
 

@@ -168,9 +168,11 @@ class ForecastTable:
                 texts[:] = False
             dates = np.zeros(len(block), bool) if column.times is None else ~np.isnan(column.times)
             large = np.abs(column.numbers) > HUGE
-            for wrong, reason in ((texts | dates, f"{name!r} is not a number"), (large, f"{name!r} is not finite")):
-                bad.extend(block.bad_row(int(i), reason) for i in np.flatnonzero(wrong & good))
-                good &= ~wrong
+            for i in np.flatnonzero((texts | dates | large) & good):
+                cure = cure_of(column.text(int(i)), self.reading)
+                reason = f"{name!r} is not finite" if large[i] else f"{name!r} is not a number: {cure}"
+                bad.append(block.bad_row(int(i), reason))
+                good[i] = False
         at, dated = np.zeros(len(block)), False
         if self.time is not None:
             at, dated = self.times(block)
@@ -299,12 +301,22 @@ class ForecastRun(StreamRun):
             check_first_target(block, model, name, "give --na-values if it is a missing value")
         for name in model.inputs:
             if (column := block.columns.get(name)) is not None and column.codes is not None:
-                i = int(np.argmax(column.codes >= 0))
-                if "--decimal" in (cure := cure_of(column.text(i), model.reading)):
-                    raise Misuse(f"line {block.lines[i]}: {name!r} of --inputs is the text {column.text(i)!r}: {cure}")
-        if model.time is None:
-            return
-        at, _ = model.times(block)
+                i, mixed = int(np.argmax(column.codes >= 0)), not np.isnan(column.numbers).all()
+                text, cure = column.text(i), cure_of(column.text(i), model.reading)
+                if mixed or "--na-values" not in cure:
+                    other = " where other rows have numbers" * mixed
+                    raise Misuse(
+                        f"line {block.lines[i]}: {name!r} of --inputs is the text {text[:40]!r}{other}: {cure}"
+                    )
+        if model.time is not None:
+            self._check_times(block)
+
+    def _check_times(self, block: RowBlock) -> None:
+        """Raise an error if no time can be read or the newest row comes first."""
+        model = self.model
+        at, dated = model.times(block)
+        if not dated and all(not math.isnan(date_of(f"{time:.15g}", "%Y%m%d")) for time in at[:100]):
+            say(f"{model.time!r} is read as seconds, as {at[0]:.15g}: give --date-format %Y%m%d if these are dates")
         there = np.flatnonzero(~np.isnan(at))
         if not len(there):
             raise Misuse(f"line {block.lines[0]}: {model.no_time(block, 0)}")
@@ -335,6 +347,8 @@ class ForecastRun(StreamRun):
             )
         rows = last_forecast(self.model)
         print_text("".join(",".join(quote(str(cell)) for cell in row) + "\n" for row in rows))
+        if any(row[-1] == "" for row in rows):
+            say("no interval where low and high are empty: no error of such a forecast has been measured yet")
         for line in beside_naive(self.model):
             say(line)
         if self.options.report is not None:

@@ -17,7 +17,6 @@ CURES = {  # by words of the reason; some reasons name their cure
     "cells where the header has": "give --sep if another character separates cells, or quote cells that contain it",
     "is not closed": "close the quote, or double it if it is a character of the cell",
     "NUL byte": "give --encoding utf-16 if the table is in UTF-16",
-    "is not a number": "give --na-values if such a text is a missing value, or --decimal",
     "must be a business day": "give --step day",
     "is not finite": "give --na-values if such a number is a missing value",
     "there is no": "name a column that has values, or remove these rows",

@@ -229,7 +229,10 @@ class TableModel:
                 refuse(~texts, f"there is no {self.target!r}")
             else:
                 dates = np.zeros(len(block), bool) if target.times is None else ~np.isnan(target.times)
-                refuse(texts | dates, f"{self.target!r} is not a number: add --classify if it is a class")
+                for i in np.flatnonzero(texts | dates):
+                    cure = cure_of(target.text(int(i)), self.reading, otherwise="add --classify if it is a class")
+                    bad.append(block.bad_row(int(i), f"{self.target!r} is not a number: {cure}"))
+                    good[i] = False
                 refuse(np.isnan(target.numbers), f"there is no {self.target!r}")
                 refuse(np.isinf(target.numbers), f"{self.target!r} is not finite")
         for name, column in columns.items():

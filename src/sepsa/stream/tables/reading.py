@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import codecs
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from sepsa.stream.columns.cells import check_date_format, date_formats, read_cell
+from sepsa.stream.columns.cells import DECORATED, check_date_format, date_formats, read_cell
 
 UTF_8 = "utf-8"
-GROUPED = re.compile(r"[+-]?\d{1,3}([., '\u2019\u00a0\u202f]\d{3})+([.,]\d+)?")  # a number such as 1.234,5
 BROKEN = "sepsa.broken"  # the error handler that writes a byte which no UTF-8 text has
 
 
@@ -67,8 +65,8 @@ def cure_of(text: str, reading: Reading, kind: str = "number", otherwise: str = 
     mark = "," if reading.decimal == "." else "."
     if kind == "number" and text.count(mark) == 1 and read_cell(text, mark)[0] == "number":
         return f"give --decimal {mark}"
-    if kind == "number" and GROUPED.fullmatch(text.strip()):
-        return "remove the separators of thousands"
+    if kind == "number" and DECORATED.fullmatch(text):
+        return "remove all but digits and the decimal mark"
     return otherwise or f"give --na-values {shlex.quote(text[:40])} if it is a missing value"
 
 
