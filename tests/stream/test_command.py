@@ -158,6 +158,12 @@ def test_identifiers_other_dates_and_many_texts_are_named():
     words = "column 'x' looks like a number with a decimal comma, '1,5', and is read as a text: give --decimal ,"
     assert said(STREAM).count(words) == 1
     assert words not in said(f"{STREAM} --decimal ,")
+    table("x;z;y\n" + "1,234.5;7;3\n" * 5)
+    words = (
+        "column 'x' looks like a number, '1,234.5', and is read as a text: remove all but digits and the decimal mark"
+    )
+    assert words in said(f"{STREAM} --categorical z")
+    assert "column 'z'" not in said(f"{STREAM} --categorical z")
 
 
 def test_dropped_and_categorical_columns():

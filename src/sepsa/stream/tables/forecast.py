@@ -146,6 +146,10 @@ class ForecastTable:
                 out[i, known.index(text) if text in known else TEXTS - 1] = 1.0
         return out
 
+    def seen(self) -> NDArray[np.intp]:
+        """How many of the last rows, at different times, have a value of each series."""
+        return np.minimum((~np.isnan(self.history)).sum(0), self.forecaster.rows)
+
     def ahead_inputs(self) -> list[dict[int, float]] | None:
         """The inputs of the rows to forecast, as far as they are known."""
         return [dict(enumerate(row)) for row in self.ahead.tolist()] or None
@@ -195,7 +199,7 @@ class ForecastTable:
                 trial.begin(Moments(at, dated))
                 place = trial.place(float(held[-1 - i] if i < 0 else at[i]), learned)
                 if place.same and self.forecaster.same_time == "error":
-                    raise ValueError(f"there is a row at this time, {trial.ahead(0)}, already: give --same-time")
+                    raise ValueError(f"there is a row at this time, {trial.label(float(at[i]))}, already")
             except ValueError as error:
                 bad.append(block.bad_row(int(i), str(error).partition(": ")[0]))
                 good[i] = False
@@ -372,7 +376,7 @@ def last_forecast(model: ForecastTable) -> list[tuple[Any, ...]]:
     """The forecast after the last row as a table: step and time, series, forecast and the ends of the 90 % interval."""
     forecaster, xs = model.forecaster, model.ahead_inputs()
     made, intervals = forecaster.forecast(xs=xs), forecaster.intervals(xs=xs, coverage=0.9)
-    seen = (~np.isnan(model.history)).sum(0)  # values among the last rows
+    seen = model.seen()
     rows: list[tuple[Any, ...]] = [("step", "time", "series", "forecast", "low", "high")]
     for h, (time, values, pairs) in enumerate(zip(forecaster.times(), made, intervals, strict=True), 1):
         for j, name in enumerate(model.target):
@@ -384,7 +388,7 @@ def last_forecast(model: ForecastTable) -> list[tuple[Any, ...]]:
 
 def beside_naive(model: ForecastTable) -> list[str]:
     """The recent errors at some steps, beside those of the best naive forecast, for each series."""
-    errors, H, seen = model.forecaster.errors_, model.horizon, (~np.isnan(model.history)).sum(0)
+    errors, H, seen = model.forecaster.errors_, model.horizon, model.seen()
     ours, naive = errors.pop("forecast"), list(errors)
     lines = []
     for j, name in enumerate(model.target):

@@ -78,11 +78,12 @@ def check_encoding(name: str) -> str:
     try:
         found = codecs.lookup(name)
         "a".encode(name)  # refuses codecs that are not of characters, such as hex
+        codecs.getincrementaldecoder(name)(BROKEN).decode(b"a")
     except (LookupError, ValueError, TypeError):
         raise ValueError(
             f"encoding must be one that Python knows, such as utf-8, cp1250 or latin1, got {name!r}"
         ) from None
-    return found.name
+    return UTF_8 if found.name == "utf-8-sig" else found.name  # whose mark is known
 
 
 def break_utf8(error: UnicodeError) -> tuple[str | bytes, int]:

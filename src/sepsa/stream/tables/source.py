@@ -51,7 +51,10 @@ class ByteSource:
         self.encoding, self.encoded = encoding, encoding != UTF_8 and not start.startswith(BINARY)
         self.is_utf8 = self.encoded and is_utf8(self.peek())  # though another encoding is given
         if self.encoded:
-            self._chunks, self._peeked = recode(itertools.chain(self._peeked, self._chunks), encoding, follow), []
+            self._chunks, self._peeked = (
+                recode(itertools.chain(self._peeked, self._chunks), encoding, follow, self.name),
+                [],
+            )
 
     def _raw(self) -> Iterator[bytes | None]:
         """Chunks as they come, without end: None while a pipe is idle, b"" at the end of the file."""
@@ -112,14 +115,17 @@ def is_utf8(data: bytes) -> bool:
         return False
 
 
-def recode(chunks: Iterator[bytes | None], encoding: str, follow: bool) -> Iterator[bytes | None]:
+def recode(chunks: Iterator[bytes | None], encoding: str, follow: bool, name: str) -> Iterator[bytes | None]:
     """Chunks in UTF-8, with a byte that UTF-8 does not have in place of what cannot be decoded."""
     decoder = codecs.getincrementaldecoder(encoding)(BROKEN)
     for data in chunks:
         if data is None:
             yield None
             continue
-        text = decoder.decode(data, final=not data and not follow)
+        try:
+            text = decoder.decode(data, final=not data and not follow)
+        except UnicodeError:  # of an encoding that needs a mark at the beginning
+            raise TableError(f"{name} is not in {encoding}: give its encoding, such as --encoding utf-8") from None
         if text:
             yield text.encode(UTF_8, BROKEN)
         if not data:
