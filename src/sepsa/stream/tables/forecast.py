@@ -148,7 +148,8 @@ class ForecastTable:
 
     def seen(self) -> NDArray[np.intp]:
         """How many of the last rows, at different times, have a value of each series."""
-        return np.minimum((~np.isnan(self.history)).sum(0), self.forecaster.rows)
+        counts: NDArray[np.intp] = np.minimum((~np.isnan(self.history)).sum(0), self.forecaster.rows)
+        return counts
 
     def ahead_inputs(self) -> list[dict[int, float]] | None:
         """The inputs of the rows to forecast, as far as they are known."""
