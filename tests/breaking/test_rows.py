@@ -140,7 +140,7 @@ def test_fuzzed_json_lines(tmp_path, capsys, tally):
     for _ in range(5):
         data = "\n".join(["{}", *(fuzzed_json(rng) for _ in range(59))]).encode()
         code, told, aside = stream(tmp_path, data, rng, "t.jsonl")
-        assert code == 0, capsys.readouterr().err
+        assert code == (3 if len(aside) > 3 else 0), capsys.readouterr().err
         assert sorted(told + aside) == list(range(1, 61))
         tally("fuzzed rows", 60, learned=len(told))
 

@@ -45,7 +45,7 @@ from sepsa.stream.tables.output import (
     say,
     silence,
 )
-from sepsa.stream.tables.reading import cure_of
+from sepsa.stream.tables.reading import Reading, cure_of
 from sepsa.stream.tables.report import write_report
 
 FINISHED, FAILED, MISUSED, PIPE_CLOSED, INTERRUPTED, TERMINATED = 0, 1, 2, 141, 130, 143
@@ -386,6 +386,8 @@ def wrong_options() -> Iterator[None]:
 
 def load_read(path: Path, kind: str, given: Mapping[str, Any]) -> tuple[Any, Header]:
     """A saved model, with the settings of reading that it was saved with where they are not given now."""
+    with wrong_options():
+        Reading(**given)
     model, header = load_model(path, kind)
     with wrong_options():
         model.reading = replace(model.reading, **given)
