@@ -260,6 +260,23 @@ def misspelled_column():
     return sepsa_command("predict m.sepsa new.csv")
 
 
+def other_cells(cells, options=""):
+    """What `sepsa predict` says of a table with these cells, where the model has learned decimal commas."""
+    stream("x;y\n" + "".join(f"{i % 5},5;{i % 5},5\n" for i in range(40)), "--decimal , --checkpoint m.sepsa")
+    Path("new.csv").write_text(f"x;z\n{cells};1\n")
+    return sepsa_command(f"predict m.sepsa new.csv {options}")
+
+
+def another_encoding():
+    Path("t.csv").write_bytes("town,y\nKraków,1\nWien,2\n".encode("cp1250"))
+    return sepsa_command("stream t.csv --target y --predictions p.csv")
+
+
+def forecast(cells):
+    Path("t.csv").write_text("day;y\n" + "".join(cells))
+    return sepsa_command("forecast t.csv --target y --time day --horizon 2")
+
+
 def closed_output():
     Path("t.csv").write_text(TABLE)
     program = ["bash", "-c", "sepsa stream t.csv --target y >&-"]
@@ -357,7 +374,8 @@ SHOWN = {
     ("River", "a sample that is no dict"): lambda: learn_one([1.0], 1.0),
     ("River", "a running `StandardScaler` before the model"): lambda: seen(river_model, scaler=True),
     ("River", "a dict of 20,000 features"): very_many_features,
-    ("shell", "a row that cannot be used"): lambda: stream(TABLE + "1\n2,abc\n") + Path("p.quarantine.csv").read_text(),
+    ("shell", "a row that cannot be used"): lambda: stream(LONG + "1\n2,abc\n") + Path("p.quarantine.csv").read_text(),
+    ("shell", "more than a twentieth of the rows that cannot be used"): another_encoding,
     ("shell", "a text as the first target"): lambda: stream("x,y\n1,up\n"),
     ("shell", "a target with a decimal comma"): lambda: stream("x;y\n1;2,5\n"),
     ("shell", "a column that the table does not have"): lambda: stream(TABLE, "--drop z"),
@@ -371,6 +389,13 @@ SHOWN = {
         LONG[:-4] + "9,9\n", "--checkpoint m.sepsa", before=LONG
     ),
     ("shell", "`sepsa predict` with a misspelled column"): misspelled_column,
+    ("shell", "`sepsa predict` with the same decimal commas, without `--decimal`"): lambda: other_cells("1,5"),
+    ("shell", "`sepsa predict` with other cells than those learned"): lambda: other_cells("1.5"),
+    ("shell", "a date in a format that is not known"): lambda: forecast(["31.01.2026;1\n"] * 5),
+    ("shell", "a table for `sepsa forecast` that is newest first"): lambda: forecast(
+        f"2026-01-{30 - i};{i}\n" for i in range(20)
+    ),
+    ("shell", "a series of one row"): lambda: forecast(["2026-01-31;1\n"]),
     ("shell", "a closed standard output"): closed_output,
     ("files", "a damaged checkpoint"): damaged_checkpoint,
     ("files", "a checkpoint of another class than `into`"): another_class,

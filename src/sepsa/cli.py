@@ -1,7 +1,8 @@
 """The command line: `sepsa demo`, `reproduce`, `report`, `stream`, `forecast`, `predict`, `inspect`, `bench`.
 
-Exit codes: 0 done; 1 the data, a file or the system stopped it; 2 the command is wrong; 130 Ctrl-C; 143 SIGTERM; 141
-the reader of the output has closed it.
+Exit codes: 0 done; 1 the data, a file or the system stopped it; 2 the command is wrong; 3 more than a twentieth of the
+rows was left out; 4 a table to forecast is newest first; 130 Ctrl-C; 143 SIGTERM; 141 the reader of the output has
+closed it.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import fields
+from functools import partial, wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
 from sepsa.paper.experiments import EXPERIMENTS, plan
+from sepsa.stream.tables.reading import MEANINGS, Reading
 from sepsa.validation import printable
 
 NEEDS_EXTRA = "the command line needs {missing}, which is not installed: pip install 'sepsa[{extra}]'"
@@ -34,7 +38,6 @@ def setting(text: str, default: object, **options: Any) -> Any:
 
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-Separator = Annotated[str, typer.Option(help="Between cells; found by itself if it is , ; | or a tab.")]
 PredictionsFile = Annotated[
     Path | None, typer.Option("--predictions", "--out", help="A .csv for the predictions; else they are printed.")
 ]
@@ -44,7 +47,6 @@ Intervals = Annotated[
 Probabilities = Annotated[
     bool, typer.Option("--probabilities", help="Also the probability of each class, as a JSON object.")
 ]
-DecimalMark = Annotated[str, typer.Option(help="The decimal mark, . or ,")]
 Follow = Annotated[bool, typer.Option("--follow", help="Wait for rows that are appended to the file.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be used.")]
 Quarantine = Annotated[Path | None, typer.Option(help="A .csv for rows that cannot be used.")]
@@ -54,8 +56,31 @@ Keep = Annotated[int, typer.Option(min=1, help="How many checkpoints stay, the o
 
 STDIN = Path("-")
 EXIT_CODES = (
-    "Exit codes: 0 done; 1 stopped by the data, a file or the system; 2 a wrong command; 130 Ctrl-C; 143 SIGTERM."
+    "Exit codes: 0 done; 1 stopped by the data, a file or the system; 2 a wrong command; 3 done, but more than a "
+    "twentieth of the rows was left out; 4 a table for sepsa forecast is newest first; 130 Ctrl-C; 143 SIGTERM."
 )
+
+
+def reads_files(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with the settings of `Reading` as options, which it gets as `reading` where they were given."""
+    own = [one for one in signature(command, eval_str=True).parameters.values() if one.name != "reading"]
+    added = []
+    for each in fields(Reading):
+        words = each.metadata["help"] + (f" (default {each.default})" if each.default else "")
+        option = Annotated[str | None, typer.Option(help=words, show_default=False)]
+        added.append(Parameter(each.name, Parameter.KEYWORD_ONLY, default=None, annotation=option))
+
+    @wraps(command)
+    def with_reading(**given: Any) -> None:
+        reading = {name: value for name in MEANINGS if (value := given.pop(name)) is not None}
+        if "na_values" in reading:
+            reading["na_values"] = names("--na-values", reading["na_values"]) or ()
+        command(**given, reading=reading)
+
+    with_reading.__signature__ = Signature([*own, *added])  # type: ignore[attr-defined]
+    with_reading.__annotations__ = {one.name: one.annotation for one in [*own, *added]}
+    return with_reading
+
 
 # "all" leaves "tuning" out, because the other experiments use the settings that it has chosen.
 REPRODUCIBLE = (*EXPERIMENTS, "convergence", "tuning", "all")
@@ -233,6 +258,7 @@ def report_of_model(path: Path, out: Path) -> int:
 
 
 @app.command(epilog=EXIT_CODES)
+@reads_files
 def stream(
     source: Annotated[
         Path, typer.Argument(help="CSV (plain, gzip or zstd), JSON lines, Parquet or Arrow; - is standard input.")
@@ -256,11 +282,6 @@ def stream(
             "experts: trees, neighbours and others beside the network; fourier: the network alone, faster.", "experts"
         ),
     ] = None,
-    date_format: Annotated[
-        str | None, typer.Option(help="How texts write dates, such as %d.%m.%Y; 2026-01-31 is known.")
-    ] = None,
-    sep: Separator = "",
-    decimal: DecimalMark = ".",
     follow: Follow = False,
     strict: Strict = False,
     predictions: PredictionsFile = None,
@@ -272,6 +293,8 @@ def stream(
     keep: Keep = 1,
     force: Annotated[bool, typer.Option("--force", help="Save a model with NaN or Inf over one without.")] = False,
     report: Annotated[Path | None, typer.Option(help="An .html page on what happened.")] = None,
+    *,
+    reading: dict[str, Any],
 ) -> None:
     """Predict each row of a table as it comes, then learn it. Text becomes indicators, an empty cell is missing."""
     with extras("stream"):
@@ -281,17 +304,18 @@ def stream(
             import jinja2  # noqa: F401  # the report needs it, after all rows were learned
     options = command.StreamOptions(
         source=None if source == STDIN else source,
-        target=target, classify=classify or None, drop=names(drop), categorical=names(categorical),
-        categories=categories, forgetting=number("--forgetting", forgetting), ridge=number("--ridge", ridge),
-        seed=seed, body=body, date_format=date_format, separator=separator(sep), decimal=decimal_mark(decimal, sep),
-        follow=follow, strict=strict, predictions=predictions,
-        quarantine=quarantine, checkpoint=checkpoint, every=every, keep=keep, report=report,
+        target=target, classify=classify or None, drop=names("--drop", drop),
+        categorical=names("--categorical", categorical), categories=categories,
+        forgetting=number("--forgetting", forgetting), ridge=number("--ridge", ridge),
+        seed=seed, body=body, reading=reading, follow=follow, strict=strict,
+        predictions=predictions, quarantine=quarantine, checkpoint=checkpoint, every=every, keep=keep, report=report,
         intervals=intervals, probabilities=probabilities, force=force,
     )  # fmt: skip
     raise typer.Exit(command.stream(options))
 
 
 @app.command(epilog=EXIT_CODES)
+@reads_files
 def forecast(
     source: Annotated[Path, typer.Argument(help="A table as `sepsa stream` takes it; - is standard input.")] = STDIN,
     target: Annotated[str, typer.Option(help="The columns to forecast, with commas between.")] = "",
@@ -312,9 +336,6 @@ def forecast(
     known_ahead: Annotated[
         bool, typer.Option("--known-ahead", help="Rows without a target at the end have the inputs of rows ahead.")
     ] = False,
-    date_format: Annotated[str | None, typer.Option(help="The format of --time, such as %d.%m.%Y %H:%M.")] = None,
-    sep: Separator = "",
-    decimal: DecimalMark = ".",
     follow: Follow = False,
     strict: Strict = False,
     predictions: Annotated[Path | None, typer.Option(help="A .csv for the forecasts made after each row.")] = None,
@@ -323,6 +344,8 @@ def forecast(
     every: Every = 10_000,
     keep: Keep = 1,
     report: Annotated[Path | None, typer.Option(help="An .html page with the forecasts as fan charts.")] = None,
+    *,
+    reading: dict[str, Any],
 ) -> None:
     """Forecast columns of a table, learning each row as it comes; prints the forecast after the last row."""
     with extras("stream"):
@@ -333,32 +356,31 @@ def forecast(
     ends: Any = [number("--bounds", end) if end.strip() else None for end in bounds.split(",")] if bounds else None
     options = forecasting.ForecastOptions(
         source=None if source == STDIN else source,
-        target=names(target), time=time, horizon=horizon, inputs=names(inputs), seasons=periods, lags=lags,
+        target=names("--target", target), time=time, horizon=horizon, inputs=names("--inputs", inputs),
+        seasons=periods, lags=lags,
         step=number("--step", step) if step[:1].isdigit() else step or None, bounds=ends, same_time=same_time,
-        known_ahead=known_ahead or None, date_format=date_format,
-        separator=separator(sep), decimal=decimal_mark(decimal, sep), follow=follow, strict=strict,
+        known_ahead=known_ahead or None, reading=reading, follow=follow, strict=strict,
         predictions=predictions, quarantine=quarantine, checkpoint=checkpoint, every=every, keep=keep, report=report,
     )  # fmt: skip
     raise typer.Exit(command.stream(options, forecasting.ForecastRun))
 
 
 @app.command(epilog=EXIT_CODES)
+@reads_files
 def predict(
     model: Annotated[Path, typer.Argument(help="What `sepsa stream --checkpoint` has saved.")],
     source: Annotated[Path, typer.Argument(help="A table as `sepsa stream` takes it; - is standard input.")] = STDIN,
     predictions: PredictionsFile = None,
     intervals: Intervals = None,
     probabilities: Probabilities = False,
-    sep: Separator = "",
-    decimal: DecimalMark = ".",
+    *,
+    reading: dict[str, Any],
 ) -> None:
     """Predict the rows of a table with a saved model, without learning them."""
     with extras("stream"):
         from sepsa.stream.tables import command
-    options = command.PredictOptions(
-        model, None if source == STDIN else source, predictions, separator(sep), decimal_mark(decimal, sep),
-        intervals, probabilities,
-    )  # fmt: skip
+    table = None if source == STDIN else source
+    options = command.PredictOptions(model, table, predictions, reading, intervals, probabilities)
     raise typer.Exit(command.predict(options))
 
 
@@ -394,9 +416,13 @@ def plain(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def names(given: str) -> list[str] | None:
-    """The columns that an option lists; None where it was not given."""
-    return next(csv.reader([given])) if given else None
+def names(option: str, given: str) -> list[str] | None:
+    """The columns or texts that an option lists; None where it was not given."""
+    try:
+        return next(csv.reader([given])) if given else None
+    except csv.Error:
+        cure = "must be a list with commas between, with quotes around a name that has a line break"
+        raise refuse(f"{option} {cure}, got {given!r}") from None
 
 
 def number(option: str, given: str | None) -> float | str | None:
@@ -407,19 +433,6 @@ def number(option: str, given: str | None) -> float | str | None:
         return float(given)
     except ValueError:
         raise refuse(f"{option} must be a number or auto, got {given!r}") from None
-
-
-def separator(given: str) -> str | None:
-    text = {"tab": "\t", "\\t": "\t"}.get(given, given)
-    if len(text) > 1 or text in ('"', "\r", "\n") or not text.isascii():
-        raise refuse(f"--sep must be one character such as ';' or tab, got {given!r}")
-    return text or None
-
-
-def decimal_mark(given: str, sep: str) -> str:
-    if given not in (".", ",") or given == sep:
-        raise refuse(f"--decimal must be . or , and not the separator, got {given!r}")
-    return given
 
 
 @app.command("compile")

@@ -71,7 +71,12 @@ def stream(folder, data, rng, name="t.csv", **more):
     (folder / name).write_bytes(data)
     source.CHUNK = rng.choice([13, 200, 5000, 1 << 20])
     settings = command.StreamOptions(
-        folder / name, target="y", predictions=folder / "out.csv", quarantine=folder / "q.csv", separator=",", **more
+        folder / name,
+        target="y",
+        predictions=folder / "out.csv",
+        quarantine=folder / "q.csv",
+        reading={"sep": ","},
+        **more,
     )
     code = command.stream(settings)
     return code, [int(r["line"]) for r in read(folder / "out.csv")], [int(r["line"]) for r in read(folder / "q.csv")]
@@ -91,7 +96,7 @@ def check_tables(folder, seed, tables, rows, capsys):
             assert error, i
             assert all(" is quarantined: " in notice for notice in notices), (i, said)
             continue
-        assert code in (0, 1), (i, said)
+        assert code in (0, 1, 3), (i, said)
         both = sorted(told + aside)
         assert both == expected[1:], (i, seed, set(expected[1:]) ^ set(both))
         done += len(both)
@@ -135,7 +140,7 @@ def test_fuzzed_json_lines(tmp_path, capsys, tally):
     for _ in range(5):
         data = "\n".join(["{}", *(fuzzed_json(rng) for _ in range(59))]).encode()
         code, told, aside = stream(tmp_path, data, rng, "t.jsonl")
-        assert code == 0, capsys.readouterr().err
+        assert code == (3 if len(aside) > 3 else 0), capsys.readouterr().err
         assert sorted(told + aside) == list(range(1, 61))
         tally("fuzzed rows", 60, learned=len(told))
 

@@ -152,12 +152,18 @@ def test_identifiers_other_dates_and_many_texts_are_named():
     table("when,city,y\n15/2/2026,city 1,\n15/7/2026,city 1,\n", "new.csv")
     table("when,city,y\n2026-02-15,city 1,\n2026-07-15,city 1,\n", "iso.csv")
     assert run("predict d.sepsa new.csv").stdout == run("predict d.sepsa iso.csv").stdout
-    assert "was made with --date-format %d/%m/%Y, got %d" in said(given.replace("%d/%m/%Y", "%d"), code=2)
+    assert "must be a format of strptime that names the year" in said(given.replace("%d/%m/%Y", "%d"), code=2)
     assert "column 'city' has more than 30 different texts: further ones share one input, the mean of" in told
     table("x;y\n" + "1,5;3\n" * 5)
     words = "column 'x' looks like a number with a decimal comma, '1,5', and is read as a text: give --decimal ,"
     assert said(STREAM).count(words) == 1
     assert words not in said(f"{STREAM} --decimal ,")
+    table("x;z;y\n" + "1,234.5;7;3\n" * 5)
+    words = (
+        "column 'x' looks like a number, '1,234.5', and is read as a text: remove all but digits and the decimal mark"
+    )
+    assert words in said(f"{STREAM} --categorical z")
+    assert "column 'z'" not in said(f"{STREAM} --categorical z")
 
 
 def test_dropped_and_categorical_columns():
@@ -200,12 +206,18 @@ WRONG = [  # beside test_bad_input.py: the table, further options, the exit code
     (b"a,b\n1,2\n", "", 2, "--target must be a column of the table, a, b, got 'y'"),
     (b"x,y\n", "", 2, "holds no rows"),
     (b"x,x,y\n1,2,3\n", "", 1, "has two columns 'x': rename one of them"),
-    ("x,y\n1,2\n".encode("utf-16"), "", 1, "is not UTF-8 text: a text in UTF-16 becomes one by iconv"),
+    ("x,y\n1,2\n".encode("utf-16"), "", 1, "is not UTF-8 text: give --encoding utf-16 if"),
     (b"PK\x03\x04\0\0\0\0", "", 1, "a workbook or what torch.save writes: save the sheet as CSV. sepsa reads CSV"),
     (b"SQLite format 3\0", "", 1, "is a database of SQLite: convert or unpack it. sepsa reads CSV and JSON lines"),
     (b"\x1b[31m,y\n1,2\n", "--drop z", 2, "--drop must be a column of the table, \\x1b[31m, y, got 'z'"),
     (GOOD, "--date-format d.m.Y", 2, "--date-format must be a format of strptime such as %d.%m.%Y, got 'd.m.Y'"),
-    (b"\xe4,y\n1,2\n", "", 1, "is not in UTF-8: convert it"),
+    (b"\xe4,y\n1,2\n", "", 1, "is not in UTF-8: give its encoding, such as --encoding cp1250, or convert"),
+    (GOOD, "--encoding klingon", 2, "--encoding must be one that Python knows, such as utf-8, cp1250 or latin1, got"),
+    (GOOD, "--encoding hex", 2, "--encoding must be one that Python knows"),
+    (GOOD, "--date-format %d.%m", 2, "a format of strptime that names the year, such as %d.%m.%Y, got '%d.%m'"),
+    (b'x,"a\nb"\n1,2\n', "", 2, "--target must be a column of the table, x, a\\nb, got 'y'"),
+    (b"x,y\n1,1.234.567\n", "", 2, "is '1.234.567', which is not a number: remove all but digits and"),
+    (b"x;y\n1;1.5\n", "--decimal ,", 2, "the target 'y' is '1.5', which is not a number: give --decimal ."),
     (b'[{"x": 1, "y": 2}]', "", 1, "is one JSON array: write one object a line"),
     (b"\x1f\x8b\x08garbage garbage", "", 1, "cannot be decompressed"),
     (b"\x28\xb5\x2f\xfdgarbage garbage", "", 1, "cannot be decompressed"),
@@ -262,7 +274,7 @@ def test_nothing_of_the_user_is_written_over():
 
 
 def test_a_quarantine_that_a_killed_run_began_is_begun_anew():
-    table("x,y\n1,2\n3\n4,5\n")
+    table("x,y\n3\n" + "1,2\n4,5\n" * 20)
     run(f"{STREAM} --quarantine bad.csv")
     whole = Path("bad.csv").read_bytes()
     for size in (0, 3):
@@ -281,7 +293,7 @@ def test_what_came_before_the_end_of_a_truncated_file_is_learned():
 def test_a_field_of_a_megabyte_and_a_line_without_end(monkeypatch):
     monkeypatch.setattr(table_records, "LONGEST", 1 << 16)
     table("x,y\n1,1\n" + "a" * 60_000 + ",1\n" + "b" * 300_000 + ",1\n2,2\n" + '"' + "c" * 200_000 + "\n3,3\n")
-    run(f"{STREAM} --quarantine q.csv")
+    run(f"{STREAM} --quarantine q.csv", code=3)
     assert [row["line"] for row in records("q.csv")] == ["4", "6"]
     assert len(predictions()) == 4
 
@@ -495,12 +507,12 @@ def test_a_saved_model_predicts_without_learning_and_names_columns_that_it_does_
     run(SAVED)
     before = Path("m.sepsa").read_bytes()
     table("colour,x,extra\nred,1,a\nblue,1,b\npurple,,c\nred\n", "new.csv")
-    result = run("predict m.sepsa new.csv")
+    result = run("predict m.sepsa new.csv", code=3)
     lines = result.stdout.split("\n")
     assert [float(lines[0]), float(lines[1])] == pytest.approx([8, 3], abs=0.5)
     assert lines[3] == ""
     assert "line 5 is not predicted" in result.stderr
-    run("predict m.sepsa new.csv --out p.csv")
+    run("predict m.sepsa new.csv --out p.csv", code=3)
     assert [row["line"] for row in records("p.csv")] == ["2", "3", "4"]
     table("u,v\n1,2\n", "new.csv")
     assert "the table has none of the model's columns" in said("predict m.sepsa new.csv", code=2)
@@ -519,7 +531,7 @@ def test_a_saved_model_predicts_without_learning_and_names_columns_that_it_does_
     assert Path("m.sepsa").read_bytes() == before
     table("xs,colour,day,y\n1,red,2026-01-01,2\n", "new.csv")
     told = said("stream new.csv --checkpoint m.sepsa")
-    assert "column 'xs' is not one of the model's and is ignored: is it 'x'?" in told
+    assert "column 'xs' is not one of the model's and is learned from here on: is it 'x'?" in told
 
 
 def test_inspect_tells_what_a_model_is_and_knows():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import math
+import random
 import re
+import subprocess
 from datetime import datetime, timedelta
 
 import pytest
@@ -69,7 +71,7 @@ def test_gaps_bad_numbers_and_times_that_do_not_advance_or_leap(tmp_path):
     lost = {row["line"]: row["reason"] for row in rows_of((tmp_path / "q.csv").read_text())}
     assert sorted(lost) == ["52", "62", "72", "82"]
     assert lost["52"] == "there is a row at this time, 2026-01-03 01:00:00, already"
-    assert lost["62"] == "'a' is not a number"
+    assert lost["62"].startswith("'a' is not a number: give --na-values oops")
     assert lost["82"] == "its time leaps ahead, and the rows after it do not"
     assert rows_of(result.stdout)[0]["time"] == "2026-01-06 00:00:00"
     assert "116 rows" in result.stderr
@@ -84,12 +86,88 @@ def test_gaps_bad_numbers_and_times_that_do_not_advance_or_leap(tmp_path):
         (("--target", "a", "--seasons", "1"), "--seasons must be at most 8 periods of more than 2"),
         (("--target", "a", "--step", "fortnight"), "--step must be seconds or one of second, minute"),
         (("--target", "a", "--bounds", "5,1"), "--bounds must be in order"),
+        (
+            ("--target", "a\nb"),
+            "--target must be a list with commas between, with quotes around a name that has a line",
+        ),
+        (("--target", '"a\nb"'), "--target must be a column of the table, date, a, b, x, got 'a\\nb'"),
     ],
 )
 def test_mistakes_are_one_line(options, words, tmp_path):
     result = run(table(tmp_path / "t.csv", lines(20)), *options, code=2)
     assert words in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_table_that_is_newest_first_is_an_error_with_the_cure(tmp_path):
+    source = table(tmp_path / "t.csv", list(lines(60))[::-1])
+    result = run(source, *OPTIONS, "--checkpoint", tmp_path / "c", code=4)
+    assert result.stdout == ""
+    cure = (
+        f"sort it by 'date', oldest first, as (head -n 1 {source}; tail -n +2 {source} | tac) > oldest-first.csv does"
+    )
+    assert result.stderr == f"{source} is newest first (line 3 is earlier than line 2): {cure}\n"
+    assert list(tmp_path.iterdir()) == [source]
+    sorted_by_it = tmp_path / "oldest-first.csv"
+    script = cure.partition(", as ")[2].removesuffix(" does")
+    subprocess.run(["bash", "-c", script], cwd=tmp_path, check=True)
+    expected = run(table(tmp_path / "u.csv", lines(60)), *OPTIONS).stdout
+    assert run(sorted_by_it, *OPTIONS).stdout == expected
+
+
+def test_rows_in_no_order_are_left_out_loudly(tmp_path):
+    rows = list(lines(60))
+    random.Random(1).shuffle(rows)
+    result = run(table(tmp_path / "t.csv", rows), *OPTIONS, code=3)
+    assert result.stderr.splitlines()[-1].endswith(": sort the table by time, oldest first")
+
+
+def test_there_is_no_interval_without_an_error_that_was_measured(tmp_path):
+    for count in (1, 2, 3):
+        rows = rows_of(run(table(tmp_path / "t.csv", lines(count)), "--target", "a", "--horizon", 3).stdout)
+        assert all(row["forecast"] for row in rows)
+        assert [bool(row["low"]) for row in rows] == [bool(row["high"]) for row in rows]
+        for row in rows:
+            assert row["low"] == "" or float(row["low"]) < float(row["high"])
+        assert not rows[-1]["low"]
+    source = table(tmp_path / "t.csv", (line.replace(line.split(",")[1], "", 1) for line in lines(60)))
+    rows = rows_of(run(source, *OPTIONS, "--report", tmp_path / "page.html").stdout)
+    assert [(row["forecast"], row["low"], row["high"]) for row in rows if row["series"] == "a"] == [("", "", "")] * 3
+    assert all(float(row["low"]) < float(row["high"]) for row in rows if row["series"] == "b")
+    assert not re.search(r"\bnan\b", (tmp_path / "page.html").read_text())
+
+
+GERMAN = "tag;wert;hilfe\n" + "".join(f"{1 + i:02}.01.2026;{i % 5},5;{i},5\n" for i in range(28))
+UNREAD = [
+    ("--target wert --time tag", "line 2: the target 'wert' is '0,5', which is not a number: give --decimal ,"),
+    ("--target tag", "which is not a number: give --na-values if it is a missing value"),
+    (
+        "--target hilfe --decimal . --inputs wert",
+        "the target 'hilfe' is '0,5', which is not a number: give --decimal ,",
+    ),
+    ("--target wert --decimal , --time tag", "line 2: 'tag' is '01.01.2026', which is not a date as 2026-01-31: give "),
+    (
+        "--target wert --decimal , --time tag --date-format %d/%m/%Y",
+        "'tag' is '01.01.2026', which is not in the --date-format %d/%m/%Y: give --date-format '%d.%m.%Y' or ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), UNREAD)
+def test_a_table_that_is_not_read_rightly_is_one_line_with_the_cure(options, words, tmp_path):
+    source = tmp_path / "t.csv"
+    source.write_text(GERMAN)
+    told = run(source, *options.split(), code=2).stderr
+    assert words in told
+    assert told.count("\n") == 1
+
+
+def test_dates_without_marks_between_are_no_numbers(tmp_path):
+    source = tmp_path / "t.csv"
+    source.write_text("d,a\n" + "".join(f"{1 + i:02}022026,{i % 5}\n" for i in range(28)))
+    result = run(source, "--target", "a", "--time", "d", "--date-format", "%d%m%Y", "--horizon", 1)
+    assert rows_of(result.stdout)[0]["time"] == "2026-03-01 00:00:00"
+    assert "28 rows" in result.stderr
 
 
 @pytest.mark.parametrize("rows", [90, 300])

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.stream.engine.protocol import Floats
+if TYPE_CHECKING:  # the options of the commands are built from this, without the engine
+    from sepsa.stream.engine.protocol import Floats
 
 # Spellings of a missing value; Arrow's own, and those of common tools.
 MISSING = (
@@ -22,6 +24,10 @@ MISSING = (
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 NOT_FINITE = re.compile(r"[+-]?(inf|infinity|nan(\(.*\))?)", re.IGNORECASE)
 DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+([eE][+-]?\d+)?\s*", re.ASCII)
+# A number with separators of thousands, a sign of currency, a percent sign or other spaces.
+DECORATED = re.compile(
+    r"[\s€$£¥+\u2212-]*(\d+|\d{1,3}([., '\u2019\u00a0\u202f]\d{3})+)([.,]\d+)?([eE][+-]?\d+)?[\s€$£¥%]*"
+)
 OTHER_DATE = re.compile(r"(\d+)([./-])(\d\d?)\2(\d+)(?:(.)\d?\d:\d\d(:\d\d)?)?", re.ASCII)
 DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?", re.ASCII)
 
@@ -40,6 +46,25 @@ class Column:
         codes, times = (None if part is None else part[chosen] for part in (self.codes, self.times))
         return Column(self.numbers[chosen], codes, self.texts, times)
 
+    def text(self, i: int) -> str:
+        """Cell i as a text, as it was written or nearly so."""
+        if self.codes is not None and self.codes[i] >= 0:
+            return str(self.texts[self.codes[i]])
+        if self.times is not None and self.times[i] == self.times[i]:
+            time = datetime(1970, 1, 1) + timedelta(seconds=float(self.times[i]))
+            return str(time).removesuffix(" 00:00:00")
+        return f"{self.numbers[i]:.15g}"
+
+    def without(self, number: Collection[float], date: Collection[float], text: Collection[str]) -> Column:
+        """The column with further missing values: these numbers, times and texts."""
+        numbers = np.where(np.isin(self.numbers, [*number]), math.nan, self.numbers)
+        times = None if self.times is None else np.where(np.isin(self.times, [*date]), math.nan, self.times)
+        if self.codes is None:
+            return Column(numbers, times=times)
+        places = np.array([-1 if one.strip() in text else i for i, one in enumerate(self.texts)] + [-1], np.int32)
+        codes = places[self.codes]
+        return Column(numbers, codes if (codes >= 0).any() else None, self.texts, times)
+
 
 def read_cell(text: str, decimal: str = ".", date_format: str | None = None) -> tuple[str, float]:
     """Kind and value of a cell: "missing", "number", "date" (seconds since 1970) or "text"."""
@@ -54,12 +79,10 @@ def read_cell(text: str, decimal: str = ".", date_format: str | None = None) -> 
         return ("missing" if value != value else "number"), value
     if stripped in MISSING:
         return "missing", math.nan
-    if DATE.fullmatch(stripped):
-        try:
-            return "date", read_time(stripped)
-        except (ValueError, OverflowError):
-            pass
     time = math.nan if date_format is None else read_date(stripped, date_format)
+    if math.isnan(time) and DATE.fullmatch(stripped):
+        with suppress(ValueError, OverflowError):
+            time = read_time(stripped)
     return "text" if math.isnan(time) else "date", time
 
 
@@ -80,9 +103,16 @@ def read_date(text: str, date_format: str) -> float:
 
 def check_date_format(date_format: str | None) -> str | None:
     """A format of `strptime` with the year, or None."""
-    year = None if date_format is None else read_date(datetime(2001, 1, 1).strftime(date_format), date_format)
-    if date_format is not None and year != datetime(2001, 1, 1, tzinfo=UTC).timestamp():
-        raise ValueError(f"date_format must be a format of strptime such as %d.%m.%Y, got {date_format!r}")
+    if date_format is None:
+        return None
+    day = datetime(2001, 1, 1, tzinfo=UTC)
+    try:
+        time = read_date(day.strftime(date_format), date_format)
+    except (ValueError, UnicodeError):
+        time = math.nan
+    if time != day.timestamp():
+        named = "" if re.search("%[yYGcxs+]", date_format) or "%" not in date_format else " that names the year,"
+        raise ValueError(f"date_format must be a format of strptime{named} such as %d.%m.%Y, got {date_format!r}")
     return date_format
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sepsa.states import schema
-from sepsa.stream.columns.cells import DECIMAL_COMMA, Column, date_formats
+from sepsa.stream.columns.cells import DECIMAL_COMMA, DECORATED, NUMBER, Column, date_formats
 from sepsa.stream.columns.levels import SLOTS, LevelMeans, keys_of
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import NewInput
@@ -200,6 +200,9 @@ class Inputs:
         if DECIMAL_COMMA.fullmatch(text):
             said = f"column {name!r} looks like a number with a decimal comma, {text!r}, and is read as a text"
             self._warn(f"decimal {name}", row, warnings, f"{said}: {self.decimal}")
+        elif DECORATED.fullmatch(text) and not NUMBER.fullmatch(text.strip()):
+            said = f"column {name!r} looks like a number, {text!r}, and is read as a text"
+            self._warn(f"decimal {name}", row, warnings, f"{said}: remove all but digits and the decimal mark")
 
     def _warn(self, key: str, row: int, warnings: list[tuple[int, str]], said: str) -> None:
         if key not in self.warned:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from sepsa.stream.columns.cells import Column, column_of_texts
 from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.tables.reading import Reading
 
 
 class TableError(ValueError):
@@ -46,9 +47,7 @@ class RowBlock:
         return BadRow(int(self.lines[i]), reason, self.raw(i))
 
 
-def column_of_arrow(
-    name: str, array: Any, categorical: bool, decimal: str = ".", date_format: str | None = None
-) -> Column:
+def column_of_arrow(name: str, array: Any, categorical: bool, reading: Reading) -> Column:
     """A column from an Arrow array."""
     kind = array.type
     if isinstance(array, pa.ChunkedArray):
@@ -64,7 +63,7 @@ def column_of_arrow(
         encoded = array if pa.types.is_dictionary(kind) else pc.dictionary_encode(array)
         codes = pc.fill_null(encoded.indices.cast(pa.int32()), -1).to_numpy(zero_copy_only=False)
         texts = ["" if text is None else text for text in encoded.dictionary.to_pylist()]
-        return column_of_texts(codes, texts, decimal, categorical, date_format)
+        return column_of_texts(codes, texts, reading.decimal, categorical, reading.date_format)
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         micros = pc.cast(array, pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
         seconds = pc.cast(micros, pa.int64())

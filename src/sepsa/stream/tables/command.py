@@ -11,25 +11,28 @@ import contextlib
 import csv
 import difflib
 import io
+import itertools
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
 
 import numpy as np
 
-from sepsa.states.file import lock
+from sepsa.states.file import Header, lock
 from sepsa.states.objects import check_target, save_locked
 from sepsa.states.output import check_writable
-from sepsa.stream.columns.cells import DECIMAL_COMMA
+from sepsa.stream.columns.cells import read_cell
 from sepsa.stream.tables.cells import RowBlock, TableError
 from sepsa.stream.tables.formats import TableReader, open_table
 from sepsa.stream.tables.inspection import column_names, load_model, spelled
+from sepsa.stream.tables.lost import LeftOut
 from sepsa.stream.tables.model import BlockResult, Details, TableModel, at_rows
 from sepsa.stream.tables.output import (
     Misuse,
@@ -42,9 +45,11 @@ from sepsa.stream.tables.output import (
     say,
     silence,
 )
+from sepsa.stream.tables.reading import Reading, cure_of
 from sepsa.stream.tables.report import write_report
 
 FINISHED, FAILED, MISUSED, PIPE_CLOSED, INTERRUPTED, TERMINATED = 0, 1, 2, 141, 130, 143
+LEFT_OUT, NEWEST_FIRST = 3, 4
 SHOWN = 3  # quarantined rows that are shown in the terminal; the file has all
 SHOWN_COLUMNS = 5  # unknown columns that are named
 IDLE = 10.0  # seconds without new rows after which a checkpoint is written
@@ -59,7 +64,7 @@ class Stopped(BaseException):
 
 @dataclass
 class StreamOptions:
-    """The options of `sepsa stream`; None is an option that was not given."""
+    """The options of `sepsa stream`; None is an option that was not given, and `reading` has those that were."""
 
     source: Path | None
     target: str | Sequence[str] | None = None
@@ -71,9 +76,7 @@ class StreamOptions:
     ridge: float | str | None = None
     seed: int | None = None
     body: str | None = None
-    date_format: str | None = None
-    separator: str | None = None
-    decimal: str = "."
+    reading: Mapping[str, Any] = field(default_factory=dict)
     follow: bool = False
     strict: bool = False
     predictions: Path | None = None
@@ -89,7 +92,6 @@ class StreamOptions:
     table: ClassVar[Any] = TableModel
     of_model: ClassVar[tuple[str, ...]] = (
         "target", "classify", "drop", "categorical", "categories", "forgetting", "ridge", "seed", "body",
-        "date_format",
     )  # fmt: skip
 
     def model(self) -> dict[str, Any]:
@@ -117,7 +119,7 @@ def exit_code(run: Callable[[], int]) -> int:
         return stopped.code
     except Misuse as error:
         say(str(error))
-        return MISUSED
+        return error.code
     except BrokenPipeError:
         silence(sys.stdout)
         say("stopped: the reader of the predictions has closed the pipe")
@@ -156,14 +158,7 @@ class StreamRun:
                 raise Misuse("--target must name the column to predict")
             self.model = make_model(options)
         self.asked = check_details(options.intervals, options.probabilities, self.model)
-        self.table = open_table(
-            options.source,
-            held,
-            separator=options.separator,
-            decimal=options.decimal,
-            follow=options.follow,
-            resume=position.get("table"),
-        )
+        self.table = open_read(options.source, held, self.model, follow=options.follow, resume=position.get("table"))
         self._check_columns()
         self.position = position.get("table")
         if position and not self.table.resumed:
@@ -177,9 +172,10 @@ class StreamRun:
         held.callback(self.quarantine.close)
         self.rows_at_start, self.quarantined_at_start = self.model.trace.rows, self.model.quarantined
         self.started = self.saved_at = time.monotonic()
+        self.unchecked = not self.table.resumed  # whether it is a table of which no row was read
         self.unsaved = 0  # rows
         self.saved = False  # whether the checkpoint holds all that was learned
-        self.shown = 0  # quarantined rows
+        self.left_out = LeftOut()
         self.line = RunningLine(self.model, self.rows_at_start)
 
     def run(self) -> int:
@@ -218,11 +214,13 @@ class StreamRun:
             write_report(self.options.report, name_of(self.options.source), self.model, self.quarantine.path)
 
     def _check_first(self, block: RowBlock) -> None:
-        check_first_target(block, self.model)
+        """Raise an error if the first rows show that the table is not read rightly."""
+        check_first_target(block, self.model, self.model.target, "add --classify")
+        check_kinds(block, self.model)
 
     def _warn_of_columns(self) -> None:
-        if self.table.names is not None:
-            warn_of_columns(self.table.names, self.model)
+        if self.table.names is not None and self.model.trace.rows:
+            warn_of_columns(self.table.names, self.model, becomes="learned from here on")
 
     def _open_predictions(self, recorded: Any) -> Predictions:
         return Predictions(self.options.predictions, header_of(self.asked), recorded)
@@ -230,8 +228,9 @@ class StreamRun:
     def _learn_block(self, block: RowBlock) -> str | None:
         """Learn a block; returns the reason to stop, if there is one."""
         reason = None
-        if not self.model.trace.rows:
+        if len(block) and (self.unchecked or not self.model.trace.rows):
             self._check_first(block)
+            self.unchecked = False
         if self.options.strict and (bad := self.model.unusable(block)):
             first = bad[0]
             block = before(block, first.line)
@@ -253,9 +252,9 @@ class StreamRun:
             text = io.StringIO()
             csv.writer(text, lineterminator="\n").writerows(result.bad)
             self.quarantine.write(text.getvalue().replace("\0", "\\0"))
-        for bad in result.bad[: max(0, SHOWN - self.shown)]:
+        for bad in result.bad[: max(0, SHOWN - self.left_out.lost)]:
             self.line.say(f"line {bad.line} is quarantined: {bad.reason}")
-        self.shown += len(result.bad)
+        self.left_out.add(len(result.lines), result.bad)
 
     def _idle(self) -> None:
         if self.predictions.output is not None:
@@ -290,8 +289,8 @@ class StreamRun:
             say(f"{name_of(self.options.source)} holds no rows")
             return MISUSED
         if not rows and code == FINISHED:
-            say(f"none of {lost} rows could be used{where}: is --target {spelled(model.target)} right?")
-            return FAILED
+            say(f"none of {lost} rows could be used{where}")
+            return many_lost(self.left_out, FAILED)
         if not rows:
             return code
         seconds = max(time.monotonic() - self.started, 1e-9)
@@ -311,7 +310,15 @@ class StreamRun:
         }  # fmt: skip
         written = [f"{what} to {path}" for what, path in files.items() if path is not None]
         say("written: " + ", ".join(written) + ("" if self.saved else "; the model is not saved"))
-        return code
+        return many_lost(self.left_out, code)
+
+
+def many_lost(left_out: LeftOut, code: int) -> int:
+    """The exit code of a command at its end, after its last line where it has left many rows out."""
+    if said := left_out.last_line():
+        say(said)
+        return code or LEFT_OUT
+    return code
 
 
 class Signals:
@@ -363,16 +370,45 @@ def check_details(intervals: float | None, wanted: bool, model: TableModel) -> D
 
 def make_model(options: StreamOptions) -> Any:
     """A new model with the given options."""
+    with wrong_options():
+        return options.table(**options.model(), **options.reading)
+
+
+@contextlib.contextmanager
+def wrong_options() -> Iterator[None]:
+    """Convert the error for an argument into one that names the option."""
     try:
-        return options.table(**options.model())
+        yield
     except (TypeError, ValueError) as error:
         name, _, words = str(error).partition(" ")
         raise Misuse(f"--{name.replace('_', '-')} {words}") from None
 
 
+def load_read(path: Path, kind: str, given: Mapping[str, Any]) -> tuple[Any, Header]:
+    """A saved model, with the settings of reading that it was saved with where they are not given now."""
+    with wrong_options():
+        Reading(**given)
+    model, header = load_model(path, kind)
+    with wrong_options():
+        model.reading = replace(model.reading, **given)
+    return model, header
+
+
+def open_read(source: Path | None, held: contextlib.ExitStack, model: Any, **more: Any) -> TableReader:
+    """The table, read as the model says."""
+    table = open_table(source, held, model.reading, **more)
+    if table.is_utf8:
+        said = f"{name_of(source)} is read as {model.reading.encoding}, and may be in UTF-8"
+        say(f"{said}: give --encoding utf-8 if its texts look wrong")
+    form = model.reading.date_format
+    if form and isinstance(model, TableModel) and read_cell(datetime(2001, 1, 1).strftime(form))[0] == "number":
+        say(f"dates in the --date-format {form} look like numbers and are read as numbers: write them as 2026-01-31")
+    return table
+
+
 def resume(checkpoint_path: Path, options: StreamOptions) -> tuple[Any, dict[str, Any]]:
     """The model of the checkpoint and its position; the options must be those it was made with."""
-    model, header = load_model(checkpoint_path, options.kind)
+    model, header = load_read(checkpoint_path, options.kind, options.reading)
     own = model.get_params()
     for name, value in options.model().items():
         if value != own[name]:
@@ -385,7 +421,7 @@ def resume(checkpoint_path: Path, options: StreamOptions) -> tuple[Any, dict[str
 
 def check_columns(table: TableReader, model: TableModel) -> None:
     """Set which columns the reader drops and reads as texts; refuse names of columns that the table does not have."""
-    table.drop, table.date_format = frozenset(model.drop), model.date_format
+    table.drop = frozenset(model.drop)
     table.categorical = frozenset((*model.categorical, model.target) if model.classify else model.categorical)
     if model.target in model.drop:
         raise Misuse(f"--drop must leave the target in the table, got {model.target!r} for both")
@@ -400,13 +436,20 @@ def check_names(table: TableReader, given: Mapping[str, Sequence[str]]) -> None:
     for option, names in given.items():
         for name in names:
             if name not in table.names:
-                hint = "" if len(table.names) > 1 else "; if they are not separated rightly, give --sep"
+                hint = (
+                    ""
+                    if len(table.names) > 1
+                    else "; if they are not separated rightly, give --sep; the first line must name them"
+                )
                 raise Misuse(f"--{option} must be a column of the table, {shown}, got {name!r}{hint}")
 
 
-def check_first_target(block: RowBlock, model: TableModel) -> None:
-    """Raise an error if the first target is not a number and the target is not a class."""
-    column = block.columns.get(model.target)
+def check_first_target(block: RowBlock, model: Any, name: str, otherwise: str) -> None:
+    """Raise an error if the first target is not a number and the target is not a class.
+
+    `otherwise` is the cure for a text that does not look like a number.
+    """
+    column = block.columns.get(name)
     if model.classify or column is None or (column.codes is None and column.times is None):
         return
     texts = np.full(len(block), -1) if column.codes is None else column.codes
@@ -414,16 +457,25 @@ def check_first_target(block: RowBlock, model: TableModel) -> None:
     there = np.flatnonzero((texts >= 0) | dates | ~np.isnan(column.numbers))
     if not len(there) or not (texts[there[0]] >= 0 or dates[there[0]]):
         return
-    code = int(texts[there[0]])
-    value = repr(column.texts[code][:40]) if code >= 0 else "a date"
-    cure = "give --decimal ," if code >= 0 and DECIMAL_COMMA.fullmatch(column.texts[code]) else "add --classify"
-    raise Misuse(
-        f"line {block.lines[there[0]]}: the target {model.target!r} is {value}, which is not a number: {cure}, or "
-        "leave the line out"
-    )
+    i = int(there[0])
+    value = "a date" if dates[i] else repr(column.text(i)[:40])
+    cure = otherwise if dates[i] else cure_of(column.text(i), model.reading, otherwise=otherwise)
+    said = f"line {block.lines[i]}: the target {name!r} is {value}, which is not a number"
+    raise Misuse(f"{said}: {cure}, or leave the line out")
 
 
-def warn_of_columns(names: Sequence[str], model: TableModel, known: set[str] | None = None) -> None:
+def check_kinds(block: RowBlock, model: TableModel) -> None:
+    """Raise an error for a column all of whose cells are of another kind than those that the model has learned."""
+    for name, column in block.columns.items():
+        other, present = model.other_kind(name, column)
+        if name not in (*model.drop, model.target) and other.any() and other[present].all():
+            i = int(np.flatnonzero(other)[0])
+            raise Misuse(f"line {block.lines[i]}: {model.why_other(name, column, i)}")
+
+
+def warn_of_columns(
+    names: Sequence[str], model: TableModel, known: set[str] | None = None, becomes: str = "ignored"
+) -> None:
     """Print which columns of the model the table lacks, and which columns of the table the model does not know.
 
     `known` are columns that earlier rows had, where each row names its own.
@@ -434,9 +486,9 @@ def warn_of_columns(names: Sequence[str], model: TableModel, known: set[str] | N
     unknown = [name for name in names if name not in ignored]
     for name in unknown[:SHOWN_COLUMNS]:
         near = difflib.get_close_matches(name, own, 1)
-        say(f"column {name!r} is not one of the model's and is ignored" + (f": is it {near[0]!r}?" if near else ""))
+        say(f"column {name!r} is not one of the model's and is {becomes}" + (f": is it {near[0]!r}?" if near else ""))
     if len(unknown) > SHOWN_COLUMNS:
-        say(f"{len(unknown) - SHOWN_COLUMNS} more columns are ignored")
+        say(f"{len(unknown) - SHOWN_COLUMNS} more columns are {becomes}")
     if missing and known is None:
         said = ", ".join(map(repr, missing[:20])) + (", ..." if len(missing) > 20 else "")
         say(f"{len(missing)} of the model's {len(own)} columns are absent, taken as missing values: {said}")
@@ -466,8 +518,7 @@ class PredictOptions:
     model: Path
     source: Path | None
     predictions: Path | None = None
-    separator: str | None = None
-    decimal: str = "."
+    reading: Mapping[str, Any] = field(default_factory=dict)
     intervals: float | None = None
     probabilities: bool = False
 
@@ -480,35 +531,40 @@ def predict(options: PredictOptions) -> int:
 def predict_table(options: PredictOptions) -> int:
     for name, path in (("the model", options.model), ("the table", options.source)):
         check_files({name: path, "--predictions": options.predictions})
-    model, _ = load_model(options.model, "sepsa stream")
+    model, _ = load_read(options.model, "sepsa stream", options.reading)
+    if model.learner is None:
+        raise Misuse(f"{options.model} has not learned any row yet and cannot predict: learn a table by sepsa stream")
     asked = check_details(options.intervals, options.probabilities, model)
-    rows = lost = 0
-    known: set[str] | None = None  # the columns so far
+    left_out = LeftOut()
+    known: set[str] = set()  # the columns so far
     with contextlib.ExitStack() as held:
-        table = open_table(options.source, held, separator=options.separator, decimal=options.decimal)
-        table.drop = frozenset(model.drop) | {model.target}
-        table.categorical, table.date_format = frozenset(model.categorical), model.date_format
+        table = open_read(options.source, held, model)
+        table.drop, table.categorical = frozenset(model.drop) | {model.target}, frozenset(model.categorical)
         if table.names is not None and not set(table.names) & set(column_names(model)):
-            raise Misuse(f"the table has none of the model's columns, {', '.join(column_names(model)[:20])}")
+            hint = "; if they are not separated rightly, give --sep" * (len(table.names) == 1)
+            raise Misuse(f"the table has none of the model's columns, {', '.join(column_names(model)[:20])}{hint}")
+        blocks = (block for block in table.blocks() if block is not None)
+        first = list(itertools.islice(blocks, 1))
+        for block in first:
+            check_kinds(block, model)
         predictions = Predictions(options.predictions, header_of(asked))
         if predictions.output is not None:
             held.callback(predictions.output.close)
-        for block in table.blocks():
-            if block is None:
-                continue
-            if len(block) and (known is None or not known.issuperset(block.columns)):
-                warn_of_columns(list(block.columns), model, known)
-                known = (known or set()) | set(block.columns)
+        for block in itertools.chain(first, blocks):
+            if len(block) and not known.issuperset(block.columns):
+                warn_of_columns(list(block.columns), model, known or None)
+                known |= set(block.columns)
             result = model.predict(block, asked)
             predictions.write(result)
-            for bad in result.bad[: max(0, SHOWN - lost)]:
+            for bad in result.bad[: max(0, SHOWN - left_out.lost)]:
                 say(f"line {bad.line} is not predicted: {bad.reason}")
-            rows, lost = rows + len(result.lines), lost + len(result.bad)
+            left_out.add(len(result.lines), result.bad)
         if predictions.output is not None:
             predictions.output.sync()
+    rows, lost = left_out.used, left_out.lost
     if not rows and not lost:
         say(f"{name_of(options.source)} holds no rows")
         return MISUSED
     where = options.predictions or "standard output"
     say(f"{rows} rows predicted" + (f", {lost} not" if lost else "") + f", written to {where}")
-    return FINISHED if rows else FAILED
+    return many_lost(left_out, FINISHED if rows else FAILED)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shlex
 import time as clock_time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,16 +17,25 @@ from numpy.typing import NDArray
 
 from sepsa.states import schema
 from sepsa.states.output import replace
-from sepsa.stream.columns.cells import check_date_format, date_formats, read_date
+from sepsa.stream.columns.cells import read_cell, read_date
 from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.forecast import SepSAForecaster
 from sepsa.stream.forecast.clock import Moments
 from sepsa.stream.tables.cells import BadRow, RowBlock, TableError
-from sepsa.stream.tables.command import StreamOptions, StreamRun, check_names, name_of
+from sepsa.stream.tables.command import (
+    NEWEST_FIRST,
+    StreamOptions,
+    StreamRun,
+    check_first_target,
+    check_names,
+    name_of,
+)
+from sepsa.stream.tables.formats import TextReader
 from sepsa.stream.tables.inspection import spelled
 from sepsa.stream.tables.model import BlockResult, at_rows
-from sepsa.stream.tables.output import Predictions, error_of, print_text, quote, say
+from sepsa.stream.tables.output import Misuse, Predictions, error_of, print_text, quote, say
+from sepsa.stream.tables.reading import Reading, cure_of
 from sepsa.stream.tables.report import ticks
 from sepsa.stream.tables.trace import ErrorTrace
 
@@ -51,11 +61,10 @@ class ForecastTable:
         time: str | None = None,
         inputs: Sequence[str] = (),
         known_ahead: bool = False,
-        date_format: str | None = None,
         **options: Any,
     ) -> None:
         self.target, self.time, self.inputs = tuple(target), time, tuple(inputs)
-        self.known_ahead, self.date_format = known_ahead, check_date_format(date_format)
+        self.known_ahead, self.reading = known_ahead, Reading.take(options)
         self.forecaster = SepSAForecaster(**options)
         self.trace = ErrorTrace()
         self.quarantined = 0
@@ -66,7 +75,7 @@ class ForecastTable:
         self.ahead_at: list[float] = []  # and their times
 
     def get_params(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("target", "time", "inputs", "known_ahead", "date_format")}
+        own = {name: getattr(self, name) for name in ("target", "time", "inputs", "known_ahead")} | vars(self.reading)
         passed = {name: getattr(self.forecaster, name) for name in OF_FORECASTER}
         return own | {name: tuple(value) if isinstance(value, list) else value for name, value in passed.items()}
 
@@ -137,6 +146,11 @@ class ForecastTable:
                 out[i, known.index(text) if text in known else TEXTS - 1] = 1.0
         return out
 
+    def seen(self) -> NDArray[np.intp]:
+        """How many of the last rows, at different times, have a value of each series."""
+        counts: NDArray[np.intp] = np.minimum((~np.isnan(self.history)).sum(0), self.forecaster.rows)
+        return counts
+
     def ahead_inputs(self) -> list[dict[int, float]] | None:
         """The inputs of the rows to forecast, as far as they are known."""
         return [dict(enumerate(row)) for row in self.ahead.tolist()] or None
@@ -159,12 +173,14 @@ class ForecastTable:
                 texts[:] = False
             dates = np.zeros(len(block), bool) if column.times is None else ~np.isnan(column.times)
             large = np.abs(column.numbers) > HUGE
-            for wrong, reason in ((texts | dates, f"{name!r} is not a number"), (large, f"{name!r} is not finite")):
-                bad.extend(block.bad_row(int(i), reason) for i in np.flatnonzero(wrong & good))
-                good &= ~wrong
+            for i in np.flatnonzero((texts | dates | large) & good):
+                cure = cure_of(column.text(int(i)), self.reading)
+                reason = f"{name!r} is not finite" if large[i] else f"{name!r} is not a number: {cure}"
+                bad.append(block.bad_row(int(i), reason))
+                good[i] = False
         at, dated = np.zeros(len(block)), False
         if self.time is not None:
-            at, dated = self._times(block)
+            at, dated = self.times(block)
             self._check_times(block, bad, good, at, dated)
         rows = np.flatnonzero(good)
         return rows, at[rows], dated
@@ -175,14 +191,16 @@ class ForecastTable:
         held = [*self.ahead_at]
         waiting: list[Any] = []
         for i in [*(-1 - k for k in range(len(held))), *np.flatnonzero(good)]:
+            if i >= 0 and np.isnan(at[i]):
+                bad.append(block.bad_row(int(i), self.no_time(block, int(i))))
+                good[i] = False
+                continue
             trial = clock.copy()
             try:
-                if i >= 0 and np.isnan(at[i]):
-                    raise ValueError(self._no_time(block, int(i)))
                 trial.begin(Moments(at, dated))
                 place = trial.place(float(held[-1 - i] if i < 0 else at[i]), learned)
                 if place.same and self.forecaster.same_time == "error":
-                    raise ValueError(f"there is a row at this time, {trial.ahead(0)}, already: give --same-time")
+                    raise ValueError(f"there is a row at this time, {trial.label(float(at[i]))}, already")
             except ValueError as error:
                 bad.append(block.bad_row(int(i), str(error).partition(": ")[0]))
                 good[i] = False
@@ -195,25 +213,24 @@ class ForecastTable:
             waiting = [] if place.gaps or place.same else [*waiting * (not place.dropped), i]
             learned += len(place.gaps)
 
-    def _no_time(self, block: RowBlock, row: int) -> str:
+    def no_time(self, block: RowBlock, row: int) -> str:
         """Why a row has no time."""
         column = block.columns.get(self.time or "")
-        if column is None or column.codes is None or column.codes[row] < 0:
+        if column is None or (text := column.text(row)) == "nan":
             return f"there is no {self.time!r}"
-        text = column.texts[column.codes[row]]
-        cure = f" (--date-format {' or '.join(map(repr, date_formats(text)))})" if date_formats(text) else ""
-        return f"{self.time!r} is no date as 2026-01-31, {text[:40]!r}{cure}"
+        given = self.reading.date_format
+        how = "a date as 2026-01-31" if given is None else f"in the --date-format {given}"
+        cure = cure_of(text, self.reading, "date", "give --date-format, as %d.%m.%Y %H:%M")
+        return f"{self.time!r} is {text[:40]!r}, which is not {how}: {cure}"
 
-    def _times(self, block: RowBlock) -> tuple[Floats, bool]:
-        """The times of a block in seconds, and whether they are dates."""
-        column = block.columns.get(self.time or "")
+    def times(self, block: RowBlock) -> tuple[Floats, bool]:
+        """The times of a block in seconds, NaN where there is none, and whether they are dates."""
+        column, given = block.columns.get(self.time or ""), self.reading.date_format
         if column is None:
             return np.full(len(block), np.nan), False
-        if self.date_format is not None:
-            return np.array([read_date(block_text(column, i), self.date_format) for i in range(len(block))]), True
-        if column.times is None:
-            return column.numbers, False
-        return column.times, True
+        if given is None:
+            return (column.numbers, False) if column.times is None else (column.times, True)
+        return np.array([date_of(column.text(i), given) for i in range(len(block))]), True
 
     def state_dict(self) -> dict[str, Any]:
         """The model's state as plain data; a model that loads it continues bit for bit."""
@@ -259,7 +276,7 @@ class ForecastOptions(StreamOptions):
     kind: ClassVar[str] = "sepsa forecast"
     table: ClassVar[Any] = ForecastTable
     of_model: ClassVar[tuple[str, ...]] = (
-        "target", "time", "inputs", "known_ahead", "date_format", *OF_FORECASTER,
+        "target", "time", "inputs", "known_ahead", *OF_FORECASTER,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -284,7 +301,36 @@ class ForecastRun(StreamRun):
         return ForecastFile(self.options.predictions, header + "\n", recorded)
 
     def _check_first(self, block: RowBlock) -> None:
-        """A text among the targets is a bad row, which says so."""
+        model = self.model
+        for name in model.target:
+            check_first_target(block, model, name, "give --na-values if it is a missing value")
+        for name in model.inputs:
+            if (column := block.columns.get(name)) is not None and column.codes is not None:
+                i, mixed = int(np.argmax(column.codes >= 0)), not np.isnan(column.numbers).all()
+                text, cure = column.text(i), cure_of(column.text(i), model.reading)
+                if mixed or "--na-values" not in cure:
+                    other = " where other rows have numbers" * mixed
+                    raise Misuse(
+                        f"line {block.lines[i]}: {name!r} of --inputs is the text {text[:40]!r}{other}: {cure}"
+                    )
+        if model.time is not None:
+            self._check_times(block)
+
+    def _check_times(self, block: RowBlock) -> None:
+        """Raise an error if no time can be read or the newest row comes first."""
+        model = self.model
+        at, dated = model.times(block)
+        if not dated and all(not math.isnan(date_of(f"{time:.15g}", "%Y%m%d")) for time in at[:100]):
+            say(f"{model.time!r} is read as seconds, as {at[0]:.15g}: give --date-format %Y%m%d if these are dates")
+        there = np.flatnonzero(~np.isnan(at))
+        if not len(there):
+            raise Misuse(f"line {block.lines[0]}: {model.no_time(block, 0)}")
+        apart = np.diff(at[there])
+        if (apart < 0).sum() > (apart > 0).sum():
+            i = int(np.flatnonzero(apart < 0)[0])
+            said = f"line {block.lines[there[i + 1]]} is earlier than line {block.lines[there[i]]}"
+            cure = f"sort it by {model.time!r}, oldest first{reversing(self.options.source)}"
+            raise Misuse(f"{name_of(self.options.source)} is newest first ({said}): {cure}", NEWEST_FIRST)
 
     def _warn_of_columns(self) -> None:
         """Columns that are not named are not read."""
@@ -295,6 +341,8 @@ class ForecastRun(StreamRun):
         check_names(self.table, {"target": model.target, "time": time, "inputs": model.inputs})
         if self.table.names is not None:
             self.table.drop = frozenset(self.table.names) - {*model.target, *model.inputs, *time}
+        if model.reading.date_format is not None and isinstance(self.table, TextReader):
+            self.table.categorical = frozenset(time)  # 01022026 is not the number 1022026
 
     def _finish(self) -> None:
         """Print the forecast after the last row, and write the page."""
@@ -304,10 +352,20 @@ class ForecastRun(StreamRun):
             )
         rows = last_forecast(self.model)
         print_text("".join(",".join(quote(str(cell)) for cell in row) + "\n" for row in rows))
+        if any(row[-1] == "" for row in rows):
+            say("no interval where low and high are empty: no error of such a forecast has been measured yet")
         for line in beside_naive(self.model):
             say(line)
         if self.options.report is not None:
             write_page(self.options.report, name_of(self.options.source), self.model)
+
+
+def reversing(source: Path | None) -> str:
+    """The command that reverses the rows of a plain CSV file; empty for other tables."""
+    if source is None or source.suffix not in (".csv", ".tsv", ".txt"):
+        return ""
+    name = shlex.quote(str(source))
+    return f", as (head -n 1 {name}; tail -n +2 {name} | tac) > oldest-first.csv does"
 
 
 def numbers(made: Floats) -> str:
@@ -318,21 +376,24 @@ def numbers(made: Floats) -> str:
 def last_forecast(model: ForecastTable) -> list[tuple[Any, ...]]:
     """The forecast after the last row as a table: step and time, series, forecast and the ends of the 90 % interval."""
     forecaster, xs = model.forecaster, model.ahead_inputs()
-    made, ends = forecaster.forecast(xs=xs), forecaster.intervals(xs=xs, coverage=0.9)
+    made, intervals = forecaster.forecast(xs=xs), forecaster.intervals(xs=xs, coverage=0.9)
+    seen = model.seen()
     rows: list[tuple[Any, ...]] = [("step", "time", "series", "forecast", "low", "high")]
-    for h, (time, values, pairs) in enumerate(zip(forecaster.times(), made, ends, strict=True), 1):
+    for h, (time, values, pairs) in enumerate(zip(forecaster.times(), made, intervals, strict=True), 1):
         for j, name in enumerate(model.target):
-            rows.append((h, "" if time is None else time, name, values[j], *pairs[j]))
+            known = seen[j] > h or pairs[j][0] < pairs[j][1]  # no interval is without an error that was measured
+            ends = [end if known and math.isfinite(end) else "" for end in pairs[j]]
+            rows.append((h, "" if time is None else time, name, values[j] if seen[j] or known else "", *ends))
     return rows
 
 
 def beside_naive(model: ForecastTable) -> list[str]:
     """The recent errors at some steps, beside those of the best naive forecast, for each series."""
-    errors, H = model.forecaster.errors_, model.horizon
+    errors, H, seen = model.forecaster.errors_, model.horizon, model.seen()
     ours, naive = errors.pop("forecast"), list(errors)
     lines = []
     for j, name in enumerate(model.target):
-        for h in sorted({1, (H + 1) // 2, H}):
+        for h in sorted(h for h in {1, (H + 1) // 2, H} if seen[j] > h):
             best = min(naive, key=lambda one: errors[one][j, h - 1])
             lines.append(
                 f"{name}, {h} ahead: recent absolute error {ours[j, h - 1]:.4g}, best naive forecast "
@@ -341,19 +402,21 @@ def beside_naive(model: ForecastTable) -> list[str]:
     return lines
 
 
-def block_text(column: Any, i: int) -> str:
-    """The text of a cell; that of a number where the reader took it for one."""
-    if column.codes is not None and column.codes[i] >= 0:
-        return str(column.texts[column.codes[i]])
-    if column.times is not None and column.times[i] == column.times[i]:
-        return datetime.fromtimestamp(column.times[i], UTC).strftime("%Y-%m-%d")
-    return f"{column.numbers[i]:.0f}"
+def date_of(text: str, date_format: str) -> float:
+    """Seconds since 1970 of a date in this format or in ISO 8601; NaN for other texts."""
+    time = read_date(text, date_format)
+    if math.isnan(time):
+        kind, value = read_cell(text)
+        return value if kind == "date" else math.nan
+    return time
 
 
 def write_page(path: Path, source: str, model: ForecastTable) -> None:
     """Write a page with a fan chart for each series, which needs no network."""
     import jinja2
 
+    if not model.trace.rows:
+        raise TableError(f"{source} has learned no rows: nothing to draw")
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("sepsa.stream.tables", "."), autoescape=True, undefined=jinja2.StrictUndefined
     )
@@ -387,7 +450,8 @@ class Fan:
     WIDTH, HEIGHT, LEFT, BOTTOM = 860, 260, 70, 20
 
     def __init__(self, past: Floats, made: Floats, bands: list[Floats]) -> None:
-        values = np.concatenate([past[~np.isnan(past)], made, *(band.ravel() for band in bands)])
+        values = np.concatenate([past, made, *(band.ravel() for band in bands)])
+        values = values[np.isfinite(values)] if np.isfinite(values).any() else np.zeros(1)
         self.low, high = float(values.min()), float(values.max())
         self.span = max(high - self.low, 1e-12) * 1.04
         self.step = (self.WIDTH - self.LEFT) / max(1, len(past) + len(made) - 1)
@@ -402,7 +466,7 @@ class Fan:
         self.across = [(f"{self._y(v):.1f}", f"{v:,.5g}") for v in ticks(self.low, self.low + self.span)]
 
     def _line(self, rows: Any, values: Any) -> str:
-        pairs = zip(rows.tolist(), values.tolist(), strict=True)
+        pairs = [pair for pair in zip(rows.tolist(), values.tolist(), strict=True) if math.isfinite(pair[1])]
         return " ".join(f"{self.LEFT + i * self.step:.1f},{self._y(value):.1f}" for i, value in pairs)
 
     def _y(self, value: float) -> float:

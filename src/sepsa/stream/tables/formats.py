@@ -26,22 +26,23 @@ import pyarrow.parquet as pq
 from sepsa.stream.columns.cells import MISSING, Column, column_of_texts
 from sepsa.stream.tables import lexer, records
 from sepsa.stream.tables.cells import BadRow, RowBlock, TableError, column_of_arrow
+from sepsa.stream.tables.reading import Reading
 from sepsa.stream.tables.records import KEPT, RecordBatch, Records, too_long
-from sepsa.stream.tables.source import ByteSource, ChunkFile
+from sepsa.stream.tables.source import BINARY, ByteSource, ChunkFile
 
 Position = Mapping[str, Any]  # hashes that identify the table, and where in it to resume
 ROWS = 8192  # of a block, where rows are counted
 MOST_COLUMNS = 10_000
 SEPARATORS = ",;\t|"
 READS = "sepsa reads CSV and JSON lines (plain, gzip or zstd), Parquet and Arrow"
-# What other files begin with, and what they are. A pickle begins with its version.
+# What other files begin with, and what they are.
 KINDS = {
     b"PK\x03\x04": "a zip archive, such as a workbook or what torch.save writes",
     b"\xd0\xcf\x11\xe0": "a workbook of Excel",
     b"SQLite ": "a database of SQLite",
     b"BZh": "compressed by bzip2",
     b"\xfd7zXZ": "compressed by xz",
-    b"\x80": "a pickle",
+    **{bytes([0x80, version]): "a pickle" for version in range(2, 6)},
     b"PAR1": "a Parquet table",
     b"ARROW1": "an Arrow table",
     b"\x1f\x8b": "compressed by gzip",
@@ -52,18 +53,27 @@ KINDS = {
 
 
 class TableReader:
-    """A table as blocks of rows. `drop`, `categorical` and `date_format` are set before the first block is read."""
+    """A table as blocks of rows. `drop` and `categorical` are set before the first block is read."""
 
     names: list[str] | None = None  # of the columns; None where each row names its own
     resumed = False  # whether the blocks begin at the checkpoint's position
+    is_utf8 = False  # whether it seems to be, though it is read in another encoding
 
-    def __init__(self) -> None:
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
         self.drop: frozenset[str] = frozenset()
         self.categorical: frozenset[str] = frozenset()
-        self.date_format: str | None = None
 
     def blocks(self) -> Iterator[RowBlock | None]:
         """The rows, in blocks; None while a pipe is idle."""
+        missing = self.reading.missing()
+        for block in self._blocks():
+            if block is not None and self.reading.na_values:
+                block.columns = {name: column.without(**missing) for name, column in block.columns.items()}
+            yield block
+
+    def _blocks(self) -> Iterator[RowBlock | None]:
+        """The rows before further missing values are removed."""
         raise NotImplementedError
 
 
@@ -73,7 +83,7 @@ class TextReader(TableReader):
     records: Records
     batch = 1 << 16  # records at most
 
-    def blocks(self) -> Iterator[RowBlock | None]:
+    def _blocks(self) -> Iterator[RowBlock | None]:
         for batch in self.records.batches(self.batch):
             if batch is None:
                 yield None
@@ -89,16 +99,16 @@ class TextReader(TableReader):
 class CsvReader(TextReader):
     """A CSV file whose first line names the columns."""
 
-    def __init__(self, source: ByteSource, separator: str | None, decimal: str, resume: Position | None) -> None:
-        super().__init__()
-        self.source, self.decimal = source, decimal
+    def __init__(self, source: ByteSource, reading: Reading, resume: Position | None) -> None:
+        super().__init__(reading)
+        self.source, self.is_utf8 = source, source.is_utf8
         start = source.peek()
         if start[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in start[:8]:
-            cure = f"a text in UTF-16 becomes one by iconv -f utf-16 -t utf-8. {READS}"
-            raise TableError(f"{source.name} is not UTF-8 text: {cure}")
+            cure = f"give --encoding utf-16 if it is a text in UTF-16. {READS}"
+            raise TableError(f"{source.name} is not {spell_encoding(source.encoding)} text: {cure}")
         bom = 3 if start.startswith(b"\xef\xbb\xbf") else 0
         line = re.split(rb"[\r\n]", start[bom:].lstrip(b"\r\n"), maxsplit=1)[0]
-        self.separator = separator or find_separator(line.decode(errors="replace"))
+        self.separator = reading.sep or find_separator(line.decode(errors="replace"))
         self.records = Records(source, ord(self.separator), ord('"'))
         self.names = self._read_header()
         self.resumed = resume is not None and self.records.resume(resume)
@@ -116,7 +126,8 @@ class CsvReader(TextReader):
         try:
             text = batch.record(0).decode("utf-8-sig")
         except UnicodeDecodeError:
-            raise TableError(f"{name} is not in UTF-8: convert it, as iconv -f latin1 -t utf-8 does") from None
+            encoding = spell_encoding(self.source.encoding)
+            raise TableError(f"{name} is not in {encoding}: {encoding_cure(encoding)}") from None
         csv.field_size_limit(records.LONGEST + 1)
         cells = next(csv.reader([text], delimiter=self.separator))
         return check_names([cell.strip() or f"column {i + 1}" for i, cell in enumerate(cells)], name)
@@ -159,7 +170,7 @@ class CsvReader(TextReader):
             return too_long()
         if batch.fields[i] != len(self.names):
             return f"the line has {batch.fields[i]} cells where the header has {len(self.names)}"
-        return "the line is not in UTF-8"
+        return f"the line is not in {spell_encoding(self.source.encoding)}"
 
     def _is_read(self, record: bytes) -> bool:
         """Whether Arrow takes a record for one row."""
@@ -180,10 +191,7 @@ class CsvReader(TextReader):
             table = self._arrow(data, used, set(used))
         if table.num_rows != rows:
             raise pa.ArrowInvalid("other rows")
-        columns = {
-            name: column_of_arrow(name, table[name], name in self.categorical, self.decimal, self.date_format)
-            for name in used
-        }
+        columns = {name: column_of_arrow(name, table[name], name in self.categorical, self.reading) for name in used}
         self._texts = {name for name, column in columns.items() if column.codes is not None or column.times is not None}
         return columns
 
@@ -195,7 +203,8 @@ class CsvReader(TextReader):
             arrow_csv.ParseOptions(delimiter=self.separator, newlines_in_values=b'"' in data),
             arrow_csv.ConvertOptions(
                 check_utf8=False, include_columns=used, null_values=MISSING, strings_can_be_null=True,
-                column_types={name: text if name in texts else number for name in used}, decimal_point=self.decimal,
+                column_types={name: text if name in texts else number for name in used},
+                decimal_point=self.reading.decimal,
             ),
         )  # fmt: skip
 
@@ -205,9 +214,9 @@ class JsonLinesReader(TextReader):
 
     batch = ROWS
 
-    def __init__(self, source: ByteSource, decimal: str, resume: Position | None) -> None:
-        super().__init__()
-        self.source, self.decimal = source, decimal
+    def __init__(self, source: ByteSource, reading: Reading, resume: Position | None) -> None:
+        super().__init__(reading)
+        self.source, self.is_utf8 = source, source.is_utf8
         if source.peek().lstrip().startswith(b"["):
             raise TableError(f"{source.name} is one JSON array: write one object a line, as jq -c '.[]' does")
         self.records = Records(source, 256, 256)  # 256 is not a byte, so nothing separates or quotes
@@ -254,7 +263,7 @@ class JsonLinesReader(TextReader):
             return Column(np.array([as_float(value) for value in values]))
         texts = {text: i for i, text in enumerate(dict.fromkeys(v for v in values if isinstance(v, str)))}
         codes = np.array([texts[v] if isinstance(v, str) else -1 for v in values], np.int32)
-        column = column_of_texts(codes, list(texts), self.decimal, categorical, self.date_format)
+        column = column_of_texts(codes, list(texts), self.reading.decimal, categorical, self.reading.date_format)
         for i, value in enumerate(values):
             if not isinstance(value, str):
                 column.numbers[i] = as_float(value)
@@ -264,8 +273,10 @@ class JsonLinesReader(TextReader):
 class ArrowReader(TableReader):
     """A Parquet file, or an Arrow file or stream."""
 
-    def __init__(self, path: Path | None, source: ByteSource, held: ExitStack, resume: Position | None) -> None:
-        super().__init__()
+    def __init__(
+        self, path: Path | None, source: ByteSource, held: ExitStack, reading: Reading, resume: Position | None
+    ) -> None:
+        super().__init__(reading)
         self.name = source.name
         try:
             if source.magic.startswith(b"PAR1"):
@@ -292,13 +303,11 @@ class ArrowReader(TableReader):
         self.resumed = resume is not None and resume.get("table") == self._identity
         self._row = int(resume["row"]) if resume is not None and self.resumed else 0
 
-    def blocks(self) -> Iterator[RowBlock | None]:
+    def _blocks(self) -> Iterator[RowBlock | None]:
         used = [name for name in self.names or () if name not in self.drop]
         try:
             for batch in self._batches(used):
-                columns = {
-                    n: column_of_arrow(n, batch.column(n), n in self.categorical, ".", self.date_format) for n in used
-                }
+                columns = {n: column_of_arrow(n, batch.column(n), n in self.categorical, self.reading) for n in used}
                 lines = np.arange(self._row + 1, self._row + 1 + len(batch))
                 self._row += len(batch)
                 yield RowBlock(columns, lines, as_json(batch), [], {"table": self._identity, "row": self._row})
@@ -336,9 +345,8 @@ def as_json(batch: Any) -> Callable[[int], str]:
 def open_table(
     path: Path | None,
     held: ExitStack,
+    reading: Reading,
     *,
-    separator: str | None = None,
-    decimal: str = ".",
     follow: bool = False,
     resume: Position | None = None,
 ) -> TableReader:
@@ -346,24 +354,35 @@ def open_table(
 
     The file's first bytes tell the format; JSON lines begin with a brace. `held` closes the files that were opened.
     """
-    source = ByteSource(path, held, follow)
-    if source.magic.startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")):
+    source = ByteSource(path, held, follow, reading.encoding)
+    if source.magic.startswith(BINARY):
         if follow:
             raise TableError(f"--follow needs CSV or JSON lines, and {source.name} is neither")
-        return ArrowReader(path, source, held, resume if resume and "table" in resume else None)
+        return ArrowReader(path, source, held, reading, resume if resume and "table" in resume else None)
     if (kind := kind_of_file(source.magic)) and not source.compressed:
         cure = "save the sheet as CSV" if "workbook" in kind else "convert or unpack it"
         raise TableError(f"{source.name} is {kind}: {cure}. {READS}")
     if resume and "offset" not in resume:
         resume = None
     if source.peek().lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
-        return JsonLinesReader(source, decimal, resume)
-    return CsvReader(source, separator, decimal, resume)
+        return JsonLinesReader(source, reading, resume)
+    return CsvReader(source, reading, resume)
 
 
 def kind_of_file(start: bytes) -> str:
     """What a file that begins with these bytes seems to be; empty if that is unknown."""
     return next((kind for first, kind in KINDS.items() if start.startswith(first)), "")
+
+
+def spell_encoding(name: str) -> str:
+    """An encoding in messages."""
+    return name.upper() if name.startswith("utf") else name
+
+
+def encoding_cure(name: str) -> str:
+    """What to do about a text that is not in this encoding."""
+    other = "cp1250, or convert it, as iconv -f cp1250 -t utf-8 does" if name == "UTF-8" else "utf-8"
+    return f"give its encoding, such as --encoding {other}"
 
 
 def find_separator(header: str) -> str:

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from sepsa.heads.protocols import NotFinite
 from sepsa.states import schema
 from sepsa.stream.calibration import probabilities
-from sepsa.stream.columns.cells import Column, check_date_format
-from sepsa.stream.columns.inputs import CATEGORIES, CLASS_MEANS, Inputs
+from sepsa.stream.columns.cells import Column
+from sepsa.stream.columns.inputs import CATEGORIES, CLASS_MEANS, DATE_PARTS, Inputs
 from sepsa.stream.engine.bodies import NAMED
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import class_codes, first_rows, grow_along, indicators
 from sepsa.stream.learner import StreamLearner
 from sepsa.stream.tables.cells import BadRow, RowBlock
+from sepsa.stream.tables.reading import Reading, cure_of
 from sepsa.stream.tables.trace import ErrorTrace
 from sepsa.validation import one_of
 
@@ -71,7 +72,7 @@ class TableModel:
     """A neural network with a Newton head behind the columns of a table: numbers, dates and texts.
 
     `learn` and `predict` take the blocks of a `TableReader`. The result does not depend on how rows are divided into
-    blocks.
+    blocks. `reading` are the settings of `Reading`, which a later command uses.
     """
 
     def __init__(
@@ -86,12 +87,12 @@ class TableModel:
         ridge: float | str = 10.0,
         seed: int = 0,
         body: str = "experts",
-        date_format: str | None = None,
+        **reading: Any,
     ) -> None:
         self.target, self.classify, self.body = target, classify, one_of("body", body, NAMED)
         self.drop, self.categorical = tuple(drop), tuple(categorical)
         self.categories, self.forgetting, self.ridge, self.seed = categories, forgetting, ridge, seed
-        self.date_format = check_date_format(date_format)
+        self.reading = Reading(**reading)
         self.inputs = Inputs(categories, CLASS_MEANS if classify else 1)
         self.classes: dict[str, int] = {}
         self.trace = ErrorTrace()
@@ -104,7 +105,7 @@ class TableModel:
 
     def get_params(self) -> dict[str, Any]:
         names = ("target", "classify", "drop", "categorical", "categories", "forgetting", "ridge", "seed", "body")
-        return {name: getattr(self, name) for name in (*names, "date_format")}
+        return {name: getattr(self, name) for name in names} | vars(self.reading)
 
     def _new_learner(self, inputs: int, outputs: int) -> StreamLearner:
         return StreamLearner(
@@ -228,17 +229,44 @@ class TableModel:
                 refuse(~texts, f"there is no {self.target!r}")
             else:
                 dates = np.zeros(len(block), bool) if target.times is None else ~np.isnan(target.times)
-                refuse(texts | dates, f"{self.target!r} is not a number: add --classify if it is a class")
+                for i in np.flatnonzero(texts | dates):
+                    cure = cure_of(target.text(int(i)), self.reading, otherwise="add --classify if it is a class")
+                    bad.append(block.bad_row(int(i), f"{self.target!r} is not a number: {cure}"))
+                    good[i] = False
                 refuse(np.isnan(target.numbers), f"there is no {self.target!r}")
                 refuse(np.isinf(target.numbers), f"{self.target!r} is not finite")
         for name, column in columns.items():
             infinite = np.isinf(column.numbers)
             if infinite.any():
                 refuse(infinite, f"{name!r} is not finite")
+            if not learning:
+                for i in np.flatnonzero(self.other_kind(name, column)[0] & good):
+                    bad.append(block.bad_row(int(i), self.why_other(name, column, int(i))))
+                    good[i] = False
         kept = np.flatnonzero(good)
         if len(kept) < len(block):
             columns, target = at_rows(columns, kept), None if target is None else target.rows(kept)
         return columns, target, kept
+
+    def learned_kind(self, name: str) -> str:
+        """What all cells of a column were so far, "number" or "date"; empty where they were texts, mixed or none."""
+        number = name in self.inputs.names and name not in self.inputs.indicators
+        dates = f"{name}:{DATE_PARTS[0]}" in self.inputs.names
+        return "" if self.inputs.text_rows.get(name) or number == dates else "number" if number else "date"
+
+    def other_kind(self, name: str, column: Column) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which cells (n,) of a column are of another kind than those learned, and which are present."""
+        texts = np.zeros(len(column.numbers), bool) if column.codes is None else column.codes >= 0
+        dates = np.zeros(len(column.numbers), bool) if column.times is None else ~np.isnan(column.times)
+        numbers, kind = ~np.isnan(column.numbers), self.learned_kind(name)
+        other = texts | (dates if kind == "number" else numbers) if kind else np.zeros(len(texts), bool)
+        return other, texts | dates | numbers
+
+    def why_other(self, name: str, column: Column, i: int) -> str:
+        """The reason to refuse a cell of another kind than those learned."""
+        kind, text = self.learned_kind(name), column.text(i)
+        cure = cure_of(text, self.reading, kind)
+        return f"{name!r} is {text[:40]!r}, and the model has learned {kind}s there: {cure}"
 
     # ------------------------------------------------------------------ prediction
 

@@ -22,7 +22,11 @@ AS_TEXT: Any = {"encoding": "utf-8", "newline": "", "errors": "backslashreplace"
 
 
 class Misuse(ValueError):
-    """A command line with options that do not fit together, or do not fit the table."""
+    """A command line with options that do not fit together, or do not fit the table; `code` is the exit code."""
+
+    def __init__(self, message: str, code: int = 2) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Output:
@@ -194,9 +198,9 @@ def error_of(model: TableModel, recent: bool = False) -> str:
 
 
 def say(text: str, begin: str = "", end: str = "\n") -> None:
-    """Print a message to standard error; it is lost if that is closed."""
+    """Print a message of one line to standard error; it is lost if that is closed."""
     try:
-        print(begin + printable(text), file=sys.stderr, end=end, flush=True)
+        print(begin + printable(text).replace("\n", "\\n"), file=sys.stderr, end=end, flush=True)
     except OSError:
         silence(sys.stderr)
 

@@ -14,6 +14,7 @@ import numpy as np
 from sepsa.states.output import replace
 from sepsa.stream.tables.inspection import column_names, spelled
 from sepsa.stream.tables.model import TableModel
+from sepsa.stream.tables.reading import MEANINGS
 from sepsa.stream.tables.trace import WINDOW
 
 
@@ -70,7 +71,7 @@ OPTIONS = {
     "ridge": "how strongly the weights of the head are held near zero",
     "seed": "of the random initial weights",
     "body": "experts: other models beside the network; fourier: the network alone",
-    "date_format": "how texts write dates",
+    **MEANINGS,
 }
 EXPERTS = {
     "network": "the network", "neighbours": "the nearest neighbours", "products": "products of inputs",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import itertools
 import os
@@ -16,16 +17,18 @@ from typing import Any
 import pyarrow as pa
 
 from sepsa.stream.tables.cells import TableError
+from sepsa.stream.tables.reading import BROKEN, UTF_8
 
 CHUNK = 1 << 20  # bytes read at once
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # the first bytes of such a file
+BINARY = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")  # of a Parquet or Arrow file, which has no encoding
 WAIT = 0.2  # seconds after which a read of an idle pipe returns None
 
 
 class ByteSource:
     """The bytes of a file or of standard input, decompressed; None while a pipe is idle, b"" at the end."""
 
-    def __init__(self, path: Path | None, held: ExitStack, follow: bool = False) -> None:
+    def __init__(self, path: Path | None, held: ExitStack, follow: bool = False, encoding: str = UTF_8) -> None:
         self.name = "standard input" if path is None else str(path)
         if path is None and sys.stdin is None:
             raise TableError("standard input is closed: name a file, or pipe a table into the command")
@@ -45,6 +48,13 @@ class ByteSource:
         if self.compressed and follow:
             raise TableError(f"--follow needs a plain file, and {self.name} is compressed")
         self._peeked: list[bytes] = []
+        self.encoding, self.encoded = encoding, encoding != UTF_8 and not start.startswith(BINARY)
+        self.is_utf8 = self.encoded and is_utf8(self.peek())  # though another encoding is given
+        if self.encoded:
+            self._chunks, self._peeked = (
+                recode(itertools.chain(self._peeked, self._chunks), encoding, follow, self.name),
+                [],
+            )
 
     def _raw(self) -> Iterator[bytes | None]:
         """Chunks as they come, without end: None while a pipe is idle, b"" at the end of the file."""
@@ -89,12 +99,37 @@ class ByteSource:
     @property
     def seekable(self) -> bool:
         """Whether `seek` can be called."""
-        return self._descriptor is None and not self.compressed and bool(self._file.seekable())
+        return self._descriptor is None and not (self.compressed or self.encoded) and bool(self._file.seekable())
 
     def seek(self, offset: int) -> None:
         """Continue reading at an offset."""
         self._file.seek(offset)
         self._chunks, self._peeked = self._raw(), []
+
+
+def is_utf8(data: bytes) -> bool:
+    """Whether these bytes, which may end within a character, are UTF-8 and not ASCII alone."""
+    try:
+        return not data.isascii() and bool(codecs.getincrementaldecoder(UTF_8)().decode(data))
+    except UnicodeDecodeError:
+        return False
+
+
+def recode(chunks: Iterator[bytes | None], encoding: str, follow: bool, name: str) -> Iterator[bytes | None]:
+    """Chunks in UTF-8, with a byte that UTF-8 does not have in place of what cannot be decoded."""
+    decoder = codecs.getincrementaldecoder(encoding)(BROKEN)
+    for data in chunks:
+        if data is None:
+            yield None
+            continue
+        try:
+            text = decoder.decode(data, final=not data and not follow)
+        except UnicodeError:  # of an encoding that needs a mark at the beginning
+            raise TableError(f"{name} is not in {encoding}: give its encoding, such as --encoding utf-8") from None
+        if text:
+            yield text.encode(UTF_8, BROKEN)
+        if not data:
+            yield b""
 
 
 def gunzip(chunks: Iterator[bytes | None], name: str) -> Iterator[bytes | None]:

@@ -1,0 +1,95 @@
+"""How a file is read. A setting is declared here alone: it is an option of the commands, and saved with the model."""
+
+from __future__ import annotations
+
+import codecs
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from sepsa.stream.columns.cells import DECORATED, check_date_format, date_formats, read_cell
+
+UTF_8 = "utf-8"
+BROKEN = "sepsa.broken"  # the error handler that writes a byte which no UTF-8 text has
+
+
+def option(default: Any, words: str) -> Any:
+    """A setting with its default and its meaning."""
+    return field(default=default, metadata={"help": words})
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a file needs to be read beside its bytes."""
+
+    sep: str | None = option(None, "Between cells; else found by itself if it is , ; | or a tab.")
+    decimal: str = option(".", "The decimal mark, . or ,")
+    encoding: str = option(UTF_8, "Of the characters in a text file, such as cp1250, latin1 or utf-16.")
+    na_values: tuple[str, ...] = option(
+        (), "Further missing values, as -999,missing; an empty cell, NA, null, ? are known."
+    )
+    date_format: str | None = option(None, "How texts write dates, such as %d.%m.%Y %H:%M; 2026-01-31 is known.")
+
+    def __post_init__(self) -> None:
+        sep = {"tab": "\t", "\\t": "\t"}.get(self.sep or "", self.sep) or None
+        if sep is not None and (len(sep) > 1 or sep in ('"', "\r", "\n") or not sep.isascii()):
+            raise ValueError(f"sep must be one character such as ';' or tab, got {sep!r}")
+        if self.decimal not in (".", ",") or self.decimal == sep:
+            raise ValueError(f"decimal must be . or , and not the separator, got {self.decimal!r}")
+        checked = {
+            "sep": sep,
+            "encoding": check_encoding(self.encoding),
+            "na_values": tuple(map(str, self.na_values)),
+            "date_format": check_date_format(self.date_format),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def take(cls, options: dict[str, Any]) -> Reading:
+        """The settings among these options, from which they are removed."""
+        return cls(**{name: options.pop(name) for name in MEANINGS if name in options})
+
+    def missing(self) -> Mapping[str, frozenset[Any]]:
+        """The further missing values by kind of cell, "number", "date" or "text"; each is a text where it is one."""
+        cells = [(*read_cell(text, self.decimal, self.date_format), text) for text in self.na_values]
+        found = {kind: frozenset(value for of, value, _ in cells if of == kind) for kind in ("number", "date")}
+        return found | {"text": frozenset(text.strip() for _, _, text in cells)}
+
+
+def cure_of(text: str, reading: Reading, kind: str = "number", otherwise: str = "") -> str:
+    """What to do about a text where numbers or dates are expected."""
+    if kind == "date" and (formats := date_formats(text)):
+        return f"give --date-format {' or '.join(map(repr, formats))}"
+    mark = "," if reading.decimal == "." else "."
+    if kind == "number" and text.count(mark) == 1 and read_cell(text, mark)[0] == "number":
+        return f"give --decimal {mark}"
+    if kind == "number" and DECORATED.fullmatch(text):
+        return "remove all but digits and the decimal mark"
+    return otherwise or f"give --na-values {shlex.quote(text[:40])} if it is a missing value"
+
+
+MEANINGS: dict[str, str] = {each.name: each.metadata["help"] for each in fields(Reading)}
+
+
+def check_encoding(name: str) -> str:
+    """The usual name of an encoding of characters."""
+    try:
+        found = codecs.lookup(name)
+        "a".encode(name)  # refuses codecs that are not of characters, such as hex
+        codecs.getincrementaldecoder(name)(BROKEN).decode(b"a")
+    except (LookupError, ValueError, TypeError):
+        raise ValueError(
+            f"encoding must be one that Python knows, such as utf-8, cp1250 or latin1, got {name!r}"
+        ) from None
+    return UTF_8 if found.name == "utf-8-sig" else found.name  # whose mark is known
+
+
+def break_utf8(error: UnicodeError) -> tuple[str | bytes, int]:
+    """What is written for characters that cannot be decoded or encoded, so that their row is refused."""
+    assert isinstance(error, (UnicodeDecodeError, UnicodeEncodeError))
+    return b"\xff" if isinstance(error, UnicodeEncodeError) else "\udcff", error.end
+
+
+codecs.register_error(BROKEN, break_utf8)
