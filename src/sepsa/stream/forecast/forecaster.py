@@ -17,7 +17,7 @@ from sepsa.states.objects import Saves, check_stamp, stamp
 from sepsa.states.plain import pack_label, unpack_labels
 from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.forecast.clock import Clock, Moments, Place, Time, read_time
+from sepsa.stream.forecast.clock import HISTORY, Clock, Moments, Place, Time, read_time
 from sepsa.stream.forecast.history import IMAGINED, MOST_LAGS, History
 from sepsa.stream.forecast.model import LEVELS, ForecastModel, Settings, interval
 from sepsa.stream.forecast.rows import ONLY, Table, arranged, in_order, read_inputs, read_table, read_values
@@ -280,17 +280,31 @@ class SepSAForecaster(Saves):
         self._clock = clock
         if plan is None:
             return self._history.learn(Y, E, intervals, ahead)
-        return self._follow(plan, Y, E, intervals, ahead)
+        result = self._follow(plan, Y, E, intervals, ahead)
+        if self.rows >= HISTORY:
+            clock.first = []
+        for place in plan:
+            if place.dropped:
+                warnings.warn(
+                    f"{place.dropped} row(s) with a time far ahead were left out, as the rows after them have earlier "
+                    "times",
+                    stacklevel=3,
+                )
+            if place.says:
+                warnings.warn(place.says, stacklevel=3)
+        return result
 
     def _plan(self, clock: Clock, moments: Moments) -> list[Place]:
         """Where the rows of these times go; an error before anything has changed."""
         clock.begin(moments)
+        clock.check_order(moments.seconds)
         rows, plan = self.rows, []
         for at in moments.seconds.tolist():
             place = clock.place(at, rows)
             if place.same and self.same_time == "error":
+                step = "unknown" if clock.grid is None else clock.grid.words()
                 raise ValueError(
-                    f"time must be at least half a step ({self.step_ or 'unknown'}) after that of the last row, "
+                    f"time must be at least half a step ({step}) after that of the last row, "
                     f'{clock.latest()}, got {clock.label(at)}: aggregate such rows by same_time="mean", or give a '
                     "shorter step"
                 )
@@ -309,7 +323,8 @@ class SepSAForecaster(Saves):
         while i < len(Y):
             place, end = plan[i], i + 1
             if place.dropped:
-                self._refuse(place.dropped)
+                self._refused += place.dropped
+                self._waiting = []
             if place.grid is not None:
                 self._history.grid = place.grid
             if place.points is not None:
@@ -336,15 +351,6 @@ class SepSAForecaster(Saves):
                 self._same = (1, np.nan_to_num(Y[end - 1]))
             i = end
         return made, quantiles
-
-    def _refuse(self, count: int) -> None:
-        """Report rows whose time was wrong."""
-        self._refused += count
-        self._waiting = []
-        warnings.warn(
-            f"{count} row(s) with a time far ahead were left out, as the next rows went on from the time before",
-            stacklevel=4,
-        )
 
     def _join(self, y: Floats) -> tuple[Floats, Floats]:
         """Let a further row at the last time change the values of the last row, and return the forecasts."""

@@ -9,12 +9,11 @@ import numpy as np
 
 from sepsa.states import schema
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.forecast.clock import SETTLED, Grid
+from sepsa.stream.forecast.clock import HISTORY, SETTLED, Grid
 from sepsa.stream.forecast.model import ForecastModel, Settings
 from sepsa.stream.forecast.seasons import check_seasons, find_seasons
 
 WARM_UP = 256  # rows after which scales follow the data by themselves
-HISTORY = 2048  # rows after which seasons are no longer looked for
 IMAGINED = 512  # rows of a gap that are forecast; over the others only the seasons go on
 MOST_LAGS = 2000
 
@@ -79,8 +78,6 @@ class History:
     def regrid(self, points: Any) -> None:
         """Put the rows so far on other points of the grid, and learn them again."""
         old = np.array(self.points, np.int64)
-        if len(points) and int(points[-1]) >= HISTORY:
-            raise ValueError("times of the first rows have no common step: give step=, or aggregate the rows")
         Y, E = spaced(self.Y[old], points), spaced(self.E[old], points)
         self.points, self.skipped = points.tolist(), []
         self.Y[: len(Y)], self.E[: len(E)] = Y, E
