@@ -17,6 +17,8 @@ from zoneinfo import ZoneInfo
 import numpy as np
 
 from sepsa.states import schema
+from sepsa.stream.columns.cells import DATE, date_formats
+from sepsa.stream.columns.cells import read_time as read_iso
 from sepsa.stream.engine.protocol import Floats
 
 DAY, WEEK, YEAR = 86400.0, 7 * 86400.0, 365.25 * 86400.0  # seconds
@@ -344,8 +346,8 @@ class Clock:
         grid = self._grid_of(self.first)
         cure = "None" if grid is None else grid.spelled()
         return (
-            f"step is {self.grid.words()!r}, and the first {FEW} rows are {apart.min()} or more of it apart: rows between "
-            f"them are taken for missing ones: give step={cure} unless they are"
+            f"step is {self.grid.words()!r}, and the first {FEW} rows are {apart.min()} or more of it apart: rows "
+            f"between them are taken for missing ones: give step={cure} unless they are"
         )
 
     def _grid_of(self, times: list[float]) -> Grid | None:
@@ -362,9 +364,10 @@ class Clock:
         return other.grid if apart.min() > 0 and np.median(apart) == 1 else None
 
     def _restart(self, grid: Grid, since: float, start: float, points: Any = None) -> tuple[Any, str]:
-        """Change to the grid of the times from `since` on; returns the new points of rows before `start`, and a warning.
+        """Change to the grid of the times from `since` on.
 
-        Earlier rows that do not fit become rows one step apart.
+        Returns the new points of the rows before `start`, None for a settled grid, and a warning. Earlier rows that do
+        not fit become rows one step apart.
         """
         assert self.grid is not None
         assert self.last is not None
@@ -383,8 +386,8 @@ class Clock:
             walls = [grid.at(int(one)) for one in at]
             self.first = [2 * wall - self.local(wall) for wall in walls]
         return points, (
-            f"rows since {self.label(since)} are every {grid.words()}, and the first rows were every {words}: the step is "
-            f"now {grid.words()}, and earlier rows are taken for rows one step apart: give step= if that is wrong"
+            f"rows since {self.label(since)} are every {grid.words()}, and the first rows were every {words}: the step "
+            f"is now {grid.words()}, and earlier rows are taken for rows one step apart: give step= if that is wrong"
         )
 
     def _corrected(self, at: float, rows: int) -> tuple[Any, str]:
@@ -399,15 +402,17 @@ class Clock:
         if self.told is not None or at <= known[-1] or steps > leap(len(known)):
             return None, ""
         tail = [*self.first[count // 2 :], at]
-        if fits and rows + steps >= HISTORY and (latest := self._grid_of(tail)) is not None:
-            if self.grid is not None and latest.seconds() >= SPARSE * self.grid.seconds():
+        if self.grid is not None and fits and rows + steps >= HISTORY:
+            latest = self._grid_of(tail)
+            if latest is not None and latest.seconds() >= SPARSE * self.grid.seconds():
                 return self._restart(latest, tail[0], at)
         if fits and count & (count - 1):
             return None, ""
         try:
             grid = self.found(np.append(known, at))
         except ValueError:
-            if fits and (latest := self._grid_of(tail)) is not None:
+            latest = self._grid_of(tail) if fits else None
+            if latest is not None:
                 return self._restart(latest, tail[0], at)
             if fits or self.grid is None:
                 raise
@@ -515,8 +520,19 @@ class Clock:
         self.grid, self.last = grid, None if new["last"] is None else new.integer("last", -(2**48), 2**48)
         self.dated, self.zone = bool(new["dated"]), read_zone(new["zone"])
         self.first, self.waiting = new.items("first").numbers(), new.items("waiting").numbers()
+        if np.abs([*self.first, *self.waiting]).max(initial=0.0) > 1e15:
+            raise new.damaged("first", "seconds up to 1e15", "more")
         if len(self.first) > SETTLED or len(self.waiting) >= CONFUSED or np.diff(self.first).min(initial=1.0) <= 0:
             raise new.damaged("first", "increasing times", len(self.first))
+        with schema.settings("state_dict['clock']['grid']"):
+            self._check_place()
+
+    def _check_place(self) -> None:
+        """Raise a ValueError where the last row has an absurd time, or another point than its time says."""
+        if self.last is None or self.grid is None:
+            return
+        if abs(self.last * self.grid.seconds()) > 1e15 or (self.first and self.index(self.first[-1]) != self.last):
+            raise ValueError(f"point {self.last} must be that of the last row")
 
 
 def seconds_east(zone: tzinfo) -> float:
@@ -548,7 +564,10 @@ def check_step(step: float | str | None) -> tuple[str, float] | None:
 
 
 def read_time(time: Any) -> tuple[float, bool, tzinfo | None]:
-    """A time in seconds since 1970, whether it is a date, and its zone; without a zone it is taken for UTC."""
+    """A time in seconds since 1970, whether it is a date, and its zone; without a zone it is taken for UTC.
+
+    Texts are read as ISO 8601, such as 2026-01-31T12:00; an offset in them is no zone.
+    """
     if isinstance(time, np.datetime64) or (hasattr(time, "dtype") and getattr(time.dtype, "kind", "") == "M"):
         if np.isnat(time):
             raise ValueError(f"time must be a number or a date, got {time!r}")
@@ -562,8 +581,12 @@ def read_time(time: Any) -> tuple[float, bool, tzinfo | None]:
         return (plain - EPOCH).total_seconds(), True, zone
     if isinstance(time, date):
         return (datetime(time.year, time.month, time.day) - EPOCH).total_seconds(), True, None
+    if isinstance(time, str) and DATE.fullmatch(time):
+        return read_iso(time), True, None
     if isinstance(time, (bool, np.bool_)) or not isinstance(time, (int, float, np.integer, np.floating)):
-        raise ValueError(f"time must be seconds, a datetime or a datetime64, got {time!r}")
+        formats = " or ".join(map(repr, date_formats(time))) if isinstance(time, str) else ""
+        cure = f": convert texts by pandas.to_datetime(..., format=...) with {formats}" if formats else ""
+        raise ValueError(f"time must be seconds, a datetime or a datetime64, got {time!r}{cure}")
     if not abs(float(time)) <= 1e15:
         raise ValueError(f"time must be seconds up to 1e15, a datetime or a datetime64, got {time!r}")
     return float(time), False, None
@@ -588,6 +611,8 @@ def read_times(times: Any) -> Moments:
         whole = values.astype("datetime64[s]")
         parts = (values - whole) / np.timedelta64(1, "s")
         return Moments(whole.astype(np.int64) + parts.astype(float), True, zone)
+    if not isinstance(values, Iterable) or isinstance(values, str):
+        raise ValueError(f"times must be one for each row, got {values!r}")
     items: Iterable[Any] = values
     read = [read_time(time) for time in items]
     if len({dated for _, dated, _ in read}) > 1:
