@@ -647,6 +647,16 @@ def test_rows_at_one_time_are_an_error_or_the_aggregate_that_was_chosen():
     np.testing.assert_allclose(mean._history.Y[199], (y[199] + 7.0) / 2)
 
 
+@pytest.mark.parametrize(("how", "expected"), [("first", 7.0), ("last", 9.0), ("mean", 8.0), ("sum", 16.0)])
+def test_a_missing_value_among_rows_at_one_time_counts_for_nothing(how, expected):
+    model, y, at = small(same_time=how), day_and_week(20), np.arange(20) * HOUR
+    model.prequential(np.append(y, np.nan), times=np.append(at, 20 * HOUR))
+    for value in (np.nan, 7.0, np.nan, 9.0, np.nan):
+        model.learn_one(value, time=20 * HOUR)
+        model = pickle.loads(pickle.dumps(model))
+    assert model._history.Y[20] == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("value", [1e6, 1e50, -1e90])
 def test_a_revised_outlier_is_bounded(value):
     y = day_and_week(700)

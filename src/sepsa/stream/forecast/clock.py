@@ -403,9 +403,10 @@ class Clock:
             return None, ""
         tail = [*self.first[count // 2 :], at]
         if self.grid is not None and fits and rows + steps >= HISTORY:
-            latest = self._grid_of(tail)
+            few = tail[-2 - CONFIRMED :]
+            latest = self._grid_of(few) if len(few) > CONFIRMED else None
             if latest is not None and latest.seconds() >= SPARSE * self.grid.seconds():
-                return self._restart(latest, tail[0], at)
+                return self._restart(latest, few[0], at)
         if fits and count & (count - 1):
             return None, ""
         try:

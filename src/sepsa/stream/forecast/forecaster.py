@@ -110,7 +110,7 @@ class SepSAForecaster(Saves):
         self._column = ""  # the column of the first frame that had the times
         self._history = self._new_history()
         self._waiting: list[tuple[Floats, Floats]] = []  # rows after a leap in time
-        self._same: tuple[int, Floats] = (0, np.empty(0))  # number and sum of the rows at the last time
+        self._same: Floats = np.empty((2, 0))  # how many values the rows at the last time had, and their sum, by series
         self._refused = 0
         self._clock = Clock(self.step)
 
@@ -353,15 +353,16 @@ class SepSAForecaster(Saves):
                 result = self._history.learn_spaced(Y[i:end], E[i:end], gaps, intervals, ahead)
                 made[i:end], quantiles[i : end if intervals else i] = result
             if not place.same:
-                self._same = (1, np.nan_to_num(Y[end - 1]))
+                self._same = np.stack([~np.isnan(Y[end - 1]), np.nan_to_num(Y[end - 1])])
             i = end
         return made, quantiles
 
     def _join(self, y: Floats) -> tuple[Floats, Floats]:
         """Let a further row at the last time change the values of the last row, and return the forecasts."""
-        count, total = self._same
-        self._same = (count + 1, total + np.nan_to_num(y))
-        new = {"first": y * np.nan, "last": y, "mean": self._same[1] / (count + 1), "sum": self._same[1]}
+        self._same = self._same + np.stack([~np.isnan(y), np.nan_to_num(y)])
+        count, total = np.where(self._same[0] > 0, self._same, np.nan)
+        first = np.where(count == 1, y, np.nan)  # where the earlier rows had no value
+        new = {"first": first, "last": y, "mean": total / count, "sum": total}
         self._history.revise(new[self.same_time], 0)
         assert self._model is not None
         return self._model.forecast(np.empty((0, len(self._inputs))))
@@ -593,7 +594,7 @@ class SepSAForecaster(Saves):
                 "column": self._column,
                 "clock": self._clock.state_dict(),
                 "waiting": [[y.copy(), e.copy()] for y, e in self._waiting],
-                "same": [self._same[0], self._same[1].copy()],
+                "same": [0, self._same.ravel()],
                 "refused": self._refused,
                 **self._history.state_dict(settled=not self._clock.first),
             }
@@ -642,9 +643,12 @@ class SepSAForecaster(Saves):
         if len(self._waiting) != len(self._clock.waiting):
             raise new.damaged("waiting", f"{len(self._clock.waiting)} rows", len(self._waiting))
         same = new.items("same", 2)
-        self._same = same.integer(0), same.array(1, (None,))
-        if len(self._same[1]) not in (0, m):
-            raise new.damaged("same", f"sums of {m} series", len(self._same[1]))
+        values = same.array(1, (None,))
+        if len(values) == m:  # of an earlier version: every series had a value in every row
+            values = np.concatenate([np.full(m, same.integer(0)), values])
+        if len(values) not in (0, 2 * m) or (values[: len(values) // 2] < 0).any():
+            raise new.damaged("same", f"numbers and sums of {m} series", len(values))
+        self._same = values.reshape(2, -1)
 
     def __getstate__(self) -> dict[str, Any]:
         return stamp({"parameters": self._get_params(), "state": self.state_dict()})
