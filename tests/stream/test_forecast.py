@@ -401,7 +401,8 @@ def test_no_interval_is_narrower_than_the_evidence(name, bounds):
         made, low, high = model.prequential(y, coverage=coverage)
         assert (np.isnan(made[:, 0]) == (np.cumsum(there) == 0)).all()
         for h in range(4):
-            errors = np.array([there[min(h + 1, t + 1) : t + 1].sum() for t in range(30)])
+            began = np.argmax(there)  # the first row after which there was a forecast
+            errors = np.array([there[began + h + 1 : max(t, began + h) + 1].sum() for t in range(30)])
             assert (np.isinf(high[:, h]) == (errors < needed)).all()
             assert ((low[:, h] == low_bound) | (errors >= needed)).all()
         single = forecaster(bounds=bounds, seasons=())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import threading
 import warnings
@@ -527,8 +528,7 @@ class SepSAForecaster(Saves):
         out = values[0] if self._flat else values.T
         times = self.times(values.shape[1])
         if self._frame == "polars":
-            import polars as pl
-
+            pl = importlib.import_module("polars")
             if self._flat and not self._column:
                 return pl.Series(ONLY, out)
             clock = {self._column: times} if self._column else {}

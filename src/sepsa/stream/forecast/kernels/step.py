@@ -200,8 +200,11 @@ def follow_quantiles(quantiles, ends, levels, e):
 
 @called
 def judge(s, z, there, x, t, H, R, unit):
-    """Learn the errors of the forecasts of row t: their size and quantiles, and what exogenous inputs x explain."""
-    k = s.XK[0]
+    """Learn the errors of the forecasts of row t: their size and quantiles, and what exogenous inputs x explain.
+
+    A forecast that was made before the first value of its series has no error.
+    """
+    k, recent = s.XK[0], np.ones(z.size, np.int64)  # `recent`: how many values came after a forecast was made
     c = gains(s.XU, s.XD, s.XK[1], s.XK[2], s.XT, s.options[O_EXOGENOUS], x, k, R, unit) if x.size > 0 else -1
     for j in range(z.size):
         s.judged[j, 0] += there[j]
@@ -213,6 +216,9 @@ def judge(s, z, there, x, t, H, R, unit):
             w = s.XW[j, h]
             e = z[j] - s.made[at, j, h] - dot(w, x)
             learn_error(w, k, R, c, e)
+            since, recent[j] = recent[j], recent[j] + s.there[at, j]
+            if s.judged[j, 0] <= since:
+                continue
             follow_quantiles(s.quantiles[:, j, h], s.ends[at, :, j, h], s.levels, e)
             s.judged[j, h + 1] += 1
             s.size[j, h] += max(1.0 - RECENT, 1.0 / s.judged[j, h + 1]) * (abs(e) - s.size[j, h])
