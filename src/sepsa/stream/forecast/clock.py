@@ -17,6 +17,8 @@ from zoneinfo import ZoneInfo
 import numpy as np
 
 from sepsa.states import schema
+from sepsa.stream.columns.cells import DATE, date_formats
+from sepsa.stream.columns.cells import read_time as read_iso
 from sepsa.stream.engine.protocol import Floats
 
 DAY, WEEK, YEAR = 86400.0, 7 * 86400.0, 365.25 * 86400.0  # seconds
@@ -30,7 +32,10 @@ ROUND = (WEEK, DAY, 3600.0, 900.0, 300.0, 60.0, 30.0, 10.0, 5.0, 1.0, 0.5, 0.1, 
 EPOCH = datetime(1970, 1, 1)
 LONGEST_SEASON = 4096  # rows
 SETTLED = 256  # times after which the grid is no longer corrected
-CONFIRMED = 2  # rows after the first one beyond a leap that confirm it
+HISTORY = 2048  # rows that a forecaster keeps, and can place anew
+CONFIRMED = 2  # rows after the first one beyond a leap that confirm it, or another step than that of the first rows
+CONFUSED = 8  # rows beyond a leap that confirm another step than that of a settled grid, or none
+FEW = 5  # rows after which a step that was given is compared with their times
 SPARSE = 50  # grid points for each time, beyond which times have no common step
 
 Time: TypeAlias = float | int | date | datetime | np.datetime64
@@ -94,6 +99,11 @@ class Grid(NamedTuple):
         """The step in words."""
         named = {(unit, step): name for name, (unit, step) in NAMED.items()}
         return named.get((self.unit, self.step)) or f"{self.step:g} {self.unit}"
+
+    def spelled(self) -> str:
+        """The step as the argument `step` has it, or None where that has no word for it."""
+        named = {(unit, step): repr(name) for name, (unit, step) in NAMED.items()}
+        return named.get((self.unit, self.step)) or (f"{self.step:g}" if self.unit == SECONDS else "None")
 
 
 def leap(rows: int) -> int:
@@ -194,7 +204,7 @@ class Place(NamedTuple):
 
     `gaps` are those of the waiting rows, if they are confirmed, and of the row itself; empty for a row that waits, or
     that is `same`, of the last row's point. `dropped` rows that waited were wrong. `points` are new points of all rows
-    so far, where the grid has been corrected to `grid`.
+    so far, where the grid has been corrected to `grid`. `says` is a warning.
     """
 
     gaps: tuple[int, ...]
@@ -202,13 +212,15 @@ class Place(NamedTuple):
     same: bool = False
     points: Any = None
     grid: Grid | None = None
+    says: str = ""
 
 
 class Clock:
     """The grid, and the point of the last row.
 
     The grid is found when there are 2, 4, 8, ..., 256 times, and where a time among these does not fit it. A leap far
-    beyond the history waits until more rows follow it.
+    beyond the history waits until more rows follow it. Where these are leaps themselves, the step was wrong: the grid
+    becomes theirs, and earlier rows that do not fit it are taken for rows one step apart.
     """
 
     def __init__(self, step: float | str | None) -> None:
@@ -234,6 +246,14 @@ class Clock:
             kinds = ("numbers", "dates")
             raise ValueError(f"time must be {kinds[self.dated]} as before, got {kinds[moments.dated]}")
 
+    def check_order(self, at: Floats) -> None:
+        """Raise a ValueError for times in UTC that are newest first."""
+        if len(at) > 1 and (np.diff(at) <= 0).all() and at[-1] < at[0]:
+            raise ValueError(
+                f"times must be oldest first, got {len(at)} rows that are newest first, from "
+                f"{self.label(float(at[0]))} back to {self.label(float(at[-1]))}: sort the rows by time"
+            )
+
     def proceed(self, rows: int) -> None:
         """Let rows without a time follow the last one."""
         if self.last is not None:
@@ -249,65 +269,169 @@ class Clock:
                 )
             self.first, self.last, self.grid = [at], 0, self.found(np.array([at]))
             return Place((0,), grid=self.grid)
-        points = None
-        if self.first and len(self.first) < SETTLED:
-            points = self._corrected(at)
-        elif self.first:
+        points, says = None, ""
+        if self.first and (len(self.first) == SETTLED or rows >= HISTORY):
             self.first = []
+        if self.first:
+            points, says = self._corrected(at, rows)
         if self.grid is None and at == self.first[-1]:  # a second row at the first time, before there is a step
             return Place((), same=True)
         point = self.index(at) if self.grid is not None else -1
         steps = point - self.last
         dropped = 0
         if self.waiting:
-            after = point - self.index(self.waiting[-1])
-            if steps > leap(rows) and 0 < after <= leap(rows):
-                self.waiting.append(at)
-                if len(self.waiting) <= CONFIRMED:
-                    return Place((), points=points, grid=self.grid)
-                known = [self.last, *(self.index(one) for one in self.waiting)]
-                self.last, self.waiting = point, []
-                return Place(tuple(b - a - 1 for a, b in itertools.pairwise(known)), points=points, grid=self.grid)
+            if steps > leap(rows) and at > self.waiting[-1]:
+                return self._wait(at, rows, points, says)
             dropped, self.waiting = len(self.waiting), []
         if steps > leap(rows):
             self.waiting = [at]
-            return Place((), dropped, points=points, grid=self.grid)
+            return Place((), dropped, points=points, grid=self.grid, says=says)
         if steps < 0:
             raise ValueError(
                 f"time must be later than that of the last row, {self.latest()}, got {self.label(at)}: revise() takes "
-                "values of earlier rows"
+                "values of earlier rows, and a table that is newest first must be sorted by time"
             )
         self.last = point
         if self.first and steps:
             self.first.append(at)
-        return Place((steps - 1,) if steps else (), dropped, not steps, points, self.grid)
+            if self.told is not None and len(self.first) == FEW:
+                says = self._sparse()
+        return Place((steps - 1,) if steps else (), dropped, not steps, points, self.grid, says)
 
-    def _corrected(self, at: float) -> Any:
-        """Find the grid again with one more time, where that is due; returns the new points of all rows, or None."""
+    def _wait(self, at: float, rows: int, points: Any, says: str) -> Place:
+        """Let a further row after a leap wait, until they confirm it, or another step."""
+        assert self.grid is not None
+        known = [self.index(one) for one in (*self.waiting, at)]
+        if known[-1] == known[-2]:
+            raise ValueError(
+                f"time must be at least half a step ({self.grid.words()}) after that of the row before, "
+                f"{self.label(self.waiting[-1])}, got {self.label(at)}: aggregate such rows, or give a shorter step"
+            )
+        self.waiting.append(at)
+        count, near = len(self.waiting), np.diff(known[-1 - CONFIRMED :]) <= leap(rows)
+        grid = self._grid_of(self.waiting) if count > CONFIRMED else None
+        coarse = grid is not None and grid.seconds() >= SPARSE * self.grid.seconds()
+        if count > CONFIRMED and near.all() and (self.told is not None or not coarse):  # the grid goes on after a gap
+            self.first = []
+        elif grid is not None and coarse:
+            if self.told is not None:
+                raise ValueError(
+                    f"step must be that of the rows, got {self.grid.words()!r}, and {count} of them are "
+                    f"{np.diff(self.waiting).min():g} seconds apart or more: give step={grid.spelled()}, or None to "
+                    "find it from the times"
+                )
+            points, says = self._restart(grid, self.waiting[0], self.waiting[0], points)
+            known = [self.index(one) for one in self.waiting]
+            self.first += self.waiting if self.first else []
+        elif count < CONFUSED:
+            return Place((), points=points, grid=self.grid, says=says)
+        else:
+            gaps = np.diff(self.waiting)
+            raise ValueError(
+                f"times must have a common step: after rows every {self.grid.words()}, {count} rows from "
+                f"{self.label(self.waiting[0])} on are {gaps.min():g} to {gaps.max():g} seconds apart: give step=, or "
+                "aggregate the rows"
+            )
+        known = [self.last or 0, *known]
+        self.last, self.waiting = known[-1], []
+        gaps_before = tuple(b - a - 1 for a, b in itertools.pairwise(known))
+        return Place(gaps_before, points=points, grid=self.grid, says=says)
+
+    def _sparse(self) -> str:
+        """A warning where a step that was given leaves missing rows between any two of the first rows."""
+        assert self.grid is not None
+        apart = np.diff([self.index(one) for one in self.first])
+        if apart.min() < 2:
+            return ""
+        grid = self._grid_of(self.first)
+        cure = "None" if grid is None else grid.spelled()
+        return (
+            f"step is {self.grid.words()!r}, and the first {FEW} rows are {apart.min()} or more of it apart: rows "
+            f"between them are taken for missing ones: give step={cure} unless they are"
+        )
+
+    def _grid_of(self, times: list[float]) -> Grid | None:
+        """The grid of these times alone, if they lie on most of its points and are enough to tell."""
+        if self.told is None and not self.first and len(times) < CONFUSED:
+            return None
+        other = Clock(None)
+        other.dated, other.zone = self.dated, self.zone
+        try:
+            other.grid = other.found(np.array(times))
+            apart = np.diff([other.index(one) for one in times])
+        except ValueError:
+            return None
+        return other.grid if apart.min() > 0 and np.median(apart) == 1 else None
+
+    def _restart(self, grid: Grid, since: float, start: float, points: Any = None) -> tuple[Any, str]:
+        """Change to the grid of the times from `since` on.
+
+        Returns the new points of the rows before `start`, None for a settled grid, and a warning. Earlier rows that do
+        not fit become rows one step apart.
+        """
+        assert self.grid is not None
+        assert self.last is not None
+        words, last = self.grid.words(), self.grid.at(self.last)
+        self.grid = grid
+        stop = self.index(start)
+        self.last = min(grid.nearest(last), stop - 1)
+        if self.first:
+            at = np.array([grid.nearest(self.local(one)) for one in self.first])
+            before = np.arange(-len(at), 0)  # each at least one point before the next, and before `stop`
+            at = np.minimum.accumulate((at - before)[::-1])[::-1]
+            at = np.minimum(at, stop) + before
+            if at[-1] - at[0] >= HISTORY:
+                at = at[-1] + 1 + before
+            points, self.last = at - at[0], int(at[-1])
+            walls = [grid.at(int(one)) for one in at]
+            self.first = [2 * wall - self.local(wall) for wall in walls]
+        return points, (
+            f"rows since {self.label(since)} are every {grid.words()}, and the first rows were every {words}: the step "
+            f"is now {grid.words()}, and earlier rows are taken for rows one step apart: give step= if that is wrong"
+        )
+
+    def _corrected(self, at: float, rows: int) -> tuple[Any, str]:
+        """Find the grid again with one more time, where that is due; returns the new points of all rows, or None.
+
+        The text is a warning, if the step has changed so much that earlier rows do not fit it.
+        """
         known = np.array(self.first)
         count = len(known) + 1
         fits = self.grid is not None and self._fits(at)
-        if self.told is not None or at <= known[-1] or (fits and count & (count - 1)):
-            return None
-        if self.grid is not None and self.grid.nearest(self.local(at)) - (self.last or 0) > leap(len(known)):
-            return None
+        steps = 0 if self.grid is None else self.grid.nearest(self.local(at)) - (self.last or 0)
+        if self.told is not None or at <= known[-1] or steps > leap(len(known)):
+            return None, ""
+        tail = [*self.first[count // 2 :], at]
+        if self.grid is not None and fits and rows + steps >= HISTORY:
+            few = tail[-2 - CONFIRMED :]
+            latest = self._grid_of(few) if len(few) > CONFIRMED else None
+            if latest is not None and latest.seconds() >= SPARSE * self.grid.seconds():
+                return self._restart(latest, few[0], at)
+        if fits and count & (count - 1):
+            return None, ""
         try:
             grid = self.found(np.append(known, at))
         except ValueError:
+            latest = self._grid_of(tail) if fits else None
+            if latest is not None:
+                return self._restart(latest, tail[0], at)
             if fits or self.grid is None:
                 raise
-            return None
+            return None, ""
         assert grid is not None
         if not fits and self.grid is not None and (at - known[0]) / grid.seconds() > 3 * count:
-            return None  # a single time between two points makes no finer grid
+            return None, ""  # a single time between two points makes no finer grid
         if self.grid is not None and (grid.unit, grid.step) == (self.grid.unit, self.grid.step):
             off = abs(self.grid.at(self.last or 0) - self.local(float(known[-1])))
             if grid.unit != MONTHS or off < DAY / 2:  # else months turn out to be counted from their ends
-                return None
-        self.grid = grid
-        points = np.array([self.index(one) for one in self.first])
-        self.last = int(points[-1])
-        return points - points[0]
+                return None, ""
+        other = self.copy()
+        other.grid = grid
+        points = np.array([other.index(one) for one in self.first])
+        if points[-1] - points[0] >= HISTORY:
+            return None, ""
+        self.grid, self.last = grid, int(points[-1])
+        return points - points[0], ""
 
     def _fits(self, at: float) -> bool:
         """Whether a time is later than the last row and near a point of the grid."""
@@ -397,8 +521,19 @@ class Clock:
         self.grid, self.last = grid, None if new["last"] is None else new.integer("last", -(2**48), 2**48)
         self.dated, self.zone = bool(new["dated"]), read_zone(new["zone"])
         self.first, self.waiting = new.items("first").numbers(), new.items("waiting").numbers()
-        if len(self.first) > SETTLED or len(self.waiting) > CONFIRMED or np.diff(self.first).min(initial=1.0) <= 0:
+        if np.abs([*self.first, *self.waiting]).max(initial=0.0) > 1e15:
+            raise new.damaged("first", "seconds up to 1e15", "more")
+        if len(self.first) > SETTLED or len(self.waiting) >= CONFUSED or np.diff(self.first).min(initial=1.0) <= 0:
             raise new.damaged("first", "increasing times", len(self.first))
+        with schema.settings("state_dict['clock']['grid']"):
+            self._check_place()
+
+    def _check_place(self) -> None:
+        """Raise a ValueError where the last row has an absurd time, or another point than its time says."""
+        if self.last is None or self.grid is None:
+            return
+        if abs(self.last * self.grid.seconds()) > 1e15 or (self.first and self.index(self.first[-1]) != self.last):
+            raise ValueError(f"point {self.last} must be that of the last row")
 
 
 def seconds_east(zone: tzinfo) -> float:
@@ -430,7 +565,10 @@ def check_step(step: float | str | None) -> tuple[str, float] | None:
 
 
 def read_time(time: Any) -> tuple[float, bool, tzinfo | None]:
-    """A time in seconds since 1970, whether it is a date, and its zone; without a zone it is taken for UTC."""
+    """A time in seconds since 1970, whether it is a date, and its zone; without a zone it is taken for UTC.
+
+    Texts are read as ISO 8601, such as 2026-01-31T12:00; an offset in them is no zone.
+    """
     if isinstance(time, np.datetime64) or (hasattr(time, "dtype") and getattr(time.dtype, "kind", "") == "M"):
         if np.isnat(time):
             raise ValueError(f"time must be a number or a date, got {time!r}")
@@ -444,8 +582,12 @@ def read_time(time: Any) -> tuple[float, bool, tzinfo | None]:
         return (plain - EPOCH).total_seconds(), True, zone
     if isinstance(time, date):
         return (datetime(time.year, time.month, time.day) - EPOCH).total_seconds(), True, None
+    if isinstance(time, str) and DATE.fullmatch(time):
+        return read_iso(time), True, None
     if isinstance(time, (bool, np.bool_)) or not isinstance(time, (int, float, np.integer, np.floating)):
-        raise ValueError(f"time must be seconds, a datetime or a datetime64, got {time!r}")
+        formats = " or ".join(map(repr, date_formats(time))) if isinstance(time, str) else ""
+        cure = f": convert texts by pandas.to_datetime(..., format=...) with {formats}" if formats else ""
+        raise ValueError(f"time must be seconds, a datetime or a datetime64, got {time!r}{cure}")
     if not abs(float(time)) <= 1e15:
         raise ValueError(f"time must be seconds up to 1e15, a datetime or a datetime64, got {time!r}")
     return float(time), False, None
@@ -470,6 +612,8 @@ def read_times(times: Any) -> Moments:
         whole = values.astype("datetime64[s]")
         parts = (values - whole) / np.timedelta64(1, "s")
         return Moments(whole.astype(np.int64) + parts.astype(float), True, zone)
+    if not isinstance(values, Iterable) or isinstance(values, str):
+        raise ValueError(f"times must be one for each row, got {values!r}")
     items: Iterable[Any] = values
     read = [read_time(time) for time in items]
     if len({dated for _, dated, _ in read}) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import threading
 import warnings
@@ -17,9 +18,9 @@ from sepsa.states.objects import Saves, check_stamp, stamp
 from sepsa.states.plain import pack_label, unpack_labels
 from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.forecast.clock import Clock, Moments, Place, Time, read_time
+from sepsa.stream.forecast.clock import HISTORY, Clock, Moments, Place, Time, read_time
 from sepsa.stream.forecast.history import IMAGINED, MOST_LAGS, History
-from sepsa.stream.forecast.model import LEVELS, ForecastModel, Settings, interval
+from sepsa.stream.forecast.model import KNOWN, ForecastModel, Settings, interval
 from sepsa.stream.forecast.rows import ONLY, Table, arranged, in_order, read_inputs, read_table, read_values
 from sepsa.stream.forecast.seasons import check_seasons
 from sepsa.validation import at_least, in_range
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 LARGEST = {"horizon": 2000, "lags": MOST_LAGS}
+NO_ROW = "the forecaster has learned no row yet: call fit, learn_one or prequential first"
 AGGREGATES = ("error", "first", "last", "mean", "sum")
 OLD_KEYS = {"names", "inputs", "time", "step", "first", "lags", "seasons", "model"}  # of states of earlier versions
 
@@ -105,10 +107,11 @@ class SepSAForecaster(Saves):
         self._names: list[Hashable] | None = None
         self._inputs: list[Hashable] = []
         self._flat = True
-        self._frame = ""  # "pandas" where rows came in its frames
+        self._frame = ""  # "pandas" or "polars" where rows came in its frames
+        self._column = ""  # the column of the first frame that had the times
         self._history = self._new_history()
         self._waiting: list[tuple[Floats, Floats]] = []  # rows after a leap in time
-        self._same: tuple[int, Floats] = (0, np.empty(0))  # number and sum of the rows at the last time
+        self._same: Floats = np.empty((2, 0))  # how many values the rows at the last time had, and their sum, by series
         self._refused = 0
         self._clock = Clock(self.step)
 
@@ -225,15 +228,17 @@ class SepSAForecaster(Saves):
 
         Returns:
             Forecasts (n, horizon, series), or (n, horizon) for Y (n,); with `coverage` a tuple of forecasts, lower ends
-            and upper ends. NaN after a row that waits for the confirmation of its time.
+            and upper ends, infinite where there were too few errors. NaN after a row that waits for the confirmation
+            of its time, and before a series has its first value.
         """
         table, E, inputs = self._read(Y, X, times)
         steps = self._check_horizon(horizon)
         if coverage is not None:
             check_coverage(coverage)
         with self._lock, DeferredInterrupt():
+            frame, intervals = (table.frame, table.clock), coverage is not None
             made, quantiles = self._take(
-                table.values, E, table.times, table.names, inputs, coverage is not None, known_ahead, table.frame
+                table.values, E, table.times, table.names, inputs, intervals, known_ahead, frame
             )
 
         def shaped(array: Floats) -> Floats:
@@ -242,7 +247,7 @@ class SepSAForecaster(Saves):
 
         if coverage is None:
             return shaped(made)
-        return (shaped(made), *(shaped(end) for end in interval(quantiles.swapaxes(0, 1), coverage)))
+        return (shaped(made), *map(shaped, interval(quantiles.swapaxes(0, 1), coverage, self._limits)))
 
     def _read(self, Y: Any, X: Any, times: Any) -> tuple[Table, Floats, list[Hashable]]:
         """The rows of Y and X, in the order of the names so far."""
@@ -267,7 +272,7 @@ class SepSAForecaster(Saves):
         inputs: list[Hashable],
         intervals: bool = False,
         ahead: bool = False,
-        frame: str = "",
+        frame: tuple[str, str] = ("", ""),
     ) -> tuple[Floats, Floats]:
         """Learn rows; returns the forecasts made after each (n, m, H), and their quantiles (n, levels, m, H)."""
         clock = self._clock.copy()
@@ -275,22 +280,37 @@ class SepSAForecaster(Saves):
         if plan is None:
             clock.proceed(len(Y))
         if self._names is None:
-            self._names, self._inputs, self._frame, self._flat = names, inputs, frame, names == [ONLY]
+            self._names, self._inputs, self._flat = names, inputs, names == [ONLY]
+            self._frame, self._column = frame
             self._history = self._new_history()
         self._clock = clock
         if plan is None:
             return self._history.learn(Y, E, intervals, ahead)
-        return self._follow(plan, Y, E, intervals, ahead)
+        result = self._follow(plan, Y, E, intervals, ahead)
+        if self.rows >= HISTORY:
+            clock.first = []
+        for place in plan:
+            if place.dropped:
+                warnings.warn(
+                    f"{place.dropped} row(s) with a time far ahead were left out, as the rows after them have earlier "
+                    "times",
+                    stacklevel=3,
+                )
+            if place.says:
+                warnings.warn(place.says, stacklevel=3)
+        return result
 
     def _plan(self, clock: Clock, moments: Moments) -> list[Place]:
         """Where the rows of these times go; an error before anything has changed."""
         clock.begin(moments)
+        clock.check_order(moments.seconds)
         rows, plan = self.rows, []
         for at in moments.seconds.tolist():
             place = clock.place(at, rows)
             if place.same and self.same_time == "error":
+                step = "unknown" if clock.grid is None else clock.grid.words()
                 raise ValueError(
-                    f"time must be at least half a step ({self.step_ or 'unknown'}) after that of the last row, "
+                    f"time must be at least half a step ({step}) after that of the last row, "
                     f'{clock.latest()}, got {clock.label(at)}: aggregate such rows by same_time="mean", or give a '
                     "shorter step"
                 )
@@ -304,12 +324,13 @@ class SepSAForecaster(Saves):
         """Learn rows at their places."""
         m, H = Y.shape[1], self.horizon
         made = np.full((len(Y), m, H), np.nan)
-        quantiles = np.full((len(Y) if intervals else 0, len(LEVELS), m, H), np.nan)
+        quantiles = np.full((len(Y) if intervals else 0, KNOWN, m, H), np.nan)
         i = 0
         while i < len(Y):
             place, end = plan[i], i + 1
             if place.dropped:
-                self._refuse(place.dropped)
+                self._refused += place.dropped
+                self._waiting = []
             if place.grid is not None:
                 self._history.grid = place.grid
             if place.points is not None:
@@ -333,24 +354,16 @@ class SepSAForecaster(Saves):
                 result = self._history.learn_spaced(Y[i:end], E[i:end], gaps, intervals, ahead)
                 made[i:end], quantiles[i : end if intervals else i] = result
             if not place.same:
-                self._same = (1, np.nan_to_num(Y[end - 1]))
+                self._same = np.stack([~np.isnan(Y[end - 1]), np.nan_to_num(Y[end - 1])])
             i = end
         return made, quantiles
 
-    def _refuse(self, count: int) -> None:
-        """Report rows whose time was wrong."""
-        self._refused += count
-        self._waiting = []
-        warnings.warn(
-            f"{count} row(s) with a time far ahead were left out, as the next rows went on from the time before",
-            stacklevel=4,
-        )
-
     def _join(self, y: Floats) -> tuple[Floats, Floats]:
         """Let a further row at the last time change the values of the last row, and return the forecasts."""
-        count, total = self._same
-        self._same = (count + 1, total + np.nan_to_num(y))
-        new = {"first": y * np.nan, "last": y, "mean": self._same[1] / (count + 1), "sum": self._same[1]}
+        self._same = self._same + np.stack([~np.isnan(y), np.nan_to_num(y)])
+        count, total = np.where(self._same[0] > 0, self._same, np.nan)
+        first = np.where(count == 1, y, np.nan)  # where the earlier rows had no value
+        new = {"first": first, "last": y, "mean": total / count, "sum": total}
         self._history.revise(new[self.same_time], 0)
         assert self._model is not None
         return self._model.forecast(np.empty((0, len(self._inputs))))
@@ -370,7 +383,7 @@ class SepSAForecaster(Saves):
         names, values = read_values(y)
         with self._lock, DeferredInterrupt():
             if self._model is None:
-                raise ValueError("the forecaster has learned no row yet: call learn_one or prequential first")
+                raise ValueError(NO_ROW)
             if time is not None:
                 if self._clock.grid is None or self._clock.last is None:
                     raise ValueError(f"time must be that of a row, got {time!r}, and rows had no times: give rows_ago")
@@ -393,7 +406,10 @@ class SepSAForecaster(Saves):
             xs: Exogenous inputs of these rows, as far as they are known.
 
         Returns:
-            A list of numbers, or of dicts by series where `y` had several.
+            A list of numbers, or of dicts by series where `y` had several; NaN for a series without any value so far.
+
+        Raises:
+            ValueError: There was no row yet.
         """
         made, _ = self._forecast(horizon, xs)
         return self._labelled(made)
@@ -408,7 +424,8 @@ class SepSAForecaster(Saves):
         """Forecast an interval for each of the next rows.
 
         The ends are adapted to the errors of earlier forecasts of each step, so that in the long run the share
-        `coverage` of the values lies between them, whatever their distribution.
+        `coverage` of the values lies between them, whatever their distribution. An interval of a step is infinite, or
+        ends at the bounds, until that step has coverage / (1 - coverage) errors: 9 for 0.9.
 
         Args:
             horizon: Number of rows, at most that of the constructor; None for that.
@@ -420,13 +437,13 @@ class SepSAForecaster(Saves):
         """
         check_coverage(coverage)
         _, quantiles = self._forecast(horizon, xs)
-        return self._labelled(np.stack(interval(quantiles, coverage), -1))
+        return self._labelled(np.stack(interval(quantiles, coverage, self._limits), -1))
 
     def _forecast(self, horizon: int | None, xs: Any) -> tuple[Floats, Floats]:
         steps = self._check_horizon(horizon)
         with self._lock:
             if self._model is None:
-                return np.zeros((1, steps)), np.zeros((len(LEVELS), 1, steps))
+                raise ValueError(NO_ROW)
             rows = [in_order("xs", self._inputs, *read_inputs(x)) for x in list(xs or ())[:steps]]
             made, quantiles = self._model.forecast(np.array(rows).reshape(len(rows), len(self._inputs)))
             return made[:, :steps], quantiles[..., :steps]
@@ -485,7 +502,7 @@ class SepSAForecaster(Saves):
         return self
 
     def predict(self, horizon: int | None = None, X: Any = None, *, coverage: float | None = None) -> Any:
-        """Forecast the next rows as an array or, after frames of pandas, as a Series or frame with their times.
+        """Forecast the next rows as an array or, after frames of pandas or Polars, as a Series or frame with times.
 
         Args:
             horizon: Number of rows, at most that of the constructor; None for that.
@@ -494,6 +511,7 @@ class SepSAForecaster(Saves):
 
         Returns:
             Forecasts (horizon,) or (horizon, series); with `coverage` a tuple of forecasts, lower ends and upper ends.
+            A frame of Polars has the times in the column whose name was given as `times`.
         """
         xs = None
         if X is not None:
@@ -501,18 +519,24 @@ class SepSAForecaster(Saves):
             names = self._inputs if table.names == list(range(len(self._inputs))) else table.names
             xs = [dict(zip(names, row, strict=True)) for row in table.values.tolist()]
         made, quantiles = self._forecast(horizon, xs)
-        parts = [made] if coverage is None else [made, *interval(quantiles, check_coverage(coverage))]
+        parts = [made] if coverage is None else [made, *interval(quantiles, check_coverage(coverage), self._limits)]
         framed = [self._framed(part) for part in parts]
         return framed[0] if coverage is None else tuple(framed)
 
     def _framed(self, values: Floats) -> Any:
         """Values (m, H) in the shape of the rows that were learned."""
         out = values[0] if self._flat else values.T
+        times = self.times(values.shape[1])
+        if self._frame == "polars":
+            pl = importlib.import_module("polars")
+            if self._flat and not self._column:
+                return pl.Series(ONLY, out)
+            clock = {self._column: times} if self._column else {}
+            return pl.DataFrame(clock | dict(zip(map(str, self._names or ()), values, strict=True)))
         if self._frame != "pandas":
             return out
         import pandas as pd
 
-        times = self.times(values.shape[1])
         index = None if times[0] is None else pd.Index(times)
         return pd.Series(out, index) if self._flat else pd.DataFrame(out, index, columns=pd.Index(self._names or []))
 
@@ -540,7 +564,7 @@ class SepSAForecaster(Saves):
         import matplotlib.pyplot as plt
 
         if self._model is None or self._names is None:
-            raise ValueError("the forecaster has learned no row yet: call fit, learn_one or prequential first")
+            raise ValueError(NO_ROW)
         j = 0 if series is None else self._names.index(series)
         ax = ax or plt.subplots(figsize=(8, 3))[1]
         past = self._model.recent()[j]
@@ -550,7 +574,7 @@ class SepSAForecaster(Saves):
         ax.plot(when[: len(past)], past, color="black", lw=1)
         made, quantiles = self._forecast(None, None)
         for share in coverage:
-            low, high = interval(quantiles, check_coverage(share))
+            low, high = interval(quantiles, check_coverage(share), self._limits)
             ax.fill_between(ahead, low[j], high[j], color="#1f5fbf", alpha=0.2, lw=0)
         ax.plot(ahead, made[j], color="#1f5fbf")
         ax.set(title=str(self._names[j]))
@@ -567,9 +591,10 @@ class SepSAForecaster(Saves):
                 "names": None if self._names is None else [pack_label(name) for name in self._names],
                 "inputs": [pack_label(name) for name in self._inputs],
                 "frame": self._frame,
+                "column": self._column,
                 "clock": self._clock.state_dict(),
                 "waiting": [[y.copy(), e.copy()] for y, e in self._waiting],
-                "same": [self._same[0], self._same[1].copy()],
+                "same": [0, self._same.ravel()],
                 "refused": self._refused,
                 **self._history.state_dict(settled=not self._clock.first),
             }
@@ -596,10 +621,11 @@ class SepSAForecaster(Saves):
     def _load(self, state_dict: Any) -> None:
         """Load a state into this new forecaster."""
         keys = {"names", "inputs", "frame", "clock", "first", "skipped", "waiting", "same", "refused"}
-        new = schema.read("state_dict", state_dict, keys | {"lags", "seasons", "model"})
+        new = schema.read("state_dict", state_dict, keys | {"lags", "seasons", "model"}, optional={"column"})
         self._names = None if new["names"] is None else list(unpack_labels(new, "names"))
         self._inputs = list(unpack_labels(new, "inputs"))
-        self._frame, self._flat = ("pandas" if new["frame"] == "pandas" else ""), self._names in (None, [ONLY])
+        self._frame = new["frame"] if new["frame"] in ("pandas", "polars") else ""
+        self._column, self._flat = str(state_dict.get("column", "")), self._names in (None, [ONLY])
         self._refused = new.integer("refused")
         self._clock.load_state_dict(new["clock"])
         m, q = len(self._names or ()), len(self._inputs)
@@ -612,12 +638,17 @@ class SepSAForecaster(Saves):
         for i in range(len(waiting)):
             pair = waiting.items(i, 2)
             self._waiting.append((pair.array(0, (m,), missing=True), pair.array(1, (q,), missing=True)))
+            if np.nanmax(np.abs(np.concatenate(self._waiting[-1])), initial=0.0) > HUGE:
+                raise waiting.damaged(i, f"numbers up to {HUGE:g}", "others")
         if len(self._waiting) != len(self._clock.waiting):
             raise new.damaged("waiting", f"{len(self._clock.waiting)} rows", len(self._waiting))
         same = new.items("same", 2)
-        self._same = same.integer(0), same.array(1, (None,))
-        if len(self._same[1]) not in (0, m):
-            raise new.damaged("same", f"sums of {m} series", len(self._same[1]))
+        values = same.array(1, (None,))
+        if len(values) == m:  # of an earlier version: every series had a value in every row
+            values = np.concatenate([np.full(m, same.integer(0)), values])
+        if len(values) not in (0, 2 * m) or (values[: len(values) // 2] < 0).any():
+            raise new.damaged("same", f"numbers and sums of {m} series", len(values))
+        self._same = values.reshape(2, -1)
 
     def __getstate__(self) -> dict[str, Any]:
         return stamp({"parameters": self._get_params(), "state": self.state_dict()})

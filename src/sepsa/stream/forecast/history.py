@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from sepsa.states import schema
+from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.forecast.clock import SETTLED, Grid
+from sepsa.stream.forecast.clock import HISTORY, SETTLED, Grid
 from sepsa.stream.forecast.model import ForecastModel, Settings
 from sepsa.stream.forecast.seasons import check_seasons, find_seasons
 
 WARM_UP = 256  # rows after which scales follow the data by themselves
-HISTORY = 2048  # rows after which seasons are no longer looked for
 IMAGINED = 512  # rows of a gap that are forecast; over the others only the seasons go on
 MOST_LAGS = 2000
 
@@ -79,8 +79,6 @@ class History:
     def regrid(self, points: Any) -> None:
         """Put the rows so far on other points of the grid, and learn them again."""
         old = np.array(self.points, np.int64)
-        if len(points) and int(points[-1]) >= HISTORY:
-            raise ValueError("times of the first rows have no common step: give step=, or aggregate the rows")
         Y, E = spaced(self.Y[old], points), spaced(self.E[old], points)
         self.points, self.skipped = points.tolist(), []
         self.Y[: len(Y)], self.E[: len(E)] = Y, E
@@ -150,6 +148,9 @@ class History:
         m, q = self.Y.shape[1], self.E.shape[1]
         first = new.entries("first", {"Y", "E", "points"})
         Y, E = first.array("Y", (None, m), missing=True), first.array("E", (None, q), missing=True)
+        for name, rows in (("Y", Y), ("E", E)):
+            if (np.abs(rows) > HUGE).any():
+                raise first.damaged(name, f"at most {HUGE:g}", "another")
         kept = self.rows if 0 < self.rows < HISTORY else 0
         if len(Y) != kept or len(E) != len(Y) or (m == 0) != (self.model is None):
             raise schema.damaged("state_dict['first']", f"{kept} rows", len(Y))
@@ -158,7 +159,7 @@ class History:
         self.Y[:kept], self.E[:kept] = Y, E
         entries = first.items("points")
         self.points = [entries.integer(i, 0, max(kept - 1, 0)) for i in range(len(entries))]
-        if len(self.points) != points:
+        if len(self.points) != points or np.diff(self.points).min(initial=1) < 1:
             raise first.damaged("points", f"those of {points} rows", len(self.points))
         skipped = new.items("skipped")
         for i in range(len(skipped)):

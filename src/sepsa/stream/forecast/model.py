@@ -18,6 +18,7 @@ from sepsa.stream.scales import moments, trimmed
 
 LEVELS: Floats = np.array([0.005, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.995])  # of errors
 SCORES: Floats = np.array([NormalDist().inv_cdf(level) for level in LEVELS])  # of normal errors
+KNOWN = len(LEVELS) + 1  # quantiles of errors, and the number of errors
 HARMONICS = 4  # sine pairs of a season
 FACTORS = 4  # sines and cosines of the first season by which the recent changes of a series are multiplied
 DISCOUNT, SHARPNESS = 0.998, 20.0  # of the losses by which heads are weighed
@@ -88,6 +89,7 @@ class ForecastModel:
             there=np.zeros((H, m), np.bool_),
             made=np.zeros((H, m, H)),
             ends=np.zeros((H, len(LEVELS), m, H)),
+            judged=np.zeros((m, 1 + H), np.int64),
             size=np.zeros((m, H)),
             levels=LEVELS.copy(),
             quantiles=np.tile(np.sqrt(np.pi / 2) * SCORES[:, None, None], (1, m, H)),
@@ -172,13 +174,13 @@ class ForecastModel:
     def learn(self, Y: Floats, E: Floats, intervals: bool = False, ahead: bool = False) -> tuple[Floats, Floats]:
         """Learn rows Y (n, m) with E (n, q); returns the forecasts (n, m, H) made after each, and their quantiles.
 
-        The quantiles (n, levels, m, H) are empty unless `intervals`. `ahead` uses the exogenous inputs of later rows,
-        as far as E has them.
+        The quantiles (n, KNOWN, m, H) are those of LEVELS, and the numbers of errors that they come from; they are
+        empty unless `intervals`. `ahead` uses the exogenous inputs of later rows, as far as E has them.
         """
         announce_compilation(kernel.learn, "the forecaster", 20)
         m, H = self.shared.size.shape
         out = np.empty((len(Y), m, H))
-        quantiles = np.empty((len(Y) if intervals else 0, len(LEVELS), m, H))
+        quantiles = np.empty((len(Y) if intervals else 0, KNOWN, m, H))
         heads = (self.own, self.joint)
         at = 0
         while at < len(Y):
@@ -196,7 +198,7 @@ class ForecastModel:
         return {"forecast": missed[len(seasons) + 3], **named}
 
     def forecast(self, E: Floats) -> tuple[Floats, Floats]:
-        """The forecasts (m, H) after the last row, and their quantiles (levels, m, H); E (k, q) are the rows ahead."""
+        """The forecasts (m, H) after the last row, and their quantiles (KNOWN, m, H); E (k, q) are the rows ahead."""
         s = self.shared
         made, ends = s.told.copy(), s.told_ends.copy()
         if len(E):
@@ -205,7 +207,8 @@ class ForecastModel:
             more = s.scale[:, None] * np.einsum("jhq,hq->jh", s.XW[:, : len(E)], x)
             made[:, : len(E)] += more
             ends[..., : len(E)] += more
-        return np.clip(made, *s.limits), np.clip(ends, *s.limits)
+        made = np.where(s.judged[:, :1] > 0, made, np.nan)
+        return np.clip(made, *s.limits), np.concatenate([np.clip(ends, *s.limits), s.judged[None, :, 1:]])
 
     def recent(self) -> Floats:
         """The last values (m, n) of the series, forecasts where they were missing."""
@@ -238,11 +241,16 @@ class ForecastModel:
         new = schema.read(entry, state_dict, set(STATE))
         parts = {}
         for part, names in STATE.items():
-            old, entries = getattr(self, part), new.entries(part, set(names))
+            old, later = getattr(self, part), LATER & set(names)
+            entries = schema.read(new.path(part), new[part], set(names) - later, optional=later)
             loaded = {}
             for name in names:
                 array = getattr(old, name)
-                loaded[name] = entries.array(name, array.shape, array.dtype, low=LEAST.get(name, -np.inf))
+                if name in entries.values:
+                    loaded[name] = entries.array(name, array.shape, array.dtype, low=LEAST.get(name, -np.inf))
+                else:
+                    rows = loaded["counts"][arrays.C_ROWS] - np.arange(array.shape[1])
+                    loaded[name] = np.maximum(rows, 0) + 0 * array
             parts[part] = old._replace(**loaded)
         check_state(entry, parts)
         self.__dict__.update(parts)
@@ -258,17 +266,25 @@ STATE = {
     ),
     "shared": (
         "mean", "scale", "level", "spread", "reach", "drift", "spread2", "counts", "lags", "base", "there", "made",
-        "ends", "size", "quantiles", "told", "told_ends", "extent", "odd", "strange", "XU", "XD", "XW", "XK", "XT",
+        "ends", "judged", "size", "quantiles", "told", "told_ends", "extent", "odd", "strange", "XU", "XD", "XW",
+        "XK", "XT",
     ),
 }  # fmt: skip
+LATER = {"judged"}  # not in states of earlier versions, which count every row
 LEAST = dict.fromkeys(
-    ("left", "loss", "size", "counts", "spread", "reach", "spread2", "turn", "typical", "missed", "leader"), 0.0
+    ("left", "loss", "size", "counts", "spread", "reach", "spread2", "turn", "typical", "missed", "leader", "judged"),
+    0.0,
 )
 LEAST |= {"D": 1e-300, "XD": 1e-300, "scale": 1e-150, "C": -1.0}
 MOST_ROWS = 2**48
 MOST = 1e40  # of standardized numbers in a state; those in units of the series, and of the ridge, may be larger
 MOST_OF = {"mean": 1e101, "scale": 1e101, "drift": 1e101, "spread2": 1e202, "told": 1e103, "told_ends": 1e110}
-MOST_OF |= dict.fromkeys(("left", "XK"), 1e101)
+MOST_OF |= dict.fromkeys(("left", "XK"), 1e101) | {"strange": 1e210, "missed": 11.0, "known": 1e9}
+OF_SERIES = {  # the axis of the series in standardized arrays, and by how much they may exceed the observed values
+    "level": (0, 1e3), "spread": (0, 1e3), "reach": (0, 1e3), "lags": (0, 1e3), "base": (1, 1e3), "made": (1, 1e3),
+    "size": (0, 1e3), "profile": (0, 1e3), "off": (1, 1e3), "heads": (1, 1e3), "stacked": (1, 1e3), "mixed": (1, 1e3),
+    "ends": (2, 1e6), "XW": (0, 1e6),
+}  # fmt: skip
 
 
 def check_state(entry: str, parts: dict[str, Any]) -> None:
@@ -282,6 +298,11 @@ def check_state(entry: str, parts: dict[str, Any]) -> None:
             array = getattr(parts[part], name)
             if array.size and np.abs(array).max() > MOST_OF.get(name, MOST):
                 raise wrong(part, name, f"at most {MOST_OF.get(name, MOST):g}")
+            if name in OF_SERIES and array.size:
+                axis, factor = OF_SERIES[name]
+                largest = np.abs(np.moveaxis(array, axis, 0)).reshape(array.shape[axis], -1).max(1)
+                if (largest > factor * (1.0 + np.abs(parts["shared"].extent).max(0))).any():
+                    raise wrong(part, name, "not so large beside the values observed")
     for part in ("own", "joint"):
         f = parts[part]
         if f.C.size and f.C.max() >= f.ridge.size:
@@ -307,6 +328,24 @@ def check_state(entry: str, parts: dict[str, Any]) -> None:
     rows, outliers, phase, shifts = s.counts.tolist()
     if not 0 < rows <= phase <= MOST_ROWS or shifts > outliers or outliers > rows * s.scale.size:
         raise wrong("shared", "counts", f"numbers of rows up to {MOST_ROWS}")
+    check_copies(s, wrong)
+
+
+def check_copies(s: arrays.Shared, wrong: Any) -> None:
+    """Raise the error `wrong` where numbers that a state has twice differ, or there are more errors than rows."""
+    rows, (H, n) = int(s.counts[arrays.C_ROWS]), (s.made.shape[0], s.lags.shape[1] // 2)
+    last = rows - 1 - np.arange(min(rows, H))
+    if (s.lags[:, :n] != s.lags[:, n:]).any() or (s.lags[:, last % n] != s.base[last % H].T).any():
+        raise wrong("shared", "lags", "the last values")
+    made = s.made[(rows - 1) % H]
+    slack = 1e-6 * (np.abs(s.mean) + s.scale * (1.0 + np.abs(made).max(1)))[:, None]
+    for name, more in (("told", 0.0), ("told_ends", s.ends[(rows - 1) % H])):
+        units = s.mean[:, None] + s.scale[:, None] * (made + more)
+        room = slack * (1.0 + np.abs(more))
+        if (np.abs(np.clip(units, *s.limits) - np.clip(getattr(s, name), *s.limits)) > room).any():
+            raise wrong("shared", "scale", f"that of {name!r}")
+    if (s.judged > np.minimum(s.judged[:, :1], np.maximum(rows - np.arange(H + 1), 0))).any():
+        raise wrong("shared", "judged", "numbers of rows")
 
 
 def own_terms(j: int, series: int, lags: int, season: int) -> list[Term]:
@@ -329,20 +368,23 @@ def joint_terms(series: int, lags: int, season: int) -> list[Term]:
     return [(i, 0, i, k, -1) for k in kept for i in range(series)]
 
 
-def interval(quantiles: Floats, coverage: float) -> tuple[Floats, Floats]:
-    """The two ends (...) of the interval of this coverage, from quantiles (levels, ...) of LEVELS.
+def interval(quantiles: Floats, coverage: float, bounds: tuple[float, float]) -> tuple[Floats, Floats]:
+    """The two ends (...) of the interval of this coverage, from quantiles (KNOWN, ...) of LEVELS.
 
-    Between levels, and beyond the outermost, quantiles are linear in those of the normal distribution.
+    Between levels, and beyond the outermost, quantiles are linear in those of the normal distribution. Of n errors the
+    next is as likely the largest as any other, and no interval that is drawn from them has more than the share
+    n / (n + 1): with fewer errors than that needs, the ends are those of `bounds`.
     """
     middle = quantiles[len(LEVELS) // 2]
+    few = quantiles[-1] < (1 - 1e-9) * coverage / (1 - coverage)
 
     def end(level: float) -> Floats:
         score = NormalDist().inv_cdf(min(max(level, 1e-12), 1 - 1e-12))
         if abs(score) > SCORES[-1]:
-            outer = quantiles[0 if score < 0 else -1]
+            outer = quantiles[0 if score < 0 else len(LEVELS) - 1]
             return np.asarray(middle + (outer - middle) * abs(score) / SCORES[-1])
         at = int(np.clip(np.searchsorted(SCORES, score), 1, len(SCORES) - 1))
         part = (score - SCORES[at - 1]) / (SCORES[at] - SCORES[at - 1])
         return np.asarray(quantiles[at - 1] + part * (quantiles[at] - quantiles[at - 1]))
 
-    return end((1 - coverage) / 2), end((1 + coverage) / 2)
+    return np.where(few, bounds[0], end((1 - coverage) / 2)), np.where(few, bounds[1], end((1 + coverage) / 2))

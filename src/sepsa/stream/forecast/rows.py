@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sepsa.stream.columns.cells import DATE, date_formats, read_cell
 from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.forecast.clock import Moments, read_times
@@ -23,7 +24,8 @@ class Table(NamedTuple):
     names: list[Hashable]
     flat: bool
     times: Moments | None
-    frame: str  # "pandas", or "" for anything else
+    frame: str  # "pandas" or "polars", or "" for anything else
+    clock: str = ""  # the name of the column that had the times
 
 
 def read_table(what: str, data: Any, times: Any = None) -> Table:
@@ -34,13 +36,15 @@ def read_table(what: str, data: Any, times: Any = None) -> Table:
     names: list[Hashable] | None = None
     index = getattr(data, "index", None)
     pandas = hasattr(index, "dtype") and hasattr(data, "iloc")
-    if isinstance(times, str):
-        if times not in getattr(data, "columns", ()):
-            raise ValueError(f"times must be a column of {what}, or times of its rows, got {times!r}")
-        column = data[times]
-        data, times = data.drop(columns=times) if pandas else data.drop(times), column
-    elif times is None and pandas and (hasattr(index, "tz") or hasattr(index, "asfreq")):
-        times = index
+    frame = "pandas" if pandas else "polars" if type(data).__module__.startswith("polars.") else ""
+    column = times if isinstance(times, str) else ""
+    if column:
+        if column not in getattr(data, "columns", ()):
+            raise ValueError(f"times must be a column of {what}, or times of its rows, got {column!r}")
+        times = data[column]
+        data = data.drop(columns=column) if pandas else data.drop(column)
+    elif times is None and pandas and what != "X":
+        times = index_times(what, index)
     if hasattr(data, "columns"):
         names = list(data.columns)
     flat = getattr(data, "ndim", None) == 1 or (names is None and np.ndim(data) == 1)
@@ -53,7 +57,28 @@ def read_table(what: str, data: Any, times: Any = None) -> Table:
     moments = None if times is None else read_times(times)
     if moments is not None and len(moments.seconds) != len(rows):
         raise ValueError(f"times must be those of {len(rows)} rows, got {len(moments.seconds)}")
-    return Table(rows, names, flat, moments, "pandas" if pandas else "")
+    return Table(rows, names, flat, moments, frame, column)
+
+
+def index_times(what: str, index: Any) -> Any:
+    """The times that an index of pandas has, None if it only counts the rows; an error for any other index."""
+    if hasattr(index, "tz") or hasattr(index, "asfreq"):
+        return index
+    if getattr(index, "nlevels", 1) == 1 and index.dtype.kind in "iufb":
+        return None
+    if len(index) and all(isinstance(one, date) or is_iso(one) for one in index):
+        return list(index)
+    text = index[0] if len(index) else ""
+    formats = date_formats(text) if isinstance(text, str) else []
+    cure = f"{what}.reset_index(drop=True) for rows without times"
+    if formats:
+        cure = f"{what}.set_axis(pandas.to_datetime({what}.index, format=...)) with {' or '.join(map(repr, formats))}"
+    raise ValueError(f"the index of {what} must have times, or count the rows, got {text!r}: give times=, or {cure}")
+
+
+def is_iso(one: Any) -> bool:
+    """Whether this is a text such as 2026-01-31T12:00."""
+    return isinstance(one, str) and DATE.fullmatch(one) is not None
 
 
 def numbers(what: str, data: Any) -> Floats:
@@ -61,7 +86,9 @@ def numbers(what: str, data: Any) -> Floats:
     if isinstance(data, np.ma.MaskedArray):
         data = np.ma.filled(data.astype(np.float64), np.nan)
     elif hasattr(data, "to_numpy"):
-        data = data.to_numpy()
+        data = refuse_dates(what, data).to_numpy()
+    if getattr(getattr(data, "dtype", None), "kind", "") in "mM":
+        raise ValueError(f"{what} must be numbers, or NaN where they are missing, got dates or durations")
     try:
         values = np.array(data, np.float64)
     except (TypeError, ValueError) as error:
@@ -69,6 +96,21 @@ def numbers(what: str, data: Any) -> Floats:
     if np.isinf(values).any() or (np.abs(values) > HUGE).any():
         raise ValueError(f"{what} must be numbers up to {HUGE:g}, or NaN where they are missing, got an infinite one")
     return values
+
+
+def refuse_dates(what: str, data: Any) -> Any:
+    """The frame, unless a column of it has dates or texts: an error names it, and `times` for dates of Y."""
+    for name in getattr(data, "columns", ()):
+        values = data[name].to_numpy()
+        objects = values.tolist() if values.ndim == 1 and values.dtype.kind in "MOUT" else ()
+        some = next((one for one in objects if one is not None and one == one), None)
+        dates = values.dtype.kind == "M" or isinstance(some, date)
+        if dates or (isinstance(some, str) and (is_iso(some) or date_formats(some))):
+            cure = f"give times={name!r}" if what != "X" else "leave it out"
+            raise ValueError(f"{what} must be numbers, got dates in the column {name!r}: {cure}")
+        if isinstance(some, str) and read_cell(some)[0] == "text":
+            raise ValueError(f"{what} must be numbers, got {some[:40]!r} in the column {name!r}: leave it out")
+    return data
 
 
 def arranged(what: str, known: list[Hashable], table: Table) -> Floats:

@@ -85,7 +85,8 @@ class Shared(NamedTuple):
     of the exogenous inputs; `angles` (a,) of the seasons, in radians a row; `options`; `counts`; `lags` (m, 2n), values
     twice, so that the last n are contiguous; rings of the last H rows: `base` (H, m), values, `there` (H, m), whether
     they were observed, `made` (H, m, H), forecasts, `ends` (H, v, m, H), quantiles of their errors as they were issued;
-    `size` (m, H), recent absolute errors; `levels` (v,) and `quantiles` (v, m, H) of errors in units of it; `told`
+    `judged` (m, 1 + H), the numbers of values observed, and of errors of each step; `size` (m, H), recent absolute
+    errors; `levels` (v,) and `quantiles` (v, m, H) of errors in units of it; `told`
     (m, H) and `told_ends` (v, m, H), the last forecasts and their quantiles in units of the series; `extent` (2, m),
     the least and the largest value observed; `odd` (2, m), how many values in a row were implausible, and how much
     oftener the next value confirmed such a one than not; `strange` (m,), the last implausible value;
@@ -109,6 +110,7 @@ class Shared(NamedTuple):
     there: Any
     made: Any
     ends: Any
+    judged: Any
     size: Any
     levels: Any
     quantiles: Any

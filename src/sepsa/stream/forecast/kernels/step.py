@@ -200,20 +200,28 @@ def follow_quantiles(quantiles, ends, levels, e):
 
 @called
 def judge(s, z, there, x, t, H, R, unit):
-    """Learn the errors of the forecasts of row t: their size and quantiles, and what exogenous inputs x explain."""
-    k = s.XK[0]
+    """Learn the errors of the forecasts of row t: their size and quantiles, and what exogenous inputs x explain.
+
+    A forecast that was made before the first value of its series has no error.
+    """
+    k, recent = s.XK[0], np.ones(z.size, np.int64)  # `recent`: how many values came after a forecast was made
     c = gains(s.XU, s.XD, s.XK[1], s.XK[2], s.XT, s.options[O_EXOGENOUS], x, k, R, unit) if x.size > 0 else -1
+    for j in range(z.size):
+        s.judged[j, 0] += there[j]
     for h in range(min(t, H)):
         at = (t - h - 1) % H
-        rate = max(1.0 - RECENT, 1.0 / (t - h))
         for j in range(z.size):
             if not there[j]:
                 continue
             w = s.XW[j, h]
             e = z[j] - s.made[at, j, h] - dot(w, x)
             learn_error(w, k, R, c, e)
+            since, recent[j] = recent[j], recent[j] + s.there[at, j]
+            if s.judged[j, 0] <= since:
+                continue
             follow_quantiles(s.quantiles[:, j, h], s.ends[at, :, j, h], s.levels, e)
-            s.size[j, h] += rate * (abs(e) - s.size[j, h])
+            s.judged[j, h + 1] += 1
+            s.size[j, h] += max(1.0 - RECENT, 1.0 / s.judged[j, h + 1]) * (abs(e) - s.size[j, h])
 
 
 @called
@@ -426,7 +434,10 @@ def in_units(s, j, value):
 
 @called
 def publish(s, E, i, ahead, x, out, quantiles):
-    """Copy the forecasts of row i, with what exogenous inputs known ahead explain, and quantiles of their errors."""
+    """Copy the forecasts of row i, with what exogenous inputs known ahead explain, and quantiles of their errors.
+
+    The numbers of errors are beside the quantiles. A series of which no value is known has no forecast.
+    """
     m, H = s.size.shape
     at = s.counts[C_ROWS] % H
     made = s.made[at]
@@ -439,21 +450,23 @@ def publish(s, E, i, ahead, x, out, quantiles):
             made[j, h] = min(max(made[j, h], low), high)
             more = dot(s.XW[j, h], x) if explained else 0.0
             s.told[j, h] = in_units(s, j, made[j, h])
-            out[i, j, h] = in_units(s, j, made[j, h] + more)
+            out[i, j, h] = in_units(s, j, made[j, h] + more) if s.judged[j, 0] > 0 else math.nan
             for v in range(s.levels.size):
                 s.ends[at, v, j, h] = s.quantiles[v, j, h] * s.size[j, h]
                 s.told_ends[v, j, h] = in_units(s, j, made[j, h] + s.ends[at, v, j, h])
                 if len(quantiles) > 0:
                     quantiles[i, v, j, h] = in_units(s, j, made[j, h] + s.ends[at, v, j, h] + more)
+            if len(quantiles) > 0:
+                quantiles[i, s.levels.size, j, h] = s.judged[j, h + 1]
 
 
 @compiled
 def learn(families, c, s, stack_ridge, Y, E, out, quantiles, ahead):
     """Learn rows Y (n, m) with exogenous inputs E (n, q) in order; out (n, m, H) gets the forecasts made after each.
 
-    `quantiles` (n, v, m, H) gets those of their errors, unless it is empty. `ahead` uses the exogenous inputs of the
-    rows that are forecast, as far as E has them. Returns the number of rows learned: fewer than n where the scale of a
-    series is due to change.
+    `quantiles` (n, v + 1, m, H) gets those of their errors, and how many there were, unless it is empty. `ahead` uses
+    the exogenous inputs of the rows that are forecast, as far as E has them. Returns the number of rows learned: fewer
+    than n where the scale of a series is due to change.
     """
     m, H = s.size.shape
     n, angles, q = s.lags.shape[1] // 2, s.angles.size, E.shape[1]
@@ -548,6 +561,7 @@ def revise(own, joint, s, j, age, y):
             s.told[j, h] += s.scale[j] * change
             for v in range(s.levels.size):
                 s.told_ends[v, j, h] += s.scale[j] * change
+        s.judged[j, 0] += not s.there[at, j]
     s.base[at, j], s.there[at, j] = new, True
     if age < n:
         s.lags[j, t % n] = s.lags[j, n + t % n] = new
