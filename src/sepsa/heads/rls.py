@@ -23,7 +23,6 @@ from sepsa.heads.base.checks import check_outputs, check_rows, explain_nonfinite
 from sepsa.heads.base.delta import Delta
 from sepsa.heads.base.delta import learn as learn_delta
 from sepsa.heads.base.delta import since as delta_since
-from sepsa.heads.base.deprecated import AcceptsAuto
 from sepsa.heads.base.parameters import bias_words, commit, follow, ridges, samples, start, store
 from sepsa.heads.base.posterior import NormalPosterior
 from sepsa.heads.base.rls_state import RLSSettings, read_root, write_root
@@ -36,7 +35,7 @@ from sepsa.validation import in_range
 _SIZES = 64  # numbers of rows for which the choice of a backend is remembered
 
 
-class RLS(AcceptsAuto, NormalPosterior):
+class RLS(NormalPosterior):
     """Train a linear head by recursive least squares: an exact Newton step on the squared loss per update.
 
     Choose it for regression where a p x p matrix fits in memory, p the number of features and the bias. After any

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.heads.backends import choose
-from sepsa.heads.base import deprecated, repeated_samples
+from sepsa.heads.base import repeated_samples
 from sepsa.heads.base.checks import check_rows, explain_nonfinite
 from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.newton import NewtonHead
@@ -113,8 +113,6 @@ class SelfTuning(OwnsHead):
         1.0
     """
 
-    # Until version 0.2 these tuned themselves where `ridge="auto"` was given.
-    reads_states_of = ("sepsa.SelfTuningRLS", "sepsa.SoftmaxNewton", "sepsa.LogisticNewton")
     _held_out: Tensor | None = None
     _captured: Any = None  # the choice on a device
     _ratio = 1.0  # of the body's learning rate to its peak
@@ -225,13 +223,6 @@ class SelfTuning(OwnsHead):
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
         linear = self._ready()
-        if isinstance(state_dict, dict) and "choice" in state_dict and self.rests:
-            state_dict = self._from_version_01(state_dict)
-        if isinstance(state_dict, dict) and {"M", "N", "grid"} <= set(state_dict):
-            raise ValueError(
-                'state_dict was saved by RLS(ridge="auto") of version 0.2, whose sums a SelfTuning cannot continue: '
-                "load the model's weights alone and start a new SelfTuning() on them"
-            )
         saved = schema.read("state_dict", state_dict, _KEYS, "SelfTuning")
         states = saved.items("members", None if self.rests else len(self._given))
         J, like = len(states), join(linear)
@@ -245,27 +236,6 @@ class SelfTuning(OwnsHead):
         now = read_progress(saved, [member.steps for member in members])
         seen = repeated_samples.read(saved.entries("seen", {"salt", "first", "unrepeated", "hashes", "learned"}))
         self._assign(members=members, _now=now, _seen=seen, _captured=None, _held_out=None)
-
-    def _from_version_01(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The state of a `SoftmaxNewton(ridge="auto")` of version 0.2 as that of its active ridge, which goes on."""
-        choice = schema.Entries("state_dict", state).entries(
-            "choice", {"scale", "started", "ridges", "losses", "others", "active", "history"}
-        )
-        member = {name: value for name, value in state.items() if name != "choice"}
-        steps = int(torch.as_tensor(member["counters"]).reshape(-1, 3)[:, 0].max())
-        return {
-            "members": [member],
-            "heads": join(self._head())[None],
-            "sums": torch.zeros(1, dtype=torch.float64),
-            "products": torch.zeros(1, 1, dtype=torch.float64),
-            "count": 0.0,
-            "active": 0,
-            "steps": steps,
-            "scale": choice["scale"],
-            "started": SETTLED if choice["started"] == SETTLED else RESTS,
-            "history": [[step, 1.0, ridge] for step, ridge in choice["history"]] or [[0, 1.0, START_RIDGE]],
-            "seen": self._seen.state_dict(),
-        }
 
     def checkpoint(self) -> Any:
         """Return what `rollback` restores."""
@@ -784,6 +754,3 @@ def read_progress(saved: schema.Entries, learned: list[int]) -> Progress:
     )
     numbers = saved.integer("steps"), saved.number("scale", 0.0), saved.integer("started", SETTLED)
     return Progress(score, saved.integer("active", 0, J - 1), tuple(learned), *numbers, changes)
-
-
-deprecated.makers.append(SelfTuning.of)

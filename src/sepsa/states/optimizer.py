@@ -27,8 +27,9 @@ _COMPLETE = ({"step", "exp_avg", "exp_avg_sq"}, {"step", "exp_avg", "exp_inf"}, 
 def check_own_state(own: object, body: list[list[list[int]]]) -> None:
     """Check SepSA's own part of a state: fraction, generator, the body's shapes and the heads."""
     name = "state_dict['sepsa']"
-    if not isinstance(own, dict) or not {"head_fraction", "generator", "body"} <= set(own):
-        raise damaged(name, "a dict of head_fraction, generator, body and the head", brief(own))
+    needed = "head_fraction", "generator", "body", "samples", "rates"
+    if not isinstance(own, dict) or not set(needed) <= set(own):
+        raise damaged(name, f"a dict of {', '.join(needed)} and the head", brief(own))
     if not isinstance(own.get("head", own.get("heads")), dict):
         raise damaged(f"{name}['head']", "the state of the head", brief(own.get("head")))
     with settings(name):
@@ -40,29 +41,15 @@ def check_own_state(own: object, body: list[list[list[int]]]) -> None:
         torch.Generator().set_state(generator.cpu())
     except (RuntimeError, TypeError) as error:
         raise damaged(f"{name}['generator']", "the state of a generator", error) from None
-    samples = own.get("samples", 0)
+    samples = own["samples"]
     if type(samples) is not int or samples < 0:
         raise damaged(f"{name}['samples']", "a number of samples", brief(samples))
-    rates = own.get("rates", [0.0, 0.0, False])  # none in states from before heads annealed
+    rates = own["rates"]
     good = isinstance(rates, (list, tuple)) and len(rates) == 3 and all(map(is_number, rates[:2]))
     if not (good and 0 <= rates[0] <= rates[1] < math.inf and isinstance(rates[2], bool)):
         raise damaged(f"{name}['rates']", "the rate, its peak and whether it ever fell", brief(rates))
     if not same_shapes(own["body"], body):
         raise ValueError(f"state_dict belongs to a body with parameter shapes {own['body']}, this one has {body}")
-
-
-def noticed_epoch(own: dict[str, Any]) -> float:
-    """The length of an epoch in a state of version 0.2, which noticed epochs and set the forgetting; 0: none."""
-    epoch = own.get("epoch")
-    length: Any = epoch.get("length") if isinstance(epoch, dict) else None
-    return float(length) if is_number(length) and length > 0 else 0.0
-
-
-def samples_of(own: dict[str, Any]) -> int:
-    """The samples that were offered to the head, also of a state of version 0.2."""
-    epoch = own.get("epoch")
-    before = epoch.get("samples") if isinstance(epoch, dict) else 0
-    return int(own.get("samples", before if isinstance(before, int) else 0))
 
 
 def same_shapes(given: Any, body: Any) -> bool:
