@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepsa.states import schema
+from sepsa.states.objects import rebuilt_as
 from sepsa.states.output import replace
 from sepsa.stream.columns.cells import check_date_format, date_formats, read_date
 from sepsa.stream.engine.kernels.robust import HUGE
@@ -34,6 +35,7 @@ OF_FORECASTER = ("horizon", "lags", "seasons", "step", "bounds", "same_time")  #
 TEXTS = 8  # inputs of a column of texts: one for each of its first texts, the last for all others
 
 
+@rebuilt_as("sepsa forecast")
 class ForecastTable:
     """A forecaster of columns of a table: `target` are its series, `inputs` exogenous inputs, `time` their time.
 
