@@ -153,7 +153,7 @@ class SlimTik(OwnsHead):
 
     Examples:
         >>> import torch
-        >>> from sepsa.heads import SlimTik
+        >>> from reproduction.slimtik import SlimTik
         >>> _ = torch.manual_seed(0)
         >>> features = torch.randn(100, 2)
         >>> targets = features @ torch.tensor([[2.0], [-1.0]])

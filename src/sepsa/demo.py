@@ -180,10 +180,8 @@ def draw(results: Results, seeds: int) -> Figure:
     for top, bottom, lr in zip(axes[0], axes[-1], LEARNING_RATES, strict=True):
         top.set_title(f"learning rate {lr:g}", fontsize=11.5, fontweight="bold", pad=19)
         bottom.set_xlabel("samples seen")
-    figure.legend(
-        *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(METHODS), frameon=False,
-        handlelength=3,
-    )  # fmt: skip
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, handlelength=3)
     samples = next(iter(results[TARGETS[0]].values()))["SepSA"].shape[1] - 1
     figure.suptitle(
         f"Diabetes, online, one pass over {samples} samples: mean squared error on the test rows, "
