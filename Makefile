@@ -14,9 +14,9 @@ SITE := .venv-docs
 PAGE := tests/test_docs.py::test_the_code_on_a_page_prints_what_the_page_shows[docs/how-to-choose.md]
 FAST := tests/test_goldens.py tests/heads/test_checks.py tests/heads/test_per_output.py tests/heads/test_logistic.py \
 	tests/test_observe.py tests/test_several_heads.py tests/states/test_schema.py tests/stream/test_keyed.py \
-	tests/paper/test_networks.py tests/paper/test_records.py tests/test_project.py
+	tests/reproduction/test_networks.py tests/reproduction/test_records.py tests/test_project.py
 
-.PHONY: demo test check portable lint kernels docs clean
+.PHONY: demo test check portable lint kernels docs reproduce clean
 
 demo: $(DEMO)/installed
 	$(DEMO)/bin/sepsa demo
@@ -44,6 +44,12 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/mypy --config-file examples/mypy.ini
 	$(BIN)/lint-imports
+
+# Runs of the paper that are not recorded in results/, then its tables and figures; RUN="table3 --datasets diabetes": a part.
+RUN ?= all
+reproduce: $(STAMP)
+	$(BIN)/python -m reproduction run $(RUN)
+	$(BIN)/python -m reproduction report
 
 docs: $(SITE)/installed
 	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet --strict

@@ -28,10 +28,10 @@ import torch
 from measure import machine
 from torch.nn.functional import mse_loss
 
+from reproduction import networks as of_paper
+from reproduction import runner
 from sepsa import RLS, SepSA
 from sepsa.heads.math import anneal
-from sepsa.paper import networks as of_paper
-from sepsa.paper import runner
 
 RESULT = Path(__file__).with_suffix(".json")
 SEEDS, EPOCHS, BATCH, SAMPLES, LAST = 8, 40, 32, 500, 0.02

@@ -33,8 +33,8 @@ import torch
 from measure import dispatch, mean_and_spread, write
 from torch import Tensor, nn
 
+from reproduction import data, runner
 from sepsa import RLS, PerOutput, SepSA
-from sepsa.paper import data, runner
 
 ARMS, ROUNDS, APART = 10, 4096, 20_000
 

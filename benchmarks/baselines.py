@@ -12,7 +12,7 @@ import torch
 from measure import write
 from torch.nn.functional import mse_loss
 
-from sepsa.paper.data import REGRESSIONS, TITLES, load
+from reproduction.data import REGRESSIONS, TITLES, load
 
 
 def main() -> None:

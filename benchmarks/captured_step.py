@@ -24,10 +24,10 @@ from measure import alternate, machine, ratio, spread, training_step
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
+from reproduction.data import load
+from reproduction.networks import cnn, initialize
 from sepsa import RLS, SelfTuning, SepSA, SoftmaxNewton
 from sepsa.capture import PlainStep, Step, capture, first_order_step
-from sepsa.paper.data import load
-from sepsa.paper.networks import cnn, initialize
 
 RESULTS = Path(__file__).with_suffix(".json")
 STEPS = {"eager": 100, "captured": 1000, "compiled": 1000}

@@ -75,7 +75,7 @@ PRINTS = {
         "annealing",
     )
 }
-COMMANDS = {"sepsa report": "results/table3.json"}
+COMMANDS = {"python -m reproduction report": "results/table3.json"}
 
 SCALES = {"": (1.0,), "%": (1.0, 100.0), "points": (1.0, 100.0), "ms": (1.0, 1e3), "µs": (1.0, 1e6)}
 

@@ -30,8 +30,8 @@ from measure import dispatch, mean_and_spread, write
 from torch import Tensor, nn
 from torch.nn import functional
 
+from reproduction import data, runner
 from sepsa import RLS, SepSA
-from sepsa.paper import data, runner
 
 TASKS = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))
 FIRST = 500  # images that the filters are taken from

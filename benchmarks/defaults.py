@@ -1,4 +1,4 @@
-"""The ridge of SepSA's default solver: chosen on one half of a set of problems and reported on the other.
+"""SepSA's default solver: chosen on one half of a set of problems and reported on the other.
 
     SEPSA_DATA=... python benchmarks/defaults.py --jobs 16        # what defaults.json does not hold yet
     python benchmarks/defaults.py --choose                        # the candidates on the half "choice"
@@ -6,8 +6,8 @@
 
 A cell is a problem, a body and a way to train: "pass", one pass with single samples, or "epochs", 20 epochs in batches
 of 32 with `samples_per_epoch` given. Both methods train the same network on the squared error, classes as one-hot
-targets, at rates of 1e-3 and 1e-2. Candidates are absolute ridges, and ridges relative to the mean squared norm of the
-features in the first batch; the ridge of the bias is never more than 1e-4. Every number is the mean squared error on
+targets, at rates of 1e-3 and 1e-2. Candidates are ridges by evidence with several values of `noise_factor`, absolute
+ridges, and ridges relative to the mean squared norm of the features in the first batch. Every number is the mean squared error on
 test samples, one for each seed, which divides the samples, initializes the network and shuffles. At most 1,000 samples
 are for training. UCI's tables are read from SEPSA_DATA/uci (concrete, energy, kin8nm, power-plant, wine-quality-red and
 yacht, .npz each); the others come with scikit-learn and with Python. Problems marked * have noisy targets: the best
@@ -42,8 +42,18 @@ RESULT = Path(__file__).with_suffix(".json")
 SEEDS, MOST, BATCH, EPOCHS = 8, 1000, 32, 20
 RATES = (1e-3, 1e-2)
 WAYS = ("pass", "epochs")
-CANDIDATES = ("ridge 1", "ridge 3", "ridge 10", "ridge 30", "relative 1", "relative 3", "relative 10")
-BASE, DEFAULT = "Adam", "ridge 10"  # the default is the candidate with the smallest mean difference on "choice"
+CANDIDATES = (
+    "evidence 5",
+    "evidence 8",
+    "ridge 1",
+    "ridge 3",
+    "ridge 10",
+    "ridge 30",
+    "relative 1",
+    "relative 3",
+    "relative 10",
+)
+BASE, DEFAULT = "Adam", "evidence 8"  # the default is the candidate with the smallest mean difference on "choice"
 
 Table = tuple[Any, Any]  # inputs (n, d) and targets: numbers (n,) or classes (n,)
 Cell = tuple[str, str, str]  # problem, body, way
@@ -139,6 +149,8 @@ def network(body: str, inputs: int, outputs: int) -> nn.Sequential:
 
 def solver_of(method: str, model: nn.Sequential, first: Tensor) -> RLS:
     kind, _, factor = method.partition(" ")
+    if kind == "evidence":
+        return RLS(ridge="evidence", noise_factor=float(factor))
     ridge = float(factor)
     if kind == "relative":
         with torch.no_grad():
@@ -277,6 +289,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--half", choices=tuple(HALVES))
+    parser.add_argument("--methods", nargs="+", default=[BASE, *CANDIDATES])
     parser.add_argument("--only", default="", help="cells whose name holds this")
     options = parser.parse_args()
     errors = known()
@@ -290,7 +303,7 @@ def main() -> None:
         (cell, method, rate, range(len(errors.get(key_of(cell, method, rate), [])), options.seeds))
         for half in ([options.half] if options.half else HALVES)
         for cell in cells(half)
-        for method in (BASE, *CANDIDATES)
+        for method in options.methods
         for rate in RATES
         if options.only in " | ".join(cell)
     ]

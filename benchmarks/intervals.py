@@ -23,8 +23,8 @@ from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from reproduction.data import load
 from sepsa import SepSARegressor
-from sepsa.paper.data import load
 
 SPLITS = 20
 WANTED = (0.87, 0.93)

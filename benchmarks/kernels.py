@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from measure import machine, ratio, spread
 
+from reproduction.networks import cnn, initialize
 from sepsa import RLS, SepSA, SoftmaxNewton
 from sepsa.heads.backends.choose import force
-from sepsa.paper.networks import cnn, initialize
 
 RESULTS = Path(__file__).with_suffix(".json")
 SOLVERS: dict[str, Callable[[], Any]] = {

@@ -36,9 +36,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sepsa
+from reproduction import runner
 from sepsa import SelfTuning, SepSA, SoftmaxNewton
 from sepsa.joint import JointOptimizer
-from sepsa.paper import runner
 
 RESULT = Path(__file__).with_suffix(".json")
 WIDTH, DEPTH, HEADS, CONTEXT, SEQUENCES = 384, 6, 6, 256, 64

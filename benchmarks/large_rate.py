@@ -19,11 +19,11 @@ from measure import write
 from torch import Tensor, nn
 from torch.nn import functional
 
+from reproduction import networks, runner
+from reproduction.experiments import FIGURE_SEEDS
+from reproduction.methods import Trainer, separable
+from reproduction.training import evaluate
 from sepsa import RLS
-from sepsa.paper import networks, runner
-from sepsa.paper.experiments import FIGURE_SEEDS
-from sepsa.paper.methods import Trainer, separable
-from sepsa.paper.training import evaluate
 
 EPOCHS, BATCH, RATES, SEEDS = 50, 32, (1e-3, 10.0, 100.0), FIGURE_SEEDS[:10]
 HIGH = 30.0  # of a training error: targets have a variance of about 100

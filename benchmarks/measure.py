@@ -1,10 +1,13 @@
-"""Functions that the benchmarks share: timing beyond `sepsa.bench`, training steps, JSON files and commands."""
+"""Functions that the benchmarks share: timing, training steps, JSON files and commands."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
+import platform
 import statistics
+import subprocess
 import sys
 import time
 from argparse import ArgumentParser, Namespace
@@ -12,13 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from check_numbers import ROOT, source_hash
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from sepsa import SepSA, bench
-from sepsa.bench import ratio, spread
+from sepsa import SepSA
 
 __all__ = [
     "alternate",
@@ -39,6 +42,17 @@ __all__ = [
 def require_cuda() -> None:
     if not torch.cuda.is_available():
         sys.exit("this benchmark needs a CUDA device")
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median and quartiles."""
+    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
+    return {"median": float(middle), "q25": float(low), "q75": float(high)}
+
+
+def ratio(times: dict[str, list[float]], one: str, other: str) -> dict[str, float]:
+    """The spread of one / other, round by round, so that what slows the machine slows both."""
+    return spread([a / b for a, b in zip(times[one], times[other], strict=True)])
 
 
 def alternate(contestants: dict[str, Callable[[], object]], rounds: int, seconds: float = 0.05) -> dict[str, Any]:
@@ -104,17 +118,45 @@ def write(script: str, result: dict[str, Any]) -> None:
     print(f"written to {path}")
 
 
+def processor() -> str:
+    """The processor's name, as far as the system knows it: on ARM lscpu has it, not the kernel."""
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        lines += Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    if not any(line.startswith("model name") for line in lines):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            lines += subprocess.run(["lscpu"], capture_output=True, text=True, timeout=10).stdout.splitlines()
+    for key in ("model name", "model\t"):  # the latter names a board; on x86 it is a number
+        for line in lines:
+            if line.lower().startswith(key):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def hardware() -> dict[str, Any]:
+    """The machine and the versions that a measurement depends on."""
+    return {
+        "machine": platform.machine(),
+        "processor": processor(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
 def machine() -> dict[str, Any]:
     """The hardware, the versions, and hashes of the sources that a measurement depends on.
 
-    They are hashes of the script, and of each folder of src/ from which the process has imported a module until now.
+    They are hashes of the script, and of each folder of src/, and of reproduction/, from which the process has imported
+    a module until now.
     """
     found = (getattr(module, "__file__", None) for module in [*sys.modules.values()])
     folders = {Path(file).resolve().parent for file in found if isinstance(file, str)}
     script = Path(getattr(sys.modules["__main__"], "__file__", None) or "").resolve()  # an interactive one has none
-    used = sorted(folder for folder in folders if ROOT / "src" in folder.parents)
+    used = sorted(folder for folder in folders if ROOT / "src" in folder.parents or folder == ROOT / "reproduction")
     used = [script, *used] if ROOT in script.parents else used
-    return bench.machine() | {"sources": {path.relative_to(ROOT).as_posix(): source_hash(path) for path in used}}
+    return hardware() | {"sources": {path.relative_to(ROOT).as_posix(): source_hash(path) for path in used}}
 
 
 def mean_and_spread(values: Sequence[float], form: str) -> str:

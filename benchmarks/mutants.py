@@ -90,7 +90,7 @@ SCHEMA = Tests(["tests/states/test_schema.py"])
 FILES = Tests(["tests/breaking/test_files.py"])
 DISK = Tests(["tests/breaking/test_outputs.py"], "second_writer or many_write")
 OUTPUTS = Tests(["tests/breaking/test_outputs.py"])
-SLIMTIK = Tests(["tests/paper/test_slimtik.py"])
+SLIMTIK = Tests(["tests/reproduction/test_slimtik.py"])
 ENGINE = Tests(
     ["tests/stream/test_engine.py"], "equals_sepsa or sample_weights or missing or constant or new_input", True
 )
@@ -248,11 +248,11 @@ MUTANTS = [
     Mutant("capture: two devices", "capture.py", "if inputs.device != targets.device:", "if False:", CAPTURE),
     Mutant("distributed: half a reflection", "distributed.py", "(2 / (v @ v))", "(1 / (v @ v))", DISTRIBUTED),
     Mutant("distributed: weights", "distributed.py", "table[:, k].square())", "table[:, k].abs())", DISTRIBUTED),
-    Mutant("paper/slimtik: the sign", "paper/slimtik.py", "(EV * S - lam * WU)", "(EV * S + lam * WU)", SLIMTIK),
-    Mutant("paper/slimtik: across", "paper/slimtik.py", "s -= (lam / tau)", "s += (lam / tau)", SLIMTIK),
-    Mutant("paper/slimtik: a bound", "paper/slimtik.py", "{-1: total / 2 - bounds[0]", "{-1: total - bounds[0]",
+    Mutant("slimtik: the sign", "reproduction/slimtik.py", "(EV * S - lam * WU)", "(EV * S + lam * WU)", SLIMTIK),
+    Mutant("slimtik: across", "reproduction/slimtik.py", "s -= (lam / tau)", "s += (lam / tau)", SLIMTIK),
+    Mutant("slimtik: a bound", "reproduction/slimtik.py", "{-1: total / 2 - bounds[0]", "{-1: total - bounds[0]",
            SLIMTIK),
-    Mutant("paper/slimtik: the memory", "paper/slimtik.py", "Z)[-self.memory :]", "Z)[-self.memory - 1 :]", SLIMTIK),
+    Mutant("slimtik: the memory", "reproduction/slimtik.py", "Z)[-self.memory :]", "Z)[-self.memory - 1 :]", SLIMTIK),
     Mutant("stream/engine: huber", ROBUST_KERNEL, "ratio * min(1.0, VERY_FAR * ratio)", "ratio", ROBUST),
     Mutant("stream/engine: an unlikely run", ROBUST_KERNEL, "unlikely / 3.0", "unlikely", ROBUST),
     Mutant("stream/engine: mostly exact targets", ROBUST_KERNEL, "max(error[k, 0], FOURTH * error[k, 1])",
@@ -333,9 +333,13 @@ class Tree:
         shutil.copytree(source, folder, ignore=ignored, symlinks=True)  # with numba's cache, and times that fit it
         self.folder = folder
 
+    def path(self, mutant: Mutant) -> Path:
+        """The file of the package, or of the paper's experiments beside it."""
+        return self.folder / ("" if mutant.file.startswith("reproduction/") else "src/sepsa") / mutant.file
+
     def misfit(self, mutant: Mutant) -> str:
         """Why the mutant cannot be applied, or nothing."""
-        path = self.folder / "src" / "sepsa" / mutant.file
+        path = self.path(mutant)
         if not path.is_file():
             return f"{mutant.name}: there is no {mutant.file}"
         count = path.read_text(encoding="utf-8").count(mutant.old)
@@ -343,7 +347,7 @@ class Tree:
 
     def killer(self, mutant: Mutant, known: Sequence[str]) -> dict[str, Any]:
         """The first test that fails with the mutant; `known` tests, which have killed it before, come first."""
-        path = self.folder / "src" / "sepsa" / mutant.file
+        path = self.path(mutant)
         text, times = path.read_text(encoding="utf-8"), path.stat()
         try:
             path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
@@ -383,9 +387,9 @@ class Tree:
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
         os.chdir(self.folder)
-        source = str(self.folder / "src")
-        sys.path.insert(0, source)
-        os.environ.update(PYTHONPATH=source, PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
+        sources = [str(self.folder / "src"), str(self.folder)]
+        sys.path[:0] = sources
+        os.environ.update(PYTHONPATH=os.pathsep.join(sources), PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
         sys.dont_write_bytecode = True
         if tests.plain:
             sys.path.insert(1, str(HERE))

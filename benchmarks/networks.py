@@ -29,11 +29,11 @@ from measure import machine, ridge_of_batches
 from torch import Tensor, nn
 from torch.nn import functional
 
+from reproduction import runner
+from reproduction.augmentation import Augmentation
+from reproduction.networks import cnn
+from reproduction.tuning import held_out
 from sepsa import RLS, SelfTuning, SepSA, SoftmaxNewton
-from sepsa.paper import runner
-from sepsa.paper.augmentation import Augmentation
-from sepsa.paper.networks import cnn
-from sepsa.paper.tuning import held_out
 
 RESULT = Path(__file__).with_suffix(".json")
 EPOCHS, TIMED_EPOCHS, BATCH, DECAY, SEEDS, SEARCH_SEED = 10, 3, 256, 0.01, range(5), 100

@@ -48,7 +48,7 @@ from sklearn import datasets as tables
 from sklearn import neural_network
 from sklearn import preprocessing as sklearn_preprocessing
 
-from sepsa.paper import data
+from reproduction import data
 from sepsa.river import SepSAClassifier, SepSARegressor
 
 RESULT = Path(__file__).with_suffix(".json")

@@ -24,9 +24,9 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
+from reproduction.networks import cnn, initialize
 from sepsa import RLS, SepSA
 from sepsa.distributed import Samples, gather, gather_moments
-from sepsa.paper.networks import cnn, initialize
 
 BATCH, OUTPUTS, ROUNDS = 64, 10, 25
 # p, the rows a rank has, and how often each is measured.

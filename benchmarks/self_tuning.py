@@ -23,12 +23,12 @@ import torch
 from measure import alternate, median_and_quartiles, ratio, spread, training_step, write
 from torch import Tensor, nn
 
+from reproduction.data import load
+from reproduction.experiments import REGRESSION_SEEDS, Mode, RunSpec
+from reproduction.methods import SELF_TUNING
+from reproduction.networks import cnn, fnn, initialize
+from reproduction.training import train
 from sepsa import RLS, SelfTuning, SepSA
-from sepsa.paper.data import load
-from sepsa.paper.experiments import REGRESSION_SEEDS, Mode, RunSpec
-from sepsa.paper.methods import SELF_TUNING
-from sepsa.paper.networks import cnn, fnn, initialize
-from sepsa.paper.training import train
 
 # Test MSE wanted: in mini-batches as such, online within 3 % of the paper's.
 WANTED = {

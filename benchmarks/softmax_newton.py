@@ -6,8 +6,9 @@
 MNIST's pixels reduced to 100 principal components, batches of 64, one head for all ten classes, zero at the start. The
 optimum of mean cross-entropy + |W|²/2n is scikit-learn's; the excess over it is taken on all training images ten times
 a pass. Adam minimizes the same sum with five learning rates. Writes softmax_newton.json and softmax_newton.svg. Needs
-the extra `paper` and MNIST where `sepsa reproduce` looks for it. Result: the excess of SoftmaxNewton is a third of that
-of the best Adam; with curvature that fades otherwise, and with Böhning's bound, it is in the table too.
+the extra `reproduction` and MNIST where `python -m reproduction run` looks for it. Result: the excess of SoftmaxNewton
+is a third of that of the best Adam; with curvature that fades otherwise, and with Böhning's bound, it is in the table
+too.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from measure import alternate, ratio, spread, write
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from reproduction.data import load
 from sepsa import SoftmaxNewton
 from sepsa.heads.math import cross_entropy as softmax_newton
-from sepsa.paper.data import load
 
 RIDGE, BATCH, PASSES, POINTS, SEEDS = 1.0, 64, 3, 10, (0, 1, 2)
 LEARNING_RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)

@@ -28,9 +28,9 @@ from measure import alternate, alternate_on_gpu, median_and_quartiles, ratio, re
 from torch import Tensor, nn
 from torch.nn import functional
 
+from reproduction.networks import cnn, fnn, initialize
+from reproduction.slimtik import SlimTik
 from sepsa import RLS, OnlineLBFGS, SelfTuning, SepSA, SoftmaxNewton
-from sepsa.paper.networks import cnn, fnn, initialize
-from sepsa.paper.slimtik import SlimTik
 
 SOLVERS: dict[str, Callable[[], Any]] = {
     "RLS": RLS,

@@ -1,4 +1,4 @@
-"""`sepsa bench stream` with learners of other libraries beside ours, and the time that the arithmetic would take.
+"""The contest of stream_speed.py with learners of other libraries, and the time that the arithmetic would take.
 
     SEPSA_DATA=... python benchmarks/stream.py --rounds 15 --out benchmarks/stream.json
 
@@ -18,12 +18,24 @@ import numpy as np
 import torch
 from matplotlib import pyplot as plt
 from measure import machine
+from stream_speed import (
+    CONTESTANTS,
+    DECAY,
+    HIDDEN,
+    LR,
+    Array,
+    Contestant,
+    LearnStream,
+    compare,
+    predict_then_learn,
+    river_model,
+    stream,
+)
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from sepsa import SepSA, bench
-from sepsa.bench import DECAY, HIDDEN, LR, Array, Contestant, LearnStream, predict_then_learn, river_model
-from sepsa.paper.runner import one_thread
+from reproduction.runner import one_thread
+from sepsa import SepSA
 from sepsa.states.output import replace
 
 
@@ -212,7 +224,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     arguments = parser.parse_args()
     rate = attainable()
-    comparison = bench.compare(*bench.stream(), arguments.rounds, (*bench.CONTESTANTS, *PEERS))
+    comparison = compare(*stream(), arguments.rounds, (*CONTESTANTS, *PEERS))
     write(arguments.out, dict(item for item in comparison if isinstance(item, tuple)), rate)
     draw(arguments.out)
 

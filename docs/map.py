@@ -1,8 +1,8 @@
-"""Print the tree of src/sepsa with the first sentence of each docstring: the map in CONTRIBUTING.md.
+"""Print the page docs/map.md: the files of the package and of the paper, with the first sentence of each docstring.
 
     python docs/map.py [--write]
 
-`--write` replaces the block between the two markers in CONTRIBUTING.md. A folder is described by its `__init__.py`.
+`--write` writes the page. A folder is described by its `__init__.py`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "CONTRIBUTING.md"
-BEGIN, END = "<!-- map begin -->\n```\n", "```\n<!-- map end -->"
+PAGE = ROOT / "docs" / "map.md"
+FOLDERS = (ROOT / "src" / "sepsa", ROOT / "reproduction")
+HEAD = """# The files of the project
+
+Where is what? Each file with the first sentence of its docstring, made by
+`python docs/map.py --write`.
+
+"""
 COLUMN = 34  # where the descriptions begin
-WIDTH = 120
+WIDTH = 88
 
 
 def description(file: Path) -> str:
@@ -49,21 +55,14 @@ def tree(folder: Path, depth: int = 0) -> Iterator[str]:
         yield from tree(package, depth + 1)
 
 
-def written(page: str) -> str:
-    """Return the page with the map of the present files between its markers."""
-    head, rest = page.split(BEGIN)
-    return (
-        head
-        + BEGIN
-        + "\n".join(tree(ROOT / "src" / "sepsa"))
-        + "\n"
-        + END
-        + rest.split(END, 1)[1]
-    )
+def page() -> str:
+    """Return the page with the present files."""
+    trees = ("\n".join(tree(folder)) for folder in FOLDERS)
+    return HEAD + "\n\n".join(f"```\n{files}\n```" for files in trees) + "\n"
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--write"]:
-        PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        PAGE.write_text(page(), encoding="utf-8")
     else:
-        print("\n".join(tree(ROOT / "src" / "sepsa")))
+        print(page(), end="")

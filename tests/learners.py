@@ -399,7 +399,6 @@ CASES: dict[str, Any] = {
     "sepsa-auto.sepsa": Training(solver=SelfTuning),
     "sepsa-lbfgs.sepsa": Training(solver=OnlineLBFGS),
     "sepsa-epoch-told.sepsa": Training({"samples_per_epoch": 20}),
-    "sepsa-epoch-noticed.sepsa": Training(),
     "sepsa-cross-entropy.sepsa": Training({"samples_per_epoch": 20}, "cross-entropy", "labels"),
     "sepsa-two-heads.sepsa": Training(
         {"head": ["value", "policy"]}, lambda: {"value": RLS(), "policy": SoftmaxNewton()}, "several"

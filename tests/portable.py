@@ -25,7 +25,7 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[1]
 NUMERICAL = (
     "tests/test_goldens.py", "tests/test_docs.py", "tests/test_tutorials.py", "tests/test_examples.py", "tests/heads",
-    "tests/stream", "tests/paper", "tests/engines", "tests/states", "tests/test_accumulation.py",
+    "tests/stream", "tests/reproduction", "tests/engines", "tests/states", "tests/test_accumulation.py",
     "tests/test_annealing.py", "tests/test_capture.py", "tests/test_distributed.py", "tests/test_epochs.py",
     "tests/test_joint.py", "tests/test_masks.py", "tests/test_observe.py", "tests/test_operator.py",
     "tests/test_optimizer.py", "tests/test_paper_loop.py", "tests/test_predict.py", "tests/test_prequential.py",
@@ -35,7 +35,7 @@ NUMERICAL = (
 SHORT = (
     "tests/test_docs.py::test_the_code_on_a_page_prints_what_the_page_shows[docs/how-to-choose.md]",
     "tests/test_goldens.py", "tests/heads/test_exactness.py", "tests/heads/test_lbfgs.py",
-    "tests/heads/test_logistic.py", "tests/paper/test_slimtik.py",
+    "tests/heads/test_logistic.py", "tests/reproduction/test_slimtik.py",
 )  # fmt: skip
 
 ARM = platform.machine() in ("aarch64", "arm64")

@@ -27,8 +27,8 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import portable
+from reproduction.slimtik import SlimTik
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton, distributed
-from sepsa.paper.slimtik import SlimTik
 
 ROWS, STEPS, SAVED_AT = 24, 12, 8
 LEAVES_WHOLE = "ignored_params" in inspect.signature(fully_shard).parameters  # not in torch 2.6

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
+from reproduction.slimtik import SlimTik
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton
 from sepsa.heads.backends.choose import force
-from sepsa.paper.slimtik import SlimTik
 
 
 @pytest.fixture(params=["numba", "torch"], autouse=True)

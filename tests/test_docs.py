@@ -293,7 +293,7 @@ def test_every_constant_is_still_on_its_page(numbers):
 
 
 def test_the_generated_tables_are_those_of_the_records():
-    from sepsa.paper import report, table3
+    from reproduction import report, table3
 
     page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
     block = page[page.index(report.BEGIN) + len(report.BEGIN) : page.index(report.END)].strip("\n")

@@ -87,29 +87,15 @@ def test_the_memory_is_the_same_however_the_head_learns(way):
     assert optimizer.solver.samples == pytest.approx(half * twin.solver.samples, rel=1e-12)
 
 
-def test_epoch_is_the_deprecated_spelling():
-    with pytest.warns(DeprecationWarning, match="write samples_per_epoch=N"):
-        optimizer = SepSA(network(), torch.optim.Adam, lr=1e-3, epoch=N)
-    assert optimizer.samples_per_epoch == N
-
-
-def test_a_state_that_noticed_epochs_loads_without_what_it_noticed():
-    state = SepSA(network(), torch.optim.Adam, lr=1e-3).state_dict()
-    del state["sepsa"]["samples"]
-    SepSA(network(), torch.optim.Adam, lr=1e-3).load_state_dict(state)  # of a version before epochs
-    watched = [[0.5, 7, k, N + k, 1] for k in range(16)]
-    noticed = {"length": float(N), "samples": 900, "batch": 20, "column": 0, "watched": watched, "followed": 1}
-    state["sepsa"]["epoch"], state["sepsa"]["head"]["forgetting"] = noticed, 0.9
-    optimizer = SepSA(network(), torch.optim.Adam, lr=1e-3)
-    with pytest.warns(UserWarning, match=r"pass SepSA\(..., samples_per_epoch=200\) to let the head go on"):
-        optimizer.load_state_dict(state)
-    assert optimizer.solver.forgetting == 1.0
-    told = SepSA(network(), torch.optim.Adam, lr=1e-3, samples_per_epoch=N)
-    told.load_state_dict(state)
-    assert told.solver.forgetting == 0.9
+def test_a_state_with_a_wrong_number_of_samples_is_refused():
+    optimizer = SepSA(network(), torch.optim.Adam, lr=1e-3, samples_per_epoch=N)
+    state = optimizer.state_dict()
     state["sepsa"]["samples"] = -1
-    with pytest.raises(ValueError, match=r"\['samples'\] must be a number of samples, got -1"):
-        told.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"\['sepsa'\]\['samples'\] must be an integer of at least 0, got -1"):
+        optimizer.load_state_dict(state)
+    del state["sepsa"]["samples"]
+    with pytest.raises(ValueError, match=r"other entries than SepSA saves: missing \['samples'\]"):
+        optimizer.load_state_dict(state)
 
 
 def test_an_epoch_needs_a_length_and_a_solver_whose_forgetting_is_free():

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
+from reproduction.slimtik import SlimTik
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, SelfTuning, SepSA, SoftmaxNewton
-from sepsa.paper.slimtik import SlimTik
 
 NAN = float("nan")
 

@@ -14,6 +14,7 @@ from sepsa.heads import RLS, HeadSolver, LogisticNewton, NotFinite, OnlineLBFGS,
 from sepsa.joint import muon
 from sepsa.observe import observe
 from sepsa.optimizer import SepSA
+from sepsa.states.objects import REGISTERED_BY
 
 __all__ = [
     "RLS",
@@ -42,11 +43,13 @@ _STREAM = {
     "SepSAForecaster": "sepsa.stream.forecast",
     "SepSARegressor": "sepsa.stream.sklearn",
 }
+# What a checkpoint may hold of them; `load` imports the module, in which the class registers itself.
+REGISTERED_BY.update({f"sepsa.{name}": module for name, module in _STREAM.items()})
+REGISTERED_BY.update({"sepsa.river": "sepsa.river", "sepsa stream": "sepsa.stream.tables.model"})
+REGISTERED_BY["sepsa forecast"] = "sepsa.stream.tables.forecast"
 
 
 def __getattr__(name: str) -> Any:
-    if name == "STORM":
-        raise AttributeError("sepsa.STORM is gone since 0.3, it gained nothing beside a head: use torch.optim.Adam")
     if name not in _STREAM:
         raise AttributeError(f"module 'sepsa' has no attribute {name!r}")
     try:

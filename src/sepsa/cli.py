@@ -1,4 +1,4 @@
-"""The command line: `sepsa demo`, `reproduce`, `report`, `stream`, `forecast`, `predict`, `inspect`, `bench`.
+"""The command line: `sepsa demo`, `stream`, `predict`, `forecast`, `report`, `inspect`, `compile`.
 
 Exit codes: 0 done; 1 the data, a file or the system stopped it; 2 the command is wrong; 3 more than a twentieth of the
 rows was left out; 4 a table to forecast is newest first; 130 Ctrl-C; 143 SIGTERM; 141 the reader of the output has
@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,6 @@ from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
-from sepsa.paper.experiments import EXPERIMENTS, plan
 from sepsa.stream.tables.reading import MEANINGS, Reading
 from sepsa.validation import printable
 
@@ -29,7 +27,7 @@ NEEDS_EXTRA = "the command line needs {missing}, which is not installed: pip ins
 try:
     import typer
 except ModuleNotFoundError as error:  # the core is torch and numpy alone
-    sys.exit(NEEDS_EXTRA.format(missing=error.name, extra="paper"))
+    sys.exit(NEEDS_EXTRA.format(missing=error.name, extra="stream"))
 
 
 def setting(text: str, default: object, **options: Any) -> Any:
@@ -82,10 +80,6 @@ def reads_files(command: Callable[..., None]) -> Callable[..., None]:
     return with_reading
 
 
-# "all" leaves "tuning" out, because the other experiments use the settings that it has chosen.
-REPRODUCIBLE = (*EXPERIMENTS, "convergence", "tuning", "all")
-
-
 def print_version(wanted: bool) -> None:
     if wanted:
         from sepsa import __version__
@@ -104,7 +98,7 @@ def sepsa(
 
 
 @contextmanager
-def extras(extra: str = "paper") -> Iterator[None]:
+def extras(extra: str = "stream") -> Iterator[None]:
     """Convert the error for a missing package into one line that names the extra."""
     try:
         yield
@@ -147,114 +141,40 @@ def demo(
     seeds: Annotated[int, typer.Option(min=1, help="Runs per method and learning rate.")] = 3,
 ) -> None:
     """Train the paper's network online on Diabetes with five methods at three learning rates. No download."""
-    with extras():
-        from sepsa.paper import demo as demonstration
+    with extras("demo"):
+        from sepsa import demo as demonstration
     check_output("--out", out, (".png", ".svg", ".pdf"))
     with system_errors():
         demonstration.run(out, seeds)
 
 
 @app.command()
-def reproduce(
-    experiment: Annotated[str, typer.Argument(help=f"One of {', '.join(REPRODUCIBLE)}.")],
-    datasets: Annotated[str, typer.Option(help="Of energy, diabetes, mnist, cifar10, with commas between.")] = "",
-    methods: Annotated[str, typer.Option(help="Such as sepsa,adam,slimtrain; a wrong name lists them all.")] = "",
-    seeds: Annotated[str, typer.Option(help="5: the first five of the paper's; 200-209 or 233,640: these.")] = "",
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:0.")] = "cpu",
-    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one a core on a CPU, one in all on a GPU.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="The folder of results; results, or results-quick if quick.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A small version: few seeds, epochs and images.")] = False,
-) -> None:
-    """Run an experiment of the paper, or all of them. Runs that are already recorded are not repeated."""
-    with extras():
-        from rich.console import Console
-
-        from sepsa.paper import convergence, runner, tuning
-        from sepsa.paper.data import NAMES as DATASETS
-        from sepsa.paper.methods import NAMES as METHODS
-        from sepsa.paper.methods import slug
-    if experiment not in REPRODUCIBLE:
-        raise refuse(f"experiment must be one of {', '.join(REPRODUCIBLE)}, got {experiment!r}")
-    try:
-        sets = chosen("--datasets", datasets, DATASETS, str)
-        names = chosen("--methods", methods, METHODS, slug)
-        wanted = parse_seeds(seeds)
-        check_device(device)
-        runs = [
-            run for each in EXPERIMENTS if experiment in (each, "all") for run in plan(each, sets, names, wanted, quick)
-        ]
-    except ValueError as error:
-        raise refuse(error) from None
-    if experiment in (*EXPERIMENTS, "all") and not runs:
-        raise refuse(f"{experiment} has no runs for --datasets {datasets or 'all'} and --methods {methods or 'all'}")
-    console = Console()
-    out = out or Path("results-quick" if quick else "results")
-    jobs = jobs or (cores() if device == "cpu" else 1)
-    if quick:
-        console.print(f"a small version (--quick), into {out}: its numbers are not the paper's", highlight=False)
-    try:
-        if runs:
-            runner.reproduce(runs, out, device, jobs, console)
-        if experiment in ("convergence", "all"):
-            convergence.run(out, jobs, quick, console)
-        if experiment == "tuning":
-            tuning.tune(out, sets, device, jobs, quick, console)
-    except KeyboardInterrupt:
-        console.print(f"stopped; what was done is in {out}, and the same command goes on from there", highlight=False)
-        raise typer.Exit(130) from None
-    except (OSError, runner.Unusable) as error:
-        raise stopped(error) from None
-    console.print(f"the results are in {out}; `sepsa report --results {out}` draws them", highlight=False)
-
-
-@app.command()
 def report(
-    model: Annotated[
-        Path | None, typer.Argument(help="What `sepsa stream` or `sepsa forecast` has saved: the page of that model.")
-    ] = None,
-    results: Annotated[Path, typer.Option(help="The folder that `sepsa reproduce` filled.")] = Path("results"),
-    out: Annotated[Path, typer.Option(help="The folder for the page and the figures.")] = Path("report"),
-    docs: Annotated[Path | None, typer.Option(help="A markdown file whose Table III is updated.")] = None,
+    model: Annotated[Path, typer.Argument(help="What `sepsa stream` or `sepsa forecast` has saved.")],
+    out: Annotated[Path, typer.Option(help="The folder for the page.")] = Path("report"),
 ) -> None:
-    """Draw the figures and tables from the results, beside the paper's, on one page that needs no network; or the page
-    of a saved model.
-    """
-    if model is not None:
-        raise typer.Exit(report_of_model(model, out))
+    """Write the page of a saved model: an .html that needs no network."""
     with extras():
-        from sepsa.paper import report as reporting
-    try:
-        reporting.write(results, out, docs)
-    except (FileNotFoundError, ValueError) as error:
-        raise refuse(error) from None
-    except OSError as error:
-        raise stopped(error) from None
-    typer.echo(f"the page is {out / 'report.html'}")
-
-
-def report_of_model(path: Path, out: Path) -> int:
-    """Write the page of a saved model into a folder; returns the exit code."""
-    with extras("stream"):
         import jinja2  # noqa: F401
 
         from sepsa.stream.tables import command, forecast, inspection, output
         from sepsa.stream.tables import report as reporting
-    if path.is_dir():
-        raise refuse(f"{path} is a folder: give a saved model, or a folder of `sepsa reproduce` by --results")
+    if model.is_dir():
+        raise refuse(f"{model} is a folder: give a saved model")
 
     def write() -> int:
-        model, header = inspection.load_model(path, "sepsa stream", "sepsa forecast")
+        found, header = inspection.load_model(model, "sepsa stream", "sepsa forecast")
         out.mkdir(parents=True, exist_ok=True)
-        page = out / f"{path.stem}.html"
+        page = out / f"{model.stem}.html"
         if header.kind == "sepsa forecast":
-            forecast.write_page(page, str(path), model)
+            forecast.write_page(page, str(model), found)
         else:
             lost = header.position.get("quarantine") if isinstance(header.position, dict) else None
-            reporting.write_report(page, str(path), model, Path(lost[0] if lost else os.devnull))
+            reporting.write_report(page, str(model), found, Path(lost[0] if lost else os.devnull))
         output.say(f"the page is {page}")
         return command.FINISHED
 
-    return command.exit_code(write)
+    raise typer.Exit(command.exit_code(write))
 
 
 @app.command(epilog=EXIT_CODES)
@@ -297,7 +217,7 @@ def stream(
     reading: dict[str, Any],
 ) -> None:
     """Predict each row of a table as it comes, then learn it. Text becomes indicators, an empty cell is missing."""
-    with extras("stream"):
+    with extras():
         from sepsa.stream.tables import command
 
         if report is not None:
@@ -348,7 +268,7 @@ def forecast(
     reading: dict[str, Any],
 ) -> None:
     """Forecast columns of a table, learning each row as it comes; prints the forecast after the last row."""
-    with extras("stream"):
+    with extras():
         from sepsa.stream.tables import command
         from sepsa.stream.tables import forecast as forecasting
     given = [number("--seasons", period) for period in seasons.split(",") if period]
@@ -377,7 +297,7 @@ def predict(
     reading: dict[str, Any],
 ) -> None:
     """Predict the rows of a table with a saved model, without learning them."""
-    with extras("stream"):
+    with extras():
         from sepsa.stream.tables import command
     table = None if source == STDIN else source
     options = command.PredictOptions(model, table, predictions, reading, intervals, probabilities)
@@ -390,7 +310,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
 ) -> None:
     """Show what a checkpoint contains, its age, and whether it is intact."""
-    with extras("stream"):
+    with extras():
         from sepsa.stream.tables import command, inspection, output
 
     def show() -> int:
@@ -442,86 +362,6 @@ def compile_engine() -> None:
         from sepsa.stream.engine.compiled import compile_for_learners
 
         compile_for_learners()
-
-
-@app.command()
-def bench(
-    what: Annotated[str, typer.Argument(help="stream: the price of one sample, beside a linear model of River.")],
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds, in each of which every contestant runs once.")] = 15,
-    out: Annotated[Path | None, typer.Option(help="A .json for the raw numbers.")] = None,
-) -> None:
-    """Measure the learners of sepsa and a linear model of River on the same stream, alternating in one process."""
-    if what != "stream":
-        raise refuse(f"bench must be one of stream, got {what!r}")
-    if out is not None:
-        check_output("--out", out, (".json",))
-    with extras(), system_errors():
-        from rich.console import Console
-        from rich.progress import track
-        from rich.table import Table
-
-        from sepsa import bench as benchmark
-
-        console = Console()
-        X, Y = benchmark.stream()
-        comparison = benchmark.compare(X, Y, rounds)
-        for _ in track(range(rounds + 1), "rounds", console=console, transient=True):
-            next(comparison)
-        results = dict(item for item in comparison if isinstance(item, tuple))
-    table = Table("", "µs a sample", "samples a second", "mean absolute error", f"time / {benchmark.OURS}")
-    for name, result in sorted(results.items(), key=lambda item: item[1]["microseconds"]["median"]):
-        us, times = result["microseconds"], result["times_ours"]
-        table.add_row(
-            name,
-            f"{us['median']:.2f} [{us['q25']:.2f}, {us['q75']:.2f}]",
-            f"{result['samples_per_second']:,.0f}",
-            f"{result['mean_absolute_error']:.3g}",
-            f"{times['median']:.2f} [{times['q25']:.2f}, {times['q75']:.2f}]",
-        )
-    console.print(table)
-    if out is not None:
-        benchmark.write(out, results)
-        console.print(f"written to {out}", highlight=False)
-
-
-def chosen(option: str, given: str, valid: Sequence[str], short: Callable[[str], str]) -> list[str] | None:
-    """The full names that an option lists; None where it lists none."""
-    known = {short(name): name for name in valid}
-    names = [part.strip() for part in given.split(",") if part.strip()]
-    for name in names:
-        if short(name) not in known:
-            raise ValueError(f"{option} must be one of {', '.join(known)}, got {name!r}")
-    return [known[short(name)] for name in names] or None
-
-
-def parse_seeds(given: str) -> int | list[int] | None:
-    """A number of seeds, or the seeds themselves: "10", "200-219", "233,640"."""
-    text = given.replace(" ", "")
-    if not text:
-        return None
-    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
-        raise ValueError(f"--seeds must be a number such as 10, a range such as 200-219 or a list, got {given!r}")
-    if text.isdecimal():
-        return int(text)
-    ends = [part.partition("-") for part in text.split(",")]
-    seeds = [range(int(low), int(high or low) + 1) for low, _, high in ends]
-    if not all(seeds):
-        raise ValueError(f"--seeds must have increasing ranges, got {given!r}")
-    return [seed for several in seeds for seed in several]
-
-
-def check_device(name: str) -> None:
-    import torch
-
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise ValueError(f"--device must be cpu, cuda or cuda:N, got {name!r}")
-    if name != "cpu" and not torch.cuda.is_available():
-        raise ValueError(f"--device {name} is not available: torch finds no GPU here; use --device cpu")
-
-
-def cores() -> int:
-    """The number of cores that this process may use, which can be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def main() -> None:

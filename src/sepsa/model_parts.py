@@ -17,7 +17,6 @@ from sepsa.heads import RLS, HeadSolver, LogisticNewton, SelfTuning, SoftmaxNewt
 from sepsa.joint import Base, JointOptimizer
 from sepsa.observe import observers_of
 from sepsa.observe.observation import by_name, is_collection
-from sepsa.validation import at_least
 
 
 def find_heads(model: nn.Module, head: Any) -> dict[str, nn.Linear]:
@@ -115,15 +114,6 @@ def checked_solver(given: Any) -> HeadSolver:
             "of your own needs the methods of sepsa.heads.HeadSolver"
         )
     return given
-
-
-def epoch_of(base: Base, options: dict[str, Any], told: int | None) -> int | None:
-    """The checked `samples_per_epoch`, which may be spelled `epoch` among the base's options; it is taken from them."""
-    if "epoch" in options and not (isinstance(base, type) and "epoch" in inspect.signature(base).parameters):
-        warnings.warn("SepSA(..., epoch=N) is deprecated: write samples_per_epoch=N", DeprecationWarning, stacklevel=3)
-        epoch = options.pop("epoch")
-        told = epoch if told is None else told
-    return None if told is None else at_least("samples_per_epoch", told, 1)
 
 
 def refuse_same_names(base: Any, **given: Any) -> None:

@@ -22,7 +22,6 @@ from sepsa.joint import Base
 from sepsa.model_parts import (
     build_base,
     check_forgetting,
-    epoch_of,
     find_heads,
     refuse_head_parameters,
     refuse_same_names,
@@ -35,13 +34,11 @@ from sepsa.observe.repeats import Repeats
 from sepsa.states.optimizer import (
     check_base_state,
     check_own_state,
-    noticed_epoch,
     numbered,
     packed,
-    samples_of,
     unpacked,
 )
-from sepsa.validation import in_range
+from sepsa.validation import at_least, in_range
 
 S = TypeVar("S", bound=HeadSolver)
 
@@ -157,7 +154,8 @@ class SepSA(Optimizer, Generic[S]):
     ) -> None:
         if not isinstance(anneal, bool):
             raise TypeError(f"anneal must be True or False, got {anneal!r}")
-        samples_per_epoch = epoch_of(base, base_options, samples_per_epoch)
+        if samples_per_epoch is not None:
+            samples_per_epoch = at_least("samples_per_epoch", samples_per_epoch, 1)
         heads = find_heads(model, head)
         given: Any = base
         if isinstance(given, SepSA) or (isinstance(given, type) and issubclass(given, SepSA)):
@@ -554,9 +552,8 @@ class SepSA(Optimizer, Generic[S]):
         self.head_fraction = own["head_fraction"]
         for observer in self._observers:
             observer.generator.set_state(own["generator"].cpu())
-            observer.started_together, observer.samples = False, samples_of(own)
-            observer.rates = Rates(*own.get("rates", ()))
-        self._drop_noticed_epoch(own)
+            observer.started_together, observer.samples = False, own["samples"]
+            observer.rates = Rates(*own["rates"])
         self.base.load_state_dict(state_dict)
         self._adopt_base()
         for after in self._optimizer_load_state_dict_post_hooks.values():
@@ -574,18 +571,6 @@ class SepSA(Optimizer, Generic[S]):
             for solver, before in loaded:
                 solver.load_state_dict(before)
             raise
-
-    def _drop_noticed_epoch(self, own: dict[str, Any]) -> None:
-        """Remember everything again after a state of version 0.2 that noticed epochs, unless their length is given."""
-        length = noticed_epoch(own)
-        if length and self.samples_per_epoch is None:
-            for solver in self.solvers.values():
-                cast(Any, solver).forgetting = 1.0
-            warnings.warn(
-                f"the saved optimizer had noticed epochs of {length:.0f} samples, and this version notices none: pass "
-                f"SepSA(..., samples_per_epoch={length:.0f}) to let the head go on remembering one epoch",
-                stacklevel=3,
-            )
 
     def _body_shapes(self) -> list[list[list[int]]]:
         return [[list(p.shape) for p in group["params"]] for group in self.base.param_groups]

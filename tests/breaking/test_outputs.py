@@ -23,9 +23,9 @@ from torch import nn
 from typer.testing import CliRunner
 
 import sepsa
+from reproduction import records
 from sepsa import cli
 from sepsa.checkpoint import CheckpointError, inspect
-from sepsa.paper import records
 from sepsa.states import output
 from sepsa.states.file import lock
 from sepsa.stream.tables.model import TableModel

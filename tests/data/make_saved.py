@@ -1,6 +1,7 @@
-"""Write tests/data/saved: a small model of every kind that a user can save, and what it predicts, as version 0.2.0
-saved them (commit d5d5bd7), or the first one that had them. tests/states/test_saved.py loads each: a file that is there
-is never written again.
+"""Write tests/data/saved: a small model of every kind that a user can save, and what it predicts.
+
+tests/states/test_saved.py loads each. Until the first release these are files of commit 0087f8d or of the first that
+had the kind; a file of a released version is never written again.
 
     PYTHONPATH=src:tests python tests/data/make_saved.py NAME ...       for kinds that have been added to learners.py
 """

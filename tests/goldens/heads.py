@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from reproduction.slimtik import SlimTik
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SoftmaxNewton
 from sepsa.heads.backends.choose import force
-from sepsa.paper.slimtik import SlimTik
 
 FEW, MANY = 16, 500  # updates before the answers, and before the states
 PROBES = 5  # rows whose predictions are recorded

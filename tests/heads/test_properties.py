@@ -16,9 +16,9 @@ from torch.nn.functional import one_hot
 from heads.test_adversarial import BATTERY, SHORT
 from heads.test_adversarial import K as BATTERY_WIDTH
 from reference import weights
+from reproduction.slimtik import SlimTik
 from sepsa import RLS, LogisticNewton, NotFinite, OnlineLBFGS, PerOutput, SelfTuning, SoftmaxNewton
 from sepsa.heads.backends.choose import force
-from sepsa.paper.slimtik import SlimTik
 from sepsa.testing import CHECKS, Case, difference, not_finite, snapshot
 
 K, M = 6, 3

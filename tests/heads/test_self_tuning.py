@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,8 +21,6 @@ from sepsa.heads.math import score as scores
 from sepsa.heads.math.cross_entropy import with_ridge
 from sepsa.heads.self_tuning import RIDGES
 from sepsa.testing.case import difference, learn, snapshot
-
-OLD = torch.load(Path(__file__).parent.parent / "data" / "self-tuning-0.1.pt")
 
 
 def make(k, m=1, bias=True, seed=0, dtype=torch.float64, **options):
@@ -109,19 +106,8 @@ def test_settings_that_are_given_are_not_chosen():
     assert [member.ridge for member in own.members] == [5.0, 1.0]  # not relative to the features
 
 
-@pytest.mark.parametrize(("act", "words"), [
-    (lambda: RLS(ridge="auto", bias_ridge=1.0), r"SelfTuning.of\(RLS, forgetting=1.0, bias_ridge=1.0\)"),
-    (lambda: RLS(forgetting="auto"), r"SelfTuning.of\(RLS, ridge=1.0\)"),
-    (lambda: RLS(forgetting="auto", ridge="auto"), r"SelfTuning.of\(RLS\)"),
-    (lambda: SoftmaxNewton(ridge="auto"), r"SelfTuning.of\(SoftmaxNewton\)"),
-    (lambda: LogisticNewton(ridge="auto", forgetting=0.9), r"SelfTuning.of\(LogisticNewton, forgetting=0.9\)"),
-])  # fmt: skip
-def test_the_old_spelling_makes_one_and_names_the_new_one(act, words):
-    with pytest.warns(DeprecationWarning, match=words):
-        assert isinstance(act(), SelfTuning)
-
-
 @pytest.mark.parametrize(("act", "error", "words"), [
+    (lambda: RLS(ridge="auto"), TypeError, "ridge must be a number"),
     (lambda: SelfTuning.of(RLS, forgetting=1.2), ValueError, r"forgetting must be in \(0, 1\], got 1.2"),
     (lambda: SelfTuning.of(SepSA), TypeError, "kind must be RLS, SoftmaxNewton or LogisticNewton"),
     (lambda: SelfTuning([]), ValueError, "members must be one head solver or more, got none"),
@@ -292,22 +278,6 @@ def test_a_member_that_cannot_learn_loses_and_the_others_go_on():
     assert [member.steps for member in solver.members] == [0, 2]
     assert solver.ridge == 100.0
     assert solver.steps == 2
-
-
-def test_states_of_version_01_load_or_name_the_cure():
-    head = nn.Linear(4, 3)
-    with pytest.raises(ValueError, match=r"load the model's weights alone and start a new SelfTuning\(\) on them"):
-        SelfTuning().bind(head).load_state_dict(OLD["RLS"]["state"])
-    for kind in (SoftmaxNewton, LogisticNewton):
-        old = OLD[kind.__name__]
-        linear = nn.Linear(4, 3)
-        linear.load_state_dict(old["head"])
-        solver = SelfTuning.of(kind).bind(linear)
-        solver.load_state_dict(old["state"])
-        assert solver.ridge == old["ridge"]
-        assert solver.steps == 40
-        learn(solver, zip(old["x"], old["y"], strict=True))
-        torch.testing.assert_close(linear.weight, old["after"], rtol=1e-4, atol=1e-5)  # float32
 
 
 # ---------------------------------------------------------------------- members for cross-entropy

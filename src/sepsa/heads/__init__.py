@@ -1,7 +1,5 @@
 """Head solvers: each owns the curvature of one `nn.Linear` and sets its weights."""
 
-from typing import Any
-
 from sepsa.heads.base.checks import check_rows
 from sepsa.heads.base.delta import Delta
 from sepsa.heads.base.parameters import commit
@@ -41,11 +39,3 @@ __all__ = [
     "check_rows",
     "commit",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name != "SlimTik":
-        raise AttributeError(f"module 'sepsa.heads' has no attribute {name!r}")
-    from importlib import import_module
-
-    return import_module("sepsa.paper.slimtik").SlimTik  # a baseline of the paper; its public name stays here

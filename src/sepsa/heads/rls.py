@@ -6,7 +6,7 @@ The mathematics is in `math.least_squares`, whose symbols are used here; `backen
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -23,7 +23,6 @@ from sepsa.heads.base.checks import check_outputs, check_rows, explain_nonfinite
 from sepsa.heads.base.delta import Delta
 from sepsa.heads.base.delta import learn as learn_delta
 from sepsa.heads.base.delta import since as delta_since
-from sepsa.heads.base.deprecated import AcceptsAuto
 from sepsa.heads.base.parameters import bias_words, commit, follow, ridges, samples, start, store
 from sepsa.heads.base.posterior import NormalPosterior
 from sepsa.heads.base.rls_state import RLSSettings, read_root, write_root
@@ -37,7 +36,7 @@ from sepsa.validation import in_range
 _SIZES = 64  # numbers of rows for which the choice of a backend is remembered
 
 
-class RLS(AcceptsAuto, NormalPosterior):
+class RLS(NormalPosterior):
     """Train a linear head by recursive least squares: an exact Newton step on the squared loss per update.
 
     Choose it for regression where a p x p matrix fits in memory, p the number of features and the bias. After any
@@ -64,7 +63,7 @@ class RLS(AcceptsAuto, NormalPosterior):
         bias_ridge: Ridge of the bias. None: 1e-4 (1e-3 in float32) or `ridge`, whichever is smaller, so that targets
             may have an offset; "ridge": `ridge`.
         noise_factor: With `ridge="evidence"`, a factor on the variance of the noise that the residuals show. A body
-            that learns below the head fits the same samples, which they do not show; 5 is by evidence
+            that learns below the head fits the same samples, which they do not show; 8 is by comparison
             (benchmarks/defaults.py). Choose 1 for features that nothing changes.
         dtype: Dtype of the arithmetic. None: float64, or float32 on MPS. Features and targets may have any floating
             dtype.
@@ -102,7 +101,7 @@ class RLS(AcceptsAuto, NormalPosterior):
         ridge: float | Literal["evidence"] = 1.0,
         forgetting: float = 1.0,
         bias_ridge: float | Literal["ridge"] | None = None,
-        noise_factor: float = 5.0,
+        noise_factor: float = 8.0,
         dtype: torch.dtype | None = None,
     ) -> None:
         self.ridge: float | Literal["evidence"] = ridge if ridge == "evidence" else checks.ridge_setting(ridge)
@@ -342,7 +341,7 @@ class RLS(AcceptsAuto, NormalPosterior):
                 Phi = backend.learn(features, targets, sample_weight, lam)
 
         if self.ridge == "evidence":
-            commit(lambda: (learn(), self._choose_ridge(known, steps, lam)))
+            commit(lambda: self._choose_ridge(known, steps, lam, learn))
         else:
             learn()
         if Phi is not None and before is not None:
@@ -402,10 +401,12 @@ class RLS(AcceptsAuto, NormalPosterior):
         self._backend.penalize(prior, each * ridge_weight(epochs))
 
     @torch.no_grad()
-    def _choose_ridge(self, known: float, earlier: int, lam: float) -> None:
+    def _choose_ridge(self, known: float, earlier: int, lam: float, learn: Callable[[], None] | None = None) -> None:
         """Take the ridge and the prior of the largest evidence where that is due: after update number `earlier`, before
-        which the head remembered `known` samples.
+        which the head remembered `known` samples, and which `learn` makes if it is given.
         """
+        if learn is not None:
+            learn()
         backend, (linear, prior, _) = self._backend, self._problem
         samples, steps = float(backend.counters[SAMPLES]), int(backend.counters[STEPS])
         if steps == self._looked or not evidence.due(known, samples, steps, earlier, lam):

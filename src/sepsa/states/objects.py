@@ -1,6 +1,6 @@
 """Objects in checkpoints: `save` and `load`, for estimators, optimizers, head solvers and dicts of them.
 
-Loading builds only the few classes that `BUILT` names; every other object is given as `into`.
+Loading builds only the classes that `rebuilt_as` registers; every other object is given as `into`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import importlib
 import io
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
@@ -26,20 +26,27 @@ from sepsa.validation import at_least
 if TYPE_CHECKING:
     from typing import Self
 
-# The classes that `load` builds, by their names in a file: module and name.
-BUILT = {
-    "sepsa.SepSARegressor": ("sepsa.stream.sklearn", "SepSARegressor"),
-    "sepsa.SepSAClassifier": ("sepsa.stream.sklearn", "SepSAClassifier"),
-    "sepsa.river.SepSARegressor": ("sepsa.stream.river", "SepSARegressor"),
-    "sepsa.river.SepSAClassifier": ("sepsa.stream.river", "SepSAClassifier"),
-    "sepsa.river.SepSAMultiTargetRegressor": ("sepsa.stream.river", "SepSAMultiTargetRegressor"),
-    "sepsa.river.SepSAForecaster": ("sepsa.stream.forecast.river", "SepSAForecaster"),
-    "sepsa.SepSAForecaster": ("sepsa.stream.forecast.forecaster", "SepSAForecaster"),
-    "sepsa.heads.Delta": ("sepsa.heads.base.delta", "Delta"),
-    "sepsa stream": ("sepsa.stream.tables.model", "TableModel"),
-    "sepsa forecast": ("sepsa.stream.tables.forecast", "ForecastTable"),
-}
-WITH_EXPERTS = ("SepSARegressor", "SepSAClassifier", "SepSAMultiTargetRegressor", "TableModel")
+C = TypeVar("C", bound=type)
+BUILT: dict[str, type] = {}  # the classes that `load` builds, by their names in a file
+REGISTERED_BY: dict[str, str] = {}  # the module that registers a name, or all names that begin with it and a dot
+
+
+def rebuilt_as(name: str) -> Callable[[C], C]:
+    """Register a class, which `load` builds from its configuration where a file has this name."""
+
+    def register(cls: C) -> C:
+        BUILT[name] = cls
+        return cls
+
+    return register
+
+
+def built_class(kind: str) -> type | None:
+    """The class that is registered under this name, by a module that may have to be imported first; or None."""
+    home = REGISTERED_BY.get(kind) or REGISTERED_BY.get(kind.rpartition(".")[0])
+    if kind not in BUILT and home is not None:
+        importlib.import_module(home)
+    return BUILT.get(kind)
 
 
 def save(what: Any, path: str | os.PathLike[str], *, position: Any = None, keep: int = 1, force: bool = False) -> None:
@@ -238,7 +245,7 @@ def stamp(state: dict[str, Any]) -> dict[str, Any]:
 def check_stamp(state: dict[str, Any]) -> dict[str, Any]:
     """A pickled state without its version; warns where another version wrote it."""
     state = dict(state)
-    version = state.pop("_sepsa_version", "before 0.2")
+    version = state.pop("_sepsa_version", "unknown")
     if version != __version__:
         warnings.warn(
             f"this pickle was written by sepsa {version} and is read by {__version__}, which may misread it: "
@@ -279,7 +286,7 @@ def cure(what: Any) -> str:
 
 
 def parameters(what: Any) -> dict[str, Any]:
-    """The arguments with which an object of a class in `BUILT` was made."""
+    """The arguments with which an object of a registered class was made."""
     found: dict[str, Any] = what._get_params() if hasattr(what, "_get_params") else what.get_params()
     return found
 
@@ -292,9 +299,9 @@ def has_state(what: Any) -> bool:
 def class_name(what: Any) -> str:
     """The public name of an object's class."""
     cls = type(what)
-    path = cls.__module__, cls.__qualname__
-    name = f"sepsa.{cls.__name__}" if cls.__module__.startswith("sepsa.") else ".".join(path)
-    return next((kind for kind, built in BUILT.items() if built == path), name)
+    own = cls.__module__.startswith("sepsa.")
+    name = f"sepsa.{cls.__name__}" if own else f"{cls.__module__}.{cls.__qualname__}"
+    return next((kind for kind, built in BUILT.items() if built is cls), name)
 
 
 # The errors that a state raises whose checksums are right and whose content is wrong or of another object.
@@ -325,7 +332,7 @@ def load_objects(header: Header, state: Any, into: Any, name: str) -> Any:
     if not isinstance(into, Mapping):
         raise CheckpointError(f"{name} holds {list(state)}: into must be a dict of objects under such keys")
     kinds = {key: kind for key, (kind, _) in header.configuration.items() if kind}
-    needed = {key for key, kind in kinds.items() if kind not in BUILT}
+    needed = {key for key, kind in kinds.items() if built_class(kind) is None}
     if not needed <= set(into) <= set(kinds):
         raise CheckpointError(f"{name} holds the states of {sorted(map(str, needed))}: into must be a dict with these")
     for key, given in into.items():
@@ -357,24 +364,19 @@ def load_all(objects: Mapping[Any, Any], states: Mapping[Any, Any]) -> None:
 
 
 def build(kind: str, configuration: Any, state: Any, name: str, size: int) -> Any:
-    """A new object of a class in `BUILT`, with this state, from a checkpoint whose tensors have `size` bytes."""
-    if kind not in BUILT:
+    """A new object of a registered class, with this state, from a checkpoint whose tensors have `size` bytes."""
+    cls: Any = built_class(kind)
+    if cls is None:
         raise CheckpointError(f"{name} holds a {kind}: build one as it was built then, and give it as into=")
-    module, cls = BUILT[kind]
-    if cls in WITH_EXPERTS:
-        configuration = {"body": "fourier"} | configuration  # which was the default before it was saved
     with limited_memory(size):
-        built = getattr(importlib.import_module(module), cls)(**configuration)
+        built = cls(**configuration)
         built.load_state_dict(state)
     return built
 
 
 def check_kind(kind: str, given: Any, name: str) -> None:
-    """Raise an error for an object of another class than the one that was saved.
-
-    A class that reads the states of earlier classes names these in `reads_states_of`.
-    """
-    if not has_state(given) or kind not in (class_name(given), *getattr(given, "reads_states_of", ())):
+    """Raise an error for an object of another class than the one that was saved."""
+    if not has_state(given) or kind != class_name(given):
         raise CheckpointError(f"{name} holds a {kind}, and into is a {type(given).__name__}")
 
 

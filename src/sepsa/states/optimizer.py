@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sepsa.joint import JointOptimizer
-from sepsa.states.schema import Entries, brief, check_array, damaged, settings
+from sepsa.states.schema import Entries, brief, check_array, damaged, read, settings
 from sepsa.validation import in_range, is_number
 
 # Entries of torch's own optimizers that have the parameter's shape, and those that are squares.
@@ -25,44 +25,25 @@ _COMPLETE = ({"step", "exp_avg", "exp_avg_sq"}, {"step", "exp_avg", "exp_inf"}, 
 
 
 def check_own_state(own: object, body: list[list[list[int]]]) -> None:
-    """Check SepSA's own part of a state: fraction, generator, the body's shapes and the heads."""
-    name = "state_dict['sepsa']"
-    if not isinstance(own, dict) or not {"head_fraction", "generator", "body"} <= set(own):
-        raise damaged(name, "a dict of head_fraction, generator, body and the head", brief(own))
-    if not isinstance(own.get("head", own.get("heads")), dict):
-        raise damaged(f"{name}['head']", "the state of the head", brief(own.get("head")))
-    with settings(name):
-        in_range("head_fraction", own["head_fraction"], 0.0, 1.0)
-    generator = own["generator"]
-    if not isinstance(generator, Tensor) or generator.dtype != torch.uint8:
-        raise damaged(f"{name}['generator']", "a tensor of bytes", brief(generator))
+    """Check SepSA's own part of a state: fraction, generator, counters, the body's shapes and the heads."""
+    needed = {"head_fraction", "generator", "body", "samples", "rates"}
+    state = read("state_dict['sepsa']", own, needed, "SepSA", optional={"head", "heads"})
+    heads = state.values.get("head", state.values.get("heads"))
+    if not isinstance(heads, dict):
+        raise state.damaged("head", "the state of the head", brief(heads))
+    with settings(state.name):
+        in_range("head_fraction", state["head_fraction"], 0.0, 1.0)
     try:
-        torch.Generator().set_state(generator.cpu())
-    except (RuntimeError, TypeError) as error:
-        raise damaged(f"{name}['generator']", "the state of a generator", error) from None
-    samples = own.get("samples", 0)
-    if type(samples) is not int or samples < 0:
-        raise damaged(f"{name}['samples']", "a number of samples", brief(samples))
-    rates = own.get("rates", [0.0, 0.0, False])  # none in states from before heads annealed
-    good = isinstance(rates, (list, tuple)) and len(rates) == 3 and all(map(is_number, rates[:2]))
-    if not (good and 0 <= rates[0] <= rates[1] < math.inf and isinstance(rates[2], bool)):
-        raise damaged(f"{name}['rates']", "the rate, its peak and whether it ever fell", brief(rates))
-    if not same_shapes(own["body"], body):
-        raise ValueError(f"state_dict belongs to a body with parameter shapes {own['body']}, this one has {body}")
-
-
-def noticed_epoch(own: dict[str, Any]) -> float:
-    """The length of an epoch in a state of version 0.2, which noticed epochs and set the forgetting; 0: none."""
-    epoch = own.get("epoch")
-    length: Any = epoch.get("length") if isinstance(epoch, dict) else None
-    return float(length) if is_number(length) and length > 0 else 0.0
-
-
-def samples_of(own: dict[str, Any]) -> int:
-    """The samples that were offered to the head, also of a state of version 0.2."""
-    epoch = own.get("epoch")
-    before = epoch.get("samples") if isinstance(epoch, dict) else 0
-    return int(own.get("samples", before if isinstance(before, int) else 0))
+        torch.Generator().set_state(state["generator"].cpu())
+    except (AttributeError, RuntimeError, TypeError) as error:
+        raise state.damaged("generator", "the state of a generator", error) from None
+    state.integer("samples")
+    rates = state.items("rates", 3)  # the rate, its peak and whether it ever fell
+    rates.number(1, rates.number(0, 0.0))
+    if not isinstance(rates[2], bool):
+        raise rates.damaged(2, "true or false", brief(rates[2]))
+    if not same_shapes(state["body"], body):
+        raise ValueError(f"state_dict belongs to a body with parameter shapes {state['body']}, this one has {body}")
 
 
 def same_shapes(given: Any, body: Any) -> bool:

@@ -327,7 +327,7 @@ class StreamEstimator(Saves, Options):
         state = check_stamp(state)
         if "_learner" in state:
             state = state | {"_learner": pickle.loads(state["_learner"])}
-        super().__setstate__({"body": "fourier"} | state)  # as before it was a parameter
+        super().__setstate__(state)
 
 
 def loss_and_experts(engine: Any) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from river import base, proba
 from river.utils import dataframe
 
 from sepsa.states import schema
-from sepsa.states.objects import Saves, check_stamp, stamp
+from sepsa.states.objects import Saves, check_stamp, rebuilt_as, stamp
 from sepsa.states.plain import pack_label, unpack_label, unpack_labels
 from sepsa.stream.calibration import probabilities
 from sepsa.stream.engine.bodies import NAMED
@@ -393,6 +393,7 @@ class StreamModel(Saves, base.Estimator):
         return dataframe.to_native_frame(columns, like=dataframe.into_frame(X))
 
 
+@rebuilt_as("sepsa.river.SepSARegressor")
 class SepSARegressor(StreamModel, base.MiniBatchRegressor):
     """Regress one numeric target by a neural network with a recursive-least-squares head.
 
@@ -464,6 +465,7 @@ class SepSARegressor(StreamModel, base.MiniBatchRegressor):
         return {"y": 0}, np.array([[read_target("y", y)] for y in targets])
 
 
+@rebuilt_as("sepsa.river.SepSAMultiTargetRegressor")
 class SepSAMultiTargetRegressor(StreamModel, base.MultiTargetRegressor):
     """Regress several numeric targets at once by one neural network with a recursive-least-squares head.
 
@@ -542,6 +544,7 @@ class SepSAMultiTargetRegressor(StreamModel, base.MultiTargetRegressor):
         return outputs, np.array([[read_target(f"y[{name!r}]", y[name]) for name in outputs] for y in targets])
 
 
+@rebuilt_as("sepsa.river.SepSAClassifier")
 class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
     """Classify into two or more classes by a neural network with a recursive-least-squares head on class indicators.
 

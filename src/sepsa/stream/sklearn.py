@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 
+from sepsa.states.objects import rebuilt_as
 from sepsa.states.schema import Entries, check_memory
 from sepsa.stream.calibration import (
     INVERSE_TEMPERATURES,
@@ -42,6 +43,7 @@ from sepsa.validation import not_negative
 Labels = NDArray[Any]
 
 
+@rebuilt_as("sepsa.SepSARegressor")
 class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
     """Regress tables and streams by a neural network with a recursive-least-squares head, with prediction intervals.
 
@@ -187,6 +189,7 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
         return tags
 
 
+@rebuilt_as("sepsa.SepSAClassifier")
 class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # type: ignore[misc]
     """Classify tables and streams by a neural network with a recursive-least-squares head on class indicators.
 

@@ -12,7 +12,7 @@ from sepsa.heads.base.rls_state import MOST_STEPS, read_root
 from sepsa.heads.math.delta import difference
 from sepsa.heads.math.least_squares import SAMPLES, STEPS, LeastSquaresState, block_by_qr, fade, start
 from sepsa.heads.protocols import NotFinite
-from sepsa.states.objects import Saves
+from sepsa.states.objects import Saves, rebuilt_as
 from sepsa.states.schema import Entries, kind_of
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
+@rebuilt_as("sepsa.heads.Delta")
 class Delta(Saves):
     """What a head has learned since an earlier state, for `RLS.merge` in another process.
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from sepsa.heads.base import parameters
 from sepsa.heads.base.checks import bias_setting, check_rows, explain_nonfinite, ridge_setting
-from sepsa.heads.base.deprecated import AcceptsAuto
 from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.state_checks import check_root, read_ridges, read_solver
 from sepsa.heads.math.anneal import annealed_ridge
@@ -31,7 +30,7 @@ _SMALL_RIDGE = 1e-12
 KEYS = CrossEntropyState._fields[:-3]  # weights and ridge follow from the settings, T from A
 
 
-class NewtonHead(AcceptsAuto, OwnsHead):
+class NewtonHead(OwnsHead):
     """Base of `SoftmaxNewton` and `LogisticNewton`; not a head by itself."""
 
     forgets = True  # in the next update; see `sepsa.heads.Forgets`

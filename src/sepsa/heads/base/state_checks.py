@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,13 +18,7 @@ FACTORIZED = 512
 
 
 def read_solver(name: str, state_dict: Any, keys: set[str]) -> Entries:
-    """The entries of a state of the solver `name`, which has the entry `ridges` and these keys.
-
-    A state from before the bias had a ridge of its own has one number, `ridge`.
-    """
-    if isinstance(state_dict, Mapping) and "ridge" in state_dict and "ridges" not in state_dict:
-        rest = {key: value for key, value in state_dict.items() if key != "ridge"}
-        state_dict = rest | {"ridges": [state_dict["ridge"], "ridge"]}
+    """The entries of a state of the solver `name`, which has the entry `ridges` and these keys."""
     return read("state_dict", state_dict, keys | {"ridges"}, name)
 
 

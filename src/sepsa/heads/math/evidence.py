@@ -6,10 +6,11 @@ regression of W on W₀: about 1 for a head that was trained before, about 0 for
 of a head determines both: with A = ΦᵀΦ + diag ridge, B = A⁻¹, n samples and the residual sum of squares RSS,
 
     γ = Σ_j (1 - ridge_j B_jj)                       the number of weights that the samples determine
-    ridge* = κ γ RSS / ((n - γ - 1) |W - s W₀|²)     summed over the outputs; the bias counts in neither γ nor W
+    ridge* = γ RSS / ((n - γ - 1) |W - s W₀|²)       summed over the outputs; the bias counts in neither γ nor W
     s* = <W₀, W(0)> / <W₀, (I - B ridge) W₀>         W(0): the weights of a head whose prior is 0
 
-and another ridge or prior needs no sample again. Symbols are those of `least_squares`.
+at the ridge that ridge* is; another ridge or prior needs no sample again. The head takes κ ridge*: a body that learns
+below it fits the same samples, which their residuals do not show. Symbols are those of `least_squares`.
 """
 
 from __future__ import annotations
@@ -105,13 +106,13 @@ def evidence_of(state: LeastSquaresState, prior: Tensor, samples: float, bias: b
     return Evidence(*torch.stack([determined, residual, distance[:, :k].sum(), squares.mean()]).tolist())
 
 
-def best_ridge(found: Evidence, ridge: float, samples: float, kappa: float) -> float:
+def best_ridge(found: Evidence, ridge: float, samples: float) -> float:
     """ridge* within its bounds, or the present one where that is within a factor of two or the samples do not tell."""
     determined, residual, weights, variance = found
     if not (variance > 0 and weights > 0 and residual > EXACT * weights * variance * samples):
         return ridge
     freedom = max(samples - determined - 1.0, LEAST_FREEDOM * samples)
-    best = kappa * max(determined, 0.0) * residual / (freedom * weights)
+    best = max(determined, 0.0) * residual / (freedom * weights)
     best = min(max(best, LEAST * variance), MOST * variance)
     if not math.isfinite(best) or 1 / FACTOR < best / ridge < FACTOR:
         return ridge
@@ -125,8 +126,13 @@ def best_choice(
     scale = best_scale(state, initial, choice.scale, bias)
     if abs(scale - choice.scale) > MOVED:
         return choice._replace(scale=scale)
-    found = evidence_of(state, about(initial, choice.scale, bias), samples, bias)
-    return choice._replace(ridge=best_ridge(found, choice.ridge, samples, kappa))
+    prior, ridge = about(initial, choice.scale, bias), choice.ridge / kappa
+    each = torch.full_like(state.ridge_left, ridge)
+    if bias:
+        each[-1] = state.ridge_left[-1]
+    found = evidence_of(with_ridge(state, prior, each, prior), prior, samples, bias)
+    best = best_ridge(found, ridge, samples)
+    return choice if best == ridge else choice._replace(ridge=kappa * best)
 
 
 def with_ridge(state: LeastSquaresState, prior: Tensor, ridge: Tensor, new_prior: Tensor) -> LeastSquaresState:

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from sepsa.interrupt import DeferredInterrupt
 from sepsa.states import schema
-from sepsa.states.objects import Saves, check_stamp, stamp
+from sepsa.states.objects import Saves, check_stamp, rebuilt_as, stamp
 from sepsa.states.plain import pack_label, unpack_labels
 from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats
@@ -34,6 +34,7 @@ AGGREGATES = ("error", "first", "last", "mean", "sum")
 OLD_KEYS = {"names", "inputs", "time", "step", "first", "lags", "seasons", "model"}  # of states of earlier versions
 
 
+@rebuilt_as("sepsa.SepSAForecaster")
 class SepSAForecaster(Saves):
     """Forecast one or several series by linear heads that learn each step as soon as its value is known.
 

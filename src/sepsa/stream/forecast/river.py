@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from river.time_series.base import Forecaster
 
+from sepsa.states.objects import rebuilt_as
 from sepsa.stream.forecast import forecaster
 
 
+@rebuilt_as("sepsa.river.SepSAForecaster")
 class SepSAForecaster(forecaster.SepSAForecaster, Forecaster):
     """`sepsa.SepSAForecaster`, which is also a `river.time_series.base.Forecaster`.
 

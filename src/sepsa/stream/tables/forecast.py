@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepsa.states import schema
+from sepsa.states.objects import rebuilt_as
 from sepsa.states.output import replace
 from sepsa.stream.columns.cells import read_cell, read_date
 from sepsa.stream.engine.kernels.robust import HUGE
@@ -44,6 +45,7 @@ OF_FORECASTER = ("horizon", "lags", "seasons", "step", "bounds", "same_time")  #
 TEXTS = 8  # inputs of a column of texts: one for each of its first texts, the last for all others
 
 
+@rebuilt_as("sepsa forecast")
 class ForecastTable:
     """A forecaster of columns of a table: `target` are its series, `inputs` exogenous inputs, `time` their time.
 

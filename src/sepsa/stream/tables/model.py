@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from sepsa.heads.protocols import NotFinite
 from sepsa.states import schema
+from sepsa.states.objects import rebuilt_as
 from sepsa.stream.calibration import probabilities
 from sepsa.stream.columns.cells import Column
 from sepsa.stream.columns.inputs import CATEGORIES, CLASS_MEANS, DATE_PARTS, Inputs
@@ -68,6 +69,7 @@ class Details(NamedTuple):
         return list(zip((mean[:, 0] - half).tolist(), (mean[:, 0] + half).tolist(), strict=True))
 
 
+@rebuilt_as("sepsa stream")
 class TableModel:
     """A neural network with a Newton head behind the columns of a table: numbers, dates and texts.
 
