@@ -135,21 +135,31 @@ class StreamEstimator(Saves, Options):
         self._learner, self.n_iter_ = result.committee, result.passes
         return there[result.rows], result.predictions
 
-    def _learn(self, rows: Rows, Y: Floats, weight: Floats) -> Floats:
-        """Learn rows in order; returns the predictions made before."""
+    def _learn(self, rows: Rows, Y: Floats, weight: Floats, told: int, output_rows: Sequence[int] = ()) -> Floats:
+        """Learn rows in order; returns the predictions made before.
+
+        So many outputs are known, or told, before the first row; `output_rows` need one more each.
+        """
 
         def new_learner(inputs: int, outputs: int) -> StreamLearner:
+            inputs = inputs if rows.new_inputs else rows.X.shape[1]
             seed = check_random_state(self.random_state).randint(2**31 - 1)
             return self._new_learner(inputs, outputs, seed, names=self._input_names(inputs))
 
         if self._encoder is not None:
             rows = Rows(*self._encoder.learn_means(rows.X, Y, rows.new_inputs, shuffled=False))
-        learner = getattr(self, "_learner", None)
-        if learner is None and not rows.new_inputs:
-            learner = new_learner(rows.X.shape[1], Y.shape[1])
-        new_outputs = [0] * (Y.shape[1] - (0 if learner is None else learner.engine.outputs))
-        self._learner, before = learn_rows(learner, new_learner, rows.X, Y, weight, rows.new_inputs, new_outputs)
+        self._learner, before = learn_rows(
+            getattr(self, "_learner", None), new_learner, rows.X, Y, weight, rows.new_inputs, output_rows, told, self._batch
+        )
         return before
+
+    @property
+    def _batch(self) -> int:
+        """The rows that `partial_fit` learns at once."""
+        if hasattr(self, "_learner"):
+            return int(self._learner.engine.batch_size)
+        batch: int = engine_type(self.module).options(self.get_params(deep=False), False)["batch"]
+        return batch
 
     def _input_names(self, inputs: int) -> Sequence[Any] | None:
         """The names of the inputs, by which equal ones are ordered; None where they stay in the order they have."""
