@@ -17,6 +17,7 @@ scores probabilities, by the losses they would have made on rows not yet learned
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Literal
@@ -35,7 +36,7 @@ from sepsa.stream.calibration import (
     probabilities,
 )
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.estimator import Rows, StreamEstimator
+from sepsa.stream.estimator import Rows, StreamEstimator, check_sizes
 from sepsa.stream.growth import first_rows, indicators
 from sepsa.stream.options import ClassifierOptions
 from sepsa.stream.rows import dense, row_parts
@@ -135,6 +136,8 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
         """
         with self._exclusive():
             rows, Y, weight = self._check(X, y, sample_weight, reset=not hasattr(self, "_learner"))
+            if self.loss != "huber" or self.module is not None:
+                check_sizes(float(np.abs(Y).max()))
             return self._shaped(self._learn(rows, Y, weight, Y.shape[1]))
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> Floats | tuple[Floats, Floats]:
@@ -158,6 +161,13 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
     def _check(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool
     ) -> tuple[Rows, Floats, Floats]:
+        given = np.asarray(y)
+        for value in given.ravel().tolist() if given.dtype.kind in "OU" else ():
+            if not is_target(value):
+                raise ValueError(
+                    f"y must hold numbers, got {value!r}: leave rows without a target out, and use SepSAClassifier for "
+                    "classes"
+                )
         rows, targets, weights = self._check_data(X, y, sample_weight, reset, multi_output=True, y_numeric=True)
         shape = targets.shape[1:]
         if reset:
@@ -187,6 +197,16 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
+
+
+def is_target(value: Any) -> bool:
+    """Whether an object is, or spells, a number; one that is too large is told elsewhere."""
+    try:
+        return not math.isnan(float(value))
+    except OverflowError:
+        return True
+    except (TypeError, ValueError):
+        return False
 
 
 class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # type: ignore[misc]
@@ -485,7 +505,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         return np.array([float(weights.get(label, 1.0)) for label in labels.tolist()])
 
     def _add_classes(self, labels: Labels) -> None:
-        """Add classes to `classes_`; the learner's outputs keep their columns and new ones come last, in the order of their first rows."""
+        """Add classes to `classes_`; outputs keep their columns and new ones come last, in order."""
         if len(self.classes_) and (self.classes_.dtype.kind in "biuf") != (labels.dtype.kind in "biuf"):
             raise ValueError(
                 f"y has labels of dtype {labels.dtype} where classes_ has {self.classes_.dtype}: "
