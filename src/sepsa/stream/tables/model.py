@@ -165,7 +165,10 @@ class TableModel:
         ahead: dict[int, tuple[int, Any]] = {}  # of rows that bring a class: the prediction without it, and its detail
 
         def predict(learner: StreamLearner, row: int) -> None:
-            x, classes = np.ascontiguousarray(X[row : row + 1, : learner.engine.inputs]), names[: learner.engine.outputs]
+            x, classes = (
+                np.ascontiguousarray(X[row : row + 1, : learner.engine.inputs]),
+                names[: learner.engine.outputs],
+            )
             looked = None if asked is None else asked.of_rows(learner, x, classes)[0]
             ahead[row] = int(learner.predict(x)[0].argmax()), looked
 
