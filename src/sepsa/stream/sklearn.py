@@ -162,7 +162,7 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool
     ) -> tuple[Rows, Floats, Floats]:
         given = np.asarray(y)
-        for value in given.ravel().tolist() if given.dtype.kind in "OU" else ():
+        for value in given.ravel().tolist() if y is not None and given.dtype.kind in "OU" else ():
             if not is_target(value):
                 raise ValueError(
                     f"y must hold numbers, got {value!r}: leave rows without a target out, and use SepSAClassifier for "
