@@ -221,6 +221,15 @@ class Estimator(Kind):
         y = labels(y) if self.kind is sepsa.SepSAClassifier else y if self.outputs == 1 else np.stack([y, -y], 1)
         getattr(model, self.how if start == 0 else "partial_fit")(self.table(X) if self.table else X, y)
 
+    def prequential(self, model: Any, X: Any, y: Any, start: int = 0) -> list[Any]:
+        X = self.table(np.pad(X, [(start, 0), (0, 0)]))[start:] if self.table else X
+        if self.kind is sepsa.SepSARegressor:
+            return list(model.prequential(X, y).tolist())
+        proba = model.prequential(X, y, method="predict_proba")
+        return [
+            {label: p for label, p in zip(model.classes_.tolist(), row, strict=True) if p} for row in proba.tolist()
+        ]
+
     def predict(self, model: Any) -> Any:
         X = stream()[0][ASKED]
         X = self.table(X) if self.table else X
@@ -266,6 +275,16 @@ class River(Kind):
         if self.keys:
             model.commit(stop)
 
+    def prequential(self, model: Any, X: Any, y: Any, start: int = 0) -> list[Any]:
+        """With keys, every second row has another one."""
+        told, ask = [], "predict_proba_one" if "Class" in self.kind and not self.keys else "predict_one"
+        for i, (x, target) in enumerate(zip(X.tolist(), y.tolist(), strict=True)):
+            key = [("shop", i % self.keys)] if self.keys else []
+            target = {"u": target, "v": -target} if "Multi" in self.kind else target
+            told.append(getattr(model, ask)(*key, dict(enumerate(x))))
+            model.learn_one(*key, dict(enumerate(x)), target)
+        return told
+
     def predict(self, model: Any) -> Any:
         asked = [x for x, _ in self.samples(ASKED.start, ASKED.stop)]
         if self.keys:
@@ -301,6 +320,9 @@ class Forecaster(Kind):
     def learn(self, model: Any, start: int, stop: int) -> None:
         for i, x in enumerate(stream()[0][start:stop], start):
             model.learn_one({"u": np.sin(i) + 0.1 * x[0], "v": 5 + 0.1 * x[1]}, {"x": x[2]}, time=3600.0 * i)
+
+    def prequential(self, model: Any, X: Any, y: Any, start: int = 0) -> list[Any]:
+        return list(model.prequential(y, X[:, :1]).tolist())
 
     def predict(self, model: Any) -> Any:
         return np.array([list(step.values()) for step in model.forecast(xs=[{"x": 0.0}] * 3)])
@@ -352,6 +374,17 @@ class Command(Kind):
             options = forecast.ForecastOptions(table, checkpoint=model, **files, **self.options)
             code = command.stream(options, forecast.ForecastRun)
         assert code in (command.FINISHED, command.LEFT_OUT)
+
+    def prequential(self, model: Path, X: Any, y: Any, start: int = 0) -> list[Any]:
+        """By `sepsa stream`: the lines of the predictions, with probabilities of the classes by name."""
+        table, out = model.with_name("t.csv"), model.with_name("predictions.csv")
+        rows = frame(np.pad(X, [(start, 0), (0, 0)]))[start:].assign(y=y)
+        rows.to_csv(table, index=False, mode="a", header=not table.exists())
+        more = {"probabilities": True} if self.options.get("classify") else {}
+        before = len(out.read_text().splitlines()) if out.exists() else 1
+        options = command.StreamOptions(table, checkpoint=model, predictions=out, **self.options | more)
+        assert command.stream(options) == 0
+        return out.read_text().splitlines()[before:]
 
     def predict(self, model: Path) -> Any:
         loaded = inspection.load_model(model, self.kind)[0]

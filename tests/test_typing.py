@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import assert_type
 
+import pytest
 import torch
 from torch import nn
 
-from sepsa import RLS, HeadSolver, SepSA, SoftmaxNewton
+from sepsa import RLS, HeadSolver, SepSA, SepSARegressor, SoftmaxNewton
 
 
 def test_the_solver_keeps_its_type() -> None:
@@ -30,3 +31,9 @@ def test_any_solver_will_do() -> None:
 def test_the_parameter_is_written_or_inferred() -> None:
     written: SepSA[RLS] = SepSA[RLS](nn.Linear(3, 2), torch.optim.SGD, solver=RLS())
     assert isinstance(written.solver, RLS)
+
+
+def test_the_options_of_an_estimator_are_known() -> None:
+    assert SepSARegressor(hidden_layer_sizes=(4,), ridge=1.0).ridge == 1.0
+    with pytest.raises(TypeError):
+        SepSARegressor(hidden=30)  # type: ignore[call-arg]

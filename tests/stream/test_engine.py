@@ -162,7 +162,7 @@ def test_a_body_that_diverged_is_refused_and_nothing_changes(n):
     engine.layers()[0][0][:] = 1e38
     settling.learn(*stream(20))
     before, first = engine._state.copy(), settling.engine._state.copy()
-    with pytest.raises(NotFinite, match="nothing was learned; lower lr"):
+    with pytest.raises(NotFinite, match="nothing was learned; lower the learning rate"):
         engine.learn(X * 1e3, Y)
     with pytest.raises(NotFinite):
         settling.learn(np.full((n, 5), 1e300), Y)

@@ -33,7 +33,7 @@ from sepsa.stream.committee import Committee
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.learner import StreamLearner
 from sepsa.stream.rows import dense, row_parts
-from sepsa.stream.scales import moments, reciprocal
+from sepsa.stream.scales import bounded, moments, reciprocal
 from sepsa.stream.stacking import Mixture
 
 FOLDS = 10
@@ -128,13 +128,14 @@ def fit(
     threads: int,
     rng: np.random.RandomState,
     new_mixture: NewLearner | None = None,
+    robust: bool = False,
 ) -> FitResult:
     """A committee trained on a table.
 
     `new_network` makes a learner with a network alone, and `new_mixture`, if there are other experts, one with the same
     network and them; both have the options for learning after the fit. `together` trains one learner on all rows once
-    the folds have decided passes and weights: for a body that does not learn, or a slow one. The result does not depend
-    on the number of `threads`.
+    the folds have decided passes and weights: for a body that does not learn, or a slow one. With `robust`, errors on
+    rows left out are those to bounded targets. The result does not depend on the number of `threads`.
     """
     n = len(table.Y)
     if n == 1:
@@ -145,9 +146,10 @@ def fit(
     share = float(table.weight.sum()) * (1.0 if together else 1 - 1 / len(folds))
     few, many = MEMBERS
     folds = folds[: math.ceil(ENOUGH / len(folds[-1])) if together else max(few, min(many, ROWS_OF_MEMBERS // n))]
-    left_out = table.rows(np.concatenate(folds))
+    compared = table._replace(Y=bounded(table.Y)) if robust else table
+    left_out = compared.rows(np.concatenate(folds))
     trials = schedule.trials(n, len(folds) + together) if early_stopping else [schedule.passes]
-    passes, members, means, leverages = best_trial(new_network, table, folds, schedule, trials, threads, rng)
+    passes, members, means, leverages = best_trial(new_network, table, compared, folds, schedule, trials, threads, rng)
     mixture = None
     if new_mixture is not None:
         members = teach_experts(new_mixture, members, table, folds, schedule.expert_passes, threads, rng)
@@ -170,14 +172,18 @@ def fit(
 def best_trial(
     new_network: NewLearner,
     table: Table,
+    compared: Table,
     folds: list[Fold],
     schedule: Schedule,
     trials: list[int],
     threads: int,
     rng: np.random.RandomState,
 ) -> Trial:
-    """The networks, trained without a fold each, of the last number of passes that did not raise their error there."""
-    left_out = table.rows(np.concatenate(folds))
+    """The networks, trained without a fold each, of the last number of passes that did not raise their error there.
+
+    `compared` has the targets by which errors are measured.
+    """
+    left_out = compared.rows(np.concatenate(folds))
     lowest, best = np.inf, None
     for passes in trials:
         try:
@@ -192,14 +198,18 @@ def best_trial(
             for _, part in row_parts(table.X[fold])
         ]
         means, leverages = (np.concatenate(part) for part in zip(*parts, strict=True))
-        gain = error_weights(members[0], table)
-        error = np.average((left_out.Y - means) ** 2 @ gain, weights=left_out.weight)
+        gain = error_weights(members[0], compared)
+        with np.errstate(all="ignore"):
+            error = np.average((left_out.Y - means) ** 2 @ gain, weights=left_out.weight)
         if schedule.verbose:
             print(f"{passes} passes: squared error {error:.4g} on rows left out")
         if not error < TOLERANCE * lowest:
             break
         lowest, best = min(error, lowest), Trial(passes, members, means, leverages)
-    assert best is not None
+    if best is None:
+        raise NotFinite(
+            "the errors on rows left out are not finite: nothing was learned; lower learning_rate, or rescale X and y"
+        )
     return best
 
 

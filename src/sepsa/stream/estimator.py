@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import pickle
+import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -14,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import get_num_threads
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import RegressorMixin
+from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_array, check_random_state, check_X_y
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
@@ -26,6 +28,7 @@ from sepsa.stream.columns.frame import FrameEncoder, all_numbers, as_pandas, che
 from sepsa.stream.columns.inputs import CLASS_MEANS
 from sepsa.stream.committee import Committee
 from sepsa.stream.engine.bodies import NAMED, body_of, engine_type
+from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import NewInput, learn_rows
 from sepsa.stream.learner import WARM_UP, StreamLearner
@@ -35,6 +38,7 @@ from sepsa.stream.scales import order_of_columns
 from sepsa.validation import at_least, one_of
 
 MOST_INPUTS = 2048  # of a compiled network
+HEAVIEST = 1e30  # weight of a row in `fit`, so that sums of weighted squares stay finite
 NUMBERS = {"dtype": np.float64, "order": "C", "ensure_all_finite": "allow-nan"}  # what scikit-learn checks
 
 
@@ -45,7 +49,7 @@ class Rows(NamedTuple):
     new_inputs: Sequence[NewInput] = ()
 
 
-class StreamEstimator(Saves, Options):
+class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
     """The base of the regressor and the classifier: a learner of rows of numbers, and its state."""
 
     _learner: Any  # a StreamLearner or a Committee
@@ -107,10 +111,20 @@ class StreamEstimator(Saves, Options):
         if forgetting == "auto":
             forgetting = 1.0 if plan.fixed_features else batch_fit.FORGETTING
         mixed = self.module is None and body_of(self.body, self.hidden_layer_sizes, self.experts) == "experts"
+        if table.weight.max() > HEAVIEST:
+            raise ValueError(
+                f"sample_weight must be at most {HEAVIEST:g} for fit, got {table.weight.max():g}: divide all "
+                "weights by their mean"
+            )
         # Weights that differ much are no outliers in a table: they say themselves how much each row counts.
         usual = float(np.median(table.weight))
         even = 0.1 * usual <= table.weight.min() and table.weight.max() <= 10 * usual
         options: dict[str, Any] = {} if even or self.module is not None else {"loss": "squared"}
+        robust = even and self.module is None and self.loss == "huber" and isinstance(self, RegressorMixin)
+        if isinstance(self, RegressorMixin):
+            sizes = np.abs(table.Y)
+            check_sizes(float(np.median(sizes) if robust else sizes.max()))
+            table = table._replace(Y=np.clip(table.Y, -HUGE, HUGE))
         new_learner = partial(self._new_learner, X.shape[1], Y.shape[1], for_fit=True, **options)
         result = batch_fit.fit(
             partial(new_learner, alone=True),
@@ -129,27 +143,46 @@ class StreamEstimator(Saves, Options):
             threads=get_num_threads() if plan.parallel else 1,
             rng=check_random_state(self.random_state),
             new_mixture=new_learner if mixed else None,
+            robust=robust,
         )
         for member in result.committee.members:
             member.order = order
         self._learner, self.n_iter_ = result.committee, result.passes
         return there[result.rows], result.predictions
 
-    def _learn(self, rows: Rows, Y: Floats, weight: Floats) -> Floats:
-        """Learn rows in order; returns the predictions made before."""
+    def _learn(self, rows: Rows, Y: Floats, weight: Floats, told: int, output_rows: Sequence[int] = ()) -> Floats:
+        """Learn rows in order; returns the predictions made before.
+
+        So many outputs are known, or told, before the first row; `output_rows` need one more each.
+        """
 
         def new_learner(inputs: int, outputs: int) -> StreamLearner:
+            inputs = inputs if rows.new_inputs else rows.X.shape[1]
             seed = check_random_state(self.random_state).randint(2**31 - 1)
             return self._new_learner(inputs, outputs, seed, names=self._input_names(inputs))
 
         if self._encoder is not None:
             rows = Rows(*self._encoder.learn_means(rows.X, Y, rows.new_inputs, shuffled=False))
-        learner = getattr(self, "_learner", None)
-        if learner is None and not rows.new_inputs:
-            learner = new_learner(rows.X.shape[1], Y.shape[1])
-        new_outputs = [0] * (Y.shape[1] - (0 if learner is None else learner.engine.outputs))
-        self._learner, before = learn_rows(learner, new_learner, rows.X, Y, weight, rows.new_inputs, new_outputs)
+        self._learner, before = learn_rows(
+            getattr(self, "_learner", None),
+            new_learner,
+            rows.X,
+            Y,
+            weight,
+            rows.new_inputs,
+            output_rows,
+            told,
+            self._batch,
+        )
         return before
+
+    @property
+    def _batch(self) -> int:
+        """The rows that `partial_fit` learns at once."""
+        if hasattr(self, "_learner"):
+            return int(self._learner.engine.batch_size)
+        batch: int = engine_type(self.module).options(self.get_params(deep=False), False)["batch"]
+        return batch
 
     def _input_names(self, inputs: int) -> Sequence[Any] | None:
         """The names of the inputs, by which equal ones are ordered; None where they stay in the order they have."""
@@ -201,11 +234,13 @@ class StreamEstimator(Saves, Options):
     def _check_rows(self, X: ArrayLike) -> Any:
         """Rows (n, inputs), dense or CSR, checked."""
         check_is_fitted(self)
-        X = self._in_order(as_pandas(X))
-        encoded = self._encode(X, reset=False, learn=False)
-        if encoded is not None:
-            return check_array(encoded.X, **NUMBERS)
-        return validate_data(self, X, reset=False, accept_sparse="csr", **NUMBERS)
+        X = as_pandas(X)
+        with names_too_large(X=X):
+            X = self._in_order(X)
+            encoded = self._encode(X, reset=False, learn=False)
+            if encoded is not None:
+                return check_array(encoded.X, **NUMBERS)
+            return validate_data(self, X, reset=False, accept_sparse="csr", **NUMBERS)
 
     def _predict(self, X: ArrayLike) -> Floats:
         return np.concatenate([self._learner.predict(part) for _, part in row_parts(self._check_rows(X))])
@@ -214,14 +249,16 @@ class StreamEstimator(Saves, Options):
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool, **checks: bool
     ) -> tuple[Rows, NDArray[Any], Floats]:
         """Rows (n, inputs), targets and weights (n,), checked."""
-        X = as_pandas(X) if reset else self._in_order(as_pandas(X))
-        rows = self._encode(X, reset, y=y)
-        if rows is None:
-            numbers, targets = validate_data(self, X, y, reset=reset, accept_sparse="csr", **NUMBERS, **checks)
-            rows = Rows(numbers)
-        else:
-            _, targets = check_X_y(rows.X, y, estimator=self, **NUMBERS, **checks)
-        weights = _check_sample_weight(sample_weight, rows.X, dtype=np.float64, ensure_non_negative=True)
+        X = as_pandas(X)
+        with names_too_large(X=X, y=y, sample_weight=sample_weight):
+            X = X if reset else self._in_order(X)
+            rows = self._encode(X, reset, y=y)
+            if rows is None:
+                numbers, targets = validate_data(self, X, y, reset=reset, accept_sparse="csr", **NUMBERS, **checks)
+                rows = Rows(numbers)
+            else:
+                _, targets = check_X_y(rows.X, y, estimator=self, **NUMBERS, **checks)
+            weights = _check_sample_weight(sample_weight, rows.X, dtype=np.float64, ensure_non_negative=True)
         return rows, targets, weights
 
     @property
@@ -328,6 +365,34 @@ class StreamEstimator(Saves, Options):
         if "_learner" in state:
             state = state | {"_learner": pickle.loads(state["_learner"])}
         super().__setstate__(state)
+
+
+def check_sizes(target: float) -> None:
+    """Raise an error where a target of this size would overflow sums of squares."""
+    if target > HUGE:
+        raise ValueError(
+            f"y must lie within ±{HUGE:g}, got a target of size {target:g}: rescale y, or leave the row out"
+        )
+
+
+@contextmanager
+def names_too_large(**given: Any) -> Iterator[None]:
+    """Say of an integer beyond the largest float in which argument, and in which column of X, it is."""
+    try:
+        yield
+    except OverflowError:
+        for name, values in given.items():
+            for place, value in np.ndenumerate(np.asarray(values, object)):
+                if isinstance(value, int) and abs(value) > sys.float_info.max:
+                    column: Any = place[1:]  # none where the argument has one column
+                    where = f"{name}[:, {column[0]}]" if column else name
+                    where = f"{name}[{list(values.columns)[column[0]]!r}]" if is_frame(values) else where
+                    digits = int(math.log10(abs(value))) + 1
+                    raise ValueError(
+                        f"{where} must hold numbers up to {sys.float_info.max:.2g}, got an integer of {digits} digits: "
+                        "rescale it, or convert an identifier to text"
+                    ) from None
+        raise
 
 
 def loss_and_experts(engine: Any) -> dict[str, Any]:

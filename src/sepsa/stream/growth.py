@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.learner import StreamLearner
-from sepsa.stream.rows import row_parts
+from sepsa.stream.rows import dense, row_parts
 
 Label = TypeVar("Label", bound=Hashable)
 Names = dict[Hashable, int]  # each name of an input or an output, with its column number
@@ -44,19 +44,27 @@ def grow_along(
     rows: int,
     new_inputs: Sequence[NewInput],
     output_rows: Sequence[int],
+    predict: Callable[[StreamLearner, int], None],
+    told: int = 0,
 ) -> Iterator[tuple[int, int, StreamLearner]]:
     """Yield start, stop and the learner, grown in place, for each part of the rows in which nothing arrives.
 
-    `new_inputs` are in the order of their rows; `output_rows` are the rows that need one more output each.
+    `new_inputs` are in the order of their rows; `output_rows` are the rows that need one more output each, beside the
+    learner's and those up to the number `told` before the first row. Such a row is predicted without that output:
+    `predict` gets the learner before it is added, and the number of the row.
     """
-    known_inputs, known_outputs = (0, 0) if learner is None else (learner.engine.inputs, learner.engine.outputs)
+    known_inputs, known_outputs = (0, told) if learner is None else (learner.engine.inputs, learner.engine.outputs)
+    known_outputs = max(known_outputs, told)
     cuts = sorted({0, *(new.row for new in new_inputs), *output_rows})
     for start, stop in zip(cuts, [*cuts[1:], rows], strict=True):
         inputs = sum(new.row <= start for new in new_inputs)
         outputs = known_outputs + sum(row <= start for row in output_rows)
         if learner is None:
-            learner = new_learner(inputs, outputs)
-        grow(learner, new_inputs[learner.engine.inputs - known_inputs : inputs], outputs)
+            learner = new_learner(inputs, known_outputs or outputs)
+        grow(learner, new_inputs[learner.engine.inputs - known_inputs : inputs], known_outputs)
+        if outputs > learner.engine.outputs:
+            predict(learner, start)
+            grow(learner, (), outputs)
         yield start, stop, learner
 
 
@@ -68,19 +76,32 @@ def learn_rows(
     weight: Floats,
     new_inputs: Sequence[NewInput] = (),
     output_rows: Sequence[int] = (),
+    told: int = 0,
+    batch: int = 1,
 ) -> tuple[Any, Floats]:
     """A learner that has learned the rows of X, dense or CSR, and Y in order, and the predictions made before each.
 
-    The given learner, or committee, does not change. A prediction is 0 for an output that was not there yet.
+    The given learner, or committee, does not change. A prediction is 0 for an output that was not there yet. What a row
+    needs enters with its batch, the rows of which are predicted without a new output.
     """
     learner = None if learner is None else learner.copy()
-    before = np.zeros(Y.shape)
-    for start, stop, grown in grow_along(learner, new_learner, len(Y), new_inputs, output_rows):
+    before, ahead = np.zeros(Y.shape), dict[int, Floats]()
+
+    def predict(known: StreamLearner, start: int) -> None:
+        some, outputs = slice(start, start + batch), known.engine.outputs
+        rows = np.ascontiguousarray(dense(X[some])[:, : known.engine.inputs])
+        ahead[start] = known.copy().learn(rows, np.ascontiguousarray(Y[some, :outputs]), weight[some])
+
+    new_inputs = [new._replace(row=new.row // batch * batch) for new in new_inputs]
+    output_rows = [row // batch * batch for row in output_rows]
+    for start, stop, grown in grow_along(learner, new_learner, len(Y), new_inputs, output_rows, predict, told):
         learner, inputs, outputs = grown, grown.engine.inputs, grown.engine.outputs
         targets, weights, out = Y[start:stop, :outputs], weight[start:stop], before[start:stop, :outputs]
-        for some, part in row_parts(X[start:stop], grown.engine.batch_size):
+        for some, part in row_parts(X[start:stop], batch):
             known = np.ascontiguousarray(part[:, :inputs])
             out[some] = grown.learn(known, np.ascontiguousarray(targets[some]), weights[some])
+    for start, known in ahead.items():
+        before[start : start + batch] = np.pad(known, [(0, 0), (0, Y.shape[1] - known.shape[1])])
     return learner, before
 
 

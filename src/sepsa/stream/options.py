@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal
 
-from sklearn.base import BaseEstimator
-
 if TYPE_CHECKING:
+    from typing import Self
+
     import numpy as np
     from torch import nn
 
 
+class NamedOptions:
+    """A base of dataclasses whose error for an unknown option names the class and the closest option."""
+
+    def __new__(cls, *values: Any, **options: Any) -> Self:
+        known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        ordered = [field.name for field in fields(cls) if not field.kw_only]  # type: ignore[arg-type]
+        if len(values) > len(ordered):
+            raise TypeError(f"{cls.__name__} takes {' and '.join(ordered)} by position, others by name: got {values!r}")
+        for name in options:
+            if name not in known:
+                longer = [option for option in known if option.startswith(name)]
+                closest = longer or get_close_matches(name, known, n=1, cutoff=0.4)
+                cure = f"did you mean {closest[0]!r}?" if closest else f"its options are {', '.join(known)}"
+                raise TypeError(f"{cls.__name__} has no option {name!r}: {cure}")
+        return super().__new__(cls)
+
+
 @dataclass(eq=False, repr=False)
-class Options(BaseEstimator):  # type: ignore[misc]
+class Options(NamedOptions):
     """The parameters of the regressor, and of the classifier but one; `fit` and `partial_fit` check them."""
 
     hidden_layer_sizes: int | Sequence[int] | Literal["auto"] = "auto"

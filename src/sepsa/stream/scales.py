@@ -72,9 +72,20 @@ def trimmed(X: Floats) -> Floats:
     The typical distance is the median over the values that differ from the median, so that a rare indicator is kept.
     """
     X = np.clip(X, -HUGE, HUGE)
-    off = np.abs(X - column_quantiles(X, [0.5])[:, 0])
-    usual = quantiles_of_sizes(off, [0.5])[:, 0]
-    return np.where(off > 30 * usual, np.nan, X)
+    median, most = plausible_distances(X)
+    return np.where(np.abs(X - median) > most, np.nan, X)
+
+
+def bounded(X: Floats) -> Floats:
+    """X with values that lie more than 30 typical distances from their column's median at that distance."""
+    median, most = plausible_distances(np.clip(X, -HUGE, HUGE))
+    return np.clip(X, median - most, median + most)
+
+
+def plausible_distances(X: Floats) -> tuple[Floats, Floats]:
+    """The median (columns,) of each column, and 30 typical distances from it."""
+    median = column_quantiles(X, [0.5])[:, 0]
+    return median, 30 * quantiles_of_sizes(X - median, [0.5])[:, 0]
 
 
 def quantiles_of_sizes(X: Floats, levels: list[float]) -> Floats:

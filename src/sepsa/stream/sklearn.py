@@ -17,6 +17,9 @@ scores probabilities, by the losses they would have made on rows not yet learned
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -34,7 +37,7 @@ from sepsa.stream.calibration import (
     probabilities,
 )
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.estimator import Rows, StreamEstimator
+from sepsa.stream.estimator import Rows, StreamEstimator, check_sizes
 from sepsa.stream.growth import first_rows, indicators
 from sepsa.stream.options import ClassifierOptions
 from sepsa.stream.rows import dense, row_parts
@@ -135,7 +138,9 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
         """
         with self._exclusive():
             rows, Y, weight = self._check(X, y, sample_weight, reset=not hasattr(self, "_learner"))
-            return self._shaped(self._learn(rows, Y, weight))
+            if self.loss != "huber" or self.module is not None:
+                check_sizes(float(np.abs(Y).max()))
+            return self._shaped(self._learn(rows, Y, weight, Y.shape[1]))
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> Floats | tuple[Floats, Floats]:
         """Predict targets, on request with their standard deviation.
@@ -158,6 +163,13 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
     def _check(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, reset: bool
     ) -> tuple[Rows, Floats, Floats]:
+        given = np.asarray(y)
+        for value in given.ravel().tolist() if y is not None and given.dtype.kind in "OU" else ():
+            if not is_target(value):
+                raise ValueError(
+                    f"y must hold numbers, got {value!r}: leave rows without a target out, and use SepSAClassifier for "
+                    "classes"
+                )
         rows, targets, weights = self._check_data(X, y, sample_weight, reset, multi_output=True, y_numeric=True)
         shape = targets.shape[1:]
         if reset:
@@ -187,6 +199,16 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
+
+
+def is_target(value: Any) -> bool:
+    """Whether an object is, or spells, a number; one that is too large is told elsewhere."""
+    try:
+        return not math.isnan(float(value))
+    except OverflowError:
+        return True
+    except (TypeError, ValueError):
+        return False
 
 
 @rebuilt_as("sepsa.SepSAClassifier")
@@ -289,21 +311,24 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
             method: "predict" for labels, "predict_proba" for probabilities.
 
         Returns:
-            Labels of the shape of `y`, or probabilities (n, classes) in the order of `classes_` after the call. A class
-            that was unknown before a row is not predicted for it; for the first row of all every class of the call may
-            be.
+            Labels of the shape of `y`, or probabilities (n, classes) in the order of `classes_` after the call. A row
+            is predicted with the classes that were told or seen before it, or before its batch: others have the
+            probability 0. Where there are none, as for the first row of all, the label is empty, "" or 0, and all
+            probabilities are 0.
         """
         if method not in ("predict", "predict_proba"):
             raise ValueError(f"method must be 'predict' or 'predict_proba', got {method!r}")
         scores, loss, known = self._learn_labels(X, y, classes, sample_weight)
         if self._multilabel:
             return (scores > 0.5).astype(np.int64) if method == "predict" else label_probabilities(scores, loss)[..., 1]
-        if method == "predict":
-            best: Labels = self.classes_[np.where(known, scores, -np.inf).argmax(1)]
-            return best
-        proba: Floats = np.where(known, probabilities(scores, loss), 0.0)
-        proba /= proba.sum(1, keepdims=True)
-        return proba
+        proba = np.zeros(scores.shape)
+        best: Labels = np.zeros(len(scores), self.classes_.dtype)
+        best[:] = "" if best.dtype.kind == "O" else best
+        for rows, columns in self._column_groups(known):
+            some = scores[rows][:, columns]
+            best[rows] = self.classes_[columns][some.argmax(1)]
+            proba[rows, columns] = probabilities(some, loss[rows])
+        return best if method == "predict" else proba
 
     def predict(self, X: ArrayLike) -> Labels:
         """Predict the most probable class of each row.
@@ -396,8 +421,8 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
 
     def _learn_labels(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None, sample_weight: ArrayLike | None
-    ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-        """Learn rows; returns for each the scores and losses before it, and which classes were known before it."""
+    ) -> tuple[Floats, Floats, NDArray[np.intp]]:
+        """Learn rows; returns for each the scores and losses before it, and how many classes were known before it."""
         with self._exclusive():
             first = not hasattr(self, "_learner")
             rows, labels, weight = self._check(X, y, sample_weight, reset=first)
@@ -408,30 +433,47 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
                 )
             weight = weight * self._class_weights(labels)
             if labels.ndim == 2:
-                if classes is not None and not np.array_equal(classes, np.arange(labels.shape[1])):
-                    raise ValueError(f"classes must be None or 0 to {labels.shape[1] - 1} for this y, got {classes!r}")
-                if first:
-                    self._start_labels(labels.shape[1])
-                scores = self._learn(rows, labels, weight)
-                losses = accumulate_labels(self._loss, scores, labels, weight, self._loss_forgetting)
-                self._loss = losses[-1]
-                return scores, losses[:-1], np.ones(scores.shape, bool)
+                return self._learn_multilabel(rows, labels, weight, classes)
             if first:
                 self.classes_, self._columns = labels[:0], np.empty(0, np.intp)
                 self._loss = np.zeros(INVERSE_TEMPERATURES.size)
             if classes is not None:
-                self._add_classes(np.asarray(classes))
-            announced = self.classes_
+                self._add_classes(np.unique(classes))
+            told, batch = len(self.classes_), self._batch
             self._add_classes(labels)
             codes = np.searchsorted(self.classes_, labels)
-            scores = self._learn(rows, indicators(self._columns[codes], len(self.classes_)), weight)[:, self._columns]
-            losses = accumulate(self._loss, scores, codes, weight, self._loss_forgetting)
-            self._loss = losses[-1]
-            first_row = first_rows(codes, len(self.classes_))
-            first_row[np.isin(self.classes_, announced)] = -1
-            known = first_row < np.arange(len(labels))[:, None]
-            known[~known.any(1)] = True
-            return scores, losses[:-1], known
+            outputs, count = self._columns[codes], len(self.classes_)
+            output_rows = first_rows(outputs, count)[told:].tolist()
+            scores = self._learn(rows, indicators(outputs, count), weight, told, output_rows)[:, self._columns]
+            seen = np.maximum(np.maximum.accumulate(outputs) + 1, told)  # classes, the row's own among them
+            losses = [self._loss[None]]
+            for some, columns in self._column_groups(seen):
+                places = np.searchsorted(columns, codes[some])
+                made = accumulate(losses[-1][-1], scores[some][:, columns], places, weight[some], self._loss_forgetting)
+                losses.append(made[1:])
+            self._loss = losses[-1][-1]
+            known = np.concatenate([[told], seen])[np.arange(len(labels)) // batch * batch]
+            return scores, np.concatenate(losses)[:-1], known
+
+    def _learn_multilabel(
+        self, rows: Rows, labels: Floats, weight: Floats, classes: ArrayLike | None
+    ) -> tuple[Floats, Floats, NDArray[np.intp]]:
+        """Learn rows of several labels; returns what `_learn_labels` does."""
+        count = labels.shape[1]
+        if classes is not None and not np.array_equal(classes, np.arange(count)):
+            raise ValueError(f"classes must be None or 0 to {count - 1} for this y, got {classes!r}")
+        if not hasattr(self, "_learner"):
+            self._start_labels(count)
+        scores = self._learn(rows, labels, weight, count)
+        losses = accumulate_labels(self._loss, scores, labels, weight, self._loss_forgetting)
+        self._loss = losses[-1]
+        return scores, losses[:-1], np.full(len(labels), count)
+
+    def _column_groups(self, known: NDArray[np.intp]) -> Iterator[tuple[slice, NDArray[np.intp]]]:
+        """Rows for which the same number (n,) of classes is known, and the places of these in `classes_`."""
+        cuts = [*np.flatnonzero(np.diff(known, prepend=0)).tolist(), len(known)]
+        for start, stop in pairwise(cuts):
+            yield slice(start, stop), np.flatnonzero(self._columns < known[start])
 
     @property
     def _multilabel(self) -> bool:
@@ -466,7 +508,7 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         return np.array([float(weights.get(label, 1.0)) for label in labels.tolist()])
 
     def _add_classes(self, labels: Labels) -> None:
-        """Add classes to `classes_`; the learner's outputs keep their columns and new ones come last."""
+        """Add classes to `classes_`; outputs keep their columns and new ones come last, in order."""
         if len(self.classes_) and (self.classes_.dtype.kind in "biuf") != (labels.dtype.kind in "biuf"):
             raise ValueError(
                 f"y has labels of dtype {labels.dtype} where classes_ has {self.classes_.dtype}: "
@@ -476,7 +518,8 @@ class SepSAClassifier(ClassifierMixin, StreamEstimator, ClassifierOptions):  # t
         columns = np.empty(len(wider), np.intp)
         old = np.isin(wider, self.classes_)
         columns[old] = self._columns
-        columns[~old] = np.arange(len(self._columns), len(wider))
+        first = first_rows(np.searchsorted(wider, labels), len(wider))[~old]
+        columns[~old] = len(self._columns) + first.argsort().argsort()
         self.classes_, self._columns = wider, columns
 
     def _check(

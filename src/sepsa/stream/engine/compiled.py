@@ -530,7 +530,7 @@ class Engine(StreamEngine):
         if done < len(X):
             raise NotFinite(
                 f"the network's output for sample {done} of this call is not finite: nothing was learned; "
-                "lower lr, or rescale the inputs"
+                "lower the learning rate, or rescale inputs, targets and weights"
             )
         if several:
             self.__dict__.update(_state=other._state, _models=other._models, _kernels=kernels)

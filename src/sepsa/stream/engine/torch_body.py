@@ -203,7 +203,8 @@ class TorchEngine(StreamEngine):
         before = self.predict(X)
         if not np.isfinite(before).all():
             raise NotFinite(
-                "the module's output is not finite: nothing was learned; lower learning_rate, or rescale the inputs"
+                "the module's output is not finite: nothing was learned; lower the learning rate, or rescale inputs, "
+                "targets and weights"
             )
         seen = weight > 0
         if not seen.any():

@@ -107,6 +107,8 @@ class ModelExperts:
         if hasattr(model, "learn_one"):
             target = int(y.argmax()) if self.classes else float(y[0]) if m == 1 else dict(enumerate(y.tolist()))
             model.learn_one(_river_row(x), target)
+        elif self.classes and m < 2:
+            return  # many classifiers of scikit-learn refuse a single class
         else:  # an estimator of scikit-learn is told all inputs and classes once, and begins anew when one comes late
             anew = getattr(model, "n_features_in_", len(x)) != len(x) or (self.classes and self.outputs[e] != m)
             if anew:

@@ -51,7 +51,7 @@ def read_table(what: str, data: Any, times: Any = None) -> Table:
     values = numbers(what, data)
     if values.ndim not in (1, 2):
         raise ValueError(f"{what} must be rows (n, columns) or (n,), got an array of shape {values.shape}")
-    rows = np.ascontiguousarray(values.reshape(len(values), -1))
+    rows = np.ascontiguousarray(values[:, None] if values.ndim == 1 else values)
     if names is None:
         names = [ONLY] if flat else list(range(rows.shape[1]))
     moments = None if times is None else read_times(times)

@@ -165,19 +165,28 @@ class TableModel:
         kept = np.ones(rows, bool)
         predictions: list[Any] = []
         details: list[Any] = []
-        for start, stop, learner in grow_along(self._learner, self._new_learner, rows, new_inputs, arrivals):
+        ahead: dict[int, tuple[int, Any]] = {}  # of rows that bring a class: the prediction without it, and its detail
+
+        def predict(learner: StreamLearner, row: int) -> None:
+            x, classes = (
+                np.ascontiguousarray(X[row : row + 1, : learner.engine.inputs]),
+                names[: learner.engine.outputs],
+            )
+            looked = None if asked is None else asked.of_rows(learner, x, classes)[0]
+            ahead[row] = int(learner.predict(x)[0].argmax()), looked
+
+        for start, stop, learner in grow_along(self._learner, self._new_learner, rows, new_inputs, arrivals, predict):
             self._learner, outputs = learner, learner.engine.outputs
             some = np.ascontiguousarray(X[start:stop, : learner.engine.inputs])
             Y = indicators(labels[start:stop], outputs) if self.classify else target.numbers[start:stop, None].copy()
-            known = outputs - arrivals.count(start)  # a class that the first row brings was not known before it
-            before, kept[start:stop], looked = learn_rows(learner, some, Y, asked, names[:known], names[:outputs])
+            before, kept[start:stop], looked = learn_rows(learner, some, Y, asked, names[:outputs])
+            good, best = kept[start:stop], before.argmax(1)
+            if self.classify and start in arrivals:
+                best[0], detail = ahead.get(start, (-1, {}))  # before the first class of all: none
+                looked[:1] = [detail] if looked and good[0] else looked[:1]
             details += looked
-            good = kept[start:stop]
             first = len(predictions)
             if self.classify:
-                best = before.argmax(1)
-                if known < outputs:
-                    best[0] = before[0, :known].argmax() if known else -1
                 predictions += [names[k] if k >= 0 else UNKNOWN for k in best[good].tolist()]
                 self.trace.add((best != labels[start:stop])[good].astype(float))
                 actual: list[Any] = [names[k] for k in labels[start:stop][good][-LATEST:].tolist()]
@@ -357,12 +366,9 @@ def at_rows(columns: dict[str, Column], rows: NDArray[np.intp]) -> dict[str, Col
 
 
 def learn_rows(
-    learner: StreamLearner, X: Floats, Y: Floats, asked: Details | None, known: list[str], classes: list[str]
+    learner: StreamLearner, X: Floats, Y: Floats, asked: Details | None, classes: list[str]
 ) -> tuple[Floats, NDArray[np.bool_], list[Any]]:
-    """Learn rows; returns the predictions (n, outputs) made before, which rows (n,) could be learned, and details.
-
-    `known` are the classes before the first row, `classes` those after it.
-    """
+    """Learn rows; returns the predictions (n, outputs) made before, which rows (n,) could be learned, and details."""
     learned = np.ones(len(X), bool)
     if asked is None:
         with suppress(NotFinite):
@@ -371,7 +377,7 @@ def learn_rows(
     details: list[Any] = []
     for i in range(len(X)):
         row = X[i : i + 1]
-        looked = [] if asked is None else asked.of_rows(learner, row, classes if i else known)
+        looked = [] if asked is None else asked.of_rows(learner, row, classes)
         try:
             before[i] = learner.learn(row, Y[i : i + 1])[0]
             details += looked
