@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sepsa.states import schema
-from sepsa.stream.engine.kernels.compilation import kernel
+from sepsa.stream.kernels.compilation import kernel
 from sepsa.stream.kernels.memory import Layout, Memory
 from sepsa.stream.kernels.parts import BODY, Field, Part, Record, Rule, reference, work
 from sepsa.stream.kernels.views import Frame, Group

@@ -20,9 +20,9 @@ from sepsa.heads import RLS
 from sepsa.heads.protocols import NotFinite
 from sepsa.optimizer import SepSA
 from sepsa.states import schema
-from sepsa.stream.engine.kernels.robust import ROUNDING
 from sepsa.stream.engine.options import head_and_optimizer
 from sepsa.stream.engine.protocol import FitPlan, Floats, StreamEngine, residual_degrees
+from sepsa.stream.kernels.robust import ROUNDING
 from sepsa.validation import at_least
 
 BASES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {

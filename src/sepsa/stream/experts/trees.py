@@ -19,9 +19,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from sepsa.stream.engine.kernels.compilation import called, kernel
-from sepsa.stream.engine.kernels.views import Group, Views, size
-from sepsa.stream.experts.expert import Expert, row
+from sepsa.stream.experts.expert import Expert
+from sepsa.stream.experts.frame import given, row, size
+from sepsa.stream.kernels.compilation import called, kernel
+from sepsa.stream.kernels.parts import Field, Part, Record, Rule, Sizes, at_the_end, work
+from sepsa.stream.kernels.views import Group
 
 TREES = 32
 LEAVES = 32
@@ -49,20 +51,9 @@ ROW_BYTES = 48 + TREES
 SUM_BITS = 38  # of a cell, for the sum of residuals; the others are for the weights
 LARGEST_WEIGHTS, LARGEST_RESIDUALS = 2.0**24, 2.0**36  # of all rows of a tree
 
-# Positions in the numbers of the growth: the tree, how many there are, what is done next, the next row of the pass, the
-# state of the random generator, the units of weights and of residuals in the histograms; of the tree in growth the
-# rows, the place of the first one, the leaves, the leaf that is divided or gets its value, its rows that went left, and
-# the gain of the first split.
-(
-    G_TREE, G_TREES, G_PHASE, G_CURSOR, G_RANDOM, G_WEIGHT, G_RESIDUAL, G_ROWS, G_FIRST, G_LEAVES, G_LEAF, G_LEFT,
-    G_TOP,
-) = range(13)  # fmt: skip
 # What is done next: begin a tree, draw the edges of an input, take the residuals, count all rows, divide a leaf, count
 # one of its parts, collect the value of a leaf, add it to the sums of its rows.
 BEGIN, DRAW, RESIDUALS, ROOT, DIVIDE, COUNT, COLLECT, UPDATE = range(8)
-# Positions in the numbers of the stored rows: how many, the place of the next, those since the tree in growth began,
-# and all that ever were.
-S_ROWS, S_NEXT, S_LATE, S_EVER = range(4)
 
 
 def room_for(rows: int, inputs: int, most: int) -> int:
@@ -80,57 +71,123 @@ def window(room: int) -> int:
     return room * 8 // 9
 
 
-def targets(inputs: int, outputs: int) -> int:
+def targets(sizes: Sizes) -> int:
     """The targets of the trees: the outputs, and of a single one its logarithm."""
-    return 2 if outputs == 1 else outputs
+    return 2 if sizes["outputs"] == 1 else sizes["outputs"]
 
 
-PARTS = {
-    "GROWTH": (float, (13,)),
-    "STORED": (np.int64, (4,)),
-    "CHOSEN": (np.int64, ("tree_inputs",)),
-    "DIRECTION": (float, ("targets",)),
-    "GAINS": (float, ("inputs",)),  # recent gains of splits of each input
-    "EDGES": (np.float32, ("inputs", BINS - 2)),
-    "DRAWN": (float, ("inputs",)),  # the rows from which the edges were drawn
-    "LATEST": (np.float32, ("inputs", SAMPLE)),
-    "MISSED": (np.uint8, ("inputs",)),  # 1 where an input was ever missing; else one that is missing counts as its mean
-    "SPLIT_INPUTS": (np.uint32, ("tree_slots", LEAVES - 1)),
-    "SPLIT_THRESHOLDS": (np.float32, ("tree_slots", LEAVES - 1)),
-    "CHILDREN": (np.int8, ("tree_slots", LEAVES - 1, 2)),  # a split, or -1 - a leaf
-    "VALUES": (float, ("tree_slots", LEAVES, "targets")),
-    "CUTS": (np.uint8, (LEAVES - 1,)),  # the codes at which the tree in growth divides
-    "LEAF_STARTS": (np.int64, (LEAVES,)),
-    "LEAF_ROWS": (np.int64, (LEAVES,)),
-    "LEAF_CUTS": (np.int64, (LEAVES,)),
-    "LEAF_GAINS": (float, (LEAVES,)),
-    "LEAF_COUNTS": (float, (LEAVES,)),
-    "LEAF_ABOVE": (np.int64, (LEAVES,)),
-    "HISTOGRAMS": (np.int64, (LEAVES, "tree_inputs", BINS)),
-    "CODES": (np.uint8, ("inputs", "room")),
-    "TARGETS": (np.float32, ("room", "targets")),
-    "WEIGHTS": (np.float32, ("room",)),
-    "SUMS": (np.float32, ("room", "targets")),
-    "PACKED": (np.int64, ("room",)),
-    "ORDER": (np.uint32, ("room",)),
-    "OTHERS": (np.uint32, ("room",)),
-    "LEAF_OF_ROW": (np.uint8, ("trees", "room")),
-}
-TEMPORARY = {
-    "LEAVES": (np.int64, ("trees",)),
-    "TOLD": (float, ("targets",)),
-    "MERGED": (float, (3, SAMPLE + BINS)),
-    "ASKED": (np.float32, ("inputs",)),
-}
-GROUP = Group("trees", PARTS, TEMPORARY, {"tree_inputs": lambda d, m: min(d, INPUTS), "targets": targets})
-parts, work = Views(GROUP, "state", PARTS), Views(GROUP, "workspace", TEMPORARY)
+def grow_targets(old, new, before, after):
+    """Growth of a part whose last axis are the targets: the logarithm of a single output is none of several."""
+    single = before["outputs"] == 1 < after["outputs"]
+    at_the_end(old[..., :1] if single else old, new, before, after)
+
+
+def divides(part):
+    """Whether the leaf that is divided, if one is, exists, and rows that went left are among its own."""
+    growth = part("GROWTH")
+    leaf, leaves = int(growth["leaf"]), int(growth["leaves"])
+    if growth["phase"] not in (DIVIDE, COUNT):
+        return True
+    return leaf < leaves < LEAVES and bool(growth["left"] <= part("LEAF_ROWS")[leaf])
+
+
+def cuts(part):
+    """Whether the code at which a leaf is divided leaves rows for both sides, of those seen so far."""
+    growth = part("GROWTH")
+    if growth["phase"] != DIVIDE:
+        return True
+    return bool(part("LEAF_CUTS")[growth["leaf"]] % BINS < BINS - 1 and growth["left"] <= growth["cursor"])
+
+
+def come_later(part):
+    """Whether the splits below a split have larger numbers, so that a row reaches a leaf."""
+    children = part("CHILDREN")
+    return not ((children >= 0) & (children <= np.arange(LEAVES - 1)[:, None])).any()
+
+
+GROWTH = Record(
+    tree=Field(int, bounds=(0, "trees - 1")),  # the one that is grown anew
+    trees=Field(int, bounds=(0, "trees")),  # how many there are
+    phase=Field(int, start=BEGIN, bounds=(0, UPDATE), restarts=True),  # what is done next
+    cursor=Field(int, bounds=(0, "room"), restarts=True),  # the next row of the pass
+    random=Field(int, start=1, bounds=(0, 2**32 - 1)),  # the state of the generator
+    weight=Field(float, bounds=(None, None)),  # the units of weights and of residuals in the histograms
+    residual=Field(float, bounds=(None, None)),
+    rows=Field(int, bounds=(0, "room"), restarts=True),  # of the tree in growth, and the place of the first
+    first=Field(int, bounds=(0, "room - 1")),
+    leaves=Field(int, bounds=(0, LEAVES)),
+    leaf=Field(int, bounds=(0, LEAVES)),  # that is divided or gets its value
+    left=Field(int, bounds=(0, "room")),  # its rows that went left
+    top=Field(float, bounds=(None, None)),  # the gain of the first split
+)
+STORED = Record(
+    rows=Field(int, bounds=(0, "room")),
+    next=Field(int, bounds=(0, "room - 1")),  # the place of the next row
+    late=Field(int, bounds=(0, "room"), restarts=True),  # rows since the tree in growth began
+    ever=int,  # all that ever were
+)
+parts = Group(
+    given,
+    "trees",
+    Part("GROWTH", GROWTH),
+    Part("STORED", STORED),
+    Part("CHOSEN", np.int64, ("tree_inputs",), bounds=(0, "inputs - 1")),
+    Part("DIRECTION", float, ("targets",)),
+    Part("GAINS", float, ("inputs",)),  # recent gains of splits of each input
+    Part("EDGES", np.float32, ("inputs", BINS - 2), start=NOWHERE),
+    Part("DRAWN", float, ("inputs",)),  # the rows from which the edges were drawn
+    Part("LATEST", np.float32, ("inputs", SAMPLE), start=NOWHERE),
+    # 1 where an input was ever missing; else one that is missing counts as its mean
+    Part("MISSED", np.uint8, ("inputs",), bounds=(0, 1)),
+    Part("SPLIT_INPUTS", np.uint32, ("tree_slots", LEAVES - 1), bounds=(0, "inputs - 1")),
+    Part("SPLIT_THRESHOLDS", np.float32, ("tree_slots", LEAVES - 1), start=NOWHERE),
+    # a split, or -1 - a leaf
+    Part("CHILDREN", np.int8, ("tree_slots", LEAVES - 1, 2), start=-1, bounds=(-LEAVES, LEAVES - 2)),
+    Part("VALUES", float, ("tree_slots", LEAVES, "targets"), grows=grow_targets),
+    Part("CUTS", np.uint8, (LEAVES - 1,), bounds=(0, BINS - 2)),  # the codes at which the tree in growth divides
+    Part("LEAF_STARTS", np.int64, (LEAVES,), bounds=(0, "room")),
+    Part("LEAF_ROWS", np.int64, (LEAVES,), bounds=(0, "room")),
+    Part("LEAF_CUTS", np.int64, (LEAVES,), bounds=(-1, "tree_cells - 1")),
+    Part("LEAF_GAINS", float, (LEAVES,)),
+    Part("LEAF_COUNTS", float, (LEAVES,)),
+    Part("LEAF_ABOVE", np.int64, (LEAVES,), bounds=(-1, 2 * LEAVES - 3)),
+    Part("HISTOGRAMS", np.int64, (LEAVES, "tree_inputs", BINS)),
+    Part("CODES", np.uint8, ("inputs", "room"), bounds=(0, BINS - 1)),
+    Part("TARGETS", np.float32, ("room", "targets"), grows=grow_targets),
+    Part("WEIGHTS", np.float32, ("room",)),
+    Part("SUMS", np.float32, ("room", "targets"), grows=grow_targets),
+    Part("PACKED", np.int64, ("room",)),
+    Part("ORDER", np.uint32, ("room",), bounds=(0, "room - 1")),
+    Part("OTHERS", np.uint32, ("room",)),
+    Part("LEAF_OF_ROW", np.uint8, ("trees", "room"), bounds=(0, LEAVES - 1)),
+    work("LEAVES", np.int64, ("trees",)),
+    work("TOLD", float, ("targets",)),
+    work("MERGED", float, (3, SAMPLE + BINS)),
+    work("ASKED", np.float32, ("inputs",)),
+    sizes={
+        "tree_inputs": lambda sizes: min(sizes["inputs"], INPUTS),
+        "tree_cells": lambda sizes: min(sizes["inputs"], INPUTS) * BINS,
+        "targets": targets,
+    },
+    rings={"room": "STORED"},
+    rules=(
+        Rule("CHILDREN", "splits that come later", come_later),
+        Rule(
+            "LEAF_ROWS",
+            "rows among those stored",
+            lambda part: bool((part("LEAF_STARTS") + part("LEAF_ROWS") <= part("WEIGHTS").size).all()),
+        ),
+        Rule("GROWTH", "a leaf that is divided", divides),
+        Rule("LEAF_CUTS", "the code at which a leaf is divided", cuts),
+    ),
+)
 
 
 @called
 def random(growth):
     """A number from [0, 1), by a linear congruential generator."""
-    state = (int(growth[G_RANDOM]) * 1664525 + 1013904223) % 4294967296
-    growth[G_RANDOM] = state
+    state = (growth.random * 1664525 + 1013904223) % 4294967296
+    growth.random = state
     return state / 4294967296.0
 
 
@@ -295,7 +352,7 @@ def choose(growth, gains, chosen, direction, outputs, logarithm, trees):
     if outputs == 2:
         direction[0], direction[1] = 1.0, -1.0
     if outputs == 1:
-        direction[1] = 1.0 if logarithm and growth[G_TREE] % 2 == 1 else 0.0
+        direction[1] = 1.0 if logarithm and growth.tree % 2 == 1 else 0.0
         direction[0] = 1.0 - direction[1]
 
 
@@ -308,8 +365,8 @@ def residual(Y, F, values, leaves, i, k):
 @called
 def take_residuals(Y, F, weights, order, growth, direction, values, leaves, packed, first, stop):
     """Weighted residuals along the direction, as numbers; the largest and the largest weight go to the units."""
-    residuals, largest, heaviest = packed.view(np.float64), growth[G_RESIDUAL], growth[G_WEIGHT]
-    i = (int(growth[G_FIRST]) + first) % packed.size
+    residuals, largest, heaviest = packed.view(np.float64), growth.residual, growth.weight
+    i = (growth.first + first) % packed.size
     for p in range(first, stop):
         order[p] = i
         residuals[i] = 0.0
@@ -323,13 +380,13 @@ def take_residuals(Y, F, weights, order, growth, direction, values, leaves, pack
         j = order[p]
         residuals[j] *= weights[j]
         largest, heaviest = max(largest, abs(residuals[j])), max(heaviest, weights[j])
-    growth[G_RESIDUAL], growth[G_WEIGHT] = largest, heaviest
+    growth.residual, growth.weight = largest, heaviest
 
 
 @called
 def pack(weights, order, growth, packed, first, stop):
     """The weight of each row and its weighted residual as one integer."""
-    residuals, per_weight, per_residual = packed.view(np.float64), 1.0 / growth[G_WEIGHT], 1.0 / growth[G_RESIDUAL]
+    residuals, per_weight, per_residual = packed.view(np.float64), 1.0 / growth.weight, 1.0 / growth.residual
     for p in range(first, stop):
         i = order[p]
         packed[i] = (int(weights[i] * per_weight + 0.5) << SUM_BITS) + int(residuals[i] * per_residual)
@@ -373,7 +430,7 @@ def divide(order, others, codes, cut, start, left, first, stop):
 def unpack(packed, growth):
     """The sums of weights and of weighted residuals in a cell."""
     lower = packed << (64 - SUM_BITS) >> (64 - SUM_BITS)
-    return growth[G_WEIGHT] * ((packed - lower) >> SUM_BITS), growth[G_RESIDUAL] * lower
+    return growth.weight * ((packed - lower) >> SUM_BITS), growth.residual * lower
 
 
 @called
@@ -407,17 +464,17 @@ def best_split(cells, growth, least):
 def begin(model):
     """Begin a tree on the last rows."""
     growth, stored, room, trees = parts.GROWTH(model), parts.STORED(model), size.room(model), size.trees(model)
-    rows = min(stored[S_ROWS], room * 8 // 9)
-    if growth[G_TREE] == 0:
+    rows = min(stored.rows, room * 8 // 9)
+    if growth.tree == 0:
         fewest = FEWEST_TREES if trees == TREES else trees
-        growth[G_TREES] = min(max(rows // ROWS_PER_TREE, fewest), trees)
-    growth[G_ROWS], growth[G_FIRST], stored[S_LATE] = rows, (stored[S_NEXT] - rows) % room, 0
+        growth.trees = min(max(rows // ROWS_PER_TREE, fewest), trees)
+    growth.rows, growth.first, stored.late = rows, (stored.next - rows) % room, 0
     choose(
         growth, parts.GAINS(model), parts.CHOSEN(model), parts.DIRECTION(model), size.outputs(model),
-        row.LOG(model)[1] > 0.0, trees,
+        row.FACTS(model).origin > 0.0, trees,
     )  # fmt: skip
-    growth[G_WEIGHT] = growth[G_RESIDUAL] = 1e-300
-    growth[G_LEAVES], growth[G_PHASE], growth[G_CURSOR] = 1, DRAW, 0
+    growth.weight = growth.residual = 1e-300
+    growth.leaves, growth.phase, growth.cursor = 1, DRAW, 0
     parts.LEAF_STARTS(model)[0], parts.LEAF_ROWS(model)[0], parts.LEAF_ABOVE(model)[0] = 0, rows, -1
     thresholds, children = parts.SPLIT_THRESHOLDS(model)[trees], parts.CHILDREN(model)[trees]
     for node in range(LEAVES - 1):
@@ -438,46 +495,46 @@ def clear(cells):
 def draw(model):
     """Draw the edges of the next input again, where many rows came since the last time."""
     growth, stored, chosen = parts.GROWTH(model), parts.STORED(model), parts.CHOSEN(model)
-    f = int(growth[G_CURSOR])
+    f = growth.cursor
     if f >= chosen.size:
-        growth[G_PHASE], growth[G_CURSOR] = RESIDUALS, 0
+        growth.phase, growth.cursor = RESIDUALS, 0
         return 1
-    growth[G_CURSOR] += 1
+    growth.cursor += 1
     j, drawn = chosen[f], parts.DRAWN(model)
-    if drawn[j] > 0.0 and stored[S_EVER] - drawn[j] < STALE * growth[G_ROWS]:
+    if drawn[j] > 0.0 and stored.ever - drawn[j] < STALE * growth.rows:
         return 1
-    drawn[j] = stored[S_EVER]
+    drawn[j] = stored.ever
     draw_edges(
-        parts.EDGES(model)[j], parts.CODES(model)[j], stored[S_ROWS], parts.LATEST(model)[j], stored[S_EVER],
-        stored[S_NEXT], work.MERGED(model),
+        parts.EDGES(model)[j], parts.CODES(model)[j], stored.rows, parts.LATEST(model)[j], stored.ever,
+        stored.next, parts.MERGED(model),
     )  # fmt: skip
-    return 60 * min(stored[S_EVER], SAMPLE)
+    return 60 * min(stored.ever, SAMPLE)
 
 
 @called
 def visit_all(model, left):
     """Take the residuals of rows, or count them in the first leaf."""
     growth, packed, chosen = parts.GROWTH(model), parts.PACKED(model), parts.CHOSEN(model)
-    rows, first, t = int(growth[G_ROWS]), int(growth[G_CURSOR]), int(growth[G_TREE])
-    taking = growth[G_PHASE] == RESIDUALS
+    rows, first, t = growth.rows, growth.cursor, growth.tree
+    taking = growth.phase == RESIDUALS
     cost = 2 * MOVE if taking else 2 * MOVE + chosen.size
     stop = min(rows, first + 1 + left // cost)
-    growth[G_CURSOR] = stop
+    growth.cursor = stop
     if taking:
         take_residuals(
             parts.TARGETS(model), parts.SUMS(model), parts.WEIGHTS(model), parts.ORDER(model), growth,
             parts.DIRECTION(model), parts.VALUES(model)[t], parts.LEAF_OF_ROW(model)[t], packed, first, stop,
         )  # fmt: skip
         if stop == rows:
-            growth[G_WEIGHT] *= rows / LARGEST_WEIGHTS
-            growth[G_RESIDUAL] *= rows / LARGEST_RESIDUALS
-            growth[G_PHASE], growth[G_CURSOR] = ROOT, 0
+            growth.weight *= rows / LARGEST_WEIGHTS
+            growth.residual *= rows / LARGEST_RESIDUALS
+            growth.phase, growth.cursor = ROOT, 0
     else:
         pack(parts.WEIGHTS(model), parts.ORDER(model), growth, packed, first, stop)
         count_leaf(model, 0, first, stop)
         if stop == rows:
             judge(model, 0)
-            growth[G_TOP] = parts.LEAF_GAINS(model)[0]
+            growth.top = parts.LEAF_GAINS(model)[0]
             find_next(model)
     return (stop - first) * cost
 
@@ -495,7 +552,7 @@ def count_leaf(model, leaf, first, stop):
 def judge(model, leaf):
     """Find the best split of a leaf."""
     growth = parts.GROWTH(model)
-    least = max(LEAST, growth[G_ROWS] / LEAST_SHARE)
+    least = max(LEAST, growth.rows / LEAST_SHARE)
     gain, cut = best_split(parts.HISTOGRAMS(model)[leaf], growth, least)
     parts.LEAF_GAINS(model)[leaf], parts.LEAF_CUTS(model)[leaf] = gain, cut
 
@@ -504,14 +561,14 @@ def judge(model, leaf):
 def find_next(model):
     """Go on with the leaf of the largest gain, or with the values of the leaves where the tree is complete."""
     growth, gains = parts.GROWTH(model), parts.LEAF_GAINS(model)
-    leaves, best = int(growth[G_LEAVES]), 0
+    leaves, best = growth.leaves, 0
     for v in range(leaves):
         if gains[v] > gains[best]:
             best = v
-    most = min(max(growth[G_ROWS] // ROWS_PER_LEAF, FEWEST_LEAVES), LEAVES)
+    most = min(max(growth.rows // ROWS_PER_LEAF, FEWEST_LEAVES), LEAVES)
     divisible = gains[best] > 0.0 and leaves < most
-    growth[G_PHASE], growth[G_LEAF] = DIVIDE if divisible else COLLECT, best if divisible else 0
-    growth[G_CURSOR] = growth[G_LEFT] = 0
+    growth.phase, growth.leaf = DIVIDE if divisible else COLLECT, best if divisible else 0
+    growth.cursor = growth.left = 0
 
 
 @called
@@ -519,12 +576,12 @@ def divide_leaf(model, left):
     """Divide rows of the leaf that is split, and make the split once all are."""
     growth, chosen, order, others = parts.GROWTH(model), parts.CHOSEN(model), parts.ORDER(model), parts.OTHERS(model)
     trees = size.trees(model)
-    leaf, first, new = int(growth[G_LEAF]), int(growth[G_CURSOR]), int(growth[G_LEAVES])
+    leaf, first, new = growth.leaf, growth.cursor, growth.leaves
     starts, sizes, cut = parts.LEAF_STARTS(model), parts.LEAF_ROWS(model), parts.LEAF_CUTS(model)[leaf]
     start, rows, j, code = starts[leaf], sizes[leaf], chosen[cut // BINS], cut % BINS
     stop = min(rows, first + 1 + left // MOVE)
-    lower = divide(order, others, parts.CODES(model)[j], code, start, int(growth[G_LEFT]), start + first, start + stop)
-    growth[G_CURSOR], growth[G_LEFT] = stop, lower
+    lower = divide(order, others, parts.CODES(model)[j], code, start, growth.left, start + first, start + stop)
+    growth.cursor, growth.left = stop, lower
     if stop == rows:
         for p in range(rows - lower):
             order[start + lower + p] = others[p]
@@ -541,9 +598,9 @@ def divide_leaf(model, left):
         above[new], above[leaf] = 2 * node + small, 2 * node + 1 - small
         starts[new], sizes[new] = start + small * lower, small * (rows - lower) + (1 - small) * lower
         starts[leaf], sizes[leaf] = start + (1 - small) * lower, rows - sizes[new]
-        parts.GAINS(model)[j] += parts.LEAF_GAINS(model)[leaf] / growth[G_TOP]
+        parts.GAINS(model)[j] += parts.LEAF_GAINS(model)[leaf] / growth.top
         clear(parts.HISTOGRAMS(model)[new])
-        growth[G_PHASE], growth[G_CURSOR] = COUNT, 0
+        growth.phase, growth.cursor = COUNT, 0
     return (stop - first) * MOVE
 
 
@@ -551,11 +608,11 @@ def divide_leaf(model, left):
 def count_smaller(model, left):
     """Count rows of the new leaf, and once all are, subtract them from the other one."""
     growth, histograms = parts.GROWTH(model), parts.HISTOGRAMS(model)
-    leaf, new, first = int(growth[G_LEAF]), int(growth[G_LEAVES]), int(growth[G_CURSOR])
+    leaf, new, first = growth.leaf, growth.leaves, growth.cursor
     rows, cost = parts.LEAF_ROWS(model)[new], MOVE + histograms.shape[1]
     stop = min(rows, first + 1 + left // cost)
     count_leaf(model, new, first, stop)
-    growth[G_CURSOR] = stop
+    growth.cursor = stop
     if stop < rows:
         return (stop - first) * cost
     for f in range(histograms.shape[1]):
@@ -563,7 +620,7 @@ def count_smaller(model, left):
             histograms[leaf, f, b] -= histograms[new, f, b]
     judge(model, leaf)
     judge(model, new)
-    growth[G_LEAVES] += 1
+    growth.leaves += 1
     find_next(model)
     return (stop - first) * cost + 2 * LOOK * histograms.shape[1] * BINS
 
@@ -571,18 +628,18 @@ def count_smaller(model, left):
 @called
 def fill_leaf(model, left):
     """Collect the value of a leaf from its rows, then add it to their sums; after the last leaf, finish the tree."""
-    growth, leaf, first = parts.GROWTH(model), int(parts.GROWTH(model)[G_LEAF]), int(parts.GROWTH(model)[G_CURSOR])
-    if leaf == growth[G_LEAVES]:
+    growth, leaf, first = parts.GROWTH(model), parts.GROWTH(model).leaf, parts.GROWTH(model).cursor
+    if leaf == growth.leaves:
         return finish(model)
     Y, F, weights, order, t = (
-        parts.TARGETS(model), parts.SUMS(model), parts.WEIGHTS(model), parts.ORDER(model), int(growth[G_TREE])
+        parts.TARGETS(model), parts.SUMS(model), parts.WEIGHTS(model), parts.ORDER(model), growth.tree
     )  # fmt: skip
     values, leaves, counts = parts.VALUES(model), parts.LEAF_OF_ROW(model)[t], parts.LEAF_COUNTS(model)
     start, rows, old = parts.LEAF_STARTS(model)[leaf], parts.LEAF_ROWS(model)[leaf], values[t]
     new, rate = values[size.trees(model), leaf], size.rate(model) / 1000.0
     stop = min(rows, first + 1 + left // (2 * MOVE))
-    growth[G_CURSOR] = stop
-    if growth[G_PHASE] == COLLECT:
+    growth.cursor = stop
+    if growth.phase == COLLECT:
         if first == 0:
             counts[leaf] = SHRINK
             for k in range(new.size):
@@ -600,7 +657,7 @@ def fill_leaf(model, left):
         if stop == rows:
             for k in range(new.size):
                 new[k] *= rate / counts[leaf]
-            growth[G_PHASE], growth[G_CURSOR] = UPDATE, 0
+            growth.phase, growth.cursor = UPDATE, 0
     else:
         for p in range(np.uint64(start + first), np.uint64(start + stop)):
             i = order[p]
@@ -608,7 +665,7 @@ def fill_leaf(model, left):
                 F[i, k] += new[k] - old[leaves[i], k]
             leaves[i] = leaf
         if stop == rows:
-            growth[G_PHASE], growth[G_CURSOR], growth[G_LEAF] = COLLECT, 0, leaf + 1
+            growth.phase, growth.cursor, growth.leaf = COLLECT, 0, leaf + 1
     return (stop - first) * 2 * MOVE
 
 
@@ -620,10 +677,10 @@ def finish(model):
         parts.SPLIT_INPUTS(model), parts.SPLIT_THRESHOLDS(model), parts.CHILDREN(model), parts.VALUES(model),
         parts.CUTS(model), parts.SUMS(model),
     )  # fmt: skip
-    t, m, trees = int(growth[G_TREE]), values.shape[2], size.trees(model)
+    t, m, trees = growth.tree, values.shape[2], size.trees(model)
     leaves = parts.LEAF_OF_ROW(model)[t]
-    for late in range(stored[S_LATE]):
-        i, node = (stored[S_NEXT] - 1 - late) % room, 0
+    for late in range(stored.late):
+        i, node = (stored.next - 1 - late) % room, 0
         while node >= 0:
             right = thresholds[trees, node] < NOWHERE and codes[inputs[trees, node], i] > cuts[node]
             node = children[trees, node, 1 if right else 0]
@@ -636,8 +693,8 @@ def finish(model):
     for v in range(LEAVES):
         for k in range(m):
             values[t, v, k] = values[trees, v, k]
-    growth[G_TREE], growth[G_PHASE] = (t + 1) % int(growth[G_TREES]), BEGIN
-    return 20 * stored[S_LATE]
+    growth.tree, growth.phase = (t + 1) % growth.trees, BEGIN
+    return 20 * stored.late
 
 
 @called
@@ -646,7 +703,7 @@ def grow(model):
     growth = parts.GROWTH(model)
     left = EFFORT + EFFORT_OF_INPUT * size.tree_inputs(model)
     while left > 0:
-        phase = growth[G_PHASE]
+        phase = growth.phase
         if phase == BEGIN:
             left -= begin(model)
         elif phase == DRAW:
@@ -664,9 +721,9 @@ def grow(model):
 @kernel(cost=4.0)
 def boost(model, n):
     """Grow each tree once on the stored rows, after all were removed (`clear_trees`): boosting."""
-    growth, last, steps = parts.GROWTH(model), 0.0, 0
-    while growth[G_TREE] >= last and parts.STORED(model)[S_ROWS] >= 2 * LEAST:
-        last = growth[G_TREE]
+    growth, last, steps = parts.GROWTH(model), 0, 0
+    while growth.tree >= last and parts.STORED(model).rows >= 2 * LEAST:
+        last = growth.tree
         grow(model)
         steps += 1
     return steps
@@ -677,18 +734,19 @@ def clear_trees(part):
     for name in ("VALUES", "SUMS", "LEAF_OF_ROW"):
         part(name)[:] = 0
     part("SPLIT_THRESHOLDS")[:], part("CHILDREN")[:] = NOWHERE, -1
-    part("GROWTH")[[G_TREE, G_PHASE, G_CURSOR]] = 0, BEGIN, 0
+    for name in ("tree", "phase", "cursor"):
+        part("GROWTH")[name] = 0
 
 
 @kernel(cost=0.6)
 def answer(model, e):
-    told, out, missed = work.TOLD(model), row.ANSWERS(model)[e], parts.MISSED(model)
-    x, wide = work.ASKED(model), row.WIDE(model)
+    told, out, missed = parts.TOLD(model), row.ANSWERS(model)[e], parts.MISSED(model)
+    x, wide = parts.ASKED(model), row.WIDE(model)
     for j in range(x.size):
         x[j] = wide[j] if wide[j] == wide[j] or missed[j] else 0.0
     add_trees(
         parts.SPLIT_INPUTS(model), parts.SPLIT_THRESHOLDS(model), parts.CHILDREN(model), parts.VALUES(model),
-        x, work.LEAVES(model), told,
+        x, parts.LEAVES(model), told,
     )  # fmt: skip
     for k in range(out.size):
         out[k] = told[k]
@@ -699,19 +757,19 @@ def answer(model, e):
 def learn(model, e):
     """Store the row with the trees' sums and leaves, and go on with the tree in growth."""
     stored, room, growth = parts.STORED(model), size.room(model), parts.GROWTH(model)
-    if stored[S_LATE] < room - growth[G_ROWS]:  # else the place is that of a row of the tree in growth
-        store(model, stored[S_NEXT], stored[S_EVER] % SAMPLE)
-        stored[S_ROWS], stored[S_NEXT] = min(stored[S_ROWS] + 1, room), (stored[S_NEXT] + 1) % room
-        stored[S_LATE] += 1
-        stored[S_EVER] += 1
-    if stored[S_ROWS] >= 2 * LEAST:
+    if stored.late < room - growth.rows:  # else the place is that of a row of the tree in growth
+        store(model, stored.next, stored.ever % SAMPLE)
+        stored.rows, stored.next = min(stored.rows + 1, room), (stored.next + 1) % room
+        stored.late += 1
+        stored.ever += 1
+    if stored.rows >= 2 * LEAST:
         grow(model)
     return 0
 
 
 @called
 def store(model, at, latest):
-    x, y, told, leaves = row.WIDE(model), row.Y(model), work.TOLD(model), work.LEAVES(model)
+    x, y, told, leaves = row.WIDE(model), row.Y(model), parts.TOLD(model), parts.LEAVES(model)
     codes, edges, values, missed = parts.CODES(model), parts.EDGES(model), parts.LATEST(model), parts.MISSED(model)
     targets, sums, leaf_of_row = parts.TARGETS(model), parts.SUMS(model), parts.LEAF_OF_ROW(model)
     for j in range(x.size):
@@ -720,62 +778,11 @@ def store(model, at, latest):
         if codes[j, at] == 0:
             missed[j] = 1
     for k in range(told.size):
-        targets[at, k] = y[k] if k < y.size else row.LOG(model)[0]
+        targets[at, k] = y[k] if k < y.size else row.FACTS(model).log
         sums[at, k] = told[k]
     for t in range(leaves.size):
         leaf_of_row[t, at] = leaves[t]
-    parts.WEIGHTS(model)[at] = row.SHARE(model)[0]
+    parts.WEIGHTS(model)[at] = row.FACTS(model).share
 
 
-def start(part, inputs, outputs):
-    if not inputs:
-        part("SPLIT_THRESHOLDS")[:] = NOWHERE
-        part("CHILDREN")[:] = -1
-        part("GROWTH")[G_RANDOM] = 1.0
-    part("EDGES")[inputs:] = part("LATEST")[inputs:] = NOWHERE
-    part("GROWTH")[[G_PHASE, G_CURSOR, G_ROWS]] = BEGIN, 0, 0  # a tree in growth begins anew
-    part("STORED")[S_LATE] = 0
-    if inputs and outputs == 1 != part.outputs:  # the second target was the logarithm
-        part("VALUES")[..., 1] = part("SUMS")[:, 1] = part("TARGETS")[:, 1] = 0.0
-
-
-def wrong(part):
-    chosen, room = part("HISTOGRAMS").shape[1], part("WEIGHTS").size
-    limits = {
-        "SPLIT_INPUTS": (0, part.inputs - 1),
-        "CHOSEN": (0, part.inputs - 1),
-        "CUTS": (0, BINS - 2),
-        "LEAF_CUTS": (-1, BINS * chosen - 1),
-        "LEAF_ABOVE": (-1, 2 * LEAVES - 3),
-        "LEAF_OF_ROW": (0, LEAVES - 1),
-        "CODES": (0, BINS - 1),
-        "MISSED": (0, 1),
-        "ORDER": (0, room - 1),
-        "LEAF_STARTS": (0, room),
-        "LEAF_ROWS": (0, room),
-        "CHILDREN": (-LEAVES, LEAVES - 2),
-    }
-    for name, (least, most) in limits.items():
-        if part(name).min() < least or part(name).max() > most:
-            return name, f"integers from {least} to {most}"
-    children, numbers, growth = part("CHILDREN"), part("STORED"), part("GROWTH")
-    if ((children >= 0) & (children <= np.arange(LEAVES - 1)[:, None])).any():
-        return "CHILDREN", "splits that come later"
-    if (numbers < 0).any() or (numbers[: S_LATE + 1] > [room, room - 1, room]).any():
-        return "STORED", f"numbers and places of {room} rows"
-    whole = np.delete(growth, [G_WEIGHT, G_RESIDUAL, G_TOP])
-    trees = len(part("LEAF_OF_ROW"))
-    most = [trees - 1, trees, UPDATE, room, 2**32 - 1, room, room - 1, LEAVES, LEAVES, room]
-    if (whole < 0).any() or (whole > most).any() or (whole != np.floor(whole)).any():
-        return "GROWTH", f"integers up to {most}"
-    if (part("LEAF_STARTS") + part("LEAF_ROWS") > room).any():
-        return "LEAF_ROWS", f"rows among {room}"
-    phase, leaf, leaves, cursor = (int(growth[at]) for at in (G_PHASE, G_LEAF, G_LEAVES, G_CURSOR))
-    if phase in (DIVIDE, COUNT) and (leaf >= leaves or leaves == LEAVES or growth[G_LEFT] > part("LEAF_ROWS")[leaf]):
-        return "GROWTH", "a leaf that is divided"
-    if phase == DIVIDE and (part("LEAF_CUTS")[leaf] % BINS == BINS - 1 or growth[G_LEFT] > cursor):
-        return "LEAF_CUTS", "the code at which a leaf is divided"
-    return None
-
-
-EXPERT = Expert(GROUP, answer, learn, start, wrong)
+EXPERT = Expert(parts, answer, learn)

@@ -6,7 +6,7 @@ What a learner stores is one vector, of which every part is a view: to copy it c
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,7 +45,7 @@ class Layout:
         copies: Mapping[str, Sequence[Sizes]] = EMPTY,
         body: Any = np.float64,
     ) -> None:
-        self.groups = {group.name: group for group in groups}
+        self.frame, self.groups = frame, {group.name: group for group in groups}
         self.sizes = dict(sizes)
         for group in groups:
             self.sizes |= {} if group.repeated else {name: size(sizes) for name, size in group.sizes.items() if size}
@@ -89,11 +89,15 @@ class Memory:
     A record is a structured array without axes: `memory("COUNTS", "network")["steps"]`.
     """
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout, self.vector = layout, np.zeros(layout.size)
+    def __init__(self, layout: Layout, vector: Any = None) -> None:
+        self.layout, self.vector = layout, np.zeros(layout.size) if vector is None else vector
 
     def __call__(self, name: str, group: str, copy: int = 0) -> Any:
         return view(self.vector, self.layout.places[group, copy, name])
+
+    def of(self, group: str, copy: int = 0) -> Callable[[str], Any]:
+        """The parts of a group as a function of their names."""
+        return lambda name: self(name, group, copy)
 
     def names(self, group: str) -> list[str]:
         """The names of the kept parts of a group."""
@@ -124,7 +128,7 @@ class Memory:
             place = self.layout.places[group, copy, name]
             read(entries, key.format(name), place, view(self.vector, place), flat)
         for rule in self.layout.groups[group].rules:
-            if not rule.holds(lambda name: self(name, group, copy)):
+            if not rule.holds(self.of(group, copy)):
                 raise entries.damaged(rule.part, rule.expected, schema.brief(saved(self(rule.part, group, copy))))
 
     # ------------------------------------------------------------------ growth and units

@@ -23,7 +23,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
 Sizes = Mapping[str, int]
 Bounds = tuple[Any, Any]  # the least and the largest value: a number, None, or a size: "room" or "room - 1"
 BODY = "body"  # in place of a dtype: one that is chosen for each learner

@@ -61,8 +61,9 @@ class Frame(ModuleType):
 class Group(ModuleType):
     """The parts of one member of a learner, and the sizes that only it knows, as functions of the others.
 
-    `group.NAME(model)` is the part of this name. A part in the dtype of the body takes a number of that type as well. Of a repeated group there are several copies; its parts, and its sizes, which each copy has for itself,
-    take the number of the copy. `rings` are the axes along which the last rows are stored, with the record that has
+    `group.NAME(model)` is the part of this name. A part in the dtype of the body takes a number of that type as well.
+    Of a repeated group there are several copies; its parts, and its sizes, which each copy has for itself, take the
+    number of the copy. `rings` are the axes along which the last rows are stored, with the record that has
     `rows`, their number, and `next`, the place of the next; `rules` are what a saved state must fulfil beside bounds.
     """
 

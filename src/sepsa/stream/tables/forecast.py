@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from sepsa.states import schema
 from sepsa.states.output import replace
 from sepsa.stream.columns.cells import check_date_format, date_formats, read_date
-from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.forecast import SepSAForecaster
 from sepsa.stream.forecast.clock import Moments
+from sepsa.stream.kernels.robust import HUGE
 from sepsa.stream.tables.cells import BadRow, RowBlock, TableError
 from sepsa.stream.tables.command import StreamOptions, StreamRun, check_names, name_of
 from sepsa.stream.tables.inspection import spelled
