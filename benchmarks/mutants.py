@@ -123,7 +123,7 @@ OBSERVER = "observe/observer.py"
 ROBUST_KERNEL = "stream/kernels/robust.py"
 BODY = "stream/kernels/body.py"
 HEAD = "stream/kernels/head.py"
-TREES = "stream/experts/trees.py"
+TREES = "stream/experts/tree_growth.py"
 NETWORK = "stream/experts/network.py"
 
 MUTANTS = [

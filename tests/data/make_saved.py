@@ -1,6 +1,6 @@
-"""Write tests/data/saved: a small model of every kind that a user can save, and what it predicts, as version 0.2.0
-saved them (commit d5d5bd7), or the first one that had them. tests/states/test_saved.py loads each: a file that is there
-is never written again.
+"""Write tests/data/saved: a small model of every kind that a user can save, and what it predicts, as an earlier commit
+saved them: learners of streams as 0087f8d did, others as d5d5bd7 or the first one that had them.
+tests/states/test_saved.py loads each: a file that is there is never written again.
 
     PYTHONPATH=src:tests python tests/data/make_saved.py NAME ...       for kinds that have been added to learners.py
 """

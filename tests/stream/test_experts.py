@@ -17,7 +17,8 @@ from reference import nearest_targets, ridge_regression, stack_weights, tree_gai
 from sepsa import SepSAClassifier, SepSARegressor
 from sepsa.river import SepSAClassifier as RiverClassifier
 from sepsa.river import SepSARegressor as RiverRegressor
-from sepsa.stream.experts import bayes, logistic, neighbours, products, stack, trees
+from sepsa.stream.engine import Engine
+from sepsa.stream.experts import EXPERTS, bayes, logistic, neighbours, products, stack, tree_growth, tree_parts
 from sepsa.stream.kernels import head
 from sepsa.stream.kernels.compilation import compiled
 from sepsa.stream.learner import StreamLearner
@@ -101,27 +102,29 @@ def test_a_tree_is_grown_as_by_the_slow_reference(seed, d, m, positive):
         growth, now = before("GROWTH"), after("GROWTH")
         t, rows, phase = (int(growth[name]) for name in ("tree", "rows", "phase"))
         grown = now["tree"] == (t + 1) % max(1, growth["trees"])
-        if i < 90 or checked == 2 or not grown or phase < trees.RESIDUALS or now["phase"] >= trees.COLLECT:
+        if i < 90 or checked == 2 or not grown or phase < tree_parts.RESIDUALS or now["phase"] >= tree_parts.COLLECT:
             continue  # not the tree alone, or not as it was grown
         checked += 1
         leaves, values = after("LEAF_OF_ROW")[:, : i + 1], after("VALUES")
-        total = values[np.arange(trees.TREES)[:, None], leaves[: trees.TREES]].sum(0)
+        total = values[np.arange(tree_parts.TREES)[:, None], leaves[: tree_parts.TREES]].sum(0)
         # Sums are float32 and are changed once for each tree: a few roundings of 6e-8 of the largest.
         np.testing.assert_allclose(after("SUMS")[: i + 1], total, atol=2e-5 * max(1, abs(total).max()))
         Z, weight = after("LATEST")[:, :rows].T.astype(float), after("WEIGHTS")[:rows].astype(float)
-        Z[Z >= trees.NOWHERE] = np.nan
+        Z[Z >= tree_parts.NOWHERE] = np.nan
         r = (after("TARGETS") - after("SUMS"))[:rows] + values[t, leaves[t, :rows]]
         nodes = (after(name)[t].tolist() for name in ("SPLIT_INPUTS", "SPLIT_THRESHOLDS", "CHILDREN"))
-        splits = [node for node in zip(*nodes, strict=True) if node[1] < trees.NOWHERE]
+        splits = [node for node in zip(*nodes, strict=True) if node[1] < tree_parts.NOWHERE]
         edges = {j: [-1e30, *before("EDGES")[j].tolist()] for j in before("CHOSEN").tolist()}
-        found = list(tree_gains(Z, r @ before("DIRECTION"), weight, edges, splits, trees.LEAST, trees.SHRINK))
+        found = list(
+            tree_gains(Z, r @ before("DIRECTION"), weight, edges, splits, tree_growth.LEAST, tree_growth.SHRINK)
+        )
         # Residuals are rounded to 2^-29 of the largest: gains to some 1e-6 of that of the whole.
         whole = 1e-5 * max(1.0, found[0][1])
-        for gain, best in found if len(splits) < trees.FEWEST_LEAVES - 1 else found[:-1]:
+        for gain, best in found if len(splits) < tree_growth.FEWEST_LEAVES - 1 else found[:-1]:
             assert gain == pytest.approx(best, rel=1e-4, abs=whole)
         for leaf in range(len(splits) + 1):
             mine = leaves[t, :rows] == leaf
-            expected = trees.RATE / 1000 * (weight[mine] @ r[mine]) / (weight[mine].sum() + trees.SHRINK)
+            expected = tree_parts.RATE / 1000 * (weight[mine] @ r[mine]) / (weight[mine].sum() + tree_growth.SHRINK)
             np.testing.assert_allclose(values[t, leaf], expected, rtol=1e-3, atol=1e-4)
     assert checked
 
@@ -141,7 +144,9 @@ def test_boosted_trees_each_fit_what_those_before_leave(m):
     for t in range(40):
         for leaf in np.unique(leaves[t]):
             mine = leaves[t] == leaf
-            expected = trees.TABLE_RATE / 1000 * (omega[mine] @ left[mine]) / (omega[mine].sum() + trees.SHRINK)
+            expected = (
+                tree_parts.TABLE_RATE / 1000 * (omega[mine] @ left[mine]) / (omega[mine].sum() + tree_growth.SHRINK)
+            )
             # Sums of rows are float32: some roundings of 6e-8 of a target of 10.
             np.testing.assert_allclose(values[t, leaf], expected, atol=1e-5)
         left -= values[t, leaves[t]]
@@ -336,13 +341,24 @@ def test_a_state_that_points_outside_is_refused():
     engine.learn(X, y[:, None])
     before = engine.predict(X)
     outside = {"SPLIT_INPUTS": 4, "CHOSEN": -1, "CUTS": 200, "ORDER": 10**6, "CHILDREN": 0, "LEAF_ROWS": 10**6}
-    outside |= {"LEAF_OF_ROW": 99, "CODES": trees.BINS, "STORED": -1, "GROWTH": 99.0}
+    outside |= {"LEAF_OF_ROW": 99, "CODES": tree_parts.BINS, "STORED": -1, "GROWTH": 99.0}
     for name, value in outside.items():
         state = engine.state_dict()
         state["experts"]["trees"][name].flat[0] = value
         with pytest.raises(ValueError, match=name):
             engine.load_state_dict(state)
     assert np.array_equal(engine.predict(X), before)
+
+
+def test_an_engine_has_the_experts_of_its_table():
+    X, y = steps(60)
+    few = tuple(expert for expert in EXPERTS if expert.name != "mean")
+    engine = Engine(4, 1, experts=(), table=few)
+    engine.learn(X, y[:, None])
+    copy = pickle.loads(pickle.dumps(engine))
+    assert "mean" not in copy.expert_names
+    assert copy.expert_names == engine.expert_names
+    assert np.array_equal(copy.learn(X, y[:, None]), engine.learn(X, y[:, None]))
 
 
 def test_an_expert_that_a_state_lacks_begins_at_its_prior_weight():

@@ -24,11 +24,11 @@ from sepsa.stream.engine.options import (
     head_and_optimizer,
 )
 from sepsa.stream.engine.protocol import FitPlan, Floats, StreamEngine, residual_degrees
-from sepsa.stream.experts import EXPERTS, logarithm
-from sepsa.stream.experts import trees as tree_expert
+from sepsa.stream.experts import EXPERTS, logarithm, tree_parts
 from sepsa.stream.experts.expert import Expert
 from sepsa.stream.experts.frame import OPTIONS
 from sepsa.stream.experts.models import ModelExperts
+from sepsa.stream.experts.trees import clear_trees
 from sepsa.stream.kernels.body import FOURIER
 from sepsa.stream.kernels.memory import Memory, view
 from sepsa.validation import at_least, in_range, not_negative, one_of
@@ -90,7 +90,7 @@ class Engine(StreamEngine):
         seed: int | None = 0,
         experts: Sequence[Any] | None = None,
         max_rows: int = 16384,
-        trees: int = tree_expert.TREES,
+        trees: int = tree_parts.TREES,
         table: tuple[Expert, ...] = EXPERTS,
         **optimizer_options: float,
     ) -> None:
@@ -118,9 +118,9 @@ class Engine(StreamEngine):
             "batch": at_least("batch", batch, 1),
             "robust": LOSSES[one_of("loss", loss, LOSSES)],
             "classes": int(classes),
-            "room": 0 if models is None else tree_expert.room_for(0, inputs, most),
+            "room": 0 if models is None else tree_parts.room_for(0, inputs, most),
             "trees": at_least("trees", trees, 16),
-            "rate": tree_expert.RATE,
+            "rate": tree_parts.RATE,
         }
         count = None if models is None else len(models)
         form = Form(inputs, outputs, tuple(hidden), heads, np.dtype(dtype), settings, most, table, count)
@@ -143,11 +143,11 @@ class Engine(StreamEngine):
         core, form, spare = self._core, self._core.form, sys.maxsize
         if core.models is not None:
             stored = int(core.memory("STORED", "trees")["rows"])
-            room = tree_expert.room_for(stored + rows, form.inputs, form.most_rows)
+            room = tree_parts.room_for(stored + rows, form.inputs, form.most_rows)
             if room > form.settings["room"]:
                 core = saved.with_room(core, room)
-            if room < tree_expert.room_for(sys.maxsize, form.inputs, form.most_rows):
-                spare = tree_expert.window(room) - stored - rows
+            if room < tree_parts.room_for(sys.maxsize, form.inputs, form.most_rows):
+                spare = tree_parts.window(room) - stored - rows
         core.spare = spare
         self._core = core
 
@@ -165,7 +165,7 @@ class Engine(StreamEngine):
             sizes = (50, 50) if for_fit else (64,)
         if body_of(parameters["body"], sizes, parameters["experts"]) == "experts":
             options |= {"body": "experts", "experts": parameters["experts"], "max_rows": parameters["max_rows"]}
-            options |= {"trees": tree_expert.TABLE_TREES} if for_fit else {}
+            options |= {"trees": tree_parts.TABLE_TREES} if for_fit else {}
         return options | {
             "batch": 1 if batch == "auto" else at_least("batch_size", batch, 1),
             "loss": parameters["loss"],
@@ -405,11 +405,11 @@ class Engine(StreamEngine):
 
     def boost_trees(self) -> None:
         """Grow all trees anew, each once on the rows that are stored, by boosting."""
-        core = self._core.with_settings(rate=tree_expert.TABLE_RATE)
+        core = self._core.with_settings(rate=tree_parts.TABLE_RATE)
         memory, workspace = core.memory, np.zeros(core.memory.layout.workspace)
         if self.outputs == 1 and not core.form.settings["classes"]:
             view(workspace, memory.layout.work["row", "FACTS"])["origin"] = memory("ORIGIN", "log products")["value"]
-        tree_expert.clear_trees(memory.of("trees"))
+        clear_trees(memory.of("trees"))
         Kernels(core).run("boost", workspace, np.zeros((1, self.inputs)), None, None, None, np.empty(1))
 
     def take_network(self, other: Engine) -> None:
@@ -432,7 +432,7 @@ class Engine(StreamEngine):
         return saved.pickled(self._core)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._core = saved.unpickled(state, EXPERTS)
+        self._core = saved.unpickled(state)
 
     def state_dict(self) -> dict[str, Any]:
         return saved.state_dict(self._core)

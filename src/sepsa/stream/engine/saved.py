@@ -14,8 +14,9 @@ from sepsa.states import schema
 from sepsa.states.plain import generator_state, read_generator
 from sepsa.stream.engine.core import Core, Form, started
 from sepsa.stream.engine.options import ACTIVATIONS, body_weights
-from sepsa.stream.experts import trees
+from sepsa.stream.experts import EXPERTS
 from sepsa.stream.experts.frame import OPTIONS
+from sepsa.stream.experts.tree_parts import room_for
 from sepsa.stream.kernels.memory import Layout, Memory, saved
 
 MOST_TREES = 1000
@@ -171,19 +172,17 @@ def pickled(core: Core) -> dict[str, Any]:
     own = core.form._asdict()
     own = {name: own[name] for name in ("inputs", "outputs", "hidden", "heads", "dtype", "settings")}
     own |= {"max_rows": core.form.most_rows, "options": saved(core.options), "models": core.models}
+    own |= {"table": [expert.name for expert in core.form.table]}
     own |= {"generator": core.rng, "network": network_arrays(core)}
     return own | (experts_and_mixture(core) if core.models is not None else {})
 
 
-def unpickled(state: dict[str, Any], table: Any) -> Core:
+def unpickled(state: dict[str, Any]) -> Core:
     """The engine of which `pickled` returned this."""
     models = state["models"]
-    form = Form(
-        *(state[name] for name in ("inputs", "outputs", "hidden", "heads", "dtype", "settings", "max_rows")),
-        table,
-        None if models is None else len(models),
-    )
-    form = form.with_settings(**sizes_of(state.get("experts")))
+    own = [state[name] for name in ("inputs", "outputs", "hidden", "heads", "dtype", "settings", "max_rows")]
+    table = tuple(expert for expert in EXPERTS if expert.name in state.get("table", [expert.name]))
+    form = Form(*own, table, None if models is None else len(models)).with_settings(**sizes_of(state.get("experts")))
     options = np.array(tuple(state["options"].tolist()), OPTIONS.dtype)
     core = started(form, options, models, state["generator"])
     load_arrays(core, {name: array.ravel() for name, array in state["network"].items()}, "network")
@@ -200,7 +199,7 @@ def grown(core: Core, inputs: int, outputs: int) -> Core:
     """The engine with more inputs or outputs, which were zero in all rows so far; a tree in growth begins anew."""
     form = core.form._replace(inputs=inputs, outputs=outputs)
     if core.models is not None:  # the same room, or less where memory is limited
-        most = trees.room_for(form.most_rows, inputs, form.most_rows)
+        most = room_for(form.most_rows, inputs, form.most_rows)
         form = form.with_settings(room=min(form.settings["room"], most))
     other = core.of_form(form)
     other.memory.grow(core.memory)

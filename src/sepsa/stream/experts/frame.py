@@ -9,19 +9,19 @@ from sepsa.stream.kernels.views import Frame, Group
 
 # The body's optimizer; the discount and the power by which heads are weighted; the discount of the calibration.
 OPTIONS = Record(
-    lr=float, decay=float, momentum=float, beta2=float, eps=float, nesterov=float, discount=float, power=float,
-    calibration=float,
-)  # fmt: skip
+    **dict.fromkeys(("lr", "decay", "momentum", "beta2", "eps", "nesterov", "discount", "power", "calibration"), float)
+)
 OWN_CALLS = Record(spread=int, calibrate=int, answer=int, learn=int)
+# Sizes that follow from the network's form, of the experts, then settings of the engine.
+SIZES = """
+inputs outputs depth width hidden heads parameters units deltas features stride
+experts stacked candidates built_in models
+batch activation optimizer standardize robust classes room trees rate tree_slots
+"""
 
-# Sizes that follow from the network's form, then settings of the engine.
 given = Frame(
     "engine",
-    (
-        "inputs", "outputs", "depth", "width", "hidden", "heads", "parameters", "units", "deltas", "features", "stride",
-        "experts", "stacked", "candidates", "built_in", "models", "batch", "activation", "optimizer", "standardize",
-        "robust", "classes", "room", "trees", "rate", "tree_slots",
-    ),
+    tuple(SIZES.split()),
     Part("WIDTHS", np.int64, ("depth",)),
     Part("OPTIONS", OPTIONS),
     Part("CALLS", np.int64, ("built_in", 2)),  # addresses of `answer` and `learn` of each expert
@@ -32,7 +32,7 @@ given = Frame(
     Part("MODELS", float, ("batch", "models", "outputs")),
     Part("OUT", float, ("batch", "outputs")),
     Part("LEVERAGE", float, ("batch",)),
-)  # fmt: skip
+)
 size = given.size
 
 row = Group(

@@ -149,11 +149,10 @@ def seen_by(model, phi, h):
 @called
 def pass_forward(model, i, real):
     """Compute the units, slopes and φ of row i of the batch."""
-    forward(
-        parts.THETA(model, real), given.WIDTHS(model), size.activation(model), parts.MEAN(model), parts.SCALE(model),
-        parts.TYPICAL(model), size.robust(model), given.X(model)[i], parts.UNITS(model, real)[i],
-        parts.SLOPES(model, real)[i], parts.PHI(model)[i],
-    )  # fmt: skip
+    theta, widths, code = parts.THETA(model, real), given.WIDTHS(model), size.activation(model)
+    mean, scale, typical, robust = parts.MEAN(model), parts.SCALE(model), parts.TYPICAL(model), size.robust(model)
+    units, slopes, phi = parts.UNITS(model, real)[i], parts.SLOPES(model, real)[i], parts.PHI(model)[i]
+    forward(theta, widths, code, mean, scale, typical, robust, given.X(model)[i], units, slopes, phi)
     return 0
 
 
@@ -186,15 +185,9 @@ def ask_heads(model, i, real):
 @called
 def weigh_rows(model, rows, real):
     """Fill the weights of the batch's rows; returns whether an input that was constant so far got a scale."""
-    x, y, weights, omega, share = (
-        given.X(model),
-        given.Y(model),
-        given.WEIGHT(model),
-        parts.OMEGA(model),
-        parts.SHARE(model),
-    )
+    x, y, weights, omega = given.X(model), given.Y(model), given.WEIGHT(model), parts.OMEGA(model)
     mean, scale, typical, counts = parts.MEAN(model), parts.SCALE(model), parts.TYPICAL(model), parts.COUNTS(model)
-    rescaled = False
+    share, rescaled = parts.SHARE(model), False
     if size.standardize(model):
         gain = parts.GAIN(model)
         for i in range(rows):
@@ -335,10 +328,9 @@ def absorb(model, h, rows, rescaled):
 @inlined
 def learn_head(model, h, rows, total, rescaled):
     """Let head h forget, learn the batch and restore its ridge; returns φᵀBφ, and whether a ridge was restored."""
-    numbers, D, ridge_left, energy = (
-        heads.NUMBERS(model, h), heads.D(model, h), heads.RIDGE(model, h), heads.ENERGY(model, h)
-    )  # fmt: skip
-    lam, p, counts = numbers.forgetting, heads.p(model, h), parts.COUNTS(model)
+    numbers, energy, counts = heads.NUMBERS(model, h), heads.ENERGY(model, h), parts.COUNTS(model)
+    U, D, W = heads.U(model, h), heads.D(model, h), heads.W(model, h)
+    prior, ridge_left, lam, p = heads.PRIOR(model, h), heads.RIDGE(model, h), numbers.forgetting, heads.p(model, h)
     if lam < 1.0:
         for j in range(p):
             D[j] /= lam
@@ -351,10 +343,8 @@ def learn_head(model, h, rows, total, rescaled):
     # Of several heads each restores a coordinate only as often as it must, so that none loses more than half its ridge.
     count = restored(p, lam, 0 if size.heads(model) == 1 else counts.steps, 0)
     if count > 0:
-        numbers.cursor = restore(
-            heads.U(model, h), D, heads.W(model, h), energy, heads.PRIOR(model, h), ridge_left, numbers.ridge,
-            numbers.cursor, count, parts.UNIT(model)[:p], parts.E(model), parts.B(model)[:p],
-        )  # fmt: skip
+        unit, e, b, cursor = parts.UNIT(model)[:p], parts.E(model), parts.B(model)[:p], numbers.cursor
+        numbers.cursor = restore(U, D, W, energy, prior, ridge_left, numbers.ridge, cursor, count, unit, e, b)
     return spread, count > 0
 
 
@@ -400,19 +390,10 @@ def learn_body(model, rows, known, real):
                 e[k] = target(model, i, k) - out[i, k]
             trust *= huber_weight(e, error)
         pull_of_heads(model, i, rows, trust, share, known, delta)
-        backward(
-            theta,
-            given.WIDTHS(model),
-            parts.UNITS(model, real)[i],
-            parts.SLOPES(model, real)[i],
-            delta,
-            gradient,
-            i == 0,
-        )
-    optimizer_step(
-        theta, parts.FIRST(model, real), parts.SECOND(model, real), gradient, size.optimizer(model),
-        given.OPTIONS(model), parts.COUNTS(model),
-    )  # fmt: skip
+        units, slopes = parts.UNITS(model, real)[i], parts.SLOPES(model, real)[i]
+        backward(theta, given.WIDTHS(model), units, slopes, delta, gradient, i == 0)
+    first, second, code = parts.FIRST(model, real), parts.SECOND(model, real), size.optimizer(model)
+    optimizer_step(theta, first, second, gradient, code, given.OPTIONS(model), parts.COUNTS(model))
     return 0
 
 

@@ -206,10 +206,8 @@ def calibrate_row(model, i):
     """Add row i to the losses by which scores become probabilities."""
     omega = network.parts.OMEGA(model)[i]
     if omega > 0.0:
-        calibrate(
-            network.parts.CALIBRATION(model), given.OUT(model)[i], largest(given.Y(model)[i]), omega,
-            given.OPTIONS(model).calibration, network.parts.P(model),
-        )  # fmt: skip
+        losses, p, discount = network.parts.CALIBRATION(model), network.parts.P(model), given.OPTIONS(model).calibration
+        calibrate(losses, given.OUT(model)[i], largest(given.Y(model)[i]), omega, discount, p)
     return 0
 
 

@@ -78,9 +78,8 @@ class Group(ModuleType):
         rules: tuple[Rule, ...] = (),
     ) -> None:
         super().__init__(f"parts of {name}")
-        self.name, self.parts, self.sizes, self.repeated, self.rings, self.rules = (
-            name, parts, sizes, repeated, rings, rules
-        )  # fmt: skip
+        self.name, self.parts, self.sizes = name, parts, sizes
+        self.repeated, self.rings, self.rules = repeated, rings, rules
         self.block = [*sizes, *(part.name for part in parts)]  # what the layout holds for each copy
         if "positions" in vars(frame):
             raise RuntimeError(f"the group {name!r} must be declared before the first learner of its frame is made")
