@@ -60,9 +60,10 @@ def tell(model, e, t, factor, unit):
 @called
 def follow(model, t, factor):
     """Add the row to the sums of which the factor is the ratio."""
-    facts, level = row.FACTS(model), math.exp(min(t, parts.HIGHEST(model).value + BEYOND))
-    factor.products = FORGETTING * factor.products + facts.share * level * math.exp(facts.log)
-    factor.squares = FORGETTING * factor.squares + facts.share * level * level
+    facts, share = row.FACTS(model), row.FACTS(model).share
+    level = math.exp(min(t, parts.HIGHEST(model).value + BEYOND))
+    factor.products = FORGETTING * factor.products + share * level * math.exp(facts.log)
+    factor.squares = FORGETTING * factor.squares + share * level * level
 
 
 @kernel(cost=0.4)
