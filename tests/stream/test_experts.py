@@ -137,7 +137,7 @@ def test_boosted_trees_each_fit_what_those_before_leave(m):
     learner = StreamLearner(3, m, regression=True, trees=40, **OPTIONS)
     learner.learn(X, Y, weight)
     learner.engine.boost_trees()
-    part = learner.engine.parts_of("trees")
+    part = learner.engine.memory.of("trees")
     leaves, values, omega = part("LEAF_OF_ROW")[:, :300], part("VALUES"), part("WEIGHTS")[:300].astype(float)
     left = part("TARGETS")[:300].astype(float)
     first = omega @ left[:, 0] ** 2
