@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sepsa.heads.protocols import NotFinite
 from sepsa.stream.engine import saved
@@ -96,7 +97,7 @@ class Engine(StreamEngine):
     ) -> None:
         if dtype not in (np.float32, np.float64):
             raise ValueError(f"dtype must be numpy.float32 or numpy.float64, got {dtype!r}")
-        heads = [list(head) for head in candidate_heads(ridge, forgetting, hidden, skip)]
+        heads: list[list[Any]] = [list(head) for head in candidate_heads(ridge, forgetting, hidden, skip)]
         models = None if experts is None else ModelExperts(experts, classes)
         most = at_least("max_rows", max_rows, 64)
         code, defaults = OPTIMIZERS[one_of("optimizer", optimizer, OPTIMIZERS)]
@@ -254,7 +255,7 @@ class Engine(StreamEngine):
         """The names of the experts in the order of their answers, the network's first."""
         return self._core.names
 
-    def _of_head(self, part: str, h: int = 0) -> Any:
+    def _of_head(self, part: str, h: int = 0) -> NDArray[Any]:
         """A part of a head's state, as a view."""
         return self.memory(part, "heads", h)
 
@@ -453,10 +454,10 @@ class Engine(StreamEngine):
 
     def _ready(self) -> Kernels:
         """The kernels, compiled, with the addresses of what does not change from call to call."""
-        core = self._core
-        if core.kernels is None:
-            core.kernels = Kernels(core)
-        return core.kernels
+        kernels: Kernels | None = self._core.kernels
+        if kernels is None:
+            kernels = self._core.kernels = Kernels(self._core)
+        return kernels
 
     def learn(self, X: Floats, Y: Floats, sample_weight: Floats | None = None) -> Floats:
         """Learn the rows of X (n, inputs) and Y (n, outputs) in order; returns the predictions made before.
@@ -471,7 +472,7 @@ class Engine(StreamEngine):
         core = self._core
         several = len(X) > self.batch_size or bool(core.models)
         if several:  # a single step is refused before any change
-            core = core.copy(buffers=core.buffers)
+            core = replace(core.copy(), buffers=core.buffers)
         out, answers, workspace = np.empty((len(X), self.outputs)), None, np.zeros(core.memory.layout.workspace)
         kernels = Kernels(core) if several else self._ready()
         if core.models:

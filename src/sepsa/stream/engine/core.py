@@ -99,10 +99,9 @@ class Core:
     buffers: list[Any] = field(default_factory=list)  # `RowBuffer`s of calls that have ended
     kernels: Any = None  # `Kernels` of this memory and these options
 
-    def copy(self, **changes: Any) -> Core:
+    def copy(self) -> Core:
         """Another one in the same state."""
-        memory = Memory(self.memory.layout, self.memory.vector.copy())
-        return replace(self, **{"memory": memory, "buffers": [], "kernels": None} | changes)
+        return replace(self, memory=Memory(self.memory.layout, self.memory.vector.copy()), buffers=[], kernels=None)
 
     def of_form(self, form: Form) -> Core:
         """Another one of this form, before any row, with a generator of its own."""

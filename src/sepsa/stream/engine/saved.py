@@ -180,9 +180,10 @@ def pickled(core: Core) -> dict[str, Any]:
 def unpickled(state: dict[str, Any]) -> Core:
     """The engine of which `pickled` returned this."""
     models = state["models"]
-    own = [state[name] for name in ("inputs", "outputs", "hidden", "heads", "dtype", "settings", "max_rows")]
+    own = {name: state[name] for name in ("inputs", "outputs", "hidden", "heads", "dtype", "settings")}
     table = tuple(expert for expert in EXPERTS if expert.name in state.get("table", [expert.name]))
-    form = Form(*own, table, None if models is None else len(models)).with_settings(**sizes_of(state.get("experts")))
+    form = Form(**own, most_rows=state["max_rows"], table=table, models=None if models is None else len(models))
+    form = form.with_settings(**sizes_of(state.get("experts")))
     options = np.array(tuple(state["options"].tolist()), OPTIONS.dtype)
     core = started(form, options, models, state["generator"])
     load_arrays(core, {name: array.ravel() for name, array in state["network"].items()}, "network")

@@ -17,6 +17,9 @@ one operation: the sum of weights in its upper bits, and that of weighted residu
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from sepsa.stream.experts.expert import Expert
 from sepsa.stream.experts.frame import row, size
 from sepsa.stream.experts.tree_edges import code_of
@@ -96,7 +99,7 @@ def boost(model, n):
     return steps
 
 
-def clear_trees(part):
+def clear_trees(part: Callable[[str], Any]) -> None:
     """Remove all trees; the rows stay."""
     for name in ("VALUES", "SUMS", "LEAF_OF_ROW"):
         part(name)[:] = 0

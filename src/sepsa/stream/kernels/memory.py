@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sepsa.states import schema
 from sepsa.stream.kernels.parts import BODY, Part, Record, Sizes, limit
@@ -51,14 +52,15 @@ class Layout:
             self.sizes |= {} if group.repeated else {name: size(sizes) for name, size in group.sizes.items() if size}
         self.copies = copies
         self.places: dict[tuple[str, int, str], Place] = {}
-        self.size, self.workspace, self.work = 0, len(frame.slots), {}
+        self.work: dict[tuple[str, str], Place] = {}  # of the parts that last for one call
+        self.size, self.workspace = 0, len(frame.slots)
         positions = frame.positions
         numbers = [self.sizes.get(name, 0) for name in positions]
         for group in groups:
             if group.repeated:
                 numbers[positions[group.name, "copies"]] = len(numbers)
             for copy, own in enumerate(copies[group.name] if group.repeated else [EMPTY]):
-                starts = self._place(group, copy, self.sizes | own, np.dtype(body))
+                starts = self._place(group, copy, {**self.sizes, **own}, np.dtype(body))
                 if group.repeated:
                     numbers += [*(own[name] for name in group.sizes), *starts.values()]
                 else:
@@ -92,7 +94,7 @@ class Memory:
     def __init__(self, layout: Layout, vector: Any = None) -> None:
         self.layout, self.vector = layout, np.zeros(layout.size) if vector is None else vector
 
-    def __call__(self, name: str, group: str, copy: int = 0) -> Any:
+    def __call__(self, name: str, group: str, copy: int = 0) -> NDArray[Any]:
         return view(self.vector, self.layout.places[group, copy, name])
 
     def of(self, group: str, copy: int = 0) -> Callable[[str], Any]:
@@ -175,10 +177,10 @@ class Memory:
                 own[...] = divided(own, by, part.unit[1])
 
 
-def view(vector: Any, place: Place) -> Any:
+def view(vector: NDArray[Any], place: Place) -> NDArray[Any]:
     """A part of a state as a view of its dtype and shape."""
     cells = vector[place.start : place.start + place.cells]
-    return cells.view(place.dtype)[: math.prod(place.shape)].reshape(place.shape)
+    return cells.view(place.dtype)[: math.prod(place.shape)].reshape(place.shape)  # type: ignore[no-any-return]
 
 
 def saved(part: Any) -> Any:

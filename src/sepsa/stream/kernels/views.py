@@ -111,12 +111,14 @@ def _number_of_copy(frame: Frame, group: Group, position: int) -> Any:
     return number
 
 
-def _view(frame: Frame, group: Group | None, part: Part) -> Any:
+def _view(frame: Frame, group: Any, part: Part) -> Any:
+    """The function of a part; without a group it is an array of the call."""
     repeated = group is not None and group.repeated
     record = isinstance(part.dtype, Record)
 
     def declare(model: Any, more: Any) -> Any:
-        scalar = from_dtype(part.dtype.dtype) if record else more if part.dtype == BODY else from_dtype(part_dtype)
+        kind: Any = part.dtype.dtype if record else part.dtype
+        scalar = more if isinstance(kind, str) else from_dtype(np.dtype(kind))
         result = scalar if record else types.Array(scalar, len(part.shape), "C")
 
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -142,7 +144,6 @@ def _view(frame: Frame, group: Group | None, part: Part) -> Any:
 
         return result, code
 
-    part_dtype = None if record or part.dtype == BODY else np.dtype(part.dtype)
     if repeated or part.dtype == BODY:
 
         @intrinsic
