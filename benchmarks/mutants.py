@@ -120,10 +120,10 @@ ENTROPY = "heads/math/cross_entropy.py"
 QUASI = "heads/math/quasi_newton.py"
 NUMBA = "heads/backends/numba_least_squares.py"
 OBSERVER = "observe/observer.py"
-ROBUST_KERNEL = "stream/engine/kernels/robust.py"
-BODY = "stream/engine/kernels/body.py"
-HEAD = "stream/engine/kernels/head.py"
-TREES = "stream/experts/trees.py"
+ROBUST_KERNEL = "stream/kernels/robust.py"
+BODY = "stream/kernels/body.py"
+HEAD = "stream/kernels/head.py"
+TREES = "stream/experts/tree_growth.py"
 NETWORK = "stream/experts/network.py"
 
 MUTANTS = [
@@ -263,7 +263,7 @@ MUTANTS = [
            "HEAVY * usual", ROBUST),
     Mutant("stream/engine: no slope", BODY, "delta[i] *= slopes_here[i]", "delta[i] *= 1.0", ENGINE),
     Mutant("stream/engine: nesterov", BODY, "(g - new * first[i])", "(g - first[i])", ENGINE),
-    Mutant("stream/engine: adam", BODY, "real(1.0 / math.sqrt(1.0 - counts[C_BETA2_POWER]))", "real(1.0)", ENGINE),
+    Mutant("stream/engine: adam", BODY, "real(1.0 / math.sqrt(1.0 - counts.beta2_power))", "real(1.0)", ENGINE),
     Mutant("stream/engine: the last input", BODY, "while j < width:", "while j < width - 1:", ENGINE),
     Mutant("stream/engine: a missing value", BODY, "if scale == 0.0 or x != x:", "if scale == 0.0:", ENGINE),
     Mutant("stream/engine: a swapped index", HEAD, "u31 * phi[j + 1] + u32", "u31 * phi[j + 2] + u32", ENGINE),

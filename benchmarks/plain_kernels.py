@@ -51,7 +51,8 @@ numba.njit, numba.carray, numba.extending.intrinsic = njit, carray, intrinsic
 
 from sepsa import jit  # noqa: E402
 from sepsa.heads.math import ridge  # noqa: E402
-from sepsa.stream.engine.kernels import views  # noqa: E402
+from sepsa.stream.kernels import views  # noqa: E402
+from sepsa.stream.kernels.parts import BODY, Record  # noqa: E402
 
 WORDS = ctypes.POINTER(ctypes.c_int64)
 CALL = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
@@ -62,37 +63,50 @@ def words(address):
     return ctypes.cast(ctypes.c_void_p(int(address)), WORDS)
 
 
-def slot(model, name):
-    return model[views.SLOTS.index(name)]
+def number(load):
+    return lambda model: load(None, model)
 
 
-def described(model, group, head):
-    """Where the layout describes a head, as `views._block` has it."""
-    layout = slot(model, "layout")
-    first = views.positions["end"] + words(layout)[views.positions["depth"]]
-    length = sum(isinstance(key, tuple) and key[0] == group for key in views.positions)
-    return words(layout + 8 * (first + int(head) * length))
+def number_of_copy(frame, group, position):
+    return lambda model, copy: words(block(frame, group, None, model, copy))[position]
 
 
-def size_named(name):
-    return lambda model: words(slot(model, "layout"))[views.positions[name]]
+def cell(_, pointer, position):
+    return (words(pointer) if isinstance(pointer, int) else pointer)[position]
 
 
-def size_of_head(group, name):
-    return lambda model, head: described(model, group, head)[views.positions[group, name]]
+def layout(frame, _, model):
+    return int(model[frame.slots.index("layout")])
 
 
-def view(group, of, name, dtype, shape, repeated):
+def block(frame, group, _, model, copy):
+    """Where the layout describes a copy of a repeated group."""
+    start = layout(frame, None, model)
+    return start + 8 * (words(start)[frame.positions[group.name, "copies"]] + int(copy) * len(group.block))
+
+
+def view(frame, group, part):
+    repeated, record = group is not None and group.repeated, isinstance(part.dtype, Record)
+
     def made(model, more=None):
-        layout = words(slot(model, "layout"))
-        block = described(model, group, more) if repeated else layout
-        address = slot(model, of) + (8 * block[views.positions[group, name]] if group else 0)
-        sizes = []
-        for size in shape:
-            own = views.positions.get((group, size))
-            known = block[own] if own is not None else None if isinstance(size, int) else layout[views.positions[size]]
-            sizes.append(size if known is None else known)
-        return carray(address, sizes, np.asarray(more).dtype if dtype == views.BODY else dtype)
+        own = words(block(frame, group, None, model, more)) if repeated else None
+        address = model[frame.slots.index(part.name if group is None else "state" if part.kept else "workspace")]
+        if group is not None:
+            start = own[group.block.index(part.name)] if repeated else None
+            if start is None:
+                start = words(layout(frame, None, model))[frame.positions[group.name, part.name]]
+            address += 8 * start
+        if record:
+            return carray(address, (1,), part.dtype.dtype).view(np.recarray)[0]
+        sizes = [
+            own[group.block.index(size)]
+            if repeated and size in group.sizes
+            else size
+            if isinstance(size, int)
+            else words(layout(frame, None, model))[frame.positions[size]]
+            for size in part.shape
+        ]
+        return carray(address, sizes, np.asarray(more).dtype if part.dtype == BODY else part.dtype)
 
     return made
 
@@ -110,7 +124,8 @@ def address_of(kernel):
     return 0 if found is None else ctypes.cast(found, ctypes.c_void_p).value
 
 
-views._size_named, views._size_of_head, views._view = size_named, size_of_head, view
+views._number, views._number_of_copy, views._view = number, number_of_copy, view
+views._cell, views._layout = cell, layout
 views.call = lambda address, model, index: CALL(int(address))(ctypes.cast(model, ctypes.c_void_p), int(index))
 jit.Kernel.compile, jit.Kernel.address = compile_kernel, property(address_of)
 jit.Kernel.is_cached, jit.Kernel.folder = lambda _: True, lambda _: Path(_EMPTY)

@@ -76,7 +76,7 @@ def long_stream(total: int = 1_000_000, piece: int = 50_000) -> dict[str, object
         "state_bytes_before": state,
         "state_bytes_after": len(pickle.dumps(engine)),
         "peak_memory_grew_by_kilobytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory,
-        "finite": bool(np.isfinite(engine._state).all()),
+        "finite": bool(np.isfinite(engine.memory.vector).all()),
     }
 
 

@@ -75,7 +75,7 @@ LONGEST = 60  # lines of a function that still fits on a screen
 LONG = {  # functions that are to be divided, and one whose parameters, with their documentation, take 50 lines
     "sepsa.heads.backends.triton.least_squares._learn",
     "sepsa.heads.backends.triton.least_squares._solve",
-    "sepsa.stream.engine.kernels.head.rank_one",
+    "sepsa.stream.kernels.head.rank_one",
     "sepsa.stream.river.__init__",
 }
 

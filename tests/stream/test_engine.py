@@ -151,7 +151,7 @@ def test_weights_and_leverages_are_those_of_rls_and_a_weight_of_zero_is_no_sampl
     one, other = (Engine(5, 2, (6,), forgetting=0.99, seed=2) for _ in range(2))
     one.learn(X, Y, np.where(weight < 0.5, 0.0, 1.0))
     other.learn(X[weight >= 0.5].copy(), Y[weight >= 0.5].copy())
-    assert np.array_equal(one._state, other._state)
+    assert np.array_equal(one.memory.vector, other.memory.vector)
 
 
 @pytest.mark.parametrize("n", [1, 7])
@@ -161,13 +161,13 @@ def test_a_body_that_diverged_is_refused_and_nothing_changes(n):
     engine.learn(*stream(20))
     engine.layers()[0][0][:] = 1e38
     settling.learn(*stream(20))
-    before, first = engine._state.copy(), settling.engine._state.copy()
+    before, first = engine.memory.vector.copy(), settling.engine.memory.vector.copy()
     with pytest.raises(NotFinite, match="nothing was learned; lower the learning rate"):
         engine.learn(X * 1e3, Y)
     with pytest.raises(NotFinite):
         settling.learn(np.full((n, 5), 1e300), Y)
-    assert np.array_equal(engine._state, before)
-    assert np.array_equal(settling.engine._state, first)
+    assert np.array_equal(engine.memory.vector, before)
+    assert np.array_equal(settling.engine.memory.vector, first)
     assert settling.rows == 20
 
 
@@ -177,8 +177,8 @@ def test_the_curvature_stays_positive_where_features_are_huge_and_nearly_depende
     X = np.c_[line, line + 1e-3 * rng.standard_normal((3000, 1)), line * 1e3, rng.standard_normal((3000, 2))]
     engine = Engine(5, 1, (), ridge=1e-6, dtype=np.float64)
     engine.learn(X, X[:, :1] - X[:, 3:4])
-    assert (engine._view("D", 0) > 0).all()
-    assert np.isfinite(engine._state).all()
+    assert (engine.memory("D", "heads") > 0).all()
+    assert np.isfinite(engine.memory.vector).all()
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_an_input_that_moves_is_seen_by_all_rows_of_its_batch(batch):
     late.learn(X, Y)
     awake.learn(X, Y)
     # Where the scale of the row is not a power of two, 1 / (1 / x) is not x to the last digit.
-    np.testing.assert_allclose(late._state, awake._state, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(late.memory.vector, awake.memory.vector, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("hidden", "skip"), [((), False), ((6,), False), ((6, 4), True)])

@@ -17,9 +17,10 @@ from reference import nearest_targets, ridge_regression, stack_weights, tree_gai
 from sepsa import SepSAClassifier, SepSARegressor
 from sepsa.river import SepSAClassifier as RiverClassifier
 from sepsa.river import SepSARegressor as RiverRegressor
-from sepsa.stream.engine.kernels import head
-from sepsa.stream.engine.kernels.compilation import compiled
-from sepsa.stream.experts import bayes, logistic, neighbours, products, stack, trees
+from sepsa.stream.engine import Engine
+from sepsa.stream.experts import EXPERTS, bayes, logistic, neighbours, products, stack, tree_growth, tree_parts
+from sepsa.stream.kernels import head
+from sepsa.stream.kernels.compilation import compiled
 from sepsa.stream.learner import StreamLearner
 
 OPTIONS = {"hidden": (64,), "activation": "fourier", "optimizer": "auto", "lr": 3e-3, "ridge": 10.0, "skip": True}
@@ -93,35 +94,37 @@ def test_a_tree_is_grown_as_by_the_slow_reference(seed, d, m, positive):
     engine.set_scaling(np.zeros(d), np.ones(d))
     engine.set_output_weights(1.0)
     engine.set_target_offset(np.full(m, 20.0 if positive else -1.0))
-    checked, after = 0, engine.copy().parts_of("trees")
+    checked, after = 0, engine.copy().memory.of("trees")
     for i in range(n):
         before = after
         engine.learn(X[i : i + 1], Y[i : i + 1], omega[i : i + 1])
-        after = engine.copy().parts_of("trees")
+        after = engine.copy().memory.of("trees")
         growth, now = before("GROWTH"), after("GROWTH")
-        t, rows, phase = (int(growth[at]) for at in (trees.G_TREE, trees.G_ROWS, trees.G_PHASE))
-        grown = now[trees.G_TREE] == (t + 1) % max(1, growth[trees.G_TREES])
-        if i < 90 or checked == 2 or not grown or phase < trees.RESIDUALS or now[trees.G_PHASE] >= trees.COLLECT:
+        t, rows, phase = (int(growth[name]) for name in ("tree", "rows", "phase"))
+        grown = now["tree"] == (t + 1) % max(1, growth["trees"])
+        if i < 90 or checked == 2 or not grown or phase < tree_parts.RESIDUALS or now["phase"] >= tree_parts.COLLECT:
             continue  # not the tree alone, or not as it was grown
         checked += 1
         leaves, values = after("LEAF_OF_ROW")[:, : i + 1], after("VALUES")
-        total = values[np.arange(trees.TREES)[:, None], leaves[: trees.TREES]].sum(0)
+        total = values[np.arange(tree_parts.TREES)[:, None], leaves[: tree_parts.TREES]].sum(0)
         # Sums are float32 and are changed once for each tree: a few roundings of 6e-8 of the largest.
         np.testing.assert_allclose(after("SUMS")[: i + 1], total, atol=2e-5 * max(1, abs(total).max()))
         Z, weight = after("LATEST")[:, :rows].T.astype(float), after("WEIGHTS")[:rows].astype(float)
-        Z[Z >= trees.NOWHERE] = np.nan
+        Z[Z >= tree_parts.NOWHERE] = np.nan
         r = (after("TARGETS") - after("SUMS"))[:rows] + values[t, leaves[t, :rows]]
         nodes = (after(name)[t].tolist() for name in ("SPLIT_INPUTS", "SPLIT_THRESHOLDS", "CHILDREN"))
-        splits = [node for node in zip(*nodes, strict=True) if node[1] < trees.NOWHERE]
+        splits = [node for node in zip(*nodes, strict=True) if node[1] < tree_parts.NOWHERE]
         edges = {j: [-1e30, *before("EDGES")[j].tolist()] for j in before("CHOSEN").tolist()}
-        found = list(tree_gains(Z, r @ before("DIRECTION"), weight, edges, splits, trees.LEAST, trees.SHRINK))
+        found = list(
+            tree_gains(Z, r @ before("DIRECTION"), weight, edges, splits, tree_growth.LEAST, tree_growth.SHRINK)
+        )
         # Residuals are rounded to 2^-29 of the largest: gains to some 1e-6 of that of the whole.
         whole = 1e-5 * max(1.0, found[0][1])
-        for gain, best in found if len(splits) < trees.FEWEST_LEAVES - 1 else found[:-1]:
+        for gain, best in found if len(splits) < tree_growth.FEWEST_LEAVES - 1 else found[:-1]:
             assert gain == pytest.approx(best, rel=1e-4, abs=whole)
         for leaf in range(len(splits) + 1):
             mine = leaves[t, :rows] == leaf
-            expected = trees.RATE / 1000 * (weight[mine] @ r[mine]) / (weight[mine].sum() + trees.SHRINK)
+            expected = tree_parts.RATE / 1000 * (weight[mine] @ r[mine]) / (weight[mine].sum() + tree_growth.SHRINK)
             np.testing.assert_allclose(values[t, leaf], expected, rtol=1e-3, atol=1e-4)
     assert checked
 
@@ -134,14 +137,16 @@ def test_boosted_trees_each_fit_what_those_before_leave(m):
     learner = StreamLearner(3, m, regression=True, trees=40, **OPTIONS)
     learner.learn(X, Y, weight)
     learner.engine.boost_trees()
-    part = learner.engine.parts_of("trees")
+    part = learner.engine.memory.of("trees")
     leaves, values, omega = part("LEAF_OF_ROW")[:, :300], part("VALUES"), part("WEIGHTS")[:300].astype(float)
     left = part("TARGETS")[:300].astype(float)
     first = omega @ left[:, 0] ** 2
     for t in range(40):
         for leaf in np.unique(leaves[t]):
             mine = leaves[t] == leaf
-            expected = trees.TABLE_RATE / 1000 * (omega[mine] @ left[mine]) / (omega[mine].sum() + trees.SHRINK)
+            expected = (
+                tree_parts.TABLE_RATE / 1000 * (omega[mine] @ left[mine]) / (omega[mine].sum() + tree_growth.SHRINK)
+            )
             # Sums of rows are float32: some roundings of 6e-8 of a target of 10.
             np.testing.assert_allclose(values[t, leaf], expected, atol=1e-5)
         left -= values[t, leaves[t]]
@@ -252,11 +257,11 @@ def test_errors_are_kept_for_each_key():
     X, y = np.hstack([np.eye(5)[key], rng.normal(size=(1500, 1))]), levels[np.arange(1500), key]
     model = SepSARegressor(random_state=0, body="experts")
     off = np.abs(model.prequential(X, y) - y)[300:].mean()
-    assert np.count_nonzero(model._learner.engine._view("KEYED", "last errors")) >= 5
+    assert np.count_nonzero(model._learner.engine.memory("KEYED", "last errors")) >= 5
     last = np.array([y[:i][key[:i] == key[i]][-1] for i in range(300, 1500)])
     assert off < 1.25 * np.abs(y[300:] - last).mean()
     smooth = SepSARegressor(random_state=0, body="experts").partial_fit(X[:, 5:], y)
-    keys = np.count_nonzero(smooth._learner.engine._view("KEYED", "last errors"))
+    keys = np.count_nonzero(smooth._learner.engine.memory("KEYED", "last errors"))
     assert keys <= 2  # the second row has one of two values
 
 
@@ -295,11 +300,11 @@ def test_growth_continues_bit_for_bit_from_any_row(max_rows):
     for rows in np.split(np.arange(900), np.arange(300, 900, 23)):
         other = StreamLearner(4, 1, regression=True, max_rows=max_rows, **OPTIONS)
         other.load_state_dict(learner.state_dict())
-        phases.add(int(learner.engine._view("GROWTH", "trees")[trees.G_PHASE]))
+        phases.add(int(learner.engine.memory("GROWTH", "trees")["phase"]))
         assert np.array_equal(learner.learn(X[rows], y[rows, None]), other.learn(X[rows], y[rows, None]))
         learner = other
     assert len(phases) >= 4
-    assert learner.engine._view("WEIGHTS", "trees").size <= max(1024, max_rows) * 9 / 8
+    assert learner.engine.memory("WEIGHTS", "trees").size <= max(1024, max_rows) * 9 / 8
 
 
 def test_a_positive_target_that_multiplies_is_learned_by_its_logarithm():
@@ -308,13 +313,13 @@ def test_a_positive_target_that_multiplies_is_learned_by_its_logarithm():
     y = 5 * np.exp(X @ [1.0, -0.7, 0.4] + 0.1 * rng.normal(size=1200))
     learner = StreamLearner(3, 1, regression=True, **OPTIONS)
     learner.learn(X, y[:, None])
-    losses = dict(zip(learner.engine.expert_names, learner.engine._view("LOSS", "mixture"), strict=False))
+    losses = dict(zip(learner.engine.expert_names, learner.engine.memory("LOSS", "mixture"), strict=False))
     assert losses["log products"] < 0.5 * losses["products"]
     learner.learn(X[:1], np.array([[-1.0]]))  # from now on they answer as the network does
-    assert learner.engine._view("ORIGIN", "log products")[0] == 0
-    before = learner.engine._view("LOSS", "mixture").copy()
+    assert learner.engine.memory("ORIGIN", "log products")["value"] == 0
+    before = learner.engine.memory("LOSS", "mixture").copy()
     assert np.isfinite(learner.learn(X[:300], y[:300, None])).all()
-    added = learner.engine._view("LOSS", "mixture") - stack.DISCOUNT**300 * before
+    added = learner.engine.memory("LOSS", "mixture") - stack.DISCOUNT**300 * before
     names = learner.engine.expert_names
     assert added[names.index("log trees")] == pytest.approx(added[0]) == added[names.index("log products")]
 
@@ -325,7 +330,7 @@ def test_products_take_the_inputs_that_matter_wherever_they_are():
     y = 3 * X[:, 12] * X[:, 13] + X[:, 11] + 0.1 * rng.normal(size=1500)
     learner = StreamLearner(14, 1, regression=True, **OPTIONS)
     learner.learn(X, y[:, None])
-    assert {11, 12, 13} <= set(learner.engine._view("PAIRS", "products").tolist())
+    assert {11, 12, 13} <= set(learner.engine.memory("PAIRS", "products").tolist())
     off = np.abs(learner.predict(X)[:, 0] - y).mean()
     assert off < 0.2 * np.abs(y - y.mean()).mean()
 
@@ -336,13 +341,24 @@ def test_a_state_that_points_outside_is_refused():
     engine.learn(X, y[:, None])
     before = engine.predict(X)
     outside = {"SPLIT_INPUTS": 4, "CHOSEN": -1, "CUTS": 200, "ORDER": 10**6, "CHILDREN": 0, "LEAF_ROWS": 10**6}
-    outside |= {"LEAF_OF_ROW": 99, "CODES": trees.BINS, "STORED": -1, "GROWTH": 99.0}
+    outside |= {"LEAF_OF_ROW": 99, "CODES": tree_parts.BINS, "STORED": -1, "GROWTH": 99.0}
     for name, value in outside.items():
         state = engine.state_dict()
         state["experts"]["trees"][name].flat[0] = value
         with pytest.raises(ValueError, match=name):
             engine.load_state_dict(state)
     assert np.array_equal(engine.predict(X), before)
+
+
+def test_an_engine_has_the_experts_of_its_table():
+    X, y = steps(60)
+    few = tuple(expert for expert in EXPERTS if expert.name != "mean")
+    engine = Engine(4, 1, experts=(), table=few)
+    engine.learn(X, y[:, None])
+    copy = pickle.loads(pickle.dumps(engine))
+    assert "mean" not in copy.expert_names
+    assert copy.expert_names == engine.expert_names
+    assert np.array_equal(copy.learn(X, y[:, None]), engine.learn(X, y[:, None]))
 
 
 def test_an_expert_that_a_state_lacks_begins_at_its_prior_weight():
@@ -360,8 +376,8 @@ def test_an_expert_that_a_state_lacks_begins_at_its_prior_weight():
     engine.load_state_dict(state)
     weights = engine.chosen["experts"]
     assert weights | {"products": None} == whole | {"products": None}
-    assert not engine._view("W", "products").any()
-    losses = engine._view("LOSS", "mixture")
+    assert not engine.memory("W", "products").any()
+    losses = engine.memory("LOSS", "mixture")
     assert losses[at] == losses[0]  # so that its weight is the network's times its prior
     assert np.isfinite(engine.learn(X, y[:, None])).all()
     state["experts"]["oracle"] = {}

@@ -20,11 +20,11 @@ from breaking.damage import same
 from reference import faded_rows, late_regression
 from sepsa import SepSAForecaster
 from sepsa.checkpoint import CheckpointError
-from sepsa.stream.engine.kernels import head
 from sepsa.stream.forecast import model as model_module
 from sepsa.stream.forecast.kernels import arrays, step
 from sepsa.stream.forecast.model import ForecastModel, Settings, joint_terms, own_terms
 from sepsa.stream.forecast.seasons import find_seasons
+from sepsa.stream.kernels import head
 from sepsa.stream.keyed import KeyedLearner
 
 HOUR = 3600.0

@@ -19,10 +19,10 @@ from sepsa import FourierFeatures, SepSAClassifier, SepSARegressor
 from sepsa.jit import compile_kernels
 from sepsa.states.tree import tensors_of
 from sepsa.stream.engine import Engine
-from sepsa.stream.engine.kernels.body import GELU, activate, cosines
-from sepsa.stream.engine.kernels.compilation import compiled, kernel
-from sepsa.stream.engine.kernels.robust import follow_quantile
 from sepsa.stream.experts import network
+from sepsa.stream.kernels.body import GELU, activate, cosines
+from sepsa.stream.kernels.compilation import compiled, kernel
+from sepsa.stream.kernels.robust import follow_quantile
 from sepsa.stream.learner import WARM_UP, StreamLearner
 from sepsa.testing import interrupt
 
@@ -50,7 +50,7 @@ def test_robust_heads_equal_the_slow_reference(inputs, outputs):
     engine.set_scaling(np.zeros(inputs), np.ones(inputs))
     engine.set_typical_inputs(0.7)
     engine.set_output_weights(1.0)
-    slow = RobustHeads(inputs, outputs, [(ridge, lam) for _, ridge, lam in engine._heads])
+    slow = RobustHeads(inputs, outputs, [(ridge, lam) for _, ridge, lam in engine.form.heads])
     # The reference does not rescale an input, and none of these asks for it.
     expected = np.array([slow.learn(x, y, w) for x, y, w in zip(X, Y, weight, strict=True)])
     np.testing.assert_allclose(engine.learn(X, Y, weight), expected, rtol=1e-6, atol=1e-6)
@@ -93,7 +93,7 @@ def test_an_input_rescaled_changes_no_prediction_of_a_linear_head(g):
     compile_kernels([kernel], "a kernel of this test")
     kernels = engine._ready()
     kernels._compiled["rescale"] = type(kernels["learn"])(kernel.address)
-    kernels.run("rescale", np.zeros(engine._layout.workspace), X[:1], None, None, None, y[:1])
+    kernels.run("rescale", np.zeros(engine.memory.layout.workspace), X[:1], None, None, None, y[:1])
     assert engine.scaling()[1].tolist() == [1.0, 1 / g, 1.0]
     for one, other in zip(engine.predict_with_leverage(X), before, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9)
@@ -161,7 +161,7 @@ def errors(X, y, weight=None):
     learner = StreamLearner(X.shape[1], 1, regression=True, **DEFAULT)
     before = learner.learn(X, y[:, None].copy(), weight)[:, 0]
     assert np.isfinite(before).all()
-    assert np.isfinite(learner.engine._state).all()
+    assert np.isfinite(learner.engine.memory.vector).all()
     with np.errstate(over="ignore"):
         return np.abs(before - y), learner
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sepsa.states import schema
-from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.kernels.parts import Floats
 
 FIRST = 50  # rows at which it is fitted first
 GROWTH = 1.3  # of the rows between two fits

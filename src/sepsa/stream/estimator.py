@@ -28,9 +28,9 @@ from sepsa.stream.columns.frame import FrameEncoder, all_numbers, as_pandas, che
 from sepsa.stream.columns.inputs import CLASS_MEANS
 from sepsa.stream.committee import Committee
 from sepsa.stream.engine.bodies import NAMED, body_of, engine_type
-from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import NewInput, learn_rows
+from sepsa.stream.kernels.robust import HUGE
 from sepsa.stream.learner import WARM_UP, StreamLearner
 from sepsa.stream.options import Options
 from sepsa.stream.rows import dense, row_parts

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from sepsa.states import schema
 from sepsa.stream.engine.bodies import body_of, engine_type
-from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats, StreamEngine
+from sepsa.stream.kernels.robust import HUGE
 from sepsa.stream.rows import column_parts
 from sepsa.stream.scales import (
     is_indicator,

@@ -34,9 +34,9 @@ from sepsa.states.objects import Saves, check_stamp, rebuilt_as, stamp
 from sepsa.states.plain import pack_label, unpack_label, unpack_labels
 from sepsa.stream.calibration import probabilities
 from sepsa.stream.engine.bodies import NAMED
-from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import Names, NewInput, class_codes, indicators, learn_rows
+from sepsa.stream.kernels.robust import HUGE
 from sepsa.stream.learner import WARM_UP, StreamLearner
 from sepsa.stream.river_input import (
     Frame,

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.kernels.robust import HUGE
 
 
 def moments(X: Floats, weight: Floats) -> tuple[Floats, Floats]:

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sepsa.states import schema
-from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.kernels.robust import HUGE
 
 SLOTS = 1 << 14
 PRIOR = 10.0  # rows

@@ -1,12 +1,14 @@
-"""The options of engines: activations, optimizers, and the heads among which a learner chooses."""
+"""The options of engines: bodies, activations, optimizers, and the heads among which a learner chooses."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
-from sepsa.stream.engine.kernels import body
+import numpy as np
+
+from sepsa.stream.kernels import body
 from sepsa.validation import in_range, not_negative, one_of
 
 ACTIVATIONS = {
@@ -30,6 +32,23 @@ OPTIMIZERS: dict[str, tuple[int, dict[str, float]]] = {
 LOSSES = {"squared": 0, "huber": 1}
 RIDGES = (10.0, 1.0, 100.0)  # the candidates where ridge is "auto"
 FORGETTINGS = (1.0, 0.999, 0.99)
+BANDWIDTH = 1.4  # of Fourier features, over standardized inputs
+
+
+def body_of(body: str | None, hidden: Any, experts: Sized = ()) -> str | None:
+    """The body that the parameter `body` means; "auto" has experts, except for a linear model, which stays exact."""
+    if len(experts):
+        return "experts"
+    linear = isinstance(hidden, Sized) and not isinstance(hidden, str) and not len(hidden)
+    return body if body != "auto" else "fourier" if linear else "experts"
+
+
+def body_weights(rng: np.random.Generator, settings: Mapping[str, int], shape: Any, inputs: int) -> Any:
+    """Random weights for units with these inputs: normal for Fourier features, else Kaiming uniform."""
+    if settings["activation"] == body.FOURIER:
+        return rng.normal(0.0, BANDWIDTH * math.sqrt(1 / inputs), shape)
+    bound = math.sqrt(6 / inputs)
+    return rng.uniform(-bound, bound, shape)
 
 
 def candidate_heads(

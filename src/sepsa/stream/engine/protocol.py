@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+
+from sepsa.stream.kernels.parts import Floats as Floats
 
 if TYPE_CHECKING:
     from typing import Self
-
-Floats = NDArray[np.float64]
 
 
 class FitPlan(NamedTuple):

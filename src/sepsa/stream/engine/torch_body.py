@@ -20,9 +20,10 @@ from sepsa.heads import RLS
 from sepsa.heads.protocols import NotFinite
 from sepsa.optimizer import SepSA
 from sepsa.states import schema
-from sepsa.stream.engine.kernels.robust import ROUNDING
+from sepsa.states.tree import not_finite
 from sepsa.stream.engine.options import head_and_optimizer
 from sepsa.stream.engine.protocol import FitPlan, Floats, StreamEngine, residual_degrees
+from sepsa.stream.kernels.robust import ROUNDING
 from sepsa.validation import at_least
 
 BASES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
@@ -68,10 +69,8 @@ class TorchEngine(StreamEngine):
         head = zero_head(features.shape[1], outputs, like)
         base, options = BASES[optimizer]
         self.solver = RLS(ridge=ridge, forgetting=forgetting, bias_ridge="ridge")
-        self.optimizer = SepSA(
-            nn.Sequential(body, head), base, head="1", solver=self.solver,
-            lr=lr, weight_decay=weight_decay, **options,
-        )  # fmt: skip
+        options = options | {"lr": lr, "weight_decay": weight_decay}
+        self.optimizer = SepSA(nn.Sequential(body, head), base, head="1", solver=self.solver, **options)
         self.inputs, self.outputs, self.batch_size = inputs, outputs, batch
         self._mean, self._scale, self._output_weights = np.zeros(inputs), np.zeros(inputs), np.zeros(outputs)
         self._rng_state = torch.Generator().manual_seed(seed).get_state()  # for random parts of the body, as dropout
@@ -312,18 +311,9 @@ def unpack(entry: str, value: Any) -> Any:
 def load(entry: str, target: nn.Module | SepSA[RLS], packed: Any) -> None:
     """Load a packed state into a copy, which a failure may leave half loaded."""
     values = unpack(entry, packed)
-    check_finite(entry, values)
+    for name in not_finite(values, entry):
+        raise schema.damaged(name, "finite", "NaN or Inf")
     try:
         target.load_state_dict(values)
     except (AttributeError, RuntimeError, TypeError, KeyError, ValueError) as error:
         raise ValueError(f"{entry} does not fit this module: {error}") from error
-
-
-def check_finite(entry: str, value: Any) -> None:
-    """Refuse a nested value in which a tensor holds NaN or Inf."""
-    if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
-        raise schema.damaged(entry, "finite", "NaN or Inf")
-    for key, inner in value.items() if isinstance(value, dict) else ():
-        check_finite(f"{entry}[{key!r}]", inner)
-    for i, inner in enumerate(value) if isinstance(value, (list, tuple)) else ():
-        check_finite(f"{entry}[{i}]", inner)

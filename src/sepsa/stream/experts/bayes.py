@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 
-from sepsa.stream.engine.kernels.compilation import called, kernel
-from sepsa.stream.engine.kernels.views import Group, Views
-from sepsa.stream.experts.expert import Expert, row
+from sepsa.stream.experts.expert import Expert
+from sepsa.stream.experts.frame import given, row
 from sepsa.stream.experts.logistic import softmax
+from sepsa.stream.kernels.compilation import called, kernel
+from sepsa.stream.kernels.parts import Part, Record
+from sepsa.stream.kernels.views import Group
 
 FORGETTING = 0.998
 SHRINK = 0.5  # rows at zero that the mean of a class starts with
 
-PARTS = {
-    "CLASS_MEANS": (float, ("outputs", "inputs")),
-    "CLASS_COUNTS": (float, ("outputs",)),
-    "CLASS_SPREAD": (float, ("inputs",)),
-    "CLASSED": (float, (1,)),  # the discounted number of rows of any class
-}
-GROUP = Group("naive Bayes", PARTS, {}, {})
-parts = Views(GROUP, "state", PARTS)
+parts = Group(
+    given,
+    "naive Bayes",
+    Part("CLASS_MEANS", float, ("outputs", "inputs")),
+    Part("CLASS_COUNTS", float, ("outputs",), bounds=(0, None)),
+    Part("CLASS_SPREAD", float, ("inputs",), bounds=(0, None)),
+    Part("CLASSED", Record(rows=float)),  # the discounted number of rows of any class
+)
 
 
 @called
@@ -55,22 +57,18 @@ def learn_class(means, counts, spread, label, z, omega):
 
 @kernel(cost=0.8)
 def answer(model, e):
-    posterior(
-        parts.CLASS_MEANS(model), parts.CLASS_COUNTS(model), parts.CLASS_SPREAD(model), parts.CLASSED(model)[0],
-        row.Z(model), row.ANSWERS(model)[e],
-    )  # fmt: skip
+    means, counts, spread = parts.CLASS_MEANS(model), parts.CLASS_COUNTS(model), parts.CLASS_SPREAD(model)
+    posterior(means, counts, spread, parts.CLASSED(model).rows, row.Z(model), row.ANSWERS(model)[e])
     return 0
 
 
 @kernel(cost=0.7)
 def learn(model, e):
-    share = row.SHARE(model)[0]
-    parts.CLASSED(model)[0] = FORGETTING * parts.CLASSED(model)[0] + share
-    learn_class(
-        parts.CLASS_MEANS(model), parts.CLASS_COUNTS(model), parts.CLASS_SPREAD(model), int(row.LABEL(model)[0]),
-        row.Z(model), share,
-    )  # fmt: skip
+    facts, classed = row.FACTS(model), parts.CLASSED(model)
+    classed.rows = FORGETTING * classed.rows + facts.share
+    means, counts, spread = parts.CLASS_MEANS(model), parts.CLASS_COUNTS(model), parts.CLASS_SPREAD(model)
+    learn_class(means, counts, spread, facts.label, row.Z(model), facts.share)
     return 0
 
 
-EXPERT = Expert(GROUP, answer, learn, for_classes=True)
+EXPERT = Expert(parts, answer, learn, for_classes=True)

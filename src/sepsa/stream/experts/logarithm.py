@@ -10,63 +10,66 @@ from __future__ import annotations
 
 import math
 
-from sepsa.stream.engine.kernels.compilation import called, kernel
-from sepsa.stream.engine.kernels.views import Group, Views
 from sepsa.stream.experts import products, trees
-from sepsa.stream.experts.expert import Expert, row
+from sepsa.stream.experts.expert import Expert
+from sepsa.stream.experts.frame import given, row
+from sepsa.stream.kernels.compilation import called, kernel
+from sepsa.stream.kernels.parts import Field, Part, Record
+from sepsa.stream.kernels.views import Group
 
 SHIFT = 0.05  # s/a
 FORGETTING = 0.998
 PRIOR = 20.0  # rows at which the factor c is 1
 BEYOND = 0.5  # the largest t in an answer, above that of all rows
 
-# ORIGIN is a + s, 0 where the experts are silent. HIGHEST is the largest t of all rows.
-PRODUCTS_PARTS = {
-    "ORIGIN": (float, (1,)),
-    "HIGHEST": (float, (1,)),
-    "FACTOR": (float, (2,)),
-}
-PRODUCTS = Group("log products", PRODUCTS_PARTS, {}, {})
-TREES_PARTS = {"FACTOR": (float, (2,))}
-TREES = Group("log trees", TREES_PARTS, {}, {})
-parts, of_trees = Views(PRODUCTS, "state", PRODUCTS_PARTS), Views(TREES, "state", TREES_PARTS)
+# The sums of which c is the ratio: of targets times answers, and of squared answers.
+FACTOR = Record(products=Field(float, PRIOR), squares=Field(float, PRIOR))
+parts = Group(
+    given,
+    "log products",
+    Part("ORIGIN", Record(value=float)),  # a + s, 0 where the experts are silent
+    Part("HIGHEST", Record(value=Field(float, bounds=(None, None)))),  # the largest t of all rows
+    Part("FACTOR", FACTOR),
+)
+of_trees = Group(given, "log trees", Part("FACTOR", FACTOR))
 
 
 @called
 def take_logarithm(model, target, y, unit):
     """Fill the row's t by its target, bounded as y in units, and whether there is one."""
-    origin, log = parts.ORIGIN(model), row.LOG(model)
-    lowest = origin[0] * SHIFT / (1.0 + SHIFT)
-    if target + origin[0] < lowest * (1.0 - 1e-9):
-        origin[0] = 0.0
-    log[1] = origin[0]
-    if origin[0] > 0.0:
-        log[0] = math.log(max((y / unit if unit > 0.0 else target) + origin[0], lowest) / origin[0])
-        parts.HIGHEST(model)[0] = max(parts.HIGHEST(model)[0], log[0])
+    origin, facts, highest = parts.ORIGIN(model), row.FACTS(model), parts.HIGHEST(model)
+    lowest = origin.value * SHIFT / (1.0 + SHIFT)
+    if target + origin.value < lowest * (1.0 - 1e-9):
+        origin.value = 0.0
+    facts.origin = origin.value
+    if origin.value > 0.0:
+        facts.log = math.log(max((y / unit if unit > 0.0 else target) + origin.value, lowest) / origin.value)
+        highest.value = max(highest.value, facts.log)
 
 
 @called
 def tell(model, e, t, factor, unit):
     """Answer by a prediction of t."""
-    origin, answers = parts.ORIGIN(model)[0], row.ANSWERS(model)
+    origin, answers = parts.ORIGIN(model).value, row.ANSWERS(model)
     answers[e, 0] = answers[0, 0]
     if origin > 0.0:
-        level = math.exp(min(t, parts.HIGHEST(model)[0] + BEYOND))
-        answers[e, 0] = origin * (level * factor[0] / factor[1] - 1.0) * unit
+        level = math.exp(min(t, parts.HIGHEST(model).value + BEYOND))
+        answers[e, 0] = origin * (level * factor.products / factor.squares - 1.0) * unit
 
 
 @called
 def follow(model, t, factor):
     """Add the row to the sums of which the factor is the ratio."""
-    share, log, level = row.SHARE(model)[0], row.LOG(model), math.exp(min(t, parts.HIGHEST(model)[0] + BEYOND))
-    factor[0] = FORGETTING * factor[0] + share * level * math.exp(log[0])
-    factor[1] = FORGETTING * factor[1] + share * level * level
+    facts, share = row.FACTS(model), row.FACTS(model).share
+    level = math.exp(min(t, parts.HIGHEST(model).value + BEYOND))
+    factor.products = FORGETTING * factor.products + share * level * math.exp(facts.log)
+    factor.squares = FORGETTING * factor.squares + share * level * level
 
 
 @kernel(cost=0.4)
 def answer_products(model, e):
     if row.ANSWERS(model).shape[1] == 1:
-        t = products.tell(products.parts.LOG_W(model), products.work.PHI(model))
+        t = products.tell(products.parts.LOG_W(model), products.parts.PHI(model))
         tell(model, e, t, parts.FACTOR(model), row.UNIT(model)[0])
     else:
         copy_network(model, e)
@@ -75,11 +78,11 @@ def answer_products(model, e):
 
 @kernel(cost=0.4)
 def learn_products(model, e):
-    log = row.LOG(model)
-    if log[1] > 0.0:
-        weights, b = products.parts.LOG_W(model), products.work.B(model)
-        told = products.tell(weights, products.work.PHI(model))
-        step = row.TRUST(model)[0] * (log[0] - told) / products.work.GAIN(model)[0]
+    facts = row.FACTS(model)
+    if facts.origin > 0.0:
+        weights, b = products.parts.LOG_W(model), products.parts.B(model)
+        told = products.tell(weights, products.parts.PHI(model))
+        step = facts.trust * (facts.log - told) / products.parts.GAIN(model).value
         for j in range(b.size):
             weights[j] += step * b[j]
         follow(model, told, parts.FACTOR(model))
@@ -89,7 +92,7 @@ def learn_products(model, e):
 @kernel(cost=0.4)
 def answer_trees(model, e):
     if row.ANSWERS(model).shape[1] == 1:
-        tell(model, e, trees.work.TOLD(model)[1], of_trees.FACTOR(model), row.UNIT(model)[0])
+        tell(model, e, trees.parts.TOLD(model)[1], of_trees.FACTOR(model), row.UNIT(model)[0])
     else:
         copy_network(model, e)
     return 0
@@ -97,8 +100,8 @@ def answer_trees(model, e):
 
 @kernel(cost=0.4)
 def learn_trees(model, e):
-    if row.LOG(model)[1] > 0.0:
-        follow(model, trees.work.TOLD(model)[1], of_trees.FACTOR(model))
+    if row.FACTS(model).origin > 0.0:
+        follow(model, trees.parts.TOLD(model)[1], of_trees.FACTOR(model))
     return 0
 
 
@@ -109,10 +112,5 @@ def copy_network(model, e):
         answers[e, k] = answers[0, k]
 
 
-def start(part, inputs, outputs):
-    if not inputs:
-        part("FACTOR")[:] = PRIOR
-
-
-LOG_PRODUCTS = Expert(PRODUCTS, answer_products, learn_products, start, for_numbers=True)
-LOG_TREES = Expert(TREES, answer_trees, learn_trees, start, for_numbers=True)
+LOG_PRODUCTS = Expert(parts, answer_products, learn_products, for_numbers=True)
+LOG_TREES = Expert(of_trees, answer_trees, learn_trees, for_numbers=True)

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import math
 
-from sepsa.stream.engine.kernels.compilation import called, kernel
-from sepsa.stream.engine.kernels.head import rank_one
-from sepsa.stream.engine.kernels.views import Group, Views
-from sepsa.stream.experts.expert import Expert, row
+from sepsa.stream.experts.expert import Expert
+from sepsa.stream.experts.frame import given, row
+from sepsa.stream.kernels.compilation import called, kernel
+from sepsa.stream.kernels.head import rank_one
+from sepsa.stream.kernels.parts import Part, work
+from sepsa.stream.kernels.views import Group
 
 RIDGE = 1.0
 LEAST_CURVATURE = 1e-3
 
-PARTS = {
-    "LOGIT_W": (float, ("outputs", "logits")),
-    "LOGIT_U": (float, ("logit_triangle",)),
-    "LOGIT_D": (float, ("logits",)),
-}
-WORK = {"PHI": (float, ("logits",)), "B": (float, ("logits",))}
-GROUP = Group("logistic", PARTS, WORK, {"logits": lambda d, m: d + 1, "logit_triangle": lambda d, m: d * (d + 1) // 2})
-parts, work = Views(GROUP, "state", PARTS), Views(GROUP, "workspace", WORK)
+parts = Group(
+    given,
+    "logistic",
+    Part("LOGIT_W", float, ("outputs", "logits")),
+    Part("LOGIT_U", float, ("logit_triangle",)),
+    Part("LOGIT_D", float, ("logits",), start=1 / RIDGE),
+    work("PHI", float, ("logits",)),
+    work("B", float, ("logits",)),
+    sizes={
+        "logits": lambda sizes: sizes["inputs"] + 1,
+        "logit_triangle": lambda sizes: sizes["inputs"] * (sizes["inputs"] + 1) // 2,
+    },
+)
 
 
 @called
@@ -73,22 +80,16 @@ def features(z, phi):
 
 @kernel(cost=0.8)
 def answer(model, e):
-    features(row.Z(model), work.PHI(model))
-    probabilities(parts.LOGIT_W(model), work.PHI(model), row.ANSWERS(model)[e])
+    features(row.Z(model), parts.PHI(model))
+    probabilities(parts.LOGIT_W(model), parts.PHI(model), row.ANSWERS(model)[e])
     return 0
 
 
 @kernel(cost=1.2)
 def learn(model, e):
-    learn_logistic(
-        parts.LOGIT_U(model), parts.LOGIT_D(model), parts.LOGIT_W(model), work.PHI(model), row.ANSWERS(model)[e],
-        row.Y(model), row.TRUST(model)[0], work.B(model),
-    )  # fmt: skip
+    U, D, W, told = parts.LOGIT_U(model), parts.LOGIT_D(model), parts.LOGIT_W(model), row.ANSWERS(model)[e]
+    learn_logistic(U, D, W, parts.PHI(model), told, row.Y(model), row.FACTS(model).trust, parts.B(model))
     return 0
 
 
-def start(part, inputs, outputs):
-    part("LOGIT_D")[inputs + 1 if inputs else 0 :] = 1 / RIDGE
-
-
-EXPERT = Expert(GROUP, answer, learn, start, for_classes=True)
+EXPERT = Expert(parts, answer, learn, for_classes=True)

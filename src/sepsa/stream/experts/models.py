@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any
 
 import numpy as np
 
 from sepsa.states import schema
 from sepsa.stream.boosting import Boosting
-from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.kernels.parts import Floats
 
 
 class ModelExperts:
@@ -63,8 +63,8 @@ class ModelExperts:
         out = np.zeros((len(X), len(self.models), Y.shape[1]))
         if not self.models:
             return self, out
-        other = object.__new__(ModelExperts)
-        other.__dict__.update(self.__dict__, models=deepcopy(self.models), outputs=list(self.outputs))
+        other = copy(self)
+        other.models, other.outputs = deepcopy(self.models), list(self.outputs)
         for e, model in enumerate(self.models):
             if isinstance(model, Boosting):
                 other.models[e], out[:, e] = model.learned(X, Y, weight)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from sepsa.stream.engine.kernels.compilation import called, kernel
-from sepsa.stream.engine.kernels.views import Group, Views, size
-from sepsa.stream.experts.expert import Expert, row
+from sepsa.stream.experts.expert import Expert
+from sepsa.stream.experts.frame import given, row, size
+from sepsa.stream.kernels.compilation import called, kernel
+from sepsa.stream.kernels.parts import Field, Part, Record, Sizes, work
+from sepsa.stream.kernels.views import Group
 
 NEIGHBOURS = 12
 LANES, TOPS = 64, 8  # of the selection: columns of distances, and of their minima
@@ -17,31 +19,29 @@ CELLS = 256 * PLACES  # of the window at most: it is shorter where there are mor
 LEAST_ROWS = 64
 
 
-def window_rows(inputs: int, outputs: int) -> int:
+def window_rows(sizes: Sizes) -> int:
     """The rows of the window."""
-    return max(LEAST_ROWS, min(PLACES, CELLS // inputs))
+    return max(LEAST_ROWS, min(PLACES, CELLS // sizes["inputs"]))
 
 
-# The window: inputs, targets and weights of its rows; how many there are, and the place of the
-# next; the range of each input, and 1 for an input that has had two values at most.
-PARTS = {
-    "ROWS": (np.float32, ("inputs", "window")),
-    "TARGETS": (np.float32, ("window", "outputs")),
-    "WEIGHTS": (np.float32, ("window",)),
-    "FILLED": (np.int64, (2,)),
-    "LOW": (float, ("inputs",)),
-    "HIGH": (float, ("inputs",)),
-    "BINARY": (float, ("inputs",)),
-}
-WORK = {
-    "DISTANCES": (np.float32, ("window",)),
-    "LANES": (np.int32, (LANES,)),
-    "TOPS": (np.int32, (TOPS,)),
-    "FOUND": (np.int32, (NEIGHBOURS,)),
-    "KEYS": (np.int32, ("keys",)),
-}
-GROUP = Group("neighbours", PARTS, WORK, {"window": window_rows, "keys": lambda d, m: window_rows(d, m) + LANES})
-window, work = Views(GROUP, "state", PARTS), Views(GROUP, "workspace", WORK)
+window = Group(
+    given,
+    "neighbours",
+    Part("ROWS", np.float32, ("inputs", "window")),
+    Part("TARGETS", np.float32, ("window", "outputs")),
+    Part("WEIGHTS", np.float32, ("window",)),
+    Part("FILLED", Record(rows=Field(int, bounds=(0, "window")), next=Field(int, bounds=(0, "window - 1")))),
+    Part("LOW", float, ("inputs",)),
+    Part("HIGH", float, ("inputs",)),
+    Part("BINARY", float, ("inputs",), start=1.0),  # 1 for an input that has had two values at most
+    work("DISTANCES", np.float32, ("window",)),
+    work("LANES", np.int32, (LANES,)),
+    work("TOPS", np.int32, (TOPS,)),
+    work("FOUND", np.int32, (NEIGHBOURS,)),
+    work("KEYS", np.int32, ("keys",)),
+    sizes={"window": window_rows, "keys": lambda sizes: window_rows(sizes) + LANES},
+    rings={"window": "FILLED"},
+)
 
 
 @called
@@ -132,21 +132,29 @@ def neighbours(X, Y, weights, rows, z, low, high, distances, lanes, tops, places
 @kernel(cost=2.0)
 def answer(model, e):
     neighbours(
-        window.ROWS(model), window.TARGETS(model), window.WEIGHTS(model), window.FILLED(model)[0], row.Z(model),
-        window.LOW(model), window.HIGH(model), work.DISTANCES(model), work.LANES(model), work.TOPS(model),
-        work.FOUND(model), work.KEYS(model), row.ANSWERS(model)[e],
-    )  # fmt: skip
+        window.ROWS(model),
+        window.TARGETS(model),
+        window.WEIGHTS(model),
+        window.FILLED(model).rows,
+        row.Z(model),
+        window.LOW(model),
+        window.HIGH(model),
+        window.DISTANCES(model),
+        window.LANES(model),
+        window.TOPS(model),
+        window.FOUND(model),
+        window.KEYS(model),
+        row.ANSWERS(model)[e],
+    )
     return 0
 
 
 @kernel(cost=0.8)
 def learn(model, e):
     """Put the row into the window, in the place of the oldest once it is full."""
-    z, y, filled, n = row.Z(model), row.Y(model), window.FILLED(model), size.window(model)
-    X, Y, low, high, binary = (
-        window.ROWS(model), window.TARGETS(model), window.LOW(model), window.HIGH(model), window.BINARY(model)
-    )  # fmt: skip
-    at, first = filled[1], filled[0] == 0
+    z, y, filled = row.Z(model), row.Y(model), window.FILLED(model)
+    X, Y, low, high = window.ROWS(model), window.TARGETS(model), window.LOW(model), window.HIGH(model)
+    binary, at, first, places = window.BINARY(model), filled.next, filled.rows == 0, size.window(model)
     for j in range(z.size):
         X[j, at] = z[j]
         if low[j] < high[j] and z[j] != low[j] and z[j] != high[j]:
@@ -154,20 +162,9 @@ def learn(model, e):
         low[j], high[j] = z[j] if first else min(low[j], z[j]), z[j] if first else max(high[j], z[j])
     for k in range(y.size):
         Y[at, k] = y[k]
-    window.WEIGHTS(model)[at] = row.SHARE(model)[0]
-    filled[0], filled[1] = min(filled[0] + 1, n), (at + 1) % n
+    window.WEIGHTS(model)[at] = row.FACTS(model).share
+    filled.rows, filled.next = min(filled.rows + 1, places), (at + 1) % places
     return 0
 
 
-def start(part, inputs, outputs):
-    part("BINARY")[inputs:] = 1.0
-
-
-def wrong(part):
-    rows, following = part("FILLED")
-    window = part("WEIGHTS").size
-    fits = 0 <= rows <= window and 0 <= following < window
-    return None if fits else ("FILLED", f"two places among {window} rows")
-
-
-EXPERT = Expert(GROUP, answer, learn, start, wrong)
+EXPERT = Expert(window, answer, learn)

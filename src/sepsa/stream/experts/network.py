@@ -11,10 +11,13 @@ import math
 import numpy as np
 
 from sepsa.heads.math.ridge import due
-from sepsa.stream.engine.kernels.body import backward, forward, optimizer_step
-from sepsa.stream.engine.kernels.compilation import called, inlined, kernel
-from sepsa.stream.engine.kernels.head import answer, learn_row, leverage, restore
-from sepsa.stream.engine.kernels.robust import (
+from sepsa.stream.experts.expert import Expert
+from sepsa.stream.experts.frame import given, size
+from sepsa.stream.kernels.body import backward, forward, optimizer_step
+from sepsa.stream.kernels.compilation import called, inlined, kernel
+from sepsa.stream.kernels.head import answer, learn_row, leverage, restore
+from sepsa.stream.kernels.parts import BODY, Field, Part, Record, work
+from sepsa.stream.kernels.robust import (
     FOLLOW_WEIGHT,
     HUGE,
     clip_to_range,
@@ -25,79 +28,100 @@ from sepsa.stream.engine.kernels.robust import (
     plausible_weight,
     scale_constant_inputs,
 )
-from sepsa.stream.engine.kernels.views import BODY, Group, Views, size
-from sepsa.stream.engine.layout import (
-    C_BEST,
-    C_EVIDENCE,
-    C_OUTLIERS,
-    C_SINCE,
-    C_STEPS,
-    C_WEIGHT,
-    COUNTS,
-    H_CURSOR,
-    H_FORGETTING,
-    H_LOSS,
-    H_RIDGE,
-    H_SAMPLES,
-    H_WEIGHT,
-    HIDDEN,
-    NUMBERS,
-    O_DISCOUNT,
-    O_POWER,
-    TEMPERATURES,
-)
-from sepsa.stream.experts.expert import Expert
+from sepsa.stream.kernels.views import Group
 
-PARTS = {
-    "THETA": (BODY, ("parameters",)),
-    "FIRST": (BODY, ("parameters",)),
-    "SECOND": (BODY, ("parameters",)),
-    "MEAN": (float, ("inputs",)),
-    "SCALE": (float, ("inputs",)),
-    "TYPICAL": (float, ("inputs",)),
-    "TYPICAL_RUN": (float, ("inputs",)),
-    "USUAL": (float, ("inputs",)),
-    "LATE": (float, ("inputs",)),
-    "GAIN": (float, ("outputs",)),
-    "ERROR": (float, ("outputs", 3)),
-    "ERROR_RUN": (float, ("outputs", 3)),
-    "RANGE": (float, ("outputs", 2)),
-    "CALIBRATION": (float, (TEMPERATURES,)),
-    "COUNTS": (float, (COUNTS,)),
-}
-WORK = {
-    "UNIT": (float, ("features",)),  # zero before and after a call
-    "B": (float, ("features",)),
-    "E": (float, ("outputs",)),
-    "P": (float, ("outputs",)),
-    "PHI": (float, ("batch", "stride")),
-    "HEADS": (float, ("batch", "heads", "outputs")),  # the outputs of each head
-    "OMEGA": (float, ("batch",)),
-    "SHARE": (float, ("batch",)),  # of a typical row in what the experts learn
-    "GRADIENT": (BODY, ("parameters",)),
-    "DELTA": (BODY, ("deltas",)),
-    "UNITS": (BODY, ("batch", "units")),
-    "SLOPES": (BODY, ("batch", "units")),
-}
-HEAD_PARTS = {
-    "NUMBERS": (float, (NUMBERS,)),
-    "W": (float, ("outputs", "p")),
-    "U": (float, ("triangle",)),
-    "D": (float, ("p",)),
-    "RIDGE": (float, ("p",)),
-    "PRIOR": (float, ("outputs", "p")),
-    "ENERGY": (float, ("outputs",)),
-}
-GROUP = Group("network", PARTS, WORK, {})
-HEADS = Group("heads", HEAD_PARTS, {}, {"subset": None, "units": None, "p": None, "triangle": None}, repeated=True)
-parts, work, heads = Views(GROUP, "state", PARTS), Views(GROUP, "workspace", WORK), Views(HEADS, "state", HEAD_PARTS)
-call = Views(None, "options", {"OPTIONS": (float, (9,))})
-widths = Views(None, "widths", {"WIDTHS": (np.int64, ("depth",))})
-X = Views(None, "x", {"ROWS": (float, ("batch", "inputs"))})
-Y = Views(None, "y", {"ROWS": (float, ("batch", "outputs"))})
-OUT = Views(None, "out", {"ROWS": (float, ("batch", "outputs"))})
-WEIGHT = Views(None, "weight", {"ROWS": (float, ("batch",))})
-LEVERAGE = Views(None, "leverage", {"ROWS": (float, ("batch",))})
+# The part of φ = [hidden units, inputs, 1] that a head sees: its end, from some hidden unit on, or hidden units and 1.
+END, HIDDEN = range(2)
+TEMPERATURES = 17  # inverse ones, from 1/2 in steps of √2, those of `calibration.INVERSE_TEMPERATURES`
+POSITIVE = (np.finfo(float).tiny, None)
+
+
+def grow_first_layer(old, new, before, after):
+    """Growth of the body's weights: those of new inputs come after those of the others, in the first layer."""
+    cut, end = (sizes["inputs"] * sizes["width"] for sizes in (before, after))
+    new[:cut], new[end:] = old[:cut], old[cut:]
+
+
+def grow_before_bias(old, new, before, after):
+    """Growth of a part whose last axis are a head's features: new inputs come before the bias, which is the last."""
+    keep = np.r_[0 : before["p"] - 1, after["p"] - 1]
+    new[tuple(slice(0, length) for length in old.shape[:-1])][..., keep] = old
+
+
+def grow_triangle(old, new, before, after):
+    """Growth of U, whose columns lie one after the other, in the same way."""
+    keep = np.r_[0 : before["p"] - 1, after["p"] - 1]
+    for j, column in enumerate(keep):
+        new[column * (column - 1) // 2 + keep[:j]] = old[j * (j - 1) // 2 : j * (j - 1) // 2 + j]
+
+
+def unscaled(sizes):
+    """The scale of an input or output: 0 before the first value that differs, 1 where nothing is standardized."""
+    return 0.0 if sizes["standardize"] else 1.0
+
+
+COUNTS = Record(
+    steps=int,
+    beta1_power=Field(float, start=1),  # β1^steps and β2^steps
+    beta2_power=Field(float, start=1),
+    outliers=int,
+    weight=float,  # the typical one of a row
+    evidence=float,  # the discounted number of rows
+    best=Field(int, bounds=(0, "heads - 1")),  # the head with the largest weight, and the step since which it is
+    since=int,
+)
+parts = Group(
+    given,
+    "network",
+    Part("THETA", BODY, ("parameters",), grows=grow_first_layer),
+    Part("FIRST", BODY, ("parameters",), grows=grow_first_layer),
+    Part("SECOND", BODY, ("parameters",), grows=grow_first_layer, bounds=(0, None)),
+    Part("MEAN", float, ("inputs",)),
+    Part("SCALE", float, ("inputs",), start=unscaled, bounds=(0, None)),
+    Part("TYPICAL", float, ("inputs",), bounds=(0, None)),
+    Part("TYPICAL_RUN", float, ("inputs",)),
+    Part("USUAL", float, ("inputs",), bounds=(0, None)),
+    Part("LATE", float, ("inputs",), bounds=(0, None)),
+    Part("GAIN", float, ("outputs",), start=unscaled, bounds=(0, None)),
+    Part("ERROR", float, ("outputs", 3), bounds=(0, None)),
+    Part("ERROR_RUN", float, ("outputs", 3)),
+    Part("RANGE", float, ("outputs", 2), start=lambda sizes: (1.0, 0.0)),  # low above high: no target yet
+    Part("CALIBRATION", float, (TEMPERATURES,)),
+    Part("COUNTS", COUNTS),
+    work("UNIT", float, ("features",)),  # zero before and after a call
+    work("B", float, ("features",)),
+    work("E", float, ("outputs",)),
+    work("P", float, ("outputs",)),
+    work("PHI", float, ("batch", "stride")),
+    work("HEADS", float, ("batch", "heads", "outputs")),  # the outputs of each head
+    work("OMEGA", float, ("batch",)),
+    work("SHARE", float, ("batch",)),  # of a typical row in what the experts learn
+    work("GRADIENT", BODY, ("parameters",)),
+    work("DELTA", BODY, ("deltas",)),
+    work("UNITS", BODY, ("batch", "units")),
+    work("SLOPES", BODY, ("batch", "units")),
+)
+NUMBERS = Record(
+    forgetting=float,
+    ridge=Field(float, unit=("rows", 1)),
+    cursor=Field(int, bounds=(0, "p - 1")),  # the coordinate whose ridge is restored next
+    samples=Field(float, unit=("rows", 1)),  # effective ones
+    loss=float,  # the discounted one
+    weight=float,  # in the mixture of heads
+)
+heads = Group(
+    given,
+    "heads",
+    Part("NUMBERS", NUMBERS),
+    Part("W", float, ("outputs", "p"), grows=grow_before_bias),
+    Part("U", float, ("triangle",), grows=grow_triangle),
+    Part("D", float, ("p",), grows=grow_before_bias, bounds=POSITIVE, unit=("rows", -1)),
+    Part("RIDGE", float, ("p",), grows=grow_before_bias, bounds=POSITIVE, unit=("rows", 1)),
+    Part("PRIOR", float, ("outputs", "p"), grows=grow_before_bias),
+    Part("ENERGY", float, ("outputs",), bounds=(0, None)),
+    sizes=dict.fromkeys(("subset", "units", "p", "triangle")),
+    repeated=True,
+)
 
 PATIENCE = 64.0  # rows with an input at 4 times its former typical distance, after which its scale is changed
 CHANGED = 4.0  # factor of a typical distance by which it has changed, up or down
@@ -125,11 +149,10 @@ def seen_by(model, phi, h):
 @called
 def pass_forward(model, i, real):
     """Compute the units, slopes and φ of row i of the batch."""
-    forward(
-        parts.THETA(model, real), widths.WIDTHS(model), size.activation(model), parts.MEAN(model), parts.SCALE(model),
-        parts.TYPICAL(model), size.robust(model), X.ROWS(model)[i], work.UNITS(model, real)[i],
-        work.SLOPES(model, real)[i], work.PHI(model)[i],
-    )  # fmt: skip
+    theta, widths, code = parts.THETA(model, real), given.WIDTHS(model), size.activation(model)
+    mean, scale, typical, robust = parts.MEAN(model), parts.SCALE(model), parts.TYPICAL(model), size.robust(model)
+    units, slopes, phi = parts.UNITS(model, real)[i], parts.SLOPES(model, real)[i], parts.PHI(model)[i]
+    forward(theta, widths, code, mean, scale, typical, robust, given.X(model)[i], units, slopes, phi)
     return 0
 
 
@@ -137,13 +160,13 @@ def pass_forward(model, i, real):
 def ask_heads(model, i, real):
     """Predict row i of the batch by the mixture of the heads; returns whether all is finite."""
     pass_forward(model, i, real)
-    phi, out, answers = work.PHI(model)[i], OUT.ROWS(model)[i], work.HEADS(model)[i]
+    phi, out, answers = parts.PHI(model)[i], given.OUT(model)[i], parts.HEADS(model)[i]
     for h in range(size.heads(model)):
         answer(heads.W(model, h), seen_by(model, phi, h), answers[h])
     for k in range(out.size):
         out[k] = 0.0
     for h in range(size.heads(model)):
-        weight = heads.NUMBERS(model, h)[H_WEIGHT]
+        weight = heads.NUMBERS(model, h).weight
         for k in range(out.size):
             out[k] += weight * answers[h, k]
     magnitude = 0.0
@@ -162,9 +185,9 @@ def ask_heads(model, i, real):
 @called
 def weigh_rows(model, rows, real):
     """Fill the weights of the batch's rows; returns whether an input that was constant so far got a scale."""
-    x, y, weights, omega, share = X.ROWS(model), Y.ROWS(model), WEIGHT.ROWS(model), work.OMEGA(model), work.SHARE(model)
+    x, y, weights, omega = given.X(model), given.Y(model), given.WEIGHT(model), parts.OMEGA(model)
     mean, scale, typical, counts = parts.MEAN(model), parts.SCALE(model), parts.TYPICAL(model), parts.COUNTS(model)
-    rescaled = False
+    share, rescaled = parts.SHARE(model), False
     if size.standardize(model):
         gain = parts.GAIN(model)
         for i in range(rows):
@@ -177,10 +200,10 @@ def weigh_rows(model, rows, real):
     for i in range(rows):
         omega[i] = weights[i]
         if size.robust(model):
-            omega[i] = plausible_weight(weights[i], counts[C_WEIGHT])
+            omega[i] = plausible_weight(weights[i], counts.weight)
             if omega[i] > 0.0:
                 omega[i] *= follow_inputs(x[i], mean, scale, typical, typical_run)
-        share[i] = omega[i] / counts[C_WEIGHT] if counts[C_WEIGHT] > 0.0 else 1.0
+        share[i] = omega[i] / counts.weight if counts.weight > 0.0 else 1.0
     return rescaled
 
 
@@ -197,7 +220,7 @@ def rescale_input(model, j, g):
     for h in range(size.heads(model)):
         if heads.subset(model, h) == HIDDEN:
             continue
-        p, ridge, W = heads.p(model, h), heads.NUMBERS(model, h)[H_RIDGE], heads.W(model, h)
+        p, ridge, W = heads.p(model, h), heads.NUMBERS(model, h).ridge, heads.W(model, h)
         U, D, ridge_left, prior = heads.U(model, h), heads.D(model, h), heads.RIDGE(model, h), heads.PRIOR(model, h)
         r = p - 1 - d + j
         anew = g < 1.0 and D[r] * ridge_left[r] > 0.5
@@ -234,15 +257,15 @@ def score_heads(model, rows):
 
     π_h ∝ (loss_h)^(-power · evidence/2): the posterior of heads under normal errors of unknown variance.
     """
-    options, counts, count = call.OPTIONS(model), parts.COUNTS(model), size.heads(model)
-    y, answers, omega = Y.ROWS(model), work.HEADS(model), work.OMEGA(model)
+    options, counts, count = given.OPTIONS(model), parts.COUNTS(model), size.heads(model)
+    y, answers, omega = given.Y(model), parts.HEADS(model), parts.OMEGA(model)
     gain, error, robust = parts.GAIN(model), parts.ERROR(model), size.robust(model)
-    counts[C_EVIDENCE] *= options[O_DISCOUNT]
+    counts.evidence *= options.discount
     for h in range(count):
-        heads.NUMBERS(model, h)[H_LOSS] *= options[O_DISCOUNT]
+        heads.NUMBERS(model, h).loss *= options.discount
     for i in range(rows):
-        share = omega[i] / counts[C_WEIGHT] if counts[C_WEIGHT] > 0.0 else 1.0
-        counts[C_EVIDENCE] += share
+        share = omega[i] / counts.weight if counts.weight > 0.0 else 1.0
+        counts.evidence += share
         for h in range(count):
             loss = 0.0
             for k in range(gain.size):
@@ -250,28 +273,28 @@ def score_heads(model, rows):
                 if robust:
                     off = min(off, FARTHEST_LOSS * plausible_error(error, k), HUGE)
                 loss += gain[k] * off * off
-            heads.NUMBERS(model, h)[H_LOSS] += share * loss
+            heads.NUMBERS(model, h).loss += share * loss
     least = math.inf
     for h in range(count):
-        least = min(least, heads.NUMBERS(model, h)[H_LOSS])
+        least = min(least, heads.NUMBERS(model, h).loss)
     total, best, top = 0.0, 0, 0.0
     for h in range(count):
         numbers = heads.NUMBERS(model, h)
-        ratio = (numbers[H_LOSS] + 1e-300) / (least + 1e-300)
-        numbers[H_WEIGHT] = math.exp(-0.5 * options[O_POWER] * counts[C_EVIDENCE] * math.log(ratio))
-        total += numbers[H_WEIGHT]
-        if numbers[H_WEIGHT] > top:
-            best, top = h, numbers[H_WEIGHT]
+        ratio = (numbers.loss + 1e-300) / (least + 1e-300)
+        numbers.weight = math.exp(-0.5 * options.power * counts.evidence * math.log(ratio))
+        total += numbers.weight
+        if numbers.weight > top:
+            best, top = h, numbers.weight
     for h in range(count):
-        heads.NUMBERS(model, h)[H_WEIGHT] /= total
-    if best != counts[C_BEST]:
-        counts[C_BEST], counts[C_SINCE] = best, counts[C_STEPS]
+        heads.NUMBERS(model, h).weight /= total
+    if best != counts.best:
+        counts.best, counts.since = best, counts.steps
 
 
 @inlined
 def target(model, i, k):
     """Target k of row i of the batch, within ±`HUGE` where the engine is robust."""
-    y = Y.ROWS(model)[i, k]
+    y = given.Y(model)[i, k]
     return min(max(y, -HUGE), HUGE) if size.robust(model) else y
 
 
@@ -279,8 +302,8 @@ def target(model, i, k):
 def absorb(model, h, rows, rescaled):
     """Let head h learn the batch; returns φᵀBφ of the last row, and leaves the new outputs of a single row."""
     W, U, D, energy = heads.W(model, h), heads.U(model, h), heads.D(model, h), heads.ENERGY(model, h)
-    e, b, answers, omegas = work.E(model), work.B(model), work.HEADS(model), work.OMEGA(model)
-    phis, error, robust = work.PHI(model), parts.ERROR(model), size.robust(model)
+    e, b, answers, omegas = parts.E(model), parts.B(model), parts.HEADS(model), parts.OMEGA(model)
+    phis, error, robust = parts.PHI(model), parts.ERROR(model), size.robust(model)
     spread = 0.0
     for i in range(rows):
         if omegas[i] > 0.0:
@@ -305,43 +328,40 @@ def absorb(model, h, rows, rescaled):
 @inlined
 def learn_head(model, h, rows, total, rescaled):
     """Let head h forget, learn the batch and restore its ridge; returns φᵀBφ, and whether a ridge was restored."""
-    numbers, D, ridge_left, energy = (
-        heads.NUMBERS(model, h), heads.D(model, h), heads.RIDGE(model, h), heads.ENERGY(model, h)
-    )  # fmt: skip
-    lam, p, counts = numbers[H_FORGETTING], heads.p(model, h), parts.COUNTS(model)
+    numbers, energy, counts = heads.NUMBERS(model, h), heads.ENERGY(model, h), parts.COUNTS(model)
+    U, D, W = heads.U(model, h), heads.D(model, h), heads.W(model, h)
+    prior, ridge_left, lam, p = heads.PRIOR(model, h), heads.RIDGE(model, h), numbers.forgetting, heads.p(model, h)
     if lam < 1.0:
         for j in range(p):
             D[j] /= lam
             ridge_left[j] *= lam
         for k in range(energy.size):
             energy[k] *= lam
-        numbers[H_SAMPLES] *= lam
-    numbers[H_SAMPLES] += total
+        numbers.samples *= lam
+    numbers.samples += total
     spread = absorb(model, h, rows, rescaled)
     # Of several heads each restores a coordinate only as often as it must, so that none loses more than half its ridge.
-    count = restored(p, lam, 0 if size.heads(model) == 1 else int(counts[C_STEPS]), 0)
+    count = restored(p, lam, 0 if size.heads(model) == 1 else counts.steps, 0)
     if count > 0:
-        numbers[H_CURSOR] = restore(
-            heads.U(model, h), D, heads.W(model, h), energy, heads.PRIOR(model, h), ridge_left, numbers[H_RIDGE],
-            int(numbers[H_CURSOR]), count, work.UNIT(model)[:p], work.E(model), work.B(model)[:p],
-        )  # fmt: skip
+        unit, e, b, cursor = parts.UNIT(model)[:p], parts.E(model), parts.B(model)[:p], numbers.cursor
+        numbers.cursor = restore(U, D, W, energy, prior, ridge_left, numbers.ridge, cursor, count, unit, e, b)
     return spread, count > 0
 
 
 @inlined
 def pull_of_heads(model, i, rows, trust, share, known, delta):
     """delta: the derivative of the loss of row i by the last layer, over the heads that see it."""
-    answers, y, gain, error = work.HEADS(model), Y.ROWS(model), parts.GAIN(model), parts.ERROR(model)
+    answers, y, gain, error = parts.HEADS(model), given.Y(model), parts.GAIN(model), parts.ERROR(model)
     hidden, m, robust = size.hidden(model), size.outputs(model), size.robust(model)
     for j in range(hidden):
         delta[j] = 0.0
     for h in range(size.heads(model)):
-        units, part = heads.units(model, h), heads.NUMBERS(model, h)[H_WEIGHT] / share if share > 0.0 else 1.0
+        units, part = heads.units(model, h), heads.NUMBERS(model, h).weight / share if share > 0.0 else 1.0
         if units == 0 or part < NEGLIGIBLE:
             continue
         W = heads.W(model, h)
         if not known:
-            answer(W, seen_by(model, work.PHI(model)[i], h), answers[0, h])
+            answer(W, seen_by(model, parts.PHI(model)[i], h), answers[0, h])
         for k in range(m):
             off = answers[0, h, k] - y[i, k]
             if robust:
@@ -356,13 +376,13 @@ def pull_of_heads(model, i, rows, trust, share, known, delta):
 @called
 def learn_body(model, rows, known, real):
     """One step of the body's optimizer on the batch; `known` says that the heads' new outputs are in the workspace."""
-    theta, gradient = parts.THETA(model, real), work.GRADIENT(model, real)
-    delta, omegas = work.DELTA(model, real), work.OMEGA(model)
-    e, error, out = work.E(model), parts.ERROR(model), OUT.ROWS(model)
+    theta, gradient = parts.THETA(model, real), parts.GRADIENT(model, real)
+    delta, omegas = parts.DELTA(model, real), parts.OMEGA(model)
+    e, error, out = parts.E(model), parts.ERROR(model), given.OUT(model)
     share = 0.0
     for h in range(size.heads(model)):
         if heads.units(model, h) > 0:
-            share += heads.NUMBERS(model, h)[H_WEIGHT]
+            share += heads.NUMBERS(model, h).weight
     for i in range(rows):
         trust = omegas[i]
         if size.robust(model):
@@ -370,26 +390,17 @@ def learn_body(model, rows, known, real):
                 e[k] = target(model, i, k) - out[i, k]
             trust *= huber_weight(e, error)
         pull_of_heads(model, i, rows, trust, share, known, delta)
-        backward(
-            theta,
-            widths.WIDTHS(model),
-            work.UNITS(model, real)[i],
-            work.SLOPES(model, real)[i],
-            delta,
-            gradient,
-            i == 0,
-        )
-    optimizer_step(
-        theta, parts.FIRST(model, real), parts.SECOND(model, real), gradient, size.optimizer(model),
-        call.OPTIONS(model), parts.COUNTS(model),
-    )  # fmt: skip
+        units, slopes = parts.UNITS(model, real)[i], parts.SLOPES(model, real)[i]
+        backward(theta, given.WIDTHS(model), units, slopes, delta, gradient, i == 0)
+    first, second, code = parts.FIRST(model, real), parts.SECOND(model, real), size.optimizer(model)
+    optimizer_step(theta, first, second, gradient, code, given.OPTIONS(model), parts.COUNTS(model))
     return 0
 
 
 @called
 def follow_rows(model, rows, spread):
     """Update the quantiles of errors, the range of plausible targets, the typical weight and the count of outliers."""
-    out, weights, omegas, counts = OUT.ROWS(model), WEIGHT.ROWS(model), work.OMEGA(model), parts.COUNTS(model)
+    out, weights, omegas, counts = given.OUT(model), given.WEIGHT(model), parts.OMEGA(model), parts.COUNTS(model)
     error, error_run, bounds = parts.ERROR(model), parts.ERROR_RUN(model), parts.RANGE(model)
     widen = math.sqrt(1.0 + spread)
     for i in range(rows):
@@ -407,29 +418,29 @@ def follow_rows(model, rows, spread):
             bounds[k, 0], bounds[k, 1] = min(bounds[k, 0], plausible), max(bounds[k, 1], plausible)
             follow_errors(error, error_run, k, abs(off), widen)
         if far > 0:
-            counts[C_OUTLIERS] += 1.0
-        if counts[C_WEIGHT] > 0.0:
-            counts[C_WEIGHT] += FOLLOW_WEIGHT * (omegas[i] - counts[C_WEIGHT])
+            counts.outliers += 1
+        if counts.weight > 0.0:
+            counts.weight += FOLLOW_WEIGHT * (omegas[i] - counts.weight)
         else:
-            counts[C_WEIGHT] = omegas[i]
+            counts.weight = omegas[i]
 
 
 @inlined
 def learn_batch(model, rows, real):
     """Learn the rows of a batch, of which at least one has a weight, after `ask_heads`."""
     rescaled = weigh_rows(model, rows, real)
-    omega, counts, count = work.OMEGA(model), parts.COUNTS(model), size.heads(model)
+    omega, counts, count = parts.OMEGA(model), parts.COUNTS(model), size.heads(model)
     total = 0.0
     for i in range(rows):
         total += omega[i]
-    counts[C_STEPS] += 1.0
+    counts.steps += 1
     if count > 1:
         score_heads(model, rows)
     spread = 0.0
     known = rows == 1 and not rescaled
     for h in range(count):
         own, restored = learn_head(model, h, rows, total, rescaled)
-        spread = own if h == counts[C_BEST] else spread
+        spread = own if h == counts.best else spread
         known = known and not restored
     if size.parameters(model) > 0:
         learn_body(model, rows, known, real)
@@ -467,12 +478,12 @@ def learn_float64(model, rows):
 @kernel(cost=1.0)
 def spread(model, i):
     """Write φᵀBφ of the leading head for row i, after its answer."""
-    best = int(parts.COUNTS(model)[C_BEST])
-    seen = seen_by(model, work.PHI(model)[i], best)
-    LEVERAGE.ROWS(model)[i] = leverage(heads.U(model, best), heads.D(model, best), seen)
+    best = parts.COUNTS(model).best
+    seen = seen_by(model, parts.PHI(model)[i], best)
+    given.LEVERAGE(model)[i] = leverage(heads.U(model, best), heads.D(model, best), seen)
     return 0
 
 
 # Its kernels get the number of a row of the batch, and of the rows of the batch, instead of an expert's place.
-EXPERT = Expert(GROUP, answer_float32, learn_float32)
+EXPERT = Expert(parts, answer_float32, learn_float32)
 IN_DOUBLE = EXPERT._replace(answer=answer_float64, learn=learn_float64)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from sepsa.stream.engine.kernels.compilation import called, kernel
-from sepsa.stream.engine.kernels.head import rank_one
-from sepsa.stream.engine.kernels.views import Group, Views
 from sepsa.stream.experts import trees
-from sepsa.stream.experts.expert import Expert, row
+from sepsa.stream.experts.expert import Expert
+from sepsa.stream.experts.frame import given, row
+from sepsa.stream.kernels.compilation import called, kernel
+from sepsa.stream.kernels.head import rank_one
+from sepsa.stream.kernels.parts import Part, Record, Sizes, work
+from sepsa.stream.kernels.views import Group
 
 PAIRED = 10  # inputs of which products are taken
 RIDGE = 10.0
@@ -22,27 +24,29 @@ BETTER = 2.0  # times the gain of the input that it replaces
 FARTHEST = 1e6  # deviations of the targets, to which an answer is clipped
 
 
-def features(inputs: int, outputs: int) -> int:
+def features(sizes: Sizes) -> int:
     """The number of features."""
-    paired = min(inputs, PAIRED)
+    paired = min(sizes["inputs"], PAIRED)
     return 1 + paired * (paired + 3) // 2
 
 
-PARTS = {
-    "PAIRS": (np.int64, ("paired",)),  # the inputs
-    "W": (float, ("outputs", "products")),
-    "LOG_W": (float, ("products",)),  # for the logarithm of a single positive target
-    "U": (float, ("product_triangle",)),
-    "D": (float, ("products",)),
-}
-WORK = {"PHI": (float, ("products",)), "B": (float, ("products",)), "GAIN": (float, (1,))}
-SIZES = {
-    "paired": lambda d, m: min(d, PAIRED),
-    "products": features,
-    "product_triangle": lambda d, m: features(d, m) * (features(d, m) - 1) // 2,
-}
-GROUP = Group("products", PARTS, WORK, SIZES)
-parts, work = Views(GROUP, "state", PARTS), Views(GROUP, "workspace", WORK)
+parts = Group(
+    given,
+    "products",
+    Part("PAIRS", np.int64, ("paired",), start=lambda sizes: np.arange(sizes["paired"]), bounds=(0, "inputs - 1")),
+    Part("W", float, ("outputs", "products")),
+    Part("LOG_W", float, ("products",)),  # for the logarithm of a single positive target
+    Part("U", float, ("product_triangle",)),
+    Part("D", float, ("products",), start=1 / RIDGE),
+    work("PHI", float, ("products",)),
+    work("B", float, ("products",)),
+    work("GAIN", Record(value=float)),
+    sizes={
+        "paired": lambda sizes: min(sizes["inputs"], PAIRED),
+        "products": features,
+        "product_triangle": lambda sizes: features(sizes) * (features(sizes) - 1) // 2,
+    },
+)
 
 
 @called
@@ -83,7 +87,7 @@ def forget(U, D, f, variance, b):
 @called
 def replace_input(model, place, new):
     """Let another input take this place."""
-    U, D, W, log_w, b = parts.U(model), parts.D(model), parts.W(model), parts.LOG_W(model), work.B(model)
+    U, D, W, log_w, b = parts.U(model), parts.D(model), parts.W(model), parts.LOG_W(model), parts.B(model)
     pairs = parts.PAIRS(model)
     pairs[place] = new
     for j in range(place, pairs.size):
@@ -123,7 +127,7 @@ def tell(weights, phi):
 
 @kernel(cost=0.6)
 def answer(model, e):
-    W, phi, out = parts.W(model), work.PHI(model), row.ANSWERS(model)[e]
+    W, phi, out = parts.W(model), parts.PHI(model), row.ANSWERS(model)[e]
     expand(row.Z(model), parts.PAIRS(model), phi)
     for k in range(out.size):
         out[k] = tell(W[k], phi)
@@ -132,12 +136,12 @@ def answer(model, e):
 
 @kernel(cost=1.2)
 def learn(model, e):
-    W, phi, b, y, trust = parts.W(model), work.PHI(model), work.B(model), row.Y(model), row.TRUST(model)[0]
-    if trees.parts.STORED(model)[trees.S_EVER] % EVERY == 0:
+    W, phi, b, y, trust = parts.W(model), parts.PHI(model), parts.B(model), row.Y(model), row.FACTS(model).trust
+    if trees.parts.STORED(model).ever % EVERY == 0:
         choose(model)
     expand(row.Z(model), parts.PAIRS(model), phi)  # an input may be another one, or have got its scale since the answer
     g = rank_one(parts.U(model), parts.D(model), phi, 0, trust, b)
-    work.GAIN(model)[0] = g
+    parts.GAIN(model).value = g
     for k in range(y.size):
         weights, step = W[k], trust * (y[k] - tell(W[k], phi)) / g
         for j in range(phi.size):
@@ -145,15 +149,4 @@ def learn(model, e):
     return 0
 
 
-def start(part, inputs, outputs):
-    part("D")[features(inputs, outputs) if inputs else 0 :] = 1 / RIDGE
-    part("PAIRS")[inputs:] = np.arange(len(part("PAIRS")))[inputs:]
-
-
-def wrong(part):
-    pairs = part("PAIRS")
-    fits = (pairs >= 0).all() and (pairs < part.inputs).all()
-    return None if fits else ("PAIRS", f"numbers of {part.inputs} inputs")
-
-
-EXPERT = Expert(GROUP, answer, learn, start, wrong)
+EXPERT = Expert(parts, answer, learn)

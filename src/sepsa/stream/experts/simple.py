@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from sepsa.stream.engine.kernels.compilation import kernel
-from sepsa.stream.engine.kernels.views import Group, Views
-from sepsa.stream.experts.expert import Expert, row
+from sepsa.stream.experts.expert import Expert
+from sepsa.stream.experts.frame import given, row
 from sepsa.stream.experts.neighbours import window
+from sepsa.stream.kernels.compilation import kernel
+from sepsa.stream.kernels.parts import Part, Record, work
+from sepsa.stream.kernels.views import Group
 
 SLOTS = 64  # of the keys whose last errors are kept
 FOLLOW = 0.5  # share of the last error in the running mean of a key
 
-LAST_PARTS = {"VALUE": (float, ("outputs",))}
-LAST = Group("last target", LAST_PARTS, {}, {})
-last = Views(LAST, "state", LAST_PARTS)
-
-MEAN_PARTS = {"VALUE": (float, ("outputs",)), "ROWS": (float, (1,))}
-MEAN = Group("mean", MEAN_PARTS, {}, {})
-mean = Views(MEAN, "state", MEAN_PARTS)
-
-ERRORS_PARTS = {"KEYED": (float, (SLOTS, "outputs"))}
-ERRORS_WORK = {"KEY": (int, (1,))}
-ERRORS = Group("last errors", ERRORS_PARTS, ERRORS_WORK, {})
-errors, key_of = Views(ERRORS, "state", ERRORS_PARTS), Views(ERRORS, "workspace", ERRORS_WORK)
+last = Group(given, "last target", Part("VALUE", float, ("outputs",)))
+mean = Group(given, "mean", Part("VALUE", float, ("outputs",)), Part("ROWS", Record(count=float)))
+errors = Group(given, "last errors", Part("KEYED", float, (SLOTS, "outputs")), work("KEY", Record(slot=int)))
 
 
 @kernel(cost=0.3)
@@ -51,9 +44,9 @@ def answer_mean(model, e):
 @kernel(cost=0.3)
 def learn_mean(model, e):
     value, rows, y = mean.VALUE(model), mean.ROWS(model), row.Y(model)
-    rows[0] += 1.0
+    rows.count += 1.0
     for k in range(y.size):
-        value[k] += (y[k] - value[k]) / rows[0]
+        value[k] += (y[k] - value[k]) / rows.count
     return 0
 
 
@@ -68,7 +61,7 @@ def answer_errors(model, e):
     for j in range(z.size):
         if binary[j] == 1.0 and low[j] < high[j] and z[j] == high[j]:
             key = (31 * key + j + 1) % 65521
-    key_of.KEY(model)[0] = key % SLOTS
+    errors.KEY(model).slot = key % SLOTS
     answers, off = row.ANSWERS(model), errors.KEYED(model)[key % SLOTS]
     for k in range(off.size):
         answers[e, k] = answers[0, k] + off[k]
@@ -77,12 +70,12 @@ def answer_errors(model, e):
 
 @kernel(cost=0.3)
 def learn_errors(model, e):
-    answers, y, off = row.ANSWERS(model), row.Y(model), errors.KEYED(model)[key_of.KEY(model)[0]]
+    answers, y, off = row.ANSWERS(model), row.Y(model), errors.KEYED(model)[errors.KEY(model).slot]
     for k in range(off.size):
         off[k] += FOLLOW * (y[k] - answers[0, k] - off[k])
     return 0
 
 
-LAST_TARGET = Expert(LAST, answer_last, learn_last)
-MEAN_TARGET = Expert(MEAN, answer_mean, learn_mean)
-LAST_ERRORS = Expert(ERRORS, answer_errors, learn_errors)
+LAST_TARGET = Expert(last, answer_last, learn_last)
+MEAN_TARGET = Expert(mean, answer_mean, learn_mean)
+LAST_ERRORS = Expert(errors, answer_errors, learn_errors)

@@ -11,15 +11,14 @@ import math
 import numpy as np
 
 from sepsa.jit import Kernel
-from sepsa.stream.engine.kernels.compilation import called, inlined, kernel
-from sepsa.stream.engine.kernels.robust import calibrate, first_scale, follow_errors, largest, plausible_error
-from sepsa.stream.engine.kernels.views import SLOTS, Group, Views, call, size
-from sepsa.stream.engine.layout import O_CALIBRATION
 from sepsa.stream.experts import network
-from sepsa.stream.experts.expert import Expert, row
+from sepsa.stream.experts.frame import given, row, size
 from sepsa.stream.experts.logarithm import take_logarithm
-from sepsa.stream.experts.network import OUT, WEIGHT, X, Y
 from sepsa.stream.experts.stack import DISCOUNT, EVERY, OFTEN, remember, solve, weigh
+from sepsa.stream.kernels.compilation import called, inlined, kernel
+from sepsa.stream.kernels.parts import Field, Part, Record, work
+from sepsa.stream.kernels.robust import calibrate, first_scale, follow_errors, largest, plausible_error
+from sepsa.stream.kernels.views import Group, call
 
 CLIP = 8.0  # standardized inputs, for the experts other than the network
 WIDEST = 2.0**98  # the same, for trees
@@ -29,44 +28,42 @@ FAR = 8.0  # the same, for what the last target may be: under heavy tails it may
 HEAVIEST = 10.0  # share of a row, in typical rows
 HEAVIEST_SQUARED = 1e6  # the same for the squared loss, in first rows
 
-# Rows learned, their discounted number, the weight of the first row, the expert with the largest weight and the row
-# since which it is.
-C_ROWS, C_EVIDENCE, C_FIRST_WEIGHT, C_BEST, C_SINCE = range(5)
-
-PARTS = {
-    "COUNTS": (float, (5,)),
-    "SCALE": (float, ("inputs",)),  # the network's, before changes of the inputs' scales
-    "ERROR": (float, ("outputs", 3)),
-    "ERROR_RUN": (float, ("outputs", 3)),
-    "GRAM": (float, ("stacked", "stacked")),
-    "MOMENT": (float, ("stacked",)),
-    "STACK": (float, ("stacked",)),
-    "LOSS": (float, ("candidates",)),
-    "WEIGHT": (float, ("candidates",)),
-}
-WORK = {
-    "ASKED": (float, (1,)),  # the row before which the answers were given
-    "ASKED_X": (float, ("inputs",)),
-    "FACTOR": (float, ("experts", "experts")),
-}
-GROUP = Group("mixture", PARTS, WORK, {})
-parts, work = Views(GROUP, "state", PARTS), Views(GROUP, "workspace", WORK)
-# Of the kernels `answer` and `learn` of each expert, then of those by which the step calls its own parts: `spread` and
-# `calibrate_row`, `answer_row` and `learn_row`.
-calls = Views(None, "calls", {"ADDRESSES": (np.int64, ("calls", 2))})
-models = Views(None, "models", {"ANSWERS": (float, ("batch", "models", "outputs"))})
+COUNTS = Record(
+    rows=int,
+    evidence=float,  # the discounted number of rows
+    first_weight=float,  # of the first row
+    best=Field(int, bounds=(0, "experts")),  # the candidate with the largest weight, and the row since which it is
+    since=int,
+)
+parts = Group(
+    given,
+    "mixture",
+    Part("COUNTS", COUNTS),
+    Part("SCALE", float, ("inputs",), bounds=(0, None)),  # the network's, before changes of the inputs' scales
+    Part("ERROR", float, ("outputs", 3), bounds=(0, None)),
+    Part("ERROR_RUN", float, ("outputs", 3)),
+    Part("GRAM", float, ("stacked", "stacked")),
+    Part("MOMENT", float, ("stacked",)),
+    Part("STACK", float, ("stacked",)),
+    Part("LOSS", float, ("candidates",)),
+    Part("WEIGHT", float, ("candidates",), start=lambda sizes: np.arange(sizes["candidates"]) == 0),
+    work("ASKED", Record(row=int)),  # the row before which the answers were given
+    work("ASKED_X", float, ("inputs",)),
+    work("FACTOR", float, ("experts", "experts")),
+)
+ANSWER, LEARN = range(2)  # in `CALLS`
 X_AT, Y_AT, WEIGHT_AT, MODELS_AT, OUT_AT, LEVERAGE_AT = (
-    SLOTS.index(name) for name in ("x", "y", "weight", "models", "out", "leverage")
+    given.slots.index(name) for name in ("X", "Y", "WEIGHT", "MODELS", "OUT", "LEVERAGE")
 )
 
 
 @inlined
 def standardize(model, i):
     """Fill Z by row i, and the units of the outputs; returns whether the answers to this row are there already."""
-    x, z, wide, asked, unit = X.ROWS(model)[i], row.Z(model), row.WIDE(model), work.ASKED_X(model), row.UNIT(model)
+    x, z, wide, asked, unit = given.X(model)[i], row.Z(model), row.WIDE(model), parts.ASKED_X(model), row.UNIT(model)
     mean, scale, gain = network.parts.MEAN(model), parts.SCALE(model), network.parts.GAIN(model)
-    rows = parts.COUNTS(model)[C_ROWS] + 1.0
-    same = work.ASKED(model)[0] == rows
+    rows = parts.COUNTS(model).rows + 1
+    same = parts.ASKED(model).row == rows
     for k in range(unit.size):
         same = same and unit[k] == math.sqrt(gain[k])
         unit[k] = math.sqrt(gain[k])
@@ -76,7 +73,7 @@ def standardize(model, i):
         z[j] = np.float32(min(max(off, -CLIP), CLIP)) if off == off else 0.0  # rounded as in the window
         wide[j] = min(max(off, -WIDEST), WIDEST) if off == off else math.nan
         asked[j] = x[j]
-    work.ASKED(model)[0] = rows
+    parts.ASKED(model).row = rows
     return same
 
 
@@ -84,13 +81,13 @@ def standardize(model, i):
 def ask_all(model, i):
     """Fill the answers (experts, m) to row i in units of the outputs; the network's prediction is in out."""
     same = standardize(model, i)
-    answers, out, unit = row.ANSWERS(model), OUT.ROWS(model)[i], row.UNIT(model)
+    answers, out, unit = row.ANSWERS(model), given.OUT(model)[i], row.UNIT(model)
     for k in range(out.size):
         answers[0, k] = min(max(out[k] * unit[k], -FARTHEST), FARTHEST)
-    addresses, built_in = calls.ADDRESSES(model), size.built_in(model)
+    calls, built_in = given.CALLS(model), size.built_in(model)
     for e in range(1, 1 if same else built_in):
-        call(addresses[e, 0], model, e)
-    told = models.ANSWERS(model)[i]
+        call(calls[e, ANSWER], model, e)
+    told = given.MODELS(model)[i]
     for e in range(built_in, size.experts(model)):
         for k in range(out.size):
             answers[e, k] = min(max(told[e - built_in, k] * unit[k], -FARTHEST), FARTHEST)
@@ -99,7 +96,7 @@ def ask_all(model, i):
 @called
 def mix(model, i):
     """Replace the network's prediction in out by the mixture of the experts and of their stack."""
-    answers, out, unit = row.ANSWERS(model), OUT.ROWS(model)[i], row.UNIT(model)
+    answers, out, unit = row.ANSWERS(model), given.OUT(model)[i], row.UNIT(model)
     stack, shares, experts = parts.STACK(model), parts.WEIGHT(model), size.experts(model)
     for k in range(out.size):
         first = answers[0, k]
@@ -117,18 +114,18 @@ def mix(model, i):
 @called
 def bound(model, i):
     """Fill the targets in units, within plausible errors of the prediction, the share of the row and its class."""
-    x, target, z, y = X.ROWS(model)[i], Y.ROWS(model)[i], row.Z(model), row.Y(model)
-    out, unit, counts = OUT.ROWS(model)[i], row.UNIT(model), parts.COUNTS(model)
+    x, target, z, y = given.X(model)[i], given.Y(model)[i], row.Z(model), row.Y(model)
+    out, unit, counts = given.OUT(model)[i], row.UNIT(model), parts.COUNTS(model)
     mean, scale = network.parts.MEAN(model), parts.SCALE(model)
     for j in range(x.size):
         if scale[j] == 0.0:
             scale[j] = first_scale(x[j], mean[j])
             if scale[j] > 0.0:
                 z[j] = row.WIDE(model)[j] = 1.0 if x[j] > mean[j] else -1.0
-    share, trust, weight = min(network.work.SHARE(model)[i], HEAVIEST), 1.0, WEIGHT.ROWS(model)[i]
+    share, trust, weight = min(network.parts.SHARE(model)[i], HEAVIEST), 1.0, given.WEIGHT(model)[i]
     if not size.robust(model):
-        counts[C_FIRST_WEIGHT] = counts[C_FIRST_WEIGHT] if counts[C_FIRST_WEIGHT] > 0.0 else weight
-        share = min(weight / counts[C_FIRST_WEIGHT], HEAVIEST_SQUARED)
+        counts.first_weight = counts.first_weight if counts.first_weight > 0.0 else weight
+        share = min(weight / counts.first_weight, HEAVIEST_SQUARED)
     error, error_run = parts.ERROR(model), parts.ERROR_RUN(model)
     for k in range(y.size):
         y[k] = min(max(target[k] * unit[k], -FARTHEST), FARTHEST)
@@ -141,7 +138,8 @@ def bound(model, i):
             if abs(off) > limit:
                 trust = min(trust, limit / abs(off))
                 y[k] = predicted + min(max(off, -limit), limit)
-    row.SHARE(model)[0], row.TRUST(model)[0], row.LABEL(model)[0] = share, share * trust, largest(y)
+    facts = row.FACTS(model)
+    facts.share, facts.trust, facts.label = share, share * trust, largest(y)
     if y.size == 1 and not size.classes(model):
         take_logarithm(model, target[0], y[0], unit[0])
 
@@ -149,30 +147,30 @@ def bound(model, i):
 @called
 def score(model):
     """Add the row to the experts' losses, by which they are weighted, and to the normal equations of the stack."""
-    answers, y, share, counts = row.ANSWERS(model), row.Y(model), row.SHARE(model)[0], parts.COUNTS(model)
+    answers, y, share, counts = row.ANSWERS(model), row.Y(model), row.FACTS(model).share, parts.COUNTS(model)
     losses, gram, moment = parts.LOSS(model), parts.GRAM(model), parts.MOMENT(model)
-    counts[C_ROWS] += 1.0
-    counts[C_EVIDENCE] = DISCOUNT * counts[C_EVIDENCE] + share
+    counts.rows += 1
+    counts.evidence = DISCOUNT * counts.evidence + share
     for e in range(losses.size):
         loss = 0.0
         for k in range(y.size):
             off = min(abs(answers[e, k] - y[k]), FARTHEST)
             loss += off * off
         losses[e] = DISCOUNT * losses[e] + share * loss
-    best = weigh(losses, counts[C_EVIDENCE], parts.WEIGHT(model))
-    if best != counts[C_BEST]:
-        counts[C_BEST], counts[C_SINCE] = best, counts[C_ROWS]
+    best = weigh(losses, counts.evidence, parts.WEIGHT(model))
+    if best != counts.best:
+        counts.best, counts.since = best, counts.rows
     remember(gram, moment, answers, y, share)
-    if counts[C_ROWS] <= OFTEN or counts[C_ROWS] % EVERY == 0.0:
-        solve(gram, moment, work.FACTOR(model), parts.STACK(model))
+    if counts.rows <= OFTEN or counts.rows % EVERY == 0:
+        solve(gram, moment, parts.FACTOR(model), parts.STACK(model))
 
 
 @inlined
 def teach_all(model):
     """Let the experts other than the network learn the row."""
-    addresses = calls.ADDRESSES(model)
+    calls = given.CALLS(model)
     for e in range(1, size.built_in(model)):
-        call(addresses[e, 1], model, e)
+        call(calls[e, LEARN], model, e)
 
 
 @inlined
@@ -206,12 +204,10 @@ def learn_row(model, i):
 @kernel(cost=1.5)
 def calibrate_row(model, i):
     """Add row i to the losses by which scores become probabilities."""
-    omega = network.work.OMEGA(model)[i]
+    omega = network.parts.OMEGA(model)[i]
     if omega > 0.0:
-        calibrate(
-            network.parts.CALIBRATION(model), OUT.ROWS(model)[i], largest(Y.ROWS(model)[i]), omega,
-            network.call.OPTIONS(model)[O_CALIBRATION], network.work.P(model),
-        )  # fmt: skip
+        losses, p, discount = network.parts.CALIBRATION(model), network.parts.P(model), given.OPTIONS(model).calibration
+        calibrate(losses, given.OUT(model)[i], largest(given.Y(model)[i]), omega, discount, p)
     return 0
 
 
@@ -222,22 +218,22 @@ def learn(model, n):
     Returns how many rows were learned: fewer than n where the network's prediction is not finite, and there nothing of
     the batch changes.
     """
-    at, addresses, experts = 0, calls.ADDRESSES(model), size.experts(model)
+    at, calls, own, several = 0, given.CALLS(model), given.OWN_CALLS(model), size.experts(model) > 1
     while at < n:
-        rows, total, weights = min(size.batch(model), n - at), 0.0, WEIGHT.ROWS(model)
+        rows, total, weights = min(size.batch(model), n - at), 0.0, given.WEIGHT(model)
         for i in range(rows):
-            if call(addresses[0, 0], model, i) == 0:
+            if call(calls[0, ANSWER], model, i) == 0:
                 return at
             total += weights[i]
         if total > 0.0:
-            call(addresses[0, 1], model, rows)
+            call(calls[0, LEARN], model, rows)
         for i in range(rows):
-            if experts > 1:
-                call(addresses[experts + 1, 0], model, i)
+            if several:
+                call(own.answer, model, i)
             if total > 0.0 and size.classes(model):
-                call(addresses[experts, 1], model, i)
-            if experts > 1 and weights[i] > 0.0:
-                call(addresses[experts + 1, 1], model, i)
+                call(own.calibrate, model, i)
+            if several and weights[i] > 0.0:
+                call(own.learn, model, i)
         advance(model, rows)
         at += rows
     return n
@@ -246,22 +242,24 @@ def learn(model, n):
 @kernel(cost=0.7)
 def predict(model, n):
     """Predict n rows; where the address for leverages is not 0, they are filled."""
-    addresses, experts = calls.ADDRESSES(model), size.experts(model)
+    calls, own, several = given.CALLS(model), given.OWN_CALLS(model), size.experts(model) > 1
     for _ in range(n):
-        call(addresses[0, 0], model, 0)
+        call(calls[0, ANSWER], model, 0)
         if model[LEVERAGE_AT] != 0:
-            call(addresses[experts, 0], model, 0)
+            call(own.spread, model, 0)
             model[LEVERAGE_AT] += 8
-        if experts > 1:
-            call(addresses[experts + 1, 0], model, 0)
+        if several:
+            call(own.answer, model, 0)
         advance(model, 1)
     return n
 
 
-def kernels(experts: tuple[Expert, ...], learning: bool, classes: bool, leverage: bool) -> list[list[Kernel | None]]:
-    """What a call needs, as `ADDRESSES`; None for a kernel that this call does not reach."""
-    several = len(experts) > 1
-    rows: list[list[Kernel | None]] = [[each.answer, each.learn if learning else None] for each in experts]
-    rows.append([network.spread if leverage else None, calibrate_row if learning and classes else None])
-    rows.append([answer_row if several else None, learn_row if learning and several else None])
-    return rows
+def own_kernels(several: bool, classes: bool, name: str) -> dict[str, Kernel]:
+    """The kernels that a call to learn, to predict or to predict with leverages reaches through `OWN_CALLS`."""
+    reached = {
+        "spread": (network.spread, name == "leverage"),
+        "calibrate": (calibrate_row, name == "learn" and classes),
+        "answer": (answer_row, several),
+        "learn": (learn_row, name == "learn" and several),
+    }
+    return {field: kernel for field, (kernel, needed) in reached.items() if needed}

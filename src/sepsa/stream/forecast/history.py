@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from sepsa.states import schema
-from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.forecast.clock import HISTORY, SETTLED, Grid
 from sepsa.stream.forecast.model import ForecastModel, Settings
 from sepsa.stream.forecast.seasons import check_seasons, find_seasons
+from sepsa.stream.kernels.robust import HUGE
 
 WARM_UP = 256  # rows after which scales follow the data by themselves
 IMAGINED = 512  # rows of a gap that are forecast; over the others only the seasons go on

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sepsa.heads.math import ridge as ridge_rule
-from sepsa.stream.engine.kernels.compilation import called
-from sepsa.stream.engine.kernels.head import rank_one
+from sepsa.stream.kernels.compilation import called
+from sepsa.stream.kernels.head import rank_one
 
 FIRST = 32  # rows before any value is implausible
 C_ROWS, C_OUTLIERS, C_PHASE, C_SHIFTS = range(4)

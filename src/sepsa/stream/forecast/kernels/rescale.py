@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from sepsa.stream.engine.kernels.compilation import compiled
-from sepsa.stream.engine.kernels.head import rank_one
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.forecast.kernels.arrays import CHANGE, SMALLEST, Family, Shared, Stack
+from sepsa.stream.kernels.compilation import compiled
+from sepsa.stream.kernels.head import rank_one
 
 
 def follow_scales(own: Family, joint: Family, c: Stack, s: Shared, stack_ridge: Floats) -> None:

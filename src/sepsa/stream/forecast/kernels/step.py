@@ -17,8 +17,6 @@ import math
 
 import numpy as np
 
-from sepsa.stream.engine.kernels.compilation import called, compiled
-from sepsa.stream.engine.kernels.robust import HUGE
 from sepsa.stream.forecast.kernels.arrays import (
     C_OUTLIERS,
     C_PHASE,
@@ -31,6 +29,8 @@ from sepsa.stream.forecast.kernels.arrays import (
     gains,
     scratch,
 )  # fmt: skip
+from sepsa.stream.kernels.compilation import called, compiled
+from sepsa.stream.kernels.robust import HUGE
 
 FAR = 30.0  # typical errors of step 1 beyond which a value is implausible
 LEAST = 0.01  # typical error that is presumed, in standard deviations

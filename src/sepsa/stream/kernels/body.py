@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sepsa.stream.engine.kernels.compilation import inlined
-from sepsa.stream.engine.layout import (
-    C_BETA1_POWER,
-    C_BETA2_POWER,
-    O_BETA2,
-    O_DECAY,
-    O_EPS,
-    O_LR,
-    O_MOMENTUM,
-    O_NESTEROV,
-)
+from sepsa.stream.kernels.compilation import inlined
 
 IDENTITY, RELU, TANH, SIGMOID, GELU, FOURIER = range(6)
 SGD, RMSPROP, ADAM = range(3)
@@ -207,17 +197,17 @@ def backward(theta, sizes, activation, slope, delta, gradient, first):
 
 
 @inlined
-def optimizer_step(theta, first, second, gradient, code, opt, counts):
+def optimizer_step(theta, first, second, gradient, code, options, counts):
     """One step of the body's optimizer, equal to that of `torch.optim`."""
     real = gradient.dtype.type
-    lr, decay, eps, nesterov = real(opt[O_LR]), real(opt[O_DECAY]), real(opt[O_EPS]), real(opt[O_NESTEROV])
-    momentum, beta2 = real(opt[O_MOMENTUM]), real(opt[O_BETA2])
-    new, new2 = real(1.0 - opt[O_MOMENTUM]), real(1.0 - opt[O_BETA2])
+    lr, decay, eps, nesterov = real(options.lr), real(options.decay), real(options.eps), real(options.nesterov)
+    momentum, beta2 = real(options.momentum), real(options.beta2)
+    new, new2 = real(1.0 - options.momentum), real(1.0 - options.beta2)
     if code == ADAM:
-        counts[C_BETA1_POWER] *= opt[O_MOMENTUM]
-        counts[C_BETA2_POWER] *= opt[O_BETA2]
-        step = real(opt[O_LR] / (1.0 - counts[C_BETA1_POWER]))
-        correction = real(1.0 / math.sqrt(1.0 - counts[C_BETA2_POWER]))
+        counts.beta1_power *= options.momentum
+        counts.beta2_power *= options.beta2
+        step = real(options.lr / (1.0 - counts.beta1_power))
+        correction = real(1.0 / math.sqrt(1.0 - counts.beta2_power))
         for i in range(theta.size):
             g = gradient[i] + decay * theta[i]
             first[i] += new * (g - first[i])

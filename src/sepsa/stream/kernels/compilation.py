@@ -59,12 +59,10 @@ inlined = njit(forceinline=True, **_PART)
 called = njit(**_PART)
 compiled = cached(**OPTIONS)
 
-_FOLDER = Path(__file__).parent
+_FOLDERS = (Path(__file__).parent, Path(__file__).parents[1] / "experts")
 _SIGNATURE = types.int64(types.CPointer(types.int64), types.int64)  # type: ignore[no-untyped-call]
 
 
 def kernel(cost: float) -> Callable[[Callable[..., Any]], Kernel]:
     """A decorator for a function (model, index) -> integer that is called by its address; `cost` as in `Kernel`."""
-    return lambda function: Kernel(
-        function, _SIGNATURE, cost, (_FOLDER, _FOLDER.parent, _FOLDER.parents[1] / "experts"), OPTIONS
-    )
+    return lambda function: Kernel(function, _SIGNATURE, cost, _FOLDERS, OPTIONS)

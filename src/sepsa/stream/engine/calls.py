@@ -1,0 +1,86 @@
+"""Calls of an engine's kernels: the addresses that they get, and buffers for single rows."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+
+import numpy as np
+
+from sepsa.jit import compile_kernels
+from sepsa.stream.engine.core import Core
+from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.experts import step, trees
+from sepsa.stream.experts.frame import OWN_CALLS, given
+
+PACK_FRAME = struct.Struct(f"{len(given.slots)}q").pack_into
+_CALL = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
+
+
+class Kernels:
+    """The compiled kernels of an engine, and the addresses that they get."""
+
+    def __init__(self, core: Core) -> None:
+        self.experts, self.classes = core.form.experts, bool(core.form.settings["classes"])
+        self.calls, self.own = np.zeros((len(self.experts), 2), np.int64), np.zeros((), OWN_CALLS.dtype)
+        memory, widths = core.memory, np.array(core.form.hidden, np.int64)
+        self.arrays = (memory.vector, memory.layout.numbers, widths, core.options, self.calls, self.own)
+        self.fixed = tuple(array.ctypes.data for array in self.arrays)
+        self._compiled: dict[str, Callable[[int, int], int]] = {}
+
+    def __getitem__(self, name: str) -> Callable[[int, int], int]:
+        """The function to learn, to predict, or to predict with leverages, compiled when it is first needed."""
+        found = self._compiled.get(name)
+        if found is None:
+            several = len(self.experts) > 1
+            top = {"learn": step.learn, "boost": trees.boost}.get(name, step.predict)
+            answers, learns = [each.answer for each in self.experts], [each.learn for each in self.experts]
+            own = step.own_kernels(several, self.classes, name)
+            what = "the stream engine with experts" if several else "the stream engine"
+            needed = [] if name == "boost" else [*answers, *(learns if name == "learn" else ()), *own.values()]
+            compile_kernels([top, *needed], what)
+            self.calls[:] = [[one.address, other.address] for one, other in zip(answers, learns, strict=True)]
+            for field, kernel in own.items():
+                self.own[field] = kernel.address
+            found = self._compiled[name] = _CALL(top.address)
+        return found
+
+    def run(
+        self,
+        name: str,
+        workspace: Floats,
+        X: Floats,
+        Y: Floats | None,
+        weight: Floats | None,
+        answers: Floats | None,
+        out: Floats,
+        leverage: Floats | None = None,
+    ) -> int:
+        """Call a kernel for the rows of X; returns how many it has finished."""
+        rows = [None if array is None else np.ascontiguousarray(array) for array in (X, Y, weight, answers)]
+        rows += [out, leverage]
+        addresses = (0 if array is None or not array.size else array.ctypes.data for array in rows)
+        start = workspace.ctypes.data
+        PACK_FRAME(workspace.data, 0, start, *self.fixed, *addresses)
+        return self[name](start, len(X))
+
+
+class RowBuffer:
+    """Arrays that pass one row to the kernels and its prediction back, reused for many rows."""
+
+    def __init__(self, core: Core) -> None:
+        inputs, outputs = core.form.inputs, core.form.outputs
+        values = np.zeros(inputs + outputs + 1)
+        self.values = values.data  # x, then y, then the weight
+        self.x, self.y = values[:inputs].reshape(1, inputs), values[inputs:-1].reshape(1, outputs)
+        self.weight, self.out = values[-1:], np.zeros((1, outputs))
+        workspace = np.zeros(core.memory.layout.workspace)
+        self.workspace, self.start = workspace.data, workspace.ctypes.data
+        self.addresses = self.x.ctypes.data, self.y.ctypes.data, self.weight.ctypes.data, 0, self.out.ctypes.data, 0
+        self.write, self.write_x = struct.Struct(f"{values.size}d").pack_into, struct.Struct(f"{inputs}d").pack_into
+
+    def run(self, kernels: Kernels, name: str) -> int:
+        """Call a kernel for the row; returns 0 where it was refused."""
+        PACK_FRAME(self.workspace, 0, self.start, *kernels.fixed, *self.addresses)
+        return kernels[name](self.start, 1)

@@ -1,0 +1,130 @@
+"""What a compiled engine is at a moment: its form, its memory, its options and models. An engine replaces it whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sepsa.states import schema
+from sepsa.states.plain import generator_state, read_generator
+from sepsa.stream.experts import network, step
+from sepsa.stream.experts.expert import Expert
+from sepsa.stream.experts.frame import given, row
+from sepsa.stream.experts.models import ModelExperts
+from sepsa.stream.kernels.memory import Layout, Memory
+from sepsa.validation import at_least
+
+
+class Form(NamedTuple):
+    """What the sizes of an engine follow from."""
+
+    inputs: int
+    outputs: int
+    hidden: tuple[int, ...]
+    heads: list[list[Any]]  # of each the features it sees, its ridge and its forgetting
+    dtype: Any  # of the body
+    settings: dict[str, int]
+    most_rows: int  # that the trees keep
+    table: tuple[Expert, ...]  # all experts that there are, the network first
+    models: int | None  # those of the user; None: the network is alone
+
+    @property
+    def experts(self) -> tuple[Expert, ...]:
+        """The experts of this engine: the network alone, or all that answer for classes, or for numbers."""
+        first, *others = self.table
+        if self.dtype.itemsize == 8:
+            first = network.IN_DOUBLE
+        classes = self.settings["classes"]
+        able = [each for each in others if not (each.for_numbers if classes else each.for_classes)]
+        return (first,) if self.models is None else (first, *able)
+
+    def sizes(self) -> dict[str, int]:
+        """The sizes of an engine of this form, without those that experts know."""
+        d, hidden, built_in = self.inputs, self.hidden, len(self.experts)
+        first, last, experts = sum(hidden[:1]), sum(hidden[-1:]), built_in + (self.models or 0)
+        widths = zip((d, *hidden), hidden, strict=False)
+        return {
+            "inputs": at_least("inputs", d, 1),
+            "outputs": at_least("outputs", self.outputs, 1),
+            "depth": len(hidden),
+            "width": first,
+            "hidden": last,
+            "heads": len(self.heads),
+            "parameters": sum((below + 1) * at_least("hidden", width, 1) for below, width in widths),
+            "units": d + sum(hidden),
+            "deltas": 2 * max(hidden, default=0),
+            "features": last + d + 1,
+            "stride": 2 * last + d + 2,
+            "experts": experts,
+            "stacked": experts - 1,
+            "candidates": experts + 1,
+            "built_in": built_in,
+            "models": self.models or 0,
+            "tree_slots": self.settings["trees"] + 1,
+            **self.settings,
+        }
+
+    def head(self, subset: str) -> dict[str, int]:
+        """The sizes of a head that sees these features."""
+        units = 0 if subset == "inputs" else sum(self.hidden[-1:])
+        p = units + 1 + (0 if subset == "hidden" else self.inputs)
+        seen = network.HIDDEN if subset == "hidden" else network.END
+        return {"subset": seen, "units": units, "p": p, "triangle": p * (p - 1) // 2}
+
+    def layout(self) -> Layout:
+        """Where an engine of this form stores its parts."""
+        experts = self.experts
+        groups = [*(each.group for each in experts), network.heads, *((step.parts, row) if len(experts) > 1 else ())]
+        heads = [self.head(subset) for subset, _, _ in self.heads]
+        made = Layout(given, groups, self.sizes(), {"heads": heads}, self.dtype)
+        schema.check_memory("a network of this size", 8 * made.size)
+        return made
+
+    def with_settings(self, **settings: int) -> Form:
+        return self._replace(settings=self.settings | settings)
+
+
+@dataclass
+class Core:
+    """An engine at a moment. A change that may fail is made to a copy, which then takes the place of the former."""
+
+    form: Form
+    memory: Memory
+    options: Any  # a record of `OPTIONS`
+    models: ModelExperts | None
+    rng: np.random.Generator
+    spare: int = 0  # rows that can be learned before there must be more room, unless that is looked at again
+    buffers: list[Any] = field(default_factory=list)  # `RowBuffer`s of calls that have ended
+    kernels: Any = None  # `Kernels` of this memory and these options
+
+    def copy(self) -> Core:
+        """Another one in the same state."""
+        return replace(self, memory=Memory(self.memory.layout, self.memory.vector.copy()), buffers=[], kernels=None)
+
+    def of_form(self, form: Form) -> Core:
+        """Another one of this form, before any row, with a generator of its own."""
+        rng = read_generator("generator", generator_state(self.rng))  # copies share one until it is drawn from
+        return started(form, self.options, self.models, rng)
+
+    def with_settings(self, **settings: int) -> Core:
+        """This one with settings on which the places of its parts do not depend; it shares the memory."""
+        form = self.form.with_settings(**settings)
+        return replace(self, form=form, memory=Memory(form.layout(), self.memory.vector), buffers=[], kernels=None)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the experts in the order of their answers, the network's first."""
+        return [*(expert.name for expert in self.form.experts), *(self.models.names if self.models else ())]
+
+
+def started(form: Form, options: Any, models: ModelExperts | None, rng: np.random.Generator) -> Core:
+    """An engine of this form before any row; the weights of its body are zero."""
+    memory = Memory(form.layout())
+    memory.start()
+    for h, (_, strength, keeps) in enumerate(form.heads):
+        memory("D", "heads", h)[:], memory("RIDGE", "heads", h)[:] = 1 / strength, strength
+        numbers = memory("NUMBERS", "heads", h)
+        numbers["forgetting"], numbers["ridge"], numbers["weight"] = keeps, strength, 1 / len(form.heads)
+    return Core(form, memory, options, models, rng)

@@ -1,0 +1,114 @@
+"""The declaration of what a learner stores: a table of parts.
+
+A part is declared once. `views` makes functions of it by which kernels see it; `memory` gives it a place, writes what
+it holds before any row, saves it, checks and loads it, and lets it grow; `reference` prints it.
+
+    group = Group(
+        FRAME,
+        "example",
+        Part("ROWS", np.float32, ("window", "inputs")),
+        Part("LEFT", float, ("inputs",), start=RIDGE, bounds=(0, None)),
+        Part("FILLED", Record(rows=Field(int, bounds=(0, "window")), next=Field(int, bounds=(0, "window - 1")))),
+        work("PHI", float, ("inputs",)),
+        sizes={"window": lambda sizes: 1024 // sizes["inputs"]},
+        rings={"window": "FILLED"},
+    )
+
+In a kernel `group.LEFT(model)` is an array and `group.FILLED(model).rows` a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Sizes = Mapping[str, int]
+Bounds = tuple[Any, Any]  # the least and the largest value: a number, None, or a size: "room" or "room - 1"
+BODY = "body"  # in place of a dtype: one that is chosen for each learner
+
+
+def at_the_end(old: Any, new: Any, before: Sizes, after: Sizes) -> None:
+    """Growth at the end of each axis: what is new keeps its start."""
+    new[tuple(slice(0, length) for length in old.shape)] = old
+
+
+class Field(NamedTuple):
+    """A number of a record; `restarts` says that it returns to its start where rows are moved by growth."""
+
+    dtype: type
+    start: float = 0
+    bounds: Bounds = (0, None)
+    restarts: bool = False
+    unit: tuple[str, int] = ("", 0)
+
+
+class Record:
+    """Numbers that kernels change together, by names; a file holds them as one vector, of integers if all are."""
+
+    def __init__(self, **fields: type | Field) -> None:
+        self.fields = {name: field if isinstance(field, Field) else Field(field) for name, field in fields.items()}
+        kinds = {name: np.int64 if field.dtype is int else np.float64 for name, field in self.fields.items()}
+        self.dtype = np.dtype([*kinds.items()], align=True)
+        self.saved = np.dtype(np.int64 if {*kinds.values()} == {np.int64} else np.float64)
+
+
+class Part(NamedTuple):
+    """An array, or a record, of a learner.
+
+    `shape` is given by names of sizes or numbers; `start` is what it holds before any row, or a function of the sizes
+    that returns it; `bounds` are checked when it is loaded. `grows(old, new, sizes, new sizes)` writes it into a larger
+    one. `unit` names what it scales with, and the power: `Memory.divide`. A part that is not `kept` is a workspace.
+    """
+
+    name: str
+    dtype: Any
+    shape: tuple[str | int, ...] = ()
+    start: Any = 0
+    bounds: Bounds = (None, None)
+    grows: Callable[[Any, Any, Sizes, Sizes], None] = at_the_end
+    unit: tuple[str, int] = ("", 0)
+    kept: bool = True
+
+
+def work(name: str, dtype: Any, shape: tuple[str | int, ...] = ()) -> Part:
+    """A part that lasts for one call, and begins as zeros."""
+    return Part(name, dtype, shape, kept=False)
+
+
+class Rule(NamedTuple):
+    """What parts of a saved state must fulfil together: `holds(part)` says whether, by `part(name)`."""
+
+    part: str  # the one that an error names
+    expected: str
+    holds: Callable[[Callable[[str], Any]], bool]
+
+
+def limit(bound: Any, sizes: Sizes) -> float | None:
+    """A bound as a number, or None."""
+    if not isinstance(bound, str):
+        return None if bound is None else float(bound)
+    size, _, less = bound.partition(" - ")
+    return sizes[size] - int(less or 0)
+
+
+def reference(groups: Iterable[Any]) -> str:
+    """The parts of groups as a table in Markdown; a field of a record has a row of its own."""
+    rows = [("part", "type", "shape", "start", "bounds", "unit"), ("---",) * 6]
+    for group in groups:
+        for part in group.parts:
+            if not part.kept:
+                continue
+            fields = part.dtype.fields.items() if isinstance(part.dtype, Record) else [("", part)]
+            for name, each in fields:
+                kind = each.dtype if each.dtype == BODY else np.dtype(each.dtype).name
+                first = "by sizes" if callable(each.start) else str(each.start)
+                shape = " × ".join(map(str, part.shape)) or "1"
+                low, high = ("" if bound is None else str(bound) for bound in each.bounds)
+                unit = f"{each.unit[0]}^{each.unit[1]}" if each.unit[0] else ""
+                title = f"{group.name}/{part.name}" + (f".{name}" if name else "")
+                rows.append((title, kind, shape, first, f"{low} … {high}" if low + high else "", unit))
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)

@@ -1,0 +1,207 @@
+"""Views of a learner's memory, by names, for kernels.
+
+A kernel gets one pointer, `model`, to the learner's workspace, whose first cells are addresses: of the workspace, the
+state and the layout, and of the arrays of the call. The layout is a vector of integers: sizes, and where each part of
+the state and of the workspace starts. `group.MEAN(model)` is an array of it. Arrays made so count no references, which
+would take as long as ten sums each; a record is a pointer to its numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
+from numba.np.numpy_support import from_dtype
+
+from sepsa.stream.kernels.parts import BODY, Part, Record, Rule, Sizes
+
+_WORD = ir.IntType(64)
+EMPTY: Mapping[str, Any] = {}
+
+
+class Frame(ModuleType):
+    """What all groups of a learner share: its sizes, and the arrays that a call gives.
+
+    `frame.X(model)` is the array X of the call, `frame.size.inputs(model)` the size "inputs".
+    """
+
+    def __init__(self, name: str, sizes: tuple[str, ...], *given: Part) -> None:
+        super().__init__(name)
+        self.sizes, self.given = sizes, given
+        self.slots = ("workspace", "state", "layout", *(part.name for part in given))
+        self.groups: dict[str, Group] = {}
+        self.size = ModuleType("sizes")
+        self.add_sizes(sizes)
+        for part in given:
+            setattr(self, part.name, _view(self, None, part))
+
+    def add_sizes(self, names: tuple[str, ...]) -> None:
+        """Let kernels see further sizes."""
+        for name in names:
+            setattr(self.size, name, _number(lambda builder, model, name=name: _size(self, builder, model, name)))
+
+    @cached_property
+    def positions(self) -> dict[Any, int]:
+        """Where the layout has each size, by its name, and each part's start; kernels that are compiled know them."""
+        names: list[Any] = [*self.sizes]
+        for name, group in sorted(self.groups.items()):
+            names += [(name, "copies")] if group.repeated else [*group.sizes]
+            names += [] if group.repeated else [(name, part.name) for part in group.parts]
+        return {name: i for i, name in enumerate(names)}
+
+
+class Group(ModuleType):
+    """The parts of one member of a learner, and the sizes that only it knows, as functions of the others.
+
+    `group.NAME(model)` is the part of this name. A part in the dtype of the body takes a number of that type as well.
+    Of a repeated group there are several copies; its parts, and its sizes, which each copy has for itself, take the
+    number of the copy. `rings` are the axes along which the last rows are stored, with the record that has
+    `rows`, their number, and `next`, the place of the next; `rules` are what a saved state must fulfil beside bounds.
+    """
+
+    def __init__(
+        self,
+        frame: Frame,
+        name: str,
+        *parts: Part,
+        sizes: Mapping[str, Callable[[Sizes], int] | None] = EMPTY,
+        repeated: bool = False,
+        rings: Mapping[str, str] = EMPTY,
+        rules: tuple[Rule, ...] = (),
+    ) -> None:
+        super().__init__(f"parts of {name}")
+        self.name, self.parts, self.sizes = name, parts, sizes
+        self.repeated, self.rings, self.rules = repeated, rings, rules
+        self.block = [*sizes, *(part.name for part in parts)]  # what the layout holds for each copy
+        if "positions" in vars(frame):
+            raise RuntimeError(f"the group {name!r} must be declared before the first learner of its frame is made")
+        frame.groups[name] = self
+        if not repeated:
+            frame.add_sizes(tuple(sizes))
+        for part in parts:
+            setattr(self, part.name, _view(frame, self, part))
+        for i, own in enumerate(sizes if repeated else ()):
+            setattr(self, own, _number_of_copy(frame, self, i))
+
+
+def _number(load: Callable[..., Any]) -> Any:
+    @intrinsic
+    def number(_: Any, model: Any) -> Any:
+        return types.int64(model), lambda context, builder, _, arguments: load(builder, arguments[0])
+
+    return number
+
+
+def _number_of_copy(frame: Frame, group: Group, position: int) -> Any:
+    @intrinsic
+    def number(_: Any, model: Any, copy: Any) -> Any:
+        def code(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+            return _cell(builder, _block(frame, group, builder, *arguments), position)
+
+        return types.int64(model, types.int64), code
+
+    return number
+
+
+def _view(frame: Frame, group: Any, part: Part) -> Any:
+    """The function of a part; without a group it is an array of the call."""
+    repeated = group is not None and group.repeated
+    record = isinstance(part.dtype, Record)
+
+    def declare(model: Any, more: Any) -> Any:
+        kind: Any = part.dtype.dtype if record else part.dtype
+        scalar = more if isinstance(kind, str) else from_dtype(np.dtype(kind))
+        result = scalar if record else types.Array(scalar, len(part.shape), "C")
+
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            model = arguments[0]
+            slot = part.name if group is None else "state" if part.kept else "workspace"
+            address = _cell(builder, model, frame.slots.index(slot))
+            block = _block(frame, group, builder, *arguments) if repeated else None
+            if group is not None:
+                layout, position = block, group.block.index(part.name)
+                if not repeated:
+                    layout, position = _layout(frame, builder, model), frame.positions[group.name, part.name]
+                start = _cell(builder, layout, position)
+                address = builder.add(address, builder.mul(start, ir.Constant(_WORD, 8)))
+            if record:
+                return builder.inttoptr(address, context.get_value_type(scalar))
+            sizes = [
+                _cell(builder, block, group.block.index(size))
+                if repeated and size in group.sizes
+                else _size(frame, builder, model, size)
+                for size in part.shape
+            ]
+            return _array(context, builder, result, address, sizes)
+
+        return result, code
+
+    if repeated or part.dtype == BODY:
+
+        @intrinsic
+        def view(_: Any, model: Any, more: Any) -> Any:
+            array, code = declare(model, more)
+            return array(model, types.int64 if repeated else more), code
+    else:
+
+        @intrinsic
+        def view(_: Any, model: Any) -> Any:
+            array, code = declare(model, None)
+            return array(model), code
+
+    return view
+
+
+def _array(context: Any, builder: Any, array: Any, address: Any, sizes: list[Any]) -> Any:
+    """The array at this address."""
+    itemsize = context.get_abi_sizeof(context.get_data_type(array.dtype))
+    strides: list[Any] = []
+    step = ir.Constant(_WORD, itemsize)
+    for size in reversed(sizes):
+        strides.insert(0, step)
+        step = builder.mul(step, size)
+    made = context.make_array(array)(context, builder)
+    data = builder.inttoptr(address, context.get_data_type(array.dtype).as_pointer())
+    shape, steps = cgutils.pack_array(builder, sizes), cgutils.pack_array(builder, strides)  # type: ignore[no-untyped-call]
+    populate_array(made, data, shape, steps, ir.Constant(_WORD, itemsize), None)  # type: ignore[no-untyped-call]
+    return made._getvalue()
+
+
+def _layout(frame: Frame, builder: Any, model: Any) -> Any:
+    return builder.inttoptr(_cell(builder, model, frame.slots.index("layout")), _WORD.as_pointer())
+
+
+def _block(frame: Frame, group: Group, builder: Any, model: Any, copy: Any) -> Any:
+    """Where the layout describes a copy of a repeated group."""
+    layout = _layout(frame, builder, model)
+    first = _cell(builder, layout, frame.positions[group.name, "copies"])
+    return builder.gep(layout, [builder.add(first, builder.mul(copy, ir.Constant(_WORD, len(group.block))))])
+
+
+def _size(frame: Frame, builder: Any, model: Any, size: str | int) -> Any:
+    if isinstance(size, int):
+        return ir.Constant(_WORD, size)
+    return _cell(builder, _layout(frame, builder, model), frame.positions[size])
+
+
+def _cell(builder: Any, pointer: Any, position: int) -> Any:
+    return builder.load(builder.gep(pointer, [ir.Constant(_WORD, position)]))
+
+
+@intrinsic
+def call(_: Any, address: Any, model: Any, index: Any) -> Any:
+    """Call the kernel at this address."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        function = ir.FunctionType(_WORD, [_WORD.as_pointer(), _WORD]).as_pointer()
+        return builder.call(builder.inttoptr(arguments[0], function), arguments[1:])
+
+    return types.int64(types.int64, model, types.int64), code

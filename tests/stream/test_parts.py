@@ -1,0 +1,149 @@
+"""A table of parts: kernels see what Python wrote, and saving, checking, growth and units follow the declaration."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from sepsa.states import schema
+from sepsa.stream.kernels.compilation import kernel
+from sepsa.stream.kernels.memory import Layout, Memory
+from sepsa.stream.kernels.parts import BODY, Field, Part, Record, Rule, reference, work
+from sepsa.stream.kernels.views import Frame, Group
+
+frame = Frame("test", ("inputs", "rows"), Part("X", float, ("rows", "inputs")))
+size = frame.size
+means = Group(
+    frame,
+    "means",
+    Part("MEAN", float, ("inputs",), start=0.5, unit=("inputs", 1)),
+    Part("LAST", np.float32, ("ring", "inputs"), bounds=(-100, 100)),
+    Part("SHARES", BODY, ("inputs",), bounds=(0, None), start=lambda sizes: np.arange(sizes["inputs"])),
+    Part("FILLED", Record(rows=Field(int, bounds=(0, "ring")), next=Field(int, bounds=(0, "ring - 1")))),
+    Part(
+        "NUMBERS",
+        Record(total=Field(float, bounds=(None, None), unit=("inputs", -1)), count=Field(int, start=1, restarts=True)),
+    ),
+    work("OFF", float, ("inputs",)),
+    sizes={"ring": lambda sizes: 12 // sizes["inputs"]},
+    rings={"ring": "FILLED"},
+    rules=(Rule("MEAN", "below all shares", lambda part: bool((part("MEAN") < 10 + part("SHARES")).all())),),
+)
+pairs = Group(frame, "pairs", Part("P", float, ("own",)), sizes={"own": None}, repeated=True)
+
+
+@kernel(cost=1.0)
+def learn(model, n):
+    """Learn n rows: the mean of each input, the last rows, sums over the copies of `pairs`."""
+    mean, last, filled, numbers = means.MEAN(model), means.LAST(model), means.FILLED(model), means.NUMBERS(model)
+    off, shares = means.OFF(model), means.SHARES(model, np.float32(0.0))
+    for i in range(n):
+        for j in range(mean.size):
+            off[j] = frame.X(model)[i, j] - mean[j]
+            mean[j] += off[j] / numbers.count
+            last[filled.next, j] = frame.X(model)[i, j]
+            shares[j] += 1.0
+            numbers.total += off[j]
+        numbers.count += 1
+        filled.rows, filled.next = min(filled.rows + 1, size.ring(model)), (filled.next + 1) % size.ring(model)
+        for copy in range(2):
+            for k in range(pairs.own(model, copy)):
+                pairs.P(model, copy)[k] += copy + k
+    return numbers.count
+
+
+def memory(inputs):
+    layout = Layout(
+        frame, (means, pairs), {"inputs": inputs, "rows": 1}, {"pairs": [{"own": 2}, {"own": 3}]}, np.float32
+    )
+    made = Memory(layout)
+    made.start()
+    return made
+
+
+def learned(made, X):
+    learn.compile()
+    X = np.ascontiguousarray(X, float)
+    workspace = np.zeros(made.layout.workspace)
+    slots = [array.ctypes.data for array in (workspace, made.vector, made.layout.numbers, X)]
+    workspace[: len(slots)].view(np.int64)[:] = slots
+    made.layout.numbers[frame.positions["rows"]] = len(X)
+    call = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)(learn.address)
+    return call(workspace.ctypes.data, len(X))
+
+
+@pytest.fixture
+def rows():
+    return np.random.default_rng(0).normal(size=(8, 2))
+
+
+def test_a_kernel_sees_arrays_records_and_copies(rows):
+    made = memory(2)
+    assert learned(made, rows) == 9
+    assert np.allclose(made("MEAN", "means"), rows.mean(0))
+    assert made("FILLED", "means").item() == (6, 2)
+    assert np.allclose(made("LAST", "means")[[2, 3, 4, 5, 0, 1]], rows[2:])
+    assert made("SHARES", "means").dtype == np.float32
+    assert made("SHARES", "means").tolist() == [8.0, 9.0]
+    assert made("P", "pairs", 1).tolist() == [8.0, 16.0, 24.0]
+
+
+def test_a_saved_state_loads_and_a_record_is_a_vector(rows):
+    made, other = memory(2), memory(2)
+    learned(made, rows)
+    state = made.save("means")
+    assert state["FILLED"].dtype == np.int64
+    assert state["NUMBERS"].dtype == np.float64
+    other.load(schema.read("state", state, set(state)), "means")
+    for name in state:
+        assert np.array_equal(other(name, "means"), made(name, "means"))
+
+
+DAMAGES = {
+    "above a size": ("FILLED", np.array([7, 0]), r"state\['FILLED'\] must be numbers in \[0, 6\] at 'rows', got 7"),
+    "a size less 1": ("FILLED", np.array([1, 6]), r"in \[0, 5\] at 'next', got 6"),
+    "no whole number": ("NUMBERS", np.array([0.0, 1.5]), r"a whole number at 'count', got 1\.5"),
+    "an array's bound": ("LAST", np.full((6, 2), -101, np.float32), r"in \[-100, 100\], got -101"),
+    "a dtype": ("LAST", np.zeros((6, 2)), r"\['LAST'\] must be an array of float32"),
+    "a rule": ("MEAN", np.array([0.0, 1e9]), r"\['MEAN'\] must be below all shares"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_bounds_and_rules_are_checked(damage):
+    name, value, words = DAMAGES[damage]
+    state = memory(2).save("means") | {name: value}
+    with pytest.raises(ValueError, match=words):
+        memory(2).load(schema.read("state", state, set(state)), "means")
+
+
+def test_growth_keeps_the_latest_rows_in_order_and_starts_what_is_new(rows):
+    made, other = memory(2), memory(3)
+    learned(made, rows)
+    other.grow(made)
+    assert np.allclose(other("LAST", "means")[:, :2], rows[4:])
+    assert other("FILLED", "means").item() == (4, 0)
+    assert other("NUMBERS", "means").item() == (made("NUMBERS", "means")["total"], 1)
+    assert other("MEAN", "means").tolist() == [*made("MEAN", "means"), 0.5]
+    assert other("SHARES", "means").tolist() == [8.0, 9.0, 2.0]
+    assert np.array_equal(other("P", "pairs", 1), made("P", "pairs", 1))
+
+
+def test_what_is_in_a_unit_is_divided(rows):
+    made = memory(2)
+    learned(made, rows)
+    mean, total = made("MEAN", "means").copy(), made("NUMBERS", "means")["total"].item()
+    made.divide("inputs", 4.0)
+    assert made("MEAN", "means").tolist() == (mean / 4).tolist()
+    assert made("NUMBERS", "means")["total"] == total * 4
+    made.divide("inputs", 2.0, place=1)
+    assert made("MEAN", "means").tolist() == [mean[0] / 4, mean[1] / 8]
+
+
+def test_the_reference_has_each_field():
+    table = reference([means])
+    assert "| means/FILLED.next | int64 | 1 | 0 | 0 … ring - 1 |  |" in table
+    assert "| means/MEAN | float64 | inputs | 0.5 |  | inputs^1 |" in table
+    assert "OFF" not in table
