@@ -7,11 +7,11 @@
 A cell is a problem, a body and a way to train: "pass", one pass with single samples, or "epochs", 20 epochs in batches
 of 32 with `samples_per_epoch` given. Both methods train the same network on the squared error, classes as one-hot
 targets, at rates of 1e-3 and 1e-2. Candidates are ridges by evidence with several values of `noise_factor`, absolute
-ridges, and ridges relative to the mean squared norm of the features in the first batch. Every number is the mean squared error on
-test samples, one for each seed, which divides the samples, initializes the network and shuffles. At most 1,000 samples
-are for training. UCI's tables are read from SEPSA_DATA/uci (concrete, energy, kin8nm, power-plant, wine-quality-red and
-yacht, .npz each); the others come with scikit-learn and with Python. Problems marked * have noisy targets: the best
-model known to us leaves a tenth of their variance or more.
+ridges, and ridges relative to the mean squared norm of the features in the first batch. Every number is the mean
+squared error on test samples, one for each seed, which divides the samples, initializes the network and shuffles. At
+most 1,000 samples are for training. UCI's tables are read from SEPSA_DATA/uci (concrete, energy, kin8nm, power-plant,
+wine-quality-red and yacht, .npz each); the others come with scikit-learn and with Python. Problems marked * have noisy
+targets: the best model known to us leaves a tenth of their variance or more.
 """
 
 from __future__ import annotations
