@@ -192,10 +192,9 @@ def per_output(ridge: float) -> Head:
     return Head(linear, PerOutput(RLS(ridge=ridge)).bind(linear), regression, _truth)
 
 
-def self_tuning(ridge: float) -> Head:
+def by_evidence(ridge: float) -> Head:
     linear = nn.Linear(FEATURES, 1, dtype=torch.float64, device=DEVICE)
-    solver = SelfTuning.of(RLS, forgetting=1.0).bind(linear)
-    return Head(linear, solver, regression, _truth)
+    return Head(linear, RLS(ridge="evidence").bind(linear), regression, _truth)
 
 
 def softmax(ridge: float) -> Head:
@@ -224,8 +223,8 @@ def updates(head: Head, batches: list[tuple[Tensor, Tensor]]) -> None:
 
 def captured(head: Head, batches: list[tuple[Tensor, Tensor]]) -> None:
     """Updates as a captured step makes them; with a GPU by the kernels for it."""
-    head.solver.prepare_capture()
     for x, y in batches:
+        head.solver.prepare_capture()
         head.solver.update_captured(x, y)
         head.solver.finish_captured()
     head.solver.state_dict()  # where the host looks at what was refused
@@ -269,8 +268,8 @@ def routes() -> list[Route]:
             Route("RLS, in place", rls, within=in_place),
             Route("RLS, captured", rls, captured),
             Route("RLS, captured, forgetting 0.99", partial(rls, forgetting=0.99), captured),
-            Route("SelfTuning.of(RLS, forgetting=1.0), captured", self_tuning, captured),
-            Route("SelfTuning.of(RLS, forgetting=1.0)", self_tuning),
+            Route("RLS, evidence, captured", by_evidence, captured),
+            Route("RLS, evidence", by_evidence),
             Route("SoftmaxNewton", softmax),
             Route("SelfTuning.of(SoftmaxNewton)", self_tuning_softmax),
             Route("SoftmaxNewton, captured", softmax, captured),
@@ -285,8 +284,8 @@ def routes() -> list[Route]:
         Route("RLS, merged deltas", rls, merged),
         Route("RLS, moments of ranks", rls, moments),
         Route("PerOutput(RLS)", per_output),
-        Route("SelfTuning.of(RLS, forgetting=1.0)", self_tuning),
-        Route("SelfTuning.of(RLS, forgetting=1.0), captured", self_tuning, captured),
+        Route("RLS, evidence", by_evidence),
+        Route("RLS, evidence, captured", by_evidence, captured),
         Route("SoftmaxNewton", softmax),
         Route("SelfTuning.of(SoftmaxNewton)", self_tuning_softmax),
         Route("SoftmaxNewton, captured", softmax, captured),
@@ -333,6 +332,9 @@ def run(route: Route, table: Scaling, batch: int) -> Outcome:
     if isinstance(head.solver, SelfTuning) and head.solver.chosen[-1].step > AGAIN:
         return Outcome(None, "not compared: another ridge since its first comparison, where the reference has one")
     given = head.solver.ridge if isinstance(head.solver, SelfTuning) else table.ridge
+    if getattr(head.solver, "ridge", None) == "evidence":
+        given = head.solver.ridge_now
+        prior[:-1] *= head.solver._choice.scale
     ridge = np.append(np.full(FEATURES, head.scale(given)), head.scale(min(given, 1e-4)))
     Phi = extended(np.column_stack([table.X, np.ones(len(table.X))]))
     exact = Phi.dot(head.truth(Phi, extended(Y), batch, extended(ridge), extended(prior)))

@@ -190,10 +190,10 @@ def test_every_choice_is_finite_and_within_its_bounds(kind, forgetting):
 
 
 def test_without_evidence_the_ridge_stays():
-    unknown = evidence.Evidence(0.0, 0.0, 0.0, 0.0)
+    unknown = evidence.Evidence(*[0.0] * 6)
     assert best_ridge(unknown, 3.0, 100.0) == 3.0
-    assert best_ridge(evidence.Evidence(5.0, math.nan, 1.0, 1.0), 3.0, 100.0) == 3.0
-    assert best_ridge(evidence.Evidence(5.0, 100.0, 1e-300, 1.0), 3.0, 100.0) == 3.0 * evidence.MOST_CHANGE
+    assert best_ridge(evidence.Evidence(5.0, math.nan, 1.0, 1.0, 1.0, 1.0), 3.0, 100.0) == 3.0
+    assert best_ridge(evidence.Evidence(5.0, 100.0, 1e-300, 1.0, 1.0, 1.0), 3.0, 100.0) == 3.0 * evidence.MOST_CHANGE
 
 
 def test_a_refused_batch_leaves_ridge_and_prior_as_they_were():

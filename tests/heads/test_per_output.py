@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from reference import weights
-from sepsa import RLS, NotFinite, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton
+from sepsa import RLS, NotFinite, OnlineLBFGS, PerOutput, SepSA, SoftmaxNewton
 from sepsa.testing import difference, snapshot
 
 NAN = float("nan")
@@ -153,7 +153,6 @@ def test_what_is_refused():
         (lambda: solver.update(x, y, weight[:, :2]), ValueError, r"sample_weight must have shape \(5,\)"),
         (lambda: solver.update(x, y, weight.index_fill(1, second, -1.0)), ValueError, "weight must be finite and"),
         (lambda: solver.update(x, y, weight.index_fill(1, second, NAN)), ValueError, "weight must be finite and"),
-        (lambda: PerOutput(SelfTuning.of(RLS, forgetting=1.0)), TypeError, "which holds some out"),
         (lambda: PerOutput(nn.Linear(2, 1)), TypeError, r"solver with checkpoint\(\) and rollback\(\), got Linear"),
         (lambda: PerOutput(RLS().bind(nn.Linear(2, 1))), ValueError, "owns no head"),
         (

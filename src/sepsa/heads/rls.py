@@ -57,7 +57,7 @@ class RLS(NormalPosterior):
     Args:
         ridge: Strength of the pull towards the initial weights; 1 has the weight of one sample of unit features.
             "evidence": chosen after 8, 16, 32, ... samples, and four times in the memory of a head that forgets. It
-            starts at 10 and stays between 1e-4 and 1e6 times the variance of the features.
+            starts at 10 and stays between 1e-4 times the smallest and 1e6 times the largest variance of a feature.
         forgetting: Factor in (0, 1] on the weight of earlier samples, once per update; below 1 the head follows changes
             of the data and of the body.
         bias_ridge: Ridge of the bias. None: 1e-4 (1e-3 in float32) or `ridge`, whichever is smaller, so that targets
@@ -319,15 +319,14 @@ class RLS(NormalPosterior):
         targets: Tensor,
         sample_weight: Tensor | None,
         checked_by: Any = None,
-        records: bool = True,
     ) -> bool:
         """Learn samples that are checked already; False, and nothing changes, where a value is not finite.
 
-        `checked_by` is the backend that found them plain. `records` for `health`.
+        `checked_by` is the backend that found them plain.
         """
         backend: Any = self._backend_for(features.numel() // self._problem.linear.in_features)
         steps, known = int(backend.counters[STEPS]), float(backend.counters[SAMPLES])
-        before = backend.state.W.clone() if records and steps % health.EVERY == 0 else None
+        before = backend.state.W.clone() if steps % health.EVERY == 0 else None
         lam = self._forgetting(backend)
         Phi: Tensor | None = None
 
@@ -364,22 +363,21 @@ class RLS(NormalPosterior):
 
     @staticmethod
     def _learn_together(
-        members: Sequence[RLS], backends: list[Any], active: RLS, samples: Sequence[Tensor | None], lam_error: Any
+        members: Sequence[RLS], backends: list[Any], samples: Sequence[Tensor | None], lam_error: Any
     ) -> list[bool]:
         """Let solvers of copies of one head learn the same samples, checked already, by one compiled call.
 
-        `health` is recorded for the `active` one. `lam_error` (J, 2) gets the forgetting of each, and the sum of its
-        squared errors before. Returns which of them have learned.
+        `lam_error` (J, 2) gets the forgetting of each, and the sum of its squared errors before. Returns which of them
+        have learned.
         """
-        backend: Any = active._backend
-        steps = int(backend.counters[STEPS])
-        before = backend.state.W.clone() if steps % health.EVERY == 0 else None
+        steps = [int(own.counters[STEPS]) for own in backends]
+        noted = [count % health.EVERY == 0 for count in steps]
+        before = [own.state.W.clone() if note else None for own, note in zip(backends, noted, strict=True)]
         lam_error[:, 0] = [member._forgetting(own) for member, own in zip(members, backends, strict=True)]
         learned = backends[0].learn_together(backends, *samples, lam_error)
-        if before is not None:
-            for member, Phi in zip(members, learned, strict=True):
-                if member is active and Phi is not None:
-                    member._recent.note(Phi, before, steps)
+        for member, Phi, old, count in zip(members, learned, before, steps, strict=True):
+            if Phi is not None and old is not None:
+                member._recent.note(Phi, old, count)
         return [Phi is not None for Phi in learned]
 
     def anneal(self, ratio: float, samples_per_epoch: int | None = None) -> None:

@@ -515,16 +515,14 @@ class Learning:
     def run(self) -> None:
         """Let every member learn the samples that has not learned them yet."""
         again, self.again = self.again, True
-        best = self.members[self.before.active]
         have = [again and member.steps > count for member, count in zip(self.members, self.before.learned, strict=True)]
         if self.backends is None:
             for k, member in enumerate(self.members):
                 if not have[k]:
-                    records = member is best if self.squared else None
-                    self.refusals[k] = refusal(member, self.samples, records)
+                    self.refusals[k] = refusal(member, self.samples, self.squared)
             return
         if not any(have):
-            have = RLS._learn_together(self.members, self.backends, best, self.samples, self.lam_error)
+            have = RLS._learn_together(self.members, self.backends, self.samples, self.lam_error)
         self.refusals[:] = [not one for one in have]
         for k, member in enumerate(self.members):
             if have[k] and member.ridge == "evidence":
@@ -540,13 +538,13 @@ def settings_of(member: Any) -> tuple[float, float]:
     return getattr(member, "forgetting", 1.0), ridge
 
 
-def refusal(member: Any, samples: Any, records: bool | None) -> NotFinite | bool | None:
+def refusal(member: Any, samples: Any, checked: bool) -> NotFinite | bool | None:
     """Let a solver learn samples; an error, or True, for numbers that are not finite.
 
-    `records` is for an `RLS` whose samples are checked: whether `health` records them.
+    `checked`: the solver is an `RLS`, and its samples are checked already.
     """
-    if records is not None:
-        return not member._learn(*samples, records=records)
+    if checked:
+        return not member._learn(*samples)
     try:
         member.update(*samples)
     except NotFinite as error:

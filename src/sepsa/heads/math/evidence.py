@@ -30,7 +30,8 @@ FACTOR = 2.0  # by which the best ridge must differ, so that the head changes it
 MOVED = 0.1  # by which the best scale of the prior must differ
 ROUNDS = 8  # of choosing and changing, until neither changes
 MOST_CHANGE = 1e4  # at once, so that a smaller ridge keeps half of the digits
-LEAST, MOST = 1e-4, 1e6  # times the variance of the features: the bounds of every choice
+LEAST, MOST = 1e-4, 1e6  # times the smallest and the largest variance of a feature: the bounds of every choice
+ROUNDING = 1e-12  # a variance below this share of the mean square is rounding
 EXACT = 1e-12  # residuals below this share of what the weights explain are rounding
 LEAST_KNOWN = 1e-6  # share of the initial weights in directions that the samples determine, to choose their scale
 LEAST_FREEDOM = 0.01  # of the samples, where the weights interpolate them
@@ -49,7 +50,9 @@ class Evidence(NamedTuple):
     determined: float  # γ
     residual: float  # RSS
     weights: float  # |W - prior|²
-    variance: float  # of the features, a mean
+    explained: float  # |Φ(W - prior)|², without correlations
+    least: float  # the smallest variance of a feature that varies
+    most: float  # and the largest
 
 
 def updates_until(samples: float, rows: float, lam: float) -> int:
@@ -101,19 +104,22 @@ def evidence_of(state: LeastSquaresState, prior: Tensor, samples: float, bias: b
     determined = k - (left * T.square().sum(0))[:k].sum()
     R = torch.linalg.inv(T)  # A = RRᵀ
     squares = (R.square().sum(1) - left)[:k].clamp(min=0) / samples
-    if bias:
-        squares = squares - ((R[:k] @ R[-1]) / samples).square()
-    return Evidence(*torch.stack([determined, residual, distance[:, :k].sum(), squares.mean()]).tolist())
+    variance = squares - ((R[:k] @ R[-1]) / samples).square() if bias else squares
+    variance = torch.where(variance > ROUNDING * squares, variance, 0)
+    each = distance[:, :k].sum(0)
+    least, most = torch.where(variance > 0, variance, math.inf).min(), variance.max()
+    numbers = determined, residual, each.sum(), samples * (each * variance).sum(), least, most
+    return Evidence(*torch.stack(numbers).tolist())
 
 
 def best_ridge(found: Evidence, ridge: float, samples: float) -> float:
     """ridge* within its bounds, or the present one where that is within a factor of two or the samples do not tell."""
-    determined, residual, weights, variance = found
-    if not (variance > 0 and weights > 0 and residual > EXACT * weights * variance * samples):
+    determined, residual, weights, explained, least, most = found
+    if not (most > 0 and weights > 0 and residual > EXACT * explained):
         return ridge
     freedom = max(samples - determined - 1.0, LEAST_FREEDOM * samples)
     best = max(determined, 0.0) * residual / (freedom * weights)
-    best = min(max(best, LEAST * variance), MOST * variance)
+    best = min(max(best, LEAST * least), MOST * most)
     if not math.isfinite(best) or 1 / FACTOR < best / ridge < FACTOR:
         return ridge
     return min(max(best, ridge / MOST_CHANGE), ridge * MOST_CHANGE)
