@@ -10,7 +10,6 @@ from torch import nn
 
 import sepsa
 from sepsa import RLS, SelfTuning, SepSA
-from sepsa.model_parts import DEFAULT_RIDGE
 
 N, BATCH, D = 200, 20, 5
 
@@ -56,7 +55,7 @@ def test_from_the_second_epoch_on_the_head_remembers_about_one(solver):
     assert optimizer.solver.forgetting == 1 - BATCH / N
     if outputs == 1:
         assert optimizer.solver.samples == pytest.approx(N, rel=0.15)
-        assert optimizer.solver.ridge == (3.0 if solver == "given" else DEFAULT_RIDGE)
+        assert optimizer.solver.ridge == (3.0 if solver == "given" else "evidence")
 
 
 WAYS = ["observe", "sepsa.observe", "compiled", "head_fraction", "missing targets", "micro-batches"]
@@ -110,7 +109,7 @@ def test_an_epoch_needs_a_length_and_a_solver_whose_forgetting_is_free():
 @pytest.mark.parametrize("size", [1, BATCH])
 def test_repeated_samples_are_warned_of_once_and_change_nothing(size):
     x, y = data(n=5 * BATCH)
-    optimizer, twin = (SepSA(network(), torch.optim.Adam, lr=1e-3, solver=s) for s in (None, RLS(ridge=DEFAULT_RIDGE)))
+    optimizer, twin = (SepSA(network(), torch.optim.Adam, lr=1e-3, solver=s) for s in (None, RLS(ridge="evidence")))
     generator = torch.Generator().manual_seed(0)
     with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("always")

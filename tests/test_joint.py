@@ -14,7 +14,6 @@ import sepsa
 from sepsa import RLS, SepSA
 from sepsa.capture import unwrapped_step
 from sepsa.joint import JointOptimizer
-from sepsa.model_parts import DEFAULT_RIDGE
 from test_optimizer import batches, by_hand, check_gradient_scaler, same
 
 needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no torch.optim.Muon")
@@ -55,7 +54,7 @@ def test_each_optimizer_moves_its_parameters_as_it_does_alone():
         torch.optim.Adam(twin[1].parameters(), lr=1e-3),
         torch.optim.AdamW([twin[0].bias, twin[3].bias], lr=1e-3, weight_decay=0.1),
     ]
-    by_hand(twin, alone, RLS(ridge=DEFAULT_RIDGE), batches())
+    by_hand(twin, alone, RLS(ridge="evidence"), batches())
     assert same(model, twin)
     assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2, 2]
 

@@ -68,20 +68,6 @@ def test_a_loss_of_ones_own_gets_nan_but_the_body_does_not():
     close(model, twin)
 
 
-def test_held_out_and_missing_samples_are_both_kept_from_the_body():
-    model = network()
-    optimizer = SepSA(model, torch.optim.SGD, lr=1e-2, solver=SOLVERS["auto"]())
-    inputs, targets = batch(40)
-    targets[3] = NAN
-    for _ in range(3):  # from the second pass on samples are held out
-        with optimizer.observe(targets):
-            mse_loss(model(inputs), targets).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert optimizer.solver.held_out.any()
-    assert all(parameter.isfinite().all() for parameter in model.parameters())
-
-
 CLASSIFIERS = {
     "SoftmaxNewton": (SoftmaxNewton, 3),
     "OnlineLBFGS": (lambda: OnlineLBFGS(loss="cross-entropy", dtype=torch.float64), 3),

@@ -16,7 +16,6 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import sepsa
 from sepsa import RLS, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton
-from sepsa.model_parts import DEFAULT_RIDGE
 
 
 def network():
@@ -63,7 +62,7 @@ def test_it_is_the_loop_by_hand(base):
     model, twin = network(), network()
     optimizer = SepSA(model, base, lr=1e-2)
     train(model, optimizer, batches())
-    by_hand(twin, [base([*twin[0].parameters()], lr=1e-2)], RLS(ridge=DEFAULT_RIDGE), batches())
+    by_hand(twin, [base([*twin[0].parameters()], lr=1e-2)], RLS(ridge="evidence"), batches())
     assert same(model, twin)
     assert not same(model, network())
 
@@ -137,7 +136,7 @@ def test_frozen_body(by):
     if by == "requires_grad":
         model[0].requires_grad_(False)
     optimizer = SepSA(model, torch.optim.Adam, lr=1e-2)
-    solver = RLS(ridge=DEFAULT_RIDGE).bind(twin[-1])
+    solver = RLS(ridge="evidence").bind(twin[-1])
     for inputs, targets in batches():
         if by == "requires_grad":
             train(model, optimizer, [(inputs, targets)])
@@ -176,7 +175,7 @@ def test_learning_rate_schedulers(make):
     model, twin = network(), network()
     optimizer = SepSA(model, torch.optim.Adam, lr=1e-2)
     base = torch.optim.Adam(twin[0].parameters(), lr=1e-2)
-    solver = RLS(ridge=DEFAULT_RIDGE)
+    solver = RLS(ridge="evidence")
     ours, theirs = make(optimizer), make(base)
     for k, batch in enumerate(batches()):
         train(model, optimizer, [batch])
