@@ -232,7 +232,7 @@ def test_muon_takes_the_matrices_and_adamw_the_rest():
     assert (matrices["lr"], matrices["momentum"], rest["lr"], rest["betas"]) == (1e-2, 0.5, 1e-2, (0.8, 0.99))
     tokens = torch.randint(7, (64,))
     losses = [float(optimizer.learn(tokens, one_hot(tokens % 2, 2).float())) for _ in range(50)]
-    assert losses[-1] < losses[0] / 2
+    assert losses[-1] < 1e-2  # of targets with a variance of 1/4
 
 
 def test_muon_needs_a_torch_that_has_it(monkeypatch):

@@ -451,7 +451,7 @@ def test_targets_are_checked_where_they_enter():
 
 def test_it_says_what_it_is():
     text = repr(SepSA(network(), torch.optim.Adam, lr=1e-2))
-    assert text.startswith("SepSA(head='2', solver=RLS(ridge=10, forgetting=1, head=9->2, backend=")
+    assert text.startswith("SepSA(head='2', solver=RLS(ridge=evidence, now 10, forgetting=1, head=9->2, backend=")
     assert "base=Adam (" in text
 
 

@@ -262,6 +262,7 @@ class GraphStep:
         # The optimizer makes its state in the first step, which therefore is not compiled.
         compiled = self.compiled if self.optimizer.state else None
         guard = Guard(self.model, self.optimizer) if compiled is None else None
+        finishes = False
         if self.observer is None or self.solver is None:
             loss, *flags = self._loss_of(compiled, inputs, targets)
         else:
@@ -271,7 +272,8 @@ class GraphStep:
                 loss, *flags = self._loss_of(compiled, inputs, targets)
             if observation.finite is not None:
                 flags.append(observation.finite)
-            if not observation.idle:  # in parallel with the backward pass, which does not need it
+            finishes = not observation.idle
+            if finishes:  # in parallel with the backward pass, which does not need it
                 self.finish_stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(self.finish_stream):
                     self.solver.finish_captured()
@@ -288,7 +290,7 @@ class GraphStep:
             self._loss.copy_(loss.detach())
             self._skipped.add_(~finite)
         self._clear_gradients()  # an eager step after this one would add to them
-        if self.solver is not None:
+        if finishes:
             torch.cuda.current_stream().wait_stream(self.finish_stream)
 
     def _loss_of(self, compiled: CompiledStep | None, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
