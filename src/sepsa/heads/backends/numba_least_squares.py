@@ -620,7 +620,7 @@ class NumbaBackend(TorchBackend):
         addresses = memory.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), 0, LEARNED
         self.heads, self.lam_error = np.array([addresses], np.intp), np.ones((1, 2))  # as `update` takes them
         self.snapshot: Callable[[], Snapshot | None] = lambda: None  # the last one, while somebody has it
-        self._blocks: dict[int, Block] = {}  # by their rows: samples that are held out leave blocks of many sizes
+        self._blocks: dict[int, Block] = {}  # by their rows
         self.load(state, counters)
         self.version = weight[:0]  # which shares the counter by which autograd notices changes
 
