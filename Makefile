@@ -10,13 +10,15 @@ STAMP := $(VENV)/installed
 DEMO := .venv-demo
 # And so does the site.
 SITE := .venv-docs
+# And what is built for publication, in which an environment holds the wheel and another builds it.
+DIST := .venv-dist
 # For `make check`: a page, the goldens, which have a head solver and a stream of each kind, and fast files of every layer.
 PAGE := tests/test_docs.py::test_the_code_on_a_page_prints_what_the_page_shows[docs/how-to-choose.md]
 FAST := tests/test_goldens.py tests/heads/test_checks.py tests/heads/test_per_output.py tests/heads/test_logistic.py \
 	tests/test_observe.py tests/test_several_heads.py tests/states/test_schema.py tests/stream/test_keyed.py \
 	tests/reproduction/test_networks.py tests/reproduction/test_records.py tests/test_project.py
 
-.PHONY: demo test check portable lint kernels docs reproduce clean
+.PHONY: demo test check portable lint kernels docs dist reproduce clean
 
 demo: $(DEMO)/installed
 	$(DEMO)/bin/sepsa demo
@@ -55,6 +57,10 @@ docs: $(SITE)/installed
 	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet --strict
 	@echo "the site is in site/: open site/index.html, or $(SITE)/bin/python -m http.server --directory site"
 
+# Sdist and wheel in dist/, checked; README's code runs with the wheel in an empty environment, outside the repository.
+dist:
+	$(PYTHON) .ci/wheel $(DIST) core stream
+
 $(STAMP): pyproject.toml constraints.txt
 	PYTHON=$(PYTHON) .ci/install $(VENV) dev
 
@@ -65,4 +71,4 @@ $(SITE)/installed: pyproject.toml constraints.txt
 	PYTHON=$(PYTHON) .ci/install $(SITE) docs
 
 clean:
-	rm -rf $(VENV) $(DEMO) $(SITE) site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO) $(SITE) $(DIST) dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -4,8 +4,9 @@
     python docs/notebooks.py drift gallery    # these pages
 
 A page is Markdown. Its ```python blocks run in one namespace and its ```sh blocks in bash, in order, in an empty
-folder. The ```text block behind one of them holds what that block printed, and the PNG files that a page saves are
-beside it. A page that links to the notebook of its own name gets one, with the same code, output and figures.
+folder with the file that np.load reads. The ```text block behind one of them holds what that block printed, and the
+files that a page loads or saves are beside it. A page that links to the notebook of its own name gets one, with the
+same code, output and figures.
 docs/gallery.md shows the programs of examples/: a ```text block holds what the program linked before it prints.
 """
 
@@ -36,6 +37,7 @@ PROGRAM = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 FIGURE = re.compile(r"savefig\(\"([\w-]+\.png)\"")
+DATA = re.compile(r"np\.load\(\"([\w-]+\.npz)\"")
 NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 CLOSE = 0.1  # relative difference of two printed numbers that versions and processors may cause
 
@@ -61,7 +63,7 @@ def cells(text: str) -> Iterator[Cell]:
 def run(page: Path, *programs: Path) -> list[str]:
     """Run the blocks of a page in the current folder; return what each printed.
 
-    Shell blocks look for commands in the folders `programs` first.
+    Shell blocks look for commands in the folders `programs` first. Data that the page loads is beside it.
     """
     printed, namespace = [], {"__name__": "__main__"}
     folders = [
@@ -69,7 +71,10 @@ def run(page: Path, *programs: Path) -> list[str]:
         str(Path(sys.executable).parent),
         os.environ["PATH"],
     ]
-    for cell in cells(page.read_text(encoding="utf-8")):
+    text = page.read_text(encoding="utf-8")
+    for name in DATA.findall(text):
+        shutil.copy(page.with_name(name), name)
+    for cell in cells(text):
         if cell.kind == "python":
             with contextlib.redirect_stdout(io.StringIO()) as out:
                 exec(compile(cell.source, page.name, "exec"), namespace)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import runpy
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,28 @@ def test_the_lock_holds_what_the_constraints_say():
     assert {package: locked.get(package) for package in wanted.keys() - optional} == {
         package: version for package, version in wanted.items() if package not in optional
     }
+
+
+def test_a_published_package_links_to_its_repository(tmp_path):
+    for file in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / file, tmp_path)
+    command = [sys.executable, ROOT / ".ci" / "links", "https://github.com/Owner/name/", tmp_path]
+    subprocess.run(command, check=True, timeout=600)
+    urls = tomllib.loads((tmp_path / "pyproject.toml").read_text("utf-8"))["project"]["urls"]
+    assert urls["Repository"] == "https://github.com/Owner/name"
+    assert urls["Documentation"] == "https://owner.github.io/name/"
+    links = re.findall(r"\]\((.*?)\)", (tmp_path / "README.md").read_text("utf-8"))
+    assert "https://github.com/Owner/name/raw/main/docs/demo.png" in links
+    assert all(link.startswith("https://") for link in links)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert again.returncode == 1
+    assert "has project.urls already" in again.stderr
+
+
+def test_the_wheel_is_tried_with_code_that_pages_show():
+    wheel = runpy.run_path(str(ROOT / ".ci" / "wheel"))
+    for title in {what for shown in wheel["SHOWN"].values() for what in shown} - set(wheel["COMMANDS"]):
+        assert "sepsa" in wheel["section"](title)[1], title
 
 
 def test_the_page_on_the_command_line_lists_every_command():

@@ -1,1 +1,1 @@
-"""Adapters to Spark, Ray, Bytewax, Flower and Kafka; each module imports its engine when used."""
+"""Adapters to Spark, Ray, Bytewax, Flower, Kafka and sktime; each module imports its engine when used."""

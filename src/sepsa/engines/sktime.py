@@ -1,0 +1,154 @@
+"""sktime: a forecaster whose `update` learns new rows, without a refit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+try:
+    import pandas as pd
+    from sktime.forecasting.base import BaseForecaster
+except ModuleNotFoundError as error:
+    missing = (error.name or "").partition(".")[0]
+    raise ModuleNotFoundError(
+        f"sepsa.engines.sktime needs {missing}, which is not installed: pip install 'sepsa[sktime]'", name=missing
+    ) from None
+
+from sepsa.stream.forecast.forecaster import SepSAForecaster
+
+
+class SktimeForecaster(BaseForecaster):  # type: ignore[misc]
+    """`sepsa.SepSAForecaster` as a forecaster of sktime.
+
+    Choose it in pipelines, tuners and evaluations of sktime. `update` learns the new rows, in the time that these rows
+    take, and the forecaster is then as if `fit` had got all rows. Rows up to the last one learned are left out.
+    With `update_params=False` new rows wait: forecasts start after them, and the next `update` learns them. Unless
+    `set_config(remember_data=False)` is called, sktime itself stores all rows.
+
+    Args:
+        horizon: Number of rows that can be forecast. None: the last step of the `fh` that `fit` gets, otherwise 24.
+        lags: As for `sepsa.SepSAForecaster`, and so are all others.
+        seasons: Periods in rows, or "auto".
+        forgetting: Forgetting factors in (0.5, 1], one head for each.
+        ridge: Ridge of the heads.
+        bounds: The least and the largest value that a series can have, None for no bound.
+
+    Examples:
+        >>> import pandas as pd
+        >>> from sepsa.engines.sktime import SktimeForecaster
+        >>> load = pd.Series([float(hour % 24) for hour in range(610)])
+        >>> model = SktimeForecaster(seasons=[24]).set_config(remember_data=False)
+        >>> model.fit(load[:500], fh=[1, 2, 3]).update(load[500:]).predict().round()
+        610    10.0
+        611    11.0
+        612    12.0
+        dtype: float64
+    """
+
+    _tags = {  # noqa: RUF012  sktime's own form
+        "authors": ["sepsa"],
+        "maintainers": ["sepsa"],
+        "python_dependencies": ["sepsa", "numba"],
+        "y_inner_mtype": "pd.DataFrame",
+        "X_inner_mtype": "pd.DataFrame",
+        "capability:multivariate": True,
+        "capability:exogenous": True,
+        "capability:insample": False,
+        "capability:pred_int": True,
+        "capability:pred_int:insample": False,
+        "capability:missing_values": True,
+        "capability:update": True,
+        "capability:categorical_in_X": False,
+        "requires-fh-in-fit": False,
+    }
+
+    def __init__(
+        self,
+        horizon: int | None = None,
+        lags: int | str = "auto",
+        seasons: Sequence[float] | str = "auto",
+        forgetting: Sequence[float] = (0.9995, 0.9998, 1.0),
+        ridge: float = 30.0,
+        bounds: tuple[float | None, float | None] = (None, None),
+    ) -> None:
+        self.horizon, self.lags, self.seasons = horizon, lags, seasons
+        self.forgetting, self.ridge, self.bounds = forgetting, ridge, bounds
+        super().__init__()
+
+    def _fit(self, y: Any, X: Any, fh: Any) -> SktimeForecaster:
+        horizon = self.horizon
+        if horizon is None:
+            horizon = 24 if fh is None else max(1, int(fh.to_relative(self.cutoff).to_numpy().max()))
+        options = {name: value for name, value in self.get_params().items() if name != "horizon"}
+        self.forecaster_ = SepSAForecaster(horizon, **options)
+        self.forecaster_.update(y, as_array(X))
+        self._last = y.index[-1:]
+        self._waits: list[tuple[Any, Any]] = []
+        return self
+
+    def _update(self, y: Any, X: Any = None, update_params: bool = True) -> SktimeForecaster:
+        last = self._waits[-1][0].index[-1] if self._waits else self._last[-1]
+        new = y.index > last
+        if new.any():
+            self._waits = [*self._waits, (y[new], None if X is None else X.reindex(y.index[new]))]
+        if update_params:
+            self.forecaster_, self._last = self._current()
+            self._waits = []
+        return self
+
+    def _current(self) -> tuple[SepSAForecaster, Any]:
+        """The forecaster after the rows that wait, and the index of the last row."""
+        if not self._waits:
+            return self.forecaster_, self._last
+        forecaster = copy.deepcopy(self.forecaster_)
+        for y, X in self._waits:
+            forecaster.update(y, as_array(X))
+        return forecaster, self._waits[-1][0].index[-1:]
+
+    def _predicted(self, fh: Any, X: Any, coverages: Sequence[float] = ()) -> tuple[Any, list[Any]]:
+        """The index of `fh`; the forecasts (steps, series), then the ends of an interval for each coverage."""
+        forecaster, last = self._current()
+        index = fh.to_absolute_index(self.cutoff)
+        if self.cutoff[0] < last[0]:
+            raise NotImplementedError(
+                f"forecasts start after {last[0]}, the last row that was learned, got fh after {self.cutoff[0]}: fit a "
+                "forecaster on the rows up to there"
+            )
+        steps = fh.to_relative(self.cutoff).to_numpy().astype(int)
+        most = int(steps.max())
+        if X is not None:
+            rows = type(fh)(np.arange(1, most + 1), freq=fh.freq)
+            X = as_array(X.reindex(rows.to_absolute_index(self.cutoff)))
+        made: list[Any] = [forecaster.predict(most, X)]
+        for coverage in coverages:
+            made += forecaster.predict(most, X, coverage=coverage)[1:]
+        return index, [np.asarray(part).reshape(most, -1)[steps - 1] for part in made]
+
+    def _predict(self, fh: Any, X: Any) -> Any:
+        index, (made,) = self._predicted(fh, X)
+        return pd.DataFrame(made, index=index, columns=self._get_columns(method="predict"))
+
+    def _predict_quantiles(self, fh: Any, X: Any, alpha: Sequence[float]) -> Any:
+        shares = sorted({abs(2 * a - 1) for a in alpha} - {0.0})
+        index, (made, *ends) = self._predicted(fh, X, shares)
+        by_share = dict(zip(shares, zip(ends[::2], ends[1::2], strict=True), strict=True))
+        parts = [made if a == 0.5 else by_share[abs(2 * a - 1)][a > 0.5] for a in alpha]
+        columns = self._get_columns(method="predict_quantiles", alpha=alpha)
+        return pd.DataFrame(np.stack(parts, -1).reshape(len(index), -1), index=index, columns=columns)
+
+    @classmethod
+    def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
+        """Return the parameters that sktime's checks try.
+
+        Args:
+            parameter_set: The name of a set, all of which are the same.
+        """
+        return [{}, {"horizon": 12, "lags": 3, "seasons": [7], "forgetting": [0.999], "ridge": 3.0}]
+
+
+def as_array(X: Any) -> Any:
+    """Inputs without their names, which sktime has checked."""
+    return None if X is None else X.to_numpy(np.float64)
