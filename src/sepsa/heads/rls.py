@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from sepsa.heads.backends import choose
 from sepsa.heads.backends.captured_least_squares import CapturedState
-from sepsa.heads.backends.choose import Backend, Counters, Problem, UpdateSize
+from sepsa.heads.backends.choose import Backend, Counters, HoldsState, Problem, UpdateSize
 from sepsa.heads.backends.torch_least_squares import TorchBackend
 from sepsa.heads.base import checks, health
 from sepsa.heads.base.checks import check_outputs, check_rows, explain_nonfinite, own_parameters
@@ -132,7 +132,7 @@ class RLS(NormalPosterior):
         """Make this the state; the next update chooses its backend."""
         self._problem = problem
         self._captured: CapturedState | None = None  # what recordings of captured steps write to
-        self._backend: Backend | CapturedState = TorchBackend(problem, state, counters)
+        self._backend: HoldsState = TorchBackend(problem, state, counters)
         self._place: tuple[Any, ...] = ()  # where the head lay when the backend was chosen
         self._chosen: dict[int, str] = {}  # the backends of updates by their number of rows
 
@@ -307,7 +307,7 @@ class RLS(NormalPosterior):
             ValueError: A shape is wrong; nothing was learned.
         """
         linear, backend = self._head(), self._backend
-        plain = sample_weight is None and backend.name == "numba" and cast(Any, backend).is_plain(features, targets)
+        plain = sample_weight is None and backend.is_plain(features, targets)
         if not plain:
             check_rows(linear, features, targets, sample_weight)
         if not self._learn(features, targets, sample_weight, backend if plain else None):
@@ -335,10 +335,7 @@ class RLS(NormalPosterior):
             nonlocal Phi
             if int(backend.counters[STEPS]) > steps:  # an interrupt came after it
                 return
-            if backend is checked_by:
-                Phi = backend.learn_plain(features, targets, lam)
-            else:
-                Phi = backend.learn(features, targets, sample_weight, lam)
+            Phi = backend.learn(features, targets, sample_weight, lam, backend is checked_by)
 
         if self.ridge == "evidence":
             commit(lambda: self._choose_ridge(known, steps, lam, learn))
@@ -360,7 +357,7 @@ class RLS(NormalPosterior):
     def _compiled(members: Sequence[RLS], rows: int) -> list[Any] | None:
         """The backends of solvers that can learn the same rows by one compiled call; None where they cannot."""
         backends: list[Any] = [member._backend_for(rows) for member in members]
-        return backends if all(backend.name == "numba" for backend in backends) else None
+        return backends if all(backend.learns_together for backend in backends) else None
 
     @staticmethod
     def _learn_together(
