@@ -486,9 +486,8 @@ def save(memory, shapes, weight, bias, pending, saved):
 def learn(memory, shapes, block, weight, bias, samples, lam_error, saved):
     """Learn the rows Φ (n, p), Y (n, m), already scaled by the roots of their weights, which sum to `samples`.
 
-    `memory` has these `shapes`, `block` holds Φ, Y and buffers for F and E, and `weight` and `bias` are the head's
-    own. `lam_error` has the forgetting, and gets the sum of the squared errors before the rows are learned. `saved`, a
-    `Snapshot`, gets what is there before, unless it is empty or has it.
+    `block` is Φ, Y and buffers for F and E; `weight` and `bias` are the head's own. `lam_error` has the forgetting, and
+    gets the sum of the squared errors before. `saved`, a `Snapshot`, gets the state before, if it lacks it.
     """
     (Phi, Y, F, E), part = block, views(memory, shapes)
     (n, p), m, lam = Phi.shape, Y.shape[1], lam_error[0]
