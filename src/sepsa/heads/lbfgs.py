@@ -348,12 +348,8 @@ class OnlineLBFGS(OwnsHead):
             Outputs (..., out_features), computed in the solver's dtype.
         """
         linear = self._ready()
-        check_rows(linear, features)
-        Phi = parameters.rows(linear, features, self.dtype)
-        if not bool(Phi.square().sum().isfinite()):
-            raise explain_nonfinite(features, None, linear)
-        outputs = Phi @ parameters.follow(linear, self._state.W).T
-        return outputs.reshape(*features.shape[:-1], linear.out_features).to(linear.weight.dtype)
+        Phi, W = parameters.rows_to_predict(linear, features, self._state.W)
+        return (Phi @ W.T).reshape(*features.shape[:-1], len(W)).to(linear.weight.dtype)
 
 
 def check_settings(loss: str, memory: int, forgetting: float) -> None:

@@ -6,7 +6,7 @@ The mathematics is in `math.least_squares`, whose symbols are used here; `backen
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -16,15 +16,12 @@ from torch.nn import functional
 
 from sepsa.heads.backends import choose
 from sepsa.heads.backends.captured_least_squares import CapturedState
-from sepsa.heads.backends.choose import Backend, Counters, Problem, UpdateSize
+from sepsa.heads.backends.choose import Backend, Counters, HoldsState, Problem, UpdateSize
 from sepsa.heads.backends.torch_least_squares import TorchBackend
 from sepsa.heads.base import checks, health
 from sepsa.heads.base.checks import check_outputs, check_rows, explain_nonfinite, own_parameters
-from sepsa.heads.base.delta import Delta
-from sepsa.heads.base.delta import learn as learn_delta
-from sepsa.heads.base.delta import since as delta_since
-from sepsa.heads.base.parameters import bias_words, commit, follow, ridges, samples, start, store
-from sepsa.heads.base.posterior import NormalPosterior
+from sepsa.heads.base.exact import ExactArithmetic
+from sepsa.heads.base.parameters import bias_words, commit, follow, ridges, start, store
 from sepsa.heads.base.rls_state import RLSSettings, read_root, write_root
 from sepsa.heads.math import evidence, least_squares
 from sepsa.heads.math.anneal import annealed_forgetting, ridge_weight
@@ -36,7 +33,7 @@ from sepsa.validation import in_range
 _SIZES = 64  # numbers of rows for which the choice of a backend is remembered
 
 
-class RLS(NormalPosterior):
+class RLS(ExactArithmetic):
     """Train a linear head by recursive least squares: an exact Newton step on the squared loss per update.
 
     Choose it for regression where a p x p matrix fits in memory, p the number of features and the bias. After any
@@ -90,6 +87,7 @@ class RLS(NormalPosterior):
         (torch.Size([3, 1]), torch.Size([3, 1]))
     """
 
+    _problem: Problem
     learns_moments = True  # rows with equal second moments are equal to it: see sepsa.distributed
     forgets = True  # in the next update; see `sepsa.heads.Forgets`
     _ratio, _epoch = 1.0, None  # of `anneal`
@@ -132,7 +130,7 @@ class RLS(NormalPosterior):
         """Make this the state; the next update chooses its backend."""
         self._problem = problem
         self._captured: CapturedState | None = None  # what recordings of captured steps write to
-        self._backend: Backend | CapturedState = TorchBackend(problem, state, counters)
+        self._backend: HoldsState = TorchBackend(problem, state, counters)
         self._place: tuple[Any, ...] = ()  # where the head lay when the backend was chosen
         self._chosen: dict[int, str] = {}  # the backends of updates by their number of rows
 
@@ -307,7 +305,7 @@ class RLS(NormalPosterior):
             ValueError: A shape is wrong; nothing was learned.
         """
         linear, backend = self._head(), self._backend
-        plain = sample_weight is None and backend.name == "numba" and cast(Any, backend).is_plain(features, targets)
+        plain = sample_weight is None and backend.is_plain(features, targets)
         if not plain:
             check_rows(linear, features, targets, sample_weight)
         if not self._learn(features, targets, sample_weight, backend if plain else None):
@@ -334,10 +332,7 @@ class RLS(NormalPosterior):
             nonlocal Phi
             if int(backend.counters[STEPS]) > steps:  # an interrupt came after it
                 return
-            if backend is checked_by:
-                Phi = backend.learn_plain(features, targets, lam)
-            else:
-                Phi = backend.learn(features, targets, sample_weight, lam)
+            Phi = backend.learn(features, targets, sample_weight, lam, backend is checked_by)
 
         if self.ridge == "evidence":
             commit(lambda: self._choose_ridge(known, steps, lam, learn))
@@ -354,31 +349,6 @@ class RLS(NormalPosterior):
         if not self.forgets:
             return 1.0
         return self.forgetting if self._ratio == 1.0 else annealed_forgetting(self.forgetting, self._ratio)
-
-    @staticmethod
-    def _compiled(members: Sequence[RLS], rows: int) -> list[Any] | None:
-        """The backends of solvers that can learn the same rows by one compiled call; None where they cannot."""
-        backends: list[Any] = [member._backend_for(rows) for member in members]
-        return backends if all(backend.name == "numba" for backend in backends) else None
-
-    @staticmethod
-    def _learn_together(
-        members: Sequence[RLS], backends: list[Any], samples: Sequence[Tensor | None], lam_error: Any
-    ) -> list[bool]:
-        """Let solvers of copies of one head learn the same samples, checked already, by one compiled call.
-
-        `lam_error` (J, 2) gets the forgetting of each, and the sum of its squared errors before. Returns which of them
-        have learned.
-        """
-        steps = [int(own.counters[STEPS]) for own in backends]
-        noted = [count % health.EVERY == 0 for count in steps]
-        before = [own.state.W.clone() if note else None for own, note in zip(backends, noted, strict=True)]
-        lam_error[:, 0] = [member._forgetting(own) for member, own in zip(members, backends, strict=True)]
-        learned = backends[0].learn_together(backends, *samples, lam_error)
-        for member, Phi, old, count in zip(members, learned, before, steps, strict=True):
-            if Phi is not None and old is not None:
-                member._recent.note(Phi, old, count)
-        return [Phi is not None for Phi in learned]
 
     def anneal(self, ratio: float, samples_per_epoch: int | None = None) -> None:
         """Remember ratio^-2 times as many updates: the forgetting becomes 1 - (1 - `forgetting`) * ratio^2.
@@ -545,79 +515,10 @@ class RLS(NormalPosterior):
         if self._captured is not None:
             self._captured.finish()
 
-    # ------------------------------------------------------------------ exact arithmetic
-
-    @torch.no_grad()
-    def unlearn(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> None:
-        """Remove samples learned before, as if the head had never seen them. Needs forgetting 1.
-
-        Args:
-            features: Inputs of the head (..., in_features), as they were learned.
-            targets: Targets (..., out_features), as they were learned.
-            sample_weight: Weights (...), as they were learned.
-
-        Raises:
-            ValueError: The head's curvature or its objective shows that it never learned these samples, or they are so
-                large that the result would be wrong by more than a millionth; nothing changed.
-        """
-        (state, counters), linear = self._read(), self._head()
-        self._remembers_all("unlearn")
-        check_rows(linear, features, targets, sample_weight)
-        Phi, Y, total = samples(linear, features, targets, sample_weight, state.T.dtype)
-        if not math.isfinite(float(Phi.square().sum() + Y.square().sum())):
-            raise explain_nonfinite(features, targets, linear)
-        steps, seen, cursor, _, _ = counters
-        state = state._replace(W=follow(linear, state.W))
-        new = least_squares.unlearn(state, Phi, Y, total, seen, self._problem.prior, self._problem.ridge)
-        self._eager()
-        self._take(new, np.array([steps, max(0.0, seen - total), cursor, 0.0, 0.0]))
-
-    @torch.no_grad()
-    def delta_since(self, mark: dict[str, Any] | None = None) -> Delta:
-        """Return what the head has learned since an earlier state, to `merge` into another head. Needs forgetting 1.
-
-        Args:
-            mark: An earlier result of `state_dict` of this head; None for everything since `bind`.
-
-        Returns:
-            A `Delta`, whose size does not depend on the number of samples.
-        """
-        (state, counters), linear = self._read(), self._head()
-        self._remembers_all("delta_since")
-        state = state._replace(W=follow(linear, state.W))
-        _, prior, ridge = self._at_bind()
-        if self.ridge == "evidence":
-            state = evidence.with_ridge(state, self._problem.prior, ridge, prior)
-        return delta_since(mark, linear, state, counters, prior, ridge)
-
     def _at_bind(self) -> Problem:
         """The prior and the ridges before any sample, by which two heads may be merged."""
         by_evidence = self.ridge == "evidence"
         return self._problem_for(self._head(), Choice(evidence.START, 1.0)) if by_evidence else self._problem
-
-    @torch.no_grad()
-    def merge(self, other: RLS | Delta) -> None:
-        """Add what another head has learned, exactly, as if this head had seen its samples. Needs forgetting 1.
-
-        Args:
-            other: A `Delta`, or an `RLS` bound to a copy of the same initial head with the same ridge.
-
-        Raises:
-            ValueError: The two started from different weights, ridges or dtypes; nothing changed.
-        """
-        if not isinstance(other, (RLS, Delta)):
-            raise TypeError(f"other must be an RLS or a Delta, which delta_since returns, got {type(other).__name__}")
-        (state, counters), linear = self._read(), self._head()
-        self._remembers_all("merge")
-        delta = other if isinstance(other, Delta) else other.delta_since()
-        state = state._replace(W=follow(linear, state.W))
-        _, prior, ridge = self._at_bind()
-        new = learn_delta(state, delta, prior, ridge, linear.weight.dtype)
-        steps, seen, cursor, _, _ = counters
-        self._eager()
-        self._take(new, np.array([steps + delta.steps, seen + delta.samples, cursor, 0.0, 0.0]))
-        if self.ridge == "evidence":
-            self._choose_ridge(seen, int(steps), 1.0)
 
     def _take(self, state: LeastSquaresState, counters: Counters, choice: Choice | None = None) -> None:
         """Make this the state, with a choice of the ridge where one is given, and its W the weights of the head."""
@@ -633,13 +534,6 @@ class RLS(NormalPosterior):
             store(linear, head)
 
         commit(write)
-
-    def _remembers_all(self, verb: str) -> None:
-        if self.forgetting != 1.0:
-            raise ValueError(
-                f"{verb} is exact only at forgetting 1, got {self.forgetting:g}: "
-                "with forgetting, a head depends on when each sample came"
-            )
 
     # ------------------------------------------------------------------ prediction
 

@@ -6,9 +6,8 @@ import contextlib
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,11 +18,23 @@ from sepsa.heads.base.parameters import commit, copy_head, heads_of, join, store
 from sepsa.heads.logistic import LogisticNewton
 from sepsa.heads.math import score as scores
 from sepsa.heads.math.cross_entropy import is_large
-from sepsa.heads.math.least_squares import SAMPLES, STEPS
-from sepsa.heads.math.score import Score
-from sepsa.heads.protocols import Anneals, HeadSolver, NotFinite, Revertible
+from sepsa.heads.protocols import Anneals, HeadSolver, Revertible
 from sepsa.heads.rls import RLS
 from sepsa.heads.softmax import SoftmaxNewton
+from sepsa.heads.tuning import (
+    HISTORY_LIMIT,
+    RESTS,
+    SETTLED,
+    Choice,
+    Learning,
+    Progress,
+    alone_with,
+    changed,
+    compiled_backends,
+    loss_of,
+    read_progress,
+    settings_of,
+)
 from sepsa.states import schema
 
 # Of the members for least squares, whose ridges are by evidence; the first is active before any has made another error.
@@ -37,32 +48,10 @@ LEAST, MOST = 1e-4, 1e6  # relative ridges beyond which no member goes
 # In mini-batches of a deep network the loss at the next batch would let the ridge grow without end, because the body
 # changes the features anyway; benchmarks/language.py: from 3 batches on, an annealed head ends where it ends best.
 BATCHES = 3.0
-RESTS, SETTLED = -1, -2  # no comparison runs; none will run any more
-_HISTORY_LIMIT = 1000
 _KEYS = {"members", "heads", "sums", "products", "count", "active", "steps", "scale", "started", "history"}
 # Attributes of the member that sets the head's weights.
 _OF_THE_BEST = ("backend", "class_shares", "class_weight", "covariance", "health", "objective", "pos_weight",
                 "predict", "predict_proba", "ridge_left", "ridge_now", "samples", "sample")  # fmt: skip
-
-
-class Choice(NamedTuple):
-    """From this update on, a member with these settings sets the head's weights."""
-
-    step: int
-    forgetting: float
-    ridge: float
-
-
-class Progress(NamedTuple):
-    """What an update replaces beside the members."""
-
-    score: Score
-    active: int  # the member that sets the head's weights
-    learned: tuple[int, ...]  # how many updates each member has learned
-    steps: int = 0  # the updates
-    scale: float = 0.0  # of the ridges; 0 before the first update
-    started: int = 0  # the update before which the running comparison started, or `RESTS` or `SETTLED`
-    history: tuple[Choice, ...] = ()
 
 
 class SelfTuning(OwnsHead):
@@ -311,7 +300,7 @@ class SelfTuning(OwnsHead):
         alone = copy.copy(self.best)
         alone.raise_ridge(ridge)
         now = alone_with(self._now, SETTLED)
-        history = (*now.history, Choice(now.steps, *settings_of(alone)))[-_HISTORY_LIMIT:]
+        history = (*now.history, Choice(now.steps, *settings_of(alone)))[-HISTORY_LIMIT:]
         self._assign(members=[alone], _now=now._replace(history=history))
 
     # ------------------------------------------------------------------ learning
@@ -378,7 +367,7 @@ class SelfTuning(OwnsHead):
         unmoved, unscaled = self._move(linear), self._now
         before = unscaled if unscaled.scale else self._scaled(features)
         members, samples = self.members, (features, targets, weight)
-        backends = RLS._compiled(members, features.numel() // linear.in_features) if squared else None
+        backends = compiled_backends(members, features.numel() // linear.in_features) if squared else None
         learning = Learning(members, samples, before, backends, squared)
         # What compiled updates compute anyway is not computed twice.
         if backends is None or weight is not None or len(members) == 1:
@@ -499,85 +488,6 @@ def members_of(kind: type, **settings: Any) -> list[Any]:
     return [make(**({"ridge": "evidence", "forgetting": lam} | settings)) for lam in forgettings]
 
 
-class Learning:
-    """One update of all members, which an interrupt may make run twice: a member learns its samples once."""
-
-    def __init__(self, members: list[Any], samples: Any, before: Progress, backends: Any, squared: bool) -> None:
-        self.members, self.samples, self.before = members, samples, before
-        self.backends, self.squared = backends, squared
-        self.errors: list[float] | None = None
-        self.size = 0.0
-        self.refusals: list[Any] = [None] * len(members)
-        self.lam_error = np.empty((len(members), 2))
-        self.known = [(float(own.counters[SAMPLES]), int(own.counters[STEPS])) for own in backends or ()]
-        self.again = False
-
-    def run(self) -> None:
-        """Let every member learn the samples that has not learned them yet."""
-        again, self.again = self.again, True
-        have = [again and member.steps > count for member, count in zip(self.members, self.before.learned, strict=True)]
-        if self.backends is None:
-            for k, member in enumerate(self.members):
-                if not have[k]:
-                    self.refusals[k] = refusal(member, self.samples, self.squared)
-            return
-        if not any(have):
-            have = RLS._learn_together(self.members, self.backends, self.samples, self.lam_error)
-        self.refusals[:] = [not one for one in have]
-        for k, member in enumerate(self.members):
-            if have[k] and member.ridge == "evidence":
-                member._choose_ridge(*self.known[k], float(self.lam_error[k, 0]))
-        if self.errors is None and len(self.members) > 1:
-            targets = self.samples[1]
-            self.errors, self.size = (self.lam_error[:, 1] / targets.numel()).tolist(), mean_square(targets)
-
-
-def settings_of(member: Any) -> tuple[float, float]:
-    """The forgetting and the ridge of a solver."""
-    ridge = member.ridge_now if isinstance(member, RLS) and member.linear is not None else getattr(member, "ridge", 0.0)
-    return getattr(member, "forgetting", 1.0), ridge
-
-
-def refusal(member: Any, samples: Any, checked: bool) -> NotFinite | bool | None:
-    """Let a solver learn samples; an error, or True, for numbers that are not finite.
-
-    `checked`: the solver is an `RLS`, and its samples are checked already.
-    """
-    if checked:
-        return not member._learn(*samples)
-    try:
-        member.update(*samples)
-    except NotFinite as error:
-        return error
-    return None
-
-
-def loss_of(member: Any, features: Tensor, targets: Tensor, weight: Tensor | None) -> Tensor:
-    """The mean loss of a member at samples, by their weights where it is a `NewtonHead`."""
-    if isinstance(member, NewtonHead):
-        return member._loss_at(features, targets, weight)
-    loss: Tensor = member.loss(member.linear(features.detach().to(member.linear.weight.dtype)), targets)
-    return loss
-
-
-def mean_square(targets: Tensor) -> float:
-    """The mean square of all numbers."""
-    values = targets.numpy(force=True).ravel()
-    return float(values.dot(values)) / values.size
-
-
-def replace(heads: list[Tensor], values: list[Tensor]) -> None:
-    """Give heads other weights, all of them or none."""
-    commit(lambda: torch._foreach_copy_(heads, values))
-
-
-def alone_with(now: Progress, started: int) -> Progress:
-    """The progress where the active member goes on alone: `RESTS` or `SETTLED`."""
-    return now._replace(
-        score=scores.start(1), active=0, learned=now.learned[now.active : now.active + 1], started=started
-    )
-
-
 def heaviest(member: Any, now: Progress) -> float:
     """The ridge that weighs as much as `BATCHES` mean batches in the curvature; no limit for batches that are small."""
     linear, n = member.linear, member.samples / max(now.steps, 1)
@@ -587,25 +497,6 @@ def heaviest(member: Any, now: Progress) -> float:
     return float(BATCHES * n * now.scale / unit)
 
 
-def changed(now: Progress, active: int, members: Sequence[Any]) -> Progress:
-    """The progress with this active member, which `history` notes where it is another."""
-    if active == now.active:
-        return now
-    change = Choice(now.steps, *settings_of(members[active]))
-    return now._replace(active=active, history=(*now.history, change)[-_HISTORY_LIMIT:])
-
-
-def read_progress(saved: schema.Entries, learned: list[int]) -> Progress:
-    """The progress in a saved state, whose members have learned so many updates."""
-    J = len(learned)
-    sums, products = (
-        saved.tensor(name, (J,) * k, torch.float64).tolist() for name, k in (("sums", 1), ("products", 2))
-    )
-    score = Score(saved.number("count", 0.0), sums, products)
-    history = saved.items("history")
-    changes = tuple(
-        Choice(one.integer(0), one.number(1, 0.0, 1.0), one.number(2, 0.0))
-        for one in (history.items(k, 3) for k in range(len(history)))
-    )
-    numbers = saved.integer("steps"), saved.number("scale", 0.0), saved.integer("started", SETTLED)
-    return Progress(score, saved.integer("active", 0, J - 1), tuple(learned), *numbers, changes)
+def replace(heads: list[Tensor], values: list[Tensor]) -> None:
+    """Give heads other weights, all of them or none."""
+    commit(lambda: torch._foreach_copy_(heads, values))

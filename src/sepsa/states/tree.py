@@ -148,23 +148,16 @@ def not_finite(state: Any, path: str = "state") -> Iterator[str]:
 
     The first rows of a stream learner are left out: they are data, in which NaN is a missing value.
     """
-    if isinstance(state, (Tensor, np.ndarray)):
-        if not is_finite(state):
+    if isinstance(state, Tensor):
+        if not bool(state.isfinite().all()):
             yield path
-    elif isinstance(state, Mapping):
-        for key, value in state.items():
+    elif isinstance(state, np.ndarray):
+        if state.dtype.kind == "f" and not bool(np.isfinite(state).all()):
+            yield path
+    elif isinstance(state, (Mapping, list, tuple)):
+        for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
             if key != "warm_up":
                 yield from not_finite(value, f"{path}[{key!r}]")
-    elif isinstance(state, (list, tuple)):
-        for i, value in enumerate(state):
-            yield from not_finite(value, f"{path}[{i}]")
-
-
-def is_finite(array: Any) -> bool:
-    """Whether an array or tensor has no NaN or Inf."""
-    if isinstance(array, Tensor):
-        return bool(array.isfinite().all())
-    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
 def tensors_of(state: Any) -> Iterator[Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+import copy
+import pickle
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,10 @@ from torch.nn.functional import one_hot
 from sepsa.heads.protocols import HeadSolver
 
 K = 6  # in_features of the heads in the checks
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda parts: pickle.loads(pickle.dumps(parts)),
+}
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,12 @@ class Case:
         expect(bound is solver, "bind(linear) returns the solver", f"it returned {bound!r}")
         return solver, linear
 
+    def started(self, count: int = 5, n: int = 16, dtype: torch.dtype = torch.float64) -> Any:
+        """A solver that has learned so many batches of n samples."""
+        solver, _ = self.start(dtype=dtype)
+        learn(solver, self.stream(count, n=n))
+        return solver
+
     def stream(self, count: int, n: int = 16, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of samples and noisy targets; for classes, one-hot targets."""
         generator = torch.Generator().manual_seed(seed)
@@ -73,8 +84,18 @@ def expect(condition: object, promised: str, happened: str) -> None:
 
 def expect_state(solver: Any, expected: list[tuple[str, Any]], promised: str, happened: str) -> None:
     """Raise an AssertionError unless the solver is as in the snapshot; `happened` gets the path of a difference."""
-    path = difference(expected, snapshot(solver))
+    expect_same(expected, snapshot(solver), promised, happened)
+
+
+def expect_same(one: list[tuple[str, Any]], other: list[tuple[str, Any]], promised: str, happened: str) -> None:
+    """Raise an AssertionError unless two snapshots are equal; `happened` gets the path of a difference."""
+    path = difference(one, other)
     expect(not path, promised, happened.format(path))
+
+
+def expect_change(solver: Any, before: list[tuple[str, Any]], promised: str) -> None:
+    """Raise an AssertionError if the solver is as in the snapshot."""
+    expect(difference(before, snapshot(solver)), promised, "nothing changed")
 
 
 def refused(use: Callable[[], object], kind: type[Exception] | tuple[type[Exception], ...], promised: str) -> None:
@@ -120,9 +141,7 @@ def difference(one: list[tuple[str, Any]], other: list[tuple[str, Any]]) -> str:
 def not_finite(taken: list[tuple[str, Any]]) -> str:
     """The path of the first NaN or Inf in a snapshot; empty: all is finite."""
     for path, leaf in taken:
-        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
-            return path.strip(".")
-        if isinstance(leaf, float) and not math.isfinite(leaf):
+        if isinstance(leaf, (Tensor, float)) and not bool(torch.isfinite(torch.as_tensor(leaf)).all()):
             return path.strip(".")
     return ""
 

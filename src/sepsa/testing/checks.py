@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import math
-import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,8 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads.protocols import Capturable, NotFinite
-from sepsa.testing.case import Case, K, difference, expect, expect_state, learn, leaves, not_finite, refused, snapshot
+from sepsa.heads.protocols import Capturable, NotFinite, Revertible
+from sepsa.testing.case import (
+    COPIES,
+    Case,
+    K,
+    expect,
+    expect_change,
+    expect_state,
+    learn,
+    leaves,
+    not_finite,
+    refused,
+    snapshot,
+)
 
 # ---------------------------------------------------------------------- learning
 
@@ -138,8 +148,7 @@ BAD: dict[str, tuple[Callable[[Tensor, Tensor], tuple[Any, ...]], type[Exception
 def bad_input_changes_nothing(case: Case) -> None:
     """Bad input is refused by a TypeError or ValueError, and changes nothing."""
     for n in (3, 40):
-        solver, _ = case.start()
-        learn(solver, case.stream(5))
+        solver = case.started()
         before = snapshot(solver)
         x, y = next(case.stream(1, n=n, seed=1))
         for what, (spoil, kind) in BAD.items():
@@ -148,7 +157,7 @@ def bad_input_changes_nothing(case: Case) -> None:
             expect_state(solver, before, f"{what} changes nothing", "it changed {}")
         weight = torch.rand(n, generator=torch.Generator().manual_seed(0)).double()
         solver.update(x, y, *([weight] if case.weighted else []))
-        expect(difference(before, snapshot(solver)), "it learns on after bad input", "a good batch changed nothing")
+        expect_change(solver, before, "it learns on after bad input")
 
 
 def too_large_is_refused_or_survived(case: Case) -> None:
@@ -162,8 +171,7 @@ def too_large_is_refused_or_survived(case: Case) -> None:
         large["targets of 1e5 on a float16 head"] = (torch.float16, x, 1e5 * y)
         large["targets of 1e30 on a bfloat16 head"] = (torch.bfloat16, x, 1e30 * y)
     for what, (dtype, features, targets) in large.items():
-        solver, _ = case.start(dtype=dtype)
-        learn(solver, case.stream(5))
+        solver = case.started(dtype=dtype)
         before = snapshot(solver)
         try:
             solver.update(features, targets)
@@ -210,15 +218,10 @@ def resumed(case: Case, solver: Any) -> Any:
 
 def copies_go_on_alike(case: Case) -> None:
     """A checkpoint, a pickle and a deepcopy go on bit for bit, and share nothing with the original."""
-    ways: dict[str, Callable[[Any], Any]] = {
-        "checkpoint": lambda solver: resumed(case, solver),
-        "pickle": lambda solver: pickle.loads(pickle.dumps(solver)),
-        "deepcopy": copy.deepcopy,
-    }
+    ways: dict[str, Callable[[Any], Any]] = {"checkpoint": partial(resumed, case), **COPIES}
     for n in (1, 16):
         for way, again in ways.items():
-            solver, _ = case.start()
-            learn(solver, case.stream(13, n=n))
+            solver = case.started(13, n)
             other = again(solver)
             before = snapshot(solver)
             expect_state(other, before, f"a {way} is the same bit for bit", "{} differs")
@@ -236,8 +239,7 @@ def copies_go_on_alike(case: Case) -> None:
 
 def wrong_states_change_nothing(case: Case) -> None:
     """States of another size, or with an entry missing, extra or damaged, are refused and change nothing."""
-    solver, _ = case.start()
-    learn(solver, case.stream(3))
+    solver = case.started(3)
     state = solver.state_dict()
     larger, _ = case.start(k=K + 2)
     wrong: list[tuple[str, Any, dict[str, Any]]] = [
@@ -248,9 +250,8 @@ def wrong_states_change_nothing(case: Case) -> None:
     wrong += [(f"without {key!r}", solver, {k: v for k, v in state.items() if k != key}) for key in state]
     for key, value in state.items():
         if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
-            wrong.append((f"with NaN in {key!r}", solver, state | {key: torch.full_like(value, math.nan)}))
-            wrong.append((f"with another shape of {key!r}", solver, state | {key: value.new_zeros(*value.shape, 2)}))
-            wrong.append((f"with a string for {key!r}", solver, state | {key: "no"}))
+            spoiled = {"NaN": value * math.nan, "another shape": value.new_zeros(*value.shape, 2), "a string": "no"}
+            wrong += [(f"with {what} for {key!r}", solver, state | {key: bad}) for what, bad in spoiled.items()]
     for what, one, wrong_state in wrong:
         before = snapshot(one)
         refused(lambda: one.load_state_dict(wrong_state), ValueError, f"a state {what} raises ValueError")  # noqa: B023
@@ -259,14 +260,13 @@ def wrong_states_change_nothing(case: Case) -> None:
 
 def rolls_back(case: Case) -> None:
     """With `checkpoint` and `rollback`: updates are undone bit for bit."""
-    solver, _ = case.start()
-    if not (hasattr(solver, "checkpoint") and hasattr(solver, "rollback")):
+    solver = case.started()
+    if not isinstance(solver, Revertible):
         return
-    learn(solver, case.stream(5))
     before, token = snapshot(solver), solver.checkpoint()
     for n in (1, 16):
         learn(solver, case.stream(3, n=n, seed=1))
-        expect(difference(before, snapshot(solver)), "updates change something", "they did not")
+        expect_change(solver, before, "updates change something")
         solver.rollback(token)
         expect_state(solver, before, "rollback(checkpoint()) undoes updates bit for bit", "{} differs")
 
@@ -304,12 +304,10 @@ def captured_updates_equal_update(case: Case) -> None:
             solver.finish_captured()
         plain.update(x, y)
     solver.finish_captured()
-    for name, parameter in linear.named_parameters():
-        off = float((parameter - other.get_parameter(name)).detach().abs().max())
-        expect(off <= 1e-4, "update_captured learns what update does", f"the head's {name} is {off:.3g} off")
-    x, y = next(case.stream(1, seed=2))
-    both: list[Any] = [solver, plain]  # a plain update may follow captured ones
-    for one in both:
-        one.update(x, y)
-    off = float((linear.weight - other.weight).detach().abs().max())
-    expect(off <= 1e-4, "update goes on after update_captured", f"the head's weight is {off:.3g} off")
+    for promised in ("update_captured learns what update does", "update goes on after update_captured"):
+        for name, parameter in linear.named_parameters():
+            off = float((parameter - other.get_parameter(name)).detach().abs().max())
+            expect(off <= 1e-4, promised, f"the head's {name} is {off:.3g} off")
+        both: list[Any] = [solver, plain]  # a plain update may follow captured ones
+        for one in both:
+            learn(one, case.stream(1, seed=2))

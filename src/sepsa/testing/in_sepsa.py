@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from sepsa.optimizer import SepSA
-from sepsa.testing.case import Case, difference, expect, expect_state, leaves, refused, snapshot
+from sepsa.testing.case import COPIES, Case, expect, expect_change, expect_same, expect_state, leaves, refused, snapshot
 
 
 def drops_into_sepsa(case: Case) -> None:
@@ -72,10 +70,6 @@ def started(case: Case) -> tuple[nn.Sequential, SepSA[Any], Tensor, Tensor]:
 
 def copies_with_a_scheduler(case: Case) -> None:
     """Copies and pickles of a SepSA with a learning-rate scheduler train like the original and leave it alone."""
-    ways: dict[str, Callable[[Any], Any]] = {
-        "deepcopy": copy.deepcopy,
-        "pickle": lambda parts: pickle.loads(pickle.dumps(parts)),
-    }
 
     def train(optimizer: SepSA[Any], scheduler: Any) -> list[tuple[str, Any]]:
         for i in range(3, 7):
@@ -83,7 +77,7 @@ def copies_with_a_scheduler(case: Case) -> None:
             scheduler.step()
         return everything(optimizer)
 
-    for way, again in ways.items():
+    for way, again in COPIES.items():
         model, optimizer, x, y = started(case)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
         optimizer.step()  # of no gradients: torch's schedulers want to follow a step
@@ -92,14 +86,11 @@ def copies_with_a_scheduler(case: Case) -> None:
         twin, other, follower = again((model, optimizer, scheduler))
         expect(other.model is twin, f"a {way} has the copied model", "it has another one")
         learned = train(other, follower)
-        path = difference(before, everything(optimizer))
-        expect(not path, f"a {way} with a scheduler leaves the original alone", f"its steps changed {path} there")
-        path = difference(learned, train(optimizer, scheduler))
-        expect(not path, f"a {way} with a scheduler trains like the original", f"{path} differs after 4 steps")
-        alone = again(optimizer)
-        alone.learn(x[:20], y[:20])
-        path = difference(learned, everything(optimizer))
-        expect(not path, f"a {way} of the optimizer alone is its own", f"its step changed {path} in the original")
+        kept = f"a {way} with a scheduler"
+        expect_same(before, everything(optimizer), f"{kept} leaves the original alone", "its steps changed {} there")
+        expect_same(learned, train(optimizer, scheduler), f"{kept} trains like the original", "{} differs")
+        again(optimizer).learn(x[:20], y[:20])
+        expect_same(learned, everything(optimizer), f"a {way} of the optimizer alone is its own", "its step changed {}")
 
 
 def everything(optimizer: SepSA[Any]) -> list[tuple[str, Any]]:
@@ -133,7 +124,7 @@ def frozen_heads_stay(case: Case) -> None:
         expect_state(solver, before, "it changes nothing", "{} changed")
     head.requires_grad_(True)
     optimizer.learn(x[:20], y[:20])
-    expect(difference(before, snapshot(solver)), "a head learns again once it is not frozen", "it did not change")
+    expect_change(solver, before, "a head learns again once it is not frozen")
 
 
 def other_dtypes_are_followed(case: Case) -> None:
@@ -150,9 +141,9 @@ def other_dtypes_are_followed(case: Case) -> None:
         for n in (1, 20):
             for one in (optimizer, twin):
                 one.learn(x[:n].to(dtype), y[:n].to(dtype))
-        expect(difference(before, snapshot(optimizer.solver)), f"the head learns in {dtype}", "it did not change")
-        path = difference(everything(optimizer), everything(twin))
-        expect(not path, f"a state saved in {dtype} goes on bit for bit", f"{path} differs")
+        expect_change(optimizer.solver, before, f"the head learns in {dtype}")
+        promised = f"a state saved in {dtype} goes on bit for bit"
+        expect_same(everything(optimizer), everything(twin), promised, "{} differs")
 
 
 def changed_heads_are_named(case: Case) -> None:
@@ -165,9 +156,8 @@ def changed_heads_are_named(case: Case) -> None:
         uses = (lambda: optimizer.learn(x, y), lambda: optimizer.solver.update(features, y[:20]))
         for use in uses:
             refused(use, ValueError, f"a head whose {name} is computed raises ValueError")
-        path = difference(leaves(before), leaves(optimizer.solver.state_dict()))
-        expect(not path, "it changes nothing", f"{path} changed")
+        expect_same(leaves(before), leaves(optimizer.solver.state_dict()), "it changes nothing", "{} changed")
         parametrize.remove_parametrizations(optimizer.head, name)
     before = snapshot(optimizer.solver)
     optimizer.learn(x[:20], y[:20])
-    expect(difference(before, snapshot(optimizer.solver)), "a plain head learns again", "it did not change")
+    expect_change(optimizer.solver, before, "a plain head learns again")

@@ -12,15 +12,14 @@ from typing import Any
 
 import torch
 
-from sepsa.testing.case import Case, difference, expect, learn, snapshot
+from sepsa.testing.case import Case, difference, expect, snapshot
 
 
 def interrupts_leave_before_or_after(case: Case) -> None:
     """An exception at any instant of `update` leaves the state before the update or the one after it."""
     generator = random.Random(0)
     for n in (1, 16):
-        solver, _ = case.start()
-        learn(solver, case.stream(5, n=n))
+        solver = case.started(n=n)
         x, y = next(case.stream(1, n=n, seed=1))
         torn = interrupt(solver, lambda one: one.update(x, y), (case.interrupts + 1) // 2, generator)  # noqa: B023
         expect(

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sepsa.heads.backends.choose import Counters, Problem, UpdateSize, choose
+from sepsa.heads.backends.choose import Counters, HoldsState, Problem, UpdateSize, choose
 from sepsa.heads.backends.memory import HeadMemory
 from sepsa.heads.base.parameters import rows, store
 from sepsa.heads.math.least_squares import (
@@ -25,7 +25,7 @@ from sepsa.heads.math.least_squares import (
 from sepsa.heads.math.ridge import coordinates, due
 
 
-class CapturedState(HeadMemory):
+class CapturedState(HeadMemory, HoldsState):
     """The tensors that a recording writes to. Symbols as in `least_squares`; H is the identity."""
 
     name = "captured"
@@ -65,11 +65,6 @@ class CapturedState(HeadMemory):
         for name in ("T", "W", "energy", "ridge_left"):
             getattr(self, name).copy_(getattr(state, name))
         self.tally.copy_(torch.as_tensor(counters[[STEPS, SAMPLES, CURSOR]]))
-
-    def penalize(self, prior: Tensor, ridge: Tensor) -> None:
-        """Restore these ridges (p,) about this prior (m, p) from now on, in place: recordings know both."""
-        self.prior.copy_(prior)
-        self.ridge.copy_(ridge)
 
     def forget(self, lam: float) -> tuple[Hashable, ...]:
         """Set the forgetting of later updates. Returns what a recording of them depends on."""

@@ -29,17 +29,18 @@ if TYPE_CHECKING:
 Counters: TypeAlias = "NDArray[np.float64]"
 
 
-class Backend(Protocol):
-    """One way to compute the updates of an `RLS` head. It holds the state and writes the head's weights."""
+class HoldsState(Protocol):
+    """The state of an `RLS` head, where an update finds it."""
 
     name: str
     counters: Counters  # of the state, at positions that `least_squares` names
+    prior: Tensor  # (m, p)
+    ridge: Tensor  # (p,)
+    learns_together: bool = False  # whether heads of one shape learn the same samples in one call, `learn_together`
 
-    def learn(
-        self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float
-    ) -> Tensor | None:
-        """Learn samples completely or not at all. Returns Φ (n, p) as learned; None if a value is not finite."""
-        ...
+    def is_plain(self, features: Tensor, targets: Tensor) -> bool:
+        """Whether `learn` takes these samples, without weights, as they are, so that nobody needs to check them."""
+        return False
 
     def read(self) -> tuple[LeastSquaresState, Counters]:
         """The state and its counters. The tensors may be those that the next `learn` writes to."""
@@ -51,6 +52,20 @@ class Backend(Protocol):
 
     def penalize(self, prior: Tensor, ridge: Tensor) -> None:
         """Restore these ridges (p,) about this prior (m, p) from now on, in place: recordings know both."""
+        self.prior.copy_(prior)
+        self.ridge.copy_(ridge)
+
+
+class Backend(HoldsState, Protocol):
+    """One way to compute the updates of an `RLS` head. It holds the state and writes the head's weights."""
+
+    def learn(
+        self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float, plain: bool = False
+    ) -> Tensor | None:
+        """Learn samples completely or not at all; `plain`, where `is_plain` has said so.
+
+        Returns Φ (n, p), each row scaled by the root of its weight, until the next call; None: they are not finite.
+        """
         ...
 
     def checkpoint(self) -> Any:

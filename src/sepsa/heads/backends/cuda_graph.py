@@ -156,9 +156,9 @@ class GraphBackend(TorchBackend):
         )  # a larger one is restored in rotation
 
     def learn(
-        self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float
+        self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float, plain: bool = False
     ) -> Tensor | None:
-        """Learn samples by a recording where there is one. Returns Φ (n, p); None: they are not finite."""
+        """Learn samples by a recording where there is one."""
         self._updates += 1
         n, k = features.numel() // self.linear.in_features, self.linear.in_features
         recording = self._recording(n, forgetting) if sample_weight is None else None

@@ -12,7 +12,9 @@ Loaded only where numba is installed; the first call in a fresh cache compiles f
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 from weakref import ref
 
@@ -27,6 +29,7 @@ from torch.autograd.graph import increment_version
 from sepsa.heads.backends.choose import Counters, Problem
 from sepsa.heads.backends.torch_least_squares import TorchBackend
 from sepsa.heads.base.parameters import join
+from sepsa.heads.math import ridge as of_ridge
 from sepsa.heads.math.least_squares import (
     CURSOR,
     GROWTH,
@@ -39,7 +42,6 @@ from sepsa.heads.math.least_squares import (
     STEPS,
     LeastSquaresState,
 )
-from sepsa.heads.math.ridge import due, next_cursor
 from sepsa.jit import announce_compilation, cached
 
 # Not "nnan" and "ninf": the kernels look for NaN and Inf.
@@ -212,8 +214,9 @@ def whiten(T, W, Phi, Y, F, E):
     return size, error
 
 
-restored_count = _inner(due)  # how many coordinates an update restores
-restored_coordinate = _inner(next_cursor)  # the i-th of them
+restored_count = _inner(of_ridge.due)  # how many coordinates an update restores
+restored_coordinate = _inner(of_ridge.next_cursor)  # the i-th of them
+ridge_lack = _inner(of_ridge.lack)
 
 
 @_inner
@@ -241,7 +244,7 @@ def gather(T, W, H, energy, left, prior, ridge, F, E, lam, cursor, count, pendin
         left[j] *= lam
     for step in range(count):
         c = restored_coordinate(cursor, step, p)
-        q = max(0.0, ridge[c] - left[c])
+        q = ridge_lack(ridge[c], left[c])
         left[c] = ridge[c]
         for i in range(p):
             scaled = q * T[i, c]
@@ -264,47 +267,75 @@ def _pointer(context, address):
     return types.voidptr(types.intp), generate
 
 
-@_inner
-def part(memory, start, rows, columns):
-    """A matrix (rows, columns) in `memory`, and where it ends."""
-    end = start + rows * columns
-    return memory[start:end].reshape(rows, columns), end
+# The matrices of a head's memory in their order. Those up to `copied` are the memory of a `Snapshot`: the state, the
+# head of that time, and as its last number whether it is a copy yet. Those from Z on are buffers.
+Parts = namedtuple("Parts", "T W energy left counters head H copied prior ridge Z C D rows")
+SNAPSHOT = 8  # matrices
 
 
-def sizes(p: int, m: int) -> tuple[tuple[int, int], ...]:
-    """The matrices of a head's memory in their order: the state, what it is held to, and buffers."""
-    state = (p, p), (m, p), (1, m), (1, p), (1, 5), (p, p)  # T, W, energy, left, counters, H
-    buffers = (p + m, p), (p, p), (m, p), (5, max(p, m))  # Z, C, D, rows
-    return *state, (m, p), (1, p), *buffers  # prior, ridge
+def shapes_of(p: int, m: int) -> Parts:
+    """The shapes of the matrices of a head's memory."""
+    return Parts(
+        T=(p, p),
+        W=(m, p),
+        energy=(1, m),
+        left=(1, p),
+        counters=(1, 5),
+        head=(m, p),
+        H=(p, p),
+        copied=(1, 1),
+        prior=(m, p),
+        ridge=(1, p),
+        Z=(p + m, p),
+        C=(p, p),
+        D=(m, p),
+        rows=(5, max(p, m)),
+    )
 
 
-memory_sizes = _inner(sizes)
+def block_shapes_of(n: int, p: int, m: int) -> tuple[tuple[int, int], ...]:
+    """The shapes of Φ, Y, F and E."""
+    return (n, p), (n, m), (p, n), (m, n)
 
 
-@_inner
-def parts(memory, p, m):
-    """The matrices of a head's memory, as `sizes` orders them."""
-    T, end = part(memory, 0, p, p)
-    W, end = part(memory, end, m, p)
-    energy, left, counters = memory[end : end + m], memory[end + m : end + m + p], memory[end + m + p : end + m + p + 5]
-    H, end = part(memory, end + m + p + 5, p, p)
-    prior, end = part(memory, end, m, p)
-    ridge = memory[end : end + p]
-    Z, end = part(memory, end + p, p + m, p)
-    C, end = part(memory, end, p, p)
-    D, end = part(memory, end, m, p)
-    scratch, end = part(memory, end, 5, max(p, m))
-    return T, W, H, energy, left, counters, prior, ridge, Z, C, D, scratch
+def length_of(shapes: Sequence[tuple[int, int]], count: int) -> int:
+    """How many numbers the first `count` matrices of these shapes have."""
+    total = 0
+    for i in range(count):
+        total += shapes[i][0] * shapes[i][1]
+    return total
 
 
-@_inner
-def row_parts(rows, n, p, m):
-    """Φ, Y and buffers for F and E."""
-    Phi, end = part(rows, 0, n, p)
-    Y, end = part(rows, end, n, m)
-    F, end = part(rows, end, p, n)
-    E, end = part(rows, end, m, n)
-    return Phi, Y, F, E
+def split(memory: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """The matrices of these shapes, which follow each other in `memory`."""
+    pieces = torch.split(memory, [a * b for a, b in shapes])
+    return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+
+
+shapes, block_shapes, length = _inner(shapes_of), _inner(block_shapes_of), _inner(length_of)
+
+
+def _matrix(memory, start, shape):
+    return memory[start : start + shape[0] * shape[1]].reshape(shape)
+
+
+@intrinsic
+def views(_, memory, shapes):
+    """`split` in kernels."""
+    matrix = types.Array(memory.dtype, 2, "C")
+    result = types.BaseTuple.from_types([matrix] * len(shapes), getattr(shapes, "instance_class", None))
+
+    def generate(context, builder, _, arguments):
+        start, made = context.get_constant(types.intp, 0), []
+        for i, kind in enumerate(shapes):
+            shape = builder.extract_value(arguments[1], i)
+            signature = matrix(memory, types.intp, kind)
+            made.append(context.compile_internal(builder, _matrix, signature, (arguments[0], start, shape)))
+            rows, columns = builder.extract_value(shape, 0), builder.extract_value(shape, 1)
+            start = builder.add(start, builder.mul(rows, columns))
+        return context.make_tuple(builder, result, made)
+
+    return result(memory, shapes), generate
 
 
 @_inner
@@ -386,7 +417,7 @@ def learn_one_by_one(T, W, Phi, Y, prior, ridge, left, energy, scratch, lam, cur
         potter(T, W, f, e, u, energy)
     for i in range(count):
         c = restored_coordinate(cursor, i, p)
-        root = math.sqrt(max(0.0, ridge[c] - left[c]))
+        root = math.sqrt(ridge_lack(ridge[c], left[c]))
         for j in range(p):
             f[j] = root * T[j, c]
         for o in range(m):
@@ -438,34 +469,32 @@ def count_update(counters, lam, samples, cursor, pending, growth):
 
 
 @_inner
-def save(memory, weight, bias, pending, saved):
-    """Copy the head as (m, p) and the state, with H where something is gathered in it, behind a flag to `saved`."""
-    m, k = weight.shape
-    p = k + (1 if bias.size else 0)
-    head = saved[1 : 1 + m * p].reshape(m, p)
+def save(memory, shapes, weight, bias, pending, saved):
+    """Copy the state, with H where something is gathered in it, and the head to the memory of a snapshot."""
+    (m, k), head = weight.shape, views(memory, shapes).head
     for o in range(m):
         for j in range(k):
             head[o, j] = weight[o, j]
-        if k < p:
+        if k < head.shape[1]:
             head[o, k] = bias[o]
-    end = p * p + m * p + m + p + 5 + (p * p if pending else 0)
-    saved[1 + m * p : 1 + m * p + end] = memory[:end]
-    saved[0] = 1.0
+    end = length(shapes, SNAPSHOT - 1 if pending else SNAPSHOT - 2)
+    saved[:end] = memory[:end]
+    saved[-1] = 1.0
 
 
 @_inner
-def learn(memory, rows, weight, bias, samples, lam_error, saved):
+def learn(memory, shapes, block, weight, bias, samples, lam_error, saved):
     """Learn the rows Φ (n, p), Y (n, m), already scaled by the roots of their weights, which sum to `samples`.
 
-    `memory` holds what `sizes` says, `rows` holds Φ, Y and buffers for F and E, and `weight` and `bias` are the head's
-    own. `lam_error` has the forgetting, and gets the sum of the squared errors before the rows are learned. `saved`, a
-    `Snapshot`, gets what is there before, unless it is empty or has it.
+    `block` is Φ, Y and buffers for F and E; `weight` and `bias` are the head's own. `lam_error` has the forgetting, and
+    gets the sum of the squared errors before. `saved`, a `Snapshot`, gets the state before, if it lacks it.
     """
-    m, p, lam = weight.shape[0], weight.shape[1] + (1 if bias.size else 0), lam_error[0]
-    n, count = rows.size // (2 * (p + m)), restored_count(p, lam)
-    T, W, H, energy, left, counters, prior, ridge, Z, C, D, scratch = parts(memory, p, m)
-    Phi, Y, F, E = row_parts(rows, n, p, m)
-    new_T, new_W, new_energy, new_left = Z[:p], Z[p:], scratch[3, :m], scratch[4, :p]
+    (Phi, Y, F, E), part = block, views(memory, shapes)
+    (n, p), m, lam = Phi.shape, Y.shape[1], lam_error[0]
+    count = restored_count(p, lam)
+    T, W, H, C, D, scratch, prior = part.T, part.W, part.H, part.C, part.D, part.rows, part.prior
+    energy, left, counters, ridge = part.energy[0], part.left[0], part.counters[0], part.ridge[0]
+    new_T, new_W, new_energy, new_left = part.Z[:p], part.Z[p:], scratch[3, :m], scratch[4, :p]
     follow(W, weight, bias, new_W)
     size, error = whiten(T, new_W, Phi, Y, F, E)
     lam_error[1] = error
@@ -501,8 +530,8 @@ def learn(memory, rows, weight, bias, samples, lam_error, saved):
         return NOT_FINITE
 
     # From here on nothing can fail, so the state changes.
-    if saved.size and saved[0] == 0.0:
-        save(memory, weight, bias, counters[PENDING] != 0.0, saved)
+    if saved.size and saved[-1] == 0.0:
+        save(memory, shapes, weight, bias, counters[PENDING] != 0.0, saved)
     if in_place:
         step_root(T, f, u, 1.0 + size)
     elif absorbed:
@@ -516,7 +545,7 @@ def learn(memory, rows, weight, bias, samples, lam_error, saved):
     return LEARNED
 
 
-@cached(**OPTIONS)
+@cached(Path(of_ridge.__file__).parent, **OPTIONS)
 def update(heads, rows, weight, x, y, samples, lam_error):
     """Let one head after the other learn the same rows. Returns the worst outcome; the last column of `heads` has each.
 
@@ -527,19 +556,17 @@ def update(heads, rows, weight, x, y, samples, lam_error):
     """
     m, k = weight.shape
     p = k + (1 if heads[0, 2] else 0)
+    own_shapes, worst = shapes(p, m), LEARNED
+    size, kept = length(own_shapes, len(own_shapes)), length(own_shapes, SNAPSHOT)
+    block = views(rows, block_shapes(rows.size // (2 * (p + m)), p, m))
     if x:
-        n = rows.size // (2 * (p + m))
-        Phi, Y, _, _ = row_parts(rows, n, p, m)
-        read_rows(x, y, weight, Phi, Y)
-    size, worst = 0, LEARNED
-    for a, b in memory_sizes(p, m):
-        size += a * b
+        read_rows(x, y, weight, block[0], block[1])
     for j in range(heads.shape[0]):
         memory = carray(_pointer(heads[j, 0]), size, np.float64)
         own = carray(_pointer(heads[j, 1]), (m, k), weight.dtype)
         bias = carray(_pointer(heads[j, 2]), m if p > k else 0, weight.dtype)
-        saved = carray(_pointer(heads[j, 3]), memory.size if heads[j, 3] else 0, np.float64)
-        heads[j, 4] = learn(memory, rows, own, bias, samples, lam_error[j], saved)
+        saved = carray(_pointer(heads[j, 3]), kept if heads[j, 3] else 0, np.float64)
+        heads[j, 4] = learn(memory, own_shapes, block, own, bias, samples, lam_error[j], saved)
         worst = max(worst, heads[j, 4])
     return worst
 
@@ -559,7 +586,7 @@ class Snapshot:
     """A state and its head at some time; as a tuple it is the state, its counters and the head (m, p).
 
     What a step keeps in case it fails. It becomes a copy when the state changes: the kernel makes it, or `fill`. The
-    first number of its memory tells whether it is one.
+    last number of its memory tells whether it is one.
     """
 
     __slots__ = ("__weakref__", "backend", "memory")
@@ -569,50 +596,40 @@ class Snapshot:
 
     def fill(self) -> None:
         """Copy the state as it is, unless the kernel has copied that of before."""
-        if not self.memory[0]:
+        if not self.memory[-1]:
             backend = self.backend
-            head = join(backend.linear).double().cpu().numpy().ravel()  # it may have another dtype since
-            self.memory[1:] = np.concatenate([head, backend.memory[: backend.end]])
-            self.memory[0] = 1.0
+            backend.parts.head.copy_(join(backend.linear))  # it may have another dtype since
+            self.memory[:-1] = backend.memory[: self.memory.size - 1]
+            self.memory[-1] = 1.0
 
     def __iter__(self) -> Iterator[Any]:
         self.fill()
         m, p = self.backend.state.W.shape
-        memory = torch.from_numpy(self.memory[1:])
-        T, W, energy, left, counters, H = parts_of(memory[m * p :], p, m)[:6]
+        T, W, energy, left, counters, head, H, _ = split(torch.from_numpy(self.memory), shapes_of(p, m)[:SNAPSHOT])
         own = counters[0].numpy()
         yield LeastSquaresState(T, W, H if own[PENDING] else None, energy[0], left[0])
         yield own.copy()
-        yield memory[: m * p].view(m, p)
-
-
-def parts_of(memory: Tensor, p: int, m: int) -> list[Tensor]:
-    """The matrices of a head's memory, as many as it holds."""
-    parts, end = [], 0
-    for rows, columns in sizes(p, m):
-        start, end = end, end + rows * columns
-        parts.append(memory[start:end].view(rows, columns) if end <= len(memory) else memory[:0])
-    return parts
+        yield head
 
 
 class NumbaBackend(TorchBackend):
     """The state of a head in one array, of which its tensors are views, and memory for the rows of an update."""
 
     name = "numba"
+    learns_together = True
 
     def __init__(self, problem: Problem, state: LeastSquaresState, counters: Counters) -> None:
         announce_compilation(update, "the update of a head", 20)
         weight, bias = problem.linear.weight.detach(), problem.linear.bias
         (m, p), self.k = state.W.shape, problem.linear.in_features
         self.outputs = m
-        shapes = sizes(p, m)
-        memory = state.T.new_zeros(sum(a * b for a, b in shapes))
-        T, W, energy, left, own, H, prior, ridge = parts_of(memory, p, m)[:8]
-        self.end = sum(a * b for a, b in shapes[:6])  # of the state
-        prior.copy_(problem.prior)
-        ridge.copy_(problem.ridge)
-        super().__init__(problem, LeastSquaresState(T, W, H, energy[0], left[0]), own[0].numpy())
-        self._penalty = prior, ridge[0]  # as the kernel reads them
+        shapes = shapes_of(p, m)
+        self.end = length_of(shapes, SNAPSHOT)
+        memory = state.T.new_zeros(length_of(shapes, len(shapes)))
+        part = self.parts = Parts._make(split(memory, shapes))
+        own = LeastSquaresState(part.T, part.W, part.H, part.energy[0], part.left[0])
+        super().__init__(problem, own, part.counters[0].numpy())
+        self._note_penalty()
         self.memory = memory.numpy()
         self.weight = weight.numpy()
         self.bias = np.zeros(0, self.weight.dtype) if bias is None else bias.detach().numpy()
@@ -627,29 +644,27 @@ class NumbaBackend(TorchBackend):
     def penalize(self, prior: Tensor, ridge: Tensor) -> None:
         """Restore these ridges (p,) about this prior (m, p) from now on."""
         super().penalize(prior, ridge)
-        for own, new in zip(self._penalty, (prior, ridge), strict=True):
-            own.copy_(new)
+        self._note_penalty()
+
+    def _note_penalty(self) -> None:
+        self.parts.prior.copy_(self.prior)
+        self.parts.ridge.copy_(self.ridge)
 
     def learn(
-        self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float
+        self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float, plain: bool = False
     ) -> Tensor | None:
-        """Learn samples in one compiled call; those too large for its products by torch. Returns Φ until the next call.
+        """Learn samples in one compiled call; those too large for its products by torch."""
+        block, x, y, total = self.given(features, targets, sample_weight, plain)
+        self.lam_error[0, 0] = forgetting
+        increment_version(self.version)  # the kernel writes where autograd does not see it
+        outcome = update(self.heads, block.memory, self.weight, x, y, total, self.lam_error)
+        return self._after(outcome, block, total, forgetting)
 
-        None: they are not finite.
-        """
-        return self._learn(*self.given(features, targets, sample_weight), forgetting)
-
-    def learn_plain(self, features: Tensor, targets: Tensor, forgetting: float) -> Tensor | None:
-        """Learn samples of which `is_plain` is true."""
-        n = features.numel() // self.k
-        block = self._blocks.get(n) or self._block(n)
-        return self._learn(block, features.data_ptr(), targets.data_ptr(), float(n), forgetting)
-
-    def given(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None) -> Rows:
+    def given(self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, plain: bool = False) -> Rows:
         """The rows of samples, which the kernel reads where they are if they are plain."""
         n = features.numel() // self.k
         block = self._blocks.get(n) or self._block(n)
-        if sample_weight is None and self.is_plain(features, targets):
+        if plain or (sample_weight is None and self.is_plain(features, targets)):
             return block, features.data_ptr(), targets.data_ptr(), float(n)
         return block, 0, 0, self._fill(block, features, targets, sample_weight)
 
@@ -669,12 +684,6 @@ class NumbaBackend(TorchBackend):
             and targets.is_contiguous()
             and not (features.is_neg() or targets.is_neg() or torch.is_inference_mode_enabled())
         )
-
-    def _learn(self, block: Block, x: int, y: int, total: float, forgetting: float) -> Tensor | None:
-        self.lam_error[0, 0] = forgetting
-        increment_version(self.version)  # the kernel writes where autograd does not see it
-        outcome = update(self.heads, block.memory, self.weight, x, y, total, self.lam_error)
-        return self._after(outcome, block, total, forgetting)
 
     def _after(self, outcome: int, block: Block, total: float, forgetting: float) -> Tensor | None:
         """Φ as learned; what was too large for the kernel is learned now."""
@@ -703,8 +712,9 @@ class NumbaBackend(TorchBackend):
 
     def _block(self, n: int) -> Block:
         m, p = self.state.W.shape
-        memory = self.state.T.new_empty(2 * n * (p + m))
-        Phi, Y = memory[: n * p].view(n, p), memory[n * p : n * (p + m)].view(n, m)
+        shapes = block_shapes_of(n, p, m)
+        memory = self.state.T.new_empty(length_of(shapes, len(shapes)))
+        Phi, Y, _, _ = split(memory, shapes)
         block = Block(Phi, Y, memory.numpy())
         if len(self._blocks) == BLOCKS:
             self._blocks.clear()
@@ -727,14 +737,14 @@ class NumbaBackend(TorchBackend):
     def checkpoint(self) -> Snapshot:
         """The state and the head as they are now."""
         snapshot = self.snapshot()
-        if snapshot is not None and not snapshot.memory[0]:
+        if snapshot is not None and not snapshot.memory[-1]:
             return snapshot
         if snapshot is not None or not self.heads[0, 3]:  # else its memory is free
             self.heads[0, 3] = 0
-            memory = self.state.T.new_empty(1 + self.state.W.numel() + self.end)
+            memory = self.state.T.new_empty(self.end)
             self.saved = memory.numpy()
             self.heads[0, 3] = memory.data_ptr()
-        self.saved[0] = 0.0
+        self.saved[-1] = 0.0
         snapshot = Snapshot(self, self.saved)
         self.snapshot = ref(snapshot)
         return snapshot

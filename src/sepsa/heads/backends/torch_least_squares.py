@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sepsa.heads.backends.choose import Counters, Problem
+from sepsa.heads.backends.choose import Backend, Counters, Problem
 from sepsa.heads.base.parameters import commit, follow, join, samples, store
 from sepsa.heads.math import least_squares
 from sepsa.heads.math.least_squares import PENDING, LeastSquaresState
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """The state of a head as tensors, which each update replaces by new ones."""
 
     name = "torch"
@@ -33,15 +33,10 @@ class TorchBackend:
         """Continue from this state."""
         self.state, self.counters = state, counters
 
-    def penalize(self, prior: Tensor, ridge: Tensor) -> None:
-        """Restore these ridges (p,) about this prior (m, p) from now on, in place: recordings know both."""
-        self.prior.copy_(prior)
-        self.ridge.copy_(ridge)
-
     def learn(
-        self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float
+        self, features: Tensor, targets: Tensor, sample_weight: Tensor | None, forgetting: float, plain: bool = False
     ) -> Tensor | None:
-        """Learn samples. Returns Φ (n, p), each row scaled by the root of its weight; None: they are not finite."""
+        """Learn samples, as `Backend.learn` says."""
         rows = samples(self.linear, features, targets, sample_weight, self.prior.dtype)
         return self.learn_rows(*rows, forgetting)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sepsa.heads.base import parameters
-from sepsa.heads.base.checks import bias_setting, check_rows, explain_nonfinite, ridge_setting
+from sepsa.heads.base.checks import bias_setting, check_rows, ridge_setting
 from sepsa.heads.base.head import OwnsHead
 from sepsa.heads.base.state_checks import check_root, read_ridges, read_solver
 from sepsa.heads.math.anneal import annealed_ridge
@@ -304,12 +304,8 @@ class NewtonHead(OwnsHead):
     def _logits(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Φ (n, p) of features (..., in_features), and the logits (..., out_features)."""
         linear = self._ready()
-        check_rows(linear, features)
-        Phi = parameters.rows(linear, features, self._state.T.dtype)
-        if not bool(Phi.square().sum().isfinite()):
-            raise explain_nonfinite(features, None, linear)
-        shape = (*features.shape[:-1], linear.out_features)
-        return Phi, (Phi @ parameters.follow(linear, self._state.W).T).reshape(shape).to(linear.weight.dtype)
+        Phi, W = parameters.rows_to_predict(linear, features, self._state.W)
+        return Phi, (Phi @ W.T).reshape(*features.shape[:-1], len(W)).to(linear.weight.dtype)
 
 
 def check_consistent(saved: Entries, state: CrossEntropyState) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sepsa.heads.base.checks import own_parameters
+from sepsa.heads.base.checks import check_rows, explain_nonfinite, own_parameters
 from sepsa.heads.math.ridge import BiasRidge, bias_bounds
 
 
@@ -56,6 +56,15 @@ def rows(linear: nn.Linear, features: Tensor, dtype: torch.dtype) -> Tensor:
     """Φ (n, p) of features (..., in_features)."""
     x = features.detach().reshape(-1, linear.in_features).to(dtype)
     return x if linear.bias is None else torch.cat([x, x.new_ones(len(x), 1)], 1)
+
+
+def rows_to_predict(linear: nn.Linear, features: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
+    """Φ (n, p) of features, checked, and W (m, p) with changes made to the head from outside."""
+    check_rows(linear, features)
+    Phi = rows(linear, features, W.dtype)
+    if not bool(Phi.square().sum().isfinite()):
+        raise explain_nonfinite(features, None, linear)
+    return Phi, follow(linear, W)
 
 
 def samples(

@@ -8,9 +8,8 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from sepsa.heads.base.checks import check_rows, explain_nonfinite
 from sepsa.heads.base.head import OwnsHead
-from sepsa.heads.base.parameters import follow, rows
+from sepsa.heads.base.parameters import rows_to_predict
 from sepsa.heads.protocols import Posterior
 from sepsa.validation import in_range
 
@@ -80,12 +79,8 @@ class NormalPosterior(OwnsHead):
         return (Phi @ drawn.T).reshape(*features.shape[:-1], len(W)).to(linear.weight.dtype)
 
     def _rows(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        W, linear = self._weights(), self._head()
-        check_rows(linear, features)
-        Phi = rows(linear, features, W.dtype)
-        if not math.isfinite(float(Phi.square().sum())):
-            raise explain_nonfinite(features, None, linear)
-        return Phi, follow(linear, W)
+        W = self._weights()
+        return rows_to_predict(self._head(), features, W)
 
     def _scaled(self, asked: str, noise: float | None) -> tuple[Tensor, Tensor]:
         """T, and σ² (m,)."""

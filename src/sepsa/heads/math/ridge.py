@@ -54,6 +54,11 @@ def count_of(at: Coordinates) -> int:
     return at.stop - at.start if isinstance(at, slice) else len(at)
 
 
+def lack(ridge: float, left: float) -> float:
+    """The ridge that a coordinate lacks, of which so much is left. Kernels compile this function too."""
+    return max(0.0, ridge - left)
+
+
 def lacking(ridge_left: Tensor, ridge: Tensor, at: Coordinates) -> Tensor:
     """q (c,): the ridge that the coordinates `at` lack."""
     return (ridge[at] - ridge_left[at]).clamp(min=0)
