@@ -17,11 +17,12 @@ from sepsa.states import schema
 from sepsa.states.objects import Saves, check_stamp, rebuilt_as, stamp
 from sepsa.states.plain import pack_label, unpack_labels
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.forecast.clock import HISTORY, Clock, Moments, Place, Time, read_time
+from sepsa.stream.forecast.clock import HISTORY, Clock, Place
 from sepsa.stream.forecast.history import IMAGINED, MOST_LAGS, History
 from sepsa.stream.forecast.model import KNOWN, ForecastModel, Settings, interval
 from sepsa.stream.forecast.rows import ONLY, Table, arranged, in_order, read_inputs, read_table, read_values
 from sepsa.stream.forecast.seasons import check_seasons
+from sepsa.stream.forecast.times import Moments, Time, read_time
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.validation import at_least, in_range
 
