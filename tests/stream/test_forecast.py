@@ -125,7 +125,11 @@ def see_arrays(monkeypatch):
             self.arrays = dict(zip(parts.given.slots[3:], (*self._given[3:], *arrays), strict=False))
             return kernel.function(self, rows)
 
+    def views(group):
+        return lambda names, model, copy=0: [getattr(group, name)(model, copy) for name in names.split()]
+
     for group in parts.GROUPS:
+        monkeypatch.setattr(group, "views", views(group))
         for part in group.parts:
             monkeypatch.setattr(group, part.name, view(group, part))
     for part in parts.given.given:

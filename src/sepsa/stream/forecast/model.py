@@ -114,8 +114,7 @@ class ForecastModel:
         for family, terms in enumerate(settings.terms()):
             plan, heads = memory.of("plan", family), memory.of("heads", family)
             plan("TARGETS")[:] = np.arange(settings.series).reshape(plan("TARGETS").shape)
-            names = ("TERM_SERIES", "TERM_AGO", "LESS_SERIES", "LESS_AGO", "FACTOR")
-            for name, values in zip(names, np.moveaxis(np.array(terms), 2, 0), strict=True):
+            for name, values in zip(parts.TERM, np.moveaxis(np.array(terms), 2, 0), strict=True):
                 plan(name)[:] = values
             plan("RIDGE")[:] = settings.ridge
             bias_ridge = 1e-3
@@ -124,8 +123,8 @@ class ForecastModel:
         given = memory.of("fixed")
         given("FORGETTING")[:], given("LIMITS")[:] = settings.forgetting, settings.bounds
         given("ANGLES")[:], given("PERIODS")[:], given("LEVELS")[:] = settings.angles(), settings.seasons, LEVELS
-        for group, ridge in (("stack", given("STACK_RIDGE")), ("exogenous", given("EXOGENOUS_RIDGE"))):
-            ridge[:] = parts.STACK_RIDGE if group == "stack" else settings.ridge
+        given("EXOGENOUS_RIDGE")[:] = settings.ridge
+        for group, ridge in (("stack", parts.STACK_RIDGE), ("exogenous", settings.ridge)):
             memory("LEFT", group)[:], memory("D", group)[:] = ridge, 1 / ridge
 
     @property

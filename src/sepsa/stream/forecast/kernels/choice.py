@@ -66,36 +66,27 @@ def seasons_ago(periods, lags, h, i, t, now, last):
 @called
 def learn_stack(model, t, now):
     """Let the stacks learn row t, and count the errors of all candidates that have forecast it."""
-    options, H, periods = given.OPTIONS(model), size.horizon(model), fixed.PERIODS(model)
-    z, there, phase = row.Z(model), row.THERE(model), shared.COUNTS(model).phase
-    heads, off, W = stack.HEADS(model), stack.OFF(model), stack.W(model)
-    x = stack.X(model)
+    periods, ridge = fixed.views("PERIODS STACK_RIDGE", model)
+    z, there = row.views("Z THERE", model)
+    heads, off, W, x, profile, gain, restored, U, D, left, turn, unit = stack.views(
+        "HEADS OFF W X PROFILE GAIN RESTORED U D LEFT TURN UNIT", model
+    )
+    base, lags = shared.views("BASE LAGS", model)
+    options, H = given.OPTIONS(model), size.horizon(model)
+    phase = shared.COUNTS(model).phase
     for h in range(min(t, H)):
         at = (t - h - 1) % H
         rate, soon = max(choice_rate(options, h), 1.0 / (t - h)), max(1.0 - RECENT, 1.0 / (t - h))
         for j in range(z.size):
             if not there[j]:
                 continue
-            last, lags = shared.BASE(model)[at, j], shared.LAGS(model)[j]
+            last = base[at, j]
             if x.size > 0:
                 x[1] = heads[at, j, h] - last
-                seasonal(
-                    periods, stack.PROFILE(model)[j], h, phase - h - 1, last, lags, now - h - 1, now, off[at, j], x
-                )
+                seasonal(periods, profile[j], h, phase - h - 1, last, lags[j], now - h - 1, now, off[at, j], x)
                 e = z[j] - heads[at, j, h] - dot(W[j, h], x)
-                gain, restored = stack.GAIN(model), stack.RESTORED(model)
-                first = gains(
-                    stack.U(model)[j, h],
-                    stack.D(model)[j, h],
-                    stack.LEFT(model)[j, h],
-                    fixed.STACK_RIDGE(model),
-                    stack.TURN(model)[j, h],
-                    options.stack,
-                    x,
-                    gain,
-                    restored,
-                    stack.UNIT(model),
-                )
+                B = U[j, h], D[j, h], left[j, h], ridge, turn[j, h]
+                first = gains(*B, options.stack, x, gain, restored, unit)
                 learn_error(W[j, h], gain, restored, first, e)
             follow_candidates(model, j, h, t, now, rate, soon)
 
@@ -103,14 +94,19 @@ def learn_stack(model, t, now):
 @called
 def follow_candidates(model, j, h, t, now, rate, soon):
     """Count the errors of all candidates that have forecast series j of row t by h + 1 steps."""
-    H, periods, value = size.horizon(model), fixed.PERIODS(model), row.Z(model)[j]
-    at, naive, errors = (t - h - 1) % H, stack.NAIVE(model), stack.ERRORS(model)
-    last, lags, leader = shared.BASE(model)[at, j], shared.LAGS(model)[j], stack.LEADER(model)[j, h]
-    typical, missed, known = stack.TYPICAL(model), stack.MISSED(model), stack.KNOWN(model)
+    periods = fixed.PERIODS(model)
+    z = row.Z(model)
+    naive, errors, typical, missed, known, leaders, heads, stacked, mixed = stack.views(
+        "NAIVE ERRORS TYPICAL MISSED KNOWN LEADER HEADS STACKED MIXED", model
+    )
+    base, lags, told = shared.views("BASE LAGS MADE", model)
+    H, value = size.horizon(model), z[j]
+    at = (t - h - 1) % H
+    last, leader = base[at, j], leaders[j, h]
     largest = 10.0  # typical errors
     count = naive.size
     for i in range(count):
-        naive[i] = seasons_ago(periods, lags, h, i, t, now, last)
+        naive[i] = seasons_ago(periods, lags[j], h, i, t, now, last)
     off = value - naive[leader]
     typical[j, h] += soon * (off * off - typical[j, h])
     unit = math.sqrt(typical[j, h]) if typical[j, h] > 0.0 else 1.0
@@ -118,15 +114,15 @@ def follow_candidates(model, j, h, t, now, rate, soon):
         if i < count:
             made = naive[i]
         elif i == count:
-            made = stack.HEADS(model)[at, j, h]
+            made = heads[at, j, h]
         elif i == count + 1:
-            made = stack.STACKED(model)[at, j, h]
+            made = stacked[at, j, h]
         else:
-            made = shared.MADE(model)[at, j, h]
+            made = told[at, j, h]
         errors[i] = min(abs(value - made) / unit, largest)
         missed[i, j, h] += rate * (errors[i] - missed[i, j, h])
     for i in range(count):
-        error, change = (value - naive[i]) / unit, (stack.MIXED(model)[at, j, h] - naive[i]) / unit
+        error, change = (value - naive[i]) / unit, (mixed[at, j, h] - naive[i]) / unit
         error, change = min(max(error, -largest), largest), min(max(change, -largest), largest)
         follow_naive(known[i, j, h], error, change, errors[leader], rate, soon)
 
@@ -197,23 +193,17 @@ def trust(known, share, latest, least, guard):
 @called
 def choose(model, t, now):
     """The forecasts of row t: the mean of heads and stack, as far as it has been better than the best naive one."""
-    options, H, periods = given.OPTIONS(model), size.horizon(model), fixed.PERIODS(model)
-    z, at, phase, extent = row.Z(model), t % size.horizon(model), shared.COUNTS(model).phase, shared.EXTENT(model)
-    heads, stacked, mixed, made = (
-        stack.HEADS(model)[at],
-        stack.STACKED(model)[at],
-        stack.MIXED(model)[at],
-        shared.MADE(model)[at],
+    periods = fixed.PERIODS(model)
+    z = row.Z(model)
+    x, W, missed, leaders, heads, stacked, mixed, profile, off, known = stack.views(
+        "X W MISSED LEADER HEADS STACKED MIXED PROFILE OFF KNOWN", model
     )
-    x, W, missed, leaders, naive = (
-        stack.X(model),
-        stack.W(model),
-        stack.MISSED(model),
-        stack.LEADER(model),
-        size.naive(model),
-    )
+    extent, made, lags = shared.views("EXTENT MADE LAGS", model)
+    options, H, naive, phase = given.OPTIONS(model), size.horizon(model), size.naive(model), shared.COUNTS(model).phase
+    at = t % H
+    heads, stacked, mixed, made = heads[at], stacked[at], mixed[at], made[at]
     for j in range(z.size):
-        lags, low, high = shared.LAGS(model)[j], extent[0, j], extent[1, j]
+        low, high = extent[0, j], extent[1, j]
         width = high - low
         for h in range(H):
             mean = min(max(heads[j, h], low - width), high + width)
@@ -221,35 +211,35 @@ def choose(model, t, now):
             stacked[j, h] = mean
             if x.size > 0:
                 x[1] = mean - z[j]
-                seasonal(
-                    periods, stack.PROFILE(model)[j], h, phase, z[j], lags, now, now + h + 1, stack.OFF(model)[at, j], x
-                )
+                seasonal(periods, profile[j], h, phase, z[j], lags[j], now, now + h + 1, off[at, j], x)
                 stacked[j, h] = min(max(mean + dot(W[j, h], x), low - width), high + width)
             a, b = missed[naive, j, h], missed[naive + 1, j, h]
             share = 0.5 if a == b else 1.0 / (1.0 + min((b / a if a > 0.0 else HUGE), 1e3) ** (2.0 * options.sharpness))
             mixed[j, h] = mean + share * (stacked[j, h] - mean)
-            share, known = share_of_rows(choice_rate(options, h), t - h, h), stack.KNOWN(model)[:, j, h]
-            leader = follow_leader(known, leaders[j, h], share, options.lead)
-            usual = seasons_ago(periods, lags, h, leader, t + h + 1, now + h + 1, z[j])
+            share, own = share_of_rows(choice_rate(options, h), t - h, h), known[:, j, h]
+            leader = follow_leader(own, leaders[j, h], share, options.lead)
+            usual = seasons_ago(periods, lags[j], h, leader, t + h + 1, now + h + 1, z[j])
             leaders[j, h] = leader
             latest = share_of_rows(1.0 - RECENT, t - h, h)
-            far = trust(known[leader], share, latest, options.sure, options.guard)
+            far = trust(own[leader], share, latest, options.sure, options.guard)
             made[j, h] = usual + far * (mixed[j, h] - usual)
 
 
 @called
 def follow_seasons(model, t):
     """Let the means of the rows of each season learn row t."""
-    z, there, periods, phase = row.Z(model), row.THERE(model), fixed.PERIODS(model), shared.COUNTS(model).phase
-    off = stack.OFF(model)[t % size.horizon(model)]
+    periods = fixed.PERIODS(model)
+    z, there = row.views("Z THERE", model)
+    off, profile = stack.views("OFF PROFILE", model)
+    phase = shared.COUNTS(model).phase
+    off = off[t % size.horizon(model)]
     quickest = 0.15  # rate of the means
     for j in range(z.size):
-        profile = stack.PROFILE(model)[j]
         for i in range(periods.size):
             slot = int(phase % periods[i])
             if t < periods[i]:
-                profile[i, slot] = z[j]
-            off[j, i] = z[j] - profile[i, slot]
+                profile[j, i, slot] = z[j]
+            off[j, i] = z[j] - profile[j, i, slot]
             if there[j]:
                 rate = max(quickest, 1.0 / (1.0 + t // periods[i]))
-                profile[i, slot] += rate * (z[j] - profile[i, slot])
+                profile[j, i, slot] += rate * (z[j] - profile[j, i, slot])

@@ -79,14 +79,11 @@ def learn_error(w, gain, restored, first, error):
 @called
 def learn_targets(model, family, t):
     """Let every step learn the values of row t, which it has forecast at row t - step."""
-    H, z, there, base = size.horizon(model), row.Z(model), row.THERE(model), shared.BASE(model)
-    targets, X, W, losses = (
-        plan.TARGETS(model, family),
-        heads.X(model, family),
-        heads.W(model, family),
-        heads.LOSS(model, family),
-    )
-    gain, restored, first = heads.GAIN(model, family), heads.RESTORED(model, family), heads.FIRST(model, family)
+    targets = plan.TARGETS(model, family)
+    z, there = row.views("Z THERE", model)
+    X, W, losses, gain, restored, first = heads.views("X W LOSS GAIN RESTORED FIRST", model, family)
+    base = shared.BASE(model)
+    H = size.horizon(model)
     discount = given.OPTIONS(model).discount
     for h in range(min(t, H)):
         at = (t - h - 1) % H
@@ -109,13 +106,16 @@ def learn_targets(model, family, t):
 @called
 def learn_inputs(model, family, t, now):
     """Gather the inputs of row t and compute the gains of every head; a group whose series are missing learns none."""
-    at, lags, common, there = t % size.horizon(model), shared.LAGS(model), row.COMMON(model), row.THERE(model)
-    series, ago, factor = plan.TERM_SERIES(model, family), plan.TERM_AGO(model, family), plan.FACTOR(model, family)
-    less, less_ago = plan.LESS_SERIES(model, family), plan.LESS_AGO(model, family)
-    targets, ridge, forgetting = plan.TARGETS(model, family), plan.RIDGE(model, family), fixed.FORGETTING(model)
-    X, U, D, left = heads.X(model, family), heads.U(model, family), heads.D(model, family), heads.LEFT(model, family)
-    gain, restored, first = heads.GAIN(model, family), heads.RESTORED(model, family), heads.FIRST(model, family)
-    turn, unit = heads.TURN(model, family), heads.UNIT(model, family)
+    forgetting = fixed.FORGETTING(model)
+    series, ago, factor, less, less_ago, targets, ridge = plan.views(
+        "TERM_SERIES TERM_AGO FACTOR LESS_SERIES LESS_AGO TARGETS RIDGE", model, family
+    )
+    common, there = row.views("COMMON THERE", model)
+    X, U, D, left, gain, restored, first, turn, unit = heads.views(
+        "X U D LEFT GAIN RESTORED FIRST TURN UNIT", model, family
+    )
+    lags = shared.LAGS(model)
+    at = t % size.horizon(model)
     terms = series.shape[1]
     for g in range(targets.shape[0]):
         x = X[at, g]
@@ -142,7 +142,9 @@ def learn_inputs(model, family, t, now):
 @called
 def best_losses(model, family):
     """Lower BEST to the least loss of a head of this family."""
-    best, losses, targets = row.BEST(model), heads.LOSS(model, family), plan.TARGETS(model, family)
+    targets = plan.TARGETS(model, family)
+    best = row.BEST(model)
+    losses = heads.LOSS(model, family)
     for v in range(losses.shape[0]):
         for g in range(losses.shape[1]):
             for i in range(targets.shape[1]):
@@ -153,13 +155,10 @@ def best_losses(model, family):
 @called
 def add_forecasts(model, family, t, total):
     """Add the forecasts of a family's heads to `total` (series, horizon), with weights (best loss / loss)^sharpness."""
-    H, best, weight, sharpness = size.horizon(model), row.BEST(model), row.WEIGHT(model), given.OPTIONS(model).sharpness
-    X, W, losses, targets = (
-        heads.X(model, family),
-        heads.W(model, family),
-        heads.LOSS(model, family),
-        plan.TARGETS(model, family),
-    )
+    targets = plan.TARGETS(model, family)
+    best, weight = row.views("BEST WEIGHT", model)
+    X, W, losses = heads.views("X W LOSS", model, family)
+    H, sharpness = size.horizon(model), given.OPTIONS(model).sharpness
     for g in range(W.shape[1]):
         x = X[t % H, g]
         for i in range(targets.shape[1]):
@@ -175,12 +174,8 @@ def add_forecasts(model, family, t, total):
 @called
 def revise_step(model, family, j, h, at, old, new):
     """Let step h of series j learn the target `new` at the inputs of row `at`, instead of `old`, or of none: NaN."""
-    X, W, gain, targets = (
-        heads.X(model, family),
-        heads.W(model, family),
-        heads.GAIN(model, family),
-        plan.TARGETS(model, family),
-    )
+    targets = plan.TARGETS(model, family)
+    X, W, gain = heads.views("X W GAIN", model, family)
     for g in range(targets.shape[0]):
         for i in range(targets.shape[1]):
             if targets[g, i] != j:

@@ -20,6 +20,7 @@ OWN, JOINT = range(2)
 MOST = 1e40  # of standardized numbers in a state; those in units of the series, and of the ridge, may be larger
 MOST_ROWS = 2**48
 SMALLEST = 1e-9  # scale of a series in units of its mean
+TERM = ("TERM_SERIES", "TERM_AGO", "LESS_SERIES", "LESS_AGO", "FACTOR")  # parts, in the order of `model.Term`
 NEXT, UPDATES = range(2)  # in TURN: the coordinate that is restored next, and the number of updates
 LEAD, LEAD_SQUARE, GAIN, GAIN_SQUARE, PRODUCT, CHANGE_SQUARE, ERROR_SQUARE = range(7)  # in KNOWN
 
@@ -40,22 +41,38 @@ STACK_RIDGE = 30.0
 CALL = Record(intervals=int, ahead=int, series=int, age=int, value=float)
 SIZES = "rows series exogenous horizon forgettings seasons longest recent levels angles"
 
+
+def axes(shape: str) -> tuple[str | int, ...]:
+    """A shape from the names of its sizes, or numbers, in one text."""
+    return tuple(int(axis) if axis.isdigit() else axis for axis in shape.split())
+
+
+def number(name: str, shape: str, bounds: Bounds = (-MOST, MOST), power: int = 0, start: float = 0.0) -> Part:
+    """A part of finite numbers, in units of the series to this power."""
+    return Part(name, float, axes(shape), start, bounds, unit=("series" if power else "", power))
+
+
+def whole(name: str, shape: str, bounds: Bounds = (0, None), start: int = 0) -> Part:
+    """A part of integers."""
+    return Part(name, np.int64, axes(shape), start, bounds)
+
+
+def scratch(name: str, shape: str, dtype: Any = float) -> Part:
+    """A part that lasts for one row."""
+    return work(name, dtype, axes(shape))
+
+
 given = Frame(
     "forecaster",
     tuple(SIZES.split()),
     Part("OPTIONS", OPTIONS),
     Part("CALL", CALL),
-    Part("Y", float, ("rows", "series")),
-    Part("E", float, ("rows", "exogenous")),
-    Part("OUT", float, ("rows", "series", "horizon")),  # the forecasts made after each row
-    Part("OUT_QUANTILES", float, ("rows", "quantiles", "series", "horizon")),  # of their errors, and their number
+    number("Y", "rows series"),
+    number("E", "rows exogenous"),
+    number("OUT", "rows series horizon"),  # the forecasts made after each row
+    number("OUT_QUANTILES", "rows quantiles series horizon"),  # of their errors, and their number
 )
 size = given.size
-
-
-def number(name: str, *shape: str | int, bounds: Bounds = (-MOST, MOST), power: int = 0, start: Any = 0.0) -> Part:
-    """A part of finite numbers, in units of the series to this power."""
-    return Part(name, float, shape, start, bounds, unit=("series" if power else "", power))
 
 
 def triangle(features: int) -> int:
@@ -73,13 +90,13 @@ def stacked(sizes: Sizes) -> int:
     return 2 + 4 * sizes["seasons"] if sizes["seasons"] else 0
 
 
-def head(features: str, above: str, *shape: str) -> tuple[Part, ...]:
+def head(features: str, above: str, shape: str = "") -> tuple[Part, ...]:
     """The covariance UDUᵀ of heads: what forgetting has left of their ridge, the turn of its restoration, U and D."""
     return (
-        number("LEFT", *shape, features, bounds=(0, 1e101)),
-        Part("TURN", np.int64, (*shape, 2), bounds=(0, None)),
-        number("U", *shape, above),
-        number("D", *shape, features, bounds=(1e-300, MOST)),
+        number("LEFT", f"{shape} {features}", (0, 1e101)),
+        whole("TURN", f"{shape} 2"),
+        number("U", f"{shape} {above}"),
+        number("D", f"{shape} {features}", (1e-300, MOST)),
     )
 
 
@@ -95,38 +112,35 @@ OF_FAMILY = dict.fromkeys(("groups", "targets", "terms", "features", "above", "r
 plan = Group(
     given,
     "plan",
-    Part("TARGETS", np.int64, ("groups", "targets")),  # the series that a group forecasts
+    whole("TARGETS", "groups targets"),  # the series that a group forecasts
     # An input is z[TERM_SERIES, now - TERM_AGO], less z[LESS_SERIES, now - LESS_AGO] unless LESS_AGO is negative, times
     # the common input FACTOR, a sine or cosine of a season, unless that is negative.
-    *(
-        Part(name, np.int64, ("groups", "terms"))
-        for name in ("TERM_SERIES", "TERM_AGO", "LESS_SERIES", "LESS_AGO", "FACTOR")
-    ),
-    Part("RIDGE", float, ("features",)),
+    *(whole(name, "groups terms") for name in TERM),
+    number("RIDGE", "features"),
     sizes=OF_FAMILY,
     repeated=True,
 )
 fixed = Group(
     given,
     "fixed",
-    Part("FORGETTING", float, ("forgettings",)),
-    Part("LIMITS", float, (2,)),  # bounds of all series
-    Part("ANGLES", float, ("angles",)),  # of the seasons, in radians a row
-    Part("PERIODS", float, ("seasons",)),  # in rows
-    Part("LEVELS", float, ("levels",)),  # of the quantiles of errors
-    Part("STACK_RIDGE", float, ("stacked",), start=STACK_RIDGE),
-    Part("EXOGENOUS_RIDGE", float, ("exogenous",)),
+    number("FORGETTING", "forgettings"),
+    number("LIMITS", "2"),  # bounds of all series
+    number("ANGLES", "angles"),  # of the seasons, in radians a row
+    number("PERIODS", "seasons"),  # in rows
+    number("LEVELS", "levels"),  # of the quantiles of errors
+    number("STACK_RIDGE", "stacked", start=STACK_RIDGE),
+    number("EXOGENOUS_RIDGE", "exogenous"),
 )
 row = Group(
     given,
     "row",
-    work("Z", float, ("series",)),  # the standardized values
-    work("THERE", np.bool_, ("series",)),  # whether they were observed
-    work("INPUTS", float, ("exogenous",)),  # standardized
-    work("COMMON", float, ("common",)),  # inputs of all heads: the bias, sines and cosines, exogenous inputs
-    work("BEST", float, ("series", "horizon")),  # the least loss of a head
-    work("WEIGHT", float, ("series", "horizon")),  # the sum of the weights of heads
-    work("SINCE", np.int64, ("series",)),  # how many values came after a forecast was made
+    scratch("Z", "series"),  # the standardized values
+    scratch("THERE", "series", np.bool_),  # whether they were observed
+    scratch("INPUTS", "exogenous"),  # standardized
+    scratch("COMMON", "common"),  # inputs of all heads: the bias, sines and cosines, exogenous inputs
+    scratch("BEST", "series horizon"),  # the least loss of a head
+    scratch("WEIGHT", "series horizon"),  # the sum of the weights of heads
+    scratch("SINCE", "series", np.int64),  # how many values came after a forecast was made
     sizes={
         "common": lambda sizes: 1 + 2 * sizes["angles"] + sizes["exogenous"],
         "quantiles": lambda sizes: sizes["levels"] + 1,
@@ -138,15 +152,15 @@ row = Group(
 heads = Group(
     given,
     "heads",
-    *head("features", "above", "forgettings", "groups"),
-    number("W", "forgettings", "groups", "targets", "horizon", "features"),
-    number("LOSS", "forgettings", "groups", "targets", "horizon", bounds=(0, MOST)),  # recent squared errors
-    number("X", "horizon", "groups", "features"),  # a ring of inputs, of their gains, and of those of coordinates
-    number("GAIN", "horizon", "forgettings", "groups", "features"),
-    number("RESTORED", "horizon", "forgettings", "groups", "restored", "features"),
+    *head("features", "above", "forgettings groups"),
+    number("W", "forgettings groups targets horizon features"),
+    number("LOSS", "forgettings groups targets horizon", (0, MOST)),  # recent squared errors
+    number("X", "horizon groups features"),  # a ring of inputs, of their gains, and of those of coordinates
+    number("GAIN", "horizon forgettings groups features"),
+    number("RESTORED", "horizon forgettings groups restored features"),
     # The first of the coordinates restored after each row, or -1.
-    Part("FIRST", np.int64, ("horizon", "forgettings", "groups"), start=-1, bounds=(-1, "features - 1")),
-    work("UNIT", float, ("features",)),
+    whole("FIRST", "horizon forgettings groups", (-1, "features - 1"), start=-1),
+    scratch("UNIT", "features"),
     sizes=OF_FAMILY,
     repeated=True,
     rules=(TURN_RULE,),
@@ -155,27 +169,27 @@ heads = Group(
 stack = Group(
     given,
     "stack",
-    number("PROFILE", "series", "seasons", "season_rows", power=1),  # recent means of the rows of a season
-    number("OFF", "horizon", "series", "seasons", power=1),  # how far values were from it
-    *head("stacked", "above_stacked", "series", "horizon"),
-    number("W", "series", "horizon", "stacked"),
-    number("HEADS", "horizon", "series", "horizon", power=1),  # rings of forecasts: the mean of the heads, the stack,
-    number("STACKED", "horizon", "series", "horizon", power=1),  # the mean of both
-    number("MIXED", "horizon", "series", "horizon", power=1),
-    number("TYPICAL", "series", "horizon", bounds=(0, MOST), power=2),  # squared errors of the naive forecast in use
+    number("PROFILE", "series seasons season_rows", power=1),  # recent means of the rows of a season
+    number("OFF", "horizon series seasons", power=1),  # how far values were from it
+    *head("stacked", "above_stacked", "series horizon"),
+    number("W", "series horizon stacked"),
+    number("HEADS", "horizon series horizon", power=1),  # rings of forecasts: the mean of the heads, the stack,
+    number("STACKED", "horizon series horizon", power=1),  # the mean of both
+    number("MIXED", "horizon series horizon", power=1),
+    number("TYPICAL", "series horizon", (0, MOST), power=2),  # squared errors of the naive forecast in use
     # Recent absolute errors in units of the root of that: of the naive forecasts, which are the last value and the last
     # of each season, of the heads, of the stack and of the forecast.
-    number("MISSED", "candidates", "series", "horizon", bounds=(0, 11.0)),
-    Part("LEADER", np.int64, ("series", "horizon"), bounds=(0, "seasons")),  # the naive forecast in use
+    number("MISSED", "candidates series horizon", (0, 11.0)),
+    whole("LEADER", "series horizon", (0, "seasons")),  # the naive forecast in use
     # Recent means for each naive forecast: how much smaller its errors are than the leader's, and its square; how much
     # smaller those of MIXED are, and its square; the product of its error and its distance from MIXED; both squares.
-    number("KNOWN", "naive", "series", "horizon", 7, bounds=(-1e9, 1e9)),
-    work("X", float, ("stacked",)),
-    work("GAIN", float, ("stacked",)),
-    work("RESTORED", float, ("stacked_restored", "stacked")),
-    work("UNIT", float, ("stacked",)),
-    work("NAIVE", float, ("naive",)),
-    work("ERRORS", float, ("candidates",)),
+    number("KNOWN", "naive series horizon 7", (-1e9, 1e9)),
+    scratch("X", "stacked"),
+    scratch("GAIN", "stacked"),
+    scratch("RESTORED", "stacked_restored stacked"),
+    scratch("UNIT", "stacked"),
+    scratch("NAIVE", "naive"),
+    scratch("ERRORS", "candidates"),
     sizes={
         "stacked": stacked,
         "above_stacked": lambda sizes: triangle(stacked(sizes)),
@@ -199,13 +213,13 @@ stack = Group(
 exogenous = Group(
     given,
     "exogenous",
-    number("MEAN", "exogenous", bounds=(-1e101, 1e101)),
-    number("VARIANCE", "exogenous", bounds=(0, 1e202)),
+    number("MEAN", "exogenous", (-1e101, 1e101)),
+    number("VARIANCE", "exogenous", (0, 1e202)),
     *head("exogenous", "above_exogenous"),
-    number("W", "series", "horizon", "exogenous", power=1),
-    work("GAIN", float, ("exogenous",)),
-    work("RESTORED", float, ("exogenous_restored", "exogenous")),
-    work("UNIT", float, ("exogenous",)),
+    number("W", "series horizon exogenous", power=1),
+    scratch("GAIN", "exogenous"),
+    scratch("RESTORED", "exogenous_restored exogenous"),
+    scratch("UNIT", "exogenous"),
     sizes={
         "above_exogenous": lambda sizes: triangle(sizes["exogenous"]),
         "exogenous_restored": lambda sizes: restored_at_once(sizes["exogenous"], OPTIONS.fields["exogenous"].start),
@@ -242,26 +256,26 @@ def errors_have_rows(part: Callable[[str], Any]) -> bool:
 shared = Group(
     given,
     "shared",
-    number("MEAN", "series", bounds=(-1e101, 1e101)),
-    number("SCALE", "series", bounds=(1e-150, 1e101), power=-1, start=1.0),
+    number("MEAN", "series", (-1e101, 1e101)),
+    number("SCALE", "series", (1e-150, 1e101), power=-1, start=1.0),
     number("LEVEL", "series", power=1),  # slow mean, and the mean distance from it
-    number("SPREAD", "series", bounds=(0, MOST), power=1),
-    number("REACH", "series", bounds=(0, MOST), power=1),  # the size of errors of step 1
+    number("SPREAD", "series", (0, MOST), power=1),
+    number("REACH", "series", (0, MOST), power=1),  # the size of errors of step 1
     Part("COUNTS", COUNTS),
-    number("LAGS", "series", "twice", power=1),  # values twice, so that the last ones are contiguous
-    number("BASE", "horizon", "series", power=1),  # a ring of values, and whether they were observed
+    number("LAGS", "series twice", power=1),  # values twice, so that the last ones are contiguous
+    number("BASE", "horizon series", power=1),  # a ring of values, and whether they were observed
     Part("THERE", np.bool_, ("horizon", "series")),
-    number("MADE", "horizon", "series", "horizon", power=1),  # a ring of forecasts, and of the quantiles of their
-    number("ENDS", "horizon", "levels", "series", "horizon", power=1),  # errors as they were issued
-    Part("JUDGED", np.int64, ("series", "judged"), bounds=(0, None)),  # values observed, and errors of each step
-    number("SIZE", "series", "horizon", bounds=(0, MOST), power=1),  # recent absolute errors
-    number("QUANTILES", "levels", "series", "horizon", bounds=(-1e6, 1e6)),  # of errors in units of it
-    number("TOLD", "series", "horizon", bounds=(-1e103, 1e103)),  # the last forecasts and their quantiles, in units of
-    number("TOLD_ENDS", "levels", "series", "horizon", bounds=(-1e110, 1e110)),  # the series
-    number("EXTENT", 2, "series", power=1),  # the least and the largest value observed
+    number("MADE", "horizon series horizon", power=1),  # a ring of forecasts, and of the quantiles of their
+    number("ENDS", "horizon levels series horizon", power=1),  # errors as they were issued
+    whole("JUDGED", "series judged"),  # values observed, and errors of each step
+    number("SIZE", "series horizon", (0, MOST), power=1),  # recent absolute errors
+    number("QUANTILES", "levels series horizon", (-1e6, 1e6)),  # of errors in units of it
+    number("TOLD", "series horizon", (-1e103, 1e103)),  # the last forecasts and their quantiles, in units of
+    number("TOLD_ENDS", "levels series horizon", (-1e110, 1e110)),  # the series
+    number("EXTENT", "2 series", power=1),  # the least and the largest value observed
     # How many values in a row were implausible, and how much oftener the next value confirmed such a one than not.
-    Part("ODD", np.int64, (2, "series")),
-    number("STRANGE", "series", bounds=(-1e210, 1e210), power=1),  # the last implausible value
+    whole("ODD", "2 series", (None, None)),
+    number("STRANGE", "series", (-1e210, 1e210), power=1),  # the last implausible value
     sizes={"twice": lambda sizes: 2 * sizes["recent"], "judged": lambda sizes: 1 + sizes["horizon"]},
     rules=(
         Rule("QUANTILES", "in order", lambda part: bool((np.diff(part("QUANTILES"), axis=0) >= 0).all())),

@@ -36,23 +36,21 @@ def accept(model, i, t):
     near. In a series whose implausible values were mostly confirmed by the next ones, the first is the last value at
     once, though no head learns it.
     """
+    z, there, inputs = row.views("Z THERE INPUTS", model)
+    W = exogenous.W(model)
+    made, mean, scale, extent, reach, strange, level, spread, odd = shared.views(
+        "MADE MEAN SCALE EXTENT REACH STRANGE LEVEL SPREAD ODD", model
+    )
     least = 0.01  # typical error that is presumed, in standard deviations
     usual = 100.0  # standard deviations up to which a jump is learned, beyond which it is a new level
     patience = 3  # implausible values in a row after which the level has changed
     slow = 1.0 / 512  # rate of the level and the spread of a series
-    y, z, there, counts = given.Y(model)[i], row.Z(model), row.THERE(model), shared.COUNTS(model)
-    made, mean, scale, extent = shared.MADE(model), shared.MEAN(model), shared.SCALE(model), shared.EXTENT(model)
-    reach, strange, level, spread = (
-        shared.REACH(model),
-        shared.STRANGE(model),
-        shared.LEVEL(model),
-        shared.SPREAD(model),
-    )
-    in_a_row, confirmed = shared.ODD(model)[0], shared.ODD(model)[1]
+    y, counts = given.Y(model)[i], shared.COUNTS(model)
+    in_a_row, confirmed = odd[0], odd[1]
     for j in range(y.size):
         guess = 0.0
         if t > 0:
-            guess = made[(t - 1) % size.horizon(model), j, 0] + dot(exogenous.W(model)[j, 0], row.INPUTS(model))
+            guess = made[(t - 1) % size.horizon(model), j, 0] + dot(W[j, 0], inputs)
         there[j], followed = not math.isnan(y[j]), False
         if there[j]:
             z[j] = (y[j] - mean[j]) / scale[j]
@@ -110,23 +108,14 @@ def judge(model, t):
 
     A forecast that was made before the first value of its series has no error.
     """
-    H, z, there, x, since = size.horizon(model), row.Z(model), row.THERE(model), row.INPUTS(model), row.SINCE(model)
-    W, gain, restored, first = exogenous.W(model), exogenous.GAIN(model), exogenous.RESTORED(model), -1
+    levels, ridge = fixed.views("LEVELS EXOGENOUS_RIDGE", model)
+    z, there, x, since = row.views("Z THERE INPUTS SINCE", model)
+    W, gain, restored, U, D, left, turn, unit = exogenous.views("W GAIN RESTORED U D LEFT TURN UNIT", model)
+    made, ends, judged, typical, quantiles, was_there = shared.views("MADE ENDS JUDGED SIZE QUANTILES THERE", model)
+    H = size.horizon(model)
+    first, forgetting = -1, given.OPTIONS(model).exogenous
     if x.size > 0:
-        first = gains(
-            exogenous.U(model),
-            exogenous.D(model),
-            exogenous.LEFT(model),
-            fixed.EXOGENOUS_RIDGE(model),
-            exogenous.TURN(model),
-            given.OPTIONS(model).exogenous,
-            x,
-            gain,
-            restored,
-            exogenous.UNIT(model),
-        )
-    made, ends, judged, typical = shared.MADE(model), shared.ENDS(model), shared.JUDGED(model), shared.SIZE(model)
-    quantiles, levels = shared.QUANTILES(model), fixed.LEVELS(model)
+        first = gains(U, D, left, ridge, turn, forgetting, x, gain, restored, unit)
     for j in range(z.size):
         judged[j, 0] += there[j]
         since[j] = 1
@@ -138,7 +127,7 @@ def judge(model, t):
             e = z[j] - made[at, j, h] - dot(W[j, h], x)
             learn_error(W[j, h], gain, restored, first, e)
             before = since[j]
-            since[j] += shared.THERE(model)[at, j]
+            since[j] += was_there[at, j]
             if judged[j, 0] <= before:
                 continue
             follow_quantiles(quantiles[:, j, h], ends[at, :, j, h], levels, e)
@@ -149,7 +138,9 @@ def judge(model, t):
 @called
 def standardize(model, i):
     """Standardize the exogenous inputs of row i into INPUTS; a missing one is at its mean."""
-    e, x, mean, variance = given.E(model)[i], row.INPUTS(model), exogenous.MEAN(model), exogenous.VARIANCE(model)
+    x = row.INPUTS(model)
+    mean, variance = exogenous.views("MEAN VARIANCE", model)
+    e = given.E(model)[i]
     for c in range(x.size):
         value = (e[c] - mean[c]) / math.sqrt(variance[c]) if variance[c] > 0.0 else 0.0
         x[c] = 0.0 if math.isnan(value) else min(max(value, -CLIPPED), CLIPPED)
@@ -158,7 +149,8 @@ def standardize(model, i):
 @called
 def follow_inputs(model, i, t):
     """Let the moments of the exogenous inputs learn those of row t."""
-    e, mean, variance = given.E(model)[i], exogenous.MEAN(model), exogenous.VARIANCE(model)
+    mean, variance = exogenous.views("MEAN VARIANCE", model)
+    e = given.E(model)[i]
     slowest = 1.0 / 2048
     rate = max(slowest, 1.0 / (t + 1.0))
     for c in range(e.size):
@@ -172,7 +164,8 @@ def follow_inputs(model, i, t):
 def in_units(model, j, value):
     """A standardized value of series j in its units, within the bounds."""
     limits = fixed.LIMITS(model)
-    return min(max(shared.MEAN(model)[j] + shared.SCALE(model)[j] * value, limits[0]), limits[1])
+    mean, scale = shared.views("MEAN SCALE", model)
+    return min(max(mean[j] + scale[j] * value, limits[0]), limits[1])
 
 
 @called
@@ -181,24 +174,29 @@ def publish(model, i, rows):
 
     The numbers of errors are beside the quantiles. A series of which no value is known has no forecast.
     """
-    call, H, x, limits = given.CALL(model), size.horizon(model), row.INPUTS(model), fixed.LIMITS(model)
+    limits = fixed.LIMITS(model)
+    x = row.INPUTS(model)
+    W = exogenous.W(model)
+    judged, told, quantiles, made, ends, mean, scale, typical, told_ends = shared.views(
+        "JUDGED TOLD QUANTILES MADE ENDS MEAN SCALE SIZE TOLD_ENDS", model
+    )
+    call, H = given.CALL(model), size.horizon(model)
     at = shared.COUNTS(model).rows % H
-    made, ends, judged, told = shared.MADE(model)[at], shared.ENDS(model)[at], shared.JUDGED(model), shared.TOLD(model)
-    quantiles, out, levels = shared.QUANTILES(model), given.OUT(model)[i], size.levels(model)
+    made, ends = made[at], ends[at]
+    out, levels = given.OUT(model)[i], size.levels(model)
     for h in range(H):
         explained = call.ahead != 0 and x.size > 0 and i + 1 + h < rows
         if explained:
             standardize(model, i + 1 + h)
         for j in range(size.series(model)):
-            mean, scale = shared.MEAN(model)[j], shared.SCALE(model)[j]
-            low, high = (limits[0] - mean) / scale, (limits[1] - mean) / scale
+            low, high = (limits[0] - mean[j]) / scale[j], (limits[1] - mean[j]) / scale[j]
             made[j, h] = min(max(made[j, h], low), high)
-            more = dot(exogenous.W(model)[j, h], x) if explained else 0.0
+            more = dot(W[j, h], x) if explained else 0.0
             told[j, h] = in_units(model, j, made[j, h])
             out[j, h] = in_units(model, j, made[j, h] + more) if judged[j, 0] > 0 else math.nan
             for v in range(levels):
-                ends[v, j, h] = quantiles[v, j, h] * shared.SIZE(model)[j, h]
-                shared.TOLD_ENDS(model)[v, j, h] = in_units(model, j, made[j, h] + ends[v, j, h])
+                ends[v, j, h] = quantiles[v, j, h] * typical[j, h]
+                told_ends[v, j, h] = in_units(model, j, made[j, h] + ends[v, j, h])
                 if call.intervals:
                     given.OUT_QUANTILES(model)[i, v, j, h] = in_units(model, j, made[j, h] + ends[v, j, h] + more)
             if call.intervals:
@@ -208,19 +206,24 @@ def publish(model, i, rows):
 @called
 def remember(model, t, now):
     """Store the values of row t among the lags; before the first row all are those of the first."""
-    z, lags, n = row.Z(model), shared.LAGS(model), size.recent(model)
+    z = row.Z(model)
+    profile = stack.PROFILE(model)
+    lags = shared.LAGS(model)
+    n = size.recent(model)
     for j in range(z.size):
         if t == 0:
             fill(lags[j], z[j])
             for season in range(size.seasons(model)):
-                fill(stack.PROFILE(model)[j, season], z[j])
+                fill(profile[j, season], z[j])
         lags[j, now] = lags[j, now - n] = z[j]
 
 
 @called
 def gather_common(model):
     """Fill the inputs that all heads have: a bias, sines and cosines of the seasons, exogenous inputs."""
-    common, x, angles, phase = row.COMMON(model), row.INPUTS(model), fixed.ANGLES(model), shared.COUNTS(model).phase
+    angles = fixed.ANGLES(model)
+    common, x = row.views("COMMON INPUTS", model)
+    phase = shared.COUNTS(model).phase
     common[0] = 1.0
     for a in range(angles.size):
         common[1 + 2 * a], common[2 + 2 * a] = math.sin(angles[a] * phase), math.cos(angles[a] * phase)
@@ -231,12 +234,8 @@ def gather_common(model):
 @called
 def forecast_by_heads(model, t, now):
     """Let all heads see the inputs of row t, and fill the mean of their forecasts."""
-    z, best, weight, forecasts = (
-        row.Z(model),
-        row.BEST(model),
-        row.WEIGHT(model),
-        stack.HEADS(model)[t % size.horizon(model)],
-    )
+    z, best, weight = row.views("Z BEST WEIGHT", model)
+    forecasts = stack.HEADS(model)[t % size.horizon(model)]
     for j in range(z.size):
         fill(best[j], HUGE)
         fill(forecasts[j], 0.0)
@@ -257,7 +256,9 @@ def learn(model, rows):
 
     Returns the number of rows learned: fewer than there are where the scale of a series is due to change.
     """
-    counts, z, there, spread = shared.COUNTS(model), row.Z(model), row.THERE(model), shared.SPREAD(model)
+    z, there = row.views("Z THERE", model)
+    spread, base, was_there = shared.views("SPREAD BASE THERE", model)
+    counts = shared.COUNTS(model)
     n, H = size.recent(model), size.horizon(model)
     for i in range(rows):
         t = counts.rows
@@ -270,7 +271,7 @@ def learn(model, rows):
         remember(model, t, now)
         learn_stack(model, t, now)
         for j in range(z.size):
-            shared.BASE(model)[t % H, j], shared.THERE(model)[t % H, j] = z[j], there[j]
+            base[t % H, j], was_there[t % H, j] = z[j], there[j]
         follow_seasons(model, t)
         gather_common(model)
         forecast_by_heads(model, t, now)
@@ -293,13 +294,15 @@ def revise(model, _):
     of rows more than H before the last one, stay as they are. CALL has the series, the age of the row and the value,
     which becomes the bounded one.
     """
+    base, there, mean, scale, reach, made, told, told_ends, judged, lags = shared.views(
+        "BASE THERE MEAN SCALE REACH MADE TOLD TOLD_ENDS JUDGED LAGS", model
+    )
     call, H, n = given.CALL(model), size.horizon(model), size.recent(model)
-    base, there, mean, scale = shared.BASE(model), shared.THERE(model), shared.MEAN(model), shared.SCALE(model)
     j, age = call.series, call.age
     t = shared.COUNTS(model).rows - 1 - age
     at, new = t % H, (call.value - mean[j]) / scale[j]
-    if t >= FIRST_ROWS and shared.REACH(model)[j] > 0.0:
-        far = FAR_ERRORS * shared.REACH(model)[j]
+    if t >= FIRST_ROWS and reach[j] > 0.0:
+        far = FAR_ERRORS * reach[j]
         new = min(max(new, base[at, j] - far), base[at, j] + far)
     new = min(max(new, -LARGEST_VALUE), LARGEST_VALUE)
     for h in range(min(t, H - 1 - age)):
@@ -310,14 +313,13 @@ def revise(model, _):
     if age == 0:
         change = new - base[at, j]
         for h in range(H):
-            shared.MADE(model)[at, j, h] += change
-            shared.TOLD(model)[j, h] += scale[j] * change
+            made[at, j, h] += change
+            told[j, h] += scale[j] * change
             for v in range(size.levels(model)):
-                shared.TOLD_ENDS(model)[v, j, h] += scale[j] * change
-        shared.JUDGED(model)[j, 0] += not there[at, j]
+                told_ends[v, j, h] += scale[j] * change
+        judged[j, 0] += not there[at, j]
     base[at, j], there[at, j] = new, True
     if age < n:
-        lags = shared.LAGS(model)[j]
-        lags[t % n] = lags[n + t % n] = new
+        lags[j, t % n] = lags[j, n + t % n] = new
     call.value = mean[j] + scale[j] * new
     return 0
