@@ -13,6 +13,7 @@ from sepsa.jit import Kernel, compile_kernels
 from sepsa.states import schema
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.forecast.kernels import parts, rescale, step
+from sepsa.stream.forecast.kernels.heads import FIRST_ROWS
 from sepsa.stream.kernels.memory import Layout, Memory
 from sepsa.stream.scales import moments, trimmed
 
@@ -145,7 +146,7 @@ class ForecastModel:
         self.part("SCALE")[:] = np.where(deviation > 0, deviation, 1.0)
         inputs = self.memory.of("exogenous")
         inputs("MEAN")[:], inputs("VARIANCE")[:] = moments(trimmed(E), np.ones(len(E)))
-        return np.where(np.arange(len(Y))[:, None] < step.FIRST_ROWS, usual, Y)
+        return np.where(np.arange(len(Y))[:, None] < FIRST_ROWS, usual, Y)
 
     def learn(self, Y: Floats, E: Floats, intervals: bool = False, ahead: bool = False) -> tuple[Floats, Floats]:
         """Learn rows Y (n, m) with E (n, q); returns the forecasts (n, m, H) made after each, and their quantiles.
@@ -161,7 +162,7 @@ class ForecastModel:
         at = 0
         while at < len(Y):
             at += self._run(step.learn, len(Y) - at, Y[at:], E[at:], out[at:], quantiles[at:])
-            if self.rows > step.FIRST_ROWS:
+            if self.rows > FIRST_ROWS:
                 rescale.follow_scales(self.memory)
         return out, quantiles
 

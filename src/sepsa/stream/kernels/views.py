@@ -171,13 +171,14 @@ def _views(frame: Frame, group: Group) -> Any:
     @intrinsic(prefer_literal=True)
     def views(_: Any, names: Any, model: Any, copy: Any = None) -> Any:
         declared = [_declare(frame, group, named[name], None) for name in names.literal_value.split()]
-        arrays = types.Tuple([array for array, _ in declared])
+        arrays = types.Tuple([array for array, _ in declared])  # type: ignore[no-untyped-call]
 
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             found = [one(context, builder, None, arguments[1 : 2 + group.repeated]) for _, one in declared]
             return context.make_tuple(builder, arrays, found)
 
-        return arrays(names, model, types.int64 if group.repeated else types.Omitted(None)), code
+        number = types.int64 if group.repeated else types.Omitted(None)  # type: ignore[no-untyped-call]
+        return arrays(names, model, number), code
 
     return views
 

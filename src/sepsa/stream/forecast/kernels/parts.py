@@ -237,7 +237,7 @@ COUNTS = Record(
 def counted(part: Callable[[str], Any]) -> bool:
     """Whether the numbers of rows and of outliers agree."""
     rows, outliers, phase, shifts = part("COUNTS").item()
-    return 0 < rows <= phase and shifts <= outliers <= rows * part("MEAN").size
+    return bool(0 < rows <= phase and shifts <= outliers <= rows * part("MEAN").size)
 
 
 def lags_are_the_last_values(part: Callable[[str], Any]) -> bool:
