@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -62,8 +63,8 @@ class Settings(NamedTuple):
         own = [own_terms(j, self.series, self.lags, season) for j in range(self.series)]
         return [own, [joint_terms(self.series, self.lags, season)]]
 
-    def layout(self) -> Layout:
-        """Where a model of these settings stores its parts."""
+    def layout(self, terms: list[list[list[Term]]]) -> Layout:
+        """Where a model of these settings, with these terms, stores its parts."""
         longest = int(max(self.seasons, default=0))
         sizes = {
             "rows": 0,  # a call says how many
@@ -77,7 +78,7 @@ class Settings(NamedTuple):
             "levels": len(LEVELS),
             "angles": len(self.angles()),
         }
-        families = [self._family(terms) for terms in self.terms()]
+        families = [self._family(own) for own in terms]
         return Layout(parts.given, parts.GROUPS, sizes, {"heads": families, "plan": families})
 
     def _family(self, terms: list[list[Term]]) -> dict[str, int]:
@@ -93,33 +94,40 @@ class Settings(NamedTuple):
         }
 
 
+@lru_cache(64)
+def form(settings: Settings) -> tuple[Layout, list[list[list[Term]]]]:
+    """The layout and the terms of models of these settings, which share them."""
+    terms = settings.terms()
+    return settings.layout(terms), terms
+
+
 class ForecastModel:
     """Heads for every series and step, which learn rows; missing values are NaN."""
 
     def __init__(self, settings: Settings) -> None:
-        layout = settings.layout()
+        layout, terms = form(settings)
         schema.check_memory("the forecaster", 8 * layout.size)
         self.settings, self.memory = settings, Memory(layout)
         self.part = self.memory.of("shared")
         self.memory.start()
-        self._write_settings()
+        self._write_settings(terms)
         self.part("QUANTILES")[:] = np.sqrt(np.pi / 2) * SCORES[:, None, None]
         self._workspace, self._call = np.zeros(layout.workspace), np.zeros((), parts.CALL.dtype)
         self._given = (self._workspace, self.memory.vector, layout.numbers, OPTIONS, self._call)
         self._slots = self._workspace[: len(parts.given.slots)].view(np.int64)
         self._slots[: len(self._given)] = [array.ctypes.data for array in self._given]
 
-    def _write_settings(self) -> None:
+    def _write_settings(self, terms: list[list[list[Term]]]) -> None:
         """Write the parts that follow from the settings, and those that begin with the ridge."""
         memory, settings = self.memory, self.settings
-        for family, terms in enumerate(settings.terms()):
+        for family, groups in enumerate(terms):
             plan, heads = memory.of("plan", family), memory.of("heads", family)
             plan("TARGETS")[:] = np.arange(settings.series).reshape(plan("TARGETS").shape)
-            for name, values in zip(parts.TERM, np.moveaxis(np.array(terms), 2, 0), strict=True):
+            for name, values in zip(parts.TERM, np.moveaxis(np.array(groups), 2, 0), strict=True):
                 plan(name)[:] = values
             plan("RIDGE")[:] = settings.ridge
             bias_ridge = 1e-3
-            plan("RIDGE")[len(terms[0])] = min(bias_ridge, settings.ridge)
+            plan("RIDGE")[len(groups[0])] = min(bias_ridge, settings.ridge)
             heads("LEFT")[:], heads("D")[:] = plan("RIDGE"), 1 / plan("RIDGE")
         given = memory.of("fixed")
         given("FORGETTING")[:], given("LIMITS")[:] = settings.forgetting, settings.bounds
