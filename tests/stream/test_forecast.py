@@ -20,8 +20,8 @@ from breaking.damage import same
 from reference import faded_rows, late_regression
 from sepsa import SepSAForecaster
 from sepsa.checkpoint import CheckpointError
-from sepsa.stream.forecast import model as model_module
-from sepsa.stream.forecast.kernels import arrays, step
+from sepsa.stream.forecast import history
+from sepsa.stream.forecast.kernels import choice, heads, parts, step
 from sepsa.stream.forecast.model import ForecastModel, Settings, joint_terms, own_terms
 from sepsa.stream.forecast.seasons import find_seasons
 from sepsa.stream.kernels import head
@@ -50,20 +50,22 @@ def inputs(model, family, g, z):
     angles = 2 * np.pi / 7 * np.outer(np.arange(rows), range(1, 5))
     common = np.column_stack([np.ones(rows), *(f(angles[:, k]) for k in range(4) for f in (np.sin, np.cos))])
 
-    def value(t, a, i, b, j, u):
-        return (z[max(t - i, 0), a] - (z[max(t - j, 0), b] if j >= 0 else 0)) * (common[t, u] if u >= 0 else 1)
+    def value(t, term):
+        less = z[max(t - term.less_ago, 0), term.less] if term.less_ago >= 0 else 0
+        return (z[max(t - term.ago, 0), term.series] - less) * (common[t, term.factor] if term.factor >= 0 else 1)
 
-    return np.hstack([[[value(t, *term) for term in family.terms[g]] for t in range(rows)], common])
+    terms = model.settings.terms()[family][g]
+    return np.hstack([[[value(t, term) for term in terms] for t in range(rows)], common])
 
 
-def ridge_left(family, g, X):
+def ridge_left(model, family, g, X):
     """What the heads of a group have of their ridge: their information less that of the faded rows."""
-    p = X.shape[1]
+    p, part = X.shape[1], model.memory.of("heads", family)
     U = np.eye(p)
     for b in range(p):
-        U[:b, b] = family.U[0, g, b * (b - 1) // 2 : b * (b - 1) // 2 + b]
-    information = np.linalg.inv(U @ np.diag(family.D[0, g]) @ U.T)
-    return information - faded_rows(X, family.forgetting[0])
+        U[:b, b] = part("U")[0, g, b * (b - 1) // 2 : b * (b - 1) // 2 + b]
+    information = np.linalg.inv(U @ np.diag(part("D")[0, g]) @ U.T)
+    return information - faded_rows(X, model.settings.forgetting[0])
 
 
 @settings(max_examples=12, deadline=None)
@@ -74,17 +76,18 @@ def test_each_step_has_the_weights_of_ridge_regression_and_no_ridge_sinks_below_
     model, earlier = ForecastModel(settings_of_model), ForecastModel(settings_of_model)
     model.learn(z, np.empty((rows, 0)))
     earlier.learn(z[: rows - ahead], np.empty((rows - ahead, 0)))
-    for family, known in ((model.own, earlier.own), (model.joint, earlier.joint)):
-        for g in range(len(family.terms)):
+    for family in (parts.OWN, parts.JOINT):
+        plan, W = model.memory.of("plan", family), model.memory("W", "heads", family)
+        for g, targets in enumerate(plan("TARGETS")):
             X = inputs(model, family, g, z)
-            left = ridge_left(known, g, X[: rows - ahead])
+            left = ridge_left(earlier, family, g, X[: rows - ahead])
             # The inverse loses digits with the size of the information, about 1e4 here.
             np.testing.assert_allclose(left, np.diag(np.diag(left)), atol=1e-6)
-            assert (np.diag(left) >= 0.5 * family.ridge - 1e-6).all()
-            assert (np.diag(left) <= family.ridge + 1e-6).all()
-            for i, j in enumerate(family.series[g]):
+            assert (np.diag(left) >= 0.5 * plan("RIDGE") - 1e-6).all()
+            assert (np.diag(left) <= plan("RIDGE") + 1e-6).all()
+            for i, j in enumerate(targets):
                 expected = late_regression(X, z[:, j], ahead, forgetting, np.diag(left))
-                np.testing.assert_allclose(family.W[0, g, i, ahead - 1], expected, rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(W[0, g, i, ahead - 1], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("forgetting", "lags"), [(0.98, 100), (0.95, 60)])
@@ -93,9 +96,48 @@ def test_no_ridge_sinks_below_half_while_nothing_is_learned(forgetting, lags):
     model = ForecastModel(Settings(1, 0, 2, lags, (), (forgetting,), 2.0))
     for _ in range(12):
         model.learn(np.zeros((40, 1)), np.empty((40, 0)))
-        left = 1 / model.own.D[0, 0, 1:lags]
+        left = 1 / model.memory("D", "heads", parts.OWN)[0, 0, 1:lags]
         assert left.min() >= 1.0
         assert left.max() <= 2.0 * (1 + 1e-9)
+
+
+def see_arrays(monkeypatch):
+    """Let kernels run as plain Python on a model, and functions of parts return arrays of its memory."""
+
+    def seen(array):
+        return array.view(np.recarray) if array.dtype.names else array
+
+    def view(group, part):
+        def of(model, copy=0):
+            if part.kept:
+                return seen(model.memory(part.name, group.name, copy))
+            if (group, part, copy) not in model.work:
+                layout = model.memory.layout
+                sizes = layout.sizes | (layout.copies[group.name][copy] if group.repeated else {})
+                model.work[group, part, copy] = np.zeros([sizes[each] for each in part.shape], part.dtype)
+            return model.work[group, part, copy]
+
+        return of
+
+    class Plain(ForecastModel):
+        def _run(self, kernel, rows, *arrays):
+            self.work = {}
+            self.arrays = dict(zip(parts.given.slots[3:], (*self._given[3:], *arrays), strict=False))
+            return kernel.function(self, rows)
+
+    def views(group):
+        return lambda names, model, copy=0: [getattr(group, name)(model, copy) for name in names.split()]
+
+    for group in parts.GROUPS:
+        monkeypatch.setattr(group, "views", views(group))
+        for part in group.parts:
+            monkeypatch.setattr(group, part.name, view(group, part))
+    for part in parts.given.given:
+        monkeypatch.setattr(parts.given, part.name, lambda model, name=part.name: seen(model.arrays[name]))
+    for name in vars(parts.size):
+        if not name.startswith("__"):
+            monkeypatch.setattr(parts.size, name, lambda model, name=name: model.memory.layout.sizes[name])
+    monkeypatch.setattr(history, "ForecastModel", Plain)
 
 
 def test_the_kernels_as_plain_python_forecast_the_same_and_stay_within_their_arrays(monkeypatch):
@@ -103,11 +145,11 @@ def test_the_kernels_as_plain_python_forecast_the_same_and_stay_within_their_arr
     y, x = series(40), np.random.default_rng(0).normal(size=(40, 1))
     small = {"horizon": 3, "lags": 4, "seasons": (5, 7)}
     compiled = [forecaster(**small).prequential(y), forecaster(**small).prequential(y, x, known_ahead=True)]
-    for module in (head, arrays, step):
+    for module in (head, heads, choice, step):
         for name, function in list(vars(module).items()):
             if hasattr(function, "py_func"):
                 monkeypatch.setattr(module, name, function.py_func)
-    monkeypatch.setattr(model_module, "announce_compilation", lambda *_: None)
+    see_arrays(monkeypatch)
     plain = [forecaster(**small).prequential(y), forecaster(**small).prequential(y, x, known_ahead=True)]
     for one, other in zip(compiled, plain, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-7)  # the order of sums differs
@@ -122,7 +164,7 @@ def test_a_new_leader_has_the_lead_over_all_others_and_one_event_makes_none():
     for row in errors:
         lead = row[leader] - row
         known[:, :2] += rate * (np.stack([lead, lead**2], 1) - known[:, :2])
-        leader = step.follow_leader.py_func(known, leader, rate / (2 - rate), 2.0)
+        leader = choice.follow_leader.py_func(known, leader, rate / (2 - rate), 2.0)
         led.append(leader)
     assert led[-1] == 2
     recent = rate * (1 - rate) ** np.arange(600)[::-1] @ errors
@@ -132,16 +174,18 @@ def test_a_new_leader_has_the_lead_over_all_others_and_one_event_makes_none():
     known, leader = np.zeros((2, 7)), 0
     for row in alike:
         known[1, :2] += rate * (np.array([row[0] - row[1], (row[0] - row[1]) ** 2]) - known[1, :2])
-        assert step.follow_leader.py_func(known.copy(), 0, 10 * rate / (2 - rate), 2.0) == 0  # errors of ten rows ahead
+        assert (
+            choice.follow_leader.py_func(known.copy(), 0, 10 * rate / (2 - rate), 2.0) == 0
+        )  # errors of ten rows ahead
 
 
 def test_inputs_are_lags_less_the_value_changes_of_others_and_both_by_the_time_of_the_season():
     others = [(0, 0, 0, 1, -1), (0, 0, 0, 2, -1)]
     assert own_terms(1, 2, 3, 0) == [(1, 0, 0, -1, -1), (1, 1, 1, 0, -1), (1, 2, 1, 0, -1), *others]
     by_season = own_terms(0, 1, 96, 24)[96:]
-    assert {(i, j) for _, i, _, j, _ in by_season} == {(0, k) for k in (-1, 1, 2, 3, 23, 24, 25)}
-    assert {u for *_, u in by_season} == {1, 2, 3, 4}
-    assert {k for _, _, _, k, _ in joint_terms(1, 9, 4)} == {-1, *range(1, 9)}
+    assert {(term.ago, term.less_ago) for term in by_season} == {(0, k) for k in (-1, 1, 2, 3, 23, 24, 25)}
+    assert {term.factor for term in by_season} == {1, 2, 3, 4}
+    assert {term.less_ago for term in joint_terms(1, 9, 4)} == {-1, *range(1, 9)}
 
 
 @pytest.mark.parametrize(
@@ -194,17 +238,17 @@ def test_a_damaged_state_is_refused_by_its_name_and_changes_nothing():
         ("own", "U", np.full_like(good["model"]["own"]["U"], np.nan)),
         ("own", "D", -good["model"]["own"]["D"]),
         ("stack", "D", 0 * good["model"]["stack"]["D"]),
-        ("shared", "quantiles", -good["model"]["shared"]["quantiles"]),
-        ("shared", "scale", 0 * good["model"]["shared"]["scale"] + 1e-300),
-        ("shared", "counts", good["model"]["shared"]["counts"] + 10**15),
-        ("shared", "XT", good["model"]["shared"]["XT"] - 1),
-        ("own", "C", good["model"]["own"]["C"] + 1000),
-        ("shared", "scale", -good["model"]["shared"]["scale"]),
-        ("shared", "scale", 0 * good["model"]["shared"]["scale"] + 1e15),
-        ("shared", "lags", 0 * good["model"]["shared"]["lags"] + 1e15),
-        ("shared", "size", 0 * good["model"]["shared"]["size"] + 1e15),
-        ("shared", "judged", good["model"]["shared"]["judged"] + 1000),
-        ("stack", "profile", 0 * good["model"]["stack"]["profile"] + 1e15),
+        ("shared", "QUANTILES", -good["model"]["shared"]["QUANTILES"]),
+        ("shared", "SCALE", 0 * good["model"]["shared"]["SCALE"] + 1e-300),
+        ("shared", "COUNTS", good["model"]["shared"]["COUNTS"] + 10**15),
+        ("exogenous", "TURN", good["model"]["exogenous"]["TURN"] - 1),
+        ("own", "FIRST", good["model"]["own"]["FIRST"] + 1000),
+        ("shared", "SCALE", -good["model"]["shared"]["SCALE"]),
+        ("shared", "SCALE", 0 * good["model"]["shared"]["SCALE"] + 1e15),
+        ("shared", "LAGS", 0 * good["model"]["shared"]["LAGS"] + 1e15),
+        ("shared", "SIZE", 0 * good["model"]["shared"]["SIZE"] + 1e15),
+        ("shared", "JUDGED", good["model"]["shared"]["JUDGED"] + 1000),
+        ("stack", "PROFILE", 0 * good["model"]["stack"]["PROFILE"] + 1e15),
         ("joint", "W", good["model"]["joint"]["W"][:, :, :1]),
     ):
         damaged = good | {"model": good["model"] | {part: good["model"][part] | {name: value}}}
@@ -216,16 +260,6 @@ def test_a_damaged_state_is_refused_by_its_name_and_changes_nothing():
     with pytest.raises(ValueError, match="first"):
         model.load_state_dict(good | {"first": {"Y": np.zeros((5, 2)), "E": np.zeros((5, 0)), "points": []}})
     assert same(model.state_dict(), before)
-
-
-def test_a_state_without_the_numbers_of_errors_counts_every_row():
-    model = forecaster()
-    model.prequential(series(300))
-    state = model.state_dict()
-    del state["model"]["shared"]["judged"], state["column"]
-    other = forecaster()
-    other.load_state_dict(state)
-    assert same(other.state_dict(), model.state_dict())
 
 
 def test_an_outlier_as_the_last_value_leaves_a_model_that_loads():

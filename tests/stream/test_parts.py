@@ -31,13 +31,16 @@ means = Group(
     rings={"ring": "FILLED"},
     rules=(Rule("MEAN", "below all shares", lambda part: bool((part("MEAN") < 10 + part("SHARES")).all())),),
 )
-pairs = Group(frame, "pairs", Part("P", float, ("own",)), sizes={"own": None}, repeated=True)
+pairs = Group(
+    frame, "pairs", Part("P", float, ("own",)), Part("Q", float, ("own",)), sizes={"own": None}, repeated=True
+)
 
 
 @kernel(cost=1.0)
 def learn(model, n):
     """Learn n rows: the mean of each input, the last rows, sums over the copies of `pairs`."""
-    mean, last, filled, numbers = means.MEAN(model), means.LAST(model), means.FILLED(model), means.NUMBERS(model)
+    mean, last = means.views("MEAN LAST", model)
+    filled, numbers = means.FILLED(model), means.NUMBERS(model)
     off, shares = means.OFF(model), means.SHARES(model, np.float32(0.0))
     for i in range(n):
         for j in range(mean.size):
@@ -50,7 +53,9 @@ def learn(model, n):
         filled.rows, filled.next = min(filled.rows + 1, size.ring(model)), (filled.next + 1) % size.ring(model)
         for copy in range(2):
             for k in range(pairs.own(model, copy)):
-                pairs.P(model, copy)[k] += copy + k
+                one, other = pairs.views("P Q", model, copy)
+                one[k] += copy + k
+                other[k] -= pairs.P(model, copy)[k]
     return numbers.count
 
 
@@ -88,6 +93,7 @@ def test_a_kernel_sees_arrays_records_and_copies(rows):
     assert made("SHARES", "means").dtype == np.float32
     assert made("SHARES", "means").tolist() == [8.0, 9.0]
     assert made("P", "pairs", 1).tolist() == [8.0, 16.0, 24.0]
+    assert made("Q", "pairs", 1).tolist() == [-36.0, -72.0, -108.0]
 
 
 def test_a_saved_state_loads_and_a_record_is_a_vector(rows):

@@ -1,202 +1,28 @@
 """The clock of a forecaster: the grid of times on which its rows lie, found from the first of them.
 
-A grid has a unit: seconds, business days or months; weeks are seconds, quarters and years are months. A time belongs to
-the nearest point of the grid, so that jitter does not matter. Where dates have a zone, a grid of days or longer is one
-of local time, and a shorter one of UTC: both go on evenly when daylight saving begins or ends.
+Where dates have a zone, a grid of days or longer is one of local time, and a shorter one of UTC: both go on evenly when
+daylight saving begins or ends.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterable
-from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
-from typing import Any, NamedTuple, TypeAlias
+from datetime import UTC, timedelta, tzinfo
+from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 import numpy as np
 
 from sepsa.states import schema
-from sepsa.stream.columns.cells import DATE, date_formats
-from sepsa.stream.columns.cells import read_time as read_iso
 from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.forecast.grids import BUSINESS, DAY, MONTHS, SECONDS, SPARSE, Grid, check_step, day_of, find_grid
+from sepsa.stream.forecast.times import EPOCH, Moments, read_zone, seconds_east
 
-DAY, WEEK, YEAR = 86400.0, 7 * 86400.0, 365.25 * 86400.0  # seconds
-SECONDS, BUSINESS, MONTHS = "seconds", "business days", "months"
-NAMED = {
-    "second": (SECONDS, 1.0), "minute": (SECONDS, 60.0), "hour": (SECONDS, 3600.0), "day": (SECONDS, DAY),
-    "business day": (BUSINESS, 1.0), "week": (SECONDS, WEEK), "month": (MONTHS, 1.0), "quarter": (MONTHS, 3.0),
-    "year": (MONTHS, 12.0),
-}  # fmt: skip
-ROUND = (WEEK, DAY, 3600.0, 900.0, 300.0, 60.0, 30.0, 10.0, 5.0, 1.0, 0.5, 0.1, 0.01, 0.001)  # steps that people choose
-EPOCH = datetime(1970, 1, 1)
-LONGEST_SEASON = 4096  # rows
 SETTLED = 256  # times after which the grid is no longer corrected
 HISTORY = 2048  # rows that a forecaster keeps, and can place anew
 CONFIRMED = 2  # rows after the first one beyond a leap that confirm it, or another step than that of the first rows
 CONFUSED = 8  # rows beyond a leap that confirm another step than that of a settled grid, or none
 FEW = 5  # rows after which a step that was given is compared with their times
-SPARSE = 50  # grid points for each time, beyond which times have no common step
-
-Time: TypeAlias = float | int | date | datetime | np.datetime64
-
-
-class Moments(NamedTuple):
-    """Times as seconds since 1970, whether they were dates, and their zone."""
-
-    seconds: Floats
-    dated: bool
-    zone: tzinfo | None = None
-
-
-class Grid(NamedTuple):
-    """Evenly spaced times: a unit, the number of units between two points, and point 0 in seconds."""
-
-    unit: str
-    step: float
-    origin: float
-
-    def nearest(self, at: float) -> int:
-        """The point nearest to a time."""
-        if self.unit == SECONDS:
-            return round((at - self.origin) / self.step)
-        if self.unit == BUSINESS:
-            return int(np.busday_count(day_of(self.origin), day_of(at + 0.25 * DAY - self.origin % DAY)))
-        guess = int((month_of(at) - month_of(self.origin)) // self.step)
-        return min((guess - 1, guess, guess + 1), key=lambda i: abs(self.at(i) - at))
-
-    def at(self, index: int) -> float:
-        """The time of a point."""
-        if self.unit == SECONDS:
-            return self.origin + index * self.step
-        if self.unit == BUSINESS:
-            business_day = np.busday_offset(day_of(self.origin), index, roll="forward")
-            return float(business_day.astype(np.int64)) * DAY + self.origin % DAY
-        start = np.datetime64(int(month_of(self.origin) + index * self.step), "M")
-        length = days_in(start)
-        day = int(
-            (day_of(self.origin) - day_of(self.origin).astype("datetime64[M]").astype("datetime64[D]")).astype(int)
-        )
-        day = length - 1 if day == 30 else min(day, length - 1)
-        return float(start.astype("datetime64[D]").astype(np.int64) + day) * DAY + self.origin % DAY
-
-    def seconds(self) -> float:
-        """The mean seconds between two points."""
-        return self.step * {SECONDS: 1.0, BUSINESS: WEEK / 5, MONTHS: YEAR / 12}[self.unit]
-
-    def seasons(self) -> tuple[float, ...]:
-        """The rows of a day, a week and a year, as far as they are seasons of such rows."""
-        step = self.seconds()
-        if step < 1.0 or not math.isfinite(step):
-            return ()
-        if self.unit == BUSINESS:
-            return (5.0,)
-        periods = (DAY, WEEK) if step < DAY else (WEEK, YEAR)
-        rows = [round(period / step, 6) for period in periods if self.unit == SECONDS or period == YEAR]
-        return tuple(float(n) for n in rows if 3 <= n <= LONGEST_SEASON)
-
-    def words(self) -> str:
-        """The step in words."""
-        named = {(unit, step): name for name, (unit, step) in NAMED.items()}
-        return named.get((self.unit, self.step)) or f"{self.step:g} {self.unit}"
-
-    def spelled(self) -> str:
-        """The step as the argument `step` has it, or None where that has no word for it."""
-        named = {(unit, step): repr(name) for name, (unit, step) in NAMED.items()}
-        return named.get((self.unit, self.step)) or (f"{self.step:g}" if self.unit == SECONDS else "None")
-
-
-def leap(rows: int) -> int:
-    """The number of steps at once that a row waits for confirmation beyond, after this many rows."""
-    return max(1000, 2 * rows)
-
-
-def days_in(month: np.datetime64) -> int:
-    """The number of days of a month."""
-    following = month + np.timedelta64(1, "M")
-    return int((following.astype("datetime64[D]") - month.astype("datetime64[D]")).astype(np.int64))
-
-
-def day_of(at: float) -> np.datetime64:
-    return np.datetime64(math.floor(at / DAY), "D")
-
-
-def month_of(at: float) -> int:
-    return int(day_of(at).astype("datetime64[M]").astype(np.int64))
-
-
-def find_grid(at: Floats, dated: bool) -> Grid:
-    """The grid of these increasing times; a ValueError where they have none."""
-    gaps = np.diff(at)
-    if dated and gaps.min() > 27.5 * DAY and (grid := monthly(at)) is not None:
-        return grid
-    if dated and gaps.min() > 0.9 * DAY and (grid := business(at)) is not None:
-        return grid
-    ordered = np.sort(gaps)
-    for share in (0.4, 0.2, 0.0):
-        grid = even(at, float(ordered[round(share * (len(gaps) - 1))]))
-        points = np.round((at - grid.origin) / grid.step)
-        if (np.diff(points) > 0).all():
-            if points[-1] - points[0] > SPARSE * len(at) + 1000:
-                break
-            return grid
-    raise ValueError(
-        f"times have no common step: {len(at)} of them are {gaps.min():g} to {gaps.max():g} seconds apart: give step=, "
-        "or aggregate the rows"
-    )
-
-
-def even(at: Floats, step: float) -> Grid:
-    """A grid of about this many seconds: the step of best fit, rounded as people do, and the median offset."""
-    for _ in range(3):
-        points = np.concatenate([[0.0], np.cumsum(np.maximum(np.round(np.diff(at) / step), 1.0))])
-        step = float((at[-1] - at[0]) / points[-1])
-    jitter = float(np.median(np.abs(at - at[0] - points * step - np.median(at - at[0] - points * step))))
-    slack = max(8.0 * jitter / points[-1], 1e-9 * step)
-    for unit in ROUND:
-        if step >= unit and abs(step - round(step / unit) * unit) <= slack:
-            step = round(step / unit) * unit
-            break
-    return Grid(SECONDS, step, float(at[0] + np.median(at - at[0] - points * step)))
-
-
-def monthly(at: Floats) -> Grid | None:
-    """A grid of months, quarters or years, if all times lie at about the same day of different months."""
-    days = np.floor(at / DAY).astype(np.int64).astype("datetime64[D]")
-    months = days.astype("datetime64[M]")
-    day = (days - months.astype("datetime64[D]")).astype(int)
-    apart = np.diff(months.astype(np.int64))
-    if apart.min() < 1 or not (np.ptp(day) <= 3 or day.min() >= 25):
-        return None
-    origin = float(at[0])
-    if np.ptp(day) > 0 and day.max() >= 27:  # the last day of each month: count from a month of 31 days
-        origin += float(30 - day[0]) * DAY
-        if month_of(origin) != month_of(float(at[0])):
-            return Grid(MONTHS, float(np.gcd.reduce(apart)), end_of_long_month(float(at[0]), int(np.gcd.reduce(apart))))
-    return Grid(MONTHS, float(np.gcd.reduce(apart)), origin)
-
-
-def end_of_long_month(at: float, step: int) -> float:
-    """The last day of a month of 31 days, a multiple of `step` months before this time."""
-    month = month_of(at)
-    for back in range(0, 12 * step + 1, step):
-        start = np.datetime64(month - back, "M")
-        if days_in(start) == 31:
-            return float(start.astype("datetime64[D]").astype(np.int64) + 30) * DAY + at % DAY
-    return at
-
-
-def business(at: Floats) -> Grid | None:
-    """A grid of business days, if all times are at about the same hour of days from Monday to Friday, with weekends."""
-    clock = at % DAY
-    days = np.floor(at / DAY).astype(np.int64)
-    weekday = (days + 3) % 7
-    weekends = (days[-1] + 3) // 7 - (days[0] + 3) // 7
-    if np.ptp(clock) > 0.25 * DAY or weekday.max() > 4 or weekends < 1:
-        return None
-    named = days.astype("datetime64[D]")
-    apart = np.busday_count(named[:-1], named[1:])
-    return Grid(BUSINESS, 1.0, float(days[0] * DAY + np.median(clock))) if np.median(apart) == 1 else None
 
 
 class Place(NamedTuple):
@@ -213,6 +39,11 @@ class Place(NamedTuple):
     points: Any = None
     grid: Grid | None = None
     says: str = ""
+
+
+def leap(rows: int) -> int:
+    """The number of steps at once that a row waits for confirmation beyond, after this many rows."""
+    return max(1000, 2 * rows)
 
 
 class Clock:
@@ -534,91 +365,3 @@ class Clock:
             return
         if abs(self.last * self.grid.seconds()) > 1e15 or (self.first and self.index(self.first[-1]) != self.last):
             raise ValueError(f"point {self.last} must be that of the last row")
-
-
-def seconds_east(zone: tzinfo) -> float:
-    """The offset of a zone without a name, in seconds."""
-    return (zone.utcoffset(EPOCH) or timedelta()).total_seconds()
-
-
-def read_zone(saved: Any) -> tzinfo | None:
-    """A zone from its name or its offset in seconds."""
-    if saved is None:
-        return None
-    try:
-        return ZoneInfo(saved) if isinstance(saved, str) else timezone(timedelta(seconds=float(saved)))
-    except (KeyError, ValueError, TypeError, OSError):
-        raise schema.damaged("state_dict['clock']['zone']", "a zone or seconds", schema.brief(saved)) from None
-
-
-def check_step(step: float | str | None) -> tuple[str, float] | None:
-    """Unit and number of units of a step that was given."""
-    if step is None:
-        return None
-    if isinstance(step, str):
-        if step not in NAMED:
-            raise ValueError(f"step must be seconds or one of {', '.join(NAMED)}, got {step!r}")
-        return NAMED[step]
-    if isinstance(step, bool) or not isinstance(step, (int, float)) or not 1e-9 <= step <= 1e15:
-        raise ValueError(f"step must be seconds, at least 1e-9, or one of {', '.join(NAMED)}, got {step!r}")
-    return SECONDS, float(step)
-
-
-def read_time(time: Any) -> tuple[float, bool, tzinfo | None]:
-    """A time in seconds since 1970, whether it is a date, and its zone; without a zone it is taken for UTC.
-
-    Texts are read as ISO 8601, such as 2026-01-31T12:00; an offset in them is no zone.
-    """
-    if isinstance(time, np.datetime64) or (hasattr(time, "dtype") and getattr(time.dtype, "kind", "") == "M"):
-        if np.isnat(time):
-            raise ValueError(f"time must be a number or a date, got {time!r}")
-        whole = time.astype("datetime64[s]")
-        return float(whole.astype(np.int64)) + float((time - whole) / np.timedelta64(1, "s")), True, None
-    if isinstance(time, datetime):
-        if time != time:
-            raise ValueError(f"time must be a number or a date, got {time!r}")
-        zone = time.tzinfo
-        plain = time.replace(tzinfo=None) if zone is None else time.astimezone(UTC).replace(tzinfo=None)
-        return (plain - EPOCH).total_seconds(), True, zone
-    if isinstance(time, date):
-        return (datetime(time.year, time.month, time.day) - EPOCH).total_seconds(), True, None
-    if isinstance(time, str) and DATE.fullmatch(time):
-        return read_iso(time), True, None
-    if isinstance(time, (bool, np.bool_)) or not isinstance(time, (int, float, np.integer, np.floating)):
-        formats = " or ".join(map(repr, date_formats(time))) if isinstance(time, str) else ""
-        cure = f": convert texts by pandas.to_datetime(..., format=...) with {formats}" if formats else ""
-        raise ValueError(f"time must be seconds, a datetime or a datetime64, got {time!r}{cure}")
-    if not abs(float(time)) <= 1e15:
-        raise ValueError(f"time must be seconds up to 1e15, a datetime or a datetime64, got {time!r}")
-    return float(time), False, None
-
-
-def read_times(times: Any) -> Moments:
-    """Times of rows: a DatetimeIndex or PeriodIndex, a Series of pandas or Polars, an array, or a sequence of them."""
-    if hasattr(times, "to_timestamp") and not hasattr(times, "tz_localize"):  # a PeriodIndex
-        times = times.to_timestamp()
-    zone = getattr(times, "tz", None) or getattr(getattr(times, "dt", None), "tz", None)
-    zone = zone or getattr(getattr(times, "dtype", None), "time_zone", None)
-    if isinstance(zone, str):
-        zone = ZoneInfo(zone)
-    if zone is not None and hasattr(times, "dt") and hasattr(times.dt, "tz_convert"):
-        times = times.dt.tz_convert("UTC").dt.tz_localize(None)
-    elif zone is not None and hasattr(times, "tz_convert"):
-        times = times.tz_convert("UTC").tz_localize(None)
-    values = times.to_numpy() if hasattr(times, "to_numpy") else times
-    if isinstance(values, np.ndarray) and values.ndim != 1:
-        raise ValueError(f"times must be one for each row, got an array of shape {values.shape}")
-    if isinstance(values, np.ndarray) and values.dtype.kind == "M" and not np.isnat(values).any():
-        whole = values.astype("datetime64[s]")
-        parts = (values - whole) / np.timedelta64(1, "s")
-        return Moments(whole.astype(np.int64) + parts.astype(float), True, zone)
-    if not isinstance(values, Iterable) or isinstance(values, str):
-        raise ValueError(f"times must be one for each row, got {values!r}")
-    items: Iterable[Any] = values
-    read = [read_time(time) for time in items]
-    if len({dated for _, dated, _ in read}) > 1:
-        raise ValueError("times must be all dates or all numbers, got both")
-    zones = [one for *_, one in read if one is not None]
-    return Moments(
-        np.array([at for at, *_ in read]), any(dated for _, dated, _ in read), zone or next(iter(zones), None)
-    )

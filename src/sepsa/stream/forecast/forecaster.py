@@ -17,11 +17,12 @@ from sepsa.states import schema
 from sepsa.states.objects import Saves, check_stamp, rebuilt_as, stamp
 from sepsa.states.plain import pack_label, unpack_labels
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.forecast.clock import HISTORY, Clock, Moments, Place, Time, read_time
+from sepsa.stream.forecast.clock import HISTORY, Clock, Place
 from sepsa.stream.forecast.history import IMAGINED, MOST_LAGS, History
 from sepsa.stream.forecast.model import KNOWN, ForecastModel, Settings, interval
 from sepsa.stream.forecast.rows import ONLY, Table, arranged, in_order, read_inputs, read_table, read_values
 from sepsa.stream.forecast.seasons import check_seasons
+from sepsa.stream.forecast.times import Moments, Time, read_time
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.validation import at_least, in_range
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 LARGEST = {"horizon": 2000, "lags": MOST_LAGS}
 NO_ROW = "the forecaster has learned no row yet: call fit, learn_one or prequential first"
 AGGREGATES = ("error", "first", "last", "mean", "sum")
-OLD_KEYS = {"names", "inputs", "time", "step", "first", "lags", "seasons", "model"}  # of states of earlier versions
 
 
 @rebuilt_as("sepsa.SepSAForecaster")
@@ -609,11 +609,6 @@ class SepSAForecaster(Saves):
         Raises:
             ValueError: An entry is missing or wrong; the message names it and nothing changed.
         """
-        if isinstance(state_dict, Mapping) and set(state_dict) == OLD_KEYS:
-            raise ValueError(
-                "this forecaster was saved by an earlier sepsa, whose heads had other inputs: make a new one with "
-                "the same parameters and fit it on the last rows of its series, a few thousand or all"
-            )
         fresh = type(self)(**self._get_params())
         fresh._load(state_dict)
         with self._lock:
@@ -621,12 +616,12 @@ class SepSAForecaster(Saves):
 
     def _load(self, state_dict: Any) -> None:
         """Load a state into this new forecaster."""
-        keys = {"names", "inputs", "frame", "clock", "first", "skipped", "waiting", "same", "refused"}
-        new = schema.read("state_dict", state_dict, keys | {"lags", "seasons", "model"}, optional={"column"})
+        keys = "names inputs frame column clock first skipped waiting same refused lags seasons model"
+        new = schema.read("state_dict", state_dict, set(keys.split()))
         self._names = None if new["names"] is None else list(unpack_labels(new, "names"))
         self._inputs = list(unpack_labels(new, "inputs"))
         self._frame = new["frame"] if new["frame"] in ("pandas", "polars") else ""
-        self._column, self._flat = str(state_dict.get("column", "")), self._names in (None, [ONLY])
+        self._column, self._flat = str(new["column"]), self._names in (None, [ONLY])
         self._refused = new.integer("refused")
         self._clock.load_state_dict(new["clock"])
         m, q = len(self._names or ()), len(self._inputs)
@@ -645,8 +640,6 @@ class SepSAForecaster(Saves):
             raise new.damaged("waiting", f"{len(self._clock.waiting)} rows", len(self._waiting))
         same = new.items("same", 2)
         values = same.array(1, (None,))
-        if len(values) == m:  # of an earlier version: every series had a value in every row
-            values = np.concatenate([np.full(m, same.integer(0)), values])
         if len(values) not in (0, 2 * m) or (values[: len(values) // 2] < 0).any():
             raise new.damaged("same", f"numbers and sums of {m} series", len(values))
         self._same = values.reshape(2, -1)

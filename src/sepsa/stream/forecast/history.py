@@ -9,7 +9,8 @@ import numpy as np
 
 from sepsa.states import schema
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.forecast.clock import HISTORY, SETTLED, Grid
+from sepsa.stream.forecast.clock import HISTORY, SETTLED
+from sepsa.stream.forecast.grids import Grid
 from sepsa.stream.forecast.model import ForecastModel, Settings
 from sepsa.stream.forecast.seasons import check_seasons, find_seasons
 from sepsa.stream.kernels.robust import HUGE

@@ -11,7 +11,7 @@ import numpy as np
 
 from sepsa.stream.columns.cells import DATE, date_formats, read_cell
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.forecast.clock import Moments, read_times
+from sepsa.stream.forecast.times import Moments, read_times
 from sepsa.stream.kernels.robust import HUGE
 
 ONLY = "y"  # the name of the series where y is a number

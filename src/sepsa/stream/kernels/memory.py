@@ -106,14 +106,15 @@ class Memory:
         return [part.name for part in self.layout.groups[group].parts if part.kept]
 
     def start(self) -> None:
-        """Write what the parts hold before any row."""
+        """Write what the parts of a new memory, which is zero, hold before any row."""
         for place in self.layout.places.values():
-            part, own = place.part, view(self.vector, place)
+            part = place.part
             if isinstance(part.dtype, Record):
+                own = view(self.vector, place)
                 for name, field in part.dtype.fields.items():
                     own[name] = field.start
-            else:
-                own[...] = part.start(place.sizes) if callable(part.start) else part.start
+            elif callable(part.start) or part.start:
+                view(self.vector, place)[...] = part.start(place.sizes) if callable(part.start) else part.start
 
     # ------------------------------------------------------------------ saving and loading
 

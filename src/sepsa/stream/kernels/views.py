@@ -61,7 +61,8 @@ class Frame(ModuleType):
 class Group(ModuleType):
     """The parts of one member of a learner, and the sizes that only it knows, as functions of the others.
 
-    `group.NAME(model)` is the part of this name. A part in the dtype of the body takes a number of that type as well.
+    `group.NAME(model)` is the part of this name, `group.views("ONE OTHER", model)` is a tuple of several. A part in the
+    dtype of the body takes a number of that type as well.
     Of a repeated group there are several copies; its parts, and its sizes, which each copy has for itself, take the
     number of the copy. `rings` are the axes along which the last rows are stored, with the record that has
     `rows`, their number, and `next`, the place of the next; `rules` are what a saved state must fulfil beside bounds.
@@ -86,6 +87,7 @@ class Group(ModuleType):
         frame.groups[name] = self
         if not repeated:
             frame.add_sizes(tuple(sizes))
+        self.views = _views(frame, self)
         for part in parts:
             setattr(self, part.name, _view(frame, self, part))
         for i, own in enumerate(sizes if repeated else ()):
@@ -111,53 +113,74 @@ def _number_of_copy(frame: Frame, group: Group, position: int) -> Any:
     return number
 
 
+def _declare(frame: Frame, group: Any, part: Part, more: Any) -> Any:
+    """The type of a part and the code that finds it; without a group it is an array of the call."""
+    repeated = group is not None and group.repeated
+    record = isinstance(part.dtype, Record)
+    kind: Any = part.dtype.dtype if record else part.dtype
+    scalar = more if isinstance(kind, str) else from_dtype(np.dtype(kind))
+    result = scalar if record else types.Array(scalar, len(part.shape), "C")
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        model = arguments[0]
+        slot = part.name if group is None else "state" if part.kept else "workspace"
+        address = _cell(builder, model, frame.slots.index(slot))
+        block = _block(frame, group, builder, *arguments) if repeated else None
+        if group is not None:
+            layout, position = block, group.block.index(part.name)
+            if not repeated:
+                layout, position = _layout(frame, builder, model), frame.positions[group.name, part.name]
+            start = _cell(builder, layout, position)
+            address = builder.add(address, builder.mul(start, ir.Constant(_WORD, 8)))
+        if record:
+            return builder.inttoptr(address, context.get_value_type(scalar))
+        sizes = [
+            _cell(builder, block, group.block.index(size))
+            if repeated and size in group.sizes
+            else _size(frame, builder, model, size)
+            for size in part.shape
+        ]
+        return _array(context, builder, result, address, sizes)
+
+    return result, code
+
+
 def _view(frame: Frame, group: Any, part: Part) -> Any:
     """The function of a part; without a group it is an array of the call."""
     repeated = group is not None and group.repeated
-    record = isinstance(part.dtype, Record)
-
-    def declare(model: Any, more: Any) -> Any:
-        kind: Any = part.dtype.dtype if record else part.dtype
-        scalar = more if isinstance(kind, str) else from_dtype(np.dtype(kind))
-        result = scalar if record else types.Array(scalar, len(part.shape), "C")
-
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            model = arguments[0]
-            slot = part.name if group is None else "state" if part.kept else "workspace"
-            address = _cell(builder, model, frame.slots.index(slot))
-            block = _block(frame, group, builder, *arguments) if repeated else None
-            if group is not None:
-                layout, position = block, group.block.index(part.name)
-                if not repeated:
-                    layout, position = _layout(frame, builder, model), frame.positions[group.name, part.name]
-                start = _cell(builder, layout, position)
-                address = builder.add(address, builder.mul(start, ir.Constant(_WORD, 8)))
-            if record:
-                return builder.inttoptr(address, context.get_value_type(scalar))
-            sizes = [
-                _cell(builder, block, group.block.index(size))
-                if repeated and size in group.sizes
-                else _size(frame, builder, model, size)
-                for size in part.shape
-            ]
-            return _array(context, builder, result, address, sizes)
-
-        return result, code
-
     if repeated or part.dtype == BODY:
 
         @intrinsic
         def view(_: Any, model: Any, more: Any) -> Any:
-            array, code = declare(model, more)
+            array, code = _declare(frame, group, part, more)
             return array(model, types.int64 if repeated else more), code
     else:
 
         @intrinsic
         def view(_: Any, model: Any) -> Any:
-            array, code = declare(model, None)
+            array, code = _declare(frame, group, part, None)
             return array(model), code
 
     return view
+
+
+def _views(frame: Frame, group: Group) -> Any:
+    """The function of several parts, whose names a kernel gives as one text."""
+    named = {part.name: part for part in group.parts}
+
+    @intrinsic(prefer_literal=True)
+    def views(_: Any, names: Any, model: Any, copy: Any = None) -> Any:
+        declared = [_declare(frame, group, named[name], None) for name in names.literal_value.split()]
+        arrays = types.Tuple([array for array, _ in declared])  # type: ignore[no-untyped-call]
+
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            found = [one(context, builder, None, arguments[1 : 2 + group.repeated]) for _, one in declared]
+            return context.make_tuple(builder, arrays, found)
+
+        number = types.int64 if group.repeated else types.Omitted(None)  # type: ignore[no-untyped-call]
+        return arrays(names, model, number), code
+
+    return views
 
 
 def _array(context: Any, builder: Any, array: Any, address: Any, sizes: list[Any]) -> Any:

@@ -21,7 +21,7 @@ from sepsa.states.output import replace
 from sepsa.stream.columns.cells import read_cell, read_date
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.forecast import SepSAForecaster
-from sepsa.stream.forecast.clock import Moments
+from sepsa.stream.forecast.times import Moments
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.stream.tables.cells import BadRow, RowBlock, TableError
 from sepsa.stream.tables.command import (

@@ -6,28 +6,30 @@ It is rare, so that NumPy does it; the ridge that a change takes from a head is 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.forecast.kernels.arrays import CHANGE, SMALLEST, Family, Shared, Stack
+from sepsa.stream.forecast.kernels.parts import JOINT, SMALLEST
+from sepsa.stream.forecast.kernels.step import CHANGE
 from sepsa.stream.kernels.compilation import compiled
 from sepsa.stream.kernels.head import rank_one
+from sepsa.stream.kernels.memory import Memory
+from sepsa.stream.kernels.parts import Floats
 
 
-def follow_scales(own: Family, joint: Family, c: Stack, s: Shared, stack_ridge: Floats) -> None:
+def follow_scales(memory: Memory) -> None:
     """Change the scale of each series whose spread has left it."""
-    for j, spread in enumerate(s.spread.tolist()):
+    part = memory.of("shared")
+    for j, spread in enumerate(part("SPREAD").tolist()):
         if spread <= 0.0 or 1.0 / CHANGE < spread < CHANGE:
             continue
-        least = max(SMALLEST * abs(s.mean[j]), 1e-90) / s.scale[j]
+        least = max(SMALLEST * abs(part("MEAN")[j]), 1e-90) / part("SCALE")[j]
         factor = 2.0 ** math.floor(math.log2(max(spread, least)))
         if factor < 0.5 or factor > 2.0:
-            change_family(own, j, factor)
-            change_family(joint, j, factor)
-            change_stack(c, j, factor, stack_ridge)
-            change_shared(s, j, factor)
+            for family in range(JOINT + 1):
+                change_family(memory, family, j, factor)
+            change_stack(memory, j, factor)
+            memory.divide("series", factor, j)
 
 
 @compiled
@@ -58,42 +60,29 @@ def change_covariance(U: Floats, D: Floats, left: Floats, ridge: Floats, by: Flo
         restore(U, D, left, ridge, W)
 
 
-def change_family(f: Family, j: int, factor: float) -> None:
+def change_family(memory: Memory, family: int, j: int, factor: float) -> None:
     """Divide the values of series j by `factor` in all heads of a family."""
-    p, d = f.ridge.size, f.terms.shape[1]
-    for g, terms in enumerate(f.terms):
-        by = np.ones(p)
-        by[:d][terms[:, 0] == j] = 1.0 / factor
-        f.X[:, g] *= by
-        f.K[:, :, g] /= by
-        restored = (f.C[:, :, g, None] + np.arange(f.R.shape[3])) % p
-        f.R[:, :, g] *= np.where(f.C[:, :, g, None] < 0, 1.0, by[restored])[..., None] / by
-        one = np.where(f.series[g] == j, factor, 1.0)
-        f.loss[:, g] /= one[:, None] ** 2
-        f.W[:, g] /= one[:, None, None] * by
-        for v in range(f.forgetting.size):
-            change_covariance(f.U[v, g], f.D[v, g], f.left[v, g], f.ridge, by, f.W[v, g])
+    part, plan = memory.of("heads", family), memory.of("plan", family)
+    ridge, W, first, restored = plan("RIDGE"), part("W"), part("FIRST"), part("RESTORED")
+    for g, series in enumerate(plan("TERM_SERIES")):
+        by = np.ones(ridge.size)
+        by[: series.size][series == j] = 1.0 / factor
+        part("X")[:, g] *= by
+        part("GAIN")[:, :, g] /= by
+        at = (first[:, :, g, None] + np.arange(restored.shape[3])) % ridge.size
+        restored[:, :, g] *= np.where(first[:, :, g, None] < 0, 1.0, by[at])[..., None] / by
+        target = np.where(plan("TARGETS")[g] == j, factor, 1.0)
+        part("LOSS")[:, g] /= target[:, None] ** 2
+        W[:, g] /= target[:, None, None] * by
+        for v in range(len(W)):
+            change_covariance(part("U")[v, g], part("D")[v, g], part("LEFT")[v, g], ridge, by, W[v, g])
 
 
-def change_stack(c: Stack, j: int, factor: float, ridge: Floats) -> None:
-    """Divide the values of series j by `factor` in its stacks and candidates."""
-    for ring in (c.heads, c.stacked, c.mixed, c.off):
-        ring[:, j] /= factor
-    c.profile[j] /= factor
-    c.typical[j] /= factor * factor
-    by = np.full(c.D.shape[2], 1.0 / factor)
+def change_stack(memory: Memory, j: int, factor: float) -> None:
+    """Divide the inputs and targets of the stacks of series j by `factor`."""
+    part, ridge = memory.of("stack"), memory("STACK_RIDGE", "fixed")
+    W, by = part("W"), np.full(ridge.size, 1.0 / factor)
     by[:1] = 1.0
-    c.W[j] /= factor * by
-    for h in range(c.D.shape[1]):
-        change_covariance(c.U[j, h], c.D[j, h], c.left[j, h], ridge, by, c.W[j : j + 1, h : h + 1])
-
-
-def change_shared(s: Shared, j: int, factor: float) -> None:
-    """Divide the values of series j by `factor` in what all heads share."""
-    s.scale[j] *= factor
-    of_series: list[Any] = [s.level, s.spread, s.reach, s.strange, s.lags, s.size, s.XW]
-    for array in of_series:
-        array[j] /= factor
-    for ring in (s.made, s.extent, s.base):
-        ring[:, j] /= factor
-    s.ends[:, :, j] /= factor
+    W[j] /= factor * by
+    for h in range(W.shape[1]):
+        change_covariance(part("U")[j, h], part("D")[j, h], part("LEFT")[j, h], ridge, by, W[j : j + 1, h : h + 1])

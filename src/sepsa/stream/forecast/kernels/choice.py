@@ -1,0 +1,245 @@
+"""The choice among forecasts: stacks of heads and seasons, and naive forecasts.
+
+Beside the mean of the heads, a stack combines it with what seasons predict: for each series and step a small head. The
+last value and the last value of each season are naive forecasts; the heads are used where their recent errors are
+significantly smaller than those of the best naive forecast.
+"""
+
+from __future__ import annotations
+
+import math
+
+from sepsa.stream.forecast.kernels.heads import dot, gains, learn_error
+from sepsa.stream.forecast.kernels.parts import (
+    CHANGE_SQUARE,
+    ERROR_SQUARE,
+    GAIN,
+    GAIN_SQUARE,
+    LEAD,
+    LEAD_SQUARE,
+    PRODUCT,
+    fixed,
+    given,
+    row,
+    shared,
+    size,
+    stack,
+)
+from sepsa.stream.kernels.compilation import called
+from sepsa.stream.kernels.robust import HUGE
+
+RECENT = 0.99  # discount of the errors by which forecasts are bounded and intervals scaled
+
+
+@called
+def back(period, h):
+    """How many rows before the row of step h + 1 the last known row at the same place of the season lies."""
+    k = math.ceil((h + 1) / period - 1e-9)
+    lag = math.floor(k * period + 0.5)
+    return lag if lag >= h + 1 else math.floor((k + 1) * period + 0.5)
+
+
+@called
+def seasonal(periods, profile, h, phase, last, lags, now, ahead, off, x):
+    """The inputs of the stack for step h + 1 of a series, beside the mean of the heads x[1].
+
+    For each season: its last value and its mean at the row that is forecast, and how far the last value was from both
+    a season ago. `now` is the row of the last value, `ahead` that of the forecast, in the lags; both have `phase`
+    counted at the last value.
+    """
+    x[0] = 1.0
+    for i in range(periods.size):
+        period = periods[i]
+        x[2 + 4 * i] = lags[ahead - back(period, h)] - last
+        x[3 + 4 * i] = profile[i, int((phase + h + 1) % period)] - last
+        x[4 + 4 * i] = off[i]
+        x[5 + 4 * i] = last - lags[now - math.floor(period + 0.5)]
+
+
+@called
+def seasons_ago(periods, lags, h, i, t, now, last):
+    """Naive forecast i of row t by h + 1 steps: the last value, or that of season i - 1, as soon as there is one."""
+    lag = back(periods[i - 1], h) if i > 0 else 0
+    return lags[now - lag] if 0 < lag <= t else last
+
+
+@called
+def learn_stack(model, t, now):
+    """Let the stacks learn row t, and count the errors of all candidates that have forecast it."""
+    periods, ridge = fixed.views("PERIODS STACK_RIDGE", model)
+    z, there = row.views("Z THERE", model)
+    heads, off, W, x, profile, gain, restored, U, D, left, turn, unit = stack.views(
+        "HEADS OFF W X PROFILE GAIN RESTORED U D LEFT TURN UNIT", model
+    )
+    base, lags = shared.views("BASE LAGS", model)
+    options, H = given.OPTIONS(model), size.horizon(model)
+    phase = shared.COUNTS(model).phase
+    for h in range(min(t, H)):
+        at = (t - h - 1) % H
+        rate, soon = max(choice_rate(options, h), 1.0 / (t - h)), max(1.0 - RECENT, 1.0 / (t - h))
+        for j in range(z.size):
+            if not there[j]:
+                continue
+            last = base[at, j]
+            if x.size > 0:
+                x[1] = heads[at, j, h] - last
+                seasonal(periods, profile[j], h, phase - h - 1, last, lags[j], now - h - 1, now, off[at, j], x)
+                e = z[j] - heads[at, j, h] - dot(W[j, h], x)
+                B = U[j, h], D[j, h], left[j, h], ridge, turn[j, h]
+                first = gains(*B, options.stack, x, gain, restored, unit)
+                learn_error(W[j, h], gain, restored, first, e)
+            follow_candidates(model, j, h, t, now, rate, soon)
+
+
+@called
+def follow_candidates(model, j, h, t, now, rate, soon):
+    """Count the errors of all candidates that have forecast series j of row t by h + 1 steps."""
+    periods = fixed.PERIODS(model)
+    z = row.Z(model)
+    naive, errors, typical, missed, known, leaders, heads, stacked, mixed = stack.views(
+        "NAIVE ERRORS TYPICAL MISSED KNOWN LEADER HEADS STACKED MIXED", model
+    )
+    base, lags, told = shared.views("BASE LAGS MADE", model)
+    H, value = size.horizon(model), z[j]
+    at = (t - h - 1) % H
+    last, leader = base[at, j], leaders[j, h]
+    largest = 10.0  # typical errors
+    count = naive.size
+    for i in range(count):
+        naive[i] = seasons_ago(periods, lags[j], h, i, t, now, last)
+    off = value - naive[leader]
+    typical[j, h] += soon * (off * off - typical[j, h])
+    unit = math.sqrt(typical[j, h]) if typical[j, h] > 0.0 else 1.0
+    for i in range(errors.size):
+        if i < count:
+            made = naive[i]
+        elif i == count:
+            made = heads[at, j, h]
+        elif i == count + 1:
+            made = stacked[at, j, h]
+        else:
+            made = told[at, j, h]
+        errors[i] = min(abs(value - made) / unit, largest)
+        missed[i, j, h] += rate * (errors[i] - missed[i, j, h])
+    for i in range(count):
+        error, change = (value - naive[i]) / unit, (mixed[at, j, h] - naive[i]) / unit
+        error, change = min(max(error, -largest), largest), min(max(change, -largest), largest)
+        follow_naive(known[i, j, h], error, change, errors[leader], rate, soon)
+
+
+@called
+def follow_naive(known, error, change, leading, rate, soon):
+    """Let what is known of a naive forecast learn its error, its distance from the heads, and the leader's error."""
+    lead, gain = leading - abs(error), abs(error) - abs(error - change)
+    known[LEAD] += rate * (lead - known[LEAD])
+    known[LEAD_SQUARE] += rate * (lead * lead - known[LEAD_SQUARE])
+    known[GAIN] += soon * (gain - known[GAIN])
+    known[GAIN_SQUARE] += soon * (gain * gain - known[GAIN_SQUARE])
+    known[PRODUCT] += rate * (error * change - known[PRODUCT])
+    known[CHANGE_SQUARE] += rate * (change * change - known[CHANGE_SQUARE])
+    known[ERROR_SQUARE] += rate * (error * error - known[ERROR_SQUARE])
+
+
+@called
+def choice_rate(options, h):
+    """The rate of the errors by which the forecast of step h + 1 is chosen: far steps remember for longer."""
+    return (1.0 - options.choice) / max(1.0, (1.0 + h) / options.stretch)
+
+
+@called
+def share_of_rows(rate, rows, h):
+    """The share that one error of h + 1 rows ahead has in recent means: errors overlap, so that h + 1 count as one."""
+    return max(rate / (2.0 - rate), 1.0 / max(rows, 1)) * (1.0 + h)
+
+
+@called
+def follow_leader(known, leader, share, least):
+    """The naive forecast to use: another than `leader` where its errors were smaller by `least` standard errors."""
+    best, found = 0.0, leader
+    for i in range(len(known)):
+        gain = known[i, LEAD]
+        spread = max(known[i, LEAD_SQUARE] - max(1.0 - share, 0.0) * gain * gain, 0.0)
+        if gain > best and gain > least * math.sqrt(share * spread):
+            best, found = gain, i
+    if found != leader:
+        square = known[found, LEAD_SQUARE]
+        for i in range(len(known)):
+            known[i, LEAD] -= best
+            known[i, LEAD_SQUARE] += square
+        known[found, LEAD_SQUARE] = 0.0
+    return found
+
+
+@called
+def trust(known, share, latest, least, guard):
+    """How far a forecast goes from the naive one towards the mean of heads and stack, in [0, 1].
+
+    As far as the regression of the naive errors on such changes says, and one standard error farther, where that is
+    significant: from `least` standard errors on, fully from one more on. Not at all where the latest absolute errors
+    are larger, by `guard` standard errors. A mean over rows counts one of them with `share`, that of the latest errors
+    with `latest`.
+    """
+    together, change, error = known[PRODUCT], known[CHANGE_SQUARE], known[ERROR_SQUARE]
+    if together <= 0.0 or change <= 0.0:
+        return 0.0
+    slope = together / change
+    rest = max(error - slope * together, 1e-9 * error + 1e-300)
+    sure = math.sqrt(slope * together / (rest * share)) - least
+    worse = known[GAIN] / math.sqrt(known[GAIN_SQUARE] * latest + 1e-300) + guard
+    towards = min(slope + math.sqrt(rest * share / change), 1.0)
+    return towards * min(max(sure, 0.0), 1.0) * min(max(worse, 0.0), 1.0)
+
+
+@called
+def choose(model, t, now):
+    """The forecasts of row t: the mean of heads and stack, as far as it has been better than the best naive one."""
+    periods = fixed.PERIODS(model)
+    z = row.Z(model)
+    x, W, missed, leaders, heads, stacked, mixed, profile, off, known = stack.views(
+        "X W MISSED LEADER HEADS STACKED MIXED PROFILE OFF KNOWN", model
+    )
+    extent, made, lags = shared.views("EXTENT MADE LAGS", model)
+    options, H, naive, phase = given.OPTIONS(model), size.horizon(model), size.naive(model), shared.COUNTS(model).phase
+    at = t % H
+    heads, stacked, mixed, made = heads[at], stacked[at], mixed[at], made[at]
+    for j in range(z.size):
+        low, high = extent[0, j], extent[1, j]
+        width = high - low
+        for h in range(H):
+            mean = min(max(heads[j, h], low - width), high + width)
+            heads[j, h] = mean
+            stacked[j, h] = mean
+            if x.size > 0:
+                x[1] = mean - z[j]
+                seasonal(periods, profile[j], h, phase, z[j], lags[j], now, now + h + 1, off[at, j], x)
+                stacked[j, h] = min(max(mean + dot(W[j, h], x), low - width), high + width)
+            a, b = missed[naive, j, h], missed[naive + 1, j, h]
+            share = 0.5 if a == b else 1.0 / (1.0 + min((b / a if a > 0.0 else HUGE), 1e3) ** (2.0 * options.sharpness))
+            mixed[j, h] = mean + share * (stacked[j, h] - mean)
+            share, own = share_of_rows(choice_rate(options, h), t - h, h), known[:, j, h]
+            leader = follow_leader(own, leaders[j, h], share, options.lead)
+            usual = seasons_ago(periods, lags[j], h, leader, t + h + 1, now + h + 1, z[j])
+            leaders[j, h] = leader
+            latest = share_of_rows(1.0 - RECENT, t - h, h)
+            far = trust(own[leader], share, latest, options.sure, options.guard)
+            made[j, h] = usual + far * (mixed[j, h] - usual)
+
+
+@called
+def follow_seasons(model, t):
+    """Let the means of the rows of each season learn row t."""
+    periods = fixed.PERIODS(model)
+    z, there = row.views("Z THERE", model)
+    off, profile = stack.views("OFF PROFILE", model)
+    phase = shared.COUNTS(model).phase
+    off = off[t % size.horizon(model)]
+    quickest = 0.15  # rate of the means
+    for j in range(z.size):
+        for i in range(periods.size):
+            slot = int(phase % periods[i])
+            if t < periods[i]:
+                profile[j, i, slot] = z[j]
+            off[j, i] = z[j] - profile[j, i, slot]
+            if there[j]:
+                rate = max(quickest, 1.0 / (1.0 + t // periods[i]))
+                profile[j, i, slot] += rate * (z[j] - profile[j, i, slot])

@@ -1,0 +1,187 @@
+"""The heads of a forecaster, which learn every step of a horizon when its value comes.
+
+At row s the inputs x of every head are known, and the target of step h only at row s + h. The covariance B = UDUᵀ of a
+head depends on inputs alone, so that its gain k = Bx / (λ + xᵀBx) is computed once, at row s, and kept for H rows; the
+weights of step h learn by w += k (y - wᵀx) when row s + h comes. Step h thus has the weights of recursive least squares
+on all pairs known by now, for one covariance for all steps. Forgotten ridge is restored by the rule of
+`heads.math.ridge`, by further gains that are kept beside the first.
+"""
+
+from __future__ import annotations
+
+import math
+
+from sepsa.heads.math import ridge as ridge_rule
+from sepsa.stream.forecast.kernels.parts import NEXT, UPDATES, fixed, given, heads, plan, row, shared, size
+from sepsa.stream.kernels.compilation import called
+from sepsa.stream.kernels.head import rank_one
+
+FIRST_ROWS = 32  # before any value is implausible, and any loss a measure of others
+
+due = called(ridge_rule.due)
+
+
+@called
+def dot(a, b):
+    """aᵀb."""
+    total = 0.0
+    for i in range(a.size):
+        total += a[i] * b[i]
+    return total
+
+
+@called
+def fill(row, value):
+    """Set every number of a row; numba compiles a loop much faster than the assignment to a slice."""
+    for i in range(row.size):
+        row[i] = value
+
+
+@called
+def gains(U, D, left, ridge, turn, forgetting, x, gain, restored, unit):
+    """Update B = UDUᵀ by the inputs x of a row, and fill their gain, and those of the coordinates restored after it.
+
+    Returns the first of these coordinates, or -1. None ever falls below half of its ridge.
+    """
+    p, first = x.size, turn[NEXT]
+    for n in range(p):
+        D[n] /= forgetting
+        left[n] *= forgetting
+    count = due(p, forgetting, turn[UPDATES])
+    turn[NEXT], turn[UPDATES] = (first + count) % p, turn[UPDATES] + 1
+    for i in range(-1, count):
+        if i < 0:
+            c, lacking, phi, out = 0, 1.0, x, gain
+        else:
+            c, phi, out = (first + i) % p, unit, restored[i]
+            lacking = max(ridge[c] - left[c], 0.0)
+            left[c] += lacking
+            unit[c] = 1.0
+        total = rank_one(U, D, phi, c, lacking, out)
+        for n in range(p):
+            out[n] *= lacking / total
+        unit[c] = 0.0
+    return first if count > 0 else -1
+
+
+@called
+def learn_error(w, gain, restored, first, error):
+    """Let weights learn an error by a gain, then restore the ridge of the coordinates from `first` on."""
+    for n in range(w.size):
+        w[n] += gain[n] * error
+    if first >= 0:
+        for i in range(restored.shape[0]):
+            old = w[(first + i) % w.size]
+            for n in range(w.size):
+                w[n] -= restored[i, n] * old
+
+
+@called
+def learn_targets(model, family, t):
+    """Let every step learn the values of row t, which it has forecast at row t - step."""
+    targets = plan.TARGETS(model, family)
+    z, there = row.views("Z THERE", model)
+    X, W, losses, gain, restored, first = heads.views("X W LOSS GAIN RESTORED FIRST", model, family)
+    base = shared.BASE(model)
+    H = size.horizon(model)
+    discount = given.OPTIONS(model).discount
+    for h in range(min(t, H)):
+        at = (t - h - 1) % H
+        rate = max(1.0 - discount, 1.0 / (t - h))
+        for g in range(targets.shape[0]):
+            x = X[at, g]
+            for i in range(targets.shape[1]):
+                j = targets[g, i]
+                if not there[j]:
+                    continue
+                for v in range(W.shape[0]):
+                    w = W[v, g, i, h]
+                    e = z[j] - base[at, j] - dot(w, x)
+                    loss = losses[v, g, i, h]
+                    square = e * e if loss == 0.0 or t < FIRST_ROWS + h else min(e * e, 100.0 * loss)
+                    losses[v, g, i, h] += rate * (square - loss)
+                    learn_error(w, gain[at, v, g], restored[at, v, g], first[at, v, g], e)
+
+
+@called
+def learn_inputs(model, family, t, now):
+    """Gather the inputs of row t and compute the gains of every head; a group whose series are missing learns none."""
+    forgetting = fixed.FORGETTING(model)
+    series, ago, factor, less, less_ago, targets, ridge = plan.views(
+        "TERM_SERIES TERM_AGO FACTOR LESS_SERIES LESS_AGO TARGETS RIDGE", model, family
+    )
+    common, there = row.views("COMMON THERE", model)
+    X, U, D, left, gain, restored, first, turn, unit = heads.views(
+        "X U D LEFT GAIN RESTORED FIRST TURN UNIT", model, family
+    )
+    lags = shared.LAGS(model)
+    at = t % size.horizon(model)
+    terms = series.shape[1]
+    for g in range(targets.shape[0]):
+        x = X[at, g]
+        for n in range(terms):
+            x[n] = lags[series[g, n], now - ago[g, n]]
+            if less_ago[g, n] >= 0:
+                x[n] -= lags[less[g, n], now - less_ago[g, n]]
+            if factor[g, n] >= 0:
+                x[n] *= common[factor[g, n]]
+        for n in range(common.size):
+            x[terms + n] = common[n]
+        observed = False
+        for i in range(targets.shape[1]):
+            observed |= there[targets[g, i]]
+        for v in range(forgetting.size):
+            k, R = gain[at, v, g], restored[at, v, g]
+            if observed:
+                first[at, v, g] = gains(U[v, g], D[v, g], left[v, g], ridge, turn[v, g], forgetting[v], x, k, R, unit)
+            else:
+                fill(k, 0.0)
+                first[at, v, g] = -1
+
+
+@called
+def best_losses(model, family):
+    """Lower BEST to the least loss of a head of this family."""
+    targets = plan.TARGETS(model, family)
+    best = row.BEST(model)
+    losses = heads.LOSS(model, family)
+    for v in range(losses.shape[0]):
+        for g in range(losses.shape[1]):
+            for i in range(targets.shape[1]):
+                for h in range(best.shape[1]):
+                    best[targets[g, i], h] = min(best[targets[g, i], h], losses[v, g, i, h])
+
+
+@called
+def add_forecasts(model, family, t, total):
+    """Add the forecasts of a family's heads to `total` (series, horizon), with weights (best loss / loss)^sharpness."""
+    targets = plan.TARGETS(model, family)
+    best, weight = row.views("BEST WEIGHT", model)
+    X, W, losses = heads.views("X W LOSS", model, family)
+    H, sharpness = size.horizon(model), given.OPTIONS(model).sharpness
+    for g in range(W.shape[1]):
+        x = X[t % H, g]
+        for i in range(targets.shape[1]):
+            j = targets[g, i]
+            for v in range(W.shape[0]):
+                for h in range(H):
+                    loss = losses[v, g, i, h]
+                    share = (best[j, h] / loss) ** sharpness if loss > 0.0 else 1.0
+                    total[j, h] += share * dot(W[v, g, i, h], x)
+                    weight[j, h] += share
+
+
+@called
+def revise_step(model, family, j, h, at, old, new):
+    """Let step h of series j learn the target `new` at the inputs of row `at`, instead of `old`, or of none: NaN."""
+    targets = plan.TARGETS(model, family)
+    X, W, gain = heads.views("X W GAIN", model, family)
+    for g in range(targets.shape[0]):
+        for i in range(targets.shape[1]):
+            if targets[g, i] != j:
+                continue
+            for v in range(W.shape[0]):
+                w, k = W[v, g, i, h], gain[at, v, g]
+                e = new - (dot(w, X[at, g]) if math.isnan(old) else old)
+                for n in range(w.size):
+                    w[n] += k[n] * e
