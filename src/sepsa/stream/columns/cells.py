@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:  # the options of the commands are built from this, without the engine
     from sepsa.stream.engine.protocol import Floats
 
+CATEGORIES = 256  # texts of a column that get an input each
 # Spellings of a missing value; Arrow's own, and those of common tools.
 MISSING = (
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "?", "N/A",

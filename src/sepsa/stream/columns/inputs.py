@@ -21,7 +21,6 @@ from sepsa.stream.columns.levels import SLOTS, LevelMeans, keys_of
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import NewInput
 
-CATEGORIES = 256  # texts of a column that get an input each
 AT_ONCE = 32
 IDENTIFIERS = 128  # rows that tell a column of identifiers; half of them where they come in one call
 CLASS_MEANS = 4  # classes of which a column has means

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 import shlex
 import time as clock_time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,29 +22,24 @@ from sepsa.stream.forecast import SepSAForecaster
 from sepsa.stream.forecast.clock import Moments
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.stream.tables.cells import BadRow, RowBlock, TableError
-from sepsa.stream.tables.command import (
-    NEWEST_FIRST,
-    StreamOptions,
-    StreamRun,
-    check_first_target,
-    check_names,
-    name_of,
-)
+from sepsa.stream.tables.checks import check_first_target, check_names
+from sepsa.stream.tables.command import StreamRun, name_of
+from sepsa.stream.tables.exits import NEWEST_FIRST
 from sepsa.stream.tables.formats import TextReader
 from sepsa.stream.tables.inspection import spelled
 from sepsa.stream.tables.model import BlockResult, at_rows
+from sepsa.stream.tables.options import SeriesOptions, values_of
 from sepsa.stream.tables.output import Misuse, Predictions, error_of, print_text, quote, say
 from sepsa.stream.tables.reading import Reading, cure_of
 from sepsa.stream.tables.report import ticks
 from sepsa.stream.tables.trace import ErrorTrace
 
 SHOWN = 4  # horizons of past rows in the chart
-OF_FORECASTER = ("horizon", "lags", "seasons", "step", "bounds", "same_time")  # options that are passed on
 TEXTS = 8  # inputs of a column of texts: one for each of its first texts, the last for all others
 
 
 @rebuilt_as("sepsa forecast")
-class ForecastTable:
+class ForecastTable(SeriesOptions):
     """A forecaster of columns of a table: `target` are its series, `inputs` exogenous inputs, `time` their time.
 
     An empty cell is a missing value; rows that are left out, by their time, are a gap. With `known_ahead`, rows at the
@@ -56,18 +49,11 @@ class ForecastTable:
 
     classify = False
 
-    def __init__(
-        self,
-        target: Sequence[str],
-        *,
-        time: str | None = None,
-        inputs: Sequence[str] = (),
-        known_ahead: bool = False,
-        **options: Any,
-    ) -> None:
-        self.target, self.time, self.inputs = tuple(target), time, tuple(inputs)
-        self.known_ahead, self.reading = known_ahead, Reading.take(options)
-        self.forecaster = SepSAForecaster(**options)
+    def __init__(self, target: Sequence[str], **options: Any) -> None:
+        self.reading = Reading.take(options)
+        super().__init__(tuple(target), **options)
+        own = ("target", "time", "inputs", "known_ahead")
+        self.forecaster = SepSAForecaster(**{k: v for k, v in values_of(self, SeriesOptions).items() if k not in own})
         self.trace = ErrorTrace()
         self.quarantined = 0
         self.texts: dict[str, list[str]] = {}  # the first texts of columns of inputs that have texts
@@ -77,14 +63,7 @@ class ForecastTable:
         self.ahead_at: list[float] = []  # and their times
 
     def get_params(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("target", "time", "inputs", "known_ahead")} | vars(self.reading)
-        passed = {name: getattr(self.forecaster, name) for name in OF_FORECASTER}
-        return own | {name: tuple(value) if isinstance(value, list) else value for name, value in passed.items()}
-
-    @property
-    def horizon(self) -> int:
-        """The number of rows to forecast."""
-        return self.forecaster.horizon
+        return values_of(self, SeriesOptions) | vars(self.reading)
 
     def learn(self, block: RowBlock, asked: object = None) -> BlockResult:
         """Learn the rows that can be used; the predictions are the forecasts (series, horizon) made after each."""
@@ -262,29 +241,6 @@ class ForecastTable:
         self.trace, self.quarantined, self.next, self.history = trace, quarantined, following, history
 
 
-@dataclass
-class ForecastOptions(StreamOptions):
-    """The options of `sepsa forecast`; None is an option that was not given."""
-
-    time: str | None = None
-    horizon: int | None = None
-    inputs: Sequence[str] | None = None
-    lags: int | None = None
-    seasons: Sequence[float] | None = None
-    step: float | str | None = None
-    bounds: Sequence[float | None] | None = None
-    same_time: str | None = None
-    known_ahead: bool | None = None
-    kind: ClassVar[str] = "sepsa forecast"
-    table: ClassVar[Any] = ForecastTable
-    of_model: ClassVar[tuple[str, ...]] = (
-        "target", "time", "inputs", "known_ahead", *OF_FORECASTER,
-    )  # fmt: skip
-
-    def __post_init__(self) -> None:
-        self.quarantine = self.quarantine or Path(os.devnull)
-
-
 class ForecastFile(Predictions):
     """A CSV file with the forecasts made after each row; nothing where there is none."""
 
@@ -296,6 +252,12 @@ class ForecastFile(Predictions):
 
 class ForecastRun(StreamRun):
     """One run of `sepsa forecast`."""
+
+    kind = "sepsa forecast"
+    new_model = ForecastTable
+
+    def _details(self) -> None:
+        """A forecast has intervals already."""
 
     def _open_predictions(self, recorded: Any) -> ForecastFile:
         steps = range(1, self.model.horizon + 1)

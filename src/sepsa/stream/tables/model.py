@@ -17,12 +17,13 @@ from sepsa.states import schema
 from sepsa.states.objects import rebuilt_as
 from sepsa.stream.calibration import probabilities
 from sepsa.stream.columns.cells import Column
-from sepsa.stream.columns.inputs import CATEGORIES, CLASS_MEANS, DATE_PARTS, Inputs
+from sepsa.stream.columns.inputs import CLASS_MEANS, DATE_PARTS, Inputs
 from sepsa.stream.engine.bodies import NAMED
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import class_codes, first_rows, grow_along, indicators
 from sepsa.stream.learner import StreamLearner
 from sepsa.stream.tables.cells import BadRow, RowBlock
+from sepsa.stream.tables.options import TableOptions, values_of
 from sepsa.stream.tables.reading import Reading, cure_of
 from sepsa.stream.tables.trace import ErrorTrace
 from sepsa.validation import one_of
@@ -70,32 +71,18 @@ class Details(NamedTuple):
 
 
 @rebuilt_as("sepsa stream")
-class TableModel:
+class TableModel(TableOptions):
     """A neural network with a Newton head behind the columns of a table: numbers, dates and texts.
 
     `learn` and `predict` take the blocks of a `TableReader`. The result does not depend on how rows are divided into
-    blocks. `reading` are the settings of `Reading`, which a later command uses.
+    blocks. `options` are those of `TableOptions`, and the settings of `Reading`, which a later command uses.
     """
 
-    def __init__(
-        self,
-        target: str,
-        *,
-        classify: bool = False,
-        drop: Sequence[str] = (),
-        categorical: Sequence[str] = (),
-        categories: int = CATEGORIES,
-        forgetting: float | str = "auto",
-        ridge: float | str = 10.0,
-        seed: int = 0,
-        body: str = "experts",
-        **reading: Any,
-    ) -> None:
-        self.target, self.classify, self.body = target, classify, one_of("body", body, NAMED)
-        self.drop, self.categorical = tuple(drop), tuple(categorical)
-        self.categories, self.forgetting, self.ridge, self.seed = categories, forgetting, ridge, seed
-        self.reading = Reading(**reading)
-        self.inputs = Inputs(categories, CLASS_MEANS if classify else 1)
+    def __init__(self, target: str, **options: Any) -> None:
+        self.reading = Reading.take(options)
+        super().__init__(target, **options)
+        one_of("body", self.body, NAMED)
+        self.inputs = Inputs(self.categories, CLASS_MEANS if self.classify else 1)
         self.classes: dict[str, int] = {}
         self.trace = ErrorTrace()
         self.quarantined = 0
@@ -106,8 +93,7 @@ class TableModel:
         self._learner: StreamLearner | None = None
 
     def get_params(self) -> dict[str, Any]:
-        names = ("target", "classify", "drop", "categorical", "categories", "forgetting", "ridge", "seed", "body")
-        return {name: getattr(self, name) for name in names} | vars(self.reading)
+        return values_of(self, TableOptions) | vars(self.reading)
 
     def _new_learner(self, inputs: int, outputs: int) -> StreamLearner:
         return StreamLearner(

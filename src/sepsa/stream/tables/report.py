@@ -6,6 +6,7 @@ import csv
 import math
 import time
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import numpy as np
 from sepsa.states.output import replace
 from sepsa.stream.tables.inspection import column_names, spelled
 from sepsa.stream.tables.model import TableModel
-from sepsa.stream.tables.reading import MEANINGS
+from sepsa.stream.tables.options import TableOptions
+from sepsa.stream.tables.reading import Reading
 from sepsa.stream.tables.trace import WINDOW
 
 
@@ -61,18 +63,6 @@ def write_report(path: Path, source: str, model: TableModel, quarantine: Path) -
     replace(path, [page.encode()])
 
 
-OPTIONS = {
-    "target": "the column to predict",
-    "classify": "whether the target is a class",
-    "drop": "columns left out",
-    "categorical": "columns of numbers that are used as names",
-    "categories": "texts of a column that get an input each",
-    "forgetting": "1 counts all rows alike, a smaller factor follows drift, auto weights such heads by their errors",
-    "ridge": "how strongly the weights of the head are held near zero",
-    "seed": "of the random initial weights",
-    "body": "experts: other models beside the network; fourier: the network alone",
-    **MEANINGS,
-}
 EXPERTS = {
     "network": "the network", "neighbours": "the nearest neighbours", "products": "products of inputs",
     "last target": "the last target", "mean": "the mean of the targets", "stack": "a weighted sum of all of them",
@@ -82,8 +72,8 @@ FEATURES = {"both": "hidden units and inputs", "inputs": "inputs alone", "hidden
 
 def options_of(model: TableModel) -> list[tuple[str, str, str]]:
     """The options of the model: name, value and meaning."""
-    options = model.get_params()
-    return [(name, spelled(options[name]), meaning) for name, meaning in OPTIONS.items()]
+    options, declared = model.get_params(), (*fields(TableOptions), *fields(Reading))
+    return [(each.name, spelled(options[each.name]), each.metadata["help"]) for each in declared]
 
 
 def coverage_of(model: TableModel) -> tuple[str, str, str] | None:
