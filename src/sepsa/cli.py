@@ -27,11 +27,25 @@ NEEDS_EXTRA = "the command line needs {missing}, which is not installed: pip ins
 
 try:
     import typer
+    from typer.core import TyperCommand
 except ModuleNotFoundError as error:  # the core is torch and numpy alone
     sys.exit(NEEDS_EXTRA.format(missing=error.name, extra="stream"))
 
 
+class OneLineErrors(TyperCommand):
+    """A command whose errors about its options are one line."""
+
+    def make_context(self, *given: Any, **more: Any) -> Any:
+        try:
+            return super().make_context(*given, **more)
+        except USAGE_ERROR as error:
+            words = " ".join(error.format_message().split()).rstrip(".")
+            raise refuse(f"{words}: see sepsa {self.name} --help") from None
+
+
+USAGE_ERROR: Any = typer.BadParameter.__base__  # click's, of which typer may have its own copy
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+add_command = partial(app.command, cls=OneLineErrors)
 
 STDIN = Path("-")
 EXIT_CODES = (
@@ -138,7 +152,7 @@ def stopped(message: object, code: int = 1) -> typer.Exit:
 refuse = partial(stopped, code=2)  # for a command that is wrong
 
 
-@app.command()
+@add_command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where the figure goes: .png, .svg or .pdf.")] = Path("demo.png"),
     seeds: Annotated[int, typer.Option(min=1, help="Runs per method and learning rate.")] = 3,
@@ -151,7 +165,7 @@ def demo(
         demonstration.run(out, seeds)
 
 
-@app.command()
+@add_command()
 def report(
     model: Annotated[Path, typer.Argument(help="What `sepsa stream` or `sepsa forecast` has saved.")],
     out: Annotated[Path, typer.Option(help="The folder for the page.")] = Path("report"),
@@ -180,7 +194,7 @@ def report(
     raise typer.Exit(exits.exit_code(write))
 
 
-@app.command(epilog=EXIT_CODES)
+@add_command(epilog=EXIT_CODES)
 @takes_options
 def stream(options: StreamOptions) -> None:
     """Predict each row of a table as it comes, then learn it. Text becomes indicators, an empty cell is missing."""
@@ -192,7 +206,7 @@ def stream(options: StreamOptions) -> None:
     raise typer.Exit(command.stream(options))
 
 
-@app.command(epilog=EXIT_CODES)
+@add_command(epilog=EXIT_CODES)
 @takes_options
 def forecast(options: ForecastOptions) -> None:
     """Forecast columns of a table, learning each row as it comes; prints the forecast after the last row."""
@@ -202,7 +216,7 @@ def forecast(options: ForecastOptions) -> None:
     raise typer.Exit(command.stream(options, forecasting.ForecastRun))
 
 
-@app.command(epilog=EXIT_CODES)
+@add_command(epilog=EXIT_CODES)
 @takes_options
 def predict(
     model: Annotated[Path, typer.Argument(help="What `sepsa stream --checkpoint` has saved.")], options: DetailOptions
@@ -213,7 +227,7 @@ def predict(
     raise typer.Exit(command.predict(model, options))
 
 
-@app.command(epilog=EXIT_CODES)
+@add_command(epilog=EXIT_CODES)
 def inspect(
     model: Annotated[Path, typer.Argument(help="A checkpoint: of `sepsa stream`, or written by sepsa.save.")],
     as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
@@ -245,7 +259,7 @@ def plain(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-@app.command("compile")
+@add_command("compile")
 def compile_engine() -> None:
     """Compile the stream learners now, so that their first row is fast: when a container is built, or before tests."""
     with extras(), system_errors():
