@@ -416,7 +416,7 @@ class SepSARegressor(StreamModel, base.MiniBatchRegressor):
 
 
 @rebuilt_as("sepsa.river.SepSAMultiTargetRegressor")
-class SepSAMultiTargetRegressor(StreamModel, base.MultiTargetRegressor):
+class SepSAMultiTargetRegressor(StreamModel, base.MultiTargetRegressor):  # type: ignore[misc]
     """Regress several numeric targets at once by one neural network with a recursive-least-squares head.
 
     Choose it where the targets depend on the same features: they share the body and the curvature, so that many cost

@@ -42,6 +42,16 @@ class Column:
     texts: list[str] = field(default_factory=list)
     times: Floats | None = None  # seconds since 1970
 
+    @property
+    def is_text(self) -> NDArray[np.bool_]:
+        """Which cells are texts."""
+        return np.zeros(len(self.numbers), bool) if self.codes is None else self.codes >= 0
+
+    @property
+    def is_time(self) -> NDArray[np.bool_]:
+        """Which cells are times."""
+        return np.zeros(len(self.numbers), bool) if self.times is None else ~np.isnan(self.times)
+
     def rows(self, chosen: Any) -> Column:
         """The column at some rows."""
         codes, times = (None if part is None else part[chosen] for part in (self.codes, self.times))

@@ -84,12 +84,11 @@ def check_first_target(block: RowBlock, model: Any, name: str, otherwise: str) -
     `otherwise` is the cure for a text that does not look like a number.
     """
     column = block.columns.get(name)
-    if model.classify or column is None or (column.codes is None and column.times is None):
+    if model.classify or column is None:
         return
-    texts = np.full(len(block), -1) if column.codes is None else column.codes
-    dates = np.zeros(len(block), bool) if column.times is None else ~np.isnan(column.times)
-    there = np.flatnonzero((texts >= 0) | dates | ~np.isnan(column.numbers))
-    if not len(there) or not (texts[there[0]] >= 0 or dates[there[0]]):
+    texts, dates = column.is_text, column.is_time
+    there = np.flatnonzero(texts | dates | ~np.isnan(column.numbers))
+    if not len(there) or not (texts | dates)[there[0]]:
         return
     i = int(there[0])
     value = "a date" if dates[i] else repr(column.text(i)[:40])

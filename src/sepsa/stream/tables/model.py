@@ -33,7 +33,6 @@ LARGEST_ERROR = 1e300  # so that sums of errors stay finite
 UNKNOWN = ""  # the prediction before any class is known
 LATEST = 500  # rows of which the report shows predicted against actual
 MOST_WARNINGS = 50  # that the report shows
-OF_REPORT = {"latest", "warnings", "coverage"}  # entries of a state that those of earlier versions lack
 
 
 class BlockResult(NamedTuple):
@@ -221,12 +220,10 @@ class TableModel(TableOptions):
         if learning and target is None:
             refuse(np.ones(len(block), bool), f"there is no {self.target!r}")
         elif learning and target is not None:
-            texts = np.zeros(len(block), bool) if target.codes is None else target.codes >= 0
             if self.classify:
-                refuse(~texts, f"there is no {self.target!r}")
+                refuse(~target.is_text, f"there is no {self.target!r}")
             else:
-                dates = np.zeros(len(block), bool) if target.times is None else ~np.isnan(target.times)
-                for i in np.flatnonzero(texts | dates):
+                for i in np.flatnonzero(target.is_text | target.is_time):
                     cure = cure_of(target.text(int(i)), self.reading, otherwise="add --classify if it is a class")
                     bad.append(block.bad_row(int(i), f"{self.target!r} is not a number: {cure}"))
                     good[i] = False
@@ -253,9 +250,8 @@ class TableModel(TableOptions):
 
     def other_kind(self, name: str, column: Column) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Which cells (n,) of a column are of another kind than those learned, and which are present."""
-        texts = np.zeros(len(column.numbers), bool) if column.codes is None else column.codes >= 0
-        dates = np.zeros(len(column.numbers), bool) if column.times is None else ~np.isnan(column.times)
-        numbers, kind = ~np.isnan(column.numbers), self.learned_kind(name)
+        texts, dates, numbers = column.is_text, column.is_time, ~np.isnan(column.numbers)
+        kind = self.learned_kind(name)
         other = texts | (dates if kind == "number" else numbers) if kind else np.zeros(len(texts), bool)
         return other, texts | dates | numbers
 
@@ -302,9 +298,7 @@ class TableModel(TableOptions):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the result of `state_dict`; a ValueError changes nothing."""
-        keys = {"inputs", "classes", "trace", "quarantined", "learner"} | OF_REPORT
-        if isinstance(state_dict, dict) and not OF_REPORT & set(state_dict):
-            state_dict = state_dict | {"latest": [], "warnings": [], "coverage": None}
+        keys = {"inputs", "classes", "trace", "quarantined", "learner", "latest", "warnings", "coverage"}
         new = schema.read("state", state_dict, keys)
         inputs = Inputs.from_state(self.categories, self.inputs.means, new["inputs"])
         classes = new.items("classes").values

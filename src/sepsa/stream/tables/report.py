@@ -22,12 +22,7 @@ from sepsa.stream.tables.trace import WINDOW
 
 def write_report(path: Path, source: str, model: TableModel, quarantine: Path) -> None:
     """Write a page that needs no network; `quarantine` is the file of rows that could not be used."""
-    import jinja2
-
     trace = model.trace
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("sepsa.stream.tables", "."), autoescape=True, undefined=jinja2.StrictUndefined
-    )
     lost = []
     if quarantine.is_file() and model.quarantined:
         with open(quarantine, encoding="utf-8", newline="") as lines:
@@ -37,7 +32,9 @@ def write_report(path: Path, source: str, model: TableModel, quarantine: Path) -
     points = [*trace.points, *([math.fsum(trace.part) / len(trace.part)] if trace.part else [])]
     if not points:
         points = [trace.mean]
-    page = environment.get_template("report.html.jinja").render(
+    write_template(
+        path,
+        "report.html.jinja",
         source=source,
         model=model,
         rows=trace.rows,
@@ -58,9 +55,18 @@ def write_report(path: Path, source: str, model: TableModel, quarantine: Path) -
         quarantine=quarantine,
         coverage=coverage_of(model),
         mixture=mixture_in_words({} if model.learner is None else model.learner.engine.chosen),
-        when=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
     )
-    replace(path, [page.encode()])
+
+
+def write_template(path: Path, name: str, **values: Any) -> None:
+    """Write a page with these values, and the time as `when`."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("sepsa.stream.tables", "."), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    replace(path, [environment.get_template(name).render(**values, when=when).encode()])
 
 
 EXPERTS = {
