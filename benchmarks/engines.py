@@ -105,7 +105,8 @@ def one_process_stream(folder: Path, rows: int, workers: int, ours: bool) -> Non
 
 
 def sepsa_stream(folder: Path, rows: int, workers: int, ours: bool) -> None:
-    from sepsa.stream.tables.command import StreamOptions, stream
+    from sepsa.stream.tables.command import stream
+    from sepsa.stream.tables.options import StreamOptions
 
     (path,) = write_table(folder, rows, parts=1)
     with timed():

@@ -22,7 +22,8 @@ import river_models
 import sepsa
 from sepsa import RLS, LogisticNewton, OnlineLBFGS, PerOutput, SelfTuning, SepSA, SoftmaxNewton
 from sepsa.stream.keyed import KeyedLearner
-from sepsa.stream.tables import command, forecast, inspection
+from sepsa.stream.tables import command, exits, forecast, inspection
+from sepsa.stream.tables.options import DetailOptions, ForecastOptions, StreamOptions
 
 ASKED = slice(1990, 1995)  # rows that are only predicted
 
@@ -369,11 +370,11 @@ class Command(Kind):
         if start and not files["predictions"].exists():  # of a saved file the model alone is kept
             files["predictions"] = model.with_name("further.csv")
         if self.kind == "sepsa stream":
-            code = command.stream(command.StreamOptions(table, checkpoint=model, **files, **self.options))
+            code = command.stream(StreamOptions(table, checkpoint=model, **files, **self.options))
         else:
-            options = forecast.ForecastOptions(table, checkpoint=model, **files, **self.options)
+            options = ForecastOptions(table, checkpoint=model, **files, **self.options)
             code = command.stream(options, forecast.ForecastRun)
-        assert code in (command.FINISHED, command.LEFT_OUT)
+        assert code in (exits.FINISHED, exits.LEFT_OUT)
 
     def prequential(self, model: Path, X: Any, y: Any, start: int = 0) -> list[Any]:
         """By `sepsa stream`: the lines of the predictions, with probabilities of the classes by name."""
@@ -382,7 +383,7 @@ class Command(Kind):
         rows.to_csv(table, index=False, mode="a", header=not table.exists())
         more = {"probabilities": True} if self.options.get("classify") else {}
         before = len(out.read_text().splitlines()) if out.exists() else 1
-        options = command.StreamOptions(table, checkpoint=model, predictions=out, **self.options | more)
+        options = StreamOptions(table, checkpoint=model, predictions=out, **self.options | more)
         assert command.stream(options) == 0
         return out.read_text().splitlines()[before:]
 
@@ -392,7 +393,7 @@ class Command(Kind):
             return np.array([list(step.values()) for step in loaded.forecaster.forecast()])
         source, out = model.with_name("ask.csv"), model.with_name("answers.csv")
         source.write_text(frame(stream()[0][ASKED]).to_csv(index=False))
-        assert command.predict(command.PredictOptions(model, source, out)) == 0
+        assert command.predict(model, DetailOptions(source, predictions=out)) == 0
         answers = [line.split(",")[1] for line in out.read_text().splitlines()[1:]]
         return answers if self.options.get("classify") else np.array(answers, float)
 

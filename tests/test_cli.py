@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -62,3 +64,55 @@ def test_the_version():
 def test_every_command_tells_its_exit_codes_or_has_none_of_its_own():
     for command in ("stream", "predict", "inspect"):
         assert "Exit codes: 0 done; 1 stopped" in " ".join(sepsa(command, "--help").output.split())
+
+
+COMMANDS = typer.main.get_command(cli.app).commands
+OPTIONS = [(name, one) for name, command in COMMANDS.items() for one in command.params if one.opts[0].startswith("--")]
+BAD = {  # a wrong value of each option that takes one
+    "--sep": "::", "--decimal": "x", "--encoding": "x", "--na-values": "a\nb", "--date-format": "x", "--target": "none",
+    "--drop": "none", "--categorical": "none", "--categories": 0, "--forgetting": "x", "--ridge": "x", "--seed": -1,
+    "--body": "x", "--predictions": "none/p.csv", "--intervals": 2, "--quarantine": "none/q.csv", "--every": 0,
+    "--checkpoint": "none/c", "--keep": 0, "--report": "none/r.html", "--time": "none", "--inputs": "none",
+    "--horizon": 0, "--lags": 0, "--seasons": "x", "--step": "3x", "--bounds": "x", "--same-time": "x", "--seeds": 0,
+    "--out": "t.csv",
+}  # fmt: skip
+GIVEN = {
+    "stream": ("t.csv", "--target", "y"), "forecast": ("t.csv", "--target", "y"), "predict": ("m.sepsa", "t.csv"),
+    "report": ("m.sepsa",),
+}  # fmt: skip
+
+
+def test_every_option_is_documented():
+    page = (Path(__file__).parents[1] / "docs/api/cli.md").read_text()
+    assert not {option.opts[0] for _, option in OPTIONS if f"`{option.opts[0]}`" not in page}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A table, and a model that has learned it."""
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "t.csv").write_text("x,y\n1,2\n2,3\n3,5\n")
+    arguments = "--target", "y", "--body", "fourier", "--checkpoint", folder / "m.sepsa", "--out", folder / "p.csv"
+    assert sepsa("stream", folder / "t.csv", *arguments).exit_code == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [(name, option.opts[0]) for name, option in OPTIONS if not option.is_flag]
+)
+def test_a_bad_value_of_every_option_is_one_line(command, option, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    result = sepsa(command, *GIVEN.get(command, ()), option, BAD[option])
+    assert result.exit_code in (1, 2)
+    (line,) = result.stderr.strip().split("\n")
+    assert option in line or str(BAD[option]) in line
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_an_option_that_there_is_not_is_one_line():
+    result = sepsa("stream", "--evry", 3)
+    assert result.exit_code == 2
+    assert "--evry" in result.stderr
+    assert result.stderr.endswith(": see sepsa stream --help\n")
+    assert result.stderr.count("\n") == 1

@@ -142,8 +142,7 @@ def test_single_samples_equal_the_learner_on_the_rows(model_type):
         model.learn_one(x, y)
     X = np.array([list(x.values()) for x, _ in data])
     Y = np.array([[y[name] for name in sorted(y)] if isinstance(y, dict) else [y] for _, y in data])
-    options = {name: value for name, value in model._get_params().items() if name not in ("seed", "max_features")}
-    expected = StreamLearner(3, Y.shape[1], regression=True, seed=0, **options).learn(X, Y)
+    expected = StreamLearner(3, Y.shape[1], regression=True, **model.of_learner() | {"seed": 0}).learn(X, Y)
     told = [[y[name] for name in sorted(y)] if isinstance(y, dict) else [y] for y in told[1:]]
     np.testing.assert_array_equal(told, expected[1:])
 
@@ -414,12 +413,13 @@ def test_options_are_checked_at_once_and_survive_a_clone():
         ({"optimizer": "lbfgs"}, "optimizer must be one of .* got 'lbfgs'"),
         ({"hidden": (0,)}, "hidden must be an integer of at least 1, got 0"),
         ({"hidden": 50}, r"hidden must be a sequence of widths such as \(50,\), got 50"),
-        ({"beta3": 0.1}, r"got \['beta3'\]"),
+        ({"beta3": 0.1}, "SepSARegressor has no option 'beta3': did you mean 'beta2'"),
+        ({"optimizer": "sgd", "beta2": 0.1}, r"'sgd' takes no options, got \['beta2'\]"),
     ):
         with pytest.raises((ValueError, TypeError), match=message):
             SepSARegressor(**options)
     copy = SepSARegressor(optimizer="momentum", momentum=0.5, hidden=()).clone()
-    assert copy.optimizer_options == {"momentum": 0.5}
+    assert copy.momentum == 0.5
     assert list(copy.hidden) == []
 
 

@@ -46,7 +46,7 @@ _STREAM = {
 # What a checkpoint may hold of them; `load` imports the module, in which the class registers itself.
 REGISTERED_BY.update({f"sepsa.{name}": module for name, module in _STREAM.items()})
 REGISTERED_BY.update({"sepsa.river": "sepsa.river", "sepsa stream": "sepsa.stream.tables.model"})
-REGISTERED_BY["sepsa forecast"] = "sepsa.stream.tables.forecast"
+REGISTERED_BY["sepsa forecast"] = "sepsa.stream.tables.series"
 
 
 def __getattr__(name: str) -> Any:

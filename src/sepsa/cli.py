@@ -7,50 +7,45 @@ closed it.
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import Field, fields
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from types import NoneType
+from typing import Annotated, Any, get_args, get_type_hints
 
-from sepsa.stream.tables.reading import MEANINGS, Reading
+from sepsa.stream.tables.options import CommandOptions, DetailOptions, ForecastOptions, StreamOptions
+from sepsa.stream.tables.reading import Reading
 from sepsa.validation import printable
 
 NEEDS_EXTRA = "the command line needs {missing}, which is not installed: pip install 'sepsa[{extra}]'"
 
 try:
     import typer
+    from typer.core import TyperCommand
 except ModuleNotFoundError as error:  # the core is torch and numpy alone
     sys.exit(NEEDS_EXTRA.format(missing=error.name, extra="stream"))
 
 
-def setting(text: str, default: object, **options: Any) -> Any:
-    """An option of the model: a checkpoint knows its value, so None is one that was not given."""
-    return typer.Option(help=f"{text} (default {default})", show_default=False, **options)
+class OneLineErrors(TyperCommand):
+    """A command whose errors about its options are one line."""
+
+    def make_context(self, *given: Any, **more: Any) -> Any:
+        try:
+            return super().make_context(*given, **more)
+        except USAGE_ERROR as error:
+            words = " ".join(error.format_message().split()).rstrip(".")
+            raise refuse(f"{words}: see sepsa {self.name} --help") from None
 
 
+USAGE_ERROR: Any = typer.BadParameter.__base__  # click's, of which typer may have its own copy
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-PredictionsFile = Annotated[
-    Path | None, typer.Option("--predictions", "--out", help="A .csv for the predictions; else they are printed.")
-]
-Intervals = Annotated[
-    float | None, typer.Option(help="Also low and high ends that hold this share of targets, as 0.9.")
-]
-Probabilities = Annotated[
-    bool, typer.Option("--probabilities", help="Also the probability of each class, as a JSON object.")
-]
-Follow = Annotated[bool, typer.Option("--follow", help="Wait for rows that are appended to the file.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be used.")]
-Quarantine = Annotated[Path | None, typer.Option(help="A .csv for rows that cannot be used.")]
-Checkpoint = Annotated[Path | None, typer.Option(help="Where the model is saved, and resumed from if it is there.")]
-Every = Annotated[int, typer.Option(min=1, help="Rows between two checkpoints.")]
-Keep = Annotated[int, typer.Option(min=1, help="How many checkpoints stay, the older as .1, .2, ...")]
+add_command = partial(app.command, cls=OneLineErrors)
 
 STDIN = Path("-")
 EXIT_CODES = (
@@ -59,25 +54,47 @@ EXIT_CODES = (
 )
 
 
-def reads_files(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the settings of `Reading` as options, which it gets as `reading` where they were given."""
-    own = [one for one in signature(command, eval_str=True).parameters.values() if one.name != "reading"]
-    added = []
-    for each in fields(Reading):
-        words = each.metadata["help"] + (f" (default {each.default})" if each.default else "")
-        option = Annotated[str | None, typer.Option(help=words, show_default=False)]
-        added.append(Parameter(each.name, Parameter.KEYWORD_ONLY, default=None, annotation=option))
+def parameter(each: Field[Any], hint: Any, given: bool) -> Parameter:
+    """An option of the command line for a field of a dataclass; None where only what was `given` matters."""
+    more, (kind, *other) = dict(each.metadata), get_args(hint) or (hint,)
+    words, flags = more.pop("help"), more.pop("names", [f"--{each.name.replace('_', '-')}"])
+    if given and each.default != "" and type(each.default) in (str, float, int):
+        words += f" (default {each.default if isinstance(each.default, str) else f'{each.default:g}'})"
+    kind = str if more.pop("read", None) else kind
+    option = typer.Option(*flags, help=words, show_default=not given, **more)
+    default, optional = (None, True) if given else (each.default, NoneType in other)
+    annotation = Annotated[kind | None if optional else kind, option]  # type: ignore[valid-type]
+    return Parameter(each.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def takes_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose argument `options` is read from the command line, by the fields that declare its options."""
+    own = dict(signature(command, eval_str=True).parameters)
+    kind: type[CommandOptions] = own.pop("options").annotation
+    table = Annotated[Path, typer.Argument(help=fields(kind)[0].metadata["help"])]
+    parameters = [*own.values(), Parameter("source", Parameter.KEYWORD_ONLY, default=STDIN, annotation=table)]
+    readers: dict[str, Any] = {}
+    for declared in filter(None, (kind.model, kind, Reading)):
+        hints = get_type_hints(declared)
+        for each in fields(declared):
+            if each.name != "source":
+                parameters.append(parameter(each, hints[each.name], declared is not kind))
+                readers[each.name] = each.metadata.get("read")
 
     @wraps(command)
-    def with_reading(**given: Any) -> None:
-        reading = {name: value for name in MEANINGS if (value := given.pop(name)) is not None}
-        if "na_values" in reading:
-            reading["na_values"] = names("--na-values", reading["na_values"]) or ()
-        command(**given, reading=reading)
+    def with_options(*, source: Path, **given: Any) -> None:
+        passed = {name: given.pop(name) for name in own}
+        options = {name: value for name, value in given.items() if value is not None}
+        for name, read in readers.items():
+            try:
+                options |= {name: read(options[name])} if read and name in options else {}
+            except ValueError as error:
+                raise refuse(f"--{name.replace('_', '-')} {error}") from None
+        command(**passed, options=kind(None if source == STDIN else source, **options))
 
-    with_reading.__signature__ = Signature([*own, *added])  # type: ignore[attr-defined]
-    with_reading.__annotations__ = {one.name: one.annotation for one in [*own, *added]}
-    return with_reading
+    with_options.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {one.name: one.annotation for one in parameters}
+    return with_options
 
 
 def print_version(wanted: bool) -> None:
@@ -135,7 +152,7 @@ def stopped(message: object, code: int = 1) -> typer.Exit:
 refuse = partial(stopped, code=2)  # for a command that is wrong
 
 
-@app.command()
+@add_command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where the figure goes: .png, .svg or .pdf.")] = Path("demo.png"),
     seeds: Annotated[int, typer.Option(min=1, help="Runs per method and learning rate.")] = 3,
@@ -148,7 +165,7 @@ def demo(
         demonstration.run(out, seeds)
 
 
-@app.command()
+@add_command()
 def report(
     model: Annotated[Path, typer.Argument(help="What `sepsa stream` or `sepsa forecast` has saved.")],
     out: Annotated[Path, typer.Option(help="The folder for the page.")] = Path("report"),
@@ -157,7 +174,7 @@ def report(
     with extras():
         import jinja2  # noqa: F401
 
-        from sepsa.stream.tables import command, forecast, inspection, output
+        from sepsa.stream.tables import exits, forecast, inspection, output
         from sepsa.stream.tables import report as reporting
     if model.is_dir():
         raise refuse(f"{model} is a folder: give a saved model")
@@ -172,146 +189,52 @@ def report(
             lost = header.position.get("quarantine") if isinstance(header.position, dict) else None
             reporting.write_report(page, str(model), found, Path(lost[0] if lost else os.devnull))
         output.say(f"the page is {page}")
-        return command.FINISHED
+        return exits.FINISHED
 
-    raise typer.Exit(command.exit_code(write))
+    raise typer.Exit(exits.exit_code(write))
 
 
-@app.command(epilog=EXIT_CODES)
-@reads_files
-def stream(
-    source: Annotated[
-        Path, typer.Argument(help="CSV (plain, gzip or zstd), JSON lines, Parquet or Arrow; - is standard input.")
-    ] = STDIN,
-    target: Annotated[str | None, typer.Option(help="The column to predict; a checkpoint knows it already.")] = None,
-    classify: Annotated[bool | None, typer.Option("--classify", help="The target is a class, not a number.")] = None,
-    drop: Annotated[str, typer.Option(help="Columns to leave out, with commas between.")] = "",
-    categorical: Annotated[str, typer.Option(help="Columns of numbers that are names, such as postal codes.")] = "",
-    categories: Annotated[
-        int | None,
-        setting("Texts of a column with an input of their own; all others share the mean of their target.", 256, min=1),
-    ] = None,
-    forgetting: Annotated[
-        str | None, setting("1: all rows count alike; 0.999 follows drift; auto weights such heads by error.", "auto")
-    ] = None,
-    ridge: Annotated[str | None, setting("How strongly the head is held at its start.", 10)] = None,
-    seed: Annotated[int | None, setting("Same rows and same seed, same numbers.", 0, min=0)] = None,
-    body: Annotated[
-        str | None,
-        setting(
-            "experts: trees, neighbours and others beside the network; fourier: the network alone, faster.", "experts"
-        ),
-    ] = None,
-    follow: Follow = False,
-    strict: Strict = False,
-    predictions: PredictionsFile = None,
-    intervals: Intervals = None,
-    probabilities: Probabilities = False,
-    quarantine: Quarantine = None,
-    checkpoint: Checkpoint = None,
-    every: Every = 10_000,
-    keep: Keep = 1,
-    force: Annotated[bool, typer.Option("--force", help="Save a model with NaN or Inf over one without.")] = False,
-    report: Annotated[Path | None, typer.Option(help="An .html page on what happened.")] = None,
-    *,
-    reading: dict[str, Any],
-) -> None:
+@add_command(epilog=EXIT_CODES)
+@takes_options
+def stream(options: StreamOptions) -> None:
     """Predict each row of a table as it comes, then learn it. Text becomes indicators, an empty cell is missing."""
     with extras():
         from sepsa.stream.tables import command
 
-        if report is not None:
+        if options.report is not None:
             import jinja2  # noqa: F401  # the report needs it, after all rows were learned
-    options = command.StreamOptions(
-        source=None if source == STDIN else source,
-        target=target, classify=classify or None, drop=names("--drop", drop),
-        categorical=names("--categorical", categorical), categories=categories,
-        forgetting=number("--forgetting", forgetting), ridge=number("--ridge", ridge),
-        seed=seed, body=body, reading=reading, follow=follow, strict=strict,
-        predictions=predictions, quarantine=quarantine, checkpoint=checkpoint, every=every, keep=keep, report=report,
-        intervals=intervals, probabilities=probabilities, force=force,
-    )  # fmt: skip
     raise typer.Exit(command.stream(options))
 
 
-@app.command(epilog=EXIT_CODES)
-@reads_files
-def forecast(
-    source: Annotated[Path, typer.Argument(help="A table as `sepsa stream` takes it; - is standard input.")] = STDIN,
-    target: Annotated[str, typer.Option(help="The columns to forecast, with commas between.")] = "",
-    time: Annotated[
-        str | None, typer.Option(help="The column of times: dates or seconds; rows left out are gaps.")
-    ] = None,
-    horizon: Annotated[int | None, setting("Rows ahead.", 24, min=1)] = None,
-    inputs: Annotated[str, typer.Option(help="Columns that help to forecast, with commas between.")] = "",
-    seasons: Annotated[str, typer.Option(help="Periods in rows, with commas between; else found by itself.")] = "",
-    lags: Annotated[int | None, typer.Option(min=1, help="Past rows that are inputs.", show_default=False)] = None,
-    step: Annotated[
-        str, typer.Option(help="Seconds between rows, or day, business day, week, month, ...; else found by itself.")
-    ] = "",
-    bounds: Annotated[str, typer.Option(help="Least and largest value, as 0, or 0,100; else none.")] = "",
-    same_time: Annotated[
-        str | None, typer.Option(help="Several rows at a time: first, last, mean or sum; else all but one are bad.")
-    ] = None,
-    known_ahead: Annotated[
-        bool, typer.Option("--known-ahead", help="Rows without a target at the end have the inputs of rows ahead.")
-    ] = False,
-    follow: Follow = False,
-    strict: Strict = False,
-    predictions: Annotated[Path | None, typer.Option(help="A .csv for the forecasts made after each row.")] = None,
-    quarantine: Quarantine = None,
-    checkpoint: Checkpoint = None,
-    every: Every = 10_000,
-    keep: Keep = 1,
-    report: Annotated[Path | None, typer.Option(help="An .html page with the forecasts as fan charts.")] = None,
-    *,
-    reading: dict[str, Any],
-) -> None:
+@add_command(epilog=EXIT_CODES)
+@takes_options
+def forecast(options: ForecastOptions) -> None:
     """Forecast columns of a table, learning each row as it comes; prints the forecast after the last row."""
     with extras():
         from sepsa.stream.tables import command
         from sepsa.stream.tables import forecast as forecasting
-    given = [number("--seasons", period) for period in seasons.split(",") if period]
-    periods = [period for period in given if isinstance(period, float)] or None
-    ends: Any = [number("--bounds", end) if end.strip() else None for end in bounds.split(",")] if bounds else None
-    options = forecasting.ForecastOptions(
-        source=None if source == STDIN else source,
-        target=names("--target", target), time=time, horizon=horizon, inputs=names("--inputs", inputs),
-        seasons=periods, lags=lags,
-        step=number("--step", step) if step[:1].isdigit() else step or None, bounds=ends, same_time=same_time,
-        known_ahead=known_ahead or None, reading=reading, follow=follow, strict=strict,
-        predictions=predictions, quarantine=quarantine, checkpoint=checkpoint, every=every, keep=keep, report=report,
-    )  # fmt: skip
     raise typer.Exit(command.stream(options, forecasting.ForecastRun))
 
 
-@app.command(epilog=EXIT_CODES)
-@reads_files
+@add_command(epilog=EXIT_CODES)
+@takes_options
 def predict(
-    model: Annotated[Path, typer.Argument(help="What `sepsa stream --checkpoint` has saved.")],
-    source: Annotated[Path, typer.Argument(help="A table as `sepsa stream` takes it; - is standard input.")] = STDIN,
-    predictions: PredictionsFile = None,
-    intervals: Intervals = None,
-    probabilities: Probabilities = False,
-    *,
-    reading: dict[str, Any],
+    model: Annotated[Path, typer.Argument(help="What `sepsa stream --checkpoint` has saved.")], options: DetailOptions
 ) -> None:
     """Predict the rows of a table with a saved model, without learning them."""
     with extras():
         from sepsa.stream.tables import command
-    table = None if source == STDIN else source
-    options = command.PredictOptions(model, table, predictions, reading, intervals, probabilities)
-    raise typer.Exit(command.predict(options))
+    raise typer.Exit(command.predict(model, options))
 
 
-@app.command(epilog=EXIT_CODES)
+@add_command(epilog=EXIT_CODES)
 def inspect(
     model: Annotated[Path, typer.Argument(help="A checkpoint: of `sepsa stream`, or written by sepsa.save.")],
     as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
 ) -> None:
     """Show what a checkpoint contains, its age, and whether it is intact."""
     with extras():
-        from sepsa.stream.tables import command, inspection, output
+        from sepsa.stream.tables import exits, inspection, output
 
     def show() -> int:
         output.check_stdout("open it, or redirect it to a file")
@@ -319,9 +242,9 @@ def inspect(
         width = max(map(len, contents))
         lines = [f"{name:<{width}}  {plain(value)}\n" for name, value in contents.items()]
         output.print_text(json.dumps(contents, default=str) + "\n" if as_json else "".join(lines))
-        return command.FINISHED
+        return exits.FINISHED
 
-    raise typer.Exit(command.exit_code(show))
+    raise typer.Exit(exits.exit_code(show))
 
 
 def plain(value: Any) -> str:
@@ -336,26 +259,7 @@ def plain(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def names(option: str, given: str) -> list[str] | None:
-    """The columns or texts that an option lists; None where it was not given."""
-    try:
-        return next(csv.reader([given])) if given else None
-    except csv.Error:
-        cure = "must be a list with commas between, with quotes around a name that has a line break"
-        raise refuse(f"{option} {cure}, got {given!r}") from None
-
-
-def number(option: str, given: str | None) -> float | str | None:
-    """A number, or "auto"."""
-    if given is None or given == "auto":
-        return given
-    try:
-        return float(given)
-    except ValueError:
-        raise refuse(f"{option} must be a number or auto, got {given!r}") from None
-
-
-@app.command("compile")
+@add_command("compile")
 def compile_engine() -> None:
     """Compile the stream learners now, so that their first row is fast: when a container is built, or before tests."""
     with extras(), system_errors():

@@ -16,7 +16,8 @@ from breaking.damage import same
 from learners import CASES, Command, Estimator, Forecaster, Head, River, Training, stream
 from sepsa.stream.engine import Engine
 from sepsa.stream.learner import WARM_UP
-from sepsa.stream.tables import command, formats, inspection, source
+from sepsa.stream.tables import command, exits, formats, inspection, source
+from sepsa.stream.tables.options import StreamOptions
 
 CUTS = 8
 ALWAYS = (1, 3, WARM_UP - 1, WARM_UP, WARM_UP + 20)  # within the first rows, at their end, and later
@@ -99,21 +100,21 @@ def test_other_formats_are_resumed_too(suffix, tmp_path, monkeypatch):
 
     def learn_block(self, block):
         stop = real(self, block)
-        self.signals.code = command.TERMINATED
+        self.signals.code = exits.TERMINATED
         return stop
 
     ended = []
     for label in ("whole", "parts"):
         place = tmp_path / label
         place.mkdir()
-        settings = command.StreamOptions(
+        settings = StreamOptions(
             path, target="y", predictions=place / "out.csv", checkpoint=place / "m.sepsa", quarantine=place / "q.csv"
         )
         if label == "parts":
             monkeypatch.setattr(command.StreamRun, "_learn_block", learn_block)
         runs = 1
         while code := command.stream(settings):
-            assert code == command.TERMINATED
+            assert code == exits.TERMINATED
             runs += 1
         model, header = inspection.load_model(place / "m.sepsa", "sepsa stream")
         ended.append((model.state_dict(), header.position["table"], (place / "out.csv").read_bytes()))

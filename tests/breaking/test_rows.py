@@ -11,6 +11,7 @@ import pytest
 
 from reference import csv_records
 from sepsa.stream.tables import command, source
+from sepsa.stream.tables.options import StreamOptions
 
 ODD = [
     "", " ", "NA", "nan", "inf", "-inf", "1e400", "1e-400", "-0", "+1", " 7 ", "1_000", "0x10", "1,5", "1.5.2", "--3",
@@ -70,7 +71,7 @@ def stream(folder, data, rng, name="t.csv", **more):
         old.unlink()
     (folder / name).write_bytes(data)
     source.CHUNK = rng.choice([13, 200, 5000, 1 << 20])
-    settings = command.StreamOptions(
+    settings = StreamOptions(
         folder / name,
         target="y",
         predictions=folder / "out.csv",

@@ -68,14 +68,14 @@ STREAMS = {
     "sepsa stream": Table(),
 }
 # After these a state is another valid one: a parameter without a gradient has no moments yet, any plain value may be
-# the name of a feature or class, any number of rows may wait, a value of the first rows may be missing, and version 0.2
-# had no levels and no order of the inputs.
+# the name of a feature or class, any number of rows may wait, a value of the first rows may be missing, and a learner
+# may take its inputs as they come.
 NAME = r"(a string|no string|None|NaN|-?Inf|a fraction|a flag|huge|empty|truncated|an item too many)"
 LAWFUL = re.compile(
     r"\['state'\](\[\d\])?: empty|\['state'\]: without \d"
     r"|\['state'\]\[\d\](\['momentum_buffer'\]: None|: without 'momentum_buffer')"
     rf"|.*\['(features|outputs|names|labels|warned|feature_names)'\]\[\d+\](\['tuple'\](\[\d\])?)?: {NAME}"
-    r"|.*\['inputs'\]: without 'levels'|\['learner'\](\['members'\]\[\d\])?: without 'order'"
+    r"|\['learner'\](\['members'\]\[\d\])?: without 'order'"
     r"|.*\['uncalibrated'\]: (truncated|empty|an item too many)|.*\['warm_up'\]\['X'\]: NaN at \d+"
 )
 

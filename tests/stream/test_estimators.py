@@ -252,7 +252,7 @@ def test_a_class_seen_late_takes_nothing_away(kind, start):
     model = SepSAClassifier(random_state=0, **options).partial_fit(X[late], y[late])
     assert model.classes_.tolist() == ["m", "z"]
     before, grown = model._learner.predict(X), model._learner.copy()
-    grown.add_outputs(1)
+    grown.grow((), 3)
     np.testing.assert_allclose(grown.predict(X), np.pad(before, [(0, 0), (0, 1)]), atol=1e-6)
     labels = model.prequential(X[start:], y[start:])
     assert model.classes_.tolist() == ["a", "m", "z"]

@@ -196,13 +196,6 @@ def test_a_damaged_learner_is_refused_and_others_are_not(database, monkeypatch):
 
 def test_a_file_of_something_else_or_of_a_newer_format_is_refused_and_left_as_it_is(database, tmp_path):
     path, sql = database
-    sql('INSERT INTO learners SELECT \'{"numpy": "<i8", "value": 3}\', state FROM learners WHERE key = \'"a"\'')
-    with KeyedLearner(estimator(), path) as keyed:  # of a version that held NumPy's scalars apart
-        assert list(keyed) == ["a", "b", 3]
-        keyed[3], keyed[np.int64(3)]
-    sql("INSERT INTO learners SELECT '3', state FROM learners WHERE key = '\"a\"'")
-    with pytest.warns(UserWarning, match="has a learner of 3 and one of NumPy's scalar of that value"):
-        KeyedLearner(estimator(), path).close()
     sql("PRAGMA user_version = 2")
     before = path.read_bytes()
     with pytest.raises(CheckpointError, match="has format 2, and this sepsa reads up to 1: upgrade sepsa"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,18 +49,11 @@ class Committee:
         variance: Floats = np.mean([member.noise_variance() for member in self.members], axis=0)
         return variance
 
-    def add_inputs(self, mean: Floats, scale: Floats, typical: Floats | float = 0.7) -> None:
-        """Add inputs, missing in all rows so far, with these means, scales and typical standardized distances."""
+    def grow(self, new_inputs: Sequence[Sequence[float]], outputs: int) -> None:
+        """Add inputs and outputs as `StreamLearner.grow` does. An error changes no member."""
         members = [member.copy() for member in self.members]
         for member in members:
-            member.add_inputs(mean, scale, typical)
-        self.members = members
-
-    def add_outputs(self, count: int) -> None:
-        """Add outputs, whose targets were zero in all rows so far."""
-        members = [member.copy() for member in self.members]
-        for member in members:
-            member.add_outputs(count)
+            member.grow(new_inputs, outputs)
         self.members = members
 
     def copy(self) -> Committee:

@@ -325,7 +325,7 @@ class StreamEstimator(Saves, Options, BaseEstimator):  # type: ignore[misc]
             engine = first.get("engine") if isinstance(first, dict) else None
             found = {name: engine.get(name) if isinstance(engine, dict) else None for name in ("inputs", "outputs")}
             sizes = [Entries("state_dict['learner']['engine']", found).integer(name, 1) for name in found]
-            options = loss_and_experts(engine) if fitted and self.module is None else {}
+            options = loss_of(engine) if fitted and self.module is None else {}
             if not fitted and not with_encoder and self.module is None:
                 options["names"] = new["feature_names"] or range(sizes[0])
             learner: Any = self._new_learner(sizes[0], sizes[1], seed=0, for_fit=fitted, **options)
@@ -395,9 +395,9 @@ def names_too_large(**given: Any) -> Iterator[None]:
         raise
 
 
-def loss_and_experts(engine: Any) -> dict[str, Any]:
-    """The options of an engine that `fit` has trained: in version 0.2 always the network alone, with squared errors."""
+def loss_of(engine: Any) -> dict[str, Any]:
+    """The loss of an engine that `fit` has trained, which depends on the weights of its rows."""
     network = engine.get("network", engine) if isinstance(engine, dict) else None
     settings = network.get("settings") if isinstance(network, dict) else None
     loss = settings.get("loss") if isinstance(settings, dict) else None
-    return {"alone": network is engine, "loss": loss if loss in ("huber", "squared") else "huber"}
+    return {"loss": loss if loss in ("huber", "squared") else "huber"}

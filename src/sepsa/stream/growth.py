@@ -30,14 +30,6 @@ class NewInput(NamedTuple):
     typical: float = 0.7
 
 
-def grow(learner: Any, new_inputs: Sequence[NewInput], outputs: int) -> None:
-    """Add these inputs to a learner, or a committee, and outputs up to this number."""
-    if new_inputs:
-        learner.add_inputs(*np.array([[new.mean, new.scale, new.typical] for new in new_inputs]).T)
-    if outputs > learner.engine.outputs:
-        learner.add_outputs(outputs - learner.engine.outputs)
-
-
 def grow_along(
     learner: StreamLearner | None,
     new_learner: Callable[[int, int], StreamLearner],
@@ -61,10 +53,11 @@ def grow_along(
         outputs = known_outputs + sum(row <= start for row in output_rows)
         if learner is None:
             learner = new_learner(inputs, known_outputs or outputs)
-        grow(learner, new_inputs[learner.engine.inputs - known_inputs : inputs], known_outputs)
+        arriving = new_inputs[learner.engine.inputs - known_inputs : inputs]
+        learner.grow([(new.mean, new.scale, new.typical) for new in arriving], known_outputs)
         if outputs > learner.engine.outputs:
             predict(learner, start)
-            grow(learner, (), outputs)
+            learner.grow((), outputs)
         yield start, stop, learner
 
 

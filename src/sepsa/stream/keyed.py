@@ -7,7 +7,6 @@ import copy
 import json
 import os
 import sqlite3
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -113,25 +112,11 @@ class KeyedLearner:
             raise CheckpointError(
                 f"{self._path} has format {version}, and this sepsa reads up to {FORMAT}: upgrade sepsa to open it"
             )
-        with self._writing():
-            self._rename_keys()
         if (common := self._read("common", 1)) is not None:
             saved, given = common["settings"], self._settings
             if [saved[0], given[1] | saved[1]] != given:  # an earlier version may lack a parameter
                 raise CheckpointError(f"{self._path} holds learners {saved}, and start is {given}: give one like it")
             self.start, self.position = common["start"] or self.start, common["position"]
-
-    def _rename_keys(self) -> None:
-        """Store learners of NumPy scalars, which earlier versions held apart, under the Python value."""
-        for (old,) in self._file.execute("SELECT key FROM learners WHERE key LIKE '%\"numpy\"%'").fetchall():
-            new = packed(unpack_label("key", json.loads(old)))
-            if self._file.execute("UPDATE OR IGNORE learners SET key = ? WHERE key = ?", (new, old)).rowcount == 0:
-                warnings.warn(
-                    f"{self._path} has a learner of {new} and one of NumPy's scalar of that value, which are the same "
-                    "key now: the first is used",
-                    UserWarning,
-                    stacklevel=4,
-                )
 
     # ------------------------------------------------------------------ learners
 

@@ -333,25 +333,25 @@ class StreamLearner:
 
     # ------------------------------------------------------------------ growth
 
-    def add_inputs(self, mean: Floats, scale: Floats, typical: Floats | float = 0.7) -> None:
-        """Add inputs, missing in all rows so far, with these means, scales and typical standardized distances."""
-        other, old = self.copy(), self.engine.inputs
-        other.engine.resize(old + len(mean), self.engine.outputs)
-        other.engine.set_scaling(mean, scale, first=old)
-        other.engine.set_typical_inputs(typical, first=old)
-        X = self._first_rows()[0]
-        other._X = np.concatenate([X, np.full((len(X), len(mean)), np.nan)], 1)
-        if self.order is not None:
-            other.order = np.concatenate([self.order, np.arange(old, old + len(mean))])
-        self.__dict__.update(other.__dict__)
+    def grow(self, new_inputs: Sequence[Sequence[float]], outputs: int) -> None:
+        """Add inputs, missing in all rows so far, and outputs up to this number, whose targets were zero.
 
-    def add_outputs(self, count: int) -> None:
-        """Add outputs, whose targets were zero in all rows so far."""
-        other = self.copy()
-        other.engine.resize(self.engine.inputs, self.engine.outputs + count)
-        if not self.regression:
-            other.engine.set_output_weights(1.0)
-        other.offset = np.concatenate([self.offset, np.zeros(count)])
-        Y = self._first_rows()[1]
-        other._Y = np.concatenate([Y, np.zeros((len(Y), count))], 1)
+        An input is its mean, its scale and its typical standardized distance from the mean.
+        """
+        old, added, more = self.engine.inputs, len(new_inputs), outputs - self.engine.outputs
+        if not added and more <= 0:
+            return
+        other, (X, Y, _) = self.copy(), self._first_rows()
+        if added:
+            mean, scale, typical = np.array(new_inputs, np.float64).T
+            other.engine.resize(old + added, self.engine.outputs)
+            other.engine.set_scaling(mean, scale, first=old)
+            other.engine.set_typical_inputs(typical, first=old)
+            other._X = np.pad(X, [(0, 0), (0, added)], constant_values=np.nan)
+            other.order = None if self.order is None else np.append(self.order, np.arange(old, old + added))
+        if more > 0:
+            other.engine.resize(old + added, outputs)
+            if not self.regression:
+                other.engine.set_output_weights(1.0)
+            other.offset, other._Y = np.pad(self.offset, (0, more)), np.pad(Y, [(0, 0), (0, more)])
         self.__dict__.update(other.__dict__)

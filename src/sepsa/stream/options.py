@@ -1,4 +1,4 @@
-"""The parameters of scikit-learn's estimators, each declared and described once."""
+"""The parameters of scikit-learn's estimators and of River's models, each declared and described once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal
+
+from sepsa.validation import at_least
 
 if TYPE_CHECKING:
     from typing import Self
@@ -18,8 +20,8 @@ class NamedOptions:
     """A base of dataclasses whose error for an unknown option names the class and the closest option."""
 
     def __new__(cls, *values: Any, **options: Any) -> Self:
-        known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
         ordered = [field.name for field in fields(cls) if not field.kw_only]  # type: ignore[arg-type]
+        known = [*ordered, *(field.name for field in fields(cls) if field.kw_only)]  # type: ignore[arg-type]
         if len(values) > len(ordered):
             raise TypeError(f"{cls.__name__} takes {' and '.join(ordered)} by position, others by name: got {values!r}")
         for name in options:
@@ -31,8 +33,44 @@ class NamedOptions:
         return super().__new__(cls)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
+class LearnerOptions(NamedOptions):
+    """The parameters that all learners of rows share."""
+
+    optimizer: str = "auto"
+    """The body's: "adam", "sgd", "momentum", "nag", "rmsprop". "auto": Adam, without momentum where it learns single
+    rows."""
+
+    weight_decay: float = 0.0
+    """The body's weight decay."""
+
+    ridge: float | Literal["auto"] = 10.0
+    """The head's ridge; 10 has the weight of ten rows of unit features. "auto": rows learned in order also try 1 and
+    100."""
+
+    forgetting: float | Literal["auto"] = "auto"
+    """The head's forgetting factor in (0, 1]; below 1 it follows drift. It acts once a row, in `fit` once a mini-batch.
+    "auto": several heads, mixed by their recent errors; 0.98 in `fit`."""
+
+    loss: Literal["huber", "squared"] = "huber"
+    """"huber" bounds the influence of a row; "squared" does not, nor does `fit` where weights differ more than
+    tenfold."""
+
+    body: Literal["auto", "fourier", "experts"] = "auto"
+    """"experts" for neighbours, trees, products of inputs, the last target and others beside the network, weighted by
+    their recent errors; "fourier" for the network alone, which learns a stream about three times as fast. "auto":
+    "experts", except without hidden layers."""
+
+    experts: Sequence[Any] = ()
+    """Models of yours beside them: River's, scikit-learn's with `partial_fit`, or "lightgbm" for boosted trees that are
+    refitted as the rows grow (the extra `boosting`)."""
+
+    max_rows: int = 16384
+    """The last rows that the trees among the experts keep, at one byte for each input and about 120 more."""
+
+
 @dataclass(eq=False, repr=False)
-class Options(NamedOptions):
+class Options(LearnerOptions):
     """The parameters of the regressor, and of the classifier but one; `fit` and `partial_fit` check them."""
 
     hidden_layer_sizes: int | Sequence[int] | Literal["auto"] = "auto"
@@ -43,26 +81,8 @@ class Options(NamedOptions):
     `partial_fit`."""
 
     _: KW_ONLY
-    optimizer: str = "auto"
-    """The body's: "adam", "sgd", "momentum", "nag", "rmsprop". "auto": Adam, without momentum where it learns single
-    rows."""
-
     learning_rate: float | Literal["auto"] = "auto"
     """The body's. "auto": 3e-3 for `partial_fit`; for `fit` it falls from 1e-2 to 0."""
-
-    weight_decay: float = 0.0
-    """The body's weight decay."""
-
-    ridge: float | Literal["auto"] = 10.0
-    """The head's ridge; 10 has the weight of ten rows of unit features. "auto": `partial_fit` also tries 1 and 100."""
-
-    forgetting: float | Literal["auto"] = "auto"
-    """The head's forgetting factor in (0, 1]; below 1 it follows drift. It acts once a row in `partial_fit`, once a
-    mini-batch in `fit`. "auto": several heads in `partial_fit`, 0.98 in `fit`."""
-
-    loss: Literal["huber", "squared"] = "huber"
-    """"huber" bounds the influence of a row; "squared" does not, nor does `fit` where weights differ more than
-    tenfold."""
 
     batch_size: int | Literal["auto"] = "auto"
     """Rows per step. "auto": 1 in `partial_fit`, mini-batches in `fit`."""
@@ -80,17 +100,6 @@ class Options(NamedOptions):
     """An `nn.Module` from (n, features) to (n, k) as the body, instead of hidden layers. A copy is trained in PyTorch
     by `sepsa.SepSA`, with one head and squared loss."""
 
-    body: Literal["auto", "fourier", "experts"] = "auto"
-    """"experts" for other models beside the network, "fourier" for the network alone, whose `partial_fit` is about
-    three times as fast. "auto": "experts", except without hidden layers."""
-
-    experts: Sequence[Any] = ()
-    """Models of yours beside them: River's, scikit-learn's with `partial_fit`, or "lightgbm" for boosted trees that are
-    refitted as the rows grow (the extra `boosting`)."""
-
-    max_rows: int = 16384
-    """The last rows that the trees among the experts keep, at one byte for each input and about 120 more."""
-
     verbose: int = 0
     """1 to print the passes of `fit` and their errors, 0 for nothing."""
 
@@ -101,3 +110,52 @@ class ClassifierOptions(Options):
 
     class_weight: dict[Any, float] | Literal["balanced"] | None = None
     """Dict of the weight of each class, 1 for classes that it does not have; "balanced" for `fit` alone."""
+
+
+@dataclass(eq=False, repr=False)
+class RiverOptions(LearnerOptions):
+    """The parameters of River's models, which check them."""
+
+    hidden: Sequence[int] = (64,)
+    """Widths of the hidden layers; () for a linear model."""
+
+    activation: str = "fourier"
+    """"fourier" (random features, trained), "gelu", "relu", "tanh", "sigmoid" or "identity"."""
+
+    _: KW_ONLY
+    lr: float = 3e-3
+    """The body's learning rate."""
+
+    missing: Literal["auto", "mean", "zero"] = "auto"
+    """What a missing feature means: its "mean", the number "zero", or "auto" to decide for each feature."""
+
+    max_features: int = 256
+    """The number of features with inputs of their own; the cost grows with its square."""
+
+    skip: bool = True
+    """Whether the head sees the inputs beside the hidden units."""
+
+    seed: int | None = None
+    """Seed of the body's initial weights; None for a random one."""
+
+    momentum: float | None = None
+    """The momentum of the optimizers that have one; None for their own default."""
+
+    beta2: float | None = None
+    """The decay of the second moments of "adam" and "rmsprop"; None for their own default."""
+
+    eps: float | None = None
+    """What "adam" and "rmsprop" add to the root of the second moment; None for their own default."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.hidden, Sequence):
+            raise TypeError(f"hidden must be a sequence of widths such as (50,), got {self.hidden!r}")
+        self.hidden = self.hidden or []  # River reads a tuple as a class with its parameters, and fails at an empty one
+        self.max_features = at_least("max_features", self.max_features, 1)
+        self.experts = list(self.experts)
+
+    def of_learner(self) -> dict[str, Any]:
+        """The options of a `StreamLearner`."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "max_features"}
+        unset = [name for name in ("momentum", "beta2", "eps") if values[name] is None]
+        return {name: value for name, value in values.items() if name not in unset}

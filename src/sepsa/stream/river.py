@@ -19,6 +19,7 @@ probabilities.
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
 import zlib
@@ -38,6 +39,7 @@ from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import Names, NewInput, class_codes, indicators, learn_rows
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.stream.learner import WARM_UP, StreamLearner
+from sepsa.stream.options import RiverOptions
 from sepsa.stream.river_input import (
     Frame,
     Series,
@@ -51,83 +53,22 @@ from sepsa.stream.river_input import (
     values_in_order,
 )
 from sepsa.stream.scales import is_indicator, moments, reciprocal
-from sepsa.validation import at_least, one_of
+from sepsa.validation import one_of
 
 ROWS_FOR_SCALE = 32  # values of a late feature that determine its scale
 SHARED = "sepsa: hashed "  # the prefix of the inputs that features beyond `max_features` share
 PLACEHOLDER = "sepsa: always missing"  # the only feature of a stream whose first sample has none
 
 
-class StreamModel(Saves, base.Estimator):
+class StreamModel(Saves, RiverOptions, base.Estimator):
     """The base of River's models: features and outputs by name, and a learner of rows of numbers."""
 
     _regression = True
-    body = "fourier"  # in pickles from before it was a parameter
-    experts: Sequence[Any] = ()
-    max_rows = 16384
     _counted: tuple[Names, int] = ({}, 0)  # the features whose shared inputs were counted, and their number
 
-    def __init__(
-        self,
-        hidden: Sequence[int] = (64,),
-        activation: str = "fourier",
-        optimizer: str = "auto",
-        lr: float = 3e-3,
-        weight_decay: float = 0.0,
-        ridge: float | str = 10.0,
-        forgetting: float | str = "auto",
-        loss: str = "huber",
-        missing: str = "auto",
-        max_features: int = 256,
-        skip: bool = True,
-        seed: int | None = None,
-        body: str = "auto",
-        experts: Sequence[Any] = (),
-        max_rows: int = 16384,
-        **optimizer_options: float,
-    ) -> None:
-        """Make a model; the options are checked.
-
-        Args:
-            hidden: Widths of the hidden layers; () for a linear model.
-            activation: "fourier" (random features, trained), "gelu", "relu", "tanh", "sigmoid" or "identity".
-            optimizer: The body's: "adam", "sgd", "momentum", "nag", "rmsprop". "auto": Adam without momentum.
-            lr: The body's learning rate.
-            weight_decay: The body's weight decay.
-            ridge: The head's ridge; 10 has the weight of ten samples of unit features. "auto" also tries 1 and 100.
-            forgetting: The head's forgetting factor in (0, 1], which acts once a sample; below 1 it follows drift.
-                "auto" mixes heads with and without forgetting by their recent errors.
-            loss: "huber" bounds the influence of a sample; "squared" does not.
-            missing: What a missing feature means: its "mean", the number "zero", or "auto" to decide for each feature.
-            max_features: The number of features with inputs of their own; the cost grows with its square.
-            skip: Whether the head sees the inputs beside the hidden units.
-            seed: Seed of the body's initial weights; None for a random one.
-            body: "experts" for neighbours, trees, products of inputs, the last target and others beside the network,
-                weighted by their recent errors; "fourier" for the network alone, which is about three times as fast.
-                "auto": "experts", except without hidden layers.
-            experts: Models of yours beside them: River's, scikit-learn's with `partial_fit`, or "lightgbm" for boosted
-                trees that are refitted as the rows grow (the extra `boosting`).
-            max_rows: The last rows that the trees among the experts keep, at one byte for each input and about 120
-                more.
-            **optimizer_options: Further options of the optimizer: "momentum", "beta2", "eps".
-        """
-        if not isinstance(hidden, Sequence):
-            raise TypeError(f"hidden must be a sequence of widths such as (50,), got {hidden!r}")
-        self.hidden = hidden or []  # River reads a tuple as a class with its parameters, and fails at an empty one
-        self.activation = activation
-        self.optimizer = optimizer
-        self.lr = lr
-        self.weight_decay = weight_decay
-        self.ridge = ridge
-        self.forgetting = forgetting
-        self.loss = loss
-        self.missing = missing
-        self.max_features = at_least("max_features", max_features, 1)
-        self.skip = skip
-        self.body = one_of("body", body, NAMED)
-        self.experts, self.max_rows = list(experts), max_rows
-        self.seed = seed
-        self.optimizer_options = optimizer_options
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("body", self.body, NAMED)
         self._learner: StreamLearner | None = None
         self._features: Names = {}
         self._pending_features: dict[Hashable, list[float]] = {}  # features not entered yet, with their values
@@ -143,8 +84,7 @@ class StreamModel(Saves, base.Estimator):
         yield {"hidden": (), "loss": "squared"}
 
     def _new_learner(self, inputs: int, outputs: int) -> StreamLearner:
-        options = {name: value for name, value in self._get_params().items() if name != "max_features"}
-        return StreamLearner(inputs, outputs, regression=self._regression, **options)
+        return StreamLearner(inputs, outputs, regression=self._regression, **self.of_learner())
 
     @property
     def outliers_(self) -> int:
@@ -235,6 +175,26 @@ class StreamModel(Saves, base.Estimator):
 
     # ------------------------------------------------------------------ one sample
 
+    def learn_one(self, x: dict[Any, Any], y: Any, w: float = 1.0) -> None:
+        """Learn one sample.
+
+        Args:
+            x: Features by name; None, NaN or absence is a missing value.
+            y: The target: a number; a label; of several targets a dict of numbers, with the same names in every sample.
+            w: The sample's weight.
+        """
+        learner, targets = self._learner, self._known_targets(y)
+        values = None if targets is None else values_in_order(x, self._features, learner)
+        if values is None or targets is None or learner is None or (w != 1.0 and not read_weight(w)):
+            self._learn_row(x, y, w)
+        else:
+            with self._lock:
+                learner.learn_row(values, targets, w)
+
+    def _known_targets(self, y: Any) -> list[float] | None:
+        """The value of each output, where y brings no new one; None where y must be read with care."""
+        raise NotImplementedError
+
     def _learn_row(self, x: dict[Any, Any], target: Any, w: float) -> None:
         names, X = read_row(x)
         if read_weight(w) > 0:
@@ -250,7 +210,7 @@ class StreamModel(Saves, base.Estimator):
 
     def _predict_row(self, x: dict[Any, Any]) -> list[float] | None:
         """The outputs for x; None before the first sample."""
-        values = values_in_order(x, self._features, 0.0, self._learner)
+        values = values_in_order(x, self._features, self._learner)
         if values is not None and self._learner is not None:
             return self._learner.predict_row(values)
         rows = self._predict(*read_row(x))
@@ -416,21 +376,11 @@ class SepSARegressor(StreamModel, base.MiniBatchRegressor):
         True
     """
 
-    def learn_one(self, x: dict[Any, Any], y: float, w: float = 1.0) -> None:
-        """Learn one sample.
-
-        Args:
-            x: Features by name; None, NaN or absence is a missing value.
-            y: The target.
-            w: The sample's weight.
-        """
-        learner = self._learner
-        values = values_in_order(x, self._features, y, learner)
-        if values is None or learner is None or (w != 1.0 and not read_weight(w)):
-            self._learn_row(x, y, w)
-        else:
-            with self._lock:
-                learner.learn_row(values, (float(y),), w)
+    def _known_targets(self, y: Any) -> list[float] | None:
+        try:
+            return [float(y)] if math.isfinite(y) else None
+        except (TypeError, ValueError, OverflowError):
+            return None
 
     def predict_one(self, x: dict[Any, Any], with_dist: bool = False) -> Any:
         """Predict one sample.
@@ -466,7 +416,7 @@ class SepSARegressor(StreamModel, base.MiniBatchRegressor):
 
 
 @rebuilt_as("sepsa.river.SepSAMultiTargetRegressor")
-class SepSAMultiTargetRegressor(StreamModel, base.MultiTargetRegressor):
+class SepSAMultiTargetRegressor(StreamModel, base.MultiTargetRegressor):  # type: ignore[misc]
     """Regress several numeric targets at once by one neural network with a recursive-least-squares head.
 
     Choose it where the targets depend on the same features: they share the body and the curvature, so that many cost
@@ -483,21 +433,9 @@ class SepSAMultiTargetRegressor(StreamModel, base.MultiTargetRegressor):
         (12, -12)
     """
 
-    def learn_one(self, x: dict[Any, Any], y: dict[Any, float], w: float = 1.0) -> None:  # type: ignore[override]
-        """Learn one sample.
-
-        Args:
-            x: Features by name; None, NaN or absence is a missing value.
-            y: Targets by name, the same names in every sample.
-            w: The sample's weight.
-        """
-        learner = self._learner
-        values, targets = values_in_order(x, self._features, 0.0, learner), values_in_order(y, self._outputs)
-        if values is None or targets is None or learner is None or (w != 1.0 and not read_weight(w)):
-            self._learn_row(x, y, w)
-        else:
-            with self._lock:
-                learner.learn_row(values, list(map(float, targets)), w)
+    def _known_targets(self, y: Any) -> list[float] | None:
+        values = values_in_order(y, self._outputs)
+        return None if values is None else list(map(float, values))
 
     def predict_one(self, x: dict[Any, Any], with_dist: bool = False) -> dict[Any, Any]:
         """Predict one sample.
@@ -572,24 +510,13 @@ class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
     def _multiclass(self) -> bool:
         return True
 
-    def learn_one(self, x: dict[Any, Any], y: Hashable, w: float = 1.0) -> None:
-        """Learn one sample.
-
-        Args:
-            x: Features by name; None, NaN or absence is a missing value.
-            y: The label.
-            w: The sample's weight.
-        """
-        learner = self._learner
-        values = values_in_order(x, self._features, 0.0, learner)
+    def _known_targets(self, y: Any) -> list[float] | None:
         place = position(y, self._outputs)
-        if values is None or place is None or learner is None or (w != 1.0 and not read_weight(w)):
-            self._learn_row(x, y, w)
-        else:
-            indicators = [0.0] * len(self._outputs)
-            indicators[place] = 1.0
-            with self._lock:
-                learner.learn_row(values, indicators, w)
+        if place is None:
+            return None
+        indicators = [0.0] * len(self._outputs)
+        indicators[place] = 1.0
+        return indicators
 
     def predict_one(self, x: dict[Any, Any], **kwargs: Any) -> Any:
         """Predict the most probable class of one sample.

@@ -30,24 +30,24 @@ def in_columns(names: Sequence[Hashable], X: Floats, features: Names) -> Floats:
     return table
 
 
-def values_in_order(x: Any, names: Names, plus: Any = 0.0, learner: StreamLearner | None = None) -> list[Any] | None:
+def values_in_order(x: Any, names: Names, learner: StreamLearner | None = None) -> list[Any] | None:
     """The values of x in the order of `names`, where x has exactly these names and finite numbers; else None.
 
-    With a learner whose scales are fixed, missing values are NaN. `plus` must be finite too.
+    With a learner whose scales are fixed, missing values are NaN.
     """
     if type(x) is not dict:  # another mapping, as a defaultdict, may return values for keys it does not have
         return None
     try:
         if len(x) == len(names) and x:
             values = list(map(x.__getitem__, names))
-            if math.isfinite(sum(values, plus)):
+            if math.isfinite(sum(values, 0.0)):
                 return values
     except (KeyError, TypeError, OverflowError):
         pass
     try:
         if learner is not None and learner.warm and x.keys() <= names.keys():
             values = list(map(x.get, names))
-            if math.isfinite(sum((value for value in values if value is not None and value == value), plus)):
+            if math.isfinite(sum((value for value in values if value is not None and value == value), 0.0)):
                 return [math.nan if value is None else value for value in values]
     except (TypeError, ValueError, OverflowError):
         pass

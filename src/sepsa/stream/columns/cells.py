@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:  # the options of the commands are built from this, without the engine
     from sepsa.stream.engine.protocol import Floats
 
+CATEGORIES = 256  # texts of a column that get an input each
 # Spellings of a missing value; Arrow's own, and those of common tools.
 MISSING = (
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "?", "N/A",
@@ -40,6 +41,16 @@ class Column:
     codes: NDArray[np.int32] | None = None  # into texts
     texts: list[str] = field(default_factory=list)
     times: Floats | None = None  # seconds since 1970
+
+    @property
+    def is_text(self) -> NDArray[np.bool_]:
+        """Which cells are texts."""
+        return np.zeros(len(self.numbers), bool) if self.codes is None else self.codes >= 0
+
+    @property
+    def is_time(self) -> NDArray[np.bool_]:
+        """Which cells are times."""
+        return np.zeros(len(self.numbers), bool) if self.times is None else ~np.isnan(self.times)
 
     def rows(self, chosen: Any) -> Column:
         """The column at some rows."""

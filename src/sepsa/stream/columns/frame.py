@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from sepsa.states import schema
-from sepsa.stream.columns.cells import Column, column_of_texts
-from sepsa.stream.columns.inputs import CATEGORIES, Inputs
+from sepsa.stream.columns.cells import CATEGORIES, Column, column_of_texts
+from sepsa.stream.columns.inputs import Inputs
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import NewInput
 

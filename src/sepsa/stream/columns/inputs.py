@@ -8,8 +8,6 @@ more than `categories` indicators gets the running mean of the target of each te
 from __future__ import annotations
 
 import math
-import re
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,16 +19,13 @@ from sepsa.stream.columns.levels import SLOTS, LevelMeans, keys_of
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import NewInput
 
-CATEGORIES = 256  # texts of a column that get an input each
 AT_ONCE = 32
 IDENTIFIERS = 128  # rows that tell a column of identifiers; half of them where they come in one call
 CLASS_MEANS = 4  # classes of which a column has means
-BUCKETS = 16  # inputs that texts shared by their hash before there were means, in saved states
 MOST_INPUTS = 2000  # a learner's state grows as their square
 MOST_TEXT_INPUTS = 1000
 NOTHING = ""  # the only input, always 0, of a table whose first row has no value
 DATE_PARTS = ("days", "month", "weekday", "hour")
-BUCKET = re.compile(r"#\d+$", re.ASCII)
 
 
 class Candidate(NamedTuple):
@@ -73,8 +68,6 @@ class Inputs:
     @classmethod
     def from_state(cls, categories: int, means: int, state: Any, entry: str = "state['inputs']") -> Inputs:
         """Inputs that continue from the result of `state_dict`; ValueError where that is damaged."""
-        of_version_0_2 = isinstance(state, dict) and "levels" not in state
-        state = state | {"levels": {}} if of_version_0_2 else state
         new = schema.read(entry, state, {"names", "indicators", "texts", "text_rows", "warned", "levels"})
         out = cls(categories, means)
         for part in ("names", "indicators", "warned"):
@@ -91,13 +84,12 @@ class Inputs:
             if any(name != f"{column}={text}" for text, name in texts.items()) or len(texts) > categories:
                 raise ValueError(f"{entry}['texts'][{column!r}] must name the inputs of at most {categories} texts")
         named = {name for texts in new["texts"].values() for name in texts.values()}
-        others = {name for name in out.indicators - named if name != NOTHING and not BUCKET.search(name)}
-        if others or not named <= out.indicators <= set(out.names):
+        if not out.indicators <= named | {NOTHING} or not named <= out.indicators <= set(out.names):
             raise ValueError(f"{entry} must have an input for each text, and a text for each indicator")
         out.texts = {column: dict(texts) for column, texts in new["texts"].items()}
         text_rows = schema.Entries(new.path("text_rows"), new["text_rows"])
         out.text_rows = {column: text_rows.integer(column) for column in text_rows.values}
-        many = {name for name, texts in out.texts.items() if len(texts) > AT_ONCE and not of_version_0_2}
+        many = {name for name, texts in out.texts.items() if len(texts) > AT_ONCE}
         if not isinstance(new["levels"], dict) or not many <= set(new["levels"]) <= set(out.text_rows):
             raise new.damaged("levels", "a dict of the columns with many texts", schema.brief(new["levels"]))
         levels = schema.Entries(new.path("levels"), new["levels"])
@@ -252,7 +244,7 @@ class Inputs:
                         X[:, self.names[f"{name}:{part}"]] = values
             if column.codes is not None:
                 known = self.texts.get(name, {})
-                places = [self.names.get(known.get(text) or bucket(name, text), -1) for text in column.texts]
+                places = [self.names[known[text]] if text in known else -1 for text in column.texts]
                 at = np.array([*places, -1])[column.codes]
                 there = np.flatnonzero(at >= 0)
                 X[there, at[there]] = 1.0
@@ -267,11 +259,6 @@ class Inputs:
 def mean_names(column: str, means: int) -> list[str]:
     """The names of the inputs that hold the means of a column's texts."""
     return [f"{column}:mean"] if means == 1 else [f"{column}:mean {k}" for k in range(means)]
-
-
-def bucket(column: str, text: str) -> str:
-    """The name of the input that a text shares with others of the same hash."""
-    return f"{column}#{zlib.crc32(text.encode(errors='surrogatepass')) % BUCKETS}"
 
 
 def date_parts(seconds: Floats) -> Floats:

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import difflib
 import io
 import itertools
 import os
-import signal
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from types import FrameType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,111 +26,43 @@ from sepsa.states.objects import check_target, save_locked
 from sepsa.states.output import check_writable
 from sepsa.stream.columns.cells import read_cell
 from sepsa.stream.tables.cells import RowBlock, TableError
+from sepsa.stream.tables.checks import (
+    check_columns,
+    check_details,
+    check_files,
+    check_first_target,
+    check_kinds,
+    warn_of_columns,
+    wrong_options,
+)
+from sepsa.stream.tables.exits import FAILED, FINISHED, INTERRUPTED, MISUSED, TERMINATED, Signals, exit_code, many_lost
 from sepsa.stream.tables.formats import TableReader, open_table
 from sepsa.stream.tables.inspection import column_names, load_model, spelled
 from sepsa.stream.tables.lost import LeftOut
 from sepsa.stream.tables.model import BlockResult, Details, TableModel, at_rows
-from sepsa.stream.tables.output import (
-    Misuse,
-    Output,
-    Predictions,
-    RunningLine,
-    describe,
-    error_of,
-    header_of,
-    say,
-    silence,
-)
-from sepsa.stream.tables.reading import Reading, cure_of
+from sepsa.stream.tables.options import DetailOptions, RunOptions
+from sepsa.stream.tables.output import Misuse, Output, Predictions, RunningLine, error_of, header_of, say
+from sepsa.stream.tables.reading import Reading
 from sepsa.stream.tables.report import write_report
 
-FINISHED, FAILED, MISUSED, PIPE_CLOSED, INTERRUPTED, TERMINATED = 0, 1, 2, 141, 130, 143
-LEFT_OUT, NEWEST_FIRST = 3, 4
 SHOWN = 3  # quarantined rows that are shown in the terminal; the file has all
-SHOWN_COLUMNS = 5  # unknown columns that are named
 IDLE = 10.0  # seconds without new rows after which a checkpoint is written
 
 
-class Stopped(BaseException):
-    """A signal that stops the command at once, with its exit code."""
-
-    def __init__(self, code: int) -> None:
-        self.code = code
-
-
-@dataclass
-class StreamOptions:
-    """The options of `sepsa stream`; None is an option that was not given, and `reading` has those that were."""
-
-    source: Path | None
-    target: str | Sequence[str] | None = None
-    classify: bool | None = None
-    drop: Sequence[str] | None = None
-    categorical: Sequence[str] | None = None
-    categories: int | None = None
-    forgetting: float | str | None = None
-    ridge: float | str | None = None
-    seed: int | None = None
-    body: str | None = None
-    reading: Mapping[str, Any] = field(default_factory=dict)
-    follow: bool = False
-    strict: bool = False
-    predictions: Path | None = None
-    quarantine: Path | None = None
-    checkpoint: Path | None = None
-    every: int = 10_000
-    keep: int = 1
-    report: Path | None = None
-    intervals: float | None = None
-    probabilities: bool = False
-    force: bool = False
-    kind: ClassVar[str] = "sepsa stream"
-    table: ClassVar[Any] = TableModel
-    of_model: ClassVar[tuple[str, ...]] = (
-        "target", "classify", "drop", "categorical", "categories", "forgetting", "ridge", "seed", "body",
-    )  # fmt: skip
-
-    def model(self) -> dict[str, Any]:
-        """The options of the model that were given."""
-        given = {name: getattr(self, name) for name in self.of_model}
-        return {
-            name: tuple(value) if isinstance(value, (list, tuple)) else value
-            for name, value in given.items()
-            if value is not None
-        }
-
-
-def stream(options: StreamOptions, kind: type[StreamRun] | None = None) -> int:
+def stream(options: RunOptions, kind: type[StreamRun] | None = None) -> int:
     """Learn a table as it comes, by a run of this kind; returns the exit code, after all messages."""
     with contextlib.ExitStack() as held:
         signals = held.enter_context(Signals())
         return exit_code(lambda: (kind or StreamRun)(options, signals, held).run())
 
 
-def exit_code(run: Callable[[], int]) -> int:
-    """The exit code of a command; an error becomes a message of one line."""
-    try:
-        return run()
-    except Stopped as stopped:
-        return stopped.code
-    except Misuse as error:
-        say(str(error))
-        return error.code
-    except BrokenPipeError:
-        silence(sys.stdout)
-        say("stopped: the reader of the predictions has closed the pipe")
-        return PIPE_CLOSED
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except (OSError, ValueError, MemoryError) as error:
-        say(describe(error))
-        return FAILED
-
-
 class StreamRun:
     """One run of `sepsa stream`: its model, table and files, and the rows since the last checkpoint."""
 
-    def __init__(self, options: StreamOptions, signals: Signals, held: contextlib.ExitStack) -> None:
+    kind: ClassVar[str] = "sepsa stream"
+    new_model: ClassVar[Any] = TableModel
+
+    def __init__(self, options: Any, signals: Signals, held: contextlib.ExitStack) -> None:
         self.options, self.signals = options, signals
         place = options.quarantine or default_quarantine(options)
         check_files(
@@ -152,12 +80,13 @@ class StreamRun:
             check_writable(options.quarantine)
         position: dict[str, Any] = {}
         if options.checkpoint is not None and options.checkpoint.exists():
-            self.model, position = resume(options.checkpoint, options)
+            self.model, position = self._resume(options.checkpoint)
         else:
-            if not options.target:
+            if not options.settings.get("target"):
                 raise Misuse("--target must name the column to predict")
-            self.model = make_model(options)
-        self.asked = check_details(options.intervals, options.probabilities, self.model)
+            with wrong_options():
+                self.model = self.new_model(**options.settings, **options.reading)
+        self.asked = self._details()
         self.table = open_read(options.source, held, self.model, follow=options.follow, resume=position.get("table"))
         self._check_columns()
         self.position = position.get("table")
@@ -203,6 +132,21 @@ class StreamRun:
         if self.model.trace.rows:
             self._finish()
         return self._summary(code)
+
+    def _resume(self, path: Path) -> tuple[Any, dict[str, Any]]:
+        """The model of the checkpoint and its position; the options must be those it was made with."""
+        model, header = load_read(path, self.kind, self.options.reading)
+        own = model.get_params()
+        for name, value in self.options.settings.items():
+            if value != own[name]:
+                raise Misuse(
+                    f"{path} was made with --{name.replace('_', '-')} {spelled(own[name])}, "
+                    f"got {spelled(value)}: leave the option out, or give another --checkpoint"
+                )
+        return model, header.position if isinstance(header.position, dict) else {}
+
+    def _details(self) -> Details | None:
+        return check_details(self.options.intervals, self.options.probabilities, self.model)
 
     def _check_columns(self) -> None:
         check_columns(self.table, self.model)
@@ -313,77 +257,6 @@ class StreamRun:
         return many_lost(self.left_out, code)
 
 
-def many_lost(left_out: LeftOut, code: int) -> int:
-    """The exit code of a command at its end, after its last line where it has left many rows out."""
-    if said := left_out.last_line():
-        say(said)
-        return code or LEFT_OUT
-    return code
-
-
-class Signals:
-    """A handler of SIGINT and SIGTERM that stops at once before the first block, and later between two blocks."""
-
-    def __init__(self) -> None:
-        self.code = 0
-        self.at_work = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Signals:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with contextlib.suppress(ValueError):  # only the main thread may
-                self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        again = self.code
-        self.code = INTERRUPTED if number == signal.SIGINT else TERMINATED
-        if again or not self.at_work:  # a second signal stops at once
-            raise Stopped(self.code)
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-
-def check_files(files: dict[str, Path | None]) -> None:
-    """Raise an error if an output would overwrite the table or another output."""
-    seen: dict[str, str] = {}
-    for option, path in files.items():
-        if path is None or (path.exists() and not path.is_file()):  # a device takes what several write
-            continue
-        if (other := seen.setdefault(os.path.realpath(path), option)) != option:
-            raise Misuse(f"{option} must be another file than {other}, got {path} for both")
-
-
-def check_details(intervals: float | None, wanted: bool, model: TableModel) -> Details | None:
-    """What is computed beside each prediction; an error if it does not fit the model."""
-    if intervals is not None and (model.classify or not 0 < intervals < 1):
-        raise Misuse(
-            f"--intervals must be a share in (0, 1) of the targets, which are numbers, got {intervals}"
-            f"{': --probabilities is for classes' if model.classify else ''}"
-        )
-    if wanted and not model.classify:
-        raise Misuse("--probabilities needs a target that is a class, and it is a number: use --intervals 0.9")
-    return Details(intervals, wanted) if wanted or intervals is not None else None
-
-
-def make_model(options: StreamOptions) -> Any:
-    """A new model with the given options."""
-    with wrong_options():
-        return options.table(**options.model(), **options.reading)
-
-
-@contextlib.contextmanager
-def wrong_options() -> Iterator[None]:
-    """Convert the error for an argument into one that names the option."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        name, _, words = str(error).partition(" ")
-        raise Misuse(f"--{name.replace('_', '-')} {words}") from None
-
-
 def load_read(path: Path, kind: str, given: Mapping[str, Any]) -> tuple[Any, Header]:
     """A saved model, with the settings of reading that it was saved with where they are not given now."""
     with wrong_options():
@@ -406,101 +279,13 @@ def open_read(source: Path | None, held: contextlib.ExitStack, model: Any, **mor
     return table
 
 
-def resume(checkpoint_path: Path, options: StreamOptions) -> tuple[Any, dict[str, Any]]:
-    """The model of the checkpoint and its position; the options must be those it was made with."""
-    model, header = load_read(checkpoint_path, options.kind, options.reading)
-    own = model.get_params()
-    for name, value in options.model().items():
-        if value != own[name]:
-            raise Misuse(
-                f"{checkpoint_path} was made with --{name.replace('_', '-')} {spelled(own[name])}, "
-                f"got {spelled(value)}: leave the option out, or give another --checkpoint"
-            )
-    return model, header.position if isinstance(header.position, dict) else {}
-
-
-def check_columns(table: TableReader, model: TableModel) -> None:
-    """Set which columns the reader drops and reads as texts; refuse names of columns that the table does not have."""
-    table.drop = frozenset(model.drop)
-    table.categorical = frozenset((*model.categorical, model.target) if model.classify else model.categorical)
-    if model.target in model.drop:
-        raise Misuse(f"--drop must leave the target in the table, got {model.target!r} for both")
-    check_names(table, {"target": (model.target,), "drop": model.drop, "categorical": model.categorical})
-
-
-def check_names(table: TableReader, given: Mapping[str, Sequence[str]]) -> None:
-    """Raise an error for names of columns, by the option that gives them, that the table does not have."""
-    if table.names is None:
-        return
-    shown = ", ".join(table.names[:20]) + (", ..." if len(table.names) > 20 else "")
-    for option, names in given.items():
-        for name in names:
-            if name not in table.names:
-                hint = (
-                    ""
-                    if len(table.names) > 1
-                    else "; if they are not separated rightly, give --sep; the first line must name them"
-                )
-                raise Misuse(f"--{option} must be a column of the table, {shown}, got {name!r}{hint}")
-
-
-def check_first_target(block: RowBlock, model: Any, name: str, otherwise: str) -> None:
-    """Raise an error if the first target is not a number and the target is not a class.
-
-    `otherwise` is the cure for a text that does not look like a number.
-    """
-    column = block.columns.get(name)
-    if model.classify or column is None or (column.codes is None and column.times is None):
-        return
-    texts = np.full(len(block), -1) if column.codes is None else column.codes
-    dates = np.zeros(len(block), bool) if column.times is None else ~np.isnan(column.times)
-    there = np.flatnonzero((texts >= 0) | dates | ~np.isnan(column.numbers))
-    if not len(there) or not (texts[there[0]] >= 0 or dates[there[0]]):
-        return
-    i = int(there[0])
-    value = "a date" if dates[i] else repr(column.text(i)[:40])
-    cure = otherwise if dates[i] else cure_of(column.text(i), model.reading, otherwise=otherwise)
-    said = f"line {block.lines[i]}: the target {name!r} is {value}, which is not a number"
-    raise Misuse(f"{said}: {cure}, or leave the line out")
-
-
-def check_kinds(block: RowBlock, model: TableModel) -> None:
-    """Raise an error for a column all of whose cells are of another kind than those that the model has learned."""
-    for name, column in block.columns.items():
-        other, present = model.other_kind(name, column)
-        if name not in (*model.drop, model.target) and other.any() and other[present].all():
-            i = int(np.flatnonzero(other)[0])
-            raise Misuse(f"line {block.lines[i]}: {model.why_other(name, column, i)}")
-
-
-def warn_of_columns(
-    names: Sequence[str], model: TableModel, known: set[str] | None = None, becomes: str = "ignored"
-) -> None:
-    """Print which columns of the model the table lacks, and which columns of the table the model does not know.
-
-    `known` are columns that earlier rows had, where each row names its own.
-    """
-    own = column_names(model)
-    missing = [name for name in own if name not in names]
-    ignored = {*own, *model.drop, model.target, *(known or ())}
-    unknown = [name for name in names if name not in ignored]
-    for name in unknown[:SHOWN_COLUMNS]:
-        near = difflib.get_close_matches(name, own, 1)
-        say(f"column {name!r} is not one of the model's and is {becomes}" + (f": is it {near[0]!r}?" if near else ""))
-    if len(unknown) > SHOWN_COLUMNS:
-        say(f"{len(unknown) - SHOWN_COLUMNS} more columns are {becomes}")
-    if missing and known is None:
-        said = ", ".join(map(repr, missing[:20])) + (", ..." if len(missing) > 20 else "")
-        say(f"{len(missing)} of the model's {len(own)} columns are absent, taken as missing values: {said}")
-
-
 def before(block: RowBlock, line: int) -> RowBlock:
     """The rows of a block that come before a line."""
     kept = np.flatnonzero(block.lines < line)
     return RowBlock(at_rows(block.columns, kept), block.lines[kept], block.raw, [], block.position)
 
 
-def default_quarantine(options: StreamOptions) -> Path:
+def default_quarantine(options: RunOptions) -> Path:
     """The quarantine file beside the checkpoint or the predictions."""
     near = options.checkpoint or options.predictions
     return Path("quarantine.csv") if near is None else near.with_name(near.stem + ".quarantine.csv")
@@ -511,29 +296,17 @@ def name_of(source: Path | None) -> str:
     return "standard input" if source is None else str(source)
 
 
-@dataclass
-class PredictOptions:
-    """The options of `sepsa predict`."""
-
-    model: Path
-    source: Path | None
-    predictions: Path | None = None
-    reading: Mapping[str, Any] = field(default_factory=dict)
-    intervals: float | None = None
-    probabilities: bool = False
-
-
-def predict(options: PredictOptions) -> int:
+def predict(saved: Path, options: DetailOptions) -> int:
     """Predict the rows of a table by a saved model; returns the exit code."""
-    return exit_code(lambda: predict_table(options))
+    return exit_code(lambda: predict_table(saved, options))
 
 
-def predict_table(options: PredictOptions) -> int:
-    for name, path in (("the model", options.model), ("the table", options.source)):
+def predict_table(saved: Path, options: DetailOptions) -> int:
+    for name, path in (("the model", saved), ("the table", options.source)):
         check_files({name: path, "--predictions": options.predictions})
-    model, _ = load_read(options.model, "sepsa stream", options.reading)
+    model, _ = load_read(saved, "sepsa stream", options.reading)
     if model.learner is None:
-        raise Misuse(f"{options.model} has not learned any row yet and cannot predict: learn a table by sepsa stream")
+        raise Misuse(f"{saved} has not learned any row yet and cannot predict: learn a table by sepsa stream")
     asked = check_details(options.intervals, options.probabilities, model)
     left_out = LeftOut()
     known: set[str] = set()  # the columns so far

@@ -17,12 +17,13 @@ from sepsa.states import schema
 from sepsa.states.objects import rebuilt_as
 from sepsa.stream.calibration import probabilities
 from sepsa.stream.columns.cells import Column
-from sepsa.stream.columns.inputs import CATEGORIES, CLASS_MEANS, DATE_PARTS, Inputs
+from sepsa.stream.columns.inputs import CLASS_MEANS, DATE_PARTS, Inputs
 from sepsa.stream.engine.bodies import NAMED
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.growth import class_codes, first_rows, grow_along, indicators
 from sepsa.stream.learner import StreamLearner
 from sepsa.stream.tables.cells import BadRow, RowBlock
+from sepsa.stream.tables.options import TableOptions, values_of
 from sepsa.stream.tables.reading import Reading, cure_of
 from sepsa.stream.tables.trace import ErrorTrace
 from sepsa.validation import one_of
@@ -32,7 +33,6 @@ LARGEST_ERROR = 1e300  # so that sums of errors stay finite
 UNKNOWN = ""  # the prediction before any class is known
 LATEST = 500  # rows of which the report shows predicted against actual
 MOST_WARNINGS = 50  # that the report shows
-OF_REPORT = {"latest", "warnings", "coverage"}  # entries of a state that those of earlier versions lack
 
 
 class BlockResult(NamedTuple):
@@ -70,32 +70,18 @@ class Details(NamedTuple):
 
 
 @rebuilt_as("sepsa stream")
-class TableModel:
+class TableModel(TableOptions):
     """A neural network with a Newton head behind the columns of a table: numbers, dates and texts.
 
     `learn` and `predict` take the blocks of a `TableReader`. The result does not depend on how rows are divided into
-    blocks. `reading` are the settings of `Reading`, which a later command uses.
+    blocks. `options` are those of `TableOptions`, and the settings of `Reading`, which a later command uses.
     """
 
-    def __init__(
-        self,
-        target: str,
-        *,
-        classify: bool = False,
-        drop: Sequence[str] = (),
-        categorical: Sequence[str] = (),
-        categories: int = CATEGORIES,
-        forgetting: float | str = "auto",
-        ridge: float | str = 10.0,
-        seed: int = 0,
-        body: str = "experts",
-        **reading: Any,
-    ) -> None:
-        self.target, self.classify, self.body = target, classify, one_of("body", body, NAMED)
-        self.drop, self.categorical = tuple(drop), tuple(categorical)
-        self.categories, self.forgetting, self.ridge, self.seed = categories, forgetting, ridge, seed
-        self.reading = Reading(**reading)
-        self.inputs = Inputs(categories, CLASS_MEANS if classify else 1)
+    def __init__(self, target: str, **options: Any) -> None:
+        self.reading = Reading.take(options)
+        super().__init__(target, **options)
+        one_of("body", self.body, NAMED)
+        self.inputs = Inputs(self.categories, CLASS_MEANS if self.classify else 1)
         self.classes: dict[str, int] = {}
         self.trace = ErrorTrace()
         self.quarantined = 0
@@ -106,8 +92,7 @@ class TableModel:
         self._learner: StreamLearner | None = None
 
     def get_params(self) -> dict[str, Any]:
-        names = ("target", "classify", "drop", "categorical", "categories", "forgetting", "ridge", "seed", "body")
-        return {name: getattr(self, name) for name in names} | vars(self.reading)
+        return values_of(self, TableOptions) | vars(self.reading)
 
     def _new_learner(self, inputs: int, outputs: int) -> StreamLearner:
         return StreamLearner(
@@ -235,12 +220,10 @@ class TableModel:
         if learning and target is None:
             refuse(np.ones(len(block), bool), f"there is no {self.target!r}")
         elif learning and target is not None:
-            texts = np.zeros(len(block), bool) if target.codes is None else target.codes >= 0
             if self.classify:
-                refuse(~texts, f"there is no {self.target!r}")
+                refuse(~target.is_text, f"there is no {self.target!r}")
             else:
-                dates = np.zeros(len(block), bool) if target.times is None else ~np.isnan(target.times)
-                for i in np.flatnonzero(texts | dates):
+                for i in np.flatnonzero(target.is_text | target.is_time):
                     cure = cure_of(target.text(int(i)), self.reading, otherwise="add --classify if it is a class")
                     bad.append(block.bad_row(int(i), f"{self.target!r} is not a number: {cure}"))
                     good[i] = False
@@ -267,9 +250,8 @@ class TableModel:
 
     def other_kind(self, name: str, column: Column) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Which cells (n,) of a column are of another kind than those learned, and which are present."""
-        texts = np.zeros(len(column.numbers), bool) if column.codes is None else column.codes >= 0
-        dates = np.zeros(len(column.numbers), bool) if column.times is None else ~np.isnan(column.times)
-        numbers, kind = ~np.isnan(column.numbers), self.learned_kind(name)
+        texts, dates, numbers = column.is_text, column.is_time, ~np.isnan(column.numbers)
+        kind = self.learned_kind(name)
         other = texts | (dates if kind == "number" else numbers) if kind else np.zeros(len(texts), bool)
         return other, texts | dates | numbers
 
@@ -316,9 +298,7 @@ class TableModel:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the result of `state_dict`; a ValueError changes nothing."""
-        keys = {"inputs", "classes", "trace", "quarantined", "learner"} | OF_REPORT
-        if isinstance(state_dict, dict) and not OF_REPORT & set(state_dict):
-            state_dict = state_dict | {"latest": [], "warnings": [], "coverage": None}
+        keys = {"inputs", "classes", "trace", "quarantined", "learner", "latest", "warnings", "coverage"}
         new = schema.read("state", state_dict, keys)
         inputs = Inputs.from_state(self.categories, self.inputs.means, new["inputs"])
         classes = new.items("classes").values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import csv
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -14,9 +15,22 @@ UTF_8 = "utf-8"
 BROKEN = "sepsa.broken"  # the error handler that writes a byte which no UTF-8 text has
 
 
-def option(default: Any, words: str) -> Any:
-    """A setting with its default and its meaning."""
-    return field(default=default, metadata={"help": words})
+def option(default: Any, words: str, **more: Any) -> Any:
+    """A setting with its default and its meaning.
+
+    `read` reads its text in a command, `min` is its least value, and `names` are its names in a command.
+    """
+    return field(default=default, metadata={"help": words, **more})
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Columns or texts with commas between."""
+    try:
+        return tuple(next(csv.reader([text]))) if text else ()
+    except csv.Error:
+        raise ValueError(
+            f"must be a list with commas between, with quotes around a name that has a line break, got {text!r}"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -27,7 +41,7 @@ class Reading:
     decimal: str = option(".", "The decimal mark, . or ,")
     encoding: str = option(UTF_8, "Of the characters in a text file, such as cp1250, latin1 or utf-16.")
     na_values: tuple[str, ...] = option(
-        (), "Further missing values, as -999,missing; an empty cell, NA, null, ? are known."
+        (), "Further missing values, as -999,missing; an empty cell, NA, null, ? are known.", read=names
     )
     date_format: str | None = option(None, "How texts write dates, such as %d.%m.%Y %H:%M; 2026-01-31 is known.")
 

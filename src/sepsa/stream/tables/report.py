@@ -6,6 +6,7 @@ import csv
 import math
 import time
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,14 @@ import numpy as np
 from sepsa.states.output import replace
 from sepsa.stream.tables.inspection import column_names, spelled
 from sepsa.stream.tables.model import TableModel
-from sepsa.stream.tables.reading import MEANINGS
+from sepsa.stream.tables.options import TableOptions
+from sepsa.stream.tables.reading import Reading
 from sepsa.stream.tables.trace import WINDOW
 
 
 def write_report(path: Path, source: str, model: TableModel, quarantine: Path) -> None:
     """Write a page that needs no network; `quarantine` is the file of rows that could not be used."""
-    import jinja2
-
     trace = model.trace
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("sepsa.stream.tables", "."), autoescape=True, undefined=jinja2.StrictUndefined
-    )
     lost = []
     if quarantine.is_file() and model.quarantined:
         with open(quarantine, encoding="utf-8", newline="") as lines:
@@ -35,7 +32,9 @@ def write_report(path: Path, source: str, model: TableModel, quarantine: Path) -
     points = [*trace.points, *([math.fsum(trace.part) / len(trace.part)] if trace.part else [])]
     if not points:
         points = [trace.mean]
-    page = environment.get_template("report.html.jinja").render(
+    write_template(
+        path,
+        "report.html.jinja",
         source=source,
         model=model,
         rows=trace.rows,
@@ -56,23 +55,20 @@ def write_report(path: Path, source: str, model: TableModel, quarantine: Path) -
         quarantine=quarantine,
         coverage=coverage_of(model),
         mixture=mixture_in_words({} if model.learner is None else model.learner.engine.chosen),
-        when=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
     )
-    replace(path, [page.encode()])
 
 
-OPTIONS = {
-    "target": "the column to predict",
-    "classify": "whether the target is a class",
-    "drop": "columns left out",
-    "categorical": "columns of numbers that are used as names",
-    "categories": "texts of a column that get an input each",
-    "forgetting": "1 counts all rows alike, a smaller factor follows drift, auto weights such heads by their errors",
-    "ridge": "how strongly the weights of the head are held near zero",
-    "seed": "of the random initial weights",
-    "body": "experts: other models beside the network; fourier: the network alone",
-    **MEANINGS,
-}
+def write_template(path: Path, name: str, **values: Any) -> None:
+    """Write a page with these values, and the time as `when`."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("sepsa.stream.tables", "."), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    replace(path, [environment.get_template(name).render(**values, when=when).encode()])
+
+
 EXPERTS = {
     "network": "the network", "neighbours": "the nearest neighbours", "products": "products of inputs",
     "last target": "the last target", "mean": "the mean of the targets", "stack": "a weighted sum of all of them",
@@ -82,8 +78,8 @@ FEATURES = {"both": "hidden units and inputs", "inputs": "inputs alone", "hidden
 
 def options_of(model: TableModel) -> list[tuple[str, str, str]]:
     """The options of the model: name, value and meaning."""
-    options = model.get_params()
-    return [(name, spelled(options[name]), meaning) for name, meaning in OPTIONS.items()]
+    options, declared = model.get_params(), (*fields(TableOptions), *fields(Reading))
+    return [(each.name, spelled(options[each.name]), each.metadata["help"]) for each in declared]
 
 
 def coverage_of(model: TableModel) -> tuple[str, str, str] | None:

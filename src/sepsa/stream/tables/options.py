@@ -1,0 +1,151 @@
+"""The options of the commands that read tables. An option is declared here alone: type, default, words, how it is read.
+
+The command line, the configuration that is saved with a model and the report are built from these fields. The settings
+of how a file is read are fields of `reading.Reading`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+from sepsa.stream.columns.cells import CATEGORIES
+from sepsa.stream.tables.reading import MEANINGS, names, option
+
+
+def number(text: str) -> float | str:
+    """A number, or "auto"."""
+    try:
+        return text if text == "auto" else float(text)
+    except ValueError:
+        raise ValueError(f"must be a number or auto, got {text!r}") from None
+
+
+def periods(text: str) -> float | str | tuple[float | str, ...]:
+    """Numbers with commas between, or "auto"."""
+    return text if text == "auto" else tuple(number(part) for part in text.split(",") if part)
+
+
+def limits(text: str) -> tuple[float | str | None, ...]:
+    """Numbers with commas between, None for one left out."""
+    return tuple(number(part) if part.strip() else None for part in text.split(",")) if text else ()
+
+
+def step_in_words(text: str) -> float | str:
+    """A number of seconds, or words."""
+    return number(text) if text[:1].isdigit() else text
+
+
+@dataclass(eq=False, repr=False)
+class TableOptions:
+    """The options of the model of `sepsa stream`, which are saved with it."""
+
+    target: str = option("", "The column to predict; a checkpoint knows it already.")
+    _: KW_ONLY
+    classify: bool = option(False, "The target is a class, not a number.")
+    drop: tuple[str, ...] = option((), "Columns to leave out, with commas between.", read=names)
+    categorical: tuple[str, ...] = option((), "Columns of numbers that are names, such as postal codes.", read=names)
+    categories: int = option(
+        CATEGORIES, "Texts of a column with an input of their own; all others share the mean of their target.", min=1
+    )
+    forgetting: float | str = option(
+        "auto", "1: all rows count alike; 0.999 follows drift; auto weights such heads by error.", read=number
+    )
+    ridge: float | str = option(10.0, "How strongly the head is held at its start.", read=number)
+    seed: int = option(0, "Same rows and same seed, same numbers.", min=0)
+    body: str = option(
+        "experts", "experts: trees, neighbours and others beside the network; fourier: the network alone, faster."
+    )
+
+
+@dataclass(eq=False, repr=False)
+class SeriesOptions:
+    """The options of the model of `sepsa forecast`, which are saved with it."""
+
+    target: tuple[str, ...] = option((), "The columns to forecast, with commas between.", read=names)
+    _: KW_ONLY
+    time: str | None = option(None, "The column of times: dates or seconds; rows left out are gaps.")
+    inputs: tuple[str, ...] = option((), "Columns that help to forecast, with commas between.", read=names)
+    known_ahead: bool = option(False, "Rows without a target at the end have the inputs of rows ahead.")
+    horizon: int = option(24, "Rows ahead.", min=1)
+    lags: int | str = option("auto", "Past rows that are inputs.", min=1)
+    seasons: Any = option("auto", "Periods in rows, with commas between; else found by itself.", read=periods)
+    step: float | str | None = option(
+        None, "Seconds between rows, or day, business day, week, month, ...; else found by itself.", read=step_in_words
+    )
+    bounds: Any = option((None, None), "Least and largest value, as 0, or 0,100; else none.", read=limits)
+    same_time: str = option("error", "Several rows at a time: first, last, mean or sum; else all but one are bad.")
+
+
+def values_of(model: Any, declared: type) -> dict[str, Any]:
+    """The options of a model by name, with a tuple for each list."""
+    values = {each.name: getattr(model, each.name) for each in fields(declared)}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+@dataclass(init=False)
+class CommandOptions:
+    """What a command was given: its table and its own options, and as `settings` and `reading` those of its model.
+
+    `settings` and `reading` hold what was given alone: a checkpoint knows the rest.
+    """
+
+    source: Path | None = field(
+        metadata={"help": "CSV (plain, gzip or zstd), JSON lines, Parquet or Arrow; - is standard input."}
+    )
+    predictions: Path | None = option(
+        None, "A .csv for the predictions; else they are printed.", names=("--predictions", "--out")
+    )
+    model: ClassVar[type | None] = None  # has the options of the model
+
+    def __init__(self, source: Path | None, *, reading: Mapping[str, Any] | None = None, **given: Any) -> None:
+        self.source, own = source, {each.name for each in fields(self)}
+        self.reading = {**(reading or {}), **{name: given.pop(name) for name in MEANINGS if name in given}}
+        self.settings: dict[str, Any] = {}
+        for name, value in given.items():
+            if name in own:
+                setattr(self, name, value)
+            elif value not in (None, "", (), []):
+                self.settings[name] = tuple(value) if isinstance(value, list) else value
+
+
+@dataclass(init=False)
+class DetailOptions(CommandOptions):
+    """What may be written beside each prediction."""
+
+    intervals: float | None = option(None, "Also low and high ends that hold this share of targets, as 0.9.")
+    probabilities: bool = option(False, "Also the probability of each class, as a JSON object.")
+
+
+@dataclass(init=False)
+class RunOptions(CommandOptions):
+    """The options of a command that learns."""
+
+    follow: bool = option(False, "Wait for rows that are appended to the file.")
+    strict: bool = option(False, "Stop at the first row that cannot be used.")
+    quarantine: Path | None = option(None, "A .csv for rows that cannot be used.")
+    checkpoint: Path | None = option(None, "Where the model is saved, and resumed from if it is there.")
+    every: int = option(10_000, "Rows between two checkpoints.", min=1)
+    keep: int = option(1, "How many checkpoints stay, the older as .1, .2, ...", min=1)
+    force: bool = option(False, "Save a model with NaN or Inf over one without.")
+    report: Path | None = option(None, "An .html page on what happened.")
+
+
+@dataclass(init=False)
+class StreamOptions(RunOptions, DetailOptions):
+    """The options of `sepsa stream`."""
+
+    model = TableOptions
+
+
+@dataclass(init=False)
+class ForecastOptions(RunOptions):
+    """The options of `sepsa forecast`."""
+
+    model = SeriesOptions
+    predictions: Path | None = option(None, "A .csv for the forecasts made after each row.")
+    report: Path | None = option(None, "An .html page with the forecasts as fan charts.")
+    quarantine: Path | None = option(Path(os.devnull), "A .csv for rows that cannot be used.")
