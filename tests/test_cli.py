@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -62,3 +65,16 @@ def test_the_version():
 def test_every_command_tells_its_exit_codes_or_has_none_of_its_own():
     for command in ("stream", "predict", "inspect"):
         assert "Exit codes: 0 done; 1 stopped" in " ".join(sepsa(command, "--help").output.split())
+
+
+def test_help_the_version_and_errors_of_usage_import_no_large_package():
+    code = (
+        "import sys; from sepsa.cli import app\n"
+        "for words in (['--help'], ['stream', '--help'], ['--version'], ['predict', '--none']):\n"
+        "    try: app(words)\n"
+        "    except SystemExit: pass\n"
+        "print(sorted({'numba', 'numpy', 'pandas', 'rich', 'torch'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "--none" in done.stderr

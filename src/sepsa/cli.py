@@ -35,7 +35,8 @@ def setting(text: str, default: object, **options: Any) -> Any:
     return typer.Option(help=f"{text} (default {default})", show_default=False, **options)
 
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+# Without rich, whose import takes three times as long as all else that help and errors of usage need.
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 PredictionsFile = Annotated[
     Path | None, typer.Option("--predictions", "--out", help="A .csv for the predictions; else they are printed.")
 ]
