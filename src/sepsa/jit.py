@@ -137,15 +137,16 @@ class Kernel:
         compiled.compile()
         _compiled[self.function] = compiled
 
-    def _callback(self) -> CFunc:
-        compiled = CFunc(self.function, (self.signature.args, self.signature.return_type), {}, dict(self.options))
+    def _callback(self) -> Any:
+        types = self.signature.args, self.signature.return_type
+        compiled: Any = CFunc(self.function, types, {}, dict(self.options))
         with contextlib.suppress(RuntimeError):  # no folder can be written
-            compiled._cache = CodeCache(self.function)  # type: ignore[assignment]
+            compiled._cache = CodeCache(self.function)
         return compiled
 
     def folder(self) -> Path | None:
         """The folder of the cache, or None where no folder can be written."""
-        path = self._callback()._cache.cache_path  # type: ignore[attr-defined]
+        path = self._callback()._cache.cache_path
         return None if path is None else Path(path)
 
     def is_cached(self) -> bool:
@@ -153,7 +154,7 @@ class Kernel:
         folder = self.folder()
         if folder is None or not indices(self.function, folder, self.folders):
             return False
-        compiled: Any = self._callback()
+        compiled = self._callback()
         return bool(compiled._cache.holds(compiled._sig, compiled._targetdescr.target_context))
 
 

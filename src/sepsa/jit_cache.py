@@ -72,6 +72,9 @@ class CodeCache(FunctionCache):
 
     _impl_class = Places
 
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+
     def holds(self, signature: Any, target_context: Any) -> bool:
         """Whether there is code for this signature, processor and version of numba."""
         try:
