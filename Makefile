@@ -35,10 +35,8 @@ portable: $(STAMP) kernels
 	$(BIN)/python tests/portable.py
 
 # One compilation of each numba kernel for all workers of pytest, beside the linters.
-kernels: kernels-heads kernels-float32 kernels-float64 kernels-experts kernels-forecast
-
-kernels-%: $(STAMP)
-	$(BIN)/python tests/warm_cache.py $*
+kernels: $(STAMP)
+	$(BIN)/sepsa compile --processes 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check

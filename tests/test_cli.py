@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -116,3 +118,16 @@ def test_an_option_that_there_is_not_is_one_line():
     assert "--evry" in result.stderr
     assert result.stderr.endswith(": see sepsa stream --help\n")
     assert result.stderr.count("\n") == 1
+
+
+def test_help_the_version_and_errors_of_usage_import_no_large_package():
+    code = (
+        "import sys; from sepsa.cli import app\n"
+        "for words in (['--help'], ['stream', '--help'], ['--version'], ['predict', '--none']):\n"
+        "    try: app(words)\n"
+        "    except SystemExit: pass\n"
+        "print(sorted({'numba', 'numpy', 'pandas', 'rich', 'torch'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "--none" in done.stderr

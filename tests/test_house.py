@@ -16,9 +16,13 @@ EXTRAS = (("sepsa.SepSARegressor", "numba", "stream"), ("sepsa.SepSARegressor", 
 EXTRAS += (("sepsa.river", "numba", "river"), ("sepsa.river", "river", "river"))
 NEW_PROCESS = f"""
 import os, sys
+import sepsa
+assert 'torch' not in sys.modules
 import torch, numpy
 with_torch = set(sys.modules)
-import sepsa
+import sepsa.optimizer
+assert sepsa.observe is sepsa.optimizer.Observer.__init__.__globals__['observe']  # the function, not the package
+sepsa.SepSA
 new = {{name.split('.')[0] for name in set(sys.modules) - with_torch}}
 print(sorted(new - set(sys.stdlib_module_names)), flush=True)
 for name, missing, _ in {EXTRAS}:

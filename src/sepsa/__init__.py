@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import importlib
+import itertools
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from sepsa import checkpoint as checkpoint
 from sepsa._version import __version__
-from sepsa.checkpoint import load as load
-from sepsa.checkpoint import save as save
-from sepsa.features import FourierFeatures
-from sepsa.heads import RLS, HeadSolver, LogisticNewton, NotFinite, OnlineLBFGS, PerOutput, SelfTuning, SoftmaxNewton
-from sepsa.joint import muon
-from sepsa.observe import observe
-from sepsa.optimizer import SepSA
-from sepsa.states.objects import REGISTERED_BY
+from sepsa.states import REGISTERED_BY
+
+if TYPE_CHECKING:
+    from sepsa import checkpoint as checkpoint
+    from sepsa.checkpoint import load as load
+    from sepsa.checkpoint import save as save
+    from sepsa.features import FourierFeatures
+    from sepsa.heads import (
+        RLS,
+        HeadSolver,
+        LogisticNewton,
+        NotFinite,
+        OnlineLBFGS,
+        PerOutput,
+        SelfTuning,
+        SoftmaxNewton,
+    )
+    from sepsa.joint import muon
+    from sepsa.observe import observe
+    from sepsa.optimizer import SepSA
+    from sepsa.stream.forecast import SepSAForecaster as SepSAForecaster
+    from sepsa.stream.sklearn import SepSAClassifier as SepSAClassifier
+    from sepsa.stream.sklearn import SepSARegressor as SepSARegressor
 
 __all__ = [
     "RLS",
@@ -32,11 +49,19 @@ __all__ = [
     "observe",
 ]
 
-if TYPE_CHECKING:
-    from sepsa.stream.forecast import SepSAForecaster as SepSAForecaster
-    from sepsa.stream.sklearn import SepSAClassifier as SepSAClassifier
-    from sepsa.stream.sklearn import SepSARegressor as SepSARegressor
-
+# Imported together when the first of them is asked for: the command line prints help and errors without torch.
+_CORE = {
+    "capture": (),
+    "checkpoint": ("load", "save"),
+    "features": ("FourierFeatures",),
+    "heads": (
+        "RLS", "HeadSolver", "LogisticNewton", "NotFinite", "OnlineLBFGS", "PerOutput", "SelfTuning", "SoftmaxNewton",
+    ),
+    "joint": ("muon",),
+    "observe": ("observe",),
+    "optimizer": ("SepSA",),
+}  # fmt: skip
+_LAZY = {*_CORE, *itertools.chain(*_CORE.values())}
 # Behind the extra `stream`, so imported when first asked for, and not for `import *`.
 _STREAM = {
     "SepSAClassifier": "sepsa.stream.sklearn",
@@ -49,11 +74,31 @@ REGISTERED_BY.update({"sepsa.river": "sepsa.river", "sepsa stream": "sepsa.strea
 REGISTERED_BY["sepsa forecast"] = "sepsa.stream.tables.series"
 
 
+class _Package(ModuleType):
+    """This module, in which `observe` is the function: an import of the package `sepsa.observe` does not replace it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name != "observe" or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _STREAM:
+    if name in _STREAM:
+        return getattr(_import_stream(name), name)
+    if name not in _LAZY:
         raise AttributeError(f"module 'sepsa' has no attribute {name!r}")
+    for home, names in _CORE.items():
+        module = importlib.import_module(f"sepsa.{home}")
+        globals().update({each: getattr(module, each) for each in names})
+    return globals()[name]
+
+
+def _import_stream(name: str) -> ModuleType:
     try:
-        module = importlib.import_module(_STREAM[name])
+        return importlib.import_module(_STREAM[name])
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing == "sepsa":
@@ -61,8 +106,7 @@ def __getattr__(name: str) -> Any:
         raise ModuleNotFoundError(
             f"sepsa.{name} needs {missing}, which is not installed: pip install 'sepsa[stream]'", name=missing
         ) from None
-    return getattr(module, name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_STREAM})
+    return sorted({*globals(), *_LAZY, *_STREAM})

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import Field, fields
@@ -44,7 +46,8 @@ class OneLineErrors(TyperCommand):
 
 
 USAGE_ERROR: Any = typer.BadParameter.__base__  # click's, of which typer may have its own copy
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+# Without rich, whose import takes three times as long as all else that help and errors of usage need.
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 add_command = partial(app.command, cls=OneLineErrors)
 
 STDIN = Path("-")
@@ -260,12 +263,31 @@ def plain(value: Any) -> str:
 
 
 @add_command("compile")
-def compile_engine() -> None:
-    """Compile the stream learners now, so that their first row is fast: when a container is built, or before tests."""
-    with extras(), system_errors():
-        from sepsa.stream.engine.compiled import compile_for_learners
+def compile_kernels(
+    to: Annotated[
+        Path | None, typer.Option(help="A folder for the code, which SEPSA_CACHE names where it is used.")
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="How many at once (default: as many as there are idle cores).")
+    ] = None,
+) -> None:
+    """Compile all kernels now, so that the first row is fast: when a container is built, or before tests."""
+    if to is not None:
+        with system_errors():
+            to.mkdir(parents=True, exist_ok=True)
+        if not os.access(to, os.W_OK):
+            raise refuse(f"--to must be a folder that can be written, got {to}: give another one")
+        os.environ["SEPSA_CACHE"] = str(to.absolute())
+    with extras(), system_errors(), warnings.catch_warnings():
+        warnings.filterwarnings("error", "sepsa: no folder for compiled code", RuntimeWarning)
+        try:
+            from sepsa.ahead import compile_all
 
-        compile_for_learners()
+            compile_all(processes)
+        except RuntimeWarning as nowhere:
+            raise stopped(nowhere) from None
+    if to is not None:
+        typer.echo(f"export SEPSA_CACHE={shlex.quote(str(to.absolute()))}")
 
 
 def main() -> None:

@@ -1,11 +1,13 @@
-"""Functions that numba compiles: cached on disk where a folder can be written, announced where it takes seconds."""
+"""Functions that numba compiles: cached on disk where a folder can be written, announced where it takes seconds.
+
+Kernels that are called by their addresses are compiled in several processes at once.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +17,11 @@ from numba import njit
 from numba.core.ccallback import CFunc
 from numba.core.compiler_lock import global_compiler_lock
 
-_warned: list[str] = []
+from sepsa.jit_cache import CodeCache, travels, warn_without_cache
+from sepsa.processes import share
+
+AHEAD = " (`sepsa compile` does it ahead of time)"
+_together: list[str] = []  # what is compiled with a line of its own
 _announced: dict[Any, str] = {}  # kernels, with what they compute while a line about it waits for its end
 _folders: dict[Any, tuple[Path, ...]] = {}  # of modules whose functions a kernel calls, beside those of its own folder
 
@@ -28,13 +34,13 @@ def cached(*folders: Path, **options: Any) -> Callable[[Callable[..., Any]], Any
 
     def compiled(function: Callable[..., Any]) -> Any:
         _folders[function] = folders
+        kernel = njit(**options)(function)
         try:
-            kernel = njit(cache=True, **options)(function)
-        except RuntimeError as error:
-            warn_without_cache(str(error))
-            return njit(**options)(function)
-        for index in set(cache_indices(kernel)) - set(current_indices(kernel)):
-            index.unlink(missing_ok=True)
+            kernel._cache = CodeCache(function)
+        except RuntimeError:
+            warn_without_cache()
+            return kernel
+        current_indices(kernel)
         kernel.compile = partial(compile_alone, kernel, kernel.compile)
         return kernel
 
@@ -55,51 +61,53 @@ def compile_alone(kernel: Any, compile_: Callable[[Any], Any], signature: Any) -
 
 def compiling(what: str) -> str:
     """The beginning of a line about a compilation."""
-    return f"sepsa: compiling {what}, once on this machine:"
-
-
-def cache_indices(kernel: Any) -> list[Path]:
-    """The files in which numba lists a kernel's compiled code."""
-    source = Path(kernel.py_func.__code__.co_filename)
-    return list(Path(kernel.stats.cache_path).glob(f"{source.stem}.{kernel.py_func.__name__}-*.nbi"))
+    return f"sepsa: compiling {what}:"
 
 
 def current_indices(kernel: Any) -> list[Path]:
-    """Those newer than every module whose functions the kernel may inline: numba checks only the kernel's own."""
-    folders = [Path(kernel.py_func.__code__.co_filename).parent, *_folders.get(kernel.py_func, ())]
-    changed = max(path.stat().st_mtime for folder in folders for path in folder.glob("*.py"))
-    return [index for index in cache_indices(kernel) if index.stat().st_mtime >= changed]
+    """The files in which numba lists a kernel's compiled code, without those older than a module it was made of."""
+    return indices(kernel.py_func, Path(kernel.stats.cache_path), _folders.get(kernel.py_func, ()))
 
 
-def warn_without_cache(reason: str) -> None:
-    """Print once that every process compiles again, and how to avoid it."""
-    if not _warned:
-        _warned.append(reason)
-        warnings.warn(
-            "sepsa: no folder for compiled code is writable, so each process compiles it again, for some seconds: "
-            "set NUMBA_CACHE_DIR to a folder that can",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+def indices(function: Callable[..., Any], cache: Path, folders: Sequence[Path]) -> list[Path]:
+    """The files in this folder that list a function's code; what is older than its modules is removed.
+
+    Numba looks at the function's own module alone, and code has those of other modules inlined.
+    """
+    source = Path(function.__code__.co_filename)
+    found = list(cache.glob(f"{source.stem}.{function.__name__}-*.nbi"))
+    if travels(source):
+        return found
+    changed = max(path.stat().st_mtime for each in {source.parent, *folders} for path in each.glob("*.py"))
+    current = []
+    for index in found:
+        with contextlib.suppress(FileNotFoundError):  # another thread has removed it
+            if index.stat().st_mtime >= changed:
+                current.append(index)
+            else:
+                for code in (*cache.glob(f"{index.stem}.*.nbc"), index):
+                    code.unlink(missing_ok=True)
+    return current
 
 
 def announce_compilation(kernel: Any, what: str, seconds: int) -> None:
     """Print that the first call of this kernel compiles it, for about these seconds, unless it is in the cache."""
-    if kernel in _announced:
+    if kernel in _announced or _together:
         return
     _announced[kernel] = ""
     if kernel.stats.cache_path is None:
         return  # `warn_without_cache` has said so
     if not current_indices(kernel):
         _announced[kernel] = what
-        print(f"{compiling(what)} about {seconds} s", file=sys.stderr, flush=True)
+        print(f"{compiling(what + AHEAD)} about {seconds} s", file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------------- kernels that are called by their address
 
 # By function, and not in its kernel: a program that measures the memory of a model would walk through all of numba.
 _compiled: dict[Callable[..., Any], CFunc] = {}
-_SLOW = 3.0  # seconds; a compilation that takes longer is announced with its progress
+_SLOW = 3.0  # cost, about that many seconds; a compilation that takes longer is announced with its progress
+KERNELS: list[Kernel] = []  # all that the imported modules define
 
 
 class Kernel:
@@ -115,6 +123,7 @@ class Kernel:
     ) -> None:
         self.function, self.signature, self.cost, self.folders = function, signature, cost, folders
         self.options = {"nopython": True} | options
+        KERNELS.append(self)
 
     @property
     def address(self) -> int:
@@ -128,82 +137,86 @@ class Kernel:
         compiled.compile()
         _compiled[self.function] = compiled
 
-    def _callback(self) -> CFunc:
-        compiled = CFunc(self.function, (self.signature.args, self.signature.return_type), {}, dict(self.options))
+    def _callback(self) -> Any:
+        types = self.signature.args, self.signature.return_type
+        compiled: Any = CFunc(self.function, types, {}, dict(self.options))
         with contextlib.suppress(RuntimeError):  # no folder can be written
-            compiled.enable_caching()
+            compiled._cache = CodeCache(self.function)
         return compiled
 
     def folder(self) -> Path | None:
         """The folder of the cache, or None where no folder can be written."""
-        path = self._callback()._cache.cache_path  # type: ignore[attr-defined]
+        path = self._callback()._cache.cache_path
         return None if path is None else Path(path)
 
     def is_cached(self) -> bool:
         """Whether the cache holds code that is newer than every module it was made of; older code is removed."""
         folder = self.folder()
-        if folder is None:
+        if folder is None or not indices(self.function, folder, self.folders):
             return False
-        source = Path(self.function.__code__.co_filename)
-        changed = max(path.stat().st_mtime for each in {source.parent, *self.folders} for path in each.glob("*.py"))
-        current = False
-        for index in folder.glob(f"{source.stem}.{self.function.__name__}-*.nbi"):
-            with contextlib.suppress(FileNotFoundError):  # another thread has removed it
-                if index.stat().st_mtime >= changed:
-                    current = True
-                else:
-                    index.unlink()
-        return current
+        compiled = self._callback()
+        return bool(compiled._cache.holds(compiled._sig, compiled._targetdescr.target_context))
 
 
 def compile_kernels(kernels: Sequence[Kernel], what: str) -> None:
-    """Make every kernel ready to be called; where that takes seconds a line on standard error says how many remain."""
+    """Make every kernel ready to be called, in several processes where many are not in the cache."""
     missing = [kernel for kernel in kernels if not kernel.address]
     if not missing:
         return
     folder = missing[0].folder()
-    absent: list[Kernel] = []
-    progress = None
     if folder is None:
-        warn_without_cache("")
-    else:
-        absent = [kernel for kernel in missing if not kernel.is_cached()]  # all are asked, which removes old code
-        progress = Progress(what, sum(kernel.cost for kernel in absent)) if absent else None
-    with locked(folder) if progress else contextlib.nullcontext():
-        for kernel in missing:
-            start = time.monotonic()
-            kernel.compile()
-            if progress and kernel in absent:
-                progress.advance(kernel.cost, time.monotonic() - start)
-    if progress:
-        progress.finish()
+        warn_without_cache()
+    elif absent(missing):
+        with locked(folder):
+            if rest := absent(missing):  # else another process has compiled them
+                compile_together(rest, what + AHEAD)
+    for kernel in missing:
+        kernel.compile()
+
+
+def absent(kernels: Sequence[Kernel]) -> list[Kernel]:
+    """Those that are not in the cache."""
+    return [kernel for kernel in kernels if not kernel.is_cached()]
+
+
+def compile_together(jobs: Sequence[Any], what: str, processes: int | None = None) -> None:
+    """Compile what has a `cost` and a method `compile`, in this process and others, with a line on standard error."""
+    costs = [job.cost for job in jobs]
+    progress = Progress(what, sum(costs))
+    _together.append(what)
+    try:
+        share([job.compile for job in jobs], costs, progress.advance, global_compiler_lock, processes)
+    finally:
+        _together.remove(what)
+    progress.finish()
 
 
 class Progress:
-    """A line on standard error with the seconds that a compilation still takes, judged by the parts that are done."""
+    """A line on standard error about a compilation; on a terminal it has a bar of the cost that is done."""
 
     def __init__(self, what: str, total: float) -> None:
-        self.what, self.total = what, total
-        self.done = self.seconds = 0.0
-        self.start = time.monotonic()
-        self.shown = False
+        self.what, self.total, self.done = what, total, 0.0
+        self.start, self.shown = time.monotonic(), total > _SLOW
+        if self.shown:
+            self._print("")
 
-    def advance(self, cost: float, seconds: float) -> None:
-        """Count a part of this cost, which took these seconds."""
-        self.done, self.seconds = self.done + cost, self.seconds + seconds
-        left = self.seconds / self.done * (self.total - self.done)
-        terminal = sys.stderr.isatty()
-        if (self.shown and terminal) or (not self.shown and self.seconds + left > _SLOW):
-            self.shown = True
-            self._print(f"about {left:.0f} s left", end="" if terminal else "\n")
+    def advance(self, cost: float) -> None:
+        """Count a part of this cost."""
+        self.done += cost
+        if self.shown and sys.stderr.isatty():
+            self._print("")
 
     def finish(self) -> None:
-        if self.shown:
-            self._print(f"done in {time.monotonic() - self.start:.0f} s", end="\n")
+        if self.shown and sys.stderr.isatty():
+            self._print(f"done in {time.monotonic() - self.start:.0f} s\n")
 
-    def _print(self, state: str, end: str) -> None:
-        line = f"{compiling(self.what)} {state}"
-        print(f"\r{line:<90}" if sys.stderr.isatty() else line, end=end, file=sys.stderr, flush=True)
+    def _print(self, end: str) -> None:
+        if not sys.stderr.isatty():
+            print(f"{compiling(self.what)} about {self.total:.0f} s on one idle core", file=sys.stderr, flush=True)
+            return
+        tenths = min(round(10 * self.done / self.total), 10)
+        bar = f"[{'#' * tenths}{'.' * (10 - tenths)}] {time.monotonic() - self.start:.0f} s"
+        print(f"\r{compiling(self.what)} {end or bar:<20}", end="", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -214,10 +227,10 @@ def locked(folder: Path | None) -> Iterator[None]:
     except ImportError:  # on Windows two processes may both compile
         yield
         return
-    if folder is None:
-        yield
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "sepsa.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as held:
+        if folder is not None:
+            with contextlib.suppress(OSError):  # a folder that cannot be written: both compile
+                folder.mkdir(parents=True, exist_ok=True)
+                lock = held.enter_context(open(folder / "sepsa.lock", "w"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -332,15 +332,26 @@ def test_a_second_process_waits_for_the_one_that_compiles(tmp_path):
         waiting.result(60)
 
 
-def test_the_remaining_time_is_that_of_the_parts_not_compiled(capsys):
+def test_a_compilation_of_seconds_is_one_line(capsys):
     progress = Progress("a test", 10.0)
-    progress.advance(1.0, 2.0)
-    progress.advance(9.0, 18.0)
+    progress.advance(1.0)
+    progress.advance(9.0)
     progress.finish()
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == "sepsa: compiling a test, once on this machine: about 18 s left"
-    assert said[-1].endswith("done in 0 s")
-    quick = Progress("a test", 10.0)
-    quick.advance(5.0, 1.0)
+    assert capsys.readouterr().err == "sepsa: compiling a test: about 10 s on one idle core\n"
+    quick = Progress("a test", 2.0)
+    quick.advance(2.0)
     quick.finish()
     assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_has_a_bar_of_what_is_compiled(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    progress = Progress("a test", 10.0)
+    progress.advance(5.0)
+    progress.finish()
+    shown = capsys.readouterr().err.split("\r")
+    assert [line.strip() for line in shown[1:]] == [
+        "sepsa: compiling a test: [..........] 0 s",
+        "sepsa: compiling a test: [#####.....] 0 s",
+        "sepsa: compiling a test: done in 0 s",
+    ]

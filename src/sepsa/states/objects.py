@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import Tensor
 
 from sepsa._version import __version__
+from sepsa.states import REGISTERED_BY
 from sepsa.states.file import CheckpointError, Header, encode, lock, read, read_path, view, write
 from sepsa.states.output import is_device
 from sepsa.states.schema import limited_memory
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=type)
 BUILT: dict[str, type] = {}  # the classes that `load` builds, by their names in a file
-REGISTERED_BY: dict[str, str] = {}  # the module that registers a name, or all names that begin with it and a dot
 
 
 def rebuilt_as(name: str) -> Callable[[C], C]:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # the options of the commands are built from this, without the engine and NumPy
+    import numpy as np
+    from numpy.typing import NDArray
 
-if TYPE_CHECKING:  # the options of the commands are built from this, without the engine
     from sepsa.stream.engine.protocol import Floats
 
 CATEGORIES = 256  # texts of a column that get an input each
@@ -68,6 +68,8 @@ class Column:
 
     def without(self, number: Collection[float], date: Collection[float], text: Collection[str]) -> Column:
         """The column with further missing values: these numbers, times and texts."""
+        import numpy as np
+
         numbers = np.where(np.isin(self.numbers, [*number]), math.nan, self.numbers)
         times = None if self.times is None else np.where(np.isin(self.times, [*date]), math.nan, self.times)
         if self.codes is None:
@@ -144,6 +146,8 @@ def column_of_texts(
     codes: NDArray[np.int32], texts: Sequence[str], decimal: str, categorical: bool, date_format: str | None = None
 ) -> Column:
     """A column from its distinct texts and the index of each cell's text, -1 for a missing cell."""
+    import numpy as np
+
     values, times = np.full(len(texts) + 1, math.nan), np.full(len(texts) + 1, math.nan)
     place = np.full(len(texts) + 1, -1, np.int32)
     kept: list[str] = []

@@ -533,14 +533,6 @@ class Engine(StreamEngine):
         return out
 
 
-def compile_for_learners() -> None:
-    """Compile what the learners of numbers and of classes call by default, unless it is in the cache."""
-    for classes in (False, True):
-        kernels = Engine.for_raw_rows(1, 2, classes=classes, seed=0, experts=())._ready()
-        for name in ("learn", "leverage", "boost"):
-            kernels[name]
-
-
 def widths(sizes: int | Sequence[int]) -> Sequence[int]:
     """The widths of hidden layers from `hidden_layer_sizes`."""
     return sizes if isinstance(sizes, Iterable) else (sizes,)
