@@ -45,12 +45,18 @@ class Column:
     @property
     def is_text(self) -> NDArray[np.bool_]:
         """Which cells are texts."""
-        return np.zeros(len(self.numbers), bool) if self.codes is None else self.codes >= 0
+        return self._none if self.codes is None else self.codes >= 0
 
     @property
     def is_time(self) -> NDArray[np.bool_]:
         """Which cells are times."""
-        return np.zeros(len(self.numbers), bool) if self.times is None else ~np.isnan(self.times)
+        return self._none if self.times is None else self.times == self.times
+
+    @property
+    def _none(self) -> NDArray[np.bool_]:
+        import numpy as np
+
+        return np.zeros(len(self.numbers), bool)
 
     def rows(self, chosen: Any) -> Column:
         """The column at some rows."""
