@@ -96,7 +96,7 @@ def test_settings_that_are_given_are_not_chosen():
 
 
 @pytest.mark.parametrize(("act", "error", "words"), [
-    (lambda: RLS(ridge="auto"), ValueError, "ridge must be a number"),
+    (lambda: RLS(ridge="auto"), TypeError, "ridge must be a number"),
     (lambda: SelfTuning.of(RLS, forgetting=1.2), ValueError, r"forgetting must be in \(0, 1\], got 1.2"),
     (lambda: SelfTuning.of(SepSA), TypeError, "kind must be RLS, SoftmaxNewton or LogisticNewton"),
     (lambda: SelfTuning([]), ValueError, "members must be one head solver or more, got none"),

@@ -84,7 +84,7 @@ class SktimeForecaster(BaseForecaster):  # type: ignore[misc]
             horizon = 24 if fh is None else max(1, int(fh.to_relative(self.cutoff).to_numpy().max()))
         options = {name: value for name, value in self.get_params().items() if name != "horizon"}
         self.forecaster_ = SepSAForecaster(horizon, **options)
-        self.forecaster_.update(y, as_array(X))
+        self.forecaster_.update(y, _as_array(X))
         self._last = y.index[-1:]
         self._waits: list[tuple[Any, Any]] = []
         return self
@@ -105,7 +105,7 @@ class SktimeForecaster(BaseForecaster):  # type: ignore[misc]
             return self.forecaster_, self._last
         forecaster = copy.deepcopy(self.forecaster_)
         for y, X in self._waits:
-            forecaster.update(y, as_array(X))
+            forecaster.update(y, _as_array(X))
         return forecaster, self._waits[-1][0].index[-1:]
 
     def _predicted(self, fh: Any, X: Any, coverages: Sequence[float] = ()) -> tuple[Any, list[Any]]:
@@ -121,7 +121,7 @@ class SktimeForecaster(BaseForecaster):  # type: ignore[misc]
         most = int(steps.max())
         if X is not None:
             rows = type(fh)(np.arange(1, most + 1), freq=fh.freq)
-            X = as_array(X.reindex(rows.to_absolute_index(self.cutoff)))
+            X = _as_array(X.reindex(rows.to_absolute_index(self.cutoff)))
         made: list[Any] = [forecaster.predict(most, X)]
         for coverage in coverages:
             made += forecaster.predict(most, X, coverage=coverage)[1:]
@@ -149,6 +149,6 @@ class SktimeForecaster(BaseForecaster):  # type: ignore[misc]
         return [{}, {"horizon": 12, "lags": 3, "seasons": [7], "forgetting": [0.999], "ridge": 3.0}]
 
 
-def as_array(X: Any) -> Any:
+def _as_array(X: Any) -> Any:
     """Inputs without their names, which sktime has checked."""
     return None if X is None else X.to_numpy(np.float64)

@@ -87,7 +87,7 @@ def numbers(what: str, data: Any) -> Floats:
         data = np.ma.filled(data.astype(np.float64), np.nan)
     elif hasattr(data, "to_numpy"):
         data = refuse_dates(what, data).to_numpy()
-    if getattr(getattr(data, "dtype", None), "kind", "") in "mM":
+    if getattr(getattr(data, "dtype", None), "kind", "") in ("m", "M"):
         raise ValueError(f"{what} must be numbers, or NaN where they are missing, got dates or durations")
     try:
         values = np.array(data, np.float64)
