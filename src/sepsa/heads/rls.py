@@ -368,18 +368,21 @@ class RLS(ExactArithmetic):
         each = ridges(linear, self._choice.ridge, self.bias_ridge, prior)
         self._backend.penalize(prior, each * ridge_weight(epochs))
 
-    @torch.no_grad()
     def _choose_ridge(self, known: float, earlier: int, lam: float, learn: Callable[[], None] | None = None) -> None:
         """Take the ridge and the prior of the largest evidence where that is due: after update number `earlier`, before
         which the head remembered `known` samples, and which `learn` makes if it is given.
         """
         if learn is not None:
             learn()
-        backend, (linear, prior, _) = self._backend, self._problem
-        samples, steps = float(backend.counters[SAMPLES]), int(backend.counters[STEPS])
-        if steps == self._looked or not evidence.due(known, samples, steps, earlier, lam):
-            return
-        state, counters = backend.read()
+        samples, steps = float(self._backend.counters[SAMPLES]), int(self._backend.counters[STEPS])
+        if steps != self._looked and evidence.due(known, samples, steps, earlier, lam):
+            self._take_best_ridge(samples)
+            self._looked = steps
+
+    @torch.no_grad()
+    def _take_best_ridge(self, samples: float) -> None:
+        """Take the ridge and the prior of the largest evidence; the head remembers this many samples."""
+        (state, counters), (linear, prior, _) = self._backend.read(), self._problem
         choice, kappa = self._choice, self.noise_factor
         if self._epoch is not None:
             kappa *= ridge_weight(samples / self._epoch)
@@ -395,7 +398,6 @@ class RLS(ExactArithmetic):
             counters = counters.copy()
             counters[PENDING] = counters[GROWTH] = 0.0
             self._take(state, counters, choice)
-        self._looked = steps
 
     @torch.no_grad()
     def raise_ridge(self, ridge: float) -> None:
