@@ -317,12 +317,15 @@ class RLS(ExactArithmetic):
         targets: Tensor,
         sample_weight: Tensor | None,
         checked_by: Any = None,
+        schedule: float = 0.0,
     ) -> bool:
         """Learn samples that are checked already; False, and nothing changes, where a value is not finite.
 
-        `checked_by` is the backend that found them plain.
+        `checked_by` is the backend that found them plain. The ridge is looked at as often as by a head with the
+        forgetting `schedule`, if that is larger.
         """
-        backend: Any = self._backend_for(features.numel() // self._problem.linear.in_features)
+        rows = features.numel() // self._problem.linear.in_features
+        backend: Any = self._backend_for(rows)
         steps, known = int(backend.counters[STEPS]), float(backend.counters[SAMPLES])
         before = backend.state.W.clone() if steps % health.EVERY == 0 else None
         lam = self._forgetting(backend)
@@ -334,8 +337,11 @@ class RLS(ExactArithmetic):
                 return
             Phi = backend.learn(features, targets, sample_weight, lam, backend is checked_by)
 
-        if self.ridge == "evidence":
-            commit(lambda: self._choose_ridge(known, steps, lam, learn))
+        schedule = max(lam, schedule)
+        if self.ridge == "evidence" and (
+            sample_weight is not None or evidence.due(known, lam * known + rows, steps + 1, steps, schedule)
+        ):
+            commit(lambda: self._choose_ridge(known, steps, schedule, learn))
         else:
             learn()
         if Phi is not None and before is not None:

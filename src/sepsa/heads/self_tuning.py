@@ -61,8 +61,8 @@ class SelfTuning(OwnsHead):
     three `RLS(ridge="evidence")` that remember all samples, about 50 updates, and about 10. Each member is a solver of
     its own on a copy of the head, so an update costs that of all members. The error of a member at samples before it
     learns them is its score, of which older updates fade. The member with the smallest score sets the head's weights;
-    where scores differ only by chance, the one that remembers most. Without drift one `RLS(ridge="evidence")` is as
-    good, and costs a third.
+    where scores differ only by chance, the one that remembers most. A member that is not active looks at its ridge once
+    in 64 updates. Without drift one `RLS(ridge="evidence")` is as good, and costs a third or less.
 
     `SelfTuning.of` makes heads of another kind or with settings given; for cross-entropy it chooses the ridge, whose
     members are compared only now and then.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sepsa.heads.base import health
 from sepsa.heads.base.newton import NewtonHead
+from sepsa.heads.math import evidence
 from sepsa.heads.math import score as scores
 from sepsa.heads.math.least_squares import SAMPLES, STEPS
 from sepsa.heads.math.score import Score
@@ -20,6 +21,8 @@ from sepsa.states import schema
 
 RESTS, SETTLED = -1, -2  # no comparison runs; none will run any more
 HISTORY_LIMIT = 1000
+# Members that are not active look at their ridges as if they had this forgetting: once in 64 updates.
+IDLE = 1 - 1 / (64 * evidence.CHECKS)
 
 
 class Choice(NamedTuple):
@@ -87,17 +90,21 @@ class Learning:
         if self.backends is None:
             for k, member in enumerate(self.members):
                 if not have[k]:
-                    self.refusals[k] = refusal(member, self.samples, self.squared)
+                    self.refusals[k] = refusal(member, self.samples, self.squared, self._schedule(k))
             return
         if not any(have):
             have = learn_together(self.members, self.backends, self.samples, self.lam_error)
         self.refusals[:] = [not one for one in have]
         for k, member in enumerate(self.members):
             if have[k] and member.ridge == "evidence":
-                member._choose_ridge(*self.known[k], float(self.lam_error[k, 0]))
+                member._choose_ridge(*self.known[k], max(float(self.lam_error[k, 0]), self._schedule(k)))
         if self.errors is None and len(self.members) > 1:
             targets = self.samples[1]
             self.errors, self.size = (self.lam_error[:, 1] / targets.numel()).tolist(), mean_square(targets)
+
+    def _schedule(self, k: int) -> float:
+        """The least forgetting by which a member looks at its ridge."""
+        return 0.0 if k == self.before.active else IDLE
 
 
 def settings_of(member: Any) -> tuple[float, float]:
@@ -106,13 +113,14 @@ def settings_of(member: Any) -> tuple[float, float]:
     return getattr(member, "forgetting", 1.0), ridge
 
 
-def refusal(member: Any, samples: Any, checked: bool) -> NotFinite | bool | None:
+def refusal(member: Any, samples: Any, checked: bool, schedule: float) -> NotFinite | bool | None:
     """Let a solver learn samples; an error, or True, for numbers that are not finite.
 
-    `checked`: the solver is an `RLS`, and its samples are checked already.
+    `checked`: the solver is an `RLS`, and its samples are checked already; it looks at its ridge as often as one with
+    the forgetting `schedule` at least.
     """
     if checked:
-        return not member._learn(*samples)
+        return not member._learn(*samples, schedule=schedule)
     try:
         member.update(*samples)
     except NotFinite as error:
