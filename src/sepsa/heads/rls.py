@@ -390,11 +390,13 @@ class RLS(ExactArithmetic):
         """Take the ridge and the prior of the largest evidence; the head remembers this many samples."""
         (state, counters), (linear, prior, _) = self._backend.read(), self._problem
         choice, kappa = self._choice, self.noise_factor
+        lam = annealed_forgetting(self.forgetting, self._ratio)
+        r = evidence.mean_weight(lam, int(counters[STEPS]))
         if self._epoch is not None:
             kappa *= ridge_weight(samples / self._epoch)
         with torch.autocast(prior.device.type, enabled=False):
             for _ in range(evidence.ROUNDS):
-                found = evidence.best_choice(state, self._initial, choice, samples, kappa, linear.bias is not None)
+                found = evidence.best_choice(state, self._initial, choice, samples, r, kappa, linear.bias is not None)
                 if found == choice:
                     break
                 _, new_prior, ridge = self._problem_for(linear, found)

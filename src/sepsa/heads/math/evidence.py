@@ -6,11 +6,12 @@ regression of W on W₀: about 1 for a head that was trained before, about 0 for
 of a head determines both: with A = ΦᵀΦ + diag ridge, B = A⁻¹, n samples and the residual sum of squares RSS,
 
     γ = Σ_j (1 - ridge_j B_jj)                       the number of weights that the samples determine
-    ridge* = γ RSS / ((n - γ - 1) |W - s W₀|²)       summed over the outputs; the bias counts in neither γ nor W
+    ridge* = γ RSS / ((n - r (γ + 1)) |W - s W₀|²)   summed over the outputs; the bias counts in neither γ nor W
     s* = <W₀, W(0)> / <W₀, (I - B ridge) W₀>         W(0): the weights of a head whose prior is 0
 
-at the ridge that ridge* is; another ridge or prior needs no sample again. The head takes κ ridge*: a body that learns
-below it fits the same samples, which their residuals do not show. Symbols are those of `least_squares`.
+at the ridge that ridge* is; another ridge or prior needs no sample again. Of samples that fade by w = λ^age, n = Σ w,
+and r = Σ w² / Σ w: their residuals hold n - r (γ + 1) times the variance of the noise. The head takes κ ridge*: a body
+that learns below it fits the same samples, which their residuals do not show. Symbols are those of `least_squares`.
 """
 
 from __future__ import annotations
@@ -124,12 +125,17 @@ def features_of(state: LeastSquaresState, prior: Tensor, samples: float, bias: b
     return Features(*torch.stack((samples * (each * variance).sum(), least, most)).tolist())
 
 
-def best_ridge(found: Evidence, ridge: float, samples: float, features: Callable[[], Features]) -> float:
+def mean_weight(lam: float, steps: int) -> float:
+    """r = Σ w² / Σ w after `steps` updates of equally many samples, where w = λ^age."""
+    return (1.0 + lam**steps) / (1.0 + lam)
+
+
+def best_ridge(found: Evidence, ridge: float, samples: float, r: float, features: Callable[[], Features]) -> float:
     """ridge* within its bounds, or the present one where that is within a factor of two or the samples do not tell."""
     determined, residual, weights = found
     if not weights > 0:
         return ridge
-    freedom = max(samples - determined - 1.0, LEAST_FREEDOM * samples)
+    freedom = max(samples - r * (determined + 1.0), LEAST_FREEDOM * samples)
     best = max(determined, 0.0) * residual / (freedom * weights)
     if is_near(best, ridge):
         return ridge
@@ -146,7 +152,7 @@ def is_near(best: float, ridge: float) -> bool:
 
 
 def best_choice(
-    state: LeastSquaresState, initial: Tensor, choice: Choice, samples: float, kappa: float, bias: bool
+    state: LeastSquaresState, initial: Tensor, choice: Choice, samples: float, r: float, kappa: float, bias: bool
 ) -> Choice:
     """The choice that follows from a state with the present one: another scale, or another ridge, or the present."""
     scale = best_scale(state, initial, choice.scale, bias)
@@ -158,7 +164,7 @@ def best_choice(
         each[-1] = state.ridge_left[-1]
     state = with_ridge(state, prior, each, prior)
     found = evidence_of(state, prior, bias)
-    best = best_ridge(found, ridge, samples, lambda: features_of(state, prior, samples, bias))
+    best = best_ridge(found, ridge, samples, r, lambda: features_of(state, prior, samples, bias))
     return choice if best == ridge else choice._replace(ridge=kappa * best)
 
 
