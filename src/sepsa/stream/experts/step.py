@@ -14,6 +14,7 @@ from sepsa.jit import Kernel
 from sepsa.stream.experts import network
 from sepsa.stream.experts.frame import given, row, size
 from sepsa.stream.experts.logarithm import take_logarithm
+from sepsa.stream.experts.network_parts import parts as of_network
 from sepsa.stream.experts.stack import DISCOUNT, EVERY, FLOOR, OFTEN, PRIOR, remember, solve, strength
 from sepsa.stream.kernels.compilation import called, inlined, kernel
 from sepsa.stream.kernels.parts import Field, Part, Record, work
@@ -63,7 +64,7 @@ X_AT, Y_AT, WEIGHT_AT, MODELS_AT, OUT_AT, LEVERAGE_AT = (
 def standardize(model, i):
     """Fill Z by row i, and the units of the outputs; returns whether the answers to this row are there already."""
     x, z, wide, asked, unit = given.X(model)[i], row.Z(model), row.WIDE(model), parts.ASKED_X(model), row.UNIT(model)
-    mean, scale, gain = network.parts.MEAN(model), parts.SCALE(model), network.parts.GAIN(model)
+    mean, scale, gain = of_network.MEAN(model), parts.SCALE(model), of_network.GAIN(model)
     rows = parts.COUNTS(model).rows + 1
     same = parts.ASKED(model).row == rows
     for k in range(unit.size):
@@ -118,13 +119,13 @@ def bound(model, i):
     """Fill the targets in units, within plausible errors of the prediction, the share of the row and its class."""
     x, target, z, y = given.X(model)[i], given.Y(model)[i], row.Z(model), row.Y(model)
     out, unit, counts = given.OUT(model)[i], row.UNIT(model), parts.COUNTS(model)
-    mean, scale = network.parts.MEAN(model), parts.SCALE(model)
+    mean, scale = of_network.MEAN(model), parts.SCALE(model)
     for j in range(x.size):
         if scale[j] == 0.0:
             scale[j] = first_scale(x[j], mean[j])
             if scale[j] > 0.0:
                 z[j] = row.WIDE(model)[j] = 1.0 if x[j] > mean[j] else -1.0
-    share, trust, weight = min(network.parts.SHARE(model)[i], HEAVIEST), 1.0, given.WEIGHT(model)[i]
+    share, trust, weight = min(of_network.SHARE(model)[i], HEAVIEST), 1.0, given.WEIGHT(model)[i]
     if not size.robust(model):
         counts.first_weight = counts.first_weight if counts.first_weight > 0.0 else weight
         share = min(weight / counts.first_weight, HEAVIEST_SQUARED)
@@ -206,9 +207,9 @@ def learn_row(model, i):
 @kernel(cost=1.5)
 def calibrate_row(model, i):
     """Add row i to the losses by which scores become probabilities."""
-    omega = network.parts.OMEGA(model)[i]
+    omega = of_network.OMEGA(model)[i]
     if omega > 0.0:
-        losses, p, discount = network.parts.CALIBRATION(model), network.parts.P(model), given.OPTIONS(model).calibration
+        losses, p, discount = of_network.CALIBRATION(model), of_network.P(model), given.OPTIONS(model).calibration
         calibrate(losses, given.OUT(model)[i], largest(given.Y(model)[i]), omega, discount, p)
     return 0
 
