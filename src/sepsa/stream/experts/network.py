@@ -30,12 +30,6 @@ from sepsa.stream.kernels.robust import (
 )
 from sepsa.stream.kernels.weigh import weigh
 
-PATIENCE = 64.0  # rows with an input at 4 times its former typical distance, after which its scale is changed
-CHANGED = 4.0  # factor of a typical distance by which it has changed, up or down
-EXTREME = 12.0, 1.0 / 64.0  # factors at which the scale is changed at once
-TYPICAL = 0.7  # distance of an input that was constant in the first rows: about that of a normal distribution
-LARGEST_CHANGE = 1e3
-NEGLIGIBLE = 0.01  # weight of a head among those that see the body, below which it teaches the body nothing
 FARTHEST_LOSS = 2.0  # plausible errors, to which an error is clipped in the loss of a head
 
 
@@ -92,18 +86,16 @@ def ask_heads(model, i, real):
 @called
 def weigh_rows(model, rows, real):
     """Fill the weights of the batch's rows; returns whether an input that was constant so far got a scale."""
-    x, y, weights, omega = given.X(model), given.Y(model), given.WEIGHT(model), parts.OMEGA(model)
-    mean, scale, typical, counts = parts.MEAN(model), parts.SCALE(model), parts.TYPICAL(model), parts.COUNTS(model)
-    share, rescaled = parts.SHARE(model), False
+    x, y, weights, rescaled = given.X(model), given.Y(model), given.WEIGHT(model), False
+    mean, scale, typical, typical_run, counts = parts.views("MEAN SCALE TYPICAL TYPICAL_RUN COUNTS", model)
+    omega, share, gain = parts.views("OMEGA SHARE GAIN", model)
     if size.standardize(model):
-        gain = parts.GAIN(model)
         for i in range(rows):
             if weights[i] > 0.0 and scale_constant_inputs(mean, scale, gain, x[i], y[i]):
                 rescaled = True
         if rescaled:
             for i in range(rows):
                 pass_forward(model, i, real)
-    typical_run = parts.TYPICAL_RUN(model)
     for i in range(rows):
         omega[i] = weights[i]
         if size.robust(model):
@@ -127,8 +119,8 @@ def rescale_input(model, j, g):
     for h in range(size.heads(model)):
         if heads.subset(model, h) == HIDDEN:
             continue
-        p, ridge, W = heads.p(model, h), heads.NUMBERS(model, h).ridge, heads.W(model, h)
-        U, D, ridge_left, prior = heads.U(model, h), heads.D(model, h), heads.RIDGE(model, h), heads.PRIOR(model, h)
+        p, ridge = heads.p(model, h), heads.NUMBERS(model, h).ridge
+        W, U, D, ridge_left, prior = heads.views("W U D RIDGE PRIOR", model, h)
         r = p - 1 - d + j
         anew = g < 1.0 and D[r] * ridge_left[r] > 0.5
         for i in range(r):
@@ -144,14 +136,17 @@ def rescale_input(model, j, g):
 
 @inlined
 def rescale_changed_inputs(model):
-    """Rescale inputs whose typical distance has changed: after `PATIENCE` rows, or at once where it is extreme."""
-    typical, usual, late = parts.TYPICAL(model), parts.USUAL(model), parts.LATE(model)
+    """Rescale inputs whose typical distance has changed by a factor of 4 for 64 rows, or at once where it is extreme.
+
+    An input that was constant in the first rows had a distance of 0.7, about that of a normal distribution.
+    """
+    typical, usual, late = parts.views("TYPICAL USUAL LATE", model)
     for j in range(typical.size):
         if typical[j] > 0.0:
-            change = typical[j] / (usual[j] if usual[j] > 0.0 else TYPICAL)
-            late[j] = late[j] + 1.0 if change > CHANGED or change < 1.0 / CHANGED else 0.0
-            if late[j] > PATIENCE or (late[j] > 0.0 and (change > EXTREME[0] or change < EXTREME[1])):
-                rescale_input(model, j, min(max(change, 1.0 / LARGEST_CHANGE), LARGEST_CHANGE))
+            change = typical[j] / (usual[j] if usual[j] > 0.0 else 0.7)
+            late[j] = late[j] + 1.0 if change > 4.0 or change < 0.25 else 0.0
+            if late[j] > 64.0 or (late[j] > 0.0 and (change > 12.0 or change < 1.0 / 64.0)):
+                rescale_input(model, j, min(max(change, 1e-3), 1e3))
                 late[j] = 0.0
 
 
@@ -161,9 +156,9 @@ def rescale_changed_inputs(model):
 @called
 def score_heads(model, rows):
     """Add the errors of the batch to each head's discounted loss, and weigh the heads by their losses."""
-    options, counts, count = given.OPTIONS(model), parts.COUNTS(model), size.heads(model)
-    y, answers, omega = given.Y(model), parts.HEADS(model), parts.OMEGA(model)
-    gain, error, robust = parts.GAIN(model), parts.ERROR(model), size.robust(model)
+    options, y, count, robust = given.OPTIONS(model), given.Y(model), size.heads(model), size.robust(model)
+    counts, answers, omega, gain, error = parts.views("COUNTS HEADS OMEGA GAIN ERROR", model)
+    losses, weights = parts.views("LOSSES WEIGHTS", model)
     counts.evidence *= options.discount
     for h in range(count):
         heads.NUMBERS(model, h).loss *= options.discount
@@ -178,7 +173,6 @@ def score_heads(model, rows):
                     off = min(off, FARTHEST_LOSS * plausible_error(error, k), HUGE)
                 loss += gain[k] * off * off
             heads.NUMBERS(model, h).loss += share * loss
-    losses, weights = parts.LOSSES(model), parts.WEIGHTS(model)
     for h in range(count):
         losses[h] = heads.NUMBERS(model, h).loss
     best = weigh(losses, 0.5 * options.power * counts.evidence, 1e-300, 0.0, weights)
@@ -198,10 +192,9 @@ def target(model, i, k):
 @inlined
 def absorb(model, h, rows, rescaled):
     """Let head h learn the batch; returns φᵀBφ of the last row, and leaves the new outputs of a single row."""
-    W, U, D, energy = heads.W(model, h), heads.U(model, h), heads.D(model, h), heads.ENERGY(model, h)
-    e, b, answers, omegas = parts.E(model), parts.B(model), parts.HEADS(model), parts.OMEGA(model)
-    phis, error, robust = parts.PHI(model), parts.ERROR(model), size.robust(model)
-    spread = 0.0
+    W, U, D, energy = heads.views("W U D ENERGY", model, h)
+    e, b, answers, omegas, phis, error = parts.views("E B HEADS OMEGA PHI ERROR", model)
+    spread, robust = 0.0, size.robust(model)
     for i in range(rows):
         if omegas[i] > 0.0:
             seen = seen_by(model, phis[i], h)
@@ -225,9 +218,8 @@ def absorb(model, h, rows, rescaled):
 @inlined
 def learn_head(model, h, rows, total, rescaled):
     """Let head h forget, learn the batch and restore its ridge; returns φᵀBφ, and whether a ridge was restored."""
-    numbers, energy, counts = heads.NUMBERS(model, h), heads.ENERGY(model, h), parts.COUNTS(model)
-    U, D, W = heads.U(model, h), heads.D(model, h), heads.W(model, h)
-    prior, ridge_left, lam, p = heads.PRIOR(model, h), heads.RIDGE(model, h), numbers.forgetting, heads.p(model, h)
+    numbers, energy, U, D, W, prior, ridge_left = heads.views("NUMBERS ENERGY U D W PRIOR RIDGE", model, h)
+    counts, lam, p = parts.COUNTS(model), numbers.forgetting, heads.p(model, h)
     if lam < 1.0:
         for j in range(p):
             D[j] /= lam
@@ -248,13 +240,13 @@ def learn_head(model, h, rows, total, rescaled):
 @inlined
 def pull_of_heads(model, i, rows, trust, share, known, delta):
     """delta: the derivative of the loss of row i by the last layer, over the heads that see it."""
-    answers, y, gain, error = parts.HEADS(model), given.Y(model), parts.GAIN(model), parts.ERROR(model)
+    y, (answers, gain, error) = given.Y(model), parts.views("HEADS GAIN ERROR", model)
     hidden, m, robust = size.hidden(model), size.outputs(model), size.robust(model)
     for j in range(hidden):
         delta[j] = 0.0
     for h in range(size.heads(model)):
         units, part = heads.units(model, h), heads.NUMBERS(model, h).weight / share if share > 0.0 else 1.0
-        if units == 0 or part < NEGLIGIBLE:
+        if units == 0 or part < 0.01:  # which would teach the body nothing
             continue
         W = heads.W(model, h)
         if not known:
@@ -297,8 +289,8 @@ def learn_body(model, rows, known, real):
 @called
 def follow_rows(model, rows, spread):
     """Update the quantiles of errors, the range of plausible targets, the typical weight and the count of outliers."""
-    out, weights, omegas, counts = given.OUT(model), given.WEIGHT(model), parts.OMEGA(model), parts.COUNTS(model)
-    error, error_run, bounds = parts.ERROR(model), parts.ERROR_RUN(model), parts.RANGE(model)
+    out, weights = given.OUT(model), given.WEIGHT(model)
+    omegas, counts, error, error_run, bounds = parts.views("OMEGA COUNTS ERROR ERROR_RUN RANGE", model)
     widen = math.sqrt(1.0 + spread)
     for i in range(rows):
         if weights[i] <= 0.0:
