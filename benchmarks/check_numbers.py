@@ -64,6 +64,7 @@ PRINTS = {
     f"benchmarks/{name}.json"
     for name in (
         "prequential",
+        "experts",
         "real_streams",
         "uci",
         "bandit",

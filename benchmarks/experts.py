@@ -25,7 +25,7 @@ import argparse
 import json
 import math
 import multiprocessing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache
 from pathlib import Path
@@ -181,14 +181,15 @@ def pack(file: Path, rows: int) -> None:
 # ---------------------------------------------------------------------- results
 
 
-def known() -> dict[str, dict[str, Any]]:
-    """The results so far by the names of the streams."""
-    return {line["stream"]: line for line in json.loads(RESULT.read_text())["streams"]} if RESULT.exists() else {}
+def known() -> dict[Stream, dict[str, list[float]]]:
+    """The errors so far, by what is left out, of each stream."""
+    lines = json.loads(RESULT.read_text())["streams"] if RESULT.exists() else []
+    return {Stream(*(line[field] for field in Stream._fields)): line["errors"] for line in lines}
 
 
-def store(found: dict[str, dict[str, Any]]) -> None:
+def store(found: dict[Stream, dict[str, list[float]]]) -> None:
     head = json.dumps(machine(), indent=1)
-    lines = ",\n".join("  " + json.dumps(found[name]) for name in sorted(found))
+    lines = ",\n".join("  " + json.dumps(stream._asdict() | {"errors": found[stream]}) for stream in sorted(found))
     part = RESULT.with_suffix(".part")
     part.write_text(f'{head[:-2]},\n "streams": [\n{lines}\n ]\n}}\n')
     part.replace(RESULT)
@@ -207,38 +208,30 @@ def run(file: str, rows: int, processes: int) -> None:
             pool.submit(errors, stream, file, rows, without): (stream, without)
             for stream in streams
             for without in variants(stream.kind)
-            if " and ".join(without) not in found.get(stream.name, {}).get("errors", {})
+            if " and ".join(without) not in found.get(stream, {})
         }
         for done, cell in enumerate(as_completed(cells), 1):
             stream, without = cells[cell]
-            line = found.setdefault(stream.name, {"stream": stream.name, **stream._asdict(), "errors": {}})
-            line["errors"][" and ".join(without)] = cell.result()
+            found.setdefault(stream, {})[" and ".join(without)] = cell.result()
             if done % 50 == 0 or done == len(cells):
                 store(found)
                 print(f"{done} of {len(cells)} cells", flush=True)
 
 
-def gain(lines: Iterable[dict[str, Any]], without: str, at: int) -> list[float]:
-    """log(error without an expert/error of all) of each stream that it answers for."""
-    of = [line["errors"] for line in lines]
-    return [math.log(each[without][at] / each[""][at]) for each in of if without in each]
-
-
 def table() -> None:
-    lines = list(known().values())
+    found = known()
     names = dict.fromkeys(" and ".join(each) for kind in ("regression", "classification") for each in variants(kind))
     print("| left out | choice, all rows | report, all rows | choice, first 1,000 | report, first 1,000 |")
     print("|---|---|---|---|---|")
     for name in [*names][1:]:
-        print(f"| {name} | " + " | ".join(cell(lines, name, half, at) for at in (1, 0) for half in HALVES) + " |")
+        print(f"| {name} | " + " | ".join(gain(found, name, half, at) for at in (1, 0) for half in HALVES) + " |")
 
 
-def cell(lines: Sequence[dict[str, Any]], name: str, half: str, at: int) -> str:
-    """The mean gain in percent, and its standard error."""
-    gains = gain([line for line in lines if line["half"] == half], name, at)
-    if len(gains) < 2:
-        return "none"
-    return f"{100 * np.mean(gains):+.2f} ± {100 * np.std(gains, ddof=1) / math.sqrt(len(gains)):.2f} %"
+def gain(found: dict[Stream, dict[str, list[float]]], without: str, half: str, at: int) -> str:
+    """The mean over the streams of a half of log(error without an expert/error of all) in percent, and its error."""
+    errors_of = [each for stream, each in found.items() if stream.half == half and without in each]
+    logs = [100 * math.log(each[without][at] / each[""][at]) for each in errors_of]
+    return f"{np.mean(logs):+.2f} ± {np.std(logs, ddof=1) / math.sqrt(len(logs)):.2f} %" if len(logs) > 1 else "none"
 
 
 def main() -> None:

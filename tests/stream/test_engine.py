@@ -103,7 +103,7 @@ def assert_same(engine, model, solver, got, wanted):
         np.testing.assert_allclose(weight, layer.weight.detach(), rtol=0, atol=1e-8)
         np.testing.assert_allclose(bias, layer.bias.detach(), rtol=0, atol=1e-8)
     np.testing.assert_allclose(engine.covariance(), solver.covariance(), rtol=0, atol=1e-8)
-    np.testing.assert_allclose(engine.objective(), solver.state_dict()["energy"], rtol=1e-8)
+    np.testing.assert_allclose(engine.memory("ENERGY", "heads", 0), solver.state_dict()["energy"], rtol=1e-8)
     assert engine.samples == pytest.approx(solver.samples)
 
 

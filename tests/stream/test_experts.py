@@ -54,7 +54,7 @@ def test_neighbours_equal_the_slow_reference(seed, n, d, m):
     sizes = neighbours.LANES, neighbours.TOPS, neighbours.NEIGHBOURS, n + neighbours.LANES
     integers = [np.empty(size, np.int32) for size in sizes]
     low, high = X.min(0).astype(float), X.max(0).astype(float)
-    nearest(X.T.copy(), Y, omega, n, z, low, high, np.empty(n, np.float32), *integers, out)
+    nearest(X.T.copy(), Y, omega, low, high, np.empty(n, np.float32), *integers, n, z, out)
     slow = nearest_targets(X, Y, omega, z, high - low, neighbours.NEIGHBOURS)
     np.testing.assert_allclose(out, slow, rtol=1e-3, atol=1e-4)
 
@@ -69,7 +69,9 @@ def test_the_stack_is_ridge_regression_on_differences_of_answers(seed, n, expert
     for a, y, o in zip(answers, Y, omega, strict=True):
         remember(gram, moment, a, y, o)
     solve(gram, moment, np.zeros((J + 1, J + 1)), w)
-    np.testing.assert_allclose(w, stack_weights(answers, Y, omega, stack.FORGETTING, stack.RIDGE), rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(
+        w, stack_weights(answers, Y, omega, stack.STACK_FORGETTING, stack.RIDGE), rtol=1e-7, atol=1e-9
+    )
 
 
 @given(
@@ -232,10 +234,10 @@ def test_naive_bayes_has_the_posterior_of_normal_laws_with_common_variances(seed
     slow, rows, squares = np.zeros((m, d)), np.zeros(m), np.zeros(d)
     for row, label, share in zip(Z, labels, omega, strict=True):
         learn_class(means, counts, spread, label, row, share)
-        rows *= bayes.FORGETTING
+        rows *= bayes.CLASS_FORGETTING
         before = rows[label] + bayes.SHRINK
         mean = (before * slow[label] + share * row) / (before + share)
-        squares = bayes.FORGETTING * squares + share * (row - slow[label]) * (row - mean)
+        squares = bayes.CLASS_FORGETTING * squares + share * (row - slow[label]) * (row - mean)
         slow[label], rows[label] = mean, rows[label] + share
     posterior(means, counts, spread, counts.sum(), z, out)
     log = np.log(rows + bayes.SHRINK) - ((z - slow) ** 2 * (rows.sum() + 1) / (2 * squares + 2)).sum(1)

@@ -14,7 +14,7 @@ import numpy as np
 
 from sepsa.heads.math.score import relative_weight
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.experts.stack import FLOOR, FORGETTING, PRIOR, RIDGE, strength
+from sepsa.stream.experts.stack import FLOOR, PRIOR, RIDGE, STACK_FORGETTING, strength
 from sepsa.stream.learner import StreamLearner
 from sepsa.stream.rows import row_parts
 
@@ -62,7 +62,7 @@ def mixture_of(answers: Floats, targets: Floats, weight: Floats, fold: Any) -> t
     losses = weight @ ((candidates - targets[:, None]) ** 2).sum(2)
     evidence = float(weight.sum())
     shares = weights_of(losses, evidence)
-    kept = min(1.0, 1 / ((1 - FORGETTING) * evidence))
+    kept = min(1.0, 1 / ((1 - STACK_FORGETTING) * evidence))
     stored = {"GRAM": kept * gram, "MOMENT": kept * moment, "STACK": solved(gram, moment)}
     stored |= {"LOSS": losses, "WEIGHT": shares}
     return stored, evidence, np.einsum("ijk,j->ik", candidates, shares)

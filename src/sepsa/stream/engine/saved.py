@@ -6,6 +6,7 @@ from its declaration (`sepsa.stream.kernels.memory`). Growth is here as well: it
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ import numpy as np
 from sepsa.states import schema
 from sepsa.states.plain import generator_state, read_generator
 from sepsa.stream.engine.core import Core, Form, started
-from sepsa.stream.engine.options import ACTIVATIONS, body_weights
+from sepsa.stream.engine.layers import body_weights
+from sepsa.stream.engine.options import ACTIVATIONS
 from sepsa.stream.experts import EXPERTS
 from sepsa.stream.experts.frame import OPTIONS
-from sepsa.stream.experts.tree_parts import room_for
+from sepsa.stream.experts.tree_parts import room_for, window
 from sepsa.stream.kernels.memory import Layout, Memory, saved
 
 MOST_TREES = 1000
@@ -210,9 +212,19 @@ def grown(core: Core, inputs: int, outputs: int) -> Core:
     return other
 
 
-def with_room(core: Core, room: int) -> Core:
-    """The engine with more room for rows, in the same state otherwise; a tree begins anew if all places are taken."""
-    other = core.of_form(core.form.with_settings(room=room))
-    full = core.memory("STORED", "trees")["rows"] == core.form.settings["room"]
-    other.memory.grow(core.memory, in_order=bool(full))
+def roomier(core: Core, rows: int) -> Core:
+    """The engine with room for so many further rows, unless there is as much as there may be, in the same state.
+
+    A tree begins anew if all places are taken.
+    """
+    if core.models is None:
+        core.spare = sys.maxsize
+        return core
+    form, stored = core.form, int(core.memory("STORED", "trees")["rows"])
+    room, most = (room_for(needed, form.inputs, form.most_rows) for needed in (stored + rows, sys.maxsize))
+    other = core
+    if room > form.settings["room"]:
+        other = core.of_form(form.with_settings(room=room))
+        other.memory.grow(core.memory, in_order=stored == form.settings["room"])
+    other.spare = window(room) - stored - rows if room < most else sys.maxsize
     return other

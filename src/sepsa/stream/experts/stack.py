@@ -10,13 +10,11 @@ import math
 
 from sepsa.stream.kernels.compilation import called
 
-FORGETTING = 0.999
+STACK_FORGETTING = 0.999
 RIDGE = 5.0
 DISCOUNT = 0.99
 POWER = 2.0
 CAUTION = 200.0  # rows: losses of n rows count as those of n²/(n + CAUTION): few rows say little about experts
-EVERY = 4  # rows of which one solves for the weights of the stack, once there are `OFTEN`
-OFTEN = 256
 PRIOR = 2.0  # the logarithm of the network's weight before any row over that of another candidate
 FLOOR = 1e-12  # added to every loss
 
@@ -26,9 +24,9 @@ def remember(gram, moment, answers, y, omega):
     """Add a row with answers (experts, m) and targets y (m,) to the normal equations, which forget."""
     J = moment.size
     for i in range(J):
-        moment[i] *= FORGETTING
+        moment[i] *= STACK_FORGETTING
         for j in range(i + 1):
-            gram[i, j] *= FORGETTING
+            gram[i, j] *= STACK_FORGETTING
     for k in range(y.size):
         off = omega * (y[k] - answers[0, k])
         for i in range(J):
