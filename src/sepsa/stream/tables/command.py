@@ -105,7 +105,7 @@ class StreamRun:
         self.unsaved = 0  # rows
         self.saved = False  # whether the checkpoint holds all that was learned
         self.left_out = LeftOut()
-        self.line = RunningLine(self.model, self.rows_at_start)
+        self.line = RunningLine(self.model, self.table.share)
 
     def run(self) -> int:
         """Learn the table; returns the exit code."""
@@ -167,7 +167,7 @@ class StreamRun:
             warn_of_columns(self.table.names, self.model, becomes="learned from here on")
 
     def _open_predictions(self, recorded: Any) -> Predictions:
-        return Predictions(self.options.predictions, header_of(self.asked), recorded)
+        return Predictions(self.options.predictions, header_of(self.asked), self.options.digits, recorded)
 
     def _learn_block(self, block: RowBlock) -> str | None:
         """Learn a block; returns the reason to stop, if there is one."""
@@ -320,7 +320,7 @@ def predict_table(saved: Path, options: DetailOptions) -> int:
         first = list(itertools.islice(blocks, 1))
         for block in first:
             check_kinds(block, model)
-        predictions = Predictions(options.predictions, header_of(asked))
+        predictions = Predictions(options.predictions, header_of(asked), options.digits)
         if predictions.output is not None:
             held.callback(predictions.output.close)
         for block in itertools.chain(first, blocks):

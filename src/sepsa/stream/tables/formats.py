@@ -76,6 +76,10 @@ class TableReader:
         """The rows before further missing values are removed."""
         raise NotImplementedError
 
+    def share(self) -> float | None:
+        """The share of the table that was read; None where its size is not known."""
+        raise NotImplementedError
+
 
 class TextReader(TableReader):
     """A table of records that end with a line break; a subclass parses each batch of them."""
@@ -94,6 +98,10 @@ class TextReader(TableReader):
 
     def _block(self, batch: RecordBatch) -> RowBlock:
         raise NotImplementedError
+
+    def share(self) -> float | None:
+        size = self.records.source.size
+        return None if size is None else min(self.records.offset / size, 1.0)
 
 
 class CsvReader(TextReader):
@@ -313,6 +321,13 @@ class ArrowReader(TableReader):
                 yield RowBlock(columns, lines, as_json(batch), [], {"table": self._identity, "row": self._row})
         except (pa.ArrowException, OSError) as error:
             raise TableError(f"{self.name} cannot be read behind row {self._row}: {one_line(error)}") from None
+
+    def share(self) -> float | None:
+        if isinstance(self._file, pq.ParquetFile):
+            rows = self._file.metadata.num_rows
+        else:
+            rows = self._file.count_rows() if hasattr(self._file, "count_rows") else 0  # of a file, not of a stream
+        return self._row / rows if rows else None
 
     def _batches(self, used: list[str]) -> Iterator[Any]:
         """Record batches from row `self._row` on."""
