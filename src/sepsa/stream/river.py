@@ -225,8 +225,9 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
         d, m = len(self._features), len(self._outputs)
         features = self._features | {feature.name: d + j for j, feature in enumerate(new)}
         table = in_columns(names, X, features)
+        own = None if self._learner is None else self._learner.copy()
         output_rows = [0] * (len(outputs) - m) if self._regression else (Y[:, m:] > 0).argmax(0).tolist()
-        learner, _ = learn_rows(self._learner, self._new_learner, table, Y, w, new, output_rows)
+        learner, _ = learn_rows(own, self._new_learner, table, Y, w, new, output_rows)
         self.__dict__.update(_learner=learner, _features=features, _outputs=outputs, _pending_features=pending)
 
     def _new_features(self, names: Sequence[Hashable], X: Floats) -> tuple[list[NewInput], dict[Hashable, list[float]]]:

@@ -20,7 +20,7 @@ from sepsa.stream.columns.cells import Column
 from sepsa.stream.columns.inputs import CLASS_MEANS, DATE_PARTS, Inputs
 from sepsa.stream.engine.bodies import NAMED
 from sepsa.stream.engine.protocol import Floats
-from sepsa.stream.growth import class_codes, first_rows, grow_along, indicators
+from sepsa.stream.growth import class_codes, first_rows, indicators, learn_rows
 from sepsa.stream.learner import StreamLearner
 from sepsa.stream.tables.cells import BadRow, RowBlock
 from sepsa.stream.tables.options import TableOptions, values_of
@@ -142,47 +142,47 @@ class TableModel(TableOptions):
     ) -> tuple[NDArray[np.bool_], list[Any], list[str], list[Any]]:
         """Learn rows in order; returns which of them could be learned, their predictions, warnings and details."""
         new_inputs, warnings = self.inputs.add(columns)
-        X = self.inputs.encode(columns, rows)
-        targets = indicators(labels, len(self.classes)) if self.classify else target.numbers[:, None]
-        new_inputs = self.inputs.learn_means(X, columns, targets, new_inputs)
-        names, known = list(self.classes), 0 if self._learner is None else self._learner.engine.outputs
-        arrivals = first_rows(labels, len(names))[known:].tolist() if self.classify else [0] * (1 - known)
-        kept = np.ones(rows, bool)
-        predictions: list[Any] = []
-        details: list[Any] = []
-        ahead: dict[int, tuple[int, Any]] = {}  # of rows that bring a class: the prediction without it, and its detail
+        X, names = self.inputs.encode(columns, rows), list(self.classes)
+        Y = indicators(labels, len(names)) if self.classify else target.numbers[:, None].copy()
+        new_inputs = self.inputs.learn_means(X, columns, Y, new_inputs)
+        kept, details = np.ones(rows, bool), dict[int, Any]()
 
-        def predict(learner: StreamLearner, row: int) -> None:
-            x, classes = (
-                np.ascontiguousarray(X[row : row + 1, : learner.engine.inputs]),
-                names[: learner.engine.outputs],
-            )
-            looked = None if asked is None else asked.of_rows(learner, x, classes)[0]
-            ahead[row] = int(learner.predict(x)[0].argmax()), looked
+        def learn(learner: StreamLearner, some: slice, X: Floats, Y: Floats, weight: Floats) -> Floats:
+            if asked is None:
+                with suppress(NotFinite):
+                    return learner.learn(X, Y, weight)
+            before, classes = np.zeros_like(Y), names[: learner.engine.outputs]
+            for i, row in enumerate(range(some.start, some.stop)):
+                if asked is not None and row not in details:  # a row that brings a class is first seen without it
+                    details[row] = asked.of_rows(learner, X[i : i + 1], classes)[0]
+                try:
+                    before[i] = learner.learn(X[i : i + 1], Y[i : i + 1])[0]
+                except NotFinite:
+                    kept[row] = False
+            return before
 
-        for start, stop, learner in grow_along(self._learner, self._new_learner, rows, new_inputs, arrivals, predict):
-            self._learner, outputs = learner, learner.engine.outputs
-            some = np.ascontiguousarray(X[start:stop, : learner.engine.inputs])
-            Y = indicators(labels[start:stop], outputs) if self.classify else target.numbers[start:stop, None].copy()
-            before, kept[start:stop], looked = learn_rows(learner, some, Y, asked, names[:outputs])
-            good, best = kept[start:stop], before.argmax(1)
-            if self.classify and start in arrivals:
-                best[0], detail = ahead.get(start, (-1, {}))  # before the first class of all: none
-                looked[:1] = [detail] if looked and good[0] else looked[:1]
-            details += looked
-            first = len(predictions)
-            if self.classify:
-                predictions += [names[k] if k >= 0 else UNKNOWN for k in best[good].tolist()]
-                self.trace.add((best != labels[start:stop])[good].astype(float))
-                actual: list[Any] = [names[k] for k in labels[start:stop][good][-LATEST:].tolist()]
-            else:
-                predictions += before[good, 0].tolist()
-                self.trace.add(np.minimum(np.abs(before[good, 0] - Y[good, 0]), LARGEST_ERROR))
-                actual = Y[good, 0][-LATEST:].tolist()
-                if asked is not None and asked.intervals is not None:
-                    self._count_covered(asked.intervals, Y[good, 0], np.array(looked).reshape(-1, 2))
-            self.latest.extend(zip(actual, predictions[first:][-LATEST:], strict=True))
-        return kept, predictions, warnings, details
+        known, first = 0 if self._learner is None else self._learner.engine.outputs, first_rows(labels, Y.shape[1])
+        arrivals, first[:known] = first[known:].tolist(), -1
+        self._learner, before = learn_rows(
+            self._learner, self._new_learner, X, Y, np.ones(rows), new_inputs, arrivals, learn=learn
+        )
+        predictions = before[:, 0]
+        if self.classify:
+            at = np.arange(rows)
+            best = np.where(first < at[:, None], before, -np.inf).argmax(1)  # of the classes of earlier rows
+            predictions = np.where(at > first.min(initial=rows), best, -1)
+            self.trace.add((predictions != labels)[kept].astype(float))
+            details = {row: detail if predictions[row] >= 0 else {} for row, detail in details.items()}
+            spelled = [*names, UNKNOWN]
+            pairs = [[spelled[k] for k in codes[kept].tolist()] for codes in (labels, predictions)]
+        else:
+            pairs = [Y[kept, 0].tolist(), predictions[kept].tolist()]
+            self.trace.add(np.minimum(np.abs(predictions - Y[:, 0])[kept], LARGEST_ERROR))
+        looked = [details[row] for row in np.flatnonzero(kept).tolist()] if asked is not None else []
+        if asked is not None and asked.intervals is not None:
+            self._count_covered(asked.intervals, Y[kept, 0], np.array(looked).reshape(-1, 2))
+        self.latest.extend(zip(*(pair[-LATEST:] for pair in pairs), strict=True))
+        return kept, pairs[1], warnings, looked
 
     def _count_covered(self, share: float, targets: Floats, ends: Floats) -> None:
         """Count the targets that lie in their intervals, of those that had one."""
@@ -343,24 +343,3 @@ class TableModel(TableOptions):
 
 def at_rows(columns: dict[str, Column], rows: NDArray[np.intp]) -> dict[str, Column]:
     return {name: column.rows(rows) for name, column in columns.items()}
-
-
-def learn_rows(
-    learner: StreamLearner, X: Floats, Y: Floats, asked: Details | None, classes: list[str]
-) -> tuple[Floats, NDArray[np.bool_], list[Any]]:
-    """Learn rows; returns the predictions (n, outputs) made before, which rows (n,) could be learned, and details."""
-    learned = np.ones(len(X), bool)
-    if asked is None:
-        with suppress(NotFinite):
-            return learner.learn(X, Y), learned, []
-    before = np.zeros_like(Y)
-    details: list[Any] = []
-    for i in range(len(X)):
-        row = X[i : i + 1]
-        looked = [] if asked is None else asked.of_rows(learner, row, classes)
-        try:
-            before[i] = learner.learn(row, Y[i : i + 1])[0]
-            details += looked
-        except NotFinite:
-            learned[i] = False
-    return before, learned, details
