@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from sepsa.stream.columns.cells import Column, column_of_texts
-from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.columns.cells import Column
+from sepsa.stream.columns.reader import column_of, column_of_values
 from sepsa.stream.tables.reading import Reading
 
 
@@ -53,37 +52,21 @@ def column_of_arrow(name: str, array: Any, categorical: bool, reading: Reading) 
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
         array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
-    if pa.types.is_dictionary(kind) and not is_text(kind.value_type):
-        array = array.dictionary_decode()
-        kind = array.type
     if categorical and not (pa.types.is_dictionary(kind) or is_text(kind)):
         array = pc.cast(array, pa.string())
-        kind = array.type
-    if is_text(kind) or pa.types.is_dictionary(kind):
+    if categorical or pa.types.is_dictionary(kind) or is_text(kind):
         encoded = array if pa.types.is_dictionary(kind) else pc.dictionary_encode(array)
         codes = pc.fill_null(encoded.indices.cast(pa.int32()), -1).to_numpy(zero_copy_only=False)
-        texts = ["" if text is None else text for text in encoded.dictionary.to_pylist()]
-        return column_of_texts(codes, texts, reading.decimal, categorical, reading.date_format)
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        micros = pc.cast(array, pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
-        seconds = pc.cast(micros, pa.int64())
-        return Column(np.full(len(array), math.nan), times=to_floats(seconds) / 1e6)
-    if pa.types.is_time(kind) or pa.types.is_duration(kind):
-        array = pc.cast(array, pa.int32() if kind.bit_width == 32 else pa.int64())
-        kind = array.type
-    numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    if not (numeric or pa.types.is_decimal(kind) or pa.types.is_null(kind)):
-        raise TableError(
-            f"column {name!r} is of type {kind}, which is not a number, a date or a text: leave it out by --drop"
-        )
-    return Column(to_floats(array))
+        values = encoded.dictionary.to_pylist()
+        return column_of_values(codes, values, categorical, reading.decimal, reading.date_format)
+    if pa.types.is_decimal(kind):
+        array = pc.cast(array, pa.float64(), safe=False)
+    try:
+        return column_of(array.to_numpy(zero_copy_only=False))
+    except TypeError:
+        cure = "which is not a number, a date or a text: leave it out by --drop"
+        raise TableError(f"column {name!r} is of type {kind}, {cure}") from None
 
 
 def is_text(kind: Any) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view())
-
-
-def to_floats(array: Any) -> Floats:
-    floats = array if pa.types.is_float64(array.type) else pc.cast(array, pa.float64(), safe=False)
-    values: Floats = floats.to_numpy(zero_copy_only=False)
-    return values

@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +22,8 @@ import pyarrow as pa
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
-from sepsa.stream.columns.cells import MISSING, Column, column_of_texts
+from sepsa.stream.columns.cells import MISSING, Column
+from sepsa.stream.columns.reader import column_of_objects
 from sepsa.stream.tables import lexer, records
 from sepsa.stream.tables.cells import BadRow, RowBlock, TableError, column_of_arrow
 from sepsa.stream.tables.reading import Reading
@@ -267,15 +267,7 @@ class JsonLinesReader(TextReader):
         categorical = name in self.categorical
         if categorical:
             values = [None if v is None else v if isinstance(v, str) else json.dumps(v) for v in values]
-        if not any(isinstance(value, str) for value in values):
-            return Column(np.array([as_float(value) for value in values]))
-        texts = {text: i for i, text in enumerate(dict.fromkeys(v for v in values if isinstance(v, str)))}
-        codes = np.array([texts[v] if isinstance(v, str) else -1 for v in values], np.int32)
-        column = column_of_texts(codes, list(texts), self.reading.decimal, categorical, self.reading.date_format)
-        for i, value in enumerate(values):
-            if not isinstance(value, str):
-                column.numbers[i] = as_float(value)
-        return column
+        return column_of_objects(values, categorical, self.reading.decimal, self.reading.date_format)
 
 
 class ArrowReader(TableReader):
@@ -301,6 +293,7 @@ class ArrowReader(TableReader):
         except (pa.ArrowException, OSError) as error:
             raise TableError(f"{self.name} cannot be read: {one_line(error)}") from None
         self.names = check_names(list(schema.names), self.name)
+        self._named = {each.name for each in schema if pa.types.is_dictionary(each.type)}  # whose values are names
         identity = hashlib.sha256(str(schema).encode())
         if path is not None:
             with open(path, "rb") as file:
@@ -315,7 +308,8 @@ class ArrowReader(TableReader):
         used = [name for name in self.names or () if name not in self.drop]
         try:
             for batch in self._batches(used):
-                columns = {n: column_of_arrow(n, batch.column(n), n in self.categorical, self.reading) for n in used}
+                named = self.categorical | self._named
+                columns = {n: column_of_arrow(n, batch.column(n), n in named, self.reading) for n in used}
                 lines = np.arange(self._row + 1, self._row + 1 + len(batch))
                 self._row += len(batch)
                 yield RowBlock(columns, lines, as_json(batch), [], {"table": self._identity, "row": self._row})
@@ -416,14 +410,6 @@ def check_names(names: list[str], table: str) -> list[str]:
             raise TableError(f"{table} has two columns {name[:100]!r}: rename one of them")
         seen.add(name)
     return names
-
-
-def as_float(value: Any) -> float:
-    """A JSON number; ±Inf for an integer too large."""
-    try:
-        return math.nan if value is None or isinstance(value, str) else float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
 
 
 def is_utf8(data: bytes) -> bool:

@@ -159,7 +159,7 @@ def quote(text: str) -> str:
 
 
 class RunningLine:
-    """Rows, share, time left, rows a second and recent error: the last line of a terminal, elsewhere a line at times."""
+    """Rows, share, time left, rows a second and recent error: the last line of a terminal, elsewhere a line."""
 
     def __init__(self, model: TableModel, share: Callable[[], float | None]) -> None:
         self.model, self.rows = model, model.trace.rows
