@@ -117,7 +117,7 @@ class CsvReader(TextReader):
         bom = 3 if start.startswith(b"\xef\xbb\xbf") else 0
         line = re.split(rb"[\r\n]", start[bom:].lstrip(b"\r\n"), maxsplit=1)[0]
         self.separator = reading.sep or find_separator(line.decode(errors="replace"))
-        self.records = Records(source, ord(self.separator), ord('"'))
+        self.records = Records(source, self.separator)
         self.names = self._read_header()
         self.resumed = resume is not None and self.records.resume(resume)
         self._texts: set[str] = set()  # the columns with texts or dates in the previous block
@@ -136,7 +136,6 @@ class CsvReader(TextReader):
         except UnicodeDecodeError:
             encoding = spell_encoding(self.source.encoding)
             raise TableError(f"{name} is not in {encoding}: {encoding_cure(encoding)}") from None
-        csv.field_size_limit(records.LONGEST + 1)
         cells = next(csv.reader([text], delimiter=self.separator))
         return check_names([cell.strip() or f"column {i + 1}" for i, cell in enumerate(cells)], name)
 
@@ -210,11 +209,14 @@ class CsvReader(TextReader):
             arrow_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=self.names),
             arrow_csv.ParseOptions(delimiter=self.separator, newlines_in_values=b'"' in data),
             arrow_csv.ConvertOptions(
-                check_utf8=False, include_columns=used, null_values=MISSING, strings_can_be_null=True,
+                check_utf8=False,
+                include_columns=used,
+                null_values=MISSING,
+                strings_can_be_null=True,
                 column_types={name: text if name in texts else number for name in used},
                 decimal_point=self.reading.decimal,
             ),
-        )  # fmt: skip
+        )
 
 
 class JsonLinesReader(TextReader):
@@ -227,7 +229,7 @@ class JsonLinesReader(TextReader):
         self.source, self.is_utf8 = source, source.is_utf8
         if source.peek().lstrip().startswith(b"["):
             raise TableError(f"{source.name} is one JSON array: write one object a line, as jq -c '.[]' does")
-        self.records = Records(source, 256, 256)  # 256 is not a byte, so nothing separates or quotes
+        self.records = Records(source)
         self.resumed = resume is not None and self.records.resume(resume)
 
     def _block(self, batch: RecordBatch) -> RowBlock:
