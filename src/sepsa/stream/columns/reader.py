@@ -8,10 +8,9 @@ value. A duration and a time of day are numbers of seconds.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from datetime import date, time, timedelta
+from datetime import date, datetime, time, timedelta
 from types import NoneType
 from typing import Any
 
@@ -27,8 +26,7 @@ def read_value(value: Any, decimal: str = ".", date_format: str | None = None) -
     """Kind and value of a cell: "missing", "number", "date" (seconds since 1970) or "text"; TypeError for an object."""
     if isinstance(value, str):
         return read_cell(value, decimal, date_format)
-    pandas = sys.modules.get("pandas")
-    if value is None or (pandas is not None and value is pandas.NA):
+    if value is None or type(value).__name__ == "NAType":  # of pandas
         return "missing", math.nan
     if isinstance(value, (date, np.datetime64)):
         if value != value:  # not a time
@@ -37,7 +35,7 @@ def read_value(value: Any, decimal: str = ".", date_format: str | None = None) -
             return "date", read_time(value.isoformat())
         return "date", float(value.astype("datetime64[us]").astype(np.int64)) / 1e6
     if isinstance(value, time):
-        value = timedelta(hours=value.hour, minutes=value.minute, seconds=value.second, microseconds=value.microsecond)
+        value = datetime.combine(date.min, value.replace(tzinfo=None)) - datetime.min
     if isinstance(value, (bytes, bytearray)):
         raise TypeError(type(value).__name__)
     try:

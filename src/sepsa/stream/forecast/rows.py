@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sepsa.stream.columns.cells import DATE, date_formats
+from sepsa.stream.columns.frame import as_pandas
 from sepsa.stream.columns.reader import column_of
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.forecast.times import Moments, read_times
@@ -30,14 +31,16 @@ class Table(NamedTuple):
 
 
 def read_table(what: str, data: Any, times: Any = None) -> Table:
-    """Rows from an array, a masked array, a Series or a frame of pandas or Polars.
+    """Rows from an array, a masked array, a Series or a frame of pandas, Polars or another library.
 
     `times` are times, or the name of the column that has them; None takes a DatetimeIndex or PeriodIndex.
     """
     names: list[Hashable] | None = None
+    polars = type(data).__module__.startswith("polars.")
+    data = data if polars else as_pandas(data)
     index = getattr(data, "index", None)
     pandas = hasattr(index, "dtype") and hasattr(data, "iloc")
-    frame = "pandas" if pandas else "polars" if type(data).__module__.startswith("polars.") else ""
+    frame = "pandas" if pandas else "polars" if polars else ""
     column = times if isinstance(times, str) else ""
     if column:
         if column not in getattr(data, "columns", ()):
@@ -87,7 +90,7 @@ def numbers(what: str, data: Any) -> Floats:
     if isinstance(data, np.ma.MaskedArray):
         data = np.ma.filled(data.astype(np.float64), np.nan)
     elif hasattr(data, "columns"):
-        columns = [data.iloc[:, j] if hasattr(data, "iloc") else data[j] for j in range(data.shape[1])]
+        columns = [data.iloc[:, j] if hasattr(data, "iloc") else data[name] for j, name in enumerate(data.columns)]
         parts = [numbers_of(what, name, column) for name, column in zip(data.columns, columns, strict=True)]
         data = np.stack(parts, 1) if parts else np.empty(data.shape)
     elif hasattr(data, "to_numpy") or getattr(getattr(data, "dtype", None), "kind", "") in ("m", "M"):
