@@ -95,10 +95,10 @@ class FrameEncoder:
     def from_state(cls, state: Any, means: int, entry: str) -> FrameEncoder:
         """The encoder that continues from the result of `state_dict`; ValueError where that is damaged."""
         new = schema.read(entry, state, {"columns", "kinds", "inputs"})
-        names = new.items("columns").values
+        names = new.texts("columns")
         kinds = new.items("kinds", len(names)).values
-        if not names or not all(type(name) is str for name in names) or len(set(names)) < len(names):
-            raise new.damaged("columns", "distinct names", names)
+        if not names:
+            raise new.damaged("columns", "at least one name", names)
         if not all(kind is None or kind in KINDS for kind in kinds):
             raise new.damaged("kinds", f"each one of {', '.join(KINDS)}", kinds)
         out = cls(names, means)

@@ -247,9 +247,12 @@ def describe(error: BaseException) -> str:
         return "there is not enough memory: leave out wide text columns by --drop, or lower --categories"
     text = " ".join(str(error).split())
     cures = {
-        2: "check the path", 13: "check its permissions", 21: "give a file", 28: "make room",
+        2: "check the path",
+        13: "check its permissions",
+        21: "give a file",
+        28: "make room",
         30: "give a folder that can be written",
-    }  # fmt: skip
+    }
     if isinstance(error, OSError) and error.strerror:
         name = f"{error.filename}: " if error.filename else ""
         cure = cures.get(error.errno or 0)
