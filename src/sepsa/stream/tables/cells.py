@@ -41,9 +41,25 @@ class RowBlock:
     def __len__(self) -> int:
         return len(self.lines)
 
-    def bad_row(self, i: int, reason: str) -> BadRow:
-        """Row i as one that cannot be learned."""
-        return BadRow(int(self.lines[i]), reason, self.raw(i))
+
+class UsableRows:
+    """Which rows of a block can be used, and the others with their reason."""
+
+    def __init__(self, block: RowBlock) -> None:
+        self.block, self.good, self.bad = block, np.ones(len(block), bool), list(block.bad)
+
+    def refuse(self, rows: Any, reason: str | Callable[[int], str]) -> None:
+        """Leave out rows, by their numbers or a mask, unless they are already; `reason` may depend on the number."""
+        for i in np.arange(len(self.block))[rows].tolist():
+            if self.good[i]:
+                said = reason if isinstance(reason, str) else reason(i)
+                self.bad.append(BadRow(int(self.block.lines[i]), said, self.block.raw(i)))
+                self.good[i] = False
+
+    @property
+    def rows(self) -> NDArray[np.intp]:
+        """The numbers of the rows that can be used."""
+        return np.flatnonzero(self.good)
 
 
 def column_of_arrow(name: str, array: Any, categorical: bool, reading: Reading) -> Column:
