@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -796,6 +797,17 @@ def test_dates_in_frames_are_times_or_an_error_with_the_cure():
         small().fit(frame.assign(date=texts), times="date")
     with pytest.raises(ValueError, match="times must be one for each row, got 0"):
         small().fit(frame["v"], times=0)
+
+
+def test_frames_of_arrow_are_read_as_those_of_pandas():
+    times = pd.date_range("2024-01-01", periods=60, freq="D")
+    frame = pd.DataFrame({"date": times, "v": day_and_week(60), "w": [f"{value:.3f}" for value in day_and_week(60, 1)]})
+    table = pa.Table.from_pandas(frame)
+    pd.testing.assert_frame_equal(
+        small().fit(table, times="date").predict(), small().fit(frame, times="date").predict()
+    )
+    with pytest.raises(ValueError, match="give times='date'"):
+        small().fit(table)
 
 
 def test_polars_in_polars_out():

@@ -111,6 +111,13 @@ class Entries:
         """The entries of a dict that has these keys and no others."""
         return read(self.path(key), self[key], keys)
 
+    def texts(self, key: Any) -> list[str]:
+        """A list of distinct strings."""
+        values: list[str] = self.items(key).values
+        if not all(type(value) is str for value in values) or len(set(values)) < len(values):
+            raise self.damaged(key, "distinct texts", brief(values))
+        return values
+
     def items(self, key: Any, count: int | None = None) -> Entries:
         """The items of a list or tuple, `count` of them if given."""
         return read_items(self.path(key), self[key], count)

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+# Options that River's users and scikit-learn's users know by different names.
+PAIRS = (("hidden", "hidden_layer_sizes"), ("lr", "learning_rate"), ("seed", "random_state"))
+
+
 class NamedOptions:
     """A base of dataclasses whose error for an unknown option names the class and the closest option."""
 
@@ -26,8 +30,9 @@ class NamedOptions:
             raise TypeError(f"{cls.__name__} takes {' and '.join(ordered)} by position, others by name: got {values!r}")
         for name in options:
             if name not in known:
+                same = [option for pair in PAIRS if name in pair for option in pair if option in known]
                 longer = [option for option in known if option.startswith(name)]
-                closest = longer or get_close_matches(name, known, n=1, cutoff=0.4)
+                closest = same or longer or get_close_matches(name, known, n=1, cutoff=0.4)
                 cure = f"did you mean {closest[0]!r}?" if closest else f"its options are {', '.join(known)}"
                 raise TypeError(f"{cls.__name__} has no option {name!r}: {cure}")
         return super().__new__(cls)

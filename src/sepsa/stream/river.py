@@ -157,9 +157,8 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
                 raise ValueError("state_dict['features'] and ['outputs'] must not be empty where there is a learner")
             learner = self._new_learner(len(features), len(outputs))
             learner.load_state_dict(new["learner"], "state_dict['learner']")
-            for name, known, count in (
-                ("features", features, learner.engine.inputs), ("outputs", outputs, learner.engine.outputs)
-            ):  # fmt: skip
+            sizes = learner.engine.inputs, learner.engine.outputs
+            for name, known, count in zip(("features", "outputs"), (features, outputs), sizes, strict=True):
                 if len(known) != count:
                     raise ValueError(f"state_dict[{name!r}] must hold {count} names, as the learner, got {len(known)}")
         elif features or outputs:
@@ -225,8 +224,9 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
         d, m = len(self._features), len(self._outputs)
         features = self._features | {feature.name: d + j for j, feature in enumerate(new)}
         table = in_columns(names, X, features)
+        own = None if self._learner is None else self._learner.copy()
         output_rows = [0] * (len(outputs) - m) if self._regression else (Y[:, m:] > 0).argmax(0).tolist()
-        learner, _ = learn_rows(self._learner, self._new_learner, table, Y, w, new, output_rows)
+        learner, _ = learn_rows(own, self._new_learner, table, Y, w, new, output_rows)
         self.__dict__.update(_learner=learner, _features=features, _outputs=outputs, _pending_features=pending)
 
     def _new_features(self, names: Sequence[Hashable], X: Floats) -> tuple[list[NewInput], dict[Hashable, list[float]]]:
@@ -321,6 +321,27 @@ class StreamModel(Saves, RiverOptions, base.Estimator):
             with self._lock:
                 self._learn(names, rows[there], outputs, Y, weights[there])
 
+    def predict_many(self, X: Frame) -> Any:
+        """Predict the rows of a frame.
+
+        Args:
+            X: A frame with a column for each feature.
+
+        Returns:
+            A series of predictions, or of labels, of the frame's library; for several targets a frame with a column for
+            each.
+        """
+        return self._native(self._predict(*read_frame(X)), X)
+
+    def _native(self, scores: Floats | None, X: Frame) -> Any:
+        """The predictions of rows by their outputs (n, outputs), None before the first sample, as X has its rows."""
+        frame = dataframe.into_frame(X)
+        return dataframe.to_native_series(self._answers(scores, len(frame)), name=self._target_name, like=frame)
+
+    def _answers(self, scores: Floats | None, rows: int) -> Any:
+        """The prediction of each row, by its outputs."""
+        raise NotImplementedError
+
     def _predict(self, names: Sequence[Hashable], X: Floats) -> Floats | None:
         if self._learner is None:
             return None
@@ -397,19 +418,8 @@ class SepSARegressor(StreamModel, base.MiniBatchRegressor):
         row = self._predict_row(x)
         return 0.0 if row is None else row[0]
 
-    def predict_many(self, X: Frame) -> Series:
-        """Predict the rows of a frame.
-
-        Args:
-            X: A frame with a column for each feature.
-
-        Returns:
-            A series of predictions, of the frame's library.
-        """
-        frame = dataframe.into_frame(X)
-        out = self._predict(*read_frame(X))
-        values = np.zeros(len(frame)) if out is None else out[:, 0]
-        return dataframe.to_native_series(values, name=self._target_name, like=frame)
+    def _answers(self, scores: Floats | None, rows: int) -> Sequence[Any] | Floats:
+        return np.zeros(rows) if scores is None else scores[:, 0]
 
     def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
         return {"y": 0}, np.array([[read_target("y", y)] for y in targets])
@@ -462,16 +472,8 @@ class SepSAMultiTargetRegressor(StreamModel, base.MultiTargetRegressor):  # type
         """
         self._learn_table(X, dataframe.into_frame(y).rows(named=True), w)
 
-    def predict_many(self, X: Frame) -> Frame:
-        """Predict the rows of a frame.
-
-        Args:
-            X: A frame with a column for each feature.
-
-        Returns:
-            A frame with a column for each target, of the frame's library.
-        """
-        return self._output_frame(self._predict(*read_frame(X)), X)
+    def _native(self, scores: Floats | None, X: Frame) -> Frame:
+        return self._output_frame(scores, X)
 
     def _read_targets(self, targets: Sequence[Any]) -> tuple[Names, Floats]:
         outputs = self._outputs
@@ -546,19 +548,9 @@ class SepSAClassifier(StreamModel, base.MiniBatchClassifier):
             return {}
         return dict(zip(self._outputs, self._probabilities(np.array([row]))[0].tolist(), strict=True))
 
-    def predict_many(self, X: Frame) -> Series:
-        """Predict the most probable class of each row of a frame.
-
-        Args:
-            X: A frame with a column for each feature.
-
-        Returns:
-            A series of labels, of the frame's library.
-        """
-        frame = dataframe.into_frame(X)
-        out, labels = self._predict(*read_frame(X)), list(self._outputs)
-        values = [None] * len(frame) if out is None else [labels[k] for k in out.argmax(1)]
-        return dataframe.to_native_series(values, name=self._target_name, like=frame)
+    def _answers(self, scores: Floats | None, rows: int) -> list[Any]:
+        labels = list(self._outputs)
+        return [None] * rows if scores is None else [labels[k] for k in scores.argmax(1)]
 
     def predict_proba_many(self, X: Frame) -> Frame:
         """Predict the probability of each class for each row of a frame.
