@@ -318,17 +318,17 @@ def learn(
     blocks = max(_TILE, row_blocks), given, work.width
     _project[(work.parts,)](Z, readable(features), *found, work.snapshot, *seen, *blocks)
     old = work.snapshot, now.prior, now.shares, now.ridge_left, now.ridge, now.counters, now.weights, settings
-    blocks = row_blocks, given, work.width, triton.next_power_of_2(p), max(_TILE, triton.next_power_of_2(work.parts))
+    widths = row_blocks, given, work.width, triton.next_power_of_2(p), max(_TILE, triton.next_power_of_2(work.parts))
     flags = work.finite, state.too_large
-    _scale_rows[(1,)](*found, y, *old, *scaling, *flags, n, r, p, K, C, work.parts, labels, C != K, *blocks)
+    _scale_rows[(1,)](*found, y, *old, *scaling, *flags, n, r, p, K, C, work.parts, labels, C != K, *widths)
     if n == c == 1:
-        head_now = weight, bias, p, K, k, has_bias, triton.next_power_of_2(rows)
-        _learn_one[(triton.cdiv(p, _COLUMNS),)](Z, work.projected, *scaling, work.finite, *head_now)
+        one = weight, bias, p, K, k, has_bias, triton.next_power_of_2(rows)
+        _learn_one[(triton.cdiv(p, _COLUMNS),)](Z, work.projected, *scaling, work.finite, *one)
         return work.finite, None
-    scaling = work.row_scale, work.inflations, work.inverse_root
+    rows_now = work.row_scale, work.inflations, work.inverse_root
     made = work.M, work.inflated, work.Q, work.Ft
     tiles = triton.cdiv(r, _TILE) + triton.cdiv(p, _TILE)
-    _products[(triton.cdiv(r, _SIZE), tiles)](work.projected, Z, *scaling, *made, work.finite, r, p)
+    _products[(triton.cdiv(r, _SIZE), tiles)](work.projected, Z, *rows_now, *made, work.finite, r, p)
     head_now = now.W, weight, bias, work.scratch, work.buffer, r, p, K, k, has_bias
     system = work.inflated, work.inflations, work.E, work.Q
     most = max(_SIZE, triton.next_power_of_2(r))
