@@ -105,7 +105,9 @@ class RLS(ExactArithmetic):
         self.ridge: float | Literal["evidence"] = ridge if ridge == "evidence" else checks.ridge_setting(ridge)
         self.noise_factor = in_range("noise_factor", noise_factor, 0.0, math.inf)
         self.forgetting = in_range("forgetting", forgetting, 0.0, 1.0)
-        self.bias_ridge, self.dtype = checks.bias_setting(bias_ridge), checks.optional_dtype(dtype)
+        if dtype is not None:
+            checks.check_dtype(dtype)
+        self.bias_ridge, self.dtype = checks.bias_setting(bias_ridge), dtype
 
     # ------------------------------------------------------------------ state
 

@@ -289,6 +289,16 @@ def block_sums(
     return sums
 
 
+def each_curvature(state: CrossEntropyState) -> list[CrossEntropyState]:
+    """The state, or that of each output where these have curvatures of their own, as a head of one output has it."""
+    if state.T.ndim == 2:
+        return [state]
+    return [
+        CrossEntropyState(T, W[None], prior[None], share[None], left, counters, weights, state.ridge)
+        for T, W, prior, share, left, counters, weights in zip(*state[:7], strict=True)
+    ]
+
+
 def with_root(state: CrossEntropyState) -> CrossEntropyState:
     """The state with T, which is computed from A where A is newer."""
     return state if state.A is None else state._replace(T=inverse_root(state.A)[0], A=None)
