@@ -55,12 +55,13 @@ _CORE = {
     "checkpoint": ("load", "save"),
     "features": ("FourierFeatures",),
     "heads": (
-        "RLS", "HeadSolver", "LogisticNewton", "NotFinite", "OnlineLBFGS", "PerOutput", "SelfTuning", "SoftmaxNewton",
+        *("HeadSolver", "LogisticNewton", "NotFinite", "OnlineLBFGS", "PerOutput", "RLS", "SelfTuning"),
+        "SoftmaxNewton",
     ),
     "joint": ("muon",),
     "observe": ("observe",),
     "optimizer": ("SepSA",),
-}  # fmt: skip
+}
 _LAZY = {*_CORE, *itertools.chain(*_CORE.values())}
 # Behind the extra `stream`, so imported when first asked for, and not for `import *`.
 _STREAM = {

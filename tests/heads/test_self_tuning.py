@@ -16,7 +16,7 @@ from reference import weights as head_weights
 from sepsa import RLS, LogisticNewton, SelfTuning, SepSA, SoftmaxNewton
 from sepsa.heads.math import score as scores
 from sepsa.heads.math.cross_entropy import with_ridge
-from sepsa.heads.self_tuning import RIDGES
+from sepsa.heads.tuning import RIDGES
 from sepsa.testing.case import difference, learn, snapshot
 
 

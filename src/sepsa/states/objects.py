@@ -305,9 +305,7 @@ def class_name(what: Any) -> str:
 
 
 # The errors that a state raises whose checksums are right and whose content is wrong or of another object.
-MISFITS = (
-    ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, OverflowError, MemoryError,
-)  # fmt: skip
+MISFITS = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError, MemoryError)
 
 
 def unpack(header: Header, state: Any, into: Any, name: str) -> Any:

@@ -11,24 +11,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# The names that safetensors gives to dtypes.
-NUMPY = {
-    "F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32, "I16": np.int16,
-    "I8": np.int8, "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
-}  # fmt: skip
-TORCH = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
+# By the names that safetensors gives to dtypes: F64, I32, U8 and so on.
+NUMPY: dict[str, Any] = {
+    f"{kind}{8 * size}": np.dtype(f"{kind.lower()}{size}").type
+    for kind in "FIU"
+    for size in (1, 2, 4, 8)
+    if (kind, size) != ("F", 1)
+} | {"BOOL": np.bool_}
+TORCH: dict[str, torch.dtype] = {
+    code: getattr(torch, np.dtype(kind).name)
+    for code, kind in NUMPY.items()
+    if code not in ("U16", "U32", "U64")  # which torch has, without arithmetic
+} | {"BF16": torch.bfloat16}
 CODES: dict[Any, str] = {np.dtype(kind): code for code, kind in NUMPY.items()} | {v: k for k, v in TORCH.items()}
 SIZES = {code: np.dtype(kind).itemsize for code, kind in NUMPY.items()} | {"BF16": 2}
 PLAIN = {type(None), bool, int, float, str}  # JSON as they are
 TYPES = {"bool": bool, "int": int, "float": float, "str": str}
 # The values that their tag and content alone determine.
 DECODERS: dict[str, Callable[[Any], Any]] = {
-    "float": float, "str_": np.str_, "bytes": lambda text: base64.b64decode(text, validate=True),
-    "torch.dtype": TORCH.__getitem__, "numpy.dtype": NUMPY.__getitem__, "type": TYPES.__getitem__,
-}  # fmt: skip
+    "float": float,
+    "str_": np.str_,
+    "bytes": lambda text: base64.b64decode(text, validate=True),
+    "torch.dtype": TORCH.__getitem__,
+    "numpy.dtype": NUMPY.__getitem__,
+    "type": TYPES.__getitem__,
+}
 
 
 class Tree:

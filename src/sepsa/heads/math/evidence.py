@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sepsa.heads.math.least_squares import LeastSquaresState, square_root
+from sepsa.heads.math.least_squares import LeastSquaresState, identity, square_root, triangular
 
 START = 10.0  # the ridge before the first choice
 FIRST = 8  # samples before which nothing is chosen; then after 16, 32, 64, ...
@@ -174,8 +174,8 @@ def with_ridge(state: LeastSquaresState, prior: Tensor, ridge: Tensor, new_prior
     A' = A + D for D = ridge - ridge_left, and A'W' = AW - ridge_left prior + ridge new_prior.
     """
     T, W, left = square_root(state), state.W, state.ridge_left
-    H = torch.eye(len(T), dtype=T.dtype, device=T.device) + (T * (ridge - left)) @ T.T
-    T = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(H).L, T, upper=False).contiguous()
+    H = identity(len(T), T) + (T * (ridge - left)) @ T.T
+    T = triangular(torch.linalg.cholesky_ex(H).L, T).contiguous()
     before, after = W - prior, new_prior - W
     step = (left * before + ridge * after) @ T.T
     energy = state.energy - (left * before.square()).sum(1) + (ridge * after.square()).sum(1) - step.square().sum(1)
