@@ -20,6 +20,8 @@ from sepsa.stream.scales import moments, trimmed
 
 LEVELS: Floats = np.array([0.005, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.995])  # of errors
 SCORES: Floats = np.array([NormalDist().inv_cdf(level) for level in LEVELS])  # of normal errors
+# An error moves a quantile as far as a rate of 0.02 moves its level, where errors are normal with mean size 1.
+STEPS: Floats = 0.02 * np.sqrt(np.pi / 2) / np.array([NormalDist().pdf(score) for score in SCORES])
 KNOWN = len(LEVELS) + 1  # quantiles of errors, and the number of errors
 OPTIONS = np.array(tuple(field.start for field in parts.OPTIONS.fields.values()), parts.OPTIONS.dtype)
 SAVED = {"own": ("heads", parts.OWN), "joint": ("heads", parts.JOINT)} | {
@@ -131,7 +133,8 @@ class ForecastModel:
             heads("LEFT")[:], heads("D")[:] = plan("RIDGE"), 1 / plan("RIDGE")
         given = memory.of("fixed")
         given("FORGETTING")[:], given("LIMITS")[:] = settings.forgetting, settings.bounds
-        given("ANGLES")[:], given("PERIODS")[:], given("LEVELS")[:] = settings.angles(), settings.seasons, LEVELS
+        given("ANGLES")[:], given("PERIODS")[:] = settings.angles(), settings.seasons
+        given("LEVELS")[:], given("STEPS")[:] = LEVELS, STEPS
         given("EXOGENOUS_RIDGE")[:] = settings.ridge
         for group, ridge in (("stack", parts.STACK_RIDGE), ("exogenous", settings.ridge)):
             memory("LEFT", group)[:], memory("D", group)[:] = ridge, 1 / ridge
@@ -191,13 +194,13 @@ class ForecastModel:
     def forecast(self, E: Floats) -> tuple[Floats, Floats]:
         """The forecasts (m, H) after the last row, and their quantiles (KNOWN, m, H); E (k, q) are the rows ahead."""
         part, inputs = self.part, self.memory.of("exogenous")
-        made, ends = part("TOLD").copy(), part("TOLD_ENDS").copy()
-        if len(E):
+        made, ends = part("TOLD").copy(), part("TOLD_ENDS")[0].copy()
+        if E.size:
             deviation = np.sqrt(np.where(inputs("VARIANCE") > 0, inputs("VARIANCE"), np.inf))
             x = np.clip(np.nan_to_num((E - inputs("MEAN")) / deviation), -step.CLIPPED, step.CLIPPED)
             more = part("SCALE")[:, None] * np.einsum("jhq,hq->jh", inputs("W")[:, : len(E)], x)
             made[:, : len(E)] += more
-            ends[..., : len(E)] += more
+            ends[..., : len(E)] = part("TOLD_ENDS")[1, ..., : len(E)] + more
         judged, limits = part("JUDGED"), self.settings.bounds
         made = np.where(judged[:, :1] > 0, made, np.nan)
         return np.clip(made, *limits), np.concatenate([np.clip(ends, *limits), judged[None, :, 1:]])
@@ -233,7 +236,8 @@ class ForecastModel:
 
         Only a new model loads, which is dropped after an error.
         """
-        new = schema.read(entry, renamed(state_dict), set(SAVED))
+        kinds = self.memory.layout.sizes["kinds"]
+        new = schema.read(entry, of_kinds(renamed(state_dict), kinds), set(SAVED))
         for name, (group, copy) in SAVED.items():
             self.memory.load(new.entries(name, set(self.memory.names(group))), group, copy)
         self._check(new)
@@ -277,6 +281,15 @@ def renamed(state: Any) -> Any:
     if isinstance(gain_left_ridge, np.ndarray) and gain_left_ridge.ndim == 2 and len(gain_left_ridge) == 3:
         new["exogenous"]["LEFT"] = gain_left_ridge[1]
     return new
+
+
+def of_kinds(state: Any, kinds: int) -> Any:
+    """A saved state with the errors of each kind; before there were kinds, all had those of the last."""
+    own = state.get("shared") if isinstance(state, Mapping) else None
+    if not isinstance(own, Mapping) or getattr(own.get("QUANTILES"), "ndim", 0) != 3:
+        return state
+    axes = {"QUANTILES": 0, "SIZE": 0, "TOLD_ENDS": 0, "ENDS": 1}
+    return {**state, "shared": {**own, **{name: np.stack([own[name]] * kinds, axis) for name, axis in axes.items()}}}
 
 
 def own_terms(j: int, series: int, lags: int, season: int) -> list[Term]:

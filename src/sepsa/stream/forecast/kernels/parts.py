@@ -128,6 +128,7 @@ fixed = Group(
     number("ANGLES", "angles"),  # of the seasons, in radians a row
     number("PERIODS", "seasons"),  # in rows
     number("LEVELS", "levels"),  # of the quantiles of errors
+    number("STEPS", "levels"),  # by which errors move these quantiles, in mean absolute errors
     number("STACK_RIDGE", "stacked", start=STACK_RIDGE),
     number("EXOGENOUS_RIDGE", "exogenous"),
 )
@@ -266,19 +267,25 @@ shared = Group(
     number("BASE", "horizon series", power=1),  # a ring of values, and whether they were observed
     Part("THERE", np.bool_, ("horizon", "series")),
     number("MADE", "horizon series horizon", power=1),  # a ring of forecasts, and of the quantiles of their
-    number("ENDS", "horizon levels series horizon", power=1),  # errors as they were issued
+    number("ENDS", "horizon kinds levels series horizon", power=1),  # errors as they were issued
     whole("JUDGED", "series judged"),  # values observed, and errors of each step
-    number("SIZE", "series horizon", (0, MOST), power=1),  # recent absolute errors
-    number("QUANTILES", "levels series horizon", (-1e6, 1e6)),  # of errors in units of it
+    # Of errors without and, where there are exogenous inputs, with what they explain: recent absolute errors, and
+    # quantiles in units of these.
+    number("SIZE", "kinds series horizon", (0, MOST), power=1),
+    number("QUANTILES", "kinds levels series horizon", (-1e6, 1e6)),
     number("TOLD", "series horizon", (-1e103, 1e103)),  # the last forecasts and their quantiles, in units of
-    number("TOLD_ENDS", "levels series horizon", (-1e110, 1e110)),  # the series
+    number("TOLD_ENDS", "kinds levels series horizon", (-1e110, 1e110)),  # the series
     number("EXTENT", "2 series", power=1),  # the least and the largest value observed
     # How many values in a row were implausible, and how much oftener the next value confirmed such a one than not.
     whole("ODD", "2 series", (None, None)),
     number("STRANGE", "series", (-1e210, 1e210), power=1),  # the last implausible value
-    sizes={"twice": lambda sizes: 2 * sizes["recent"], "judged": lambda sizes: 1 + sizes["horizon"]},
+    sizes={
+        "twice": lambda sizes: 2 * sizes["recent"],
+        "judged": lambda sizes: 1 + sizes["horizon"],
+        "kinds": lambda sizes: 1 + (sizes["exogenous"] > 0),
+    },
     rules=(
-        Rule("QUANTILES", "in order", lambda part: bool((np.diff(part("QUANTILES"), axis=0) >= 0).all())),
+        Rule("QUANTILES", "in order", lambda part: bool((np.diff(part("QUANTILES"), axis=1) >= 0).all())),
         Rule("EXTENT", "in order", lambda part: bool((part("EXTENT")[0] <= part("EXTENT")[1]).all())),
         Rule(
             "SCALE",
