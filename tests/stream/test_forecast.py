@@ -463,6 +463,24 @@ def test_seasons_are_found_or_none():
     assert find_seasons(np.ones((64, 1))) == ()
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_day_is_found_whose_hours_shift_and_it_has_a_week_as_soon_as_two_fit(seed):
+    rng = np.random.default_rng(seed)
+    shift = np.repeat(rng.integers(-1, 2, 22), 24)[:512]
+    day = np.exp(3 * np.sin(2 * np.pi * (np.arange(512) + shift) / 24)) + 0.5 * rng.normal(size=512)
+    assert find_seasons(day[:256, None]) == (24.0,)
+    assert find_seasons(day[:, None]) == (24.0, 168.0)
+
+
+def test_periods_that_are_no_day_stay_what_they_are():
+    t, rng = np.arange(1024), np.random.default_rng(0)
+    for period in (12, 23, 25, 52):
+        wave = np.sin(2 * np.pi * t / period) + 0.02 * rng.normal(size=1024)
+        assert find_seasons(wave[:, None]) == (float(period),)
+    week = np.sin(2 * np.pi * t / 24) + 3 * np.where(t // 24 % 7 < 2, np.sin(2 * np.pi * t / 12), 0)
+    assert find_seasons(week[:, None]) == (24.0, 168.0)
+
+
 def test_river_evaluates_it():
     evaluate = pytest.importorskip("river.evaluate")
     from river import datasets, metrics
