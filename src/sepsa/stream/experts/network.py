@@ -29,6 +29,7 @@ from sepsa.stream.kernels.robust import (
     scale_constant_inputs,
 )
 from sepsa.stream.kernels.views import Group
+from sepsa.stream.kernels.weigh import weigh
 
 # The part of φ = [hidden units, inputs, 1] that a head sees: its end, from some hidden unit on, or hidden units and 1.
 END, HIDDEN = range(2)
@@ -94,6 +95,8 @@ parts = Group(
     work("P", float, ("outputs",)),
     work("PHI", float, ("batch", "stride")),
     work("HEADS", float, ("batch", "heads", "outputs")),  # the outputs of each head
+    work("LOSSES", float, ("heads",)),
+    work("WEIGHTS", float, ("heads",)),
     work("OMEGA", float, ("batch",)),
     work("SHARE", float, ("batch",)),  # of a typical row in what the experts learn
     work("GRADIENT", BODY, ("parameters",)),
@@ -253,10 +256,7 @@ def rescale_changed_inputs(model):
 
 @called
 def score_heads(model, rows):
-    """Add the errors of the batch to each head's discounted loss, and weigh the heads by their losses.
-
-    π_h ∝ (loss_h)^(-power · evidence/2): the posterior of heads under normal errors of unknown variance.
-    """
+    """Add the errors of the batch to each head's discounted loss, and weigh the heads by their losses."""
     options, counts, count = given.OPTIONS(model), parts.COUNTS(model), size.heads(model)
     y, answers, omega = given.Y(model), parts.HEADS(model), parts.OMEGA(model)
     gain, error, robust = parts.GAIN(model), parts.ERROR(model), size.robust(model)
@@ -274,19 +274,12 @@ def score_heads(model, rows):
                     off = min(off, FARTHEST_LOSS * plausible_error(error, k), HUGE)
                 loss += gain[k] * off * off
             heads.NUMBERS(model, h).loss += share * loss
-    least = math.inf
+    losses, weights = parts.LOSSES(model), parts.WEIGHTS(model)
     for h in range(count):
-        least = min(least, heads.NUMBERS(model, h).loss)
-    total, best, top = 0.0, 0, 0.0
+        losses[h] = heads.NUMBERS(model, h).loss
+    best = weigh(losses, 0.5 * options.power * counts.evidence, 1e-300, 0.0, weights)
     for h in range(count):
-        numbers = heads.NUMBERS(model, h)
-        ratio = (numbers.loss + 1e-300) / (least + 1e-300)
-        numbers.weight = math.exp(-0.5 * options.power * counts.evidence * math.log(ratio))
-        total += numbers.weight
-        if numbers.weight > top:
-            best, top = h, numbers.weight
-    for h in range(count):
-        heads.NUMBERS(model, h).weight /= total
+        heads.NUMBERS(model, h).weight = weights[h]
     if best != counts.best:
         counts.best, counts.since = best, counts.steps
 

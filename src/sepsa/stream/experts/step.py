@@ -14,11 +14,12 @@ from sepsa.jit import Kernel
 from sepsa.stream.experts import network
 from sepsa.stream.experts.frame import given, row, size
 from sepsa.stream.experts.logarithm import take_logarithm
-from sepsa.stream.experts.stack import DISCOUNT, EVERY, OFTEN, remember, solve, weigh
+from sepsa.stream.experts.stack import DISCOUNT, EVERY, FLOOR, OFTEN, PRIOR, remember, solve, strength
 from sepsa.stream.kernels.compilation import called, inlined, kernel
 from sepsa.stream.kernels.parts import Field, Part, Record, work
 from sepsa.stream.kernels.robust import calibrate, first_scale, follow_errors, largest, plausible_error
 from sepsa.stream.kernels.views import Group, call
+from sepsa.stream.kernels.weigh import weigh
 
 CLIP = 8.0  # standardized inputs, for the experts other than the network
 WIDEST = 2.0**98  # the same, for trees
@@ -52,6 +53,7 @@ parts = Group(
     work("FACTOR", float, ("experts", "experts")),
 )
 ANSWER, LEARN = range(2)  # in `CALLS`
+strength_of = inlined(strength)
 X_AT, Y_AT, WEIGHT_AT, MODELS_AT, OUT_AT, LEVERAGE_AT = (
     given.slots.index(name) for name in ("X", "Y", "WEIGHT", "MODELS", "OUT", "LEVERAGE")
 )
@@ -157,7 +159,7 @@ def score(model):
             off = min(abs(answers[e, k] - y[k]), FARTHEST)
             loss += off * off
         losses[e] = DISCOUNT * losses[e] + share * loss
-    best = weigh(losses, counts.evidence, parts.WEIGHT(model))
+    best = weigh(losses, strength_of(counts.evidence), FLOOR, PRIOR, parts.WEIGHT(model))
     if best != counts.best:
         counts.best, counts.since = best, counts.rows
     remember(gram, moment, answers, y, share)

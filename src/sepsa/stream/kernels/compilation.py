@@ -59,7 +59,8 @@ inlined = njit(forceinline=True, **_PART)
 called = njit(**_PART)
 compiled = cached(**OPTIONS)
 
-_FOLDERS = (Path(__file__).parent, Path(__file__).parents[1] / "experts")
+_STREAM = Path(__file__).parents[1]
+_FOLDERS = (Path(__file__).parent, _STREAM / "experts", _STREAM.parent / "heads/math")
 _SIGNATURE = types.int64(types.CPointer(types.int64), types.int64)  # type: ignore[no-untyped-call]
 
 
