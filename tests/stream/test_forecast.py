@@ -155,8 +155,9 @@ def test_the_kernels_as_plain_python_forecast_the_same_and_stay_within_their_arr
         np.testing.assert_allclose(one, other, rtol=1e-7)  # the order of sums differs
 
 
-def test_a_new_leader_has_the_lead_over_all_others_and_one_event_makes_none():
+def test_a_new_leader_has_the_lead_over_all_others_and_one_event_makes_none(monkeypatch):
     """The recent mean of how much smaller the errors of each naive forecast are than the leader's, when it changes."""
+    monkeypatch.setattr(choice, "exceeds", choice.exceeds.py_func)
     rng, rate = np.random.default_rng(0), 0.01
     errors = rng.exponential(size=(600, 3)) * [1.0, 1.0, 0.7]
     errors[300:310, 0] += 5.0
@@ -479,6 +480,39 @@ def test_periods_that_are_no_day_stay_what_they_are():
         assert find_seasons(wave[:, None]) == (float(period),)
     week = np.sin(2 * np.pi * t / 24) + 3 * np.where(t // 24 % 7 < 2, np.sin(2 * np.pi * t / 12), 0)
     assert find_seasons(week[:, None]) == (24.0, 168.0)
+
+
+@pytest.mark.parametrize("seasons", [(), (12,)])
+def test_a_trend_is_followed_at_every_step(seasons):
+    t, rng = np.arange(160), np.random.default_rng(0)
+    y = 2.0 * t + (10 * np.sin(2 * np.pi * t / 12) if seasons else 0) + rng.normal(size=160)
+    made = SepSAForecaster(12, seasons=seasons).prequential(y[:148])[-1]
+    assert np.abs(made - y[148:]).max() < 5  # the last value is wrong by 24, and that of a season too
+
+
+def test_a_file_without_trends_forecasts_as_before_and_continues():
+    t, rng = np.arange(400), np.random.default_rng(0)
+    y = 10 * np.sin(2 * np.pi * t / 5) + rng.normal(size=400)
+    for seasons, lags, rows in (((), 3, 200), ((), 3, 10), ((5,), 6, 200)):
+        model = SepSAForecaster(4, seasons=seasons, lags=lags).fit(y[:rows])
+        state = model.state_dict()
+        stack, shared, bases = state["model"]["stack"], state["model"]["shared"], len(seasons) + 1
+        n, before = shared["LAGS"].shape[1] // 2, max(lags, (5 if seasons else 0) + 2 + 4)
+        kept = np.arange(max(rows - before, 0), rows)
+        lag = np.repeat(shared["LAGS"][:, :1], before, 1)
+        lag[:, kept % before] = shared["LAGS"][:, kept % n]
+        stack |= {
+            "KNOWN": stack["KNOWN"][:bases],
+            "MISSED": np.concatenate([stack["MISSED"][:bases], stack["MISSED"][-3:]]),
+            "LEADER": stack["LEADER"] % bases,
+        }
+        shared |= {"LAGS": np.tile(lag, 2)}
+        other = SepSAForecaster(4, seasons=seasons, lags=lags)
+        other.load_state_dict(state)
+        assert other.forecast() == model.forecast()
+        assert (other.state_dict()["model"]["stack"]["KNOWN"][:bases] == stack["KNOWN"]).all()
+        errors = np.abs(other.prequential(y[rows:])[100:-1, 0] - y[rows + 101 :])
+        assert errors.mean() < 3  # the last value is wrong by 7
 
 
 def test_river_evaluates_it():

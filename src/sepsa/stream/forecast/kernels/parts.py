@@ -36,6 +36,7 @@ OPTIONS = Record(
     guard=Field(float, 3.0),  # standard errors by which the latest absolute errors of heads may be larger
 )
 STACK_RIDGE = 30.0
+TREND_ROWS = 12  # whose mean change is the drift of a series without seasons
 # Whether quantiles are wanted, and the exogenous inputs of later rows are used; the revised value, of a series some
 # rows ago.
 CALL = Record(intervals=int, ahead=int, series=int, age=int, value=float)
@@ -179,9 +180,9 @@ stack = Group(
     number("MIXED", "horizon series horizon", power=1),
     number("TYPICAL", "series horizon", (0, MOST), power=2),  # squared errors of the naive forecast in use
     # Recent absolute errors in units of the root of that: of the naive forecasts, which are the last value and the last
-    # of each season, of the heads, of the stack and of the forecast.
+    # of each season, the same with a drift and with a damped one, of the heads, of the stack and of the forecast.
     number("MISSED", "candidates series horizon", (0, 11.0)),
-    whole("LEADER", "series horizon", (0, "seasons")),  # the naive forecast in use
+    whole("LEADER", "series horizon", (0, "naive - 1")),  # the naive forecast in use
     # Recent means for each naive forecast: how much smaller its errors are than the leader's, and its square; how much
     # smaller those of MIXED are, and its square; the product of its error and its distance from MIXED; both squares.
     number("KNOWN", "naive series horizon 7", (-1e9, 1e9)),
@@ -196,8 +197,8 @@ stack = Group(
         "above_stacked": lambda sizes: triangle(stacked(sizes)),
         "stacked_restored": lambda sizes: restored_at_once(stacked(sizes), OPTIONS.fields["stack"].start),
         "season_rows": lambda sizes: sizes["longest"] + 1,
-        "naive": lambda sizes: sizes["seasons"] + 1,
-        "candidates": lambda sizes: sizes["seasons"] + 4,
+        "naive": lambda sizes: 3 * (sizes["seasons"] + 1),
+        "candidates": lambda sizes: 3 * (sizes["seasons"] + 1) + 3,
     },
     rules=(
         TURN_RULE,
