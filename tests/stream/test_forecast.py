@@ -850,6 +850,60 @@ def test_dates_in_frames_are_times_or_an_error_with_the_cure():
         small().fit(frame["v"], times=0)
 
 
+def test_several_shares_and_levels_are_those_asked_one_by_one():
+    model = forecaster().fit(series(200)[:, 0])
+    made, ends = model.predict(3, coverage=[0.5, 0.9])
+    assert list(ends) == [0.5, 0.9]
+    for share, (low, high) in ends.items():
+        alone = model.predict(3, coverage=share)
+        assert all((one == other).all() for one, other in zip(alone, (made, low, high), strict=True))
+    _, levels = model.predict(3, quantiles=[0.05, 0.5, 0.95])
+    assert (levels[0.05] == ends[0.9][0]).all()
+    assert (levels[0.95] == ends[0.9][1]).all()
+    assert ((ends[0.5][0] < levels[0.5]) & (levels[0.5] < ends[0.5][1])).all()
+    for wrong in ({"coverage": [0.5, 1.0]}, {"quantiles": [0.0]}, {"coverage": 0.5, "quantiles": [0.5]}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}.* must be"):
+            model.predict(**wrong)
+
+
+def test_one_input_is_a_vector_and_too_many_rows_ahead_are_an_error():
+    y, x = series(120)[:, 0], np.random.default_rng(0).normal(size=120)
+    model, other = forecaster().fit(y[:116], x[:116]), forecaster().fit(y[:116], x[:116, None])
+    assert (model.predict(4, x[116:]) == other.predict(X=x[116:, None])).all()
+    named = forecaster().fit(pd.Series(y[:116]), pd.Series(x[:116], name="wind"))
+    assert (np.asarray(named.predict(X=pd.DataFrame({"wind": x[116:]}))) == model.predict(X=x[116:])).all()
+    with pytest.raises(ValueError, match=r"X must have at most the 2 rows that are forecast, got 4"):
+        model.predict(2, x[116:])
+    with pytest.raises(ValueError, match=r"X must have the 1 columns of the first row, got 2"):
+        model.predict(2, series(2))
+    with pytest.raises(ValueError, match=r"X must be rows \(120, inputs\)"):
+        forecaster().fit(y, x[:100])
+
+
+def test_a_plot_joins_the_forecast_to_the_last_value_and_a_notebook_shows_a_table():
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    frame = pd.DataFrame(series(100), pd.date_range("2026-01-01", periods=100, freq="h"), columns=["<a>", "b"])
+    model = forecaster()
+    assert model._repr_html_() == f"<pre>{model!r}</pre>"
+    with pytest.raises(ValueError, match="learned no row"):
+        model.plot()
+    axes = model.fit(frame).plot("b")
+    past, ahead = (line.get_xydata() for line in axes.lines)
+    assert (past[-1] == ahead[0]).all()
+    assert len(ahead) == 5
+    assert axes.get_title() == "b"
+    assert "Concise" in type(axes.xaxis.get_major_formatter()).__name__
+    with pytest.raises(ValueError, match=r"series must be one of .*, got 'c'"):
+        model.plot("c")
+    shown = model._repr_html_()
+    assert shown.count("<tr>") == 1 + 4 * 2
+    assert "&lt;a&gt;" in shown
+    assert "<a>" not in shown
+    assert forecaster().fit(series(50)[:, 0]).plot().get_title() == ""
+
+
 def test_polars_in_polars_out():
     polars = pytest.importorskip("polars")
     times = pd.date_range("2024-01-01", periods=60, freq="D")
