@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sepsa.joint import muon
     from sepsa.observe import observe
     from sepsa.optimizer import SepSA
+    from sepsa.stream.forecast import OnlineIntervals as OnlineIntervals
     from sepsa.stream.forecast import SepSAForecaster as SepSAForecaster
     from sepsa.stream.sklearn import SepSAClassifier as SepSAClassifier
     from sepsa.stream.sklearn import SepSARegressor as SepSARegressor
@@ -65,6 +66,7 @@ _CORE = {
 _LAZY = {*_CORE, *itertools.chain(*_CORE.values())}
 # Behind the extra `stream`, so imported when first asked for, and not for `import *`.
 _STREAM = {
+    "OnlineIntervals": "sepsa.stream.forecast",
     "SepSAClassifier": "sepsa.stream.sklearn",
     "SepSAForecaster": "sepsa.stream.forecast",
     "SepSARegressor": "sepsa.stream.sklearn",

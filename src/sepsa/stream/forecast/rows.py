@@ -56,8 +56,10 @@ def read_table(what: str, data: Any, times: Any = None) -> Table:
     if values.ndim not in (1, 2):
         raise ValueError(f"{what} must be rows (n, columns) or (n,), got an array of shape {values.shape}")
     rows = np.ascontiguousarray(values[:, None] if values.ndim == 1 else values)
-    if names is None:
-        names = [ONLY] if flat else list(range(rows.shape[1]))
+    if names is None and what == "X" and flat and isinstance(getattr(data, "name", None), str) and data.name:
+        names = [data.name]
+    elif names is None:
+        names = [ONLY] if flat and what != "X" else list(range(rows.shape[1]))
     moments = None if times is None else read_times(times)
     if moments is not None and len(moments.seconds) != len(rows):
         raise ValueError(f"times must be those of {len(rows)} rows, got {len(moments.seconds)}")

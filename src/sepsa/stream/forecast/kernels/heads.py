@@ -15,6 +15,7 @@ from sepsa.heads.math import ridge as ridge_rule
 from sepsa.stream.forecast.kernels.parts import NEXT, UPDATES, fixed, given, heads, plan, row, shared, size
 from sepsa.stream.kernels.compilation import called
 from sepsa.stream.kernels.head import rank_one
+from sepsa.stream.kernels.weigh import relative_weight
 
 FIRST_ROWS = 32  # before any value is implausible, and any loss a measure of others
 
@@ -165,8 +166,7 @@ def add_forecasts(model, family, t, total):
             j = targets[g, i]
             for v in range(W.shape[0]):
                 for h in range(H):
-                    loss = losses[v, g, i, h]
-                    share = (best[j, h] / loss) ** sharpness if loss > 0.0 else 1.0
+                    share = relative_weight(losses[v, g, i, h], best[j, h], sharpness, 1e-300, 0.0)
                     total[j, h] += share * dot(W[v, g, i, h], x)
                     weight[j, h] += share
 
