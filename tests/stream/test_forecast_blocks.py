@@ -296,3 +296,30 @@ def test_an_error_inside_a_call_leaves_the_forecaster_as_it_was(monkeypatch):
     monkeypatch.undo()
     whole = blocks(seasons=(168,)).update(y, X)
     assert same(model.update(y[150:], X[150:]).state_dict(), whole.state_dict())
+
+
+def test_a_damaged_state_is_refused_by_its_name_and_changes_nothing():
+    y, X = day_series(4)
+    model = SepSAForecaster(4, every=4, seasons=(12,)).update(y[:50])
+    good = model.state_dict()
+    blocks_of = good["model"]
+    wrong = {
+        "place": [blocks_of["place"][:4], [*blocks_of["place"][:4], 2, 0], [0, -1, *blocks_of["place"][2:]]],
+        "Y": [blocks_of["Y"][:, :, :3], np.full_like(blocks_of["Y"], 1e300), blocks_of["Y"][:, :0]],
+        "E": [blocks_of["E"][1:], None],
+        "residuals": [blocks_of["residuals"][:, :, :1], np.zeros((999, 1, 4))],
+        "count": [-1.0 - blocks_of["count"], "text"],
+        "seen": [np.zeros(2), np.full((2, 1), 0.5)],
+        "missed": [blocks_of["missed"][:1], np.full_like(blocks_of["missed"], np.nan)],
+        "learner": [None, {}, SepSARegressor(random_state=0).partial_fit(X[:5], y[:5]).state_dict()],
+    }
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(ValueError, match=f"state_dict.*{name}"):
+                model.load_state_dict(good | {"model": blocks_of | {name: value}})
+    for other in ({"lags": 0}, {"lags": 3}, {"seasons": [1.0]}, {"first": good["first"] | {"points": [3]}}):
+        with pytest.raises(ValueError, match="state_dict"):
+            model.load_state_dict(good | other)
+    with pytest.raises(ValueError, match="state_dict"):
+        SepSAForecaster(4, seasons=(12,)).load_state_dict(good)
+    assert same(model.state_dict(), good)

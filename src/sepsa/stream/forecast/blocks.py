@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from sepsa.stream.forecast.block_rows import BlockPlan, between, check_width, ro
 from sepsa.stream.forecast.clock import HISTORY, SETTLED, Clock
 from sepsa.stream.forecast.grids import Grid
 from sepsa.stream.forecast.history import IMAGINED, Purpose
-from sepsa.stream.forecast.model import KNOWN, SCORES, Settings
+from sepsa.stream.forecast.model import KNOWN, LEVELS, Settings
 from sepsa.stream.forecast.seasons import check_seasons
 from sepsa.stream.kernels.robust import HUGE
 from sepsa.stream.sklearn import SepSARegressor
@@ -30,6 +31,9 @@ LEAST = 3  # blocks learned before the learner forecasts; until then the last va
 FEW = 30  # blocks that `fit` learns in order, as `update` does: too few to leave some out
 SHARE = 0.25  # of its targets without which a block is not learned
 RECENT = 0.98  # by which earlier errors count less with each block
+ERRORS = 256  # of the last forecasts, whose quantiles are those of an interval
+ASSUMED = 32  # normal errors after `fit`, which the first forecasts replace; in a mixed order
+SCORES: Floats = np.array([NormalDist().inv_cdf((13 * i % ASSUMED + 0.5) / ASSUMED) for i in range(ASSUMED)])
 
 
 class BlockHistory:
@@ -69,6 +73,8 @@ class BlockHistory:
         self.E: Floats = np.empty((0, self.every, q))
         self.count: Floats = np.empty((0, self.every, m))  # values that a slot is the mean of
         self.seen: Floats = np.full(m, np.nan)  # the last value of each series
+        self.residuals: Floats = np.empty((0, m, H))  # of the last forecasts, after those assumed by `fit`
+        self.assumed = 0
         self.missed: Floats = np.zeros((0, 2, m, H))  # recent sums of errors and of their weights, by forecast
         self.learner: SepSARegressor | None = None
         self.table: list[tuple[Floats, Floats]] = []  # rows and targets that `fit` has collected
@@ -128,18 +134,21 @@ class BlockHistory:
         told: tuple[int, Floats, Floats] | None = None
         cuts = [0, *(np.flatnonzero(np.diff(numbers // self.every)) + 1).tolist(), len(Y)]
         for start, stop in pairwise(cuts):
-            self._open(int(numbers[start]) // self.every)
+            block = int(numbers[start]) // self.every
+            self._open(block)
+            if self.purpose == "forecasts" and (told is None or told[0] != block):
+                told = (block, *self._forecast(block, numbers[start:], E[start:]))
             self._write(numbers[start:stop], Y[start:stop], E[start:stop])
             if int(following[stop - 1]) // self.every > self.newest and not self.closed:
                 self._close()
             self.point = int(points[stop - 1])
             self.rows += stop - start + int(np.minimum(gaps[start:stop], IMAGINED).sum())
-            for i in range(start, stop) if self.purpose == "forecasts" else ():
+            for i in range(start, stop) if told is not None else ():
                 block = int(following[i]) // self.every
-                if told is None or told[0] != block:
+                if told[0] != block:
                     told = (block, *self._forecast(block, numbers[stop:], E[stop:]))
                 slots = self._numbers(points[i] + 1 + np.arange(H)) - block * self.every
-                reached = slots < H
+                reached = np.logical_and.accumulate(slots < H)
                 made[i][:, reached] = told[1][:, slots[reached]]
                 if intervals:
                     quantiles[i][..., reached] = told[2][..., slots[reached]]
@@ -227,13 +236,16 @@ class BlockHistory:
             self.learner = SepSARegressor(random_state=self.seed)
             filled = between(targets)
         else:
-            filled = targets if known.all() else np.where(known, targets, self._answer(row)[0].T)
+            filled = targets if known.all() else np.where(known, targets, self._answer(row).T)
         level = row[-targets.shape[1] :]
         made = self.learner.prequential(row[None], (filled - level).reshape(1, -1), [known.mean()])
         if self.blocks >= LEAST:
             naive = [np.tile(before[-k], (self.plan.reach, 1))[: len(targets)] for k in self.plan.input_lags]
             errors = np.abs(np.stack([made.reshape(targets.shape) + level, *naive]) - targets).swapaxes(1, 2)
             there = ~np.isnan(errors)
+            residual = (targets - made.reshape(targets.shape) - level).T
+            last = self.residuals[-1] if len(self.residuals) else 0.0
+            self._remember(np.where(np.isnan(residual), last, residual))
             self.missed = RECENT * self.missed + np.stack([np.where(there, errors, 0.0), there], 1)
         self.blocks += 1
 
@@ -246,7 +258,15 @@ class BlockHistory:
         self.learner = SepSARegressor(random_state=self.seed)
         learn = self.learner.partial_fit if len(rows) < FEW else self.learner.fit
         learn(rows, filled.reshape(len(rows), -1), share)
-        self.blocks = len(rows)
+        self.blocks, self.assumed = len(rows), ASSUMED
+        deviation = self.learner.predict(rows[-1:], return_std=True)[1].reshape(targets.shape[1:]).T
+        self.residuals = SCORES[:, None, None] * deviation
+
+    def _remember(self, residual: Floats) -> None:
+        """Add the errors (m, H) of a forecast, in the place of assumed ones or of the oldest."""
+        full = self.assumed > 0 or len(self.residuals) == ERRORS
+        self.residuals = np.concatenate([self.residuals[int(full) :], residual[None]])
+        self.assumed = max(self.assumed - 1, 0)
 
     def regrid(self, points: Any) -> None:
         """Put the rows so far on other points of the grid, and learn them again."""
@@ -283,20 +303,21 @@ class BlockHistory:
 
     def reach(self) -> int:
         """The number of rows after the last one that the forecast of their block reaches."""
+        return int(np.logical_and.accumulate(self._slots_ahead()[1] < self.settings.horizon).sum())
+
+    def _slots_ahead(self) -> tuple[int, Any]:
+        """The block of the next row, and the slots (H,) of the next rows, counted on from its first."""
         following = self._numbers(self.point + 1 + np.arange(self.settings.horizon))
-        return int((following < following[0] // self.every * self.every + self.settings.horizon).sum())
+        block = int(following[0]) // self.every
+        return block, following - block * self.every
 
     def forecast(self, E: Floats) -> tuple[Floats, Floats]:
         """The forecasts (m, H) after the last row, and their quantiles (KNOWN, m, H); E (k, q) are the rows ahead.
 
         They are NaN from `reach()` on.
         """
-        H = self.settings.horizon
-        following = self._numbers(self.point + 1 + np.arange(H))
-        block = int(following[0]) // self.every
-        slots = following - block * self.every
-        left = int((slots < H).sum())
-        told, ends = self._forecast(block, following[: len(E)], E)
+        (block, slots), left = self._slots_ahead(), self.reach()
+        told, ends = self._forecast(block, slots[: len(E)] + block * self.every, E)
         made, quantiles = np.full_like(told, np.nan), np.full_like(ends, np.nan)
         made[:, :left], quantiles[..., :left] = told[:, slots[:left]], ends[..., slots[:left]]
         return made, quantiles
@@ -331,15 +352,17 @@ class BlockHistory:
         if self.ahead and q and self._last_slot(block, slots) < H - 1:
             return empty, quantiles
         if self.plan is None or self.blocks < LEAST:
-            made, deviation = self._last_values(block), 0.0 * empty
+            made = self._last_values(block)
         else:
             before, level = self._before(block, self.Y), self.plan.level(self._before(block, self.Y))
             level = np.nan_to_num(np.where(np.isnan(level), self.seen, level))
-            made, deviation = self._answer(self.plan.row(block, before, self._before(block, self.E), ahead, level))
+            made = self._answer(self.plan.row(block, before, self._before(block, self.E), ahead, level))
         made = np.where(np.isnan(self.seen)[:, None], np.nan, made)
-        quantiles[:-1] = made + SCORES[:, None, None] * deviation
-        quantiles[:-1] = np.clip(quantiles[:-1], *self.settings.bounds)
-        quantiles[-1] = self.blocks if self.blocks >= LEAST else 0
+        quantiles[:-1], quantiles[-1] = made, len(self.residuals)
+        if len(self.residuals):
+            ends = np.quantile(self.residuals, LEVELS, 0, method="weibull")
+            sides = np.sign(LEVELS - 0.5)[:, None, None]  # an interval holds the forecast, whatever a few errors say
+            quantiles[:-1] = np.clip(made + sides * np.maximum(sides * ends, 0), *self.settings.bounds)
         return np.clip(made, *self.settings.bounds), quantiles
 
     def _last_slot(self, block: int, slots: Any) -> int:
@@ -347,12 +370,12 @@ class BlockHistory:
         number = int(self._numbers(self.point)) - block * self.every
         return int(max(number, slots.max(initial=-1)))
 
-    def _answer(self, row: Floats) -> tuple[Floats, Floats]:
-        """The learner's forecasts (m, H), and their standard deviations."""
+    def _answer(self, row: Floats) -> Floats:
+        """The learner's forecasts (m, H)."""
         assert self.learner is not None
         m, H = self.settings.series, self.settings.horizon
-        mean, deviation = self.learner.predict(row[None], return_std=True)
-        return mean.reshape(H, m).T + row[-m:, None], deviation.reshape(H, m).T
+        made = np.asarray(self.learner.predict(row[None])).reshape(H, m)
+        return made.T + row[-m:, None]
 
     def _last_values(self, block: int) -> Floats:
         """The last value (m, H) that each slot had in an earlier block, or that the series had."""
@@ -383,18 +406,19 @@ class BlockHistory:
         first = [] if settled else self.first
         m, q = self.settings.series, self.settings.exogenous
         model = {
-            "place": [self.point, self.rows, self.blocks, self.newest, int(self.closed)],
-            "Y": self.Y.copy(),
-            "E": self.E.copy(),
+            "place": [self.point, self.rows, self.blocks, self.newest, int(self.closed), self.assumed],
+            "Y": packed(self.Y),
+            "E": packed(self.E),
             "count": self.count.copy(),
-            "seen": self.seen.copy(),
+            "seen": packed(self.seen),
+            "residuals": self.residuals.copy(),
             "missed": self.missed.copy(),
             "learner": None if self.learner is None else self.learner.state_dict(),
         }
         return {
             "first": {
-                "Y": np.array([y for _, y, _ in first]).reshape(len(first), m),
-                "E": np.array([e for _, _, e in first]).reshape(len(first), q),
+                "Y": packed(np.array([y for _, y, _ in first]).reshape(len(first), m)),
+                "E": packed(np.array([e for _, _, e in first]).reshape(len(first), q)),
                 "points": [point for point, _, _ in first],
             },
             "skipped": [],
@@ -413,23 +437,23 @@ class BlockHistory:
                 self.plan = self._plan_of(check_seasons(new.items("seasons").numbers()))
             if self.plan.kept != new.integer("lags"):
                 raise new.damaged("lags", f"{self.plan.kept} blocks", new["lags"])
-        model = new.entries("model", {"place", "Y", "E", "count", "seen", "missed", "learner"})
-        place = model.items("place", 5)
+        model = new.entries("model", {"place", "Y", "E", "count", "seen", "residuals", "missed", "learner"})
+        place = model.items("place", 6)
         self.point, self.rows = place.integer(0, -(2**48), 2**48), place.integer(1, 1)
         self.blocks, self.newest = place.integer(2), place.integer(3, -(2**48), 2**48)
-        self.closed = bool(place.integer(4, 0, 1))
+        self.closed, self.assumed = bool(place.integer(4, 0, 1)), place.integer(5, 0, ASSUMED)
         most = None if self.plan is None else self.plan.kept
-        self.Y = model.array("Y", (None, self.every, m), missing=True)
+        self.Y = unpacked(model, "Y", (None, self.every, m))
         n = len(self.Y)
         if not n or n > (most or n):
             raise model.damaged("Y", f"1 to {most} blocks", n)
-        self.E = model.array("E", (n, self.every, q), missing=True)
+        self.E = unpacked(model, "E", (n, self.every, q))
         self.count = model.array("count", (n, self.every, m), low=0.0)
-        self.seen = model.array("seen", (m,), missing=True)
+        self.seen = unpacked(model, "seen", (m,))
+        self.residuals = model.array("residuals", (None, m, self.settings.horizon))
         self.missed = model.array("missed", self.missed.shape, low=0.0)
-        for name in ("Y", "E", "seen"):
-            if (np.abs(getattr(self, name)) > HUGE).any():
-                raise model.damaged(name, f"numbers up to {HUGE:g}", "others")
+        if not self.assumed <= len(self.residuals) <= ERRORS:
+            raise model.damaged("residuals", f"{self.assumed} to {ERRORS} errors", len(self.residuals))
         if (model["learner"] is None) != (self.blocks == 0):
             raise model.damaged("learner", f"that of {self.blocks} blocks", model["learner"])
         if model["learner"] is not None:
@@ -453,8 +477,8 @@ class BlockHistory:
         first = new.entries("first", {"Y", "E", "points"})
         at = first.items("points")
         known = [at.integer(i, -(2**48), 2**48) for i in range(len(at))]
-        Y, E = (first.array(name, (len(known), k), missing=True) for name, k in (("Y", m), ("E", q)))
-        if len(known) != points or np.diff(known).min(initial=1) < 1 or (np.abs(np.hstack([Y, E])) > HUGE).any():
+        Y, E = (unpacked(first, name, (len(known), k)) for name, k in (("Y", m), ("E", q)))
+        if len(known) != points or np.diff(known).min(initial=1) < 1:
             raise first.damaged("points", f"those of {points} rows", len(known))
         self.first = list(zip(known, Y, E, strict=True))
 
@@ -464,3 +488,16 @@ def shared(learner: SepSARegressor) -> SepSARegressor:
     other = SepSARegressor.__new__(SepSARegressor)
     other.__dict__.update({name: value for name, value in vars(learner).items() if name != "_lock"})
     return other
+
+
+def packed(values: Floats) -> Floats:
+    """Values with missing ones as finite numbers: whether each is there, and what it is, or 0."""
+    return np.stack([~np.isnan(values), np.nan_to_num(values)]).astype(np.float64)
+
+
+def unpacked(new: schema.Entries, name: str, shape: tuple[int | None, ...]) -> Floats:
+    """The values that `packed` has made such an entry of."""
+    there, values = new.array(name, (2, *shape))
+    if (np.abs(values) > HUGE).any() or not np.isin(there, (0.0, 1.0)).all():
+        raise new.damaged(name, f"numbers up to {HUGE:g}, and whether they are there", "others")
+    return np.where(there > 0, values, np.nan)

@@ -533,6 +533,11 @@ class SepSAForecaster(Saves):
         with self._lock:
             if self._model is None:
                 raise ValueError(NO_ROW)
+            if not self._history.reach():
+                raise ValueError(
+                    f"the {self.horizon} rows that are forecast every {self.every} rows have come: the next forecast "
+                    "is made when the block is complete"
+                )
             given = list(xs or ())[: steps if self.every == 1 else None]
             rows = [in_order("xs", self._inputs, *read_inputs(x)) for x in given]
             self._history.check_ahead(len(rows))
@@ -553,6 +558,8 @@ class SepSAForecaster(Saves):
         reach = self._history.reach() if reach is None else reach
         if horizon is None:
             return reach
+        if not reach:
+            return at_least("horizon", horizon, 1)
         if reach < at_least("horizon", horizon, 1) <= self.horizon:
             raise ValueError(
                 f"horizon must be at most {reach}, the rows left of what was forecast every {self.every} rows, got "
