@@ -312,11 +312,14 @@ class River(Kind):
         return super().load(path)
 
 
+@dataclass
 class Forecaster(Kind):
     """A forecaster of two series with an input."""
 
+    options: dict[str, Any] = field(default_factory=lambda: {"lags": 4, "seasons": [6]})
+
     def make(self) -> Any:
-        return sepsa.SepSAForecaster(3, lags=4, seasons=[6], step=3600.0)
+        return sepsa.SepSAForecaster(3, step=3600.0, **self.options)
 
     def learn(self, model: Any, start: int, stop: int) -> None:
         for i, x in enumerate(stream()[0][start:stop], start):
@@ -326,7 +329,7 @@ class Forecaster(Kind):
         return list(model.prequential(y, X[:, :1]).tolist())
 
     def predict(self, model: Any) -> Any:
-        return np.array([list(step.values()) for step in model.forecast(xs=[{"x": 0.0}] * 3)])
+        return np.array([list(step.values()) for step in model.forecast(xs=[{"x": 0.0}] * len(model.times()))])
 
 
 @dataclass
@@ -459,6 +462,7 @@ CASES: dict[str, Any] = {
     "river-multi-target.sepsa": River("SepSAMultiTargetRegressor", {"hidden": (4,)}),
     "keyed.sqlite": River("SepSARegressor", {"hidden": (4,), "body": "fourier"}, keys=2),
     "forecaster.sepsa": Forecaster(),
+    "forecaster-blocks.sepsa": Forecaster({"every": 3, "known_ahead": True}),
     "stream.sepsa": Command({"target": "y"}),
     "stream-classify-fourier.sepsa": Command({"target": "y", "classify": True, "body": "fourier"}),
     "forecast.sepsa": Command({"target": ["a", "b"], "time": "date", "horizon": 3, "lags": 4}, "sepsa forecast"),

@@ -9,6 +9,7 @@ from reference import candidate_weights
 from sepsa.heads.protocols import NotFinite
 from sepsa.stream import batch_fit, stacking
 from sepsa.stream.experts import stack
+from sepsa.stream.growth import learn_rows
 from sepsa.stream.learner import StreamLearner
 
 
@@ -191,5 +192,5 @@ def test_a_committee_learns_all_or_nothing(monkeypatch):
 
     monkeypatch.setattr(StreamLearner, "learn", refuse)
     with pytest.raises(NotFinite):
-        committee.learn(X, Y)
+        learn_rows(committee, lambda *_: committee, X, Y, np.ones(len(X)))
     np.testing.assert_array_equal(committee.predict(X), before)

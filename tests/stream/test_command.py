@@ -340,7 +340,7 @@ def test_a_last_line_without_its_break_is_not_read_twice():
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_named(monkeypatch):
     write()
     monkeypatch.setattr(source, "CHUNK", 5000)
-    often, path = f"{SAVED} --every 1 --keep 2", Path("m.sepsa").absolute()
+    often, path = f"{SAVED} --save-every 1 --keep 2", Path("m.sepsa").absolute()
     run(often)
     path.write_bytes(path.read_bytes()[:-1])
     told = said(often, code=1)

@@ -191,7 +191,7 @@ class StreamRun:
             self.line.say(text)
         self._write(result)
         self.unsaved += len(result.lines) + len(result.bad)
-        if self.unsaved >= self.options.every and reason is None:
+        if self.unsaved >= self.options.save_every and reason is None:
             self.save()
         self.line.show()
         return reason

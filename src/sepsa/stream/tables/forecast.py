@@ -42,6 +42,11 @@ class ForecastRun(StreamRun):
         """A forecast has intervals already."""
 
     def _open_predictions(self, recorded: Any) -> ForecastFile:
+        if self.options.predictions is not None and self.model.every > 1 and self.model.known_ahead:
+            raise Misuse(
+                "--predictions must be left out with --every and --known-ahead, as a row's forecast needs inputs of "
+                "later rows: prequential in Python returns them"
+            )
         steps = range(1, self.model.horizon + 1)
         header = ",".join(["line", *(quote(f"{name}+{h}") for h in steps for name in self.model.target)])
         return ForecastFile(self.options.predictions, header + "\n", self.options.digits, recorded)
@@ -90,12 +95,22 @@ class ForecastRun(StreamRun):
         if model.reading.date_format is not None and isinstance(self.table, TextReader):
             self.table.categorical = frozenset(time)  # 01022026 is not the number 1022026
 
+    def _check_ahead(self) -> None:
+        """Raise an error where the inputs of a block to forecast are known ahead and not in the table."""
+        model, rows = self.model, len(self.model.forecaster.times())
+        if model.every > 1 and model.known_ahead and model.inputs and len(model.ahead) < rows:
+            raise Misuse(
+                f"--known-ahead with --every {model.every} needs {rows} rows without a target at the end, with the "
+                f"inputs of the rows ahead, got {len(model.ahead)}"
+            )
+
     def _finish(self) -> None:
         """Print the forecast after the last row, and write the page."""
         if np.isnan(self.model.history).all():
             raise TableError(
                 f"--target {', '.join(self.model.target)} has no number in the last rows: nothing to forecast"
             )
+        self._check_ahead()
         rows, spell = last_forecast(self.model), speller(self.options.digits, printed=True)
         cells = ([spell(cell) if isinstance(cell, float) else quote(str(cell)) for cell in row] for row in rows)
         print_text("".join(",".join(row) + "\n" for row in cells))

@@ -85,6 +85,8 @@ class SeriesOptions:
     )
     bounds: Any = option((None, None), "Least and largest value, as 0, or 0,100; else none.", read=limits)
     same_time: str = option("error", "Several rows at a time: first, last, mean or sum; else all but one are bad.")
+    every: int = option(1, "Rows of a block: forecasts are made every so many rows, as 24 for day-ahead.", min=1)
+    start: int = option(0, "Row of the day at which a block begins, counted from midnight.", min=0)
 
 
 def values_of(model: Any, declared: type) -> dict[str, Any]:
@@ -138,7 +140,7 @@ class RunOptions(CommandOptions):
     strict: bool = option(False, "Stop at the first row that cannot be used.")
     quarantine: Path | None = option(None, "A .csv for rows that cannot be used.")
     checkpoint: Path | None = option(None, "Where the model is saved, and resumed from if it is there.")
-    every: int = option(10_000, "Rows between two checkpoints.", min=1)
+    save_every: int = option(10_000, "Rows between two checkpoints.", min=1)
     keep: int = option(1, "How many checkpoints stay, the older as .1, .2, ...", min=1)
     force: bool = option(False, "Save a model with NaN or Inf over one without.")
     report: Path | None = option(None, "An .html page on what happened.")

@@ -42,7 +42,7 @@ class ForecastTable(SeriesOptions):
     def __init__(self, target: Sequence[str], **options: Any) -> None:
         self.reading = Reading.take(options)
         super().__init__(tuple(target), **options)
-        own = ("target", "time", "inputs", "known_ahead")
+        own = ("target", "time", "inputs", *(() if self.every > 1 else ("known_ahead",)))
         self.forecaster = SepSAForecaster(**{k: v for k, v in values_of(self, SeriesOptions).items() if k not in own})
         self.trace = ErrorTrace()
         self.quarantined = 0
@@ -126,7 +126,8 @@ class ForecastTable(SeriesOptions):
 
     def ahead_inputs(self) -> list[dict[int, float]] | None:
         """The inputs of the rows to forecast, as far as they are known."""
-        return [dict(enumerate(row)) for row in self.ahead.tolist()] or None
+        known = self.ahead[: len(self.forecaster.times())].tolist()
+        return [dict(enumerate(row)) for row in known] or None
 
     def refuse_rows(self, usable: UsableRows) -> tuple[Floats, bool]:
         """Leave out the rows that cannot be learned; returns the times of all rows, and whether these are dates."""
