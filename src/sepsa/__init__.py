@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sepsa.observe import observe
     from sepsa.optimizer import SepSA
     from sepsa.stream.forecast import SepSAForecaster as SepSAForecaster
+    from sepsa.stream.panel import SepSAPanelForecaster as SepSAPanelForecaster
     from sepsa.stream.sklearn import SepSAClassifier as SepSAClassifier
     from sepsa.stream.sklearn import SepSARegressor as SepSARegressor
 
@@ -66,6 +67,7 @@ _LAZY = {*_CORE, *itertools.chain(*_CORE.values())}
 _STREAM = {
     "SepSAClassifier": "sepsa.stream.sklearn",
     "SepSAForecaster": "sepsa.stream.forecast",
+    "SepSAPanelForecaster": "sepsa.stream.panel",
     "SepSARegressor": "sepsa.stream.sklearn",
 }
 # What a checkpoint may hold of them; `load` imports the module, in which the class registers itself.

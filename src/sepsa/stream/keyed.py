@@ -142,13 +142,24 @@ class KeyedLearner:
         return name in self._learners or self._file.execute(stored, (name,)).fetchone() is not None
 
     def __iter__(self) -> Iterator[Hashable]:
-        self._write(self._changed)
-        for (name,) in self._file.execute("SELECT key FROM learners ORDER BY key").fetchall():
+        for name in sorted(self._names()):
             yield unpack_label("key", json.loads(name))
 
     def __len__(self) -> int:
-        self._write(self._changed)
-        return int(self._file.execute("SELECT count(*) FROM learners").fetchone()[0])
+        return len(self._names())
+
+    def _names(self) -> set[str]:
+        """The keys of all learners, in the file and in memory."""
+        stored = {name for (name,) in self._file.execute("SELECT key FROM learners")}
+        return stored | {name for name, learner in self._learners.items() if fitted(learner)}
+
+    def get(self, key: Hashable) -> Any:
+        """Return the learner of this key, to predict with; None for a new key.
+
+        Args:
+            key: The key.
+        """
+        return self._find(packed(key))
 
     def _find(self, name: str) -> Any:
         """The learner of a known key, now the last used one; None for a new key."""
@@ -256,7 +267,7 @@ class KeyedLearner:
         Returns:
             What the forecaster returns.
         """
-        found: list[Any] = (self._find(packed(key)) or self.start).forecast(horizon, xs)
+        found: list[Any] = (self.get(key) or self.start).forecast(horizon, xs)
         return found
 
     def predict_one(self, key: Hashable, x: dict[Any, Any], *, id: Hashable = None) -> Any:
@@ -273,7 +284,7 @@ class KeyedLearner:
         """
         if id is not None:
             return self[key].predict_one(x, id=id)
-        return (self._find(packed(key)) or self.start).predict_one(x)
+        return (self.get(key) or self.start).predict_one(x)
 
     def prequential(self, keys: Iterable[Hashable], X: ArrayLike, y: ArrayLike) -> NDArray[Any]:
         """Predict rows, then learn them, each by the estimator of its key.
@@ -299,7 +310,7 @@ class KeyedLearner:
         Returns:
             The predictions, in the order of the rows.
         """
-        return self._by_key(keys, X, lambda key, own, _: (self._find(packed(key)) or self.start).predict(own))
+        return self._by_key(keys, X, lambda key, own, _: (self.get(key) or self.start).predict(own))
 
     def _by_key(
         self, keys: Iterable[Hashable], X: Any, of_rows: Callable[[Hashable, Any, list[int]], Any]
@@ -337,6 +348,14 @@ class KeyedLearner:
             self._file.execute("COMMIT")
             self._file.execute("BEGIN IMMEDIATE")
             self.position = position
+
+    def clear(self) -> None:
+        """Remove all learners, as a part of the next commit."""
+        self._check()
+        with self._writing(), DeferredInterrupt():
+            self._file.execute("DELETE FROM learners")
+            self._learners.clear()
+            self._changed.clear()
 
     def close(self) -> None:
         """Close the file. What was learned since the last commit is lost."""

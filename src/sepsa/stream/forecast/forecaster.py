@@ -502,6 +502,18 @@ class SepSAForecaster(Saves):
         self.prequential(y, X, times=times, horizon=1)
         return self
 
+    def check(self, y: Any, X: Any = None, *, times: Any = None) -> None:
+        """Raise the error that `update` raises for these rows; nothing changes.
+
+        Args:
+            y: As for `update`.
+            X: As for `update`.
+            times: As for `update`.
+        """
+        table, _, _ = self._read(y, X, times)
+        if table.times is not None:
+            self._plan(self.clock(), table.times)
+
     def predict(self, horizon: int | None = None, X: Any = None, *, coverage: float | None = None) -> Any:
         """Forecast the next rows as an array or, after frames of pandas or Polars, as a Series or frame with times.
 
