@@ -73,6 +73,7 @@ PRINTS = {
         "language",
         "engines",
         "annealing",
+        "printed_pages",
     )
 }
 COMMANDS = {"python -m reproduction report": "results/table3.json"}
