@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sepsa.optimizer import SepSA
     from sepsa.stream.forecast import OnlineIntervals as OnlineIntervals
     from sepsa.stream.forecast import SepSAForecaster as SepSAForecaster
+    from sepsa.stream.panel import SepSAPanelForecaster as SepSAPanelForecaster
     from sepsa.stream.sklearn import SepSAClassifier as SepSAClassifier
     from sepsa.stream.sklearn import SepSARegressor as SepSARegressor
 
@@ -69,6 +70,7 @@ _STREAM = {
     "OnlineIntervals": "sepsa.stream.forecast",
     "SepSAClassifier": "sepsa.stream.sklearn",
     "SepSAForecaster": "sepsa.stream.forecast",
+    "SepSAPanelForecaster": "sepsa.stream.panel",
     "SepSARegressor": "sepsa.stream.sklearn",
 }
 # What a checkpoint may hold of them; `load` imports the module, in which the class registers itself.

@@ -608,6 +608,18 @@ class SepSAForecaster(Saves):
         self._learn_table(y, X, times, False, False, "learn")
         return self
 
+    def check(self, y: Any, X: Any = None, *, times: Any = None) -> None:
+        """Raise the error that `update` raises for these rows; nothing changes.
+
+        Args:
+            y: As for `update`.
+            X: As for `update`.
+            times: As for `update`.
+        """
+        table, _, _ = self._read(y, X, times)
+        if table.times is not None:
+            self._plan(self.clock(), table.times)
+
     def predict(
         self,
         horizon: int | None = None,
