@@ -28,13 +28,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.heads.protocols import NotFinite
 from sepsa.stream.committee import Committee
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.learner import StreamLearner
 from sepsa.stream.rows import dense, row_parts
 from sepsa.stream.scales import bounded, moments, reciprocal
 from sepsa.stream.stacking import Mixture
+from sepsa.validation import NotFinite
 
 FOLDS = 10
 MEMBERS = (3, 10)  # the least and the most; ROWS_OF_MEMBERS / rows in between

@@ -26,10 +26,10 @@ from numba.extending import intrinsic
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from sepsa import restoration
 from sepsa.heads.backends.choose import Counters, Problem
 from sepsa.heads.backends.torch_least_squares import TorchBackend
 from sepsa.heads.base.parameters import join
-from sepsa.heads.math import ridge as of_ridge
 from sepsa.heads.math.least_squares import (
     CURSOR,
     GROWTH,
@@ -214,9 +214,9 @@ def whiten(T, W, Phi, Y, F, E):
     return size, error
 
 
-restored_count = _inner(of_ridge.due)  # how many coordinates an update restores
-restored_coordinate = _inner(of_ridge.next_cursor)  # the i-th of them
-ridge_lack = _inner(of_ridge.lack)
+restored_count = _inner(restoration.due)  # how many coordinates an update restores
+restored_coordinate = _inner(restoration.next_cursor)  # the i-th of them
+ridge_lack = _inner(restoration.lack)
 
 
 @_inner
@@ -545,7 +545,7 @@ def learn(memory, shapes, block, weight, bias, samples, lam_error, saved):
     return LEARNED
 
 
-@cached(Path(of_ridge.__file__).parent, **OPTIONS)
+@cached(Path(restoration.__file__), **OPTIONS)
 def update(heads, rows, weight, x, y, samples, lam_error):
     """Let one head after the other learn the same rows. Returns the worst outcome; the last column of `heads` has each.
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.heads.protocols import NotFinite
 from sepsa.stream.engine import saved
 from sepsa.stream.engine.calls import Kernels, RowBuffer
 from sepsa.stream.engine.core import Form, started
@@ -32,7 +31,7 @@ from sepsa.stream.experts.models import ModelExperts
 from sepsa.stream.experts.trees import clear_trees
 from sepsa.stream.kernels.body import FOURIER
 from sepsa.stream.kernels.memory import Memory, view
-from sepsa.validation import at_least, in_range, not_negative, one_of
+from sepsa.validation import NotFinite, at_least, in_range, not_negative, one_of
 
 NINE_TENTHS = 1.6448536269514722  # standard deviations within which nine tenths of a normal distribution lie
 NORMAL_QUANTILES: Floats = np.array([0.6744897501960817, 1.2815515655446004, NINE_TENTHS])

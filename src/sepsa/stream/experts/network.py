@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from sepsa.heads.math.ridge import due
+from sepsa.restoration import due
 from sepsa.stream.experts.expert import Expert
 from sepsa.stream.experts.frame import given, size
 from sepsa.stream.kernels.body import backward, forward, optimizer_step

@@ -61,7 +61,7 @@ def column_of_arrow(name: str, array: Any, categorical: bool, reading: Reading) 
         kind = array.type
     if is_text(kind) or pa.types.is_dictionary(kind):
         encoded = array if pa.types.is_dictionary(kind) else pc.dictionary_encode(array)
-        codes = pc.fill_null(encoded.indices.cast(pa.int32()), -1).to_numpy(zero_copy_only=False)
+        codes = filled(encoded.indices.cast(pa.int32()), np.int32(-1))
         texts = ["" if text is None else text for text in encoded.dictionary.to_pylist()]
         return column_of_texts(codes, texts, reading.decimal, categorical, reading.date_format)
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
@@ -84,6 +84,13 @@ def is_text(kind: Any) -> bool:
 
 
 def to_floats(array: Any) -> Floats:
+    """The values of an Arrow array of numbers, NaN for null."""
     floats = array if pa.types.is_float64(array.type) else pc.cast(array, pa.float64(), safe=False)
-    values: Floats = floats.to_numpy(zero_copy_only=False)
+    return filled(floats, np.float64(math.nan))
+
+
+def filled(array: Any, instead: Any) -> NDArray[Any]:
+    """The values of an Arrow array with a number of NumPy for null; `to_numpy` and `pa.scalar` would import pandas."""
+    null = pa.Array.from_buffers(array.type, 1, [None, pa.py_buffer(instead.tobytes())])[0]
+    values: NDArray[Any] = np.from_dlpack(pc.fill_null(array, null))
     return values
