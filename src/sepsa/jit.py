@@ -6,6 +6,7 @@ Kernels that are called by their addresses are compiled in several processes at 
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from numba.core.compiler_lock import global_compiler_lock
 
 from sepsa.jit_cache import CodeCache, travels, warn_without_cache
 from sepsa.processes import share
+from sepsa.progress import Progress
 
 AHEAD = " (`sepsa compile` does it ahead of time)"
 _together: list[str] = []  # what is compiled with a line of its own
@@ -183,41 +185,15 @@ def absent(kernels: Sequence[Kernel]) -> list[Kernel]:
 def compile_together(jobs: Sequence[Any], what: str, processes: int | None = None) -> None:
     """Compile what has a `cost` and a method `compile`, in this process and others, with a line on standard error."""
     costs = [job.cost for job in jobs]
-    progress = Progress(what, sum(costs))
+    progress = Progress(compiling(what), sum(costs), after=0.0 if sum(costs) > _SLOW else math.inf)
+    if sum(costs) > _SLOW and not sys.stderr.isatty():
+        print(f"{compiling(what)} about {sum(costs):.0f} s on one idle core", file=sys.stderr, flush=True)
     _together.append(what)
     try:
         share([job.compile for job in jobs], costs, progress.advance, global_compiler_lock, processes)
     finally:
         _together.remove(what)
     progress.finish()
-
-
-class Progress:
-    """A line on standard error about a compilation; on a terminal it has a bar of the cost that is done."""
-
-    def __init__(self, what: str, total: float) -> None:
-        self.what, self.total, self.done = what, total, 0.0
-        self.start, self.shown = time.monotonic(), total > _SLOW
-        if self.shown:
-            self._print("")
-
-    def advance(self, cost: float) -> None:
-        """Count a part of this cost."""
-        self.done += cost
-        if self.shown and sys.stderr.isatty():
-            self._print("")
-
-    def finish(self) -> None:
-        if self.shown and sys.stderr.isatty():
-            self._print(f"done in {time.monotonic() - self.start:.0f} s\n")
-
-    def _print(self, end: str) -> None:
-        if not sys.stderr.isatty():
-            print(f"{compiling(self.what)} about {self.total:.0f} s on one idle core", file=sys.stderr, flush=True)
-            return
-        tenths = min(round(10 * self.done / self.total), 10)
-        bar = f"[{'#' * tenths}{'.' * (10 - tenths)}] {time.monotonic() - self.start:.0f} s"
-        print(f"\r{compiling(self.what)} {end or bar:<20}", end="", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from sepsa.stream.experts import EXPERTS, logarithm, tree_parts
 from sepsa.stream.experts.expert import Expert
 from sepsa.stream.experts.frame import OPTIONS
 from sepsa.stream.experts.models import ModelExperts
-from sepsa.stream.experts.trees import clear_trees
+from sepsa.stream.experts.tree_parts import clear_growth, clear_trees
 from sepsa.stream.kernels.body import FOURIER
 from sepsa.stream.kernels.memory import Memory, view
 from sepsa.validation import NotFinite, at_least, in_range, not_negative, one_of
@@ -403,19 +403,20 @@ class Engine(StreamEngine):
             answers[i] = own[:count]
         return answers
 
-    def boost_trees(self) -> None:
-        """Grow all trees anew, each once on the rows that are stored, by boosting."""
+    def fit_experts(self) -> None:
+        """Fit models on all rows, and grow all trees anew, each once on the rows that are stored, by boosting."""
+        if self._core.models:
+            self._core.models.refit()
         core = self._core.with_settings(rate=tree_parts.TABLE_RATE)
         memory, workspace = core.memory, np.zeros(core.memory.layout.workspace)
         if self.outputs == 1 and not core.form.settings["classes"]:
             view(workspace, memory.layout.work["row", "FACTS"])["origin"] = memory("ORIGIN", "log products")["value"]
         clear_trees(memory.of("trees"))
         Kernels(core).run("boost", workspace, np.zeros((1, self.inputs)), None, None, None, np.empty(1))
+        clear_growth(memory.of("trees"))
 
     def take_network(self, other: Engine) -> None:
-        """Continue with the network and the heads of another engine of the same form, and models fitted on all rows."""
-        if self._core.models:
-            self._core.models.refit()
+        """Continue with the network and the heads of another engine of the same form."""
         for group, copy, name in other.memory.layout.places:
             if group in ("network", "heads"):
                 self.memory(name, group, copy)[...] = other.memory(name, group, copy)
