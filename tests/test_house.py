@@ -18,6 +18,15 @@ NEW_PROCESS = f"""
 import os, sys
 import sepsa
 assert 'torch' not in sys.modules
+if os.fork() == 0:
+    import pyarrow
+    from sepsa.stream.tables import cells, command
+    cells.to_floats(pyarrow.nulls(2, pyarrow.int8()))
+    found = {{'pandas'}} & {{*sys.modules}}
+    from sepsa.stream import forecast, sklearn
+    print(sorted(found | {{'torch'}} & {{*sys.modules}}), flush=True)
+    os._exit(0)
+os.wait()
 import torch, numpy
 with_torch = set(sys.modules)
 import sepsa.optimizer
@@ -39,13 +48,17 @@ for name, missing, _ in {EXTRAS}:
 
 @pytest.fixture(scope="module")
 def said():
-    """What one new process prints: the modules that `import sepsa` brings, then an error for each missing extra."""
+    """What one new process prints: what streams and `import sepsa` bring, then an error for each missing extra."""
     done = subprocess.run([sys.executable, "-c", NEW_PROCESS], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
 
 def test_import_needs_torch_and_numpy_alone(said):
-    assert said[0] == "['sepsa']"
+    assert said[1] == "['sepsa']"
+
+
+def test_streams_and_tables_need_neither_torch_nor_pandas(said):
+    assert said[0] == "[]"
 
 
 def test_the_public_names():
@@ -59,7 +72,7 @@ def test_the_public_names():
 def test_what_an_extra_brings_is_imported_when_asked_for(said):
     assert {"SepSAClassifier", "SepSARegressor"} <= set(dir(sepsa))
     assert sepsa.SepSARegressor.__name__ == "SepSARegressor"
-    assert said[1:] == [
+    assert said[2:] == [
         f"{name} needs {missing}, which is not installed: pip install 'sepsa[{extra}]'"
         for name, missing, extra in EXTRAS
     ]

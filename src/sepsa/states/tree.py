@@ -8,22 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-# By the names that safetensors gives to dtypes: F64, I32, U8 and so on.
-NUMPY: dict[str, Any] = {
-    f"{kind}{8 * size}": np.dtype(f"{kind.lower()}{size}").type
-    for kind in "FIU"
-    for size in (1, 2, 4, 8)
-    if (kind, size) != ("F", 1)
-} | {"BOOL": np.bool_}
-TORCH: dict[str, torch.dtype] = {
-    code: getattr(torch, np.dtype(kind).name)
-    for code, kind in NUMPY.items()
-    if code not in ("U16", "U32", "U64")  # which torch has, without arithmetic
-} | {"BF16": torch.bfloat16}
-CODES: dict[Any, str] = {np.dtype(kind): code for code, kind in NUMPY.items()} | {v: k for k, v in TORCH.items()}
+from sepsa.states.tensors import NAMES, code_of, is_tensor, is_torch_dtype, torch_dtype
+
+NUMPY = {code: np.dtype(name).type for code, name in NAMES.items() if code != "BF16"}
 SIZES = {code: np.dtype(kind).itemsize for code, kind in NUMPY.items()} | {"BF16": 2}
 PLAIN = {type(None), bool, int, float, str}  # JSON as they are
 TYPES = {"bool": bool, "int": int, "float": float, "str": str}
@@ -32,7 +20,7 @@ DECODERS: dict[str, Callable[[Any], Any]] = {
     "float": float,
     "str_": np.str_,
     "bytes": lambda text: base64.b64decode(text, validate=True),
-    "torch.dtype": TORCH.__getitem__,
+    "torch.dtype": torch_dtype,
     "numpy.dtype": NUMPY.__getitem__,
     "type": TYPES.__getitem__,
 }
@@ -62,8 +50,8 @@ class Tree:
             return ["tuple" if isinstance(value, tuple) else "list", items]
         if isinstance(value, bytes):
             return ["bytes", base64.b64encode(value).decode()]
-        if isinstance(value, Tensor):
-            if value.dtype not in CODES or value.layout != torch.strided:
+        if is_tensor(value):
+            if code_of(value.dtype) is None or str(value.layout) != "torch.strided":
                 raise TypeError(f"{where} must be a dense real tensor to be saved, got {value.dtype}, {value.layout}")
             return ["tensor", self._index(value)]
         if isinstance(value, np.ndarray):
@@ -72,10 +60,10 @@ class Tree:
             return ["str_", str(value)]
         if isinstance(value, np.generic):
             return ["generic", self.encode(np.asarray(value), where)]
-        if isinstance(value, torch.dtype) and value in CODES:
-            return ["torch.dtype", CODES[value]]
-        if isinstance(value, type) and issubclass(value, np.generic) and np.dtype(value) in CODES:
-            return ["numpy.dtype", CODES[np.dtype(value)]]
+        if is_torch_dtype(value) and code_of(value):
+            return ["torch.dtype", code_of(value)]
+        if isinstance(value, type) and issubclass(value, np.generic) and code_of(np.dtype(value)):
+            return ["numpy.dtype", code_of(np.dtype(value))]
         if isinstance(value, type) and value in TYPES.values():
             return ["type", value.__name__]
         raise TypeError(
@@ -85,7 +73,7 @@ class Tree:
 
     def _array(self, value: np.ndarray[Any, Any], where: str) -> Any:
         native = value.dtype.newbyteorder("=")
-        if native in CODES:
+        if code_of(native):
             return ["array", self._index(np.asarray(value, native, order="C"))]
         if native.kind == "U":
             width = native.itemsize // 4 or 1
@@ -123,8 +111,10 @@ class Decoder:
             plain = set(map(type, content)) <= PLAIN  # most long lists are, and so take no call for each item
             return (list if tag == "list" else tuple)(content if plain else map(self, content))
         if tag == "tensor":
+            import torch
+
             raw, entry = self._raw(content)
-            dtype = TORCH[entry["dtype"]]
+            dtype = torch_dtype(entry["dtype"])
             flat = torch.from_numpy(raw).view(dtype) if raw.size else torch.empty(0, dtype=dtype)
             return flat.reshape(entry["shape"])
         if tag == "array":
@@ -155,7 +145,7 @@ def not_finite(state: Any, path: str = "state") -> Iterator[str]:
 
     The first rows of a stream learner are left out: they are data, in which NaN is a missing value.
     """
-    if isinstance(state, Tensor):
+    if is_tensor(state):
         if not bool(state.isfinite().all()):
             yield path
     elif isinstance(state, np.ndarray):
@@ -169,7 +159,7 @@ def not_finite(state: Any, path: str = "state") -> Iterator[str]:
 
 def tensors_of(state: Any) -> Iterator[Any]:
     """Every array and tensor in a nested state."""
-    if isinstance(state, (Tensor, np.ndarray)):
+    if isinstance(state, np.ndarray) or is_tensor(state):
         yield state
     elif isinstance(state, (Mapping, list, tuple)):
         for value in state.values() if isinstance(state, Mapping) else state:

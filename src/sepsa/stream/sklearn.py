@@ -70,11 +70,11 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
     is the network alone.
 
     `fit` trains a network of two layers of 50 GELU units by mini-batches, with a learning rate that falls from 1e-2
-    to 0 and a forgetting of 0.98 per mini-batch; the other experts learn each row twice, and 120 trees are boosted
-    on all of them. `partial_fit` trains 64 random Fourier features by single rows, and mixes several heads, with
-    and without forgetting and hidden units, by their recent errors. These are the meanings of "auto". `fit`, then
-    `partial_fit` goes on: what `fit` has trained learns the further rows once, in order, its network with one head
-    at a learning rate of 1e-4. `fit` again starts anew.
+    to 0 and a forgetting of 0.98 per mini-batch; the other experts learn each row, fewer than 3,000 twice, and 120
+    trees are boosted on all of them. `partial_fit` trains 64 random Fourier features by single rows, and mixes several
+    heads, with and without forgetting and hidden units, by their recent errors. These are the meanings of "auto".
+    `fit`, then `partial_fit` goes on: what `fit` has trained learns the further rows once, in order, its network with
+    one head at a learning rate of 1e-4. `fit` again starts anew.
 
     Attributes:
         n_features_in_: Number of input columns.

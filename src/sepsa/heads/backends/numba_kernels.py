@@ -21,6 +21,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
+from sepsa import restoration
 from sepsa.heads.backends.numba_linalg import (
     OPTIONS,
     add_product,
@@ -33,7 +34,6 @@ from sepsa.heads.backends.numba_linalg import (
     step_head,
     step_root,
 )
-from sepsa.heads.math import ridge as of_ridge
 from sepsa.heads.math.least_squares import (
     CURSOR,
     GROWTH,
@@ -76,9 +76,9 @@ def whiten(T, W, Phi, Y, F, E):
     return size, error
 
 
-restored_count = compiled(of_ridge.due)  # how many coordinates an update restores
-restored_coordinate = compiled(of_ridge.next_cursor)  # the i-th of them
-ridge_lack = compiled(of_ridge.lack)
+restored_count = compiled(restoration.due)  # how many coordinates an update restores
+restored_coordinate = compiled(restoration.next_cursor)  # the i-th of them
+ridge_lack = compiled(restoration.lack)
 
 
 @compiled
@@ -407,7 +407,7 @@ def learn(memory, shapes, block, weight, bias, samples, lam_error, saved):
     return LEARNED
 
 
-@cached(Path(of_ridge.__file__).parent, **OPTIONS)
+@cached(Path(restoration.__file__).parent, **OPTIONS)
 def update(heads, rows, weight, x, y, samples, lam_error):
     """Let one head after the other learn the same rows. Returns the worst outcome; the last column of `heads` has each.
 

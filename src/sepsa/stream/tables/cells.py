@@ -15,6 +15,8 @@ from sepsa.stream.columns.cells import Column
 from sepsa.stream.columns.reader import column_of, column_of_values
 from sepsa.stream.tables.reading import Reading
 
+NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal, pa.types.is_null)
+
 
 class TableError(ValueError):
     """A table that cannot be read, or not from the position at which the checkpoint was written."""
@@ -72,11 +74,12 @@ def column_of_arrow(name: str, array: Any, categorical: bool, reading: Reading) 
         array = pc.cast(array, pa.string())
     if categorical or pa.types.is_dictionary(kind) or is_text(kind):
         encoded = array if pa.types.is_dictionary(kind) else pc.dictionary_encode(array)
-        codes = pc.fill_null(encoded.indices.cast(pa.int32()), -1).to_numpy(zero_copy_only=False)
+        codes = filled(encoded.indices.cast(pa.int32()), np.int32(-1))
         values = encoded.dictionary.to_pylist()
         return column_of_values(codes, values, categorical, reading.decimal, reading.date_format)
-    if pa.types.is_decimal(kind):
-        array = pc.cast(array, pa.float64(), safe=False)
+    if any(is_kind(kind) for is_kind in NUMBERS):
+        floats = array if pa.types.is_float64(kind) else pc.cast(array, pa.float64(), safe=False)
+        return Column(filled(floats, np.float64(np.nan)))
     try:
         return column_of(array.to_numpy(zero_copy_only=False))
     except TypeError:
@@ -86,3 +89,10 @@ def column_of_arrow(name: str, array: Any, categorical: bool, reading: Reading) 
 
 def is_text(kind: Any) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view())
+
+
+def filled(array: Any, instead: Any) -> NDArray[Any]:
+    """The values of an Arrow array with a number of NumPy for null; `to_numpy` and `pa.scalar` would import pandas."""
+    null = pa.Array.from_buffers(array.type, 1, [None, pa.py_buffer(instead.tobytes())])[0]
+    values: NDArray[Any] = np.from_dlpack(pc.fill_null(array, null))
+    return values

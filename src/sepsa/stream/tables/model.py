@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.heads.protocols import NotFinite
 from sepsa.states import schema
 from sepsa.states.objects import rebuilt_as
 from sepsa.stream.calibration import probabilities
@@ -27,7 +26,7 @@ from sepsa.stream.tables.cells import BadRow, RowBlock, UsableRows
 from sepsa.stream.tables.options import TableOptions, values_of
 from sepsa.stream.tables.reading import Reading, cure_of
 from sepsa.stream.tables.trace import ErrorTrace
-from sepsa.validation import one_of
+from sepsa.validation import NotFinite, one_of
 
 MOST_CLASSES = 256
 LARGEST_ERROR = 1e300  # so that sums of errors stay finite

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from sepsa.heads.math import score
+from sepsa import candidates
 from sepsa.stream.forecast.kernels.heads import dot, gains, learn_error
 from sepsa.stream.forecast.kernels.parts import (
     CHANGE_SQUARE,
@@ -33,7 +33,7 @@ from sepsa.stream.kernels.robust import HUGE
 DAMPED = 0.95  # of a drift, by row
 RECENT = 0.99  # discount of the errors by which forecasts are bounded and intervals scaled
 
-exceeds = called(score.exceeds)
+exceeds = called(candidates.exceeds)
 
 
 @called

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sepsa.heads.math.ridge import due
+from sepsa.restoration import due
 from sepsa.stream.kernels.parts import Bounds, Field, Part, Record, Rule, Sizes, work
 from sepsa.stream.kernels.views import Frame, Group
 
