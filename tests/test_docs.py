@@ -31,7 +31,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "reproduction" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 BLOCK = re.compile(
     r"<!--\s*setup\n(?P<setup>.*?)-->"
@@ -267,6 +267,14 @@ def test_a_result_without_a_source_is_found(numbers):
     assert "docs/cost.md:3: 1.11 names no JSON" in told
 
 
+def test_a_row_is_rewritten_where_its_script_prints_one_row_of_that_name(numbers, monkeypatch):
+    head = ("| method | loss |", "|---|---|")
+    told = ("to zero", *head, "| AdamW | 0.9 |", "| Muon | 0.8 |", "", "to a tenth", *head, "| AdamW | 0.7 |")
+    monkeypatch.setattr(numbers, "output", lambda source: told)
+    page = "# GPT\n\n`benchmarks/language.py`\n\n" + "\n".join([*head, "| AdamW | 0.9 |", "| Muon | 0.1 |"])
+    assert numbers.rewritten(page) == page.replace("0.1", "0.8")
+
+
 def test_nearly_every_changed_digit_on_the_pages_is_found(numbers):
     """Raise each digit by one; a change is missed where it gives another number of the same row, column and JSON."""
     changed = missed = 0
@@ -295,7 +303,7 @@ def test_every_constant_is_still_on_its_page(numbers):
 def test_the_generated_tables_are_those_of_the_records():
     from reproduction import report, table3
 
-    page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    page = (ROOT / "reproduction" / "README.md").read_text(encoding="utf-8")
     block = page[page.index(report.BEGIN) + len(report.BEGIN) : page.index(report.END)].strip("\n")
     records = table3.read(ROOT / "results")
     gaps = report.missing(ROOT / "results", records)
