@@ -49,7 +49,9 @@ class TableOptions:
     drop: tuple[str, ...] = option((), "Columns to leave out, with commas between.", read=names)
     categorical: tuple[str, ...] = option((), "Columns of numbers that are names, such as postal codes.", read=names)
     categories: int = option(
-        CATEGORIES, "Texts of a column with an input of their own; all others share the mean of their target.", min=1
+        CATEGORIES,
+        "How many texts of a column get an input each; further ones share the mean of their targets.",
+        min=1,
     )
     forgetting: float | str = option(
         "auto", "1: all rows count alike; 0.999 follows drift; auto weights such heads by error.", read=number
