@@ -281,11 +281,6 @@ def derived(page: str) -> tuple[Value, ...]:
         ):
             pairs = zip(turns[ours]["rounds"], turns[theirs]["rounds"], strict=True)
             found += summary([one / other for one, other in pairs])
-    if page == "docs/algorithm.md":  # the paper's seconds, SepSA / Adam
-        rows = json.loads((ROOT / "results/table3.json").read_text(encoding="utf-8"))
-        paper = {(row["mode"], row["dataset"], row["method"]): row["paper_seconds_mean"] for row in rows}
-        cases = (("online", "energy"), ("mini-batch", "energy"), ("mini-batch", "mnist"))
-        found += [("ratio", paper[(*case, "SepSA")] / paper[(*case, "Adam")]) for case in cases]
     if page == "reproduction/README.md":
         for name in ("energy", "diabetes"):  # the seeds on which nothing was chosen
             tuned = finals(f"{name}-mini-batch-sepsa-self-tuning")
