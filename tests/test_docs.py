@@ -244,6 +244,17 @@ def test_the_site_has_the_linked_programs_as_pages_and_no_file_of_the_build(site
     ]
 
 
+def test_the_reference_has_parameters_first_and_a_line_for_each_argument(site):
+    page = (site / "api" / "sepsa.html").read_text("utf-8")
+    text = re.sub(r"<[^>]+>", "", page)
+    first, parameters, later = (
+        text.index(part) for part in ("Train a model's linear head", "Parameters:", "Choose it wherever")
+    )
+    assert first < parameters < later
+    assert re.search(r"SepSA\(\s*\n\s+model,\n\s+base,\n", text)
+    assert "doc-label-" not in page  # as "class-attribute" and "property"
+
+
 # ---------------------------------------------------------------------- numbers
 
 
