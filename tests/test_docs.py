@@ -15,6 +15,7 @@ processors round differently. Comments in a page are instructions:
 from __future__ import annotations
 
 import contextlib
+import html
 import importlib.util
 import io
 import os
@@ -244,15 +245,19 @@ def test_the_site_has_the_linked_programs_as_pages_and_no_file_of_the_build(site
     ]
 
 
-def test_the_reference_has_parameters_first_and_a_line_for_each_argument(site):
-    page = (site / "api" / "sepsa.html").read_text("utf-8")
-    text = re.sub(r"<[^>]+>", "", page)
-    first, parameters, later = (
-        text.index(part) for part in ("Train a model's linear head", "Parameters:", "Choose it wherever")
-    )
-    assert first < parameters < later
-    assert re.search(r"SepSA\(\s*\n\s+model,\n\s+base,\n", text)
-    assert "doc-label-" not in page  # as "class-attribute" and "property"
+@pytest.mark.parametrize(
+    ("page", "sentence", "argument", "paragraph"),
+    [
+        ("sepsa", "Train a model's linear head", "model,", "Choose it wherever the last layer"),
+        ("stream", "Regress tables and streams", 'hidden_layer_sizes="auto",', "Choose it where rows come"),
+    ],
+)
+def test_the_reference_has_parameters_first_and_a_line_for_each_argument(site, page, sentence, argument, paragraph):
+    source = (site / "api" / f"{page}.html").read_text("utf-8")
+    text = html.unescape(re.sub(r"<[^>]+>", "", source))
+    assert 0 < text.index(sentence) < text.index("Parameters:") < text.index(paragraph)
+    assert re.search(rf"\(\s*\n\s+{re.escape(argument)}\n", text)
+    assert "doc-label-" not in source  # as "class-attribute" and "property"
 
 
 # ---------------------------------------------------------------------- numbers
