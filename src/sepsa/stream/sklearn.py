@@ -56,14 +56,13 @@ class SepSARegressor(RegressorMixin, StreamEstimator):  # type: ignore[misc]
     with φ the features that the head sees and B its inverse curvature.
 
     A DataFrame of pandas, Polars or Arrow may have columns of numbers, booleans, text, categories and dates; later ones
-    have the same columns, in any order. Each text or category of a column gets an indicator: the first 32 when they
-    first appear, later ones when they appear for the second time, up to 256. A column with more texts gets one more
-    input: the mean of the targets that a text had before, with a prior of ten rows. Dates become days, month, weekday
-    and hour. A text that spells a number or a date is read as such, except in a column of dtype category, where "1" is
-    a name; "", "NA", "NaN", "null", "None" and "?" are missing values in both.
-
-    A sparse matrix of SciPy becomes dense a part at a time; the head's state grows as the square of the number of
-    columns, of which there may be 2,048: reduce a wider matrix by `TruncatedSVD`.
+    have the same columns, in any order. Up to 256 texts or categories of a column get an input each, which is 1 in the
+    rows that have the text: the first 32 at their first row, later ones at their second. All further texts share one
+    input, the mean of the targets that a text had before, with a prior of ten rows. A text that `predict` has not seen
+    is a missing value. Dates become days, month, weekday and hour. Texts that spell numbers, dates or missing values
+    ("", "NA", "NaN", "null", "None", "?" and the like) are read as such, except in a column of dtype category. A sparse
+    matrix of SciPy becomes dense a part at a time; the head's state grows as the square of the number of columns, of
+    which there may be 2,048: reduce a wider matrix by `TruncatedSVD`.
 
     The network is one of several experts: neighbours, trees, products of inputs, the last target, the mean and others,
     stacked and weighted by their errors on rows not yet learned; `chosen_` holds the weight of each. `body="fourier"`
