@@ -269,7 +269,7 @@ MUTANTS = [
     Mutant("stream/engine: a swapped index", HEAD, "u31 * phi[j + 1] + u32", "u31 * phi[j + 2] + u32", ENGINE),
     Mutant("stream/engine: restored in part", HEAD, "ridge_left[cursor] = ridge", "ridge_left[cursor] = 0.9 * ridge",
            ENGINE),
-    Mutant("stream/engine: the worst head", "heads/math/score.py", "math.exp(-strength", "math.exp(0.1 * strength",
+    Mutant("stream/engine: the worst head", "candidates.py", "math.exp(-strength", "math.exp(0.1 * strength",
            ROBUST),
     Mutant("stream/experts: a split", TREES, "n_left + SHRINK, n - n_left + SHRINK", "n_left + SHRINK, n - n_left",
            EXPERTS),

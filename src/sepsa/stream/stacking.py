@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sepsa.heads.math.score import relative_weight
+from sepsa.candidates import relative_weight
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.experts.stack import FLOOR, PRIOR, RIDGE, STACK_FORGETTING, strength
 from sepsa.stream.learner import StreamLearner

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from sepsa.candidates import exceeds as exceeds
 
 # Each update multiplies the weight of all errors before it by this factor.
 FADING = 0.98
@@ -68,24 +69,6 @@ def best(score: Score, memory: Sequence[float], active: int) -> int:
     longest = max(memory[j] for j in equal)
     equal = [j for j in equal if memory[j] == longest]
     return min(equal, key=lambda j: (sums[j], j != active))
-
-
-def relative_weight(loss: float, least: float, strength: float, floor: float, prior: float) -> float:
-    """The weight of a candidate by its loss over that of the candidate with the least, (loss/least)^-strength e^-prior.
-
-    `floor` is added to both losses. Kernels compile this function too.
-    """
-    return math.exp(-strength * math.log((loss + floor) / (least + floor)) - prior)
-
-
-def exceeds(mean: float, square: float, share: float, kept: float, certainty: float) -> bool:
-    """Whether a recent mean of differences lies above zero by more than `certainty` of its standard errors.
-
-    `square` is the mean of their squares, `share` that of one difference in the mean, and `kept` how much of the mean's
-    square is no variance: 1, or less where few differences say little about their mean. Kernels compile this function
-    too.
-    """
-    return mean > certainty * math.sqrt(share * max(square - kept * mean * mean, 0.0))
 
 
 def squared_errors(weights: Sequence[Tensor], biases: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:

@@ -5,16 +5,16 @@ Every learner of streams keeps a discounted loss L_c of each candidate c and wei
     w_c ∝ (L_c/min L)^(-strength) · exp(-prior_c),
 
 the posterior of candidates under normal errors of unknown variance, where `strength` is half of the rows that count.
-`sepsa.heads.math.score` has this for one candidate, and `exceeds` for those who follow a single leader instead, as a
+`sepsa.candidates` has this for one candidate, and `exceeds` for those who follow a single leader instead, as a
 self-tuning head does: its members' weights cannot be mixed, because each has a curvature of its own.
 """
 
 from __future__ import annotations
 
-from sepsa.heads.math import score
+from sepsa import candidates
 from sepsa.stream.kernels.compilation import called, inlined
 
-relative_weight = inlined(score.relative_weight)
+relative_weight = inlined(candidates.relative_weight)
 
 
 @called
