@@ -74,6 +74,7 @@ PRINTS = {
         "language",
         "engines",
         "annealing",
+        "printed_pages",
     )
 }
 COMMANDS = {"python -m reproduction report": "results/table3.json"}

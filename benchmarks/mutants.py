@@ -118,7 +118,8 @@ MATH = "heads/math/least_squares.py"
 RIDGE = "heads/math/ridge.py"
 ENTROPY = "heads/math/cross_entropy.py"
 QUASI = "heads/math/quasi_newton.py"
-NUMBA = "heads/backends/numba_least_squares.py"
+NUMBA = "heads/backends/numba_kernels.py"
+NUMBA_LINALG = "heads/backends/numba_linalg.py"
 OBSERVER = "observe/observer.py"
 ROBUST_KERNEL = "stream/kernels/robust.py"
 BODY = "stream/kernels/body.py"
@@ -154,15 +155,16 @@ MUTANTS = [
     Mutant("math/softmax: the share that fades", ENTROPY, "state.shares + (1 - lam) + U", "state.shares + U", SOFTMAX),
     Mutant("math/softmax: a large block twice", ENTROPY, "A=block.old + block.M", "A=block.old + 2 * block.M", SOFTMAX),
     Mutant("math/softmax: another ridge", ENTROPY, "T=T, ridge_left=ridge * share", "T=T, ridge_left=ridge", LOGISTIC),
-    Mutant("backends/numba: the root", NUMBA, "-1.0 / (g + math.sqrt(g))", "-1.0 / (g + 1.0)", COMPILED_RLS),
+    Mutant("backends/numba: the root", NUMBA_LINALG, "-1.0 / (g + math.sqrt(g))", "-1.0 / (g + 1.0)", COMPILED_RLS),
     Mutant("backends/numba: a missing term", NUMBA, "energy[o] += q * pull * pull", "pass", COMPILED_RLS),
-    Mutant("backends/numba: a swapped index", NUMBA, "x[j] -= C[i, j] * c", "x[j] -= C[j, i] * c", COMPILED_RLS),
+    Mutant("backends/numba: a swapped index", NUMBA_LINALG, "x[j] -= C[i, j] * c", "x[j] -= C[j, i] * c", COMPILED_RLS),
     Mutant("backends/numba: the cursor stays", NUMBA, "samples, (cursor + count) % p", "samples, cursor % p",
            COMPILED_RLS),
     Mutant("backends/numba: a head that overflows", NUMBA, "if not abs(to_head(W[o, j])) < np.inf:", "if False:",
            Tests(["tests/heads/test_properties.py"], "RLS and cannot_hold", True)),
     Mutant("backends/numba: the bias", NUMBA, "+ (bias[o] - to_head(W[o, k]))", "", COMPILED_SET),
-    Mutant("backends/numba: strides", NUMBA, "and features.is_contiguous()", "", STRIDES),
+    Mutant("backends/numba: strides", "heads/backends/numba_least_squares.py", "and features.is_contiguous()", "",
+           STRIDES),
     Mutant("backends/numba: the snapshot", NUMBA, "head[o, j] = weight[o, j]", "pass", UNDO),
     Mutant("backends/large: residuals", "heads/backends/large_block.py", "len(e))) * lam**0.5", "len(e)))", LARGE),
     Mutant("backends/large: energy", "heads/backends/large_block.py", "lam * state.energy + new", "state.energy + new",
@@ -201,7 +203,8 @@ MUTANTS = [
     Mutant("observe/observer: statistics", OBSERVER, "buffer.copy_(before)", "pass", OPTIMIZER),
     Mutant("observe/observer: forgets again", OBSERVER, "solver.forgets = not self.forgot", "solver.forgets = True",
            ACCUMULATION),
-    Mutant("observe/rows: rows left out", "observe/rows.py", "held | ~observed", "held", MASKS),
+    Mutant("observe/rows: rows left out", "observe/rows.py",
+           "rows = observation.observed.nonzero()[:, 0].cpu()", "rows = torch.arange(n)", MASKS),
     Mutant("observe/observer: a copy of the head", OBSERVER, "copy.copy_(parameter.detach())", "pass", OPERATOR),
     Mutant("observe/observation: the mean", "observe/observation.py",
            "(weight * each).sum() / weight.sum().clamp(min=torch.finfo(each.dtype).tiny)", "(weight * each).sum() / n",
@@ -289,8 +292,8 @@ MUTANTS = [
            FORECAST),
     Mutant("stream/forecast: seasons", "stream/forecast/seasons.py", " if correlation[k] >= 0.75 * highest)", ")",
            FORECAST),
-    Mutant("stream/tables: a doubled quote", "stream/tables/lexer.py", "if at < n and data[at] == quote:",
-           "if at < n and data[at] == 0:", Tests(["tests/breaking/test_rows.py"], "fuzzed_table")),
+    Mutant("stream/tables: a doubled quote", "stream/tables/lexer.py", "delimiter=separator)",
+           "delimiter=separator, doublequote=False)", Tests(["tests/breaking/test_rows.py"], "fuzzed_table")),
     Mutant("stream/tables: a changed table", "stream/tables/records.py",
            "if hashlib.sha256(last[len(last) - length :]).hexdigest() != digest:", "if False:", RESUME),
     Mutant("stream/tables: a last line", "stream/tables/records.py", 'if position["broken"]:', "if False:", RESUME),

@@ -257,6 +257,7 @@ class River(Kind):
     keys: int = 0
     pickled: bool = False
     late: int = 200  # the row from which on there is one more feature
+    open_ids: int = 0  # the number of rows after which a target arrives
 
     def make(self) -> Any:
         model = getattr(river_models, self.kind)(seed=0, **self.options)
@@ -272,7 +273,12 @@ class River(Kind):
 
     def learn(self, model: Any, start: int, stop: int) -> None:
         for i, (x, y) in enumerate(self.samples(start, stop), start):
-            model.learn_one(*([("shop", i % self.keys)] if self.keys else []), x, y)
+            if not self.open_ids:
+                model.learn_one(*([("shop", i % self.keys)] if self.keys else []), x, y)
+                continue
+            model.predict_one(x, id=i)
+            for _, earlier in self.samples(max(0, i - self.open_ids), i - self.open_ids + 1):
+                model.learn_one(y=earlier, id=i - self.open_ids)
         if self.keys:
             model.commit(stop)
 
@@ -312,11 +318,14 @@ class River(Kind):
         return super().load(path)
 
 
+@dataclass
 class Forecaster(Kind):
     """A forecaster of two series with an input."""
 
+    options: dict[str, Any] = field(default_factory=lambda: {"lags": 4, "seasons": [6]})
+
     def make(self) -> Any:
-        return sepsa.SepSAForecaster(3, lags=4, seasons=[6], step=3600.0)
+        return sepsa.SepSAForecaster(3, step=3600.0, **self.options)
 
     def learn(self, model: Any, start: int, stop: int) -> None:
         for i, x in enumerate(stream()[0][start:stop], start):
@@ -326,7 +335,7 @@ class Forecaster(Kind):
         return list(model.prequential(y, X[:, :1]).tolist())
 
     def predict(self, model: Any) -> Any:
-        return np.array([list(step.values()) for step in model.forecast(xs=[{"x": 0.0}] * 3)])
+        return np.array([list(step.values()) for step in model.forecast(xs=[{"x": 0.0}] * len(model.times()))])
 
 
 @dataclass
@@ -456,9 +465,11 @@ CASES: dict[str, Any] = {
     "river-regressor.sepsa": River("SepSARegressor", {"hidden": (4,)}),
     "river-regressor-fourier.sepsa": River("SepSARegressor", {"hidden": (4,), "body": "fourier"}),
     "river-classifier.sepsa": River("SepSAClassifier", {"hidden": (4,)}),
+    "river-open-ids.sepsa": River("SepSARegressor", {"hidden": (4,), "body": "fourier"}, open_ids=5),
     "river-multi-target.sepsa": River("SepSAMultiTargetRegressor", {"hidden": (4,)}),
     "keyed.sqlite": River("SepSARegressor", {"hidden": (4,), "body": "fourier"}, keys=2),
     "forecaster.sepsa": Forecaster(),
+    "forecaster-blocks.sepsa": Forecaster({"every": 3, "known_ahead": True}),
     "stream.sepsa": Command({"target": "y"}),
     "stream-classify-fourier.sepsa": Command({"target": "y", "classify": True, "body": "fourier"}),
     "forecast.sepsa": Command({"target": ["a", "b"], "time": "date", "horizon": 3, "lags": 4}, "sepsa forecast"),

@@ -1,4 +1,4 @@
-"""How candidates compare by their recent losses, on numbers: heads, experts and forecasts. Kernels compile this too."""
+"""How candidates are compared by their recent losses, on numbers; heads compare by it, and kernels compile it."""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ def test_a_file_that_is_replaced_keeps_its_permissions():
     def write(more=""):
         sepsa.save({"a": np.zeros(3)}, "a.sepsa")
         records.write(Path("j.json"), "{}")
-        stream("--predictions p.csv --quarantine q.csv --checkpoint m.sepsa --every 1 --report r.html", more)
+        stream("--predictions p.csv --quarantine q.csv --checkpoint m.sepsa --save-every 1 --report r.html", more)
 
     write()
     files = [Path(name) for name in ("a.sepsa", "j.json", "m.sepsa", "p.csv", "q.csv", "r.html")]

@@ -42,7 +42,7 @@ def learn(kind, folder, rows, slow):
             real(self)
             time.sleep(slow)
 
-        command.StreamRun.save, kind.options = save, kind.options | {"every": EVERY}
+        command.StreamRun.save, kind.options = save, kind.options | {"save_every": EVERY}
         kind.learn(path, 0, rows)
     elif isinstance(kind, River) and kind.keys:
         with KeyedLearner(River(kind.kind, kind.options).make(), path, in_memory=1) as model:

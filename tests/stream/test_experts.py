@@ -149,7 +149,7 @@ def test_boosted_trees_each_fit_what_those_before_leave(m):
     Y = 5 + np.abs(X[:, :m]) + rng.normal(size=(300, m))
     learner = StreamLearner(3, m, regression=True, trees=40, **OPTIONS)
     learner.learn(X, Y, weight)
-    learner.engine.boost_trees()
+    learner.engine.fit_experts()
     part = learner.engine.memory.of("trees")
     leaves, values, omega = part("LEAF_OF_ROW")[:, :300], part("VALUES"), part("WEIGHTS")[:300].astype(float)
     left = part("TARGETS")[:300].astype(float)

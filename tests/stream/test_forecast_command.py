@@ -54,7 +54,9 @@ def test_the_last_forecast_is_printed_and_all_are_written(tmp_path):
     made = list(csv.reader(out.read_text().splitlines()))
     assert made[0] == ["line", "a+1", "b+1", "a+2", "b+2", "a+3", "b+3"]
     assert len(made) == 401
-    assert made[-1][1] == rows[0]["forecast"]
+    assert f"{float(made[-1][1]):.6g}" == rows[0]["forecast"]
+    exact = rows_of(run(source, *OPTIONS, "--inputs", "x", "--digits", "all").stdout)
+    assert made[-1][1] == exact[0]["forecast"]
     text = page.read_text()
     assert text.count("<polygon") == 6
     assert re.search(r'id="rows">400<', text)
@@ -176,7 +178,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(rows, tmp_path):
 
     def forecast(folder, every):
         files = ("--predictions", folder / "p.csv", "--checkpoint", folder / "c")
-        return run(folder / "t.csv", *OPTIONS, *files, "--every", every)
+        return run(folder / "t.csv", *OPTIONS, *files, "--save-every", every)
 
     for folder, n, every in ((whole, 500, 10_000), (parts, rows, 40)):
         folder.mkdir()
@@ -234,3 +236,24 @@ def test_texts_are_inputs_and_rows_without_a_target_at_the_end_are_known_ahead(t
     assert "700 rows" in result.stderr
     assert "best naive forecast" in result.stderr
     assert list(tmp_path.iterdir()) == [source]  # no quarantine file unasked
+
+
+def test_blocks_are_forecast_with_inputs_known_ahead(tmp_path):
+    """The last day has no target yet, and its inputs are known."""
+    start, cells = datetime(2026, 1, 5), []
+    for i in range(24 * 12):
+        x = math.sin(i * i)
+        cells.append(f"{start + timedelta(hours=i)},{10 + math.sin(i / 4) + 2 * x if i < 24 * 11 else ''},{x}")
+    source = tmp_path / "t.csv"
+    source.write_text("\n".join(["date,y,x", *cells]) + "\n")
+    options = ("--target", "y", "--time", "date", "--inputs", "x", "--every", 24, "--known-ahead")
+    rows = rows_of(run(source, *options, "--checkpoint", tmp_path / "m.sepsa").stdout)
+    assert [row["time"][-8:-6] for row in rows] == [f"{hour:02}" for hour in range(24)]
+    assert rows[0]["time"].startswith("2026-01-16")
+    for row in rows:
+        assert float(row["low"]) < float(row["forecast"]) < float(row["high"])
+    assert rows_of(run(source, "--checkpoint", tmp_path / "m.sepsa").stdout) == rows
+    message = run(source, *options, "--predictions", tmp_path / "p.csv", code=2).stderr
+    assert "--predictions must be left out with --every and --known-ahead" in message
+    source.write_text("\n".join(["date,y,x", *cells[:-5]]) + "\n")
+    assert "needs 24 rows without a target at the end" in run(source, *options, code=2).stderr

@@ -15,6 +15,8 @@ from sepsa.stream.learner import StreamLearner
 class Committee:
     """The mean of several learners; each learns every row that the committee learns.
 
+    An error in `learn` or `grow` may leave some members with the rows and others without: `growth.learn_rows` lets a
+    copy learn, as a copy of all members costs as much as a row.
     `inflation` is the factor c in the variance σ² (1 + c φᵀBφ) of a target (`sepsa.stream.batch_fit`).
     """
 
@@ -27,10 +29,8 @@ class Committee:
         return self.members[0].engine
 
     def learn(self, X: Floats, Y: Floats, weight: Floats | None = None) -> Floats:
-        """Learn rows in order; returns the predictions (n, outputs) made before. An error changes no member."""
-        members = [member.copy() for member in self.members]
-        before: Floats = np.mean([member.learn(X, Y, weight) for member in members], axis=0)
-        self.members = members
+        """Learn rows in order; returns the predictions (n, outputs) made before."""
+        before: Floats = np.mean([member.learn(X, Y, weight) for member in self.members], axis=0)
         return before
 
     def predict(self, X: Floats) -> Floats:
@@ -50,11 +50,9 @@ class Committee:
         return variance
 
     def grow(self, new_inputs: Sequence[Sequence[float]], outputs: int) -> None:
-        """Add inputs and outputs as `StreamLearner.grow` does. An error changes no member."""
-        members = [member.copy() for member in self.members]
-        for member in members:
+        """Add inputs and outputs as `StreamLearner.grow` does."""
+        for member in self.members:
             member.grow(new_inputs, outputs)
-        self.members = members
 
     def copy(self) -> Committee:
         """Another committee in the same state."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sepsa.candidates import exceeds as exceeds
+from sepsa.candidates import exceeds
 
 # Each update multiplies the weight of all errors before it by this factor.
 FADING = 0.98

@@ -107,5 +107,6 @@ def boost_trees(core: Core) -> None:
     memory, workspace, form = core.memory, np.zeros(core.memory.layout.workspace), core.form
     if form.outputs == 1 and not form.settings["classes"]:
         view(workspace, memory.layout.work["row", "FACTS"])["origin"] = memory("ORIGIN", "log products")["value"]
-    trees.clear_trees(memory.of("trees"))
+    tree_parts.clear_trees(memory.of("trees"))
     Kernels(core).run("boost", workspace, np.zeros((1, form.inputs)), None, None, None, np.empty(1))
+    tree_parts.clear_growth(memory.of("trees"))

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sepsa.heads.protocols import NotFinite
 from sepsa.stream.engine import saved
 from sepsa.stream.engine.calls import Kernels, RowBuffer, answers, boost_trees
 from sepsa.stream.engine.core import Form, started
@@ -31,7 +30,7 @@ from sepsa.stream.experts.expert import Expert
 from sepsa.stream.experts.frame import OPTIONS
 from sepsa.stream.experts.models import ModelExperts
 from sepsa.stream.kernels.memory import Memory
-from sepsa.validation import at_least, one_of
+from sepsa.validation import NotFinite, at_least, one_of
 
 DISCOUNT = 0.99  # per row, of the losses by which heads are weighted
 POWER = 0.5  # of the likelihood in a head's weight: below 1 because errors of neighbouring rows are alike
@@ -279,14 +278,14 @@ class Engine(StreamEngine):
         """The answers (n, experts, outputs) of all experts to rows (n, inputs), in deviations of the outputs."""
         return answers(self._core, self._ready(), X)
 
-    def boost_trees(self) -> None:
-        """Grow all trees anew, each once on the rows that are stored, by boosting."""
+    def fit_experts(self) -> None:
+        """Fit models on all rows, and grow all trees anew, each once on the rows that are stored, by boosting."""
+        if self._core.models:
+            self._core.models.refit()
         boost_trees(self._core)
 
     def take_network(self, other: Engine) -> None:
-        """Continue with the network and the heads of another engine of the same form, and models fitted on all rows."""
-        if self._core.models:
-            self._core.models.refit()
+        """Continue with the network and the heads of another engine of the same form."""
         for group, copy, name in other.memory.layout.places:
             if group in ("network", "heads"):
                 self.memory(name, group, copy)[...] = other.memory(name, group, copy)

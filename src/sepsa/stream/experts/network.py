@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from sepsa.heads.math.ridge import due
+from sepsa.restoration import due
 from sepsa.stream.experts.expert import Expert
 from sepsa.stream.experts.frame import given, size
 from sepsa.stream.experts.network_parts import HIDDEN, heads, parts

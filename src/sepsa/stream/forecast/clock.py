@@ -16,7 +16,7 @@ import numpy as np
 from sepsa.states import schema
 from sepsa.stream.engine.protocol import Floats
 from sepsa.stream.forecast.grids import BUSINESS, DAY, MONTHS, SECONDS, SPARSE, Grid, check_step, day_of, find_grid
-from sepsa.stream.forecast.times import EPOCH, Moments, read_zone, seconds_east
+from sepsa.stream.forecast.times import EPOCH, Moments, local_seconds, read_zone, seconds_east
 
 SETTLED = 256  # times after which the grid is no longer corrected
 HISTORY = 2048  # rows that a forecaster keeps, and can place anew
@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
     `gaps` are those of the waiting rows, if they are confirmed, and of the row itself; empty for a row that waits, or
     that is `same`, of the last row's point. `dropped` rows that waited were wrong. `points` are new points of all rows
-    so far, where the grid has been corrected to `grid`. `says` is a warning.
+    so far, where the grid has been corrected to `grid`. `says` is a warning. `point` is that of the last row placed.
     """
 
     gaps: tuple[int, ...]
@@ -39,6 +39,7 @@ class Place(NamedTuple):
     points: Any = None
     grid: Grid | None = None
     says: str = ""
+    point: int = 0
 
 
 def leap(rows: int) -> int:
@@ -276,8 +277,7 @@ class Clock:
         """Seconds since 1970 in the time of the grid, from those of UTC."""
         if self.zone is None or (self.grid is not None and self.grid.seconds() < DAY):
             return at
-        offset = (EPOCH + timedelta(seconds=at)).replace(tzinfo=UTC).astimezone(self.zone).utcoffset()
-        return at + (offset or timedelta()).total_seconds()
+        return local_seconds(at, self.zone)
 
     def found(self, at: Floats) -> Grid | None:
         """The grid of the first times, given in UTC: days and longer in local time; None for a single one."""

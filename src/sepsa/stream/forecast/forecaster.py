@@ -17,9 +17,10 @@ from sepsa.states import schema
 from sepsa.states.objects import Saves, check_stamp, rebuilt_as, stamp
 from sepsa.states.plain import pack_label, unpack_labels
 from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.forecast import show
 from sepsa.stream.forecast.clock import HISTORY, Clock, Place
-from sepsa.stream.forecast.history import IMAGINED, MOST_LAGS, History
-from sepsa.stream.forecast.model import KNOWN, ForecastModel, Settings, interval
+from sepsa.stream.forecast.history import IMAGINED, MOST_LAGS, History, Purpose
+from sepsa.stream.forecast.model import KNOWN, ForecastModel, Settings, interval, quantile
 from sepsa.stream.forecast.rows import ONLY, Table, arranged, in_order, read_inputs, read_table, read_values
 from sepsa.stream.forecast.seasons import check_seasons
 from sepsa.stream.forecast.times import Moments, Time, read_time
@@ -29,8 +30,11 @@ from sepsa.validation import at_least, in_range
 if TYPE_CHECKING:
     from typing import Self
 
+    from sepsa.stream.forecast.blocks import BlockHistory
+
 LARGEST = {"horizon": 2000, "lags": MOST_LAGS}
 NO_ROW = "the forecaster has learned no row yet: call fit, learn_one or prequential first"
+SHOWN = 8  # steps, and series, that a notebook shows
 AGGREGATES = ("error", "first", "last", "mean", "sum")
 
 
@@ -55,6 +59,14 @@ class SepSAForecaster(Saves):
             from the times of the first rows.
         bounds: The least and the largest value that a series can have, None for no bound.
         same_time: What becomes of several rows at one time: "error", or "first", "last", "mean" or "sum" of them.
+        every: Rows of a block. 1: forecasts are made after every row. 24: they are made every 24 rows, for the next
+            `horizon` ones together, by the learner of `SepSARegressor` with a row for each block, which holds the last
+            three blocks, those of a season ago, and inputs. `fit` is its `fit`, `update` its `partial_fit`.
+        start: The row of the day, counted from midnight, at which a block begins; without times, the number of rows
+            before the first block. With `every` alone.
+        known_ahead: Whether exogenous inputs are known before the rows that they belong to are forecast. With `every`
+            it decides what is learned; otherwise it is what `prequential` assumes.
+        seed: Seed of the learner of blocks.
 
     See also:
         `sepsa.river.SepSARegressor` for targets that are not a time series; `sepsa forecast` in the shell.
@@ -81,6 +93,10 @@ class SepSAForecaster(Saves):
         step: float | str | None = None,
         bounds: tuple[float | None, float | None] = (None, None),
         same_time: str = "error",
+        every: int = 1,
+        start: int = 0,
+        known_ahead: bool = False,
+        seed: int = 0,
     ) -> None:
         self.horizon, self.lags, self.seasons = horizon, lags, seasons
         self.forgetting, self.ridge, self.step = forgetting, ridge, step
@@ -97,11 +113,29 @@ class SepSAForecaster(Saves):
         in_range("ridge", ridge, 0.0, HUGE)
         if ridge < 1e-30:
             raise ValueError(f"ridge must be at least 1e-30, got {ridge}")
+        self.every, self.start, self.known_ahead, self.seed = every, start, known_ahead, seed
         self._limits = check_bounds(bounds)
+        self._check_blocks()
         if same_time not in AGGREGATES:
             raise ValueError(f"same_time must be one of {', '.join(AGGREGATES)}, got {same_time!r}")
         self._lock = threading.RLock()
         self._reset()
+
+    def _check_blocks(self) -> None:
+        """Raise a ValueError for options that do not fit `every`."""
+        if at_least("every", self.every, 1) > LARGEST["horizon"]:
+            raise ValueError(f"every must be at most {LARGEST['horizon']} rows, got {self.every}")
+        if at_least("start", self.start, 0) >= self.every:
+            raise ValueError(
+                f"start must be a row of a block, 0 to {self.every - 1} for every={self.every}, got {self.start}"
+            )
+        at_least("seed", self.seed, 0)
+        for name in ("forgetting", "ridge") if self.every > 1 else ():
+            if plain_values({name: getattr(self, name)}) != plain_values({name: OPTIONS[name]}):
+                raise ValueError(
+                    f"{name} must be left out for every={self.every}, whose learner finds it by itself, got "
+                    f"{getattr(self, name)!r}"
+                )
 
     def _reset(self) -> None:
         """Forget all rows."""
@@ -110,24 +144,59 @@ class SepSAForecaster(Saves):
         self._flat = True
         self._frame = ""  # "pandas" or "polars" where rows came in its frames
         self._column = ""  # the column of the first frame that had the times
+        self._clock = Clock(self.step)
         self._history = self._new_history()
         self._waiting: list[tuple[Floats, Floats]] = []  # rows after a leap in time
         self._same: Floats = np.empty((2, 0))  # how many values the rows at the last time had, and their sum, by series
         self._refused = 0
-        self._clock = Clock(self.step)
 
-    def _new_history(self) -> History:
+    def _new_history(self) -> History | BlockHistory:
         """The history of the series and inputs that are named."""
         forgetting, m, q = tuple(map(float, self.forgetting)), len(self._names or ()), len(self._inputs)
         settings = Settings(m, q, self.horizon, 0, (), forgetting, self.ridge, self._limits)
-        return History(settings, self.lags, self.seasons)
+        if self.every == 1:
+            return History(settings, self.lags, self.seasons)
+        from sepsa.stream.forecast.blocks import BlockHistory  # needs scikit-learn
+
+        return BlockHistory(
+            settings, self.every, self.start, self.lags, self.seasons, self.known_ahead, self.seed, self._clock
+        )
 
     @property
-    def _model(self) -> ForecastModel | None:
+    def _model(self) -> ForecastModel | BlockHistory | None:
         return self._history.model
 
     def _get_params(self) -> dict[str, Any]:
         return plain_values({name: getattr(self, name) for name in OPTIONS})
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the options by name, as scikit-learn's `clone` asks for them.
+
+        Args:
+            deep: Without effect: no option is an estimator.
+        """
+        return {name: getattr(self, name) for name in OPTIONS}
+
+    def set_params(self, **options: Any) -> Self:
+        """Set options of a forecaster that has no rows yet.
+
+        Args:
+            **options: Options of the constructor by name.
+
+        Returns:
+            The forecaster.
+
+        Raises:
+            ValueError: There are rows, which were learned with other options, or an option is wrong; nothing changed.
+        """
+        unknown = [name for name in options if name not in OPTIONS]
+        if unknown:
+            raise ValueError(f"SepSAForecaster has no option {unknown[0]!r}: its options are {', '.join(OPTIONS)}")
+        if self.rows:
+            raise ValueError(f"options must be set before the first row, got {self.rows} rows: clone the forecaster")
+        fresh = type(self)(**(self.get_params() | options))
+        vars(self).update({name: value for name, value in vars(fresh).items() if name != "_lock"})
+        return self
 
     def __repr__(self) -> str:
         defaults = plain_values(OPTIONS) | {"horizon": None}
@@ -215,40 +284,53 @@ class SepSAForecaster(Saves):
         times: Any = None,
         coverage: float | None = None,
         known_ahead: bool = False,
+        every: int = 1,
     ) -> Any:
         """Learn rows in order and return the forecasts made after each of them.
 
         Args:
             Y: Values (n, series) or (n,), an array or a frame; NaN is missing.
-            X: Exogenous inputs (n, inputs).
+            X: Exogenous inputs (n, inputs), or (n,) of one input.
             horizon: Number of rows to forecast, at most that of the constructor; None for that.
             times: Times of the rows, as for `learn_one`: an array, a Series, a DatetimeIndex, or the name of a column
                 of the frame Y. None: the DatetimeIndex of a frame, if it has one.
             coverage: A share in (0, 1) to return intervals too; None for none.
-            known_ahead: Whether forecasts use the exogenous inputs of the rows that they forecast.
+            known_ahead: Whether forecasts use the exogenous inputs of the rows that they forecast; so they do if the
+                constructor says so.
+            every: Return the forecasts made after every so many rows of Y alone: n // every of them.
 
         Returns:
             Forecasts (n, horizon, series), or (n, horizon) for Y (n,); with `coverage` a tuple of forecasts, lower ends
             and upper ends, infinite where there were too few errors. NaN after a row that waits for the confirmation
-            of its time, and before a series has its first value.
+            of its time, and before a series has its first value. In blocks, forecasts after a row inside a block are
+            the rest of those made before the block, then NaN; so are those that need inputs of rows after the last.
         """
-        table, E, inputs = self._read(Y, X, times)
-        steps = self._check_horizon(horizon)
+        steps, step = self._check_horizon(horizon, self.horizon), at_least("every", every, 1)
         if coverage is not None:
             check_coverage(coverage)
-        with self._lock, DeferredInterrupt():
-            frame, intervals = (table.frame, table.clock), coverage is not None
-            made, quantiles = self._take(
-                table.values, E, table.times, table.names, inputs, intervals, known_ahead, frame
-            )
+        if known_ahead and self.every > 1 and not self.known_ahead:
+            raise ValueError("known_ahead must be given to SepSAForecaster where it has every, got it for this call")
+        ahead = known_ahead or self.known_ahead
+        table, made, quantiles = self._learn_table(Y, X, times, coverage is not None, ahead, "forecasts")
 
         def shaped(array: Floats) -> Floats:
-            array = array[..., :steps]
+            array = array[step - 1 :: step, ..., :steps]
             return array[:, 0] if table.flat else array.transpose(0, 2, 1)
 
         if coverage is None:
             return shaped(made)
         return (shaped(made), *map(shaped, interval(quantiles.swapaxes(0, 1), coverage, self._limits)))
+
+    def _learn_table(
+        self, Y: Any, X: Any, times: Any, intervals: bool, ahead: bool, purpose: Purpose
+    ) -> tuple[Table, Floats, Floats]:
+        """Learn the rows of a table; returns it, and what `_take` does."""
+        table, E, inputs = self._read(Y, X, times)
+        with self._lock, DeferredInterrupt():
+            made, quantiles = self._take(
+                table.values, E, table.times, table.names, inputs, intervals, ahead, (table.frame, table.clock), purpose
+            )
+        return table, made, quantiles
 
     def _read(self, Y: Any, X: Any, times: Any) -> tuple[Table, Floats, list[Hashable]]:
         """The rows of Y and X, in the order of the names so far."""
@@ -257,7 +339,7 @@ class SepSAForecaster(Saves):
             raise ValueError(f"Y must be rows (n, series) or (n,), got an array of shape {np.shape(Y)}")
         empty = np.empty((len(table.values), 0))
         inputs = Table(empty, [], False, None, "") if X is None else read_table("X", X)
-        if len(inputs.values) != len(table.values) or inputs.flat:
+        if len(inputs.values) != len(table.values):
             raise ValueError(f"X must be rows ({len(table.values)}, inputs), got an array of shape {np.shape(X)}")
         if self._names is not None:
             table = table._replace(values=arranged("Y", self._names, table), names=self._names)
@@ -274,20 +356,27 @@ class SepSAForecaster(Saves):
         intervals: bool = False,
         ahead: bool = False,
         frame: tuple[str, str] = ("", ""),
+        purpose: Purpose = "learn",
     ) -> tuple[Floats, Floats]:
         """Learn rows; returns the forecasts made after each (n, m, H), and their quantiles (n, levels, m, H)."""
-        clock = self._clock.copy()
+        clock, before = self._clock.copy(), vars(self).copy()
         plan = None if moments is None else self._plan(clock, moments)
         if plan is None:
             clock.proceed(len(Y))
         if self._names is None:
             self._names, self._inputs, self._flat = names, inputs, names == [ONLY]
             self._frame, self._column = frame
+            self._clock = clock
             self._history = self._new_history()
         self._clock = clock
-        if plan is None:
-            return self._history.learn(Y, E, intervals, ahead)
-        result = self._follow(plan, Y, E, intervals, ahead)
+        try:
+            with self._history.learning(purpose):
+                if plan is None:
+                    return self._history.learn(Y, E, intervals, ahead)
+                result = self._follow(plan, Y, E, intervals, ahead)
+        except BaseException:
+            vars(self).update(before)
+            raise
         if self.rows >= HISTORY:
             clock.first = []
         for place in plan:
@@ -318,7 +407,7 @@ class SepSAForecaster(Saves):
             if place.points is not None:
                 rows = int(place.points[-1]) + 1
             rows += sum(min(gap, IMAGINED) + 1 for gap in place.gaps)
-            plan.append(place)
+            plan.append(place._replace(point=clock.last or 0))
         return plan
 
     def _follow(self, plan: list[Place], Y: Floats, E: Floats, intervals: bool, ahead: bool) -> tuple[Floats, Floats]:
@@ -329,6 +418,7 @@ class SepSAForecaster(Saves):
         i = 0
         while i < len(Y):
             place, end = plan[i], i + 1
+            self._history.point = place.point - sum(gap + 1 for gap in place.gaps)
             if place.dropped:
                 self._refused += place.dropped
                 self._waiting = []
@@ -341,7 +431,7 @@ class SepSAForecaster(Saves):
                 if intervals:
                     quantiles[i] = ends
             elif not place.gaps:
-                self._waiting.append((Y[i].copy(), E[i].copy()))
+                self._waiting = [*self._waiting, (Y[i].copy(), E[i].copy())]
             elif len(place.gaps) > 1 or place.gaps[0] > IMAGINED:
                 rows = [*self._waiting, (Y[i], E[i])]
                 self._waiting = []
@@ -445,7 +535,14 @@ class SepSAForecaster(Saves):
         with self._lock:
             if self._model is None:
                 raise ValueError(NO_ROW)
-            rows = [in_order("xs", self._inputs, *read_inputs(x)) for x in list(xs or ())[:steps]]
+            if not self._history.reach():
+                raise ValueError(
+                    f"the {self.horizon} rows that are forecast every {self.every} rows have come: the next forecast "
+                    "is made when the block is complete"
+                )
+            given = list(xs or ())[: steps if self.every == 1 else None]
+            rows = [in_order("xs", self._inputs, *read_inputs(x)) for x in given]
+            self._history.check_ahead(len(rows))
             made, quantiles = self._model.forecast(np.array(rows).reshape(len(rows), len(self._inputs)))
             return made[:, :steps], quantiles[..., :steps]
 
@@ -458,10 +555,19 @@ class SepSAForecaster(Saves):
             return list(series[0])
         return [dict(zip(self._names, step, strict=True)) for step in zip(*series, strict=True)]
 
-    def _check_horizon(self, horizon: int | None) -> int:
+    def _check_horizon(self, horizon: int | None, reach: int | None = None) -> int:
+        """The number of rows to forecast, at most so many as the forecast reaches; None for all of them."""
+        reach = self._history.reach() if reach is None else reach
         if horizon is None:
-            return self.horizon
-        if at_least("horizon", horizon, 1) > self.horizon:
+            return reach
+        if not reach:
+            return at_least("horizon", horizon, 1)
+        if reach < at_least("horizon", horizon, 1) <= self.horizon:
+            raise ValueError(
+                f"horizon must be at most {reach}, the rows left of what was forecast every {self.every} rows, got "
+                f"{horizon}: None forecasts these"
+            )
+        if horizon > self.horizon:
             raise ValueError(
                 f"horizon must be at most {self.horizon}, which this forecaster learns, got {horizon}: "
                 f"make one with SepSAForecaster(horizon={horizon})"
@@ -475,14 +581,14 @@ class SepSAForecaster(Saves):
 
         Args:
             y: Values (n,) or (n, series): an array, or a Series or frame of pandas or Polars.
-            X: Exogenous inputs (n, inputs).
+            X: Exogenous inputs (n, inputs), or (n,) of one input.
             times: As for `prequential`.
 
         Returns:
             The forecaster.
         """
         fresh = type(self)(**self._get_params())
-        fresh.update(y, X, times=times)
+        fresh._learn_table(y, X, times, False, False, "fit")
         with self._lock:
             state = {name: value for name, value in vars(fresh).items() if name != "_lock"}
             vars(self).update({name: value for name, value in state.items() if name.startswith("_")})
@@ -493,36 +599,72 @@ class SepSAForecaster(Saves):
 
         Args:
             y: Values (n,) or (n, series) of the rows after those learned.
-            X: Exogenous inputs (n, inputs).
+            X: Exogenous inputs (n, inputs), or (n,) of one input.
             times: As for `prequential`.
 
         Returns:
             The forecaster.
         """
-        self.prequential(y, X, times=times, horizon=1)
+        self._learn_table(y, X, times, False, False, "learn")
         return self
 
-    def predict(self, horizon: int | None = None, X: Any = None, *, coverage: float | None = None) -> Any:
+    def check(self, y: Any, X: Any = None, *, times: Any = None) -> None:
+        """Raise the error that `update` raises for these rows; nothing changes.
+
+        Args:
+            y: As for `update`.
+            X: As for `update`.
+            times: As for `update`.
+        """
+        table, _, _ = self._read(y, X, times)
+        if table.times is not None:
+            self._plan(self.clock(), table.times)
+
+    def predict(
+        self,
+        horizon: int | None = None,
+        X: ArrayLike | None = None,
+        *,
+        coverage: float | Sequence[float] | None = None,
+        quantiles: Sequence[float] | None = None,
+    ) -> Any:
         """Forecast the next rows as an array or, after frames of pandas or Polars, as a Series or frame with times.
 
         Args:
             horizon: Number of rows, at most that of the constructor; None for that.
-            X: Exogenous inputs (k, inputs) of these rows, as far as they are known.
-            coverage: A share in (0, 1) to return the lower and the upper ends too.
+            X: Exogenous inputs (k, inputs), or (k,) of one input, of these rows, as far as they are known.
+            coverage: A share in (0, 1) to return the lower and the upper ends too, or several shares.
+            quantiles: Levels in (0, 1) to return these quantiles of the forecasts too.
 
         Returns:
-            Forecasts (horizon,) or (horizon, series); with `coverage` a tuple of forecasts, lower ends and upper ends.
-            A frame of Polars has the times in the column whose name was given as `times`.
+            Forecasts (horizon,) or (horizon, series); with one `coverage` a tuple of forecasts, lower ends and upper
+            ends. With several shares, a tuple of forecasts and a dict of both ends by share; with `quantiles`, of
+            forecasts and a dict of values by level. A frame of Polars has the times in the column whose name was given
+            as `times`.
         """
-        xs = None
-        if X is not None:
-            table = read_table("X", X)
-            names = self._inputs if table.names == list(range(len(self._inputs))) else table.names
-            xs = [dict(zip(names, row, strict=True)) for row in table.values.tolist()]
-        made, quantiles = self._forecast(horizon, xs)
-        parts = [made] if coverage is None else [made, *interval(quantiles, check_coverage(coverage), self._limits)]
-        framed = [self._framed(part) for part in parts]
-        return framed[0] if coverage is None else tuple(framed)
+        if coverage is not None and quantiles is not None:
+            raise ValueError("coverage or quantiles must be given, got both: coverage 0.9 is quantiles=[0.05, 0.95]")
+        single = np.ndim(coverage) == 0
+        several: Any = () if coverage is None else [coverage] if single else coverage
+        shares = [check_coverage(share) for share in several]
+        levels = [check_coverage(level, "quantiles") for level in quantiles or ()]
+        xs = None if X is None else self._rows_ahead(X, self._check_horizon(horizon))
+        made, known = self._forecast(horizon, xs)
+        forecast = self._framed(made)
+        if not shares and not levels:
+            return forecast
+        ends = {share: tuple(map(self._framed, interval(known, share, self._limits))) for share in shares}
+        if shares and single:
+            return (forecast, *ends[shares[0]])
+        return forecast, ends | {level: self._framed(quantile(known, level, self._limits)) for level in levels}
+
+    def _rows_ahead(self, X: ArrayLike, steps: int) -> list[dict[Hashable, float]]:
+        """The exogenous inputs of rows to forecast by name."""
+        table = read_table("X", X)
+        if len(table.values) > steps:
+            raise ValueError(f"X must have at most the {steps} rows that are forecast, got {len(table.values)}")
+        values = arranged("X", self._inputs, table)
+        return [dict(zip(self._inputs, row, strict=True)) for row in values.tolist()]
 
     def _framed(self, values: Floats) -> Any:
         """Values (m, H) in the shape of the rows that were learned."""
@@ -562,24 +704,30 @@ class SepSAForecaster(Saves):
             coverage: The intervals that are drawn.
             ax: The axes to draw on; None for new ones.
         """
-        import matplotlib.pyplot as plt
-
         if self._model is None or self._names is None:
             raise ValueError(NO_ROW)
+        if series is not None and series not in self._names:
+            raise ValueError(f"series must be one of {schema.brief(self._names)}, got {series!r}")
         j = 0 if series is None else self._names.index(series)
-        ax = ax or plt.subplots(figsize=(8, 3))[1]
-        past = self._model.recent()[j]
-        steps = range(1 - len(past), self.horizon + 1)
+        past, (made, known) = self._model.recent()[j], self._forecast(None, None)
+        steps = range(1 - len(past), made.shape[1] + 1)
         when = [self._clock.ahead(h) for h in steps] if self._clock.grid else list(steps)
-        ahead = when[len(past) :]
-        ax.plot(when[: len(past)], past, color="black", lw=1)
-        made, quantiles = self._forecast(None, None)
-        for share in coverage:
-            low, high = interval(quantiles, check_coverage(share), self._limits)
-            ax.fill_between(ahead, low[j], high[j], color="#1f5fbf", alpha=0.2, lw=0)
-        ax.plot(ahead, made[j], color="#1f5fbf")
-        ax.set(title=str(self._names[j]))
-        return ax
+        bands = [[end[j] for end in interval(known, check_coverage(share), self._limits)] for share in coverage]
+        return show.draw(ax, "" if self._flat else str(self._names[j]), when, past, made[j], bands)
+
+    def _repr_html_(self) -> str:
+        """The forecaster in a notebook: its options and, once it has rows, the next forecasts with intervals."""
+        if self._model is None or self._names is None:
+            return show.html(repr(self), [])
+        made, known = self._forecast(None, None)
+        low, high = interval(known, 0.9, self._limits)
+        first = min(made.shape[1], SHOWN)
+        rows = [
+            (h + 1, "" if time is None else time, "" if self._flat else name, made[j, h], low[j, h], high[j, h])
+            for h, time in enumerate(self.times(first))
+            for j, name in enumerate(self._names[:SHOWN])
+        ]
+        return show.html(repr(self), rows)
 
     # ------------------------------------------------------------------ saving
 
@@ -680,8 +828,8 @@ def check_bounds(bounds: Any) -> tuple[float, float]:
     return ends
 
 
-def check_coverage(coverage: float) -> float:
+def check_coverage(coverage: float, name: str = "coverage") -> float:
     """A share in (0, 1)."""
     if isinstance(coverage, bool) or not isinstance(coverage, (int, float)) or not 0 < coverage < 1:
-        raise ValueError(f"coverage must be a share in (0, 1), got {coverage!r}")
+        raise ValueError(f"{name} must be a share in (0, 1), got {coverage!r}")
     return float(coverage)

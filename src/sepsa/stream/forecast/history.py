@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -19,6 +20,8 @@ WARM_UP = 256  # rows after which scales follow the data by themselves
 IMAGINED = 512  # rows of a gap that are forecast; over the others only the seasons go on
 MOST_LAGS = 2000
 
+Purpose: TypeAlias = Literal["forecasts", "learn", "fit"]  # of a call: forecasts after each row, or to learn them
+
 
 class History:
     """A model of these settings, with the lags and seasons that were given or are found."""
@@ -31,11 +34,23 @@ class History:
         self.points: list[int] = []  # the first rows that had a time
         self.skipped: list[tuple[int, int]] = []  # rows before which the seasons went on, and by how many rows
         self.grid: Grid | None = None  # that of the clock at the last row
+        self.point = -1  # and its point, which rows here are not numbered by
 
     @property
     def rows(self) -> int:
         """The number of rows so far, including rows in gaps."""
         return 0 if self.model is None else self.model.rows
+
+    def learning(self, purpose: Purpose) -> AbstractContextManager[None]:
+        """Learn rows for this purpose: all alike, in order."""
+        return nullcontext()
+
+    def reach(self) -> int:
+        """The number of rows that can be forecast."""
+        return self.settings.horizon
+
+    def check_ahead(self, given: int) -> None:
+        """Forecasts use the exogenous inputs of as many rows ahead as are given."""
 
     def learn(self, Y: Floats, E: Floats, intervals: bool = False, ahead: bool = False) -> tuple[Floats, Floats]:
         """Learn rows of the grid; in the warm-up all are learned again whenever their number is a power of two."""

@@ -25,4 +25,12 @@ class SepSAForecaster(forecaster.SepSAForecaster, Forecaster):
             from the times of the first rows.
         bounds: The least and the largest value that a series can have, None for no bound.
         same_time: What becomes of several rows at one time: "error", or "first", "last", "mean" or "sum" of them.
+        every: Rows of a block. 1: forecasts are made after every row. 24: they are made every 24 rows, for the next
+            `horizon` ones together, by the learner of `SepSARegressor` with a row for each block, which holds the last
+            three blocks, those of a season ago, and inputs. `fit` is its `fit`, `update` its `partial_fit`.
+        start: The row of the day, counted from midnight, at which a block begins; without times, the number of rows
+            before the first block. With `every` alone.
+        known_ahead: Whether exogenous inputs are known before the rows that they belong to are forecast. With `every`
+            it decides what is learned; otherwise it is what `prequential` assumes.
+        seed: Seed of the learner of blocks.
     """

@@ -87,6 +87,12 @@ def read_times(times: Any) -> Moments:
     )
 
 
+def local_seconds(at: float, zone: tzinfo) -> float:
+    """Seconds since 1970 by the clocks of a zone, from those of UTC."""
+    offset = (EPOCH + timedelta(seconds=at)).replace(tzinfo=UTC).astimezone(zone).utcoffset()
+    return at + (offset or timedelta()).total_seconds()
+
+
 def seconds_east(zone: tzinfo) -> float:
     """The offset of a zone without a name, in seconds."""
     return (zone.utcoffset(EPOCH) or timedelta()).total_seconds()

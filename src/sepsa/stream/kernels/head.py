@@ -11,7 +11,7 @@ diagonal. A row that stands for ω samples costs one pass over U (Bierman), 3p²
 
 from __future__ import annotations
 
-from sepsa.heads.math.ridge import lack
+from sepsa.restoration import lack
 from sepsa.stream.kernels.compilation import inlined
 
 lacking = inlined(lack)

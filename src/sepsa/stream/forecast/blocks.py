@@ -1,0 +1,503 @@
+"""Forecasts in blocks: a row for each block, which the learner of `SepSARegressor` learns once the block is complete.
+
+A series is cut into blocks of `every` rows. The row of a block holds the values of the last blocks and of those a
+season ago, exogenous inputs, and the place of the block in its seasons; its targets are the values of the `horizon`
+rows from its first on. What is missing in a row is missing to the learner. A missing target is the learner's own
+forecast, or in `fit` lies between its neighbours, and a block counts by the share of targets that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from sepsa.states import schema
+from sepsa.stream.engine.protocol import Floats
+from sepsa.stream.forecast.block_rows import BlockPlan, between, check_width, row_numbers
+from sepsa.stream.forecast.clock import HISTORY, SETTLED, Clock
+from sepsa.stream.forecast.grids import Grid
+from sepsa.stream.forecast.history import IMAGINED, Purpose
+from sepsa.stream.forecast.model import KNOWN, LEVELS, Settings
+from sepsa.stream.forecast.seasons import check_seasons
+from sepsa.stream.kernels.robust import HUGE
+from sepsa.stream.sklearn import SepSARegressor
+
+LEAST = 3  # blocks learned before the learner forecasts; until then the last values of each slot are the forecast
+FEW = 30  # blocks that `fit` learns in order, as `update` does: too few to leave some out
+SHARE = 0.25  # of its targets without which a block is not learned
+RECENT = 0.98  # by which earlier errors count less with each block
+ERRORS = 256  # of the last forecasts, whose quantiles are those of an interval
+ASSUMED = 32  # normal errors after `fit`, which the first forecasts replace; in a mixed order
+SCORES: Floats = np.array([NormalDist().inv_cdf((13 * i % ASSUMED + 0.5) / ASSUMED) for i in range(ASSUMED)])
+
+
+class BlockHistory:
+    """The last blocks of series, and the learner that forecasts the next.
+
+    It has the interface of `History`, and as `model` that of `ForecastModel`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        every: int,
+        start: int,
+        lags: int | str,
+        seasons: Sequence[float] | str,
+        ahead: bool,
+        seed: int,
+        clock: Clock,
+    ) -> None:
+        self.settings, self.every, self.start = settings, every, start
+        self.lags, self.seasons, self.ahead, self.seed = lags, seasons, ahead, seed
+        self.dated, self.zone = clock.dated, clock.zone
+        self.grid: Grid | None = clock.grid
+        self.first: list[tuple[int, Floats, Floats]] = []  # points and values of rows that the clock may place anew
+        self._reset()
+
+    def _reset(self) -> None:
+        """Forget all rows but the first."""
+        m, q, H = self.settings.series, self.settings.exogenous, self.settings.horizon
+        self.purpose: Purpose = "learn"
+        self.point = -1  # that of the last row on the grid
+        self.rows = 0  # so far, including rows in gaps
+        self.blocks = 0  # that were learned
+        self.plan: BlockPlan | None = None
+        self.newest, self.closed = 0, False  # the number of the last block kept, and whether it is complete
+        self.Y: Floats = np.empty((0, self.every, m))
+        self.E: Floats = np.empty((0, self.every, q))
+        self.count: Floats = np.empty((0, self.every, m))  # values that a slot is the mean of
+        self.seen: Floats = np.full(m, np.nan)  # the last value of each series
+        self.residuals: Floats = np.empty((0, m, H))  # of the last forecasts, after those assumed by `fit`
+        self.assumed = 0
+        self.missed: Floats = np.zeros((0, 2, m, H))  # recent sums of errors and of their weights, by forecast
+        self.learner: SepSARegressor | None = None
+        self.table: list[tuple[Floats, Floats]] = []  # rows and targets that `fit` has collected
+
+    @property
+    def model(self) -> BlockHistory | None:
+        """This object, as soon as there is a row."""
+        return self if self.rows else None
+
+    @property
+    def outliers(self) -> int:
+        """The number of blocks that the learner has bounded."""
+        return 0 if self.learner is None else self.learner.outliers_
+
+    @contextmanager
+    def learning(self, purpose: Purpose) -> Iterator[None]:
+        """Learn rows for this purpose; an error leaves this object as it was."""
+        before = self.__dict__.copy()
+        self.purpose, self.first = purpose, self.first.copy()
+        self.Y, self.E, self.count, self.seen = self.Y.copy(), self.E.copy(), self.count.copy(), self.seen.copy()
+        if self.learner is not None:
+            self.learner = shared(self.learner)
+        try:
+            yield
+            if self.table:
+                self._fit()
+            self.purpose = "learn"
+        except BaseException:
+            self.__dict__.update(before)
+            raise
+
+    # ------------------------------------------------------------------ rows
+
+    def _numbers(self, points: Any) -> Any:
+        """The numbers of rows; a multiple of `every` begins a block."""
+        return row_numbers(self.grid, points, self.dated, self.zone) - self.start
+
+    def learn(self, Y: Floats, E: Floats, intervals: bool = False, ahead: bool = False) -> tuple[Floats, Floats]:
+        """Learn rows that follow the last one; returns what `learn_spaced` does."""
+        return self.learn_spaced(Y, E, [0] * len(Y), intervals, ahead)
+
+    def learn_spaced(
+        self, Y: Floats, E: Floats, gaps: list[int], intervals: bool, ahead: bool
+    ) -> tuple[Floats, Floats]:
+        """Learn rows with so many missing ones before each.
+
+        Returns the forecasts (n, m, H) after each row, as far as that of its block still reaches, and their quantiles
+        (n, KNOWN, m, H). Where inputs are known ahead, those of later rows of the call are: without them it is NaN.
+        """
+        points = self.point + np.cumsum(np.array(gaps, np.int64) + 1)
+        numbers, following = self._numbers(points), self._numbers(points + 1)
+        if len(self.first) < SETTLED and self.rows < HISTORY:
+            self.first += zip(points.tolist(), Y.copy(), E.copy(), strict=True)
+        m, H = self.settings.series, self.settings.horizon
+        made = np.full((len(Y), m, H), np.nan)
+        quantiles = np.full((len(Y) if intervals else 0, KNOWN, m, H), np.nan)
+        told: tuple[int, Floats, Floats] | None = None
+        cuts = [0, *(np.flatnonzero(np.diff(numbers // self.every)) + 1).tolist(), len(Y)]
+        for start, stop in pairwise(cuts):
+            block = int(numbers[start]) // self.every
+            self._open(block)
+            if self.purpose == "forecasts" and (told is None or told[0] != block):
+                told = (block, *self._forecast(block, numbers[start:], E[start:]))
+            self._write(numbers[start:stop], Y[start:stop], E[start:stop])
+            if int(following[stop - 1]) // self.every > self.newest and not self.closed:
+                self._close()
+            self.point = int(points[stop - 1])
+            self.rows += stop - start + int(np.minimum(gaps[start:stop], IMAGINED).sum())
+            for i in range(start, stop) if told is not None else ():
+                block = int(following[i]) // self.every
+                if told[0] != block:
+                    told = (block, *self._forecast(block, numbers[stop:], E[stop:]))
+                slots = self._numbers(points[i] + 1 + np.arange(H)) - block * self.every
+                reached = np.logical_and.accumulate(slots < H)
+                made[i][:, reached] = told[1][:, slots[reached]]
+                if intervals:
+                    quantiles[i][..., reached] = told[2][..., slots[reached]]
+        return made, quantiles
+
+    def _write(self, numbers: Any, Y: Floats, E: Floats) -> None:
+        """Put rows of a block into their slots; one that comes twice, as daylight saving ends, has the mean."""
+        block, at = int(numbers[0]) // self.every, len(self.Y) - 1 - self.newest
+        values, inputs, count = self.Y[at + block], self.E[at + block], self.count[at + block]
+        for slot, y, e in zip((numbers % self.every).tolist(), Y, E, strict=True):
+            there = ~np.isnan(y)
+            count[slot] += there
+            before = np.where(count[slot] > 1, values[slot], y)
+            values[slot] = np.where(there, before + (y - before) / np.maximum(count[slot], 1), values[slot])
+            inputs[slot] = np.where(np.isnan(e), inputs[slot], e)
+            self.seen = np.where(there, y, self.seen)
+
+    def _open(self, block: int) -> None:
+        """Let there be this block; those before it are complete.
+
+        A block far before the newest is the next one of a grid that the clock has changed.
+        """
+        if not len(self.Y) or block <= self.newest - len(self.Y):
+            self.newest, self.closed = block - 1, True
+        while self.newest < block:
+            if not self.closed:
+                self._close()
+            kept = len(self.Y) if self.plan is None else self.plan.kept - 1
+            gone = block - self.newest > max(kept, 1)  # no block that is kept will be used
+            self.newest, self.closed = block if gone else self.newest + 1, False
+            for name in ("Y", "E", "count"):
+                old = getattr(self, name)
+                new = np.full((1, *old.shape[1:]), 0.0 if name == "count" else np.nan)
+                setattr(self, name, np.concatenate([old[max(len(old) - kept, 0) if not gone else len(old) :], new]))
+
+    def _before(self, block: int, array: Floats) -> Floats:
+        """The blocks of an array that a row of this block is made of, the latest last; NaN where there is none."""
+        assert self.plan is not None
+        n = self.plan.lags[-1]
+        out = np.full((n, *array.shape[1:]), np.nan)
+        at = np.arange(block - n, block) - self.newest + len(array) - 1
+        there = (at >= 0) & (at < len(array))
+        out[there] = array[at[there]]
+        return out
+
+    def _close(self) -> None:
+        """Learn the block whose last targets have come with the newest one."""
+        self.closed = True
+        plan = self._planned()
+        block = self.newest - plan.reach + 1
+        targets, ahead = (np.concatenate(a[-plan.reach :])[: plan.horizon] for a in (self.Y, self.E))
+        before, known = self._before(block, self.Y), ~np.isnan(targets)
+        level = plan.level(before)
+        if len(self.Y) <= plan.reach or known.mean() < SHARE or (np.isnan(level) & known.any(0)).any():
+            return
+        row = plan.row(block, before, self._before(block, self.E), ahead, np.nan_to_num(level))
+        if self.purpose == "fit":
+            self.table.append((row, targets))
+        else:
+            self._learn(row, targets, before)
+
+    def _planned(self) -> BlockPlan:
+        """The plan, made when the first block is complete."""
+        if self.plan is None:
+            known = () if self.grid is None else self.grid.seasons()
+            seasons = known if isinstance(self.seasons, str) else check_seasons(self.seasons)
+            self.plan = self._plan_of(seasons)
+        return self.plan
+
+    def _plan_of(self, seasons: tuple[float, ...]) -> BlockPlan:
+        H, m, q = self.settings.horizon, self.settings.series, self.settings.exogenous
+        plan = BlockPlan.of(self.every, H, self.lags, seasons, self.ahead)
+        check_width(plan, m, q)
+        self.settings = self.settings._replace(seasons=tuple(s * self.every for s in plan.seasons))
+        self.missed = np.zeros((1 + len(plan.input_lags), 2, m, H))
+        return plan
+
+    # ------------------------------------------------------------------ learning
+
+    def _learn(self, row: Floats, targets: Floats, before: Floats) -> None:
+        """Let the learner learn a row of targets (H, m), and compare its forecast with the naive ones."""
+        assert self.plan is not None
+        known = ~np.isnan(targets)
+        if self.learner is None:
+            self.learner = SepSARegressor(random_state=self.seed)
+            filled = between(targets)
+        else:
+            filled = targets if known.all() else np.where(known, targets, self._answer(row).T)
+        level = row[-targets.shape[1] :]
+        made = self.learner.prequential(row[None], (filled - level).reshape(1, -1), [known.mean()])
+        if self.blocks >= LEAST:
+            naive = [np.tile(before[-k], (self.plan.reach, 1))[: len(targets)] for k in self.plan.input_lags]
+            errors = np.abs(np.stack([made.reshape(targets.shape) + level, *naive]) - targets).swapaxes(1, 2)
+            there = ~np.isnan(errors)
+            residual = (targets - made.reshape(targets.shape) - level).T
+            last = self.residuals[-1] if len(self.residuals) else 0.0
+            self._remember(np.where(np.isnan(residual), last, residual))
+            self.missed = RECENT * self.missed + np.stack([np.where(there, errors, 0.0), there], 1)
+        self.blocks += 1
+
+    def _fit(self) -> None:
+        """Let a new learner learn the collected rows together; few of them in order."""
+        rows, targets = (np.array(part) for part in zip(*self.table, strict=True))
+        self.table = []
+        share = (~np.isnan(targets)).mean((1, 2))
+        filled = np.array([between(each) for each in targets]) - rows[:, None, -targets.shape[2] :]
+        self.learner = SepSARegressor(random_state=self.seed)
+        learn = self.learner.partial_fit if len(rows) < FEW else self.learner.fit
+        learn(rows, filled.reshape(len(rows), -1), share)
+        self.blocks, self.assumed = len(rows), ASSUMED
+        deviation = self.learner.predict(rows[-1:], return_std=True)[1].reshape(targets.shape[1:]).T
+        self.residuals = SCORES[:, None, None] * deviation
+
+    def _remember(self, residual: Floats) -> None:
+        """Add the errors (m, H) of a forecast, in the place of assumed ones or of the oldest."""
+        full = self.assumed > 0 or len(self.residuals) == ERRORS
+        self.residuals = np.concatenate([self.residuals[int(full) :], residual[None]])
+        self.assumed = max(self.assumed - 1, 0)
+
+    def regrid(self, points: Any) -> None:
+        """Put the rows so far on other points of the grid, and learn them again."""
+        last, purpose, first = self.point, self.purpose, self.first
+        self.first = []
+        self._reset()
+        self.purpose = "fit" if purpose == "fit" else "learn"
+        at = last - int(points[-1]) + points
+        self.point = int(at[0]) - 1
+        Y, E = (np.array(part) for part in list(zip(*first, strict=True))[1:])
+        self.learn_spaced(Y, E, (np.diff(at, prepend=self.point) - 1).tolist(), False, False)
+        self.purpose = purpose
+
+    def revise(self, row: Floats, ago: int) -> None:
+        """Replace the values of the row so many rows before the last one, as far as they are numbers.
+
+        A block that was learned with the old values is not learned again.
+        """
+        point = self.point - ago
+        number = int(self._numbers(point))
+        at, slot = len(self.Y) - 1 - (self.newest - number // self.every), number % self.every
+        if at >= 0:
+            self.Y = self.Y.copy()
+            self.Y[at, slot] = np.where(np.isnan(row), self.Y[at, slot], row)
+            self.count[at, slot] = np.where(np.isnan(row), self.count[at, slot], 1)
+        if ago == 0:
+            self.seen = np.where(np.isnan(row), self.seen, row)
+        known = [i for i, one in enumerate(self.first) if one[0] == point]
+        for i in known:
+            y = self.first[i][1]
+            self.first[i] = (point, np.where(np.isnan(row), y, row), self.first[i][2])
+
+    # ------------------------------------------------------------------ forecasts
+
+    def reach(self) -> int:
+        """The number of rows after the last one that the forecast of their block reaches."""
+        return int(np.logical_and.accumulate(self._slots_ahead()[1] < self.settings.horizon).sum())
+
+    def _slots_ahead(self) -> tuple[int, Any]:
+        """The block of the next row, and the slots (H,) of the next rows, counted on from its first."""
+        following = self._numbers(self.point + 1 + np.arange(self.settings.horizon))
+        block = int(following[0]) // self.every
+        return block, following - block * self.every
+
+    def forecast(self, E: Floats) -> tuple[Floats, Floats]:
+        """The forecasts (m, H) after the last row, and their quantiles (KNOWN, m, H); E (k, q) are the rows ahead.
+
+        They are NaN from `reach()` on.
+        """
+        (block, slots), left = self._slots_ahead(), self.reach()
+        told, ends = self._forecast(block, slots[: len(E)] + block * self.every, E)
+        made, quantiles = np.full_like(told, np.nan), np.full_like(ends, np.nan)
+        made[:, :left], quantiles[..., :left] = told[:, slots[:left]], ends[..., slots[:left]]
+        return made, quantiles
+
+    def check_ahead(self, given: int) -> None:
+        """Raise a ValueError unless the exogenous inputs of the rows ahead are given where they are known."""
+        left = self.reach()
+        if not self.ahead and given:
+            raise ValueError(
+                f"X and xs must be None, got {given} rows of inputs: give known_ahead=True to SepSAForecaster, so that "
+                "it learns with the inputs of the rows that it forecasts"
+            )
+        if self.ahead and self.settings.exogenous and given != left:
+            raise ValueError(
+                f"X or xs must hold the exogenous inputs of the {left} rows ahead, as known_ahead=True says, got "
+                f"{given} rows: NaN is a missing one"
+            )
+
+    def _forecast(self, block: int, numbers: Any, E: Floats) -> tuple[Floats, Floats]:
+        """The forecasts (m, H) of a block, and their quantiles; E are the inputs of rows of these numbers, and later.
+
+        NaN where inputs that are known ahead have not come.
+        """
+        m, q, H = self.settings.series, self.settings.exogenous, self.settings.horizon
+        empty = np.full((m, H), np.nan)
+        quantiles = np.full((KNOWN, m, H), np.nan)
+        ahead = np.full((H, q), np.nan)
+        if block == self.newest:
+            ahead[: self.every] = self.E[-1][:H]
+        slots = np.asarray(numbers, np.int64) - block * self.every
+        ahead[slots[slots < H]] = E[slots < H]
+        if self.ahead and q and self._last_slot(block, slots) < H - 1:
+            return empty, quantiles
+        if self.plan is None or self.blocks < LEAST:
+            made = self._last_values(block)
+        else:
+            before, level = self._before(block, self.Y), self.plan.level(self._before(block, self.Y))
+            level = np.nan_to_num(np.where(np.isnan(level), self.seen, level))
+            made = self._answer(self.plan.row(block, before, self._before(block, self.E), ahead, level))
+        made = np.where(np.isnan(self.seen)[:, None], np.nan, made)
+        quantiles[:-1], quantiles[-1] = made, len(self.residuals)
+        if len(self.residuals):
+            ends = np.quantile(self.residuals, LEVELS, 0, method="weibull")
+            sides = np.sign(LEVELS - 0.5)[:, None, None]  # an interval holds the forecast, whatever a few errors say
+            quantiles[:-1] = np.clip(made + sides * np.maximum(sides * ends, 0), *self.settings.bounds)
+        return np.clip(made, *self.settings.bounds), quantiles
+
+    def _last_slot(self, block: int, slots: Any) -> int:
+        """The last slot of a block, counted on from its first, of which a row has come, or is among these."""
+        number = int(self._numbers(self.point)) - block * self.every
+        return int(max(number, slots.max(initial=-1)))
+
+    def _answer(self, row: Floats) -> Floats:
+        """The learner's forecasts (m, H)."""
+        assert self.learner is not None
+        m, H = self.settings.series, self.settings.horizon
+        made = np.asarray(self.learner.predict(row[None])).reshape(H, m)
+        return made.T + row[-m:, None]
+
+    def _last_values(self, block: int) -> Floats:
+        """The last value (m, H) that each slot had in an earlier block, or that the series had."""
+        made = np.repeat(self.seen[:, None], self.every, 1)
+        for number, values in enumerate(self.Y, self.newest - len(self.Y) + 1):
+            if number < block:
+                made = np.where(np.isnan(values.T), made, values.T)
+        return np.tile(made, -(-self.settings.horizon // self.every))[:, : self.settings.horizon]
+
+    def errors(self) -> dict[str, Floats]:
+        """The recent absolute errors (m, H) of the forecasts and of each naive forecast; NaN before there is one."""
+        with np.errstate(invalid="ignore"):
+            missed = [total / weight for total, weight in self.missed]
+        lags = () if self.plan is None else self.plan.input_lags
+        names = ["forecast", *(f"{k} block{'s' * (k > 1)} of {self.every} rows ago" for k in lags)]
+        return dict(zip(names, missed, strict=False))
+
+    def recent(self) -> Floats:
+        """The last values (m, n) of the series, NaN where they are missing."""
+        number = int(self._numbers(self.point)) - (self.newest - len(self.Y) + 1) * self.every
+        values: Floats = self.Y.reshape(-1, self.Y.shape[2])[: number + 1].T
+        return values[:, max(values.shape[1] - self.rows, 0) :]
+
+    # ------------------------------------------------------------------ saving
+
+    def state_dict(self, settled: bool) -> dict[str, Any]:
+        """The state as plain data, with the entries of `History.state_dict`."""
+        first = [] if settled else self.first
+        m, q = self.settings.series, self.settings.exogenous
+        model = {
+            "place": [self.point, self.rows, self.blocks, self.newest, int(self.closed), self.assumed],
+            "Y": packed(self.Y),
+            "E": packed(self.E),
+            "count": self.count.copy(),
+            "seen": packed(self.seen),
+            "residuals": self.residuals.copy(),
+            "missed": self.missed.copy(),
+            "learner": None if self.learner is None else self.learner.state_dict(),
+        }
+        return {
+            "first": {
+                "Y": packed(np.array([y for _, y, _ in first]).reshape(len(first), m)),
+                "E": packed(np.array([e for _, _, e in first]).reshape(len(first), q)),
+                "points": [point for point, _, _ in first],
+            },
+            "skipped": [],
+            "lags": 0 if self.plan is None else self.plan.kept,
+            "seasons": list(self.settings.seasons),
+            "model": model if self.rows else None,
+        }
+
+    def load(self, new: schema.Entries, points: int) -> None:
+        """Load a state with so many points into this new history."""
+        if new["model"] is None:
+            return
+        m, q = self.settings.series, self.settings.exogenous
+        if new.integer("lags"):
+            with schema.settings("state_dict['seasons']"):
+                self.plan = self._plan_of(check_seasons(new.items("seasons").numbers()))
+            if self.plan.kept != new.integer("lags"):
+                raise new.damaged("lags", f"{self.plan.kept} blocks", new["lags"])
+        model = new.entries("model", {"place", "Y", "E", "count", "seen", "residuals", "missed", "learner"})
+        place = model.items("place", 6)
+        self.point, self.rows = place.integer(0, -(2**48), 2**48), place.integer(1, 1)
+        self.blocks, self.newest = place.integer(2), place.integer(3, -(2**48), 2**48)
+        self.closed, self.assumed = bool(place.integer(4, 0, 1)), place.integer(5, 0, ASSUMED)
+        most = None if self.plan is None else self.plan.kept
+        self.Y = unpacked(model, "Y", (None, self.every, m))
+        n = len(self.Y)
+        if not n or n > (most or n):
+            raise model.damaged("Y", f"1 to {most} blocks", n)
+        self.E = unpacked(model, "E", (n, self.every, q))
+        self.count = model.array("count", (n, self.every, m), low=0.0)
+        self.seen = unpacked(model, "seen", (m,))
+        self.residuals = model.array("residuals", (None, m, self.settings.horizon))
+        self.missed = model.array("missed", self.missed.shape, low=0.0)
+        if not self.assumed <= len(self.residuals) <= ERRORS:
+            raise model.damaged("residuals", f"{self.assumed} to {ERRORS} errors", len(self.residuals))
+        if (model["learner"] is None) != (self.blocks == 0):
+            raise model.damaged("learner", f"that of {self.blocks} blocks", model["learner"])
+        if model["learner"] is not None:
+            self.learner = self._loaded(model)
+        self._load_first(new, points)
+
+    def _loaded(self, model: schema.Entries) -> SepSARegressor:
+        """The learner of a saved state, of the width of this plan."""
+        assert self.plan is not None
+        m, q, H = self.settings.series, self.settings.exogenous, self.settings.horizon
+        learner = SepSARegressor(random_state=self.seed)
+        learner.load_state_dict(model["learner"])
+        width, targets = self.plan.width(m, q), learner._target_shape
+        if learner.n_features_in_ != width or targets != (H * m,):
+            raise model.damaged("learner", f"one of {width} inputs and {H * m} targets", learner.n_features_in_)
+        return learner
+
+    def _load_first(self, new: schema.Entries, points: int) -> None:
+        """Load the first rows, which the clock may place anew."""
+        m, q = self.settings.series, self.settings.exogenous
+        first = new.entries("first", {"Y", "E", "points"})
+        at = first.items("points")
+        known = [at.integer(i, -(2**48), 2**48) for i in range(len(at))]
+        Y, E = (unpacked(first, name, (len(known), k)) for name, k in (("Y", m), ("E", q)))
+        if len(known) != points or np.diff(known).min(initial=1) < 1:
+            raise first.damaged("points", f"those of {points} rows", len(known))
+        self.first = list(zip(known, Y, E, strict=True))
+
+
+def shared(learner: SepSARegressor) -> SepSARegressor:
+    """Another estimator with what this one has learned, which `partial_fit` replaces and does not change."""
+    other = SepSARegressor.__new__(SepSARegressor)
+    other.__dict__.update({name: value for name, value in vars(learner).items() if name != "_lock"})
+    return other
+
+
+def packed(values: Floats) -> Floats:
+    """Values with missing ones as finite numbers: whether each is there, and what it is, or 0."""
+    return np.stack([~np.isnan(values), np.nan_to_num(values)]).astype(np.float64)
+
+
+def unpacked(new: schema.Entries, name: str, shape: tuple[int | None, ...]) -> Floats:
+    """The values that `packed` has made such an entry of."""
+    there, values = new.array(name, (2, *shape))
+    if (np.abs(values) > HUGE).any() or not np.isin(there, (0.0, 1.0)).all():
+        raise new.damaged(name, f"numbers up to {HUGE:g}, and whether they are there", "others")
+    return np.where(there > 0, values, np.nan)

@@ -1,0 +1,325 @@
+"""`SepSAForecaster(every=...)`: rows of blocks, what they see, bad input, clocks and states."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+import sepsa
+import sepsa.river
+from breaking.damage import same
+from sepsa import SepSAForecaster, SepSARegressor
+from sepsa.stream.forecast.block_rows import BlockPlan, between, phase, row_numbers
+from sepsa.stream.forecast.grids import Grid
+from sepsa.stream.keyed import KeyedLearner
+
+HOUR = 3600.0
+MONDAY = datetime(2026, 1, 5)
+
+
+def hours(n, start=MONDAY, zone=None):
+    """The times of n hours."""
+    if zone is None:
+        return [start + timedelta(hours=i) for i in range(n)]
+    first = start.replace(tzinfo=ZoneInfo(zone)).astimezone(ZoneInfo("UTC"))
+    return [(first + timedelta(hours=i)).astimezone(ZoneInfo(zone)) for i in range(n)]
+
+
+def day_series(days, seed=0):
+    """Hourly values of days that follow an input known ahead, the weekday and the day before."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(days, 24)).cumsum(1) / 3
+    shape = np.sin(2 * np.pi * np.arange(24) / 24)
+    y = np.zeros((days, 24))
+    for t in range(days):
+        y[t] = 20 + 5 * shape + 3 * (t % 7 == 6) + 0.3 * (y[t - 1] - 20 if t else 0) + 4 * x[t]
+    return (y + 0.1 * rng.normal(size=y.shape)).ravel(), x.reshape(-1, 1)
+
+
+def blocks(horizon=24, **options):
+    return SepSAForecaster(horizon, **({"every": 24, "known_ahead": True} | options))
+
+
+def taught(days=12, **options):
+    """A forecaster that has learned days in order, without times."""
+    y, X = day_series(days)
+    return blocks(seasons=(24, 168), **options).update(y, X)
+
+
+def test_fit_is_that_of_the_regressor_on_rows_of_blocks_and_update_its_partial_fit():
+    y, X = day_series(50)
+    days, inputs = y.reshape(-1, 24), X.reshape(-1, 24)
+    rows = []
+    for t in range(1, 50):
+        lag = [days[t - k] if t >= k else np.full(24, np.nan) for k in (1, 2, 3, 7)]
+        level = days[max(t - 7, 0) : t].mean()
+        change = [inputs[t] - inputs[t - k] if t >= k else np.full(24, np.nan) for k in (1, 7)]
+        rows.append(np.concatenate([*(one - level for one in lag), inputs[t], *change, np.arange(7) == t % 7, [level]]))
+    rows = np.array(rows)
+    level = rows[:, -1:]
+    regressor = SepSARegressor(random_state=3).fit(rows[:39], days[1:40] - level[:39])
+    model = blocks(seasons=(168,), seed=3).fit(y[:960], X[:960])
+    for t in range(40, 50):
+        part = slice(24 * t, 24 * t + 24)
+        made = regressor.predict(rows[t - 1 : t])[0] + level[t - 1]
+        np.testing.assert_allclose(model.predict(24, X[part]), made, rtol=1e-12)
+        regressor.partial_fit(rows[t - 1 : t], days[t : t + 1] - level[t - 1 : t])
+        model.update(y[part], X[part])
+
+
+def test_forecasts_are_those_of_before_however_rows_are_divided_and_nothing_leaks():
+    """Values after the origin of a block change no forecast of it, and calls may cut the rows anywhere."""
+    y, X = day_series(20)
+    whole = blocks(seasons=(168,)).prequential(y, X)
+    changed = y.copy()
+    changed[24 * 15 :] += 100.0
+    other = blocks(seasons=(168,)).prequential(changed, X)
+    np.testing.assert_array_equal(whole[: 24 * 15], other[: 24 * 15])
+    model = blocks(seasons=(168,))
+    for i in range(24 * 15):
+        model.learn_one(y[i], {0: X[i, 0]})
+    ahead = [{0: x} for x in X[24 * 15 : 24 * 16, 0]]
+    assert model.forecast(xs=ahead) == whole[24 * 15 - 1].tolist()
+    for i in range(24 * 15, 24 * 15 + 5):
+        model.learn_one(y[i], {0: X[i, 0]})
+    np.testing.assert_array_equal(model.forecast(xs=ahead[5:]), whole[24 * 15 - 1, 5:])
+    np.testing.assert_array_equal(whole[24 * 15 + 4, :19], whole[24 * 15 - 1, 5:])
+    assert np.isnan(whole[24 * 15 + 4, 19:]).all()
+    assert np.isnan(whole[-1]).all()  # the inputs of the next day are not among the rows
+    every = blocks(seasons=(168,)).prequential(y, X, every=24)
+    np.testing.assert_array_equal(every, whole[23::24])
+
+
+def test_a_saved_forecaster_continues_with_the_same_bits():
+    y, X = day_series(16)
+    times = hours(len(y))
+    model = blocks().update(y[:300], X[:300], times=times[:300])
+    for other in (pickle.loads(pickle.dumps(model)), sepsa.checkpoint.from_bytes(sepsa.checkpoint.to_bytes(model))):
+        assert repr(other) == repr(model)
+        other.update(y[300:], X[300:], times=times[300:])
+        expected = blocks().update(y, X, times=times).predict(X=X[:24], coverage=0.8)
+        for one, two in zip(other.predict(X=X[:24], coverage=0.8), expected, strict=True):
+            np.testing.assert_array_equal(one, two)
+
+
+def test_the_clock_begins_blocks_at_midnight_or_where_start_says():
+    y, X = day_series(8)
+    at_noon = hours(len(y), MONDAY + timedelta(hours=9))
+    model = blocks().update(y[: 24 * 5], X[: 24 * 5], times=at_noon[: 24 * 5])
+    assert len(model.times()) == 15  # 9 of 24 hours have come
+    assert model.times()[-1].hour == 23
+    with pytest.raises(ValueError, match="horizon must be at most 15, the rows left"):
+        model.forecast(24)
+    assert blocks(start=9).update(y[:48], X[:48], times=at_noon[:48]).times()[0].hour == 9
+    assert len(blocks(start=9).update(y[:48], X[:48], times=at_noon[:48]).times()) == 24
+    with pytest.raises(ValueError, match="start must be a row of a block, 0 to 23"):
+        blocks(start=24)
+
+
+@pytest.mark.parametrize(("day", "count"), [(datetime(2026, 3, 29), 23), (datetime(2026, 10, 25), 25)])
+def test_days_of_daylight_saving_have_23_and_25_hours_and_the_days_after_begin_at_midnight(day, count):
+    zone, start = "Europe/Berlin", day - timedelta(days=4)
+    times = hours(24 * 4 + count + 24, start, zone)
+    y = np.array([time.hour for time in times], float)
+    model = blocks(known_ahead=False)
+    model.update(y[: 24 * 4], times=times[: 24 * 4])
+    assert len(model.times()) == min(count, 24)
+    assert [time.hour for time in model.times()] == y[24 * 4 :][: min(count, 24)].tolist()
+    model.update(y[24 * 4 : 24 * 4 + count], times=times[24 * 4 : 24 * 4 + count])
+    assert model.times()[0].hour == 0
+    values = model._history.Y[-1, :, 0]
+    np.testing.assert_array_equal(
+        values, np.where(np.arange(24) == 2, np.nan, np.arange(24)) if count == 23 else np.arange(24)
+    )
+
+
+def test_rows_are_numbered_from_midnight_of_a_monday_or_from_january():
+    monday = (MONDAY - datetime(1970, 1, 1)).total_seconds()
+    assert row_numbers(Grid("seconds", HOUR, monday), [0, 25], True, None).tolist() == [
+        row_at(monday),
+        row_at(monday) + 25,
+    ]
+    assert row_at(monday) % 168 == 0
+    assert row_numbers(Grid("seconds", HOUR, 5 * HOUR + 3), [0, 1], False, None).tolist() == [5, 6]
+    assert row_numbers(Grid("months", 1.0, monday), [0], True, None)[0] % 12 == 0
+    assert row_numbers(Grid("months", 3.0, monday), [0, 1], True, None).tolist() == [224, 225]
+    assert row_numbers(Grid("business days", 1.0, monday), [0], True, None)[0] % 5 == 0
+    assert row_numbers(None, [3, 4], True, None).tolist() == [3, 4]
+
+
+def row_at(seconds):
+    return int((seconds - 4 * 86400) / HOUR)
+
+
+def test_a_plan_has_the_last_three_blocks_and_whole_seasons():
+    assert BlockPlan.of(24, 24, "auto", (24.0, 168.0), False).lags == (1, 2, 3, 7)
+    assert BlockPlan.of(24, 24, 100, (), False).lags == (1, 2, 3, 4, 5)
+    assert BlockPlan.of(10, 24, "auto", (24.0, 168.0), False).lags == (1, 2, 3)
+    plan = BlockPlan.of(7, 14, "auto", (7.0, 365.25), True)
+    assert (plan.lags, plan.seasons, plan.reach, plan.input_lags) == ((1, 2, 3, 52), (365.25 / 7,), 2, (1, 52))
+    np.testing.assert_array_equal(phase(9, 7.0), np.arange(7) == 2)
+    np.testing.assert_allclose(phase(53, 52.5) @ phase(53, 52.5), 1.0)
+    targets = np.array([[1.0, np.nan], [np.nan, np.nan], [3.0, np.nan]])
+    np.testing.assert_array_equal(between(targets), [[1.0, 0.0], [2.0, 0.0], [3.0, 0.0]])
+
+
+def test_missing_hours_and_inputs_are_missing_to_the_learner_and_nothing_is_lost():
+    y, X = day_series(14)
+    gaps, unknown = y.copy(), X.copy()
+    gaps[24 * 5 + 3 : 24 * 5 + 9] = np.nan  # a quarter of a day
+    gaps[24 * 7 : 24 * 8 - 2] = np.nan  # all but two hours: not learned
+    unknown[24 * 9 + 5] = np.nan
+    model = blocks(seasons=(168,)).update(gaps, unknown)
+    assert model._history.blocks == 12
+    assert np.isfinite(model.predict(X=np.where(np.arange(24) == 3, np.nan, X[:24, 0])[:, None])).all()
+    assert np.isfinite(blocks(seasons=(168,)).fit(gaps, unknown).predict(X=X[:24])).all()
+    np.testing.assert_array_equal(model._history.Y[-7, :22, 0], np.full(22, np.nan))
+
+
+def test_a_gap_of_days_moves_the_blocks_on_and_forecasts_keep_their_level():
+    y, X = day_series(14)
+    times = hours(24 * 40)
+    model = blocks().update(y[: 24 * 10], X[: 24 * 10], times=times[: 24 * 10])
+    for days in (1, 3, 12, 400):
+        other = pickle.loads(pickle.dumps(model))
+        start = MONDAY + timedelta(days=10 + days, hours=7)
+        other.learn_one(20.0, {0: 0.0}, time=start)
+        other.learn_one(21.0, {0: 0.0}, time=start + timedelta(hours=1))
+        if days == 400:  # waits for a third row that confirms it
+            other.learn_one(21.0, {0: 0.0}, time=start + timedelta(hours=2))
+        assert other.times()[-1] == (start + timedelta(days=1)).replace(hour=23) - timedelta(days=1)
+        made = other.predict(X=X[: len(other.times())])
+        assert np.isfinite(made).all()
+        assert (np.abs(made - 20) < 40).all()
+
+
+def test_before_three_blocks_the_forecast_is_the_last_value_of_the_hour():
+    y, _ = day_series(3)
+    model = blocks(known_ahead=False, bounds=(0, 22))
+    with pytest.raises(ValueError, match="no row"):
+        model.forecast()
+    model.learn_one(np.nan)
+    assert np.isnan(model.forecast()).all()
+    model.update(y[1:5])
+    assert model.forecast() == np.clip([y[4]] * 19, 0, 22).tolist()
+    model.update(y[5:30])
+    np.testing.assert_array_equal(model.forecast(), np.clip(y[6:24], 0, 22))
+    assert model.intervals(3, coverage=0.9) == [(0, 22)] * 3
+
+
+def test_inputs_ahead_are_told_and_counted():
+    y, X = day_series(6)
+    model = blocks(seasons=()).update(y, X)
+    with pytest.raises(ValueError, match="inputs of the 24 rows ahead, as known_ahead=True says, got 0 rows"):
+        model.forecast()
+    for wrong in (X[:23], X[:25]):
+        with pytest.raises(ValueError, match=f"24 rows ahead, .* got {len(wrong)} rows"):
+            model.predict(X=wrong)
+    assert len(model.predict(5, X[:24])) == 5
+    other = blocks(known_ahead=False).update(y, X)
+    with pytest.raises(ValueError, match="give known_ahead=True to SepSAForecaster"):
+        other.predict(X=X[:24])
+    with pytest.raises(ValueError, match="known_ahead must be given to SepSAForecaster"):
+        other.prequential(y, X, known_ahead=True)
+    for name, value in (("forgetting", (1.0,)), ("ridge", 3.0)):
+        with pytest.raises(ValueError, match=f"{name} must be left out for every=24"):
+            blocks(**{name: value})
+    for name in ("every", "start", "seed"):
+        with pytest.raises(ValueError, match=name):
+            blocks(**{name: -1})
+    with pytest.raises(ValueError, match="makes 2161: give fewer lags"):
+        blocks(every=720, known_ahead=False).update(np.arange(1500.0))
+
+
+def test_late_rows_and_rows_at_one_time_change_the_lags():
+    y, X = day_series(8)
+    times = hours(len(y) + 1)
+    model = blocks(same_time="mean").update(y, X, times=times[:-1])
+    late = pickle.loads(pickle.dumps(model))
+    late.revise(99.0, time=times[-3])
+    assert late._history.Y[-1, 22, 0] == 99.0
+    assert late.forecast(xs=[{0: 0.0}] * 24) != model.forecast(xs=[{0: 0.0}] * 24)
+    model.learn_one(y[-1] + 2, {0: 0.0}, time=times[-2])
+    assert model._history.Y[-1, 23, 0] == pytest.approx(y[-1] + 1)
+
+
+def test_several_series_with_a_horizon_of_two_blocks_are_learned_together():
+    y, _ = day_series(30)
+    Y = np.column_stack([y, 2 * y + 5])
+    model = SepSAForecaster(12, every=8, seasons=(24,), lags=16).update(Y)
+    made = model.predict()
+    assert made.shape == (12, 2)
+    np.testing.assert_allclose(made[:, 1], 2 * made[:, 0] + 5, atol=5)
+    errors = model.errors_
+    assert list(errors) == ["forecast", "1 block of 8 rows ago", "3 blocks of 8 rows ago"]
+    assert errors["forecast"].shape == (2, 12)
+
+
+def test_a_clone_has_the_options_and_no_rows():
+    model = blocks(bounds=(0, None), seed=4)
+    copy = clone(model.update(np.arange(30.0)))
+    assert (copy.get_params(), copy.rows) == (model.get_params(), 0)
+    assert copy.set_params(horizon=12).horizon == 12
+    for wrong in ({"horizons": 3}, {"horizon": 0}):
+        with pytest.raises(ValueError, match="horizon"):
+            copy.set_params(**wrong)
+    with pytest.raises(ValueError, match="options must be set before the first row, got 30 rows"):
+        model.set_params(horizon=12)
+
+
+def test_each_key_has_its_blocks():
+    keyed = KeyedLearner(sepsa.river.SepSAForecaster(4, every=4))
+    for i in range(40):
+        keyed.learn_one("a" if i % 2 else "b", None, float(i // 2 % 4))
+    np.testing.assert_allclose(keyed.forecast("a"), [0, 1, 2, 3], atol=0.5)
+
+
+def test_an_error_inside_a_call_leaves_the_forecaster_as_it_was(monkeypatch):
+    y, X = day_series(9)
+    model = blocks(seasons=(168,)).update(y[:150], X[:150])
+    before, learn = model.state_dict(), SepSARegressor.prequential
+
+    def fail(self, *rows):
+        if model._history.blocks == 7:
+            raise MemoryError("no more")
+        return learn(self, *rows)
+
+    monkeypatch.setattr(SepSARegressor, "prequential", fail)
+    with pytest.raises(MemoryError):
+        model.update(y[150:], X[150:])
+    assert same(model.state_dict(), before)
+    monkeypatch.undo()
+    whole = blocks(seasons=(168,)).update(y, X)
+    assert same(model.update(y[150:], X[150:]).state_dict(), whole.state_dict())
+
+
+def test_a_damaged_state_is_refused_by_its_name_and_changes_nothing():
+    y, X = day_series(4)
+    model = SepSAForecaster(4, every=4, seasons=(12,)).update(y[:50])
+    good = model.state_dict()
+    blocks_of = good["model"]
+    wrong = {
+        "place": [blocks_of["place"][:4], [*blocks_of["place"][:4], 2, 0], [0, -1, *blocks_of["place"][2:]]],
+        "Y": [blocks_of["Y"][:, :, :3], np.full_like(blocks_of["Y"], 1e300), blocks_of["Y"][:, :0]],
+        "E": [blocks_of["E"][1:], None],
+        "residuals": [blocks_of["residuals"][:, :, :1], np.zeros((999, 1, 4))],
+        "count": [-1.0 - blocks_of["count"], "text"],
+        "seen": [np.zeros(2), np.full((2, 1), 0.5)],
+        "missed": [blocks_of["missed"][:1], np.full_like(blocks_of["missed"], np.nan)],
+        "learner": [None, {}, SepSARegressor(random_state=0).partial_fit(X[:5], y[:5]).state_dict()],
+    }
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(ValueError, match=f"state_dict.*{name}"):
+                model.load_state_dict(good | {"model": blocks_of | {name: value}})
+    for other in ({"lags": 0}, {"lags": 3}, {"seasons": [1.0]}, {"first": good["first"] | {"points": [3]}}):
+        with pytest.raises(ValueError, match="state_dict"):
+            model.load_state_dict(good | other)
+    with pytest.raises(ValueError, match="state_dict"):
+        SepSAForecaster(4, seasons=(12,)).load_state_dict(good)
+    assert same(model.state_dict(), good)
