@@ -94,7 +94,7 @@ class Engine(StreamEngine):
         if dtype not in (np.float32, np.float64):
             raise ValueError(f"dtype must be numpy.float32 or numpy.float64, got {dtype!r}")
         heads: list[list[Any]] = [list(head) for head in candidate_heads(ridge, forgetting, hidden, skip)]
-        models = None if experts is None else ModelExperts(experts, classes)
+        models, count = (None, None) if experts is None else (ModelExperts(experts, classes), len(experts))
         most = at_least("max_rows", max_rows, 64)
         given = checked_optimizer(optimizer, lr, weight_decay, optimizer_options)
         given |= {"discount": DISCOUNT, "power": POWER, "calibration": max(keeps for _, _, keeps in heads)}
@@ -109,7 +109,6 @@ class Engine(StreamEngine):
             "trees": at_least("trees", trees, 16),
             "rate": tree_parts.RATE,
         }
-        count = None if models is None else len(models)
         form = Form(inputs, outputs, tuple(hidden), heads, np.dtype(dtype), settings, most, table, count)
         options = np.array(tuple(given[name] for name in OPTIONS.fields), OPTIONS.dtype)
         self._core = started(form, options, models, np.random.default_rng(seed))
@@ -124,8 +123,7 @@ class Engine(StreamEngine):
         sizes = parameters["hidden_layer_sizes"]
         layers = (50,) if isinstance(sizes, str) else widths(sizes)
         features = inputs + sum(layers[-1:]) + 1  # the curvature costs p², and the rest is little beside it
-        linear = not len(layers)
-        return FitPlan(linear, linear, min(1.0, (64 / features) ** 2), parallel=True)
+        return FitPlan(not len(layers), not len(layers), min(1.0, (64 / features) ** 2), parallel=True)
 
     @classmethod
     def for_raw_rows(cls, inputs: int, outputs: int, *, classes: bool, seed: int, **options: Any) -> Engine:
@@ -201,8 +199,7 @@ class Engine(StreamEngine):
 
     def set_head(self, weights: Floats) -> None:
         """Set the head and with it the prior that the ridge pulls to."""
-        self.head[:] = weights
-        self._of_head("PRIOR")[:] = self._of_head("W")
+        self._of_head("W")[:] = self._of_head("PRIOR")[:] = weights
 
     def covariance(self) -> Floats:
         """B (p, p), the inverse of the first head's curvature."""
