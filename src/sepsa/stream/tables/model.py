@@ -154,44 +154,43 @@ class TableModel(TableOptions):
         X, names = self.inputs.encode(columns, rows), list(self.classes)
         Y = indicators(labels, len(names)) if self.classify else target.numbers[:, None].copy()
         new_inputs = self.inputs.learn_means(X, columns, Y, new_inputs)
+        known, first = 0 if self._learner is None else self._learner.engine.outputs, first_rows(labels, Y.shape[1])
+        arrivals, first[:known] = first[known:].tolist(), -1
         kept, details = np.ones(rows, bool), dict[int, Any]()
 
         def learn(learner: StreamLearner, some: slice, X: Floats, Y: Floats, weight: Floats) -> Floats:
             if asked is None:
                 with suppress(NotFinite):
                     return learner.learn(X, Y, weight)
-            before, classes = np.zeros_like(Y), names[: learner.engine.outputs]
+            before = np.zeros_like(Y)
             for i, row in enumerate(range(some.start, some.stop)):
                 if asked is not None and row not in details:  # a row that brings a class is first seen without it
-                    details[row] = asked.of_rows(learner, X[i : i + 1], classes)[0]
+                    details[row] = asked.of_rows(learner, X[i : i + 1], names[: (first < row).sum()])[0]
                 try:
                     before[i] = learner.learn(X[i : i + 1], Y[i : i + 1])[0]
                 except NotFinite:
                     kept[row] = False
             return before
 
-        known, first = 0 if self._learner is None else self._learner.engine.outputs, first_rows(labels, Y.shape[1])
-        arrivals, first[:known] = first[known:].tolist(), -1
         self._learner, before = learn_rows(
             self._learner, self._new_learner, X, Y, np.ones(rows), new_inputs, arrivals, learn=learn
         )
-        predictions = before[:, 0]
-        if self.classify:
-            at = np.arange(rows)
-            best = np.where(first < at[:, None], before, -np.inf).argmax(1)  # of the classes of earlier rows
-            predictions = np.where(at > first.min(initial=rows), best, -1)
-            self.trace.add((predictions != labels)[kept].astype(float))
-            details = {row: detail if predictions[row] >= 0 else {} for row, detail in details.items()}
-            spelled = [*names, UNKNOWN]
-            pairs = [[spelled[k] for k in codes[kept].tolist()] for codes in (labels, predictions)]
-        else:
-            pairs = [Y[kept, 0].tolist(), predictions[kept].tolist()]
-            self.trace.add(np.minimum(np.abs(predictions - Y[:, 0])[kept], LARGEST_ERROR))
         looked = [details[row] for row in np.flatnonzero(kept).tolist()] if asked is not None else []
         if asked is not None and asked.intervals is not None:
             self._count_covered(asked.intervals, Y[kept, 0], np.array(looked).reshape(-1, 2))
-        self.latest.extend(zip(*(pair[-LATEST:] for pair in pairs), strict=True))
-        return kept, pairs[1], warnings, looked
+        if self.classify:
+            at = np.arange(rows)
+            best = np.where(first < at[:, None], before, -np.inf).argmax(1)  # of the classes of earlier rows
+            labelled = labels, np.where(at > first.min(initial=rows), best, -1)
+            spelled = [*names, UNKNOWN]
+            actual, predictions = ([spelled[k] for k in codes[kept].tolist()] for codes in labelled)
+            errors = np.not_equal(*labelled).astype(float)
+        else:
+            actual, predictions = Y[kept, 0].tolist(), before[kept, 0].tolist()
+            errors = np.minimum(np.abs(before - Y)[:, 0], LARGEST_ERROR)
+        self.trace.add(errors[kept])
+        self.latest.extend(zip(actual[-LATEST:], predictions[-LATEST:], strict=True))
+        return kept, predictions, warnings, looked
 
     def _count_covered(self, share: float, targets: Floats, ends: Floats) -> None:
         """Count the targets that lie in their intervals, of those that had one."""
