@@ -73,6 +73,7 @@ PRINTS = {
         "language",
         "engines",
         "annealing",
+        "dayahead",
     )
 }
 COMMANDS = {"python -m reproduction report": "results/table3.json"}
