@@ -653,10 +653,8 @@ class SepSAForecaster(Saves):
             X: Exogenous inputs of these rows.
         """
         values = read_table("y", y).values
-        made, _ = self._forecast(len(values), None)
-        if X is not None:
-            made = np.asarray(self.predict(len(values), X)).reshape(values.shape).T
-        return float(np.nanmean(np.abs(values - made.T)))
+        made = self._forecast(len(values), None)[0].T if X is None else self.predict(len(values), X)
+        return float(np.nanmean(np.abs(values - np.asarray(made).reshape(values.shape))))
 
     def plot(self, series: Hashable | None = None, *, coverage: Sequence[float] = (0.9, 0.5), ax: Any = None) -> Any:
         """Draw the last values of a series and its forecasts with intervals; returns the axes of matplotlib.
@@ -673,7 +671,7 @@ class SepSAForecaster(Saves):
         j = 0 if series is None else self._names.index(series)
         ax = ax or plt.subplots(figsize=(8, 3))[1]
         past = self._model.recent()[j]
-        steps = range(1 - len(past), self.horizon + 1)
+        steps = range(1 - len(past), self._history.reach() + 1)
         when = [self._clock.ahead(h) for h in steps] if self._clock.grid else list(steps)
         ahead = when[len(past) :]
         ax.plot(when[: len(past)], past, color="black", lw=1)
