@@ -75,6 +75,7 @@ PRINTS = {
         "engines",
         "annealing",
         "printed_pages",
+        "dayahead",
     )
 }
 COMMANDS = {"python -m reproduction report": "results/table3.json"}

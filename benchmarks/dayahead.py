@@ -1,6 +1,9 @@
 """Day-ahead forecasts of prices and demand by blocks of 24 hours, beside printed results.
 
-    python benchmarks/dayahead.py [--data FOLDER] [--work FOLDER] [--only DE] [--processes 16] [--seeds 3]
+    python benchmarks/dayahead.py --data FOLDER [--work FOLDER] [--only DE] [--processes 16] [--seeds 3] [--models fit]
+    python benchmarks/dayahead.py --table       # from the JSON
+
+On a machine of 16 cores, `--processes 16` takes some minutes.
 
 FOLDER has DE.npz (epftoolbox's German prices with forecasts of load and of solar and wind power), victoria.npz (demand
 with temperature and holidays) and, if it is there, NP.npz (Nordic prices), each with `start`, `y`, `X` and `test`, the
@@ -17,6 +20,7 @@ prices. Errors are mean absolute errors, with the standard error of the days' me
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -24,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import write
+from measure import mean_and_spread, write
 
 DAY = 24
 PRINTED = {
@@ -32,6 +36,8 @@ PRINTED = {
     "victoria": {"T0-alpha, zero-shot": 127.1, "TabPFN-TS, zero-shot": 159.3, "the day before": 308.4},
     "NP": {"DNN ensemble": 1.683, "LEAR ensemble": 1.738, "best single model": 1.712, "the day before": 2.886},
 }
+TITLES = {"DE": "German prices", "victoria": "Victoria's demand", "NP": "Nordic prices"}
+WORDS = {"fit": "`fit`, then `update`", "last day alone": "the same, `lags=24`", "in order": "`update` alone"}
 MODELS: dict[str, dict[str, Any]] = {"fit": {}, "last day alone": {"lags": 24}, "in order": {}}
 
 
@@ -92,6 +98,22 @@ def summary(path: Path, files: dict[tuple[str, int], Path]) -> dict[str, Any]:
     return {"days": len(y), "models": rows, "mean": mean, "printed": PRINTED.get(path.stem, {})}
 
 
+def print_table() -> None:
+    """Print the errors of the JSON beside the printed ones, as docs/tutorials/day-ahead.md shows them."""
+    found = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    print("## Beside printed results\n\n| series | forecast | mean absolute error |\n|---|---|---|")
+    for name, title in TITLES.items():
+        part = found.get(name, {"models": [], "printed": {}})
+        for kind in dict.fromkeys(row["model"] for row in part["models"]):
+            errors = [row["mae"] for row in part["models"] if row["model"] == kind]
+            seeds = f"{len(errors)} seeds" if len(errors) > 1 else "one seed"
+            print(f"| {title} | {WORDS[kind]}, {seeds} | {mean_and_spread(errors, '.3f')} |")
+        if len(part["models"]) > 1:
+            print(f"| {title} | mean of these {len(part['models'])} models | {part['mean']['mae']:.3f} |")
+        for other, error in part["printed"].items():
+            print(f"| {title} | {other} | {error:.3f} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("data"))
@@ -99,11 +121,16 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=["DE", "victoria", "NP"])
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--models", nargs="*", default=[*MODELS])
+    parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
+    if options.table:
+        print_table()
+        return
     options.work.mkdir(exist_ok=True)
     os.environ.setdefault("NUMBA_NUM_THREADS", "1")  # processor seconds of one core
     paths = [path for name in options.only if (path := options.data / f"{name}.npz").exists()]
-    jobs = [(path, kind, seed) for path in paths for kind in MODELS for seed in range(options.seeds)]
+    jobs = [(path, kind, seed) for path in paths for kind in options.models for seed in range(options.seeds)]
     with ProcessPoolExecutor(options.processes) as pool:
         started = {one: pool.submit(job, one[0], options.work, *one[1:]) for one in jobs}
         done = {one: future.result() for one, future in started.items()}

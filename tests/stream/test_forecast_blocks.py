@@ -117,6 +117,13 @@ def test_the_clock_begins_blocks_at_midnight_or_where_start_says():
         model.forecast(24)
     assert blocks(start=9).update(y[:48], X[:48], times=at_noon[:48]).times()[0].hour == 9
     assert len(blocks(start=9).update(y[:48], X[:48], times=at_noon[:48]).times()) == 24
+    short = SepSAForecaster(6, every=24).update(y[:48], times=at_noon[:48])
+    assert short.times() == []
+    for ask in (short.forecast, short.predict, lambda: short.forecast(3)):
+        with pytest.raises(ValueError, match="the 6 rows that are forecast every 24 rows have come"):
+            ask()
+    lines = blocks(known_ahead=False).update(y[: 24 * 5], times=at_noon[: 24 * 5]).plot().lines
+    assert [len(line.get_xdata()) for line in lines] == [24 * 5, 15]
     with pytest.raises(ValueError, match="start must be a row of a block, 0 to 23"):
         blocks(start=24)
 
@@ -221,6 +228,7 @@ def test_inputs_ahead_are_told_and_counted():
         with pytest.raises(ValueError, match=f"24 rows ahead, .* got {len(wrong)} rows"):
             model.predict(X=wrong)
     assert len(model.predict(5, X[:24])) == 5
+    assert model.score(y[:24], X[:24]) == np.abs(y[:24] - model.predict(X=X[:24])).mean()
     other = blocks(known_ahead=False).update(y, X)
     with pytest.raises(ValueError, match="give known_ahead=True to SepSAForecaster"):
         other.predict(X=X[:24])

@@ -143,7 +143,9 @@ class BlockHistory:
                 self._close()
             self.point = int(points[stop - 1])
             self.rows += stop - start + int(np.minimum(gaps[start:stop], IMAGINED).sum())
-            for i in range(start, stop) if told is not None else ():
+            if told is None:
+                continue
+            for i in range(start, stop):
                 block = int(following[i]) // self.every
                 if told[0] != block:
                     told = (block, *self._forecast(block, numbers[stop:], E[stop:]))

@@ -691,10 +691,8 @@ class SepSAForecaster(Saves):
             X: Exogenous inputs of these rows.
         """
         values = read_table("y", y).values
-        made, _ = self._forecast(len(values), None)
-        if X is not None:
-            made = np.asarray(self.predict(len(values), X)).reshape(values.shape).T
-        return float(np.nanmean(np.abs(values - made.T)))
+        made = self._forecast(len(values), None)[0].T if X is None else self.predict(len(values), X)
+        return float(np.nanmean(np.abs(values - np.asarray(made).reshape(values.shape))))
 
     def plot(self, series: Hashable | None = None, *, coverage: Sequence[float] = (0.9, 0.5), ax: Any = None) -> Any:
         """Draw the last values of a series and its forecasts with intervals; returns the axes of matplotlib.

@@ -96,8 +96,13 @@ class ForecastRun(StreamRun):
             self.table.categorical = frozenset(time)  # 01022026 is not the number 1022026
 
     def _check_ahead(self) -> None:
-        """Raise an error where the inputs of a block to forecast are known ahead and not in the table."""
+        """Raise an error where the block is forecast no further, or inputs known ahead are not in the table."""
         model, rows = self.model, len(self.model.forecaster.times())
+        if not rows:
+            raise TableError(
+                f"the {model.horizon} rows that are forecast every {model.every} rows have come: the next forecast is "
+                "made when the block is complete"
+            )
         if model.every > 1 and model.known_ahead and model.inputs and len(model.ahead) < rows:
             raise Misuse(
                 f"--known-ahead with --every {model.every} needs {rows} rows without a target at the end, with the "
