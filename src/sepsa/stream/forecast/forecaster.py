@@ -644,9 +644,9 @@ class SepSAForecaster(Saves):
         """
         if coverage is not None and quantiles is not None:
             raise ValueError("coverage or quantiles must be given, got both: coverage 0.9 is quantiles=[0.05, 0.95]")
-        single = np.ndim(coverage) == 0
-        several: Any = () if coverage is None else [coverage] if single else coverage
-        shares = [check_coverage(share) for share in several]
+        asked: Any = () if coverage is None else coverage
+        single = np.ndim(asked) == 0
+        shares = [check_coverage(share) for share in ([asked] if single else asked)]
         levels = [check_coverage(level, "quantiles") for level in quantiles or ()]
         xs = None if X is None else self._rows_ahead(X, self._check_horizon(horizon))
         made, known = self._forecast(horizon, xs)
@@ -654,7 +654,7 @@ class SepSAForecaster(Saves):
         if not shares and not levels:
             return forecast
         ends = {share: tuple(map(self._framed, interval(known, share, self._limits))) for share in shares}
-        if shares and single:
+        if single:
             return (forecast, *ends[shares[0]])
         return forecast, ends | {level: self._framed(quantile(known, level, self._limits)) for level in levels}
 

@@ -17,7 +17,7 @@ COLOUR = "#1f5fbf"
 def draw(ax: Any, name: str, when: list[Any], past: Floats, made: Floats, bands: Sequence[Sequence[Floats]]) -> Any:
     """Draw the last values of a series and, from the last of them on, its forecasts and bands; returns the axes."""
     import matplotlib.pyplot as plt
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+    from matplotlib import dates
 
     ax = ax or plt.subplots(figsize=(8, 3))[1]
     now = len(past) - 1
@@ -27,9 +27,9 @@ def draw(ax: Any, name: str, when: list[Any], past: Floats, made: Floats, bands:
         ax.fill_between(when[now:], low, high, color=COLOUR, alpha=0.2, lw=0)
     ax.plot(when[now:], np.concatenate([past[-1:], made]), color=COLOUR)
     if isinstance(when[0], (date, np.datetime64)):
-        locator = AutoDateLocator(maxticks=8)
+        locator = dates.AutoDateLocator(maxticks=8)  # type: ignore[no-untyped-call]
         ax.xaxis.set_major_locator(locator)
-        ax.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+        ax.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
     ax.set(title=name)
     return ax
 
