@@ -58,7 +58,7 @@ def measure(kind: str, rows: int, rounds: int) -> dict[str, Any]:
         "seconds": {name: spread(values) for name, values in seconds.items()},
         "ratio": ratio(seconds, *MODELS),
         "error": {name: float(np.mean(values)) for name, values in errors.items()},
-        "bytes": size,
+        "megabytes": size / 1e6,
     }
 
 
@@ -77,7 +77,7 @@ def main() -> None:
             print(
                 f"{kind:8s} {rows:6d} rows: {last['seconds']['sepsa']['median']:6.2f} s, "
                 f"{last['ratio']['median']:5.1f} times HistGradientBoosting's, error {last['error']['sepsa']:.3f} "
-                f"against {last['error']['HistGradientBoosting']:.3f}, {last['bytes'] / 1e6:.1f} MB",
+                f"against {last['error']['HistGradientBoosting']:.3f}, {last['megabytes']:.1f} MB",
                 flush=True,
             )
     write(__file__, {"rounds": options.rounds, "found": found})

@@ -21,7 +21,14 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, get_args, get_type_hints
 
-from sepsa.stream.tables.options import CommandOptions, DetailOptions, ForecastOptions, StreamOptions
+from sepsa.stream.tables.options import (
+    NO_TARGET,
+    CommandOptions,
+    DetailOptions,
+    ForecastOptions,
+    RunOptions,
+    StreamOptions,
+)
 from sepsa.stream.tables.reading import Reading
 from sepsa.validation import printable
 
@@ -109,7 +116,10 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
                 options |= {name: read(options[name])} if read and name in options else {}
             except ValueError as error:
                 raise refuse(f"--{name.replace('_', '-')} {error}") from None
-        command(**passed, options=kind(None if source == STDIN else source, **options))
+        given_options = kind(None if source == STDIN else source, **options)
+        if isinstance(given_options, RunOptions) and not given_options.names_target():  # before the large imports
+            raise refuse(NO_TARGET)
+        command(**passed, options=given_options)
 
     with_options.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     with_options.__annotations__ = {one.name: one.annotation for one in parameters}

@@ -40,7 +40,7 @@ from sepsa.stream.tables.formats import TableReader, open_table
 from sepsa.stream.tables.inspection import column_names, load_model, spelled
 from sepsa.stream.tables.lost import LeftOut
 from sepsa.stream.tables.model import BlockResult, Details, TableModel, at_rows
-from sepsa.stream.tables.options import DetailOptions, RunOptions
+from sepsa.stream.tables.options import NO_TARGET, DetailOptions, RunOptions
 from sepsa.stream.tables.output import Misuse, Output, Predictions, RunningLine, error_of, header_of, say
 from sepsa.stream.tables.reading import Reading
 from sepsa.stream.tables.report import write_report
@@ -85,8 +85,8 @@ class StreamRun:
         if options.checkpoint is not None and options.checkpoint.exists():
             self.model, position = self._resume(options.checkpoint)
         else:
-            if not options.settings.get("target"):
-                raise Misuse("--target must name the column to predict")
+            if not options.names_target():
+                raise Misuse(NO_TARGET)
             with wrong_options():
                 self.model = self.new_model(**options.settings, **options.reading)
         self.asked = self._details()

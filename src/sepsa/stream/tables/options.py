@@ -15,6 +15,8 @@ from typing import Any, ClassVar
 from sepsa.stream.columns.cells import CATEGORIES
 from sepsa.stream.tables.reading import MEANINGS, names, option
 
+NO_TARGET = "--target must name the column to predict"
+
 
 def number(text: str) -> float | str:
     """A number, or "auto"."""
@@ -144,6 +146,10 @@ class RunOptions(CommandOptions):
     keep: int = option(1, "How many checkpoints stay, the older as .1, .2, ...", min=1)
     force: bool = option(False, "Save a model with NaN or Inf over one without.")
     report: Path | None = option(None, "An .html page on what happened.")
+
+    def names_target(self) -> bool:
+        """Whether the target is given, or known by a checkpoint."""
+        return bool(self.settings.get("target")) or (self.checkpoint is not None and self.checkpoint.exists())
 
 
 @dataclass(init=False)
