@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ compiled = cached(**OPTIONS)
 
 _MODULES = (
     *(Path(__file__).parent, Path(__file__).parents[1] / "experts"),
-    *(Path(module.__file__) for module in (restoration, candidates)),
+    *(Path(inspect.getfile(module)) for module in (restoration, candidates)),
 )
 _SIGNATURE = types.int64(types.CPointer(types.int64), types.int64)  # type: ignore[no-untyped-call]
 
