@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,10 +60,8 @@ inlined = njit(forceinline=True, **_PART)
 called = njit(**_PART)
 compiled = cached(**OPTIONS)
 
-_MODULES = (
-    *(Path(__file__).parent, Path(__file__).parents[1] / "experts"),
-    *(Path(inspect.getfile(module)) for module in (restoration, candidates)),
-)
+_KERNELS, _RULES = Path(__file__).parent, (Path(restoration.__file__), Path(candidates.__file__))
+_MODULES = (_KERNELS, _KERNELS.parent / "experts", *_RULES)
 _SIGNATURE = types.int64(types.CPointer(types.int64), types.int64)  # type: ignore[no-untyped-call]
 
 
